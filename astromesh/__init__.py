@@ -1,0 +1,3 @@
+"""astromesh: an agent runtime."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,58 @@
+"""What every plugin's `open(options, deps)` is given."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from astromesh.abc.clock import Clock, SystemClock
+from astromesh.abc.rag import Embedder, Knowledge
+from astromesh.abc.run import RunAgent
+
+
+class Resources:
+    """Things opened once and shared, closed in reverse: databases, the HTTP session, sub-processes.
+
+    A resource is an async context manager; two users of one key get the same object.
+    """
+
+    def __init__(self) -> None:
+        self._stack = AsyncExitStack()
+        self._opened: dict[object, Any] = {}
+
+    async def shared(self, key: object, make: Callable[[], Any]) -> Any:
+        """The resource of this key; `make()` answers an async context manager on first use."""
+        if key not in self._opened:
+            self._opened[key] = await self._stack.enter_async_context(make())
+        return self._opened[key]
+
+    def on_close(self, close: Callable[[], Awaitable[object]]) -> None:
+        self._stack.push_async_callback(close)
+
+    async def close(self) -> None:
+        self._opened.clear()
+        await self._stack.aclose()
+
+
+@dataclass(frozen=True, slots=True)
+class Deps:
+    """Args:
+    http: the one shared `astromesh.net.http.Http` (typed loosely: abc does not import net).
+    data_dir: folder for everything that is kept (`ASTROMESH_DATA_DIR`).
+    config_dir: folder of the configuration; relative paths in YAML start here.
+    knowledge: RAG pipelines by name, filled before tools open.
+    """
+
+    http: Any = None
+    clock: Clock = field(default_factory=SystemClock)
+    data_dir: Path = Path(".astromesh")
+    config_dir: Path = Path("config")
+    storage_url: str = ""
+    redis_url: str = ""
+    resources: Resources = field(default_factory=Resources)
+    knowledge: Mapping[str, Knowledge] = field(default_factory=dict)
+    embedders: Mapping[str, Embedder] = field(default_factory=dict)
+    run_agent: RunAgent | None = None

@@ -1,0 +1,27 @@
+"""Where a run's events go (api.md section 3)."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from astromesh.types import Event
+
+
+class EventSink(Protocol):
+    """A listener. `send` must not block and must not raise; a slow listener buffers or drops by itself."""
+
+    #: whether this listener wants every `model.delta`; if nobody does, models are not asked to stream
+    wants_deltas: bool
+
+    def send(self, event: Event) -> None: ...
+
+
+class Emitter(Protocol):
+    """What a run's code emits to. `astromesh.telemetry.stream.EventStream` is the implementation."""
+
+    @property
+    def streaming(self) -> bool:
+        """Whether a listener wants deltas."""
+
+    def emit(self, type: str, /, **data: Any) -> None:
+        """Sends one event to every listener; makes no object when there is none."""

@@ -1,0 +1,60 @@
+"""The model seam: a provider is one endpoint with one model."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from astromesh.types import CompletionRequest, CompletionResult, Delta
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a model can do; the router's `capability_match` and the pipeline ask.
+
+    Args:
+        json: whether it can keep to an output schema. The embedded provider cannot.
+        context_window: tokens, 0 where unknown.
+    """
+
+    tools: bool = True
+    streaming: bool = True
+    vision: bool = False
+    json: bool = True
+    context_window: int = 0
+
+
+class Provider(Protocol):
+    """One model behind one endpoint. Errors are `ProviderError`s, translated here and nowhere else."""
+
+    #: `provider/model`, e.g. `openai/gpt-4o-mini`: the name of the breaker, of metrics and of errors
+    name: str
+    #: the configured provider name, e.g. `openai`, and the model's, e.g. `gpt-4o-mini`
+    provider: str
+    model: str
+    capabilities: Capabilities
+
+    async def complete(self, request: CompletionRequest) -> CompletionResult: ...
+
+    def stream(self, request: CompletionRequest) -> AsyncIterator[Delta | CompletionResult]:
+        """The provider's own deltas, one by one, then exactly one CompletionResult that holds the whole.
+
+        An async generator; closing it closes the model's connection. A stream that ends early raises.
+        """
+
+    def estimated_cost(self, request: CompletionRequest) -> float:
+        """US dollars that this request will cost, estimated; 0.0 where no price is known."""
+
+    async def ping(self) -> None:
+        """Raises a ProviderError when the endpoint does not answer. Spends no tokens."""
+
+    async def close(self) -> None: ...
+
+
+class ModelPort(Protocol):
+    """The model seam as runs see it: a Provider is one, the model router is one, a wrapper is one."""
+
+    async def complete(self, request: CompletionRequest) -> CompletionResult: ...
+
+    def stream(self, request: CompletionRequest) -> AsyncIterator[Delta | CompletionResult]: ...

@@ -1,0 +1,66 @@
+"""Runs as other parts see them: what to run, what came out, and the protocol by which tools start one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from astromesh.abc.provider import ModelPort
+from astromesh.abc.tool import ToolContext, ToolPort
+from astromesh.types import JsonObject, Message, ToolSpec, Usage
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What step 7 gets: everything a pattern may look at.
+
+    Args:
+        messages: system message first, then history, last the user's message.
+        tools: what step 6 equipped it with.
+        max_iterations: model calls of one tool loop.
+        context: the request's own template variables.
+    """
+
+    messages: tuple[Message, ...]
+    tools: tuple[ToolSpec, ...] = ()
+    max_iterations: int = 10
+    context: Mapping[str, Any] = field(default_factory=dict)
+    output_schema: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What step 7 answers.
+
+    Args:
+        text: the answer; never a raw tool result, never the question.
+        stop_reason: `completed`, `max_iterations`, … (graph.md section 2, Stops).
+        iterations: model calls of the pattern's loop.
+        error: message where the pattern failed, else empty.
+        metadata: what the pattern adds to the run's metadata, e.g. `reasoning`.
+    """
+
+    text: str
+    stop_reason: str = "completed"
+    iterations: int = 0
+    usage: Usage = Usage()
+    error: str = ""
+    metadata: JsonObject = field(default_factory=dict)
+
+
+class Pattern(Protocol):
+    """An orchestration pattern (document 001, step 7): model_fn and tool_fn in, the final answer out.
+
+    `scope` is the run's `astromesh.node.Scope`.
+    """
+
+    async def run(self, task: Task, model: ModelPort, tools: ToolPort, scope: Any) -> Outcome: ...
+
+
+class RunAgent(Protocol):
+    """Starts a nested run of another agent; injected into agent tools so that they do not know the runtime."""
+
+    async def __call__(
+        self, agent: str, query: str, context: Mapping[str, Any], parent: ToolContext
+    ) -> Mapping[str, Any]: ...

@@ -1,0 +1,123 @@
+"""The storage seams: conversations, semantic memory, episodic memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from astromesh.types import JsonObject, SemanticResult, SessionKey, Turn
+
+
+@dataclass(frozen=True, slots=True)
+class SessionInfo:
+    """A session without its content. Times in seconds since the epoch."""
+
+    session_id: str
+    owner: str
+    turns: int
+    created_at: float
+    updated_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """A compressed beginning of a session: `text` stands for the turns 1 … `upto`."""
+
+    text: str
+    upto: int
+
+
+@dataclass(frozen=True, slots=True)
+class Recalled:
+    """The end of a session: the newest turns, oldest of them first, and the summary of what is before.
+
+    Args:
+        owner: principal id of the first caller, or None where the session does not exist.
+        last_seq: seq of the newest turn, 0 where there is none.
+    """
+
+    turns: tuple[Turn, ...] = ()
+    summary: Summary | None = None
+    owner: str | None = None
+    last_seq: int = 0
+
+
+class ConversationStore(Protocol):
+    """Append-only turns by session. Every key and every query holds tenant, agent and session.
+
+    Cost of `recall` and `append` does not grow with the session's length.
+    """
+
+    async def recall(self, key: SessionKey, limit: int) -> Recalled:
+        """The newest `limit` turns, in one round trip."""
+
+    async def append(
+        self, key: SessionKey, owner: str, turns: Sequence[Turn], *, expires_at: float = 0.0
+    ) -> int:
+        """Writes all turns or none, numbered behind the last one; answers the last seq.
+
+        Creates the session, owned by `owner`, if it is new. `expires_at`: seconds since the epoch, 0 never.
+        """
+
+    async def set_summary(self, key: SessionKey, summary: Summary) -> None: ...
+
+    async def page(self, key: SessionKey, *, after: int = 0, limit: int = 50) -> tuple[Turn, ...]:
+        """Turns with seq > after, oldest first."""
+
+    async def info(self, key: SessionKey) -> SessionInfo | None: ...
+
+    async def sessions(
+        self, tenant: str, agent: str, *, owner: str | None = None, after: str = "", limit: int = 50
+    ) -> tuple[SessionInfo, ...]:
+        """Sessions of an agent ordered by session_id, those of one owner where `owner` is given."""
+
+    async def erase(self, key: SessionKey) -> bool:
+        """Deletes the session with all its turns; False where there was none."""
+
+    async def erase_owner(self, tenant: str, owner: str) -> int:
+        """Deletes every session of one principal; answers how many."""
+
+    async def expire(self, now: float) -> int:
+        """Deletes sessions whose time is over; answers how many."""
+
+    async def ping(self) -> None:
+        """Raises StoreError when the store does not answer."""
+
+    async def close(self) -> None: ...
+
+
+class SemanticStore(Protocol):
+    """Passages found by meaning or words, by tenant and agent."""
+
+    async def add(
+        self, tenant: str, agent: str, owner: str, passages: Sequence[tuple[str, JsonObject]]
+    ) -> None: ...
+
+    async def search(
+        self, tenant: str, agent: str, owner: str, query: str, *, top_k: int = 5, threshold: float = 0.0
+    ) -> tuple[SemanticResult, ...]: ...
+
+    async def erase_owner(self, tenant: str, owner: str) -> int: ...
+
+    async def ping(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+class EpisodicStore(Protocol):
+    """What happened, by session, oldest first."""
+
+    async def record(
+        self, key: SessionKey, owner: str, events: Sequence[JsonObject], *, now: float
+    ) -> None: ...
+
+    async def recent(self, key: SessionKey, limit: int) -> tuple[JsonObject, ...]: ...
+
+    async def erase(self, key: SessionKey) -> None: ...
+
+    async def erase_owner(self, tenant: str, owner: str) -> int: ...
+
+    async def ping(self) -> None: ...
+
+    async def close(self) -> None: ...

@@ -1,0 +1,62 @@
+"""The tool seam."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from astromesh.abc.events import Emitter
+from astromesh.types import CallerContext, SessionKey, ToolCall, ToolResult, ToolSpec
+
+
+@dataclass(frozen=True, slots=True)
+class ToolContext:
+    """Of which run a tool call is part. Identity comes from here, never from the arguments.
+
+    Args:
+        call_id: the model's id of this call; also the idempotency key of a tool with `idempotency: key`,
+            together with run_id.
+        path: where in the run's tree the call stands, e.g. `react/lookup`.
+        deadline: `Clock.monotonic` seconds at which the run must have ended, or None.
+        run: the run's scope (`astromesh.node.Scope`), opaque here; nested runs hang themselves into it.
+    """
+
+    run_id: str = ""
+    call_id: str = ""
+    agent: str = ""
+    session: SessionKey = SessionKey("", "", "")
+    caller: CallerContext | None = None
+    trace_id: str = ""
+    path: str = ""
+    deadline: float | None = None
+    events: Emitter | None = None
+    run: Any = field(default=None, repr=False)
+
+
+class Tool(Protocol):
+    """One tool. It gets arguments that fit its schema and returns text or JSON values; it raises `ToolError`s."""
+
+    spec: ToolSpec
+
+    async def call(self, arguments: dict[str, Any], context: ToolContext) -> Any: ...
+
+
+class ToolSource(Protocol):
+    """Something that offers several tools, and may change its mind: an MCP server, a folder of functions."""
+
+    async def tools(self) -> Sequence[Tool]: ...
+
+    async def close(self) -> None: ...
+
+
+class ToolPort(Protocol):
+    """The tool seam as runs see it: permissions, limits, validation and timeouts are behind it.
+
+    `execute` never raises for a failed tool: the failure is a ToolResult with `ok=False`, which goes to the
+    model as a corrective result. It raises only cancellation and LimitReached.
+    """
+
+    def specs(self) -> tuple[ToolSpec, ...]: ...
+
+    async def execute(self, call: ToolCall, context: ToolContext) -> ToolResult: ...

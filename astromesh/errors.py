@@ -1,0 +1,423 @@
+"""Every exception of astromesh. HTTP statuses live in `api/errors.py` alone.
+
+    AstromeshError
+    ├── ConfigError            the operator must change a file
+    │   ├── InvalidManifest    (file, line, column, key)
+    │   ├── UnknownPlugin
+    │   ├── MissingExtra
+    │   ├── CircularAgentReference   (also a ValueError, as document 001 says)
+    │   └── InvalidGraph
+    ├── RequestError           the caller must change the request
+    │   ├── NotFound           AgentNotFoundError, SessionNotFound, RunNotFound, …
+    │   ├── InvalidInput       PayloadTooLarge, GuardrailBlocked, IdempotencyConflict
+    │   ├── Unauthorized, Forbidden, RateLimited
+    │   └── Conflict           SessionBusy, Interrupted, NotWaiting, NotDurable, ApprovalRequired, EventsGone
+    ├── UpstreamError          someone else's service
+    │   ├── ProviderError      ProviderTimeout, ProviderRateLimited, ProviderRejected, ProviderUnavailable
+    │   ├── AllProvidersFailed
+    │   ├── ToolError          ToolTimeout, ToolFailed, InvalidToolCall, ToolPermissionError, ToolRateLimitError
+    │   └── StoreError         StoreUnavailable
+    ├── Unavailable            the server cannot take it now: AgentUnavailable, Overloaded, ShuttingDown
+    └── LimitReached           a bound that was set: IterationsExhausted, BudgetExhausted, DeadlineExceeded
+
+Every class has a stable `code`, the one that clients see in problem documents and error events. A message is
+one sentence that says what is wrong and what to do; it never holds a secret or another caller's text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+
+class AstromeshError(Exception):
+    """Root of the tree."""
+
+    code: ClassVar[str] = "internal"
+
+
+# -- the operator must change a file -----------------------------------------------------------------------
+
+
+class ConfigError(AstromeshError):
+    """The configuration is wrong."""
+
+    code = "config_error"
+
+
+class InvalidManifest(ConfigError):
+    """One fault in one file.
+
+    Args:
+        message: what is wrong, without the place.
+        file: path as the operator named it.
+        line, column: 1-based; 0 where the fault has no place in the file.
+        key: dotted path of the key, e.g. `spec.model.primary.timeout`.
+        hint: what to do, e.g. `did you mean 'timeout'?`.
+    """
+
+    code = "invalid_manifest"
+
+    def __init__(
+        self, message: str, *, file: str = "", line: int = 0, column: int = 0, key: str = "", hint: str = ""
+    ) -> None:
+        self.message, self.file, self.line, self.column, self.key, self.hint = (
+            message,
+            file,
+            line,
+            column,
+            key,
+            hint,
+        )
+        super().__init__(str(self))
+
+    def __str__(self) -> str:
+        place = ":".join(str(p) for p in (self.file, self.line, self.column) if p)
+        where = ": ".join(p for p in (place, self.key) if p)
+        hint = f" ({self.hint})" if self.hint else ""
+        return f"{where}: {self.message}{hint}" if where else f"{self.message}{hint}"
+
+
+class InvalidConfiguration(ConfigError):
+    """All faults of a load at once.
+
+    Args:
+        faults: every fault found, in file and line order.
+    """
+
+    code = "invalid_manifest"
+
+    def __init__(self, faults: Sequence[InvalidManifest]) -> None:
+        self.faults = tuple(faults)
+        super().__init__("\n".join(str(f) for f in self.faults))
+
+
+class UnknownPlugin(ConfigError):
+    """A name that no installed plugin has; the message lists the known ones."""
+
+    code = "unknown_plugin"
+
+
+class MissingExtra(ConfigError):
+    """An optional dependency is not installed; the message says what to install."""
+
+    code = "missing_extra"
+
+
+class CircularAgentReference(ConfigError, ValueError):
+    """Agents call each other in a circle; the message prints the circle (document 001)."""
+
+    code = "circular_agent_reference"
+
+
+class InvalidGraph(ConfigError):
+    """A graph or workflow that cannot run.
+
+    Args:
+        problems: every problem found.
+    """
+
+    code = "invalid_graph"
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("; ".join(self.problems))
+
+
+# -- the caller must change the request --------------------------------------------------------------------
+
+
+class RequestError(AstromeshError):
+    """The caller must change the request."""
+
+    code = "invalid_input"
+
+
+class NotFound(RequestError):
+    """What was asked for does not exist, or not for this caller."""
+
+    code = "not_found"
+
+
+class AgentNotFoundError(NotFound):
+    code = "agent_not_found"
+
+    def __init__(self, agent: str, hint: str = "") -> None:
+        self.agent = agent
+        super().__init__(f"There is no agent named {agent!r}.{' ' + hint if hint else ''}")
+
+
+class SessionNotFound(NotFound):
+    code = "session_not_found"
+
+
+class RunNotFound(NotFound):
+    code = "run_not_found"
+
+
+class PipelineNotFound(NotFound):
+    code = "pipeline_not_found"
+
+
+class TraceNotFound(NotFound):
+    code = "trace_not_found"
+
+
+class TaskNotFound(NotFound):
+    code = "task_not_found"
+
+
+class WorkflowNotFound(NotFound):
+    code = "workflow_not_found"
+
+
+class ApprovalNotFound(NotFound):
+    code = "approval_not_found"
+
+
+class InvalidInput(RequestError):
+    code = "invalid_input"
+
+
+class PayloadTooLarge(RequestError):
+    code = "payload_too_large"
+
+
+class IdempotencyConflict(RequestError):
+    code = "idempotency_conflict"
+
+
+class GuardrailBlocked(RequestError):
+    """An input rule refused the query.
+
+    Args:
+        guardrail: the rule's type, e.g. `topic_filter`.
+        message: the configured rejection message, shown to the caller.
+    """
+
+    code = "guardrail_blocked"
+
+    def __init__(self, guardrail: str, message: str) -> None:
+        self.guardrail = guardrail
+        super().__init__(message)
+
+
+class Unauthorized(RequestError):
+    code = "unauthorized"
+
+
+class Forbidden(RequestError):
+    code = "forbidden"
+
+
+class RateLimited(RequestError):
+    """Args: retry_after: seconds until the next try makes sense."""
+
+    code = "rate_limited"
+
+    def __init__(self, message: str, retry_after: float = 1.0) -> None:
+        self.retry_after = retry_after
+        super().__init__(message)
+
+
+class Conflict(RequestError):
+    """The request does not fit the present state."""
+
+    code = "conflict"
+
+
+class SessionBusy(Conflict):
+    code = "session_busy"
+
+
+class Interrupted(Conflict):
+    code = "interrupted"
+
+
+class NotWaiting(Conflict):
+    code = "not_waiting"
+
+
+class NotDurable(Conflict):
+    code = "not_durable"
+
+
+class ApprovalRequired(Conflict):
+    code = "approval_required"
+
+
+class EventsGone(RequestError):
+    code = "events_gone"
+
+
+# -- someone else's service --------------------------------------------------------------------------------
+
+
+class UpstreamError(AstromeshError):
+    """Another service failed; the next try may work."""
+
+    code = "upstream_error"
+
+
+class ProviderError(UpstreamError):
+    """A model call failed.
+
+    Args:
+        message: what happened, without keys or prompts.
+        provider: name as configured, e.g. `openai/gpt-4o-mini`.
+        status: HTTP status of the answer, 0 where there was none.
+        retry_after: seconds the provider asked to wait, 0 where it did not say.
+    """
+
+    code = "provider_error"
+    #: whether another try, at this provider or the next, can help
+    retryable: ClassVar[bool] = True
+    #: whether the circuit breaker counts it (what the caller caused never opens it)
+    counts: ClassVar[bool] = True
+
+    def __init__(
+        self, message: str, *, provider: str = "", status: int = 0, retry_after: float = 0.0
+    ) -> None:
+        self.provider, self.status, self.retry_after = provider, status, retry_after
+        super().__init__(message)
+
+
+class ProviderTimeout(ProviderError):
+    code = "provider_timeout"
+
+
+class ProviderUnavailable(ProviderError):
+    """No connection, a cut answer, 5xx, or an answer that is not of the wire format."""
+
+    code = "provider_unavailable"
+
+
+class ProviderRateLimited(ProviderError):
+    code = "provider_rate_limited"
+
+
+class ProviderUnauthorized(ProviderError):
+    """401 or 403: the key is wrong. Another provider may do; the same one will not."""
+
+    code = "provider_unauthorized"
+
+
+class ProviderRejected(ProviderError):
+    """400, 404, 413 or 422: this request is wrong and stays wrong."""
+
+    code = "provider_rejected"
+    retryable = False
+    counts = False
+
+
+class AllProvidersFailed(UpstreamError):
+    """No provider answered.
+
+    Args:
+        failures: what each tried provider said, in order.
+    """
+
+    code = "all_providers_failed"
+
+    def __init__(self, failures: Sequence[ProviderError]) -> None:
+        self.failures = tuple(failures)
+        tried = "; ".join(f"{f.provider or 'provider'}: {f}" for f in self.failures)
+        super().__init__(
+            f"No model provider answered. {tried or 'None is configured or all circuits are open.'}"
+        )
+
+
+class ToolError(UpstreamError):
+    """A tool call failed. It is shown to the model as a tool result and does not end the run."""
+
+    code = "tool_error"
+
+
+class ToolTimeout(ToolError):
+    code = "tool_timeout"
+
+
+class ToolFailed(ToolError):
+    code = "tool_failed"
+
+
+class InvalidToolCall(ToolError):
+    """Unknown tool, arguments that are no JSON or do not fit the schema."""
+
+    code = "invalid_tool_call"
+
+
+class ToolPermissionError(ToolError):
+    code = "tool_not_permitted"
+
+    def __init__(self, tool: str, agent: str) -> None:
+        super().__init__(f"The agent {agent!r} may not use the tool {tool!r}.")
+
+
+class ToolRateLimitError(ToolError):
+    code = "tool_rate_limited"
+
+    def __init__(self, tool: str, retry_after: float = 0.0) -> None:
+        self.retry_after = retry_after
+        wait = f" Try again in {retry_after:.0f} s." if retry_after >= 1 else ""
+        super().__init__(f"The tool {tool!r} was called too often.{wait}")
+
+
+class StoreError(UpstreamError):
+    """A database or file store failed."""
+
+    code = "store_error"
+
+
+class StoreUnavailable(StoreError):
+    """The store is locked, full or gone; what was accepted is not lost. Answered 503 with Retry-After."""
+
+    code = "overloaded"
+    retry_after: ClassVar[float] = 1.0
+
+
+# -- the server cannot take it now -------------------------------------------------------------------------
+
+
+class Unavailable(AstromeshError):
+    code = "overloaded"
+    retry_after: ClassVar[float] = 1.0
+
+
+class AgentUnavailable(Unavailable):
+    """The agent's manifest has faults; the others run."""
+
+    code = "agent_unavailable"
+
+
+class Overloaded(Unavailable):
+    code = "overloaded"
+
+
+class ShuttingDown(Unavailable):
+    code = "shutting_down"
+
+
+# -- a bound that was set ----------------------------------------------------------------------------------
+
+
+class LimitReached(AstromeshError):
+    code = "limit_reached"
+
+
+class IterationsExhausted(LimitReached):
+    code = "iterations_exhausted"
+
+
+class BudgetExhausted(LimitReached):
+    """Args: retry_after: seconds until the budget renews, 0 where it never does."""
+
+    code = "budget_exhausted"
+
+    def __init__(self, message: str, retry_after: float = 0.0) -> None:
+        self.retry_after = retry_after
+        super().__init__(message)
+
+
+class DeadlineExceeded(LimitReached):
+    code = "deadline_exceeded"

@@ -1,0 +1,109 @@
+"""Model calls and tool calls of a run, with their events and their place in the ledger. They exist once.
+
+Role `assistant` is the run's own voice: its deltas may become token frames. Other roles (planner, judge,
+worker, critic) are calls that a pattern makes for itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import aclosing
+from time import perf_counter
+
+import orjson
+
+from astromesh.abc.provider import ModelPort
+from astromesh.abc.tool import ToolPort
+from astromesh.errors import BudgetExhausted, ProviderUnavailable
+from astromesh.node.scope import Scope
+from astromesh.types import CompletionRequest, CompletionResult, Delta, ToolCall, ToolResult
+
+ASSISTANT = "assistant"
+
+
+async def call_model(
+    scope: Scope, model: ModelPort, request: CompletionRequest, *, role: str = ASSISTANT
+) -> CompletionResult:
+    """One model call: reserved in the ledger, streamed where somebody listens, its usage booked.
+
+    Raises:
+        BudgetExhausted: before the call, when tokens, cost or model calls are used up.
+        AllProvidersFailed, ProviderError: from the model.
+    """
+    ledger, events = scope.ledger, scope.events
+    if (key := ledger.exhausted()) in ("tokens", "cost_usd", "model_calls"):
+        raise BudgetExhausted(f"The run's budget of {key} is used up.")
+    ledger.spend("model_calls")
+    step = scope.next_step()
+    events.emit("model.started", step=step, role=role)
+    if events.streaming:
+        result = await _streamed(scope, model, request, step, role)
+    else:
+        result = await model.complete(request)
+    ledger.add_usage(result.usage)
+    events.emit(
+        "model.finished",
+        step=step,
+        role=role,
+        provider=result.provider,
+        model=result.model,
+        usage=result.usage.to_json(),
+        attempts=list(result.attempts),
+        duration_ms=round(result.latency_ms, 3),
+        tool_calls=len(result.tool_calls),
+    )
+    return result
+
+
+async def _streamed(
+    scope: Scope, model: ModelPort, request: CompletionRequest, step: int, role: str
+) -> CompletionResult:
+    result: CompletionResult | None = None
+    emit = scope.events.emit
+    async with aclosing(model.stream(request)) as pieces:  # type: ignore[type-var]
+        async for piece in pieces:
+            if isinstance(piece, Delta):
+                emit("model.delta", step=step, role=role, content=piece.content)
+            else:
+                result = piece
+    if result is None:
+        raise ProviderUnavailable("The model's stream ended without a result.")
+    return result
+
+
+async def call_tools(scope: Scope, tools: ToolPort, calls: Sequence[ToolCall]) -> list[ToolResult]:
+    """All calls of one model turn, together when there are several; one result per call, in their order."""
+    if len(calls) == 1:
+        return [await call_tool(scope, tools, calls[0])]
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(call_tool(scope, tools, call)) for call in calls]
+    return [task.result() for task in tasks]
+
+
+async def call_tool(scope: Scope, tools: ToolPort, call: ToolCall) -> ToolResult:
+    """One tool call with its events. A failed tool is a result with `ok=False`, never an exception."""
+    emit = scope.events.emit
+    emit("tool.started", id=call.id, name=call.name, arguments=_readable(call.arguments))
+    scope.tools_called.append(call.name)
+    started = perf_counter()
+    if scope.ledger.try_spend("tool_calls"):
+        result = await tools.execute(call, scope.tool_context(call.id))
+    else:
+        result = ToolResult(
+            call.id, call.name, "The run's budget of tool calls is used up. Answer with what you have.", False,
+            "budget_exhausted",
+        )  # fmt: skip
+    duration = round((perf_counter() - started) * 1000, 3)
+    if result.ok:
+        emit("tool.finished", id=call.id, name=call.name, ok=True, duration_ms=duration)
+    else:
+        emit("tool.finished", id=call.id, name=call.name, ok=False, duration_ms=duration, error=result.error)
+    return result
+
+
+def _readable(arguments: str) -> object:
+    try:
+        return orjson.loads(arguments or "{}")
+    except orjson.JSONDecodeError:
+        return arguments

@@ -1,0 +1,65 @@
+"""The one budget ledger of a run: what was spent, and what may still be.
+
+Keys are the budgets' names: `tokens`, `cost_usd`, `tool_calls`, `model_calls` and whatever a pattern adds
+(`steps`, `critique_rounds`, …). A key without a cap is only counted. Nested runs have a child ledger that
+charges its parents too, so that a tree of runs stays inside the budget of its root.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from astromesh.types import Usage
+
+
+class RunLedger:
+    """Args:
+    caps: most that may be spent by key; a missing key is unbounded.
+    parent: ledger that is charged as well.
+    """
+
+    __slots__ = ("caps", "parent", "usage", "used")
+
+    def __init__(self, caps: Mapping[str, float] | None = None, parent: RunLedger | None = None) -> None:
+        self.caps: dict[str, float] = dict(caps or {})
+        self.used: dict[str, float] = {}
+        self.parent = parent
+        self.usage = Usage()
+
+    def child(self, caps: Mapping[str, float] | None = None) -> RunLedger:
+        return RunLedger(caps, self)
+
+    def remaining(self, key: str) -> float:
+        """What is left of a key here and in every parent; infinity where nobody set a cap."""
+        own = self.caps.get(key, float("inf")) - self.used.get(key, 0)
+        return min(own, self.parent.remaining(key)) if self.parent else own
+
+    def try_spend(self, key: str, amount: float = 1) -> bool:
+        """Spends if that fits into every cap up the tree; otherwise spends nothing and answers False."""
+        if self.remaining(key) < amount:
+            return False
+        self.spend(key, amount)
+        return True
+
+    def spend(self, key: str, amount: float = 1) -> None:
+        """Books what has already happened, even beyond the cap."""
+        self.used[key] = self.used.get(key, 0) + amount
+        if self.parent:
+            self.parent.spend(key, amount)
+
+    def add_usage(self, usage: Usage) -> None:
+        """Books what a model call reported."""
+        ledger: RunLedger | None = self
+        while ledger is not None:
+            ledger.usage = ledger.usage + usage
+            used = ledger.used
+            used["tokens"] = used.get("tokens", 0) + usage.total_tokens
+            used["cost_usd"] = used.get("cost_usd", 0.0) + usage.cost_usd
+            ledger = ledger.parent
+
+    def exhausted(self) -> str:
+        """The first key whose budget is used up, or an empty string."""
+        for key in ("tokens", "cost_usd", "model_calls", "tool_calls"):
+            if self.remaining(key) <= 0:
+                return key
+        return ""

@@ -1,0 +1,110 @@
+"""Plugins: entry-point groups to factories (architecture.md section 4).
+
+The name in YAML is the entry point's name. What it loads is a class with a pydantic `Options` and
+`async open(options, deps)`, a classmethod that answers the implementation. Built-ins come through the same door.
+A plugin loads when the configuration first names it.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, ClassVar, Protocol
+
+from pydantic import BaseModel, ConfigDict
+
+from astromesh.abc.deps import Deps
+from astromesh.errors import MissingExtra, UnknownPlugin
+
+PREFIX = "astromesh."
+GROUPS = (
+    "providers",
+    "conversation_stores",
+    "semantic_stores",
+    "episodic_stores",
+    "memory_strategies",
+    "tools",
+    "guardrails",
+    "patterns",
+    "nodes",
+    "channels",
+    "embedders",
+    "vector_stores",
+    "chunkers",
+)
+
+
+class Plugin(Protocol):
+    """A class that can be named in YAML."""
+
+    Options: ClassVar[type[BaseModel]]
+
+    @classmethod
+    async def open(cls, options: Any, deps: Deps) -> Any: ...
+
+
+class NoOptions(BaseModel):
+    """For plugins without any option."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class Plugins:
+    """The plugins of one runtime: those installed, plus those given in Python.
+
+    Args:
+        extra: `{group: {name: class}}`, taking precedence over installed ones; for tests and embedding.
+    """
+
+    def __init__(self, extra: Mapping[str, Mapping[str, type[Any]]] | None = None) -> None:
+        self._extra = {group: dict(named) for group, named in (extra or {}).items()}
+        self._points: dict[str, dict[str, EntryPoint]] = {}
+        self._loaded: dict[tuple[str, str], type[Any]] = {}
+
+    def names(self, group: str) -> tuple[str, ...]:
+        """Every name of a group, sorted, loading nothing."""
+        return tuple(sorted({*self._extra.get(group, ()), *self._installed(group)}))
+
+    def load(self, group: str, name: str) -> type[Any]:
+        """The class of a name.
+
+        Raises:
+            UnknownPlugin: nobody offers it; the message lists the known names.
+            MissingExtra: its optional dependency is not installed.
+        """
+        if name in self._extra.get(group, ()):
+            return self._extra[group][name]
+        if (group, name) not in self._loaded:
+            self._loaded[group, name] = self._import(group, name)
+        return self._loaded[group, name]
+
+    async def open(self, group: str, name: str, options: Mapping[str, Any], deps: Deps) -> Any:
+        """Loads, validates the options and opens. Options are validated at load already; see config."""
+        plugin = self.load(group, name)
+        return await plugin.open(plugin.Options.model_validate(dict(options)), deps)
+
+    def _installed(self, group: str) -> dict[str, EntryPoint]:
+        if not self._points:
+            found = entry_points()
+            for known in GROUPS:
+                self._points[known] = {p.name: p for p in found.select(group=PREFIX + known)}
+        return self._points.get(group, {})
+
+    def _import(self, group: str, name: str) -> type[Any]:
+        point = self._installed(group).get(name)
+        if point is None:
+            known = self.names(group)
+            near = difflib.get_close_matches(name, known, 1)
+            guess = f" Did you mean {near[0]!r}?" if near else ""
+            raise UnknownPlugin(
+                f"There is no {group} plugin {name!r}.{guess} Known: {', '.join(known) or 'none'}."
+            )
+        try:
+            loaded: type[Any] = point.load()
+        except ImportError as error:
+            extra = f"astromesh[{point.extras[0]}]" if point.extras else (error.name or str(error))
+            raise MissingExtra(
+                f"{group} plugin {name!r} needs what is not installed: pip install {extra}"
+            ) from error
+        return loaded

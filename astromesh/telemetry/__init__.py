@@ -1,0 +1,1 @@
+"""What can be seen of a run: the event stream, traces, logs, metrics."""

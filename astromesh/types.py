@@ -1,0 +1,303 @@
+"""The records that cross packages. Frozen; dictionaries only where JSON is meant.
+
+Wire names follow the OpenAI chat format (roles, tool calls), which document 001 names for tool schemas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+Role = Literal["system", "user", "assistant", "tool"]
+JsonObject = dict[str, Any]
+
+
+# -- conversation ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """A picture in a message: either a URL or inline data.
+
+    Args:
+        url: an http(s) URL, or empty.
+        data: base64 text, or empty.
+        media_type: e.g. `image/png`.
+    """
+
+    url: str = ""
+    data: str = ""
+    media_type: str = "image/png"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """What the model asks for.
+
+    Args:
+        id: unique within the run; the tool result refers to it.
+        name: the tool's name as offered.
+        arguments: the JSON text as the model wrote it, not parsed: it may be wrong.
+    """
+
+    id: str
+    name: str
+    arguments: str = "{}"
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One chat message.
+
+    Args:
+        tool_calls: on assistant messages.
+        tool_call_id, name: on tool messages: which call, which tool.
+        images: on user messages, for models with vision.
+    """
+
+    role: Role
+    content: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str = ""
+    name: str = ""
+    images: tuple[Image, ...] = ()
+
+
+class SessionKey(NamedTuple):
+    """Names one conversation. Two agents never share history, two tenants never see each other."""
+
+    tenant: str
+    agent: str
+    session_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One stored message of a session.
+
+    Args:
+        seq: position in the session, from 1, without gaps; 0 on a turn not stored yet.
+        created_at: seconds since the epoch.
+        run_id: the run that wrote it.
+        status: `complete`, or `partial` for what a cancelled run had said.
+        tokens: estimated size for token budgets, 0 where unknown.
+    """
+
+    role: Literal["user", "assistant"]
+    content: str
+    seq: int = 0
+    created_at: float = 0.0
+    run_id: str = ""
+    status: Literal["complete", "partial"] = "complete"
+    tokens: int = 0
+
+
+# -- model calls -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What calls cost. `cost_usd` is 0.0 where no price is known. Adds with `+`."""
+
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cached_tokens: int = 0
+    cost_usd: float = 0.0
+
+    @property
+    def total_tokens(self) -> int:
+        return self.input_tokens + self.output_tokens
+
+    def __add__(self, other: Usage) -> Usage:
+        return Usage(
+            self.input_tokens + other.input_tokens,
+            self.output_tokens + other.output_tokens,
+            self.cached_tokens + other.cached_tokens,
+            self.cost_usd + other.cost_usd,
+        )
+
+    def to_json(self) -> JsonObject:
+        return {
+            "input_tokens": self.input_tokens,
+            "output_tokens": self.output_tokens,
+            "cached_tokens": self.cached_tokens,
+            "cost_usd": self.cost_usd,
+        }
+
+
+Effect = Literal["read", "write", "external"]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolSpec:
+    """A tool as the model sees it.
+
+    Args:
+        parameters: JSON Schema of the arguments, `type: object`.
+        effect: `read` may be repeated after a crash; `write` and `external` may not.
+    """
+
+    name: str
+    description: str = ""
+    parameters: Mapping[str, Any] = field(default_factory=lambda: {"type": "object", "properties": {}})
+    effect: Effect = "read"
+
+    def to_function(self) -> JsonObject:
+        """The OpenAI function-calling form that document 001 shows for step 6."""
+        return {
+            "type": "function",
+            "function": {
+                "name": self.name,
+                "description": self.description,
+                "parameters": dict(self.parameters),
+            },
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionRequest:
+    """One model call.
+
+    Args:
+        messages: system first; what is static comes first so that provider caches hit.
+        tools: offered tools, possibly none.
+        parameters: `temperature`, `max_tokens`, … ; they override the provider's configured ones.
+        output_schema: JSON Schema the answer's text must fit, or None.
+        tool_choice: `auto`, `none`, `required` or a tool's name.
+        role: which of the agent's models to use (`model.roles`), empty for the main one.
+    """
+
+    messages: tuple[Message, ...]
+    tools: tuple[ToolSpec, ...] = ()
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    output_schema: Mapping[str, Any] | None = None
+    tool_choice: str = "auto"
+    role: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionResult:
+    """What a model call answered (document 001, step 8).
+
+    Args:
+        finish_reason: `stop`, `tool_calls`, `length` or `content_filter`.
+        attempts: one line per failed try before this answer, `{provider, error, status}`.
+        latency_ms: of the successful call.
+    """
+
+    content: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    usage: Usage = Usage()
+    provider: str = ""
+    model: str = ""
+    finish_reason: str = "stop"
+    attempts: tuple[JsonObject, ...] = ()
+    latency_ms: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """A piece of text as the provider sent it; never merged, never split."""
+
+    content: str
+
+
+# -- tools -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ToolResult:
+    """The answer to exactly one tool call; becomes one tool message.
+
+    Args:
+        content: text for the model, JSON where the tool returned data.
+        ok: False where the tool failed or was refused; then `error` is its stable code.
+        value: what the tool returned, before it became text; None on failure.
+    """
+
+    call_id: str
+    name: str
+    content: str
+    ok: bool = True
+    error: str = ""
+    duration_ms: float = 0.0
+    value: Any = None
+
+
+# -- memory ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SemanticResult:
+    """A passage from semantic memory or knowledge. `score` is in [0, 1], higher is nearer."""
+
+    content: str
+    score: float
+    source: str = ""
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryContext:
+    """What step 4 recalls (document 001)."""
+
+    conversation_history: tuple[Message, ...] = ()
+    semantic_results: tuple[SemanticResult, ...] = ()
+    episodic_events: tuple[JsonObject, ...] = ()
+
+
+# -- events ------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Event:
+    """One thing a run did. Not to be changed after it was sent; unfrozen because it is made in the hot path.
+
+    Args:
+        seq: position in the run's log, from 1.
+        ts: seconds since the epoch.
+        type: e.g. `model.delta` (api.md section 3).
+        data: the payload, JSON values only.
+    """
+
+    run_id: str
+    seq: int
+    ts: float
+    type: str
+    data: JsonObject
+
+
+# -- who is calling ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class CallerContext:
+    """Who is calling (document 000). The token is never printed, logged or stored."""
+
+    user_id: str = ""
+    tenant_id: str = ""
+    bearer_token: str = field(default="", repr=False)
+    roles: frozenset[str] = frozenset()
+    scopes: frozenset[str] = frozenset()
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+
+_caller: ContextVar[CallerContext | None] = ContextVar("astromesh_caller", default=None)
+
+
+def get_current_caller() -> CallerContext | None:
+    """The caller of the run that this code is part of, or None outside a run."""
+    return _caller.get()
+
+
+@contextmanager
+def calling_as(caller: CallerContext | None) -> Iterator[None]:
+    """Sets the current caller for a block and resets it whatever happens."""
+    token = _caller.set(caller)
+    try:
+        yield
+    finally:
+        _caller.reset(token)
