@@ -1,0 +1,110 @@
+# Needs make and Python 3.11 or newer; everything else is installed into .venv from requirements/*.txt.
+
+VENV   := .venv
+BIN    := $(VENV)/bin
+HOST   ?= 127.0.0.1
+PORT   ?= 8000
+CONFIG ?= config
+# Extra arguments for pytest, e.g. make unit ARGS='-k memory -x'
+ARGS   ?=
+
+UV   := UV_NO_PROGRESS=1 $(BIN)/uv
+SYNC := $(UV) pip sync --quiet --require-hashes --python $(BIN)/python
+PROJECT := $(UV) pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
+LOCK := $(UV) pip compile --quiet --no-header --generate-hashes --universal --python-version 3.11
+PYTEST := $(BIN)/python -m pytest
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+.PHONY: help venv run test lint types unit contract integration acceptance architecture docs format lock clean
+
+help: ## show this text
+	@echo "make run    installs astromesh and serves it on http://$(HOST):$(PORT)  (HOST=, PORT=, CONFIG=)"
+	@echo "make test   checks everything"
+	@echo
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  \1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name text; do \
+		printf '  %-14s %s\n' "$$name" "$$text"; done
+
+# -- running --------------------------------------------------------------------------------------
+
+run: $(VENV)/.runtime $(VENV)/.project ## serve the agents in config/
+	$(BIN)/astromesh serve --config $(CONFIG) --host $(HOST) --port $(PORT)
+
+# -- checking -------------------------------------------------------------------------------------
+
+test: lint types ## lint, types and all tests
+	$(PYTEST) -n auto $(ARGS)
+
+lint: venv ## style and layout of the code
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+
+types: venv ## static types
+	$(BIN)/mypy
+
+unit: venv ## tests without I/O
+	$(PYTEST) tests/unit $(ARGS)
+
+contract: venv ## one suite per seam, against every implementation
+	$(PYTEST) tests/contract $(ARGS)
+
+integration: venv ## tests against real SQLite, PostgreSQL, Redis, HTTP
+	$(PYTEST) tests/integration $(ARGS)
+
+acceptance: venv ## tests of the server as a process
+	$(PYTEST) tests/acceptance $(ARGS)
+
+architecture: venv ## who may import whom
+	$(PYTEST) tests/test_architecture.py $(ARGS)
+
+docs: venv ## code blocks in the documentation
+	$(PYTEST) tests/docs $(ARGS)
+
+format: venv ## rewrite the code in the project's layout
+	$(BIN)/ruff check --fix-only --quiet
+	$(BIN)/ruff format
+
+# -- installing -----------------------------------------------------------------------------------
+
+venv: $(VENV)/.dev $(VENV)/.project ## the development environment in .venv
+
+$(BIN)/python:
+	@for python in python3.11 python3 python3.12 python3.13; do \
+		if $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then \
+			$$python -m venv $(VENV) && exit 0; \
+			echo "$$python cannot make a virtual environment (on Debian: install python3-venv)" >&2; exit 1; \
+		fi; \
+	done; \
+	echo "astromesh needs Python 3.11 or newer, and neither python3.11 nor python3 is that" >&2; exit 1
+
+$(VENV)/.bootstrap: requirements/bootstrap.txt | $(BIN)/python
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(BIN)/python -m ensurepip >/dev/null
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/bootstrap.txt
+	@touch $@
+
+# A development environment holds all that running needs, so `make run` leaves it as it is.
+$(VENV)/.runtime: $(VENV)/.bootstrap requirements/runtime.txt
+	@if [ -e $(VENV)/.dev ]; then $(MAKE) --no-print-directory $(VENV)/.dev; else \
+		$(SYNC) requirements/bootstrap.txt requirements/runtime.txt && $(PROJECT); fi
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.bootstrap requirements/dev.txt
+	$(SYNC) requirements/dev.txt
+	@$(PROJECT)
+	@touch $@
+
+# Entry points are read when the project is installed: a changed pyproject.toml is installed again.
+$(VENV)/.project: $(VENV)/.bootstrap pyproject.toml
+	@$(PROJECT)
+	@touch $@
+
+lock: $(VENV)/.bootstrap ## resolve the versions in requirements/ anew
+	$(LOCK) --upgrade --group build -o requirements/bootstrap.txt
+	$(LOCK) --upgrade -c requirements/bootstrap.txt pyproject.toml -o requirements/runtime.txt
+	$(LOCK) --upgrade -c requirements/bootstrap.txt -c requirements/runtime.txt --all-extras --group dev \
+		pyproject.toml -o requirements/dev.txt
+
+clean: ## remove the environment and all caches
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
