@@ -9,6 +9,8 @@ from typing import Any
 from astromesh.abc.events import EventSink
 from astromesh.types import Event
 
+DELTA = "model.delta"
+
 
 class EventStream:
     """Numbers events and hands them to the listeners, in order, at once.
@@ -18,29 +20,32 @@ class EventStream:
         sinks: listeners from the start; more may be added while the run goes on.
     """
 
-    __slots__ = ("run_id", "seq", "sinks", "streaming")
+    __slots__ = ("_delta_sinks", "_sinks", "run_id", "seq", "streaming")
 
     def __init__(self, run_id: str, sinks: Iterable[EventSink] = ()) -> None:
         self.run_id = run_id
         self.seq = 0
-        self.sinks: tuple[EventSink, ...] = tuple(sinks)
-        self.streaming = any(s.wants_deltas for s in self.sinks)
+        self._listen(tuple(sinks))
 
     def add(self, sink: EventSink) -> None:
-        self.sinks = (*self.sinks, sink)
-        self.streaming = self.streaming or sink.wants_deltas
+        self._listen((*self._sinks, sink))
 
     def remove(self, sink: EventSink) -> None:
-        self.sinks = tuple(s for s in self.sinks if s is not sink)
-        self.streaming = any(s.wants_deltas for s in self.sinks)
+        self._listen(tuple(s for s in self._sinks if s is not sink))
 
     def emit(self, type: str, /, **data: Any) -> None:
-        if not self.sinks:
+        sinks = self._delta_sinks if type == DELTA else self._sinks
+        if not sinks:
             return
         self.seq = seq = self.seq + 1
         event = Event(self.run_id, seq, time(), type, data)
-        for sink in self.sinks:
+        for sink in sinks:
             sink.send(event)
+
+    def _listen(self, sinks: tuple[EventSink, ...]) -> None:
+        self._sinks = sinks
+        self._delta_sinks = tuple(s for s in sinks if s.wants_deltas)
+        self.streaming = bool(self._delta_sinks)
 
 
 class NoEvents:

@@ -1,0 +1,24 @@
+"""Ids of runs and traces."""
+
+from __future__ import annotations
+
+from os import urandom
+from time import time_ns
+
+_ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
+_PAIRS = [a + b for a in _ALPHABET for b in _ALPHABET]
+
+
+def ulid() -> str:
+    """26 characters, sortable by time to the millisecond, 80 random bits (ulid/spec, Crockford base 32)."""
+    value = (time_ns() // 1_000_000 << 80) | int.from_bytes(urandom(10))
+    return "".join([_PAIRS[(value >> shift) & 1023] for shift in range(120, -1, -10)])
+
+
+def run_id() -> str:
+    return "run_" + ulid()
+
+
+def trace_id() -> str:
+    """32 hex digits (W3C Trace Context)."""
+    return urandom(16).hex()
