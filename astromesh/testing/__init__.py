@@ -1,0 +1,21 @@
+"""Public test doubles: implementations of the seams that do what a script says. Imported by tests only."""
+
+from astromesh.testing.clock import ManualClock
+from astromesh.testing.faults import Faulty
+from astromesh.testing.network import forbid_network
+from astromesh.testing.plugin import plugin_of
+from astromesh.testing.provider import Reply, ScriptedProvider
+from astromesh.testing.sinks import RecordingSink
+from astromesh.testing.tools import RecordingTool, ScriptedTools
+
+__all__ = [
+    "Faulty",
+    "ManualClock",
+    "RecordingSink",
+    "RecordingTool",
+    "Reply",
+    "ScriptedProvider",
+    "ScriptedTools",
+    "forbid_network",
+    "plugin_of",
+]
