@@ -5,6 +5,7 @@
     │   ├── InvalidManifest    (file, line, column, key)
     │   ├── UnknownPlugin
     │   ├── MissingExtra
+    │   ├── MissingKey         a provider's key is not set: the provider is skipped
     │   ├── CircularAgentReference   (also a ValueError, as document 001 says)
     │   └── InvalidGraph
     ├── RequestError           the caller must change the request
@@ -13,9 +14,12 @@
     │   ├── Unauthorized, Forbidden, RateLimited
     │   └── Conflict           SessionBusy, Interrupted, NotWaiting, NotDurable, ApprovalRequired, EventsGone
     ├── UpstreamError          someone else's service
-    │   ├── ProviderError      ProviderTimeout, ProviderRateLimited, ProviderRejected, ProviderUnavailable
+    │   ├── NetError           NetTimeout, AnswerTooLarge, AddressForbidden: what `net` raises, for adapters
+    │   ├── ProviderError      ProviderTimeout, ProviderRateLimited, ProviderUnauthorized, ProviderRejected,
+    │   │                      ProviderUnavailable
     │   ├── AllProvidersFailed
-    │   ├── ToolError          ToolTimeout, ToolFailed, InvalidToolCall, ToolPermissionError, ToolRateLimitError
+    │   ├── ToolError          ToolTimeout, ToolFailed, InvalidToolCall, ToolPermissionError,
+    │   │                      ToolRateLimitError
     │   └── StoreError         StoreUnavailable
     ├── Unavailable            the server cannot take it now: AgentUnavailable, Overloaded, ShuttingDown
     └── LimitReached           a bound that was set: IterationsExhausted, BudgetExhausted, DeadlineExceeded
@@ -31,9 +35,14 @@ from typing import ClassVar
 
 
 class AstromeshError(Exception):
-    """Root of the tree."""
+    """Root of the tree.
+
+    `run_id` and `trace_id` are set by the runtime where the error ended a run.
+    """
 
     code: ClassVar[str] = "internal"
+    run_id: str = ""
+    trace_id: str = ""
 
 
 # -- the operator must change a file -----------------------------------------------------------------------
@@ -102,6 +111,12 @@ class MissingExtra(ConfigError):
     """An optional dependency is not installed; the message says what to install."""
 
     code = "missing_extra"
+
+
+class MissingKey(ConfigError):
+    """A provider's key is not set. The provider is skipped, `doctor` shows it, and its agent still runs."""
+
+    code = "missing_key"
 
 
 class CircularAgentReference(ConfigError, ValueError):
@@ -259,6 +274,30 @@ class UpstreamError(AstromeshError):
     code = "upstream_error"
 
 
+class NetError(UpstreamError):
+    """An outgoing HTTP call failed without an answer: no connection, a cut or unreadable one.
+
+    The message names the host, never the path, the query or a header: these may hold secrets. Adapters turn
+    it into an error of their own seam.
+    """
+
+    code = "network_error"
+
+
+class NetTimeout(NetError):
+    code = "network_timeout"
+
+
+class AnswerTooLarge(NetError):
+    code = "answer_too_large"
+
+
+class AddressForbidden(NetError):
+    """The forgery guard refused an address that a model, a user, a document or a redirect chose."""
+
+    code = "address_forbidden"
+
+
 class ProviderError(UpstreamError):
     """A model call failed.
 
@@ -270,7 +309,7 @@ class ProviderError(UpstreamError):
     """
 
     code = "provider_error"
-    #: whether another try, at this provider or the next, can help
+    #: whether another try at the same provider can help; the router asks the next one in any case
     retryable: ClassVar[bool] = True
     #: whether the circuit breaker counts it (what the caller caused never opens it)
     counts: ClassVar[bool] = True
@@ -300,10 +339,11 @@ class ProviderUnauthorized(ProviderError):
     """401 or 403: the key is wrong. Another provider may do; the same one will not."""
 
     code = "provider_unauthorized"
+    retryable = False
 
 
 class ProviderRejected(ProviderError):
-    """400, 404, 413 or 422: this request is wrong and stays wrong."""
+    """400, 413, 422 and their like: this request is wrong for this model and stays wrong."""
 
     code = "provider_rejected"
     retryable = False
