@@ -1,0 +1,212 @@
+"""What a node is given beside the state: model, tools, children, scope. One object per execution."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from astromesh.abc.clock import Clock
+from astromesh.abc.events import Emitter
+from astromesh.abc.provider import ModelPort
+from astromesh.graph.records import ZERO, NodeResult
+from astromesh.graph.state import GraphState
+from astromesh.node.calls import ASSISTANT, call_model
+from astromesh.node.ledger import RunLedger
+from astromesh.node.scope import Scope
+from astromesh.types import CallerContext, CompletionRequest, CompletionResult, ToolCall, ToolResult, ToolSpec
+
+OnError = Literal["fail", "collect"]
+
+
+class Node(Protocol):
+    """A node as the runner sees it; `BaseNode` is the implementation."""
+
+    name: str
+
+    async def execute(self, state: GraphState, config: NodeConfig) -> NodeResult: ...
+
+
+class Graph(Protocol):
+    """A graph as the runner sees it; `PromptGraph` is the implementation."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    """One of several children that run together.
+
+    Args:
+        name: its part of the path; give each repetition of one node its own, e.g. `fetch[0]`.
+        context: values that this child alone sees in its context, e.g. its item of a fan-out.
+    """
+
+    node: Node
+    name: str = ""
+    context: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Nesting(Protocol):
+    """What a run does for the nodes in it; `run.Run` is the implementation."""
+
+    values: dict[str, Any]
+    lightweight_model: ModelPort | None
+    human_handler: Any
+    clock: Clock
+
+    def scope_at(self, path: str) -> Scope: ...
+
+    def specs(self, node: Node) -> tuple[ToolSpec, ...]: ...
+
+    async def call_tools(
+        self, config: NodeConfig, state: GraphState, calls: Sequence[ToolCall]
+    ) -> list[ToolResult]: ...
+
+    async def run_child(self, node: Node, state: GraphState, path: str) -> NodeResult: ...
+
+    async def run_together(
+        self, children: Sequence[Child], state: GraphState, path: str, on_error: OnError
+    ) -> list[NodeResult]: ...
+
+    async def run_graph(self, graph: Graph, state: GraphState, path: str) -> NodeResult: ...
+
+
+class NodeConfig(MutableMapping[str, Any]):
+    """One execution of a node, seen from within.
+
+    As a mapping it is the run's own copy of the `config` given to `ainvoke`, shared by all nodes of the run:
+    a node may keep things there from one re-entry to the next (document 000: `_node_cache_NAME`).
+
+    Args:
+        node: the node that is executed.
+        path: where in the run's tree: `outer/inner`; the ledger and the events are the run's at every path.
+        model: the model this node uses, with `model_override` and LIGHTWEIGHT already applied.
+        role: the name given as `model_override`, put into requests that name none.
+    """
+
+    __slots__ = ("_run", "model", "node", "path", "role", "usage")
+
+    def __init__(self, run: Nesting, node: Node, path: str, model: ModelPort, role: str = "") -> None:
+        self._run = run
+        self.node = node
+        self.path = path
+        self.model = model
+        self.role = role
+        self.usage = ZERO
+
+    # -- the run ------------------------------------------------------------------------------------------
+
+    @property
+    def scope(self) -> Scope:
+        """The run's scope at this path: events, ledger, caller, deadline, session."""
+        return self._run.scope_at(self.path)
+
+    @property
+    def ledger(self) -> RunLedger:
+        return self.scope.ledger
+
+    @property
+    def events(self) -> Emitter:
+        return self.scope.events
+
+    @property
+    def caller(self) -> CallerContext | None:
+        return self.scope.caller
+
+    @property
+    def clock(self) -> Clock:
+        return self._run.clock
+
+    @property
+    def lightweight_model(self) -> ModelPort | None:
+        return self._run.lightweight_model
+
+    @property
+    def human_handler(self) -> Any:
+        return self._run.human_handler
+
+    # -- model and tools ----------------------------------------------------------------------------------
+
+    async def complete(self, request: CompletionRequest, *, role: str = ASSISTANT) -> CompletionResult:
+        """Asks the node's model: budgets, events, deltas; what it cost becomes part of the result's usage.
+
+        `role` is `assistant` for the run's own voice, whose deltas listeners see as the answer; anything else
+        (`router`, `judge`, …) for calls that a node makes for itself.
+
+        Raises:
+            BudgetExhausted: before the call; let it pass, it ends the run.
+            ProviderError, AllProvidersFailed: from the model.
+        """
+        if self.role and not request.role:
+            request = _with_role(request, self.role)
+        result = await call_model(self.scope, self.model, request, role=role)
+        self.usage = self.usage + result.usage
+        return result
+
+    def specs(self) -> tuple[ToolSpec, ...]:
+        """The tools this node may call: its own, those it names, under INJECT_TOOLS all of the engine's."""
+        return self._run.specs(self.node)
+
+    async def call_tools(self, calls: Sequence[ToolCall], state: GraphState) -> list[ToolResult]:
+        """Calls tools, together where there are several, through the hooks, budgets and events of the run.
+
+        Exactly one result per call, in their order. A tool that failed, is unknown, or is not this node's is
+        a result with `ok=False` for the model to read.
+        """
+        return await self._run.call_tools(self, state, calls)
+
+    # -- children -----------------------------------------------------------------------------------------
+
+    async def run(self, node: Node, state: GraphState, name: str = "") -> NodeResult:
+        """Runs a child to its answer, its tool loop included, with the run's hooks, flags, limits and events.
+
+        It is reported as `path/name`; `name` is by default the child's own: give one to each repetition that
+        runs at the same time. The child's writes go to `state`. Its failure is in the result; a child that
+        may not run any more (the run is being stopped) raises, and that is to be let through. Its usage is
+        booked already: never add it to your own result.
+        """
+        return await self._run.run_child(node, state, f"{self.path}/{name or node.name}")
+
+    async def together(
+        self, children: Sequence[Child], state: GraphState, *, on_error: OnError = "fail"
+    ) -> list[NodeResult]:
+        """Runs children at once if each is READONLY or PARALLEL_SAFE, else one after another in order.
+
+        Children at once work on copies; what they wrote is merged in declared order, whatever the timing.
+        `on_error`: `fail` cancels the others and raises; `collect` answers every result, failed ones too.
+
+        Raises:
+            ChildFailed: under `fail`, the first failure.
+        """
+        return await self._run.run_together(children, state, self.path, on_error)
+
+    async def run_graph(self, graph: Graph, state: GraphState, name: str = "") -> NodeResult:
+        """Runs a whole graph as a child, from entry to end: visits, limits and stops are the run's."""
+        return await self._run.run_graph(graph, state, f"{self.path}/{name or graph.name}")
+
+    # -- the run's values, as a mapping -------------------------------------------------------------------
+
+    def __getitem__(self, key: str) -> Any:
+        return self._run.values[key]
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        self._run.values[key] = value
+
+    def __delitem__(self, key: str) -> None:
+        del self._run.values[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._run.values)
+
+    def __len__(self) -> int:
+        return len(self._run.values)
+
+    def __bool__(self) -> bool:
+        return True
+
+
+def _with_role(request: CompletionRequest, role: str) -> CompletionRequest:
+    return CompletionRequest(
+        request.messages, request.tools, request.parameters, request.output_schema, request.tool_choice, role
+    )

@@ -1,0 +1,71 @@
+"""Functions as nodes: `@node`."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, Unpack
+
+from astromesh.graph.base import BaseNode, NodeKeywords
+from astromesh.graph.config import NodeConfig
+from astromesh.graph.records import NodeResult
+from astromesh.graph.state import GraphState
+
+Function = Callable[..., Any]
+
+
+class FunctionNode(BaseNode):
+    """A function as a node. A plain function runs in the event loop: keep it short, or make it async.
+
+    Args:
+        function: takes `(state)` or `(state, config)`, returns a NodeResult or any value, its output.
+    """
+
+    def __init__(self, name: str, function: Function, **keywords: Unpack[NodeKeywords]) -> None:
+        keywords.setdefault("description", (inspect.getdoc(function) or "").partition("\n")[0])
+        super().__init__(name, **keywords)
+        self.function = function
+        self.arity = positional_arguments(function, f"Node {name!r}", most=2)
+        self.is_async = inspect.iscoroutinefunction(function)
+
+    async def execute(self, state: GraphState, config: NodeConfig) -> NodeResult:
+        value = self.function(state) if self.arity == 1 else self.function(state, config)
+        if self.is_async or hasattr(value, "__await__"):
+            value = await value
+        return as_result(self.name, value)
+
+
+def node(name: str, **keywords: Unpack[NodeKeywords]) -> Callable[[Function], FunctionNode]:
+    """Makes a function a node: `@node("validate", flags={NodeFlag.RETRYABLE})`."""
+
+    def decorate(function: Function) -> FunctionNode:
+        return FunctionNode(name, function, **keywords)
+
+    return decorate
+
+
+def as_result(name: str, value: Any) -> NodeResult:
+    """A node's answer as a result: itself, or any other value as the output."""
+    if type(value) is NodeResult:
+        value.node_name = value.node_name or name
+        return value
+    return NodeResult(name, value)
+
+
+def positional_arguments(function: Function, owner: str, *, most: int) -> int:
+    """How many of `most` positional arguments a function takes, seen once, when the graph is built.
+
+    Raises:
+        TypeError: it needs none, or more than that.
+    """
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # built-ins without a signature take what they are given
+        return 1
+    if any(p.kind is p.VAR_POSITIONAL for p in parameters):
+        return most
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    needed = sum(p.default is p.empty for p in positional)
+    if not positional or needed > most:
+        raise TypeError(f"{owner}: {function!r} must take 1 to {most} positional arguments, not {needed}.")
+    return min(max(needed, 1), most)

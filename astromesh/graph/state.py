@@ -1,0 +1,134 @@
+"""The state that a graph's nodes read and write, and how nested executions get their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from typing import Any, TypeVar, cast
+
+from astromesh.graph.records import END, NodeResult, StopReason
+from astromesh.node.ledger import RunLedger
+from astromesh.types import Message
+
+T = TypeVar("T")
+#: the lists that only grow
+GATHERED = ("messages", "plan", "observations", "reflections")
+
+
+class Shared:
+    """What all states of one run share: the ledger, the hooks' own data, and whether the run is to stop."""
+
+    __slots__ = ("error", "ledger", "locals", "stop_reason")
+
+    def __init__(self, ledger: RunLedger) -> None:
+        self.ledger = ledger
+        self.locals: dict[int, Any] = {}
+        self.stop_reason: StopReason | None = None
+        self.error = ""
+
+
+class GraphState:
+    """What nodes see and change.
+
+    Args:
+        messages: the conversation; nodes may append, `NodeResult.messages_added` does it for them.
+        context: values by name: `output_key`s, `NAME_output`s, the caller's own, and the engine's `_…`.
+        current_node: set by the engine; a hook that sets it to `__end__` ends the run.
+        visited: names of the nodes executed at this level, in order.
+        iteration: executions at this level so far.
+        node_iterations: executions by name.
+        plan, observations, reflections: what reasoning nodes gather.
+        node_history: results at this level, in order; skipped nodes are not among them.
+    """
+
+    __slots__ = (
+        "context", "current_node", "iteration", "messages", "node_history", "node_iterations", "observations",
+        "plan", "reflections", "shared", "visited",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        messages: Sequence[Message] = (),
+        context: dict[str, Any] | None = None,
+        *,
+        shared: Shared | None = None,
+    ) -> None:
+        self.messages: list[Message] = list(messages)
+        self.context: dict[str, Any] = {} if context is None else context
+        self.current_node = ""
+        self.visited: list[str] = []
+        self.iteration = 0
+        self.node_iterations: dict[str, int] = {}
+        self.plan: list[Any] = []
+        self.observations: list[Any] = []
+        self.reflections: list[Any] = []
+        self.node_history: list[NodeResult] = []
+        self.shared = shared or Shared(RunLedger())
+
+    @property
+    def ledger(self) -> RunLedger:
+        """The run's one budget ledger: tokens, cost, calls and whatever nodes spend by name."""
+        return self.shared.ledger
+
+    @property
+    def last_result(self) -> NodeResult | None:
+        """Of the last node that ran at this level."""
+        return self.node_history[-1] if self.node_history else None
+
+    @property
+    def question(self) -> str:
+        """The text of the newest user message, empty where there is none."""
+        return next((m.content for m in reversed(self.messages) if m.role == "user"), "")
+
+    def stop(self, reason: StopReason, error: str = "") -> None:
+        """Ends the run after this node, also from inside nested nodes. The first reason wins."""
+        self.current_node = END
+        if self.shared.stop_reason is None:
+            self.shared.stop_reason, self.shared.error = reason, error
+
+    def local(self, owner: object, make: Callable[[], T]) -> T:
+        """The data of one hook (or node) in this run; made on first use. The owner must outlive the run."""
+        data = self.shared.locals
+        key = id(owner)
+        if key not in data:
+            data[key] = make()
+        return cast(T, data[key])
+
+    def view(self, messages: list[Message], context: dict[str, Any]) -> GraphState:
+        """The same run and gatherings with other messages and context; changes of those stay in the view."""
+        other = self.__class__.__new__(self.__class__)
+        for slot in GraphState.__slots__:
+            setattr(other, slot, getattr(self, slot))
+        other.messages, other.context = messages, context
+        return other
+
+    def frame(self) -> GraphState:
+        """A level of its own for a nested traversal: same messages, context and gatherings, own visits."""
+        other = self.view(self.messages, self.context)
+        other.visited, other.node_iterations, other.node_history = [], {}, []
+        other.iteration, other.current_node = 0, ""
+        return other
+
+    def fork(self) -> GraphState:
+        """A copy for one of several children that run together: what it adds is merged by `join`."""
+        other = self.view(list(self.messages), dict(self.context))
+        other.plan, other.observations = list(self.plan), list(self.observations)
+        other.reflections = list(self.reflections)
+        return other
+
+    def isolated(self, context: dict[str, Any]) -> GraphState:
+        """A copy that shares nothing changeable with this one: deep values, no plan, no observations."""
+        other = self.view(deepcopy(self.messages), deepcopy(context))
+        other.plan, other.observations, other.reflections = [], [], []
+        other.visited, other.node_history = list(self.visited), []
+        return other
+
+    def join(self, forks: Sequence[GraphState]) -> None:
+        """Takes over what forks of this state added, in their order, whatever order they ended in."""
+        seen = {name: len(getattr(self, name)) for name in GATHERED}
+        base = dict(self.context)
+        for fork in forks:
+            for name, length in seen.items():
+                getattr(self, name).extend(getattr(fork, name)[length:])
+            changed = {k: v for k, v in fork.context.items() if k not in base or base[k] is not v}
+            self.context.update(changed)
