@@ -79,6 +79,11 @@ class Plugins:
             self._loaded[group, name] = self._import(group, name)
         return self._loaded[group, name]
 
+    def options(self, group: str, name: str) -> type[BaseModel]:
+        """The `Options` of a name; with `names` this makes Plugins the resolver that `config` asks."""
+        options: type[BaseModel] = self.load(group, name).Options
+        return options
+
     async def open(self, group: str, name: str, options: Mapping[str, Any], deps: Deps) -> Any:
         """Loads, validates the options and opens. Options are validated at load already; see config."""
         plugin = self.load(group, name)

@@ -1,0 +1,261 @@
+"""agents/*.agent.yaml, kind Agent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Literal
+
+from pydantic import Field, PrivateAttr
+
+from astromesh.config.fields import Amount, Block, Count, JsonMap, Ratio, Record, Seconds, ToolName
+from astromesh.config.head import Manifest, NamedMetadata
+from astromesh.config.models import ModelBlock, ModelSpec
+from astromesh.config.providers import Strategy
+from astromesh.types import Effect
+
+Stream = Literal["token", "sentence", "final"]
+
+
+class Identity(Record):
+    display_name: str = Field("", description="For people.")
+    description: str = Field("", description="What it is for; template variable `description`.")
+
+
+# -- models ------------------------------------------------------------------------------------------------
+
+
+class Routing(Record):
+    strategy: Strategy | None = Field(None, description="Absent: routing.default_strategy of providers.yaml.")
+
+
+class RoleModel(Record):
+    """The models of one role."""
+
+    primary: ModelSpec = Field(description="The first choice.")
+    fallback: tuple[ModelSpec, ...] = Field((), description="One block or a list, tried in order.")
+    routing: Routing = Routing()
+
+    def specs(self) -> tuple[ModelSpec, ...]:
+        """Primary, then fallbacks, as written."""
+        return (self.primary, *self.fallback)
+
+    def blocks(self) -> tuple[ModelBlock, ...]:
+        """Primary, then fallbacks, resolved, skipped ones too."""
+        return tuple(spec.block for spec in self.specs())
+
+    def usable(self) -> tuple[ModelBlock, ...]:
+        """Those that are not skipped."""
+        return tuple(block for block in self.blocks() if not block.skipped)
+
+
+class AgentModel(RoleModel):
+    roles: dict[str, RoleModel] = Field(
+        default_factory=dict, description="Other models for planner, judge, worker, critic …"
+    )
+
+    def sets(self) -> Iterator[tuple[str, RoleModel]]:
+        """Every role with its models; the main one has the empty name."""
+        yield "", self
+        yield from self.roles.items()
+
+
+# -- prompts, orchestration, tools -------------------------------------------------------------------------
+
+
+class Prompts(Record):
+    system: str = Field("", description="Jinja2 template of the system message.")
+    variables: JsonMap = Field(default_factory=dict, description="More template variables.")
+
+
+class Orchestration(Block):
+    """Other keys belong to the pattern; they may also stand in a mapping under the pattern's name."""
+
+    pattern: str = Field("react", min_length=1, description="Name of the pattern.")
+    max_iterations: Count | None = Field(
+        None, description="Model calls of one tool loop; absent: 10, for graph and autonomous 50."
+    )
+    timeout_seconds: Seconds | None = Field(None, description="Seconds a run may take; absent: 120.")
+
+
+class RateLimit(Record):
+    max_calls: Count = Field(description="Calls within the window.")
+    window_seconds: Seconds = Field(60.0, description="Length of the window.")
+
+
+#: what a tool of this type does to the world unless it says otherwise (api.md section 4)
+EFFECTS: dict[str, Effect] = {
+    "internal": "read",
+    "rag": "read",
+    "webhook": "external",
+    "mcp": "external",
+    "agent": "external",
+}
+
+
+class ToolBlock(Block):
+    """Other keys belong to the tool's type."""
+
+    name: ToolName = Field(description="The name that the model sees.")
+    type: str = Field(min_length=1, description="Kind of tool: internal, webhook, rag, mcp, agent …")
+    description: str = Field("", description="What the model is told; empty: the tool's own.")
+    parameters: JsonMap | None = Field(None, description="JSON Schema of the arguments, type: object.")
+    effect: Effect | None = Field(
+        None, description="What it does to the world; absent: read for internal and rag, external for others."
+    )
+    idempotency: Literal["none", "key"] = Field("none", description="key: calls carry an idempotency key.")
+    approval: Literal["none", "required"] = Field(
+        "none", description="required: a person approves each call."
+    )
+    timeout_seconds: Seconds | None = Field(
+        None, description="Seconds one call may take; absent: 30, for agent tools the run's deadline."
+    )
+    rate_limit: RateLimit | None = Field(None, description="Per agent; absent: none.")
+    max_result_tokens: Count | None = Field(None, description="Longer results are cut with a note.")
+
+    @property
+    def effective_effect(self) -> Effect | None:
+        """As written, else the default of its type; None leaves it to the tool."""
+        return self.effect or EFFECTS.get(self.type)
+
+    @property
+    def deadline_seconds(self) -> float | None:
+        """Seconds one call may take; None: the run's own deadline."""
+        return self.timeout_seconds or (None if self.type == "agent" else 30.0)
+
+
+# -- memory ------------------------------------------------------------------------------------------------
+
+
+class Conversational(Block):
+    """Other keys belong to the strategy and to the backend."""
+
+    backend: str = Field(min_length=1, description="Name of the conversation store.")
+    strategy: str = Field("sliding_window", min_length=1, description="What part of the history a run sees.")
+    ttl: Count | None = Field(None, description="Seconds after the last turn until a session is deleted.")
+
+    _strategy_options: Any = PrivateAttr(default=None)
+
+    @property
+    def strategy_options(self) -> Any:
+        """The strategy's validated `Options`; `options` are the backend's."""
+        return self._strategy_options
+
+    def bind_strategy(self, options: Any) -> None:
+        """Called once, at load."""
+        self._strategy_options = options
+
+
+class Semantic(Block):
+    """Other keys belong to the backend."""
+
+    backend: str = Field(min_length=1, description="Name of the semantic store.")
+    embeddings: ModelSpec | None = Field(None, description="Absent: search by words only.")
+    top_k: Count = Field(5, description="How many passages are recalled.")
+    similarity_threshold: Ratio = Field(0.0, description="Least score of a passage.")
+    auto_index: bool = Field(False, description="Whether answers are stored, too.")
+
+
+class Episodic(Block):
+    """Other keys belong to the backend."""
+
+    backend: str = Field(min_length=1, description="Name of the episodic store.")
+    max_events: Count = Field(20, description="How many events are recalled.")
+
+
+class Memory(Record):
+    conversational: Conversational | None = Field(None, description="Absent: every run starts anew.")
+    semantic: Semantic | None = None
+    episodic: Episodic | None = None
+
+
+# -- policy ------------------------------------------------------------------------------------------------
+
+
+class Rule(Block):
+    """Other keys belong to the rule's type."""
+
+    type: str = Field(min_length=1, description="Name of the guardrail.")
+
+
+class Guardrails(Record):
+    input: tuple[Rule, ...] = Field((), description="In this order, on the query.")
+    output: tuple[Rule, ...] = Field((), description="In this order, on the answer.")
+
+
+class Permissions(Record):
+    tools: tuple[str, ...] | None = Field(
+        None, description="Absent: all declared tools; present: only these."
+    )
+
+
+class Budget(Record):
+    """Absent keys are unbounded."""
+
+    tokens: Count | None = Field(None, description="Input and output tokens.")
+    cost_usd: Amount | None = Field(None, description="US dollars.")
+    tool_calls: Count | None = Field(None, description="Tool calls.")
+
+    def caps(self) -> dict[str, float]:
+        """For `RunLedger`: only what is bounded."""
+        return {key: value for key, value in self if value is not None}
+
+
+class Budgets(Record):
+    per_run: Budget = Budget()
+    per_session: Budget = Budget()
+    per_principal_daily: Budget = Budget()
+
+
+class Sessions(Record):
+    concurrency: Literal["enqueue", "reject", "interrupt", "merge"] = Field(
+        "enqueue", description="What happens to a message while another of its session is answered."
+    )
+    queue_timeout_seconds: Seconds = Field(60.0, description="How long enqueue waits.")
+    merge_window_ms: Count = Field(500, description="Messages within this time are merged.")
+
+
+class AgentSpec(Record):
+    identity: Identity = Identity()
+    model: AgentModel
+    prompts: Prompts = Field(default_factory=Prompts)
+    orchestration: Orchestration = Field(default_factory=Orchestration)
+    tools: tuple[ToolBlock, ...] = ()
+    memory: Memory = Memory()
+    guardrails: Guardrails = Guardrails()
+    permissions: Permissions = Permissions()
+    budgets: Budgets = Budgets()
+    sessions: Sessions = Sessions()
+    stream: Stream | None = Field(
+        None, description="When text is released; absent: token, or final where a rule needs the whole text."
+    )
+    on_disconnect: Literal["continue", "cancel"] | None = Field(
+        None, description="Absent: synchronous runs are cancelled, durable ones go on."
+    )
+    output_schema: JsonMap | None = Field(None, description="JSON Schema of the answer.")
+
+
+class AgentManifest(Manifest):
+    kind: Literal["Agent"]
+    metadata: NamedMetadata
+    spec: AgentSpec
+
+    _released: Stream = PrivateAttr(default="token")
+
+    @property
+    def name(self) -> str:
+        return self.metadata.name
+
+    @property
+    def stream(self) -> Stream:
+        """How text is released: as written, else token, or final where a rule needs the whole text."""
+        return self._released
+
+    def release(self, stream: Stream) -> None:
+        """Called once, at load."""
+        self._released = stream
+
+    def agents(self) -> tuple[str, ...]:
+        """Agents that this one may call: its agent tools and a supervisor's workers, each once."""
+        called = [tool.own("agent") for tool in self.spec.tools if tool.type == "agent"]
+        workers = self.spec.orchestration.own("workers") or ()
+        return tuple(dict.fromkeys(name for name in (*called, *workers) if isinstance(name, str)))

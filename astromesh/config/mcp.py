@@ -1,0 +1,31 @@
+"""mcp.yaml, kind MCPConfig: servers that offer tools."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from astromesh.config.fields import Name, Record, Seconds
+from astromesh.config.head import Manifest, Metadata
+
+
+class MCPServer(Record):
+    """One server: `url` for http, `command` and `args` for stdio."""
+
+    transport: Literal["http", "stdio"] = Field(description="How to reach it.")
+    url: str = Field("", description="Address of a server over http.")
+    command: str = Field("", description="Program of a server over stdio.")
+    args: tuple[str, ...] = Field((), description="The program's arguments.")
+    forward_identity: bool = Field(False, description="Send the caller's token with each call (http only).")
+    timeout_seconds: Seconds = Field(30.0, description="Seconds one call may take.")
+
+
+class MCPSpec(Record):
+    servers: dict[Name, MCPServer] = Field(default_factory=dict, description="Servers by name.")
+
+
+class MCPManifest(Manifest):
+    kind: Literal["MCPConfig"]
+    metadata: Metadata = Metadata()
+    spec: MCPSpec = MCPSpec()

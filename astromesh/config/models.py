@@ -1,0 +1,94 @@
+"""Model blocks: one model behind one endpoint, as agents, roles and embeddings name it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel, Field, PrivateAttr
+
+from astromesh.config.fields import Amount, Block, JsonMap, Record, Seconds, Secret
+from astromesh.errors import ConfigError
+
+
+class Price(Record):
+    """US dollars."""
+
+    input_per_million: Amount = Field(0.0, description="US dollars per million input tokens.")
+    output_per_million: Amount = Field(0.0, description="US dollars per million output tokens.")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelBlock:
+    """A model block, resolved against providers.yaml and the environment.
+
+    Args:
+        provider: as written: a name of providers.yaml or of a plugin.
+        plugin: the plugin's name, in group `providers` (`embedders` for embeddings).
+        model: the model's name, empty where the plugin has only one.
+        options: the plugin's validated `Options`: what block and providers.yaml say together.
+        price, quality: for the router; None where nobody said.
+        has_key: whether an API key was found.
+        skipped: why this model cannot be used, e.g. `OPENAI_API_KEY is not set`; empty where it can.
+    """
+
+    provider: str
+    plugin: str
+    model: str
+    options: BaseModel
+    price: Price | None = None
+    quality: float | None = None
+    has_key: bool = False
+    skipped: str = ""
+
+    @property
+    def name(self) -> str:
+        """`openai/gpt-4o-mini`, as in metrics and errors."""
+        return f"{self.provider}/{self.model}" if self.model else self.provider
+
+
+class Endpoint(Block):
+    """What a model block and an entry of providers.yaml have in common. The rest belongs to the plugin.
+
+    A plugin's `Options` gets those of `model, endpoint, api_key, timeout, parameters, prices` that it
+    declares; writing one that it does not declare is a fault, except `prices`, which the router reads too.
+    """
+
+    endpoint: str = Field("", description="Base URL; empty: the plugin's own default.")
+    api_key_env: str = Field("", description="Environment variable that holds the API key.")
+    api_key_file: str = Field("", description="File that holds the API key.")
+    api_key: Secret | None = Field(None, description="The API key itself; better: api_key_env.")
+    timeout: Seconds = Field(60.0, description="Seconds one call may take.")
+    parameters: JsonMap = Field(
+        default_factory=dict, description="temperature, max_tokens, …: sent with each call."
+    )
+
+
+class ModelSpec(Endpoint):
+    """A model block as written."""
+
+    provider: str = Field(min_length=1, description="A name of providers.yaml, or of a provider plugin.")
+    model: str = Field("", description="The model's name at the provider.")
+    prices: Price | None = Field(None, description="What this model costs; overrides providers.yaml.")
+    quality: Amount | None = Field(
+        None, description="Rank for quality_first, higher is better; overrides providers.yaml."
+    )
+
+    _block: ModelBlock | None = PrivateAttr(default=None)
+
+    @property
+    def block(self) -> ModelBlock:
+        """The block, resolved; see ModelBlock."""
+        if self._block is None:
+            raise ConfigError(
+                f"The model block of {self.provider!r} did not come through config.folder.load."
+            )
+        return self._block
+
+    @property
+    def options(self) -> Any:
+        return self.block.options
+
+    def resolve(self, block: ModelBlock) -> None:
+        """Called once, at load."""
+        self._block = block

@@ -1,0 +1,85 @@
+"""runtime.yaml, kind RuntimeConfig: the server and its defaults."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from astromesh.config.fields import Count, Ratio, Record, Seconds, Secret
+from astromesh.config.head import Manifest, Metadata
+
+Port = Annotated[int, Field(ge=0, le=65535)]
+
+
+class Api(Record):
+    host: str = Field("127.0.0.1", min_length=1, description="Address to listen on; another one needs auth.")
+    port: Port = Field(8000, description="Port to listen on; 0: any free one.")
+    max_body_bytes: Count = Field(1_048_576, description="Largest request body in bytes.")
+    cors_origins: tuple[str, ...] = Field((), description="Browser origins that may call; none by default.")
+
+
+class Jwt(Record):
+    issuer: str = Field("", description="Required `iss`.")
+    audience: str = Field("", description="Required `aud`.")
+    jwks_url: str = Field("", description="Where the public keys are (RS256, ES256).")
+    secret_env: str = Field("", description="Environment variable with the shared secret (HS256).")
+    tenant_claim: str = Field("tenant", min_length=1, description="Claim that names the tenant.")
+
+
+class Auth(Record):
+    mode: Literal["none", "api_key", "jwt", "both"] = Field(
+        "none", description="How callers prove who they are."
+    )
+    jwt: Jwt = Jwt()
+
+
+class Storage(Record):
+    url: Secret = Field(
+        Secret("sqlite:///.astromesh/astromesh.db"),
+        description="sqlite:///PATH or postgresql://…; may hold a password.",
+    )
+
+
+class Redis(Record):
+    url: Secret = Field(Secret(""), description="redis://…; empty: none. May hold a password.")
+
+
+class Network(Record):
+    allow_hosts: tuple[str, ...] = Field((), description="Private hosts that tools may call.")
+
+
+class Telemetry(Record):
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="Least level that is logged."
+    )
+    log_format: Literal["console", "json"] = Field("console", description="For people or for machines.")
+    otlp_endpoint: str = Field("", description="OTLP over HTTP; empty: no export.")
+    sample_ratio: Ratio = Field(1.0, description="Share of traces that is exported.")
+    capture_content: bool = Field(False, description="Whether traces hold prompts and answers.")
+
+
+class OrchestrationDefaults(Record):
+    pattern: str = Field("react", min_length=1, description="For agents that name no pattern.")
+    max_iterations: Count = Field(10, description="For agents that name none; graph and autonomous have 50.")
+    timeout_seconds: Seconds = Field(120.0, description="For agents that name none.")
+
+
+class Defaults(Record):
+    orchestration: OrchestrationDefaults = OrchestrationDefaults()
+
+
+class RuntimeSpec(Record):
+    api: Api = Api()
+    auth: Auth = Auth()
+    storage: Storage = Storage()
+    redis: Redis = Redis()
+    network: Network = Network()
+    telemetry: Telemetry = Telemetry()
+    defaults: Defaults = Defaults()
+
+
+class RuntimeManifest(Manifest):
+    kind: Literal["RuntimeConfig"]
+    metadata: Metadata = Metadata()
+    spec: RuntimeSpec = RuntimeSpec()

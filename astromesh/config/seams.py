@@ -1,0 +1,39 @@
+"""What the configuration is given, because it may not look: plugins, templates, what this runtime can do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+from pydantic import BaseModel
+
+
+class OptionsResolver(Protocol):
+    """Knows the plugins. `astromesh.plugins.Plugins` is one."""
+
+    def names(self, group: str) -> Sequence[str]:
+        """Every name of a group."""
+
+    def options(self, group: str, name: str) -> type[BaseModel]:
+        """The `Options` of a plugin.
+
+        Raises:
+            UnknownPlugin, MissingExtra: as `Plugins.load`.
+        """
+
+
+class TemplateFault(NamedTuple):
+    """What is wrong with a template. `line` is 1-based within the template."""
+
+    message: str
+    line: int = 1
+
+
+#: looks at a template and answers what is wrong with it, or None
+TemplateCheck = Callable[[str], TemplateFault | None]
+
+#: What the page defines and this runtime does not do yet, so that no key is silently ignored.
+#:
+#: `{"Agent.spec.tools.*.approval=required": "Approvals are not supported yet."}`: the kind, then the path,
+#: `*` for any one key or position, `=VALUE` where only that value is meant.
+Unsupported = Mapping[str, str]
