@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from astromesh.abc.events import Emitter
 from astromesh.types import CallerContext, SessionKey, ToolCall, ToolResult, ToolSpec
@@ -34,8 +34,34 @@ class ToolContext:
     run: Any = field(default=None, repr=False)
 
 
+class RateLimit(NamedTuple):
+    """At most `max_calls` in any `window_seconds`."""
+
+    max_calls: int
+    window_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class ToolPolicy:
+    """How a tool may be used, as its YAML block says; enforced by wrappers around it (api.md section 4).
+
+    Args:
+        timeout_seconds: that one call may take.
+        max_result_tokens: of a result that the model is shown; the rest is cut off with a note.
+        rate_limit: by agent, tool and caller, or None.
+        idempotency: `key`: the tool passes the call's idempotency key on, so that a repeat does no harm.
+        approval: `required`: a person is asked before every call.
+    """
+
+    timeout_seconds: float = 30.0
+    max_result_tokens: int = 8000
+    rate_limit: RateLimit | None = None
+    idempotency: Literal["none", "key"] = "none"
+    approval: Literal["none", "required"] = "none"
+
+
 class Tool(Protocol):
-    """One tool. It gets arguments that fit its schema and returns text or JSON values; it raises `ToolError`s."""
+    """One tool. Gets arguments that fit its schema, returns text or JSON values, raises `ToolError`s."""
 
     spec: ToolSpec
 

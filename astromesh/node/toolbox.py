@@ -8,26 +8,26 @@ and approval are wrappers around this.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
-import difflib
 import importlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from time import perf_counter
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeAlias, cast
 
-import jsonschema_rs
-import orjson
-
 from astromesh.abc.tool import Tool, ToolContext, ToolPort
-from astromesh.errors import ConfigError, InvalidToolCall, LimitReached, ToolError, ToolFailed, ToolTimeout
+from astromesh.errors import ConfigError, InvalidToolCall, ToolTimeout
+from astromesh.node.tool_results import (
+    argument_validator,
+    failed,
+    misfit,
+    parse_arguments,
+    settle,
+    unknown_tool,
+)  # fmt: skip
 from astromesh.types import JsonObject, ToolCall, ToolResult, ToolSpec
 
 #: a tool, or a Python function that becomes one by its type hints and docstring
 ToolLike: TypeAlias = "Tool | Callable[..., Any]"
 
 TIMEOUT = 30.0
-#: characters of a result that the model is shown; more would only push the conversation out of its window
-MAX_RESULT = 100_000
 
 
 class ToolBox:
@@ -62,20 +62,11 @@ class ToolBox:
         return self._specs
 
     async def execute(self, call: ToolCall, context: ToolContext) -> ToolResult:
-        started = perf_counter()
-        try:
-            tool = self._find(call.name)
-            arguments = self._check(tool.spec, parse_arguments(call))
-            value = await self._call(tool, arguments, context)
-            content = to_text(value)
-        except LimitReached:
-            raise  # a limit of the run is not the tool's failure
-        except ToolError as error:
-            return _failed(call, error, started)
-        except Exception as error:  # noqa: BLE001 (the border of a tool call: any fault of a tool is its result)
-            fault = ToolFailed(f"The tool {call.name!r} failed: {type(error).__name__}: {str(error)[:500]}")
-            return _failed(call, fault, started)
-        return ToolResult(call.id, call.name, content, duration_ms=_since(started), value=value)
+        return await settle(call, self._run(call, context))
+
+    async def _run(self, call: ToolCall, context: ToolContext) -> Any:
+        tool = self._find(call.name)
+        return await self._call(tool, self._check(tool.spec, parse_arguments(call)), context)
 
     def _find(self, name: str) -> Tool:
         tool = self._tools.get(name)
@@ -109,7 +100,7 @@ class NoTools:
         return ()
 
     async def execute(self, call: ToolCall, context: ToolContext) -> ToolResult:
-        return _failed(call, InvalidToolCall(unknown_tool(call.name, ())), perf_counter())
+        return failed(call, InvalidToolCall(unknown_tool(call.name, ())))
 
 
 def tool_port(tools: ToolPort | Iterable[ToolLike] | None) -> ToolPort:
@@ -131,90 +122,3 @@ def as_tool(tool: ToolLike) -> Tool:
     functions = importlib.import_module("astromesh.abc.functions")
     made: Tool = functions.FunctionTool(tool)
     return made
-
-
-# -- what the model wrote ----------------------------------------------------------------------------------
-
-
-def parse_arguments(call: ToolCall) -> JsonObject:
-    """The arguments of a call.
-
-    Raises:
-        InvalidToolCall: they are no JSON object; the message tells the model what to send.
-    """
-    text = call.arguments.strip()
-    try:
-        arguments = orjson.loads(text) if text else {}
-    except orjson.JSONDecodeError as error:
-        raise InvalidToolCall(
-            f"The arguments of {call.name!r} are not valid JSON ({error}). Send one JSON object."
-        ) from error
-    if arguments is None:  # how some models say "no arguments"
-        return {}
-    if not isinstance(arguments, dict):
-        raise InvalidToolCall(f"The arguments of {call.name!r} must be a JSON object, not {text[:80]}.")
-    return arguments
-
-
-def argument_validator(spec: ToolSpec) -> Any:
-    """A compiled JSON Schema validator of a tool's arguments.
-
-    Raises:
-        ConfigError: the tool's schema is no JSON Schema.
-    """
-    try:
-        return jsonschema_rs.validator_for(dict(spec.parameters))
-    except (ValueError, jsonschema_rs.ValidationError, jsonschema_rs.ReferencingError) as error:
-        raise ConfigError(f"The parameters of the tool {spec.name!r} are no JSON Schema: {error}") from error
-
-
-def misfit(tool: str, validator: Any, arguments: JsonObject) -> str:
-    """What is wrong with arguments, each fault with its place, for the model to correct."""
-    faults = "; ".join(
-        f"{'.'.join(str(part) for part in fault.instance_path) or 'arguments'}: {fault.message}"
-        for fault in validator.iter_errors(arguments)
-    )
-    return f"The arguments of {tool!r} do not fit: {faults}. Correct them and call again."
-
-
-def unknown_tool(name: str, known: Sequence[str]) -> str:
-    """A sentence for the model that names the nearest tool."""
-    if not known:
-        return f"There is no tool {name!r}; no tools are available. Answer without tools."
-    folded = {tool.casefold(): tool for tool in known}
-    near = difflib.get_close_matches(name.casefold(), folded, 1, 0.0)
-    return f"There is no tool {name!r}. Did you mean {folded[near[0]]!r}? Available: {', '.join(known)}."
-
-
-# -- what the model is shown -------------------------------------------------------------------------------
-
-
-def to_text(value: Any) -> str:
-    """A tool's value as text for the model: strings as they are, everything else as JSON."""
-    text = (
-        value if isinstance(value, str) else orjson.dumps(value, default=_jsonable, option=_OPTIONS).decode()
-    )
-    if len(text) <= MAX_RESULT:
-        return text
-    return f"{text[:MAX_RESULT]}\n[cut: the result has {len(text)} characters]"
-
-
-_OPTIONS = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
-
-
-def _jsonable(value: Any) -> Any:
-    if hasattr(value, "model_dump"):  # a pydantic model, told by its method: pydantic need not be loaded here
-        return value.model_dump(mode="json")
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return dataclasses.asdict(value)
-    if isinstance(value, set | frozenset | tuple):
-        return list(value)
-    return str(value)
-
-
-def _failed(call: ToolCall, error: ToolError, started: float) -> ToolResult:
-    return ToolResult(call.id, call.name, str(error), False, error.code, _since(started))
-
-
-def _since(started: float) -> float:
-    return round((perf_counter() - started) * 1000, 3)

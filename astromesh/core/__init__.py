@@ -1,0 +1,1 @@
+"""The core services of a run: guardrails, memory, prompts, tools, model routing."""

@@ -1,0 +1,64 @@
+"""Rate limits as pure decisions: a sliding window of call times by key. Time is an argument, nothing waits.
+
+A call goes through when fewer than `max_calls` before it are younger than `window_seconds`. Refused calls
+are not counted, so that trying again does not push the end away.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Hashable
+
+from astromesh.abc.tool import RateLimit
+
+#: keys held before idle ones are looked for; keeps the cost of forgetting constant per call
+_SWEEP_AT = 1024
+
+
+def wait_for(calls: deque[float], limit: RateLimit, now: float) -> float:
+    """Seconds until the next call fits, 0.0 when it fits now. Forgets calls that left the window.
+
+    Args:
+        limit: what may go through.
+        calls: times of the calls that went through, oldest first.
+        now: seconds of the same clock.
+    """
+    start = now - limit.window_seconds
+    while calls and calls[0] <= start:
+        calls.popleft()
+    if len(calls) < limit.max_calls:
+        return 0.0
+    # a limit of no calls at all has no oldest call to wait for
+    return calls[0] - start if calls else limit.window_seconds
+
+
+class SlidingWindow:
+    """The calls of every key under one limit. Keys whose calls all left the window are forgotten."""
+
+    __slots__ = ("_calls", "_sweep_at", "limit")
+
+    def __init__(self, limit: RateLimit) -> None:
+        self.limit = limit
+        self._calls: dict[Hashable, deque[float]] = {}
+        self._sweep_at = _SWEEP_AT
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    def take(self, key: Hashable, now: float) -> float:
+        """Counts a call and answers 0.0, or answers the seconds to wait and counts nothing."""
+        calls = self._calls.get(key)
+        if calls is None:
+            self._sweep(now)
+            calls = self._calls[key] = deque()
+        wait = wait_for(calls, self.limit, now)
+        if wait <= 0.0:
+            calls.append(now)
+        return wait
+
+    def _sweep(self, now: float) -> None:
+        if len(self._calls) < self._sweep_at:
+            return
+        start = now - self.limit.window_seconds
+        self._calls = {key: calls for key, calls in self._calls.items() if calls and calls[-1] > start}
+        self._sweep_at = max(_SWEEP_AT, 2 * len(self._calls))

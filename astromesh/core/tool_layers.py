@@ -1,0 +1,99 @@
+"""What stands between a model's tool call and the tool, one layer per rule.
+
+A layer takes the rest of the way and returns it guarded, or as it was where its rule does not apply. The
+order, outermost first, is document 001's (step 9):
+
+    permission → rate limit → arguments (read, checked) → what else was given (approval) → timeout → tool
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from typing import Any, TypeAlias
+
+from astromesh.abc.clock import Clock
+from astromesh.abc.tool import Tool, ToolContext, ToolPolicy
+from astromesh.core.rate_limit import SlidingWindow
+from astromesh.errors import InvalidToolCall, ToolPermissionError, ToolRateLimitError, ToolTimeout
+from astromesh.node.tool_results import argument_validator, misfit, parse_arguments
+from astromesh.types import JsonObject, ToolCall
+
+#: the way to a tool: arguments as the model wrote them (JSON text) or as an object, and the call's context
+Invoke: TypeAlias = Callable[[Any, ToolContext], Awaitable[Any]]
+Layer: TypeAlias = Callable[[Invoke, Tool, ToolPolicy], Invoke]
+
+
+def layered(tool: Tool, policy: ToolPolicy, layers: Sequence[Layer]) -> Invoke:
+    """The way to the tool through all layers, the first one outermost."""
+    invoke: Invoke = tool.call
+    for layer in reversed(layers):
+        invoke = layer(invoke, tool, policy)
+    return invoke
+
+
+def permission(agent: str, permitted: Collection[str] | None) -> Layer:
+    """Refuses tools that the agent's `permissions` do not name; None permits all."""
+
+    def layer(invoke: Invoke, tool: Tool, policy: ToolPolicy) -> Invoke:
+        if permitted is None or tool.spec.name in permitted:
+            return invoke
+
+        async def refuse(arguments: Any, context: ToolContext) -> Any:
+            raise ToolPermissionError(tool.spec.name, agent)
+
+        return refuse
+
+    return layer
+
+
+def rate_limit(clock: Clock) -> Layer:
+    """Refuses calls beyond the tool's limit, counted by tenant and caller: nobody uses up another's share."""
+
+    def layer(invoke: Invoke, tool: Tool, policy: ToolPolicy) -> Invoke:
+        if policy.rate_limit is None:
+            return invoke
+        window = SlidingWindow(policy.rate_limit)
+
+        async def limited(arguments: Any, context: ToolContext) -> Any:
+            who = (context.session.tenant, context.caller.user_id if context.caller else "")
+            wait = window.take(who, clock.monotonic())
+            if wait > 0.0:
+                raise ToolRateLimitError(tool.spec.name, wait)
+            return await invoke(arguments, context)
+
+        return limited
+
+    return layer
+
+
+def arguments(invoke: Invoke, tool: Tool, policy: ToolPolicy) -> Invoke:
+    """Reads the JSON and checks it against the tool's schema, compiled once."""
+    name, validator = tool.spec.name, argument_validator(tool.spec)
+
+    async def checked(given: str | JsonObject, context: ToolContext) -> Any:
+        read = parse_arguments(ToolCall(context.call_id, name, given)) if isinstance(given, str) else given
+        if not validator.is_valid(read):
+            raise InvalidToolCall(misfit(name, validator, read))
+        return await invoke(read, context)
+
+    return checked
+
+
+def time_limit(invoke: Invoke, tool: Tool, policy: ToolPolicy) -> Invoke:
+    """Cancels a call that takes too long; a function that blocks its thread is left behind."""
+    name, seconds = tool.spec.name, policy.timeout_seconds
+
+    async def timed(given: Any, context: ToolContext) -> Any:
+        try:
+            async with asyncio.timeout(seconds) as limit:
+                return await invoke(given, context)
+        except TimeoutError as error:
+            if not limit.expired():  # the tool's own TimeoutError
+                raise
+            raise ToolTimeout(
+                f"The tool {name!r} did not answer within {seconds:g} s and was given up; "
+                "what it began may have happened."
+            ) from error
+
+    return timed

@@ -1,0 +1,179 @@
+"""What a model wrote becomes arguments, and whatever a tool does becomes exactly one result.
+
+Shared by every `ToolPort`: `ToolBox` for graphs that stand alone, the tool registry for agents.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import difflib
+import json
+import re
+from collections.abc import Awaitable, Sequence
+from time import perf_counter
+from typing import Any
+
+import jsonschema_rs
+import orjson
+
+from astromesh.errors import ConfigError, InvalidToolCall, LimitReached, ToolError, ToolFailed
+from astromesh.types import JsonObject, ToolCall, ToolResult, ToolSpec
+
+#: characters of a result that the model is shown; more would only push the conversation out of its window
+MAX_RESULT = 100_000
+#: characters of one fault that the model is shown
+_MAX_FAULT = 500
+_MAX_FAULTS = 8
+
+# Schemas may come from other servers: no reference is fetched, and patterns match in linear time.
+_LINEAR = jsonschema_rs.RegexOptions()
+# Exceptions of foreign libraries like to quote what they sent.
+_SECRETS = re.compile(
+    r"(?i)(\bbearer\s+|\bbasic\s+|\bsk-|\b(?:api[_-]?key|access[_-]?token|token|secret|password)[\"']?\s*[=:]\s*[\"']?"
+    r"|://[^/\s:@]*:)[^\s\"'&@,;]{3,}"
+)
+
+
+async def settle(call: ToolCall, value: Awaitable[Any], max_characters: int = MAX_RESULT) -> ToolResult:
+    """The border of a tool call: its value, or the fault it ended with, as the call's one result.
+
+    Args:
+        call: what the model asked for.
+        value: the call under way.
+        max_characters: of the text that the model is shown.
+
+    Raises:
+        LimitReached: a limit of the run is not the tool's failure.
+        asyncio.CancelledError: the run was cancelled.
+    """
+    started = perf_counter()
+    try:
+        answer = await value
+        content = to_text(answer, max_characters)
+    except LimitReached:
+        raise
+    except ToolError as error:
+        return failed(call, error, started)
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        # nobody cancelled the run: the tool let the cancellation of something of its own out
+        return failed(call, ToolFailed(f"The tool {call.name!r} was cancelled from within."), started)
+    except (Exception, SystemExit) as error:  # noqa: BLE001 (the border of a tool call: any fault is its result)
+        return failed(call, ToolFailed(f"The tool {call.name!r} failed: {describe(error)}"), started)
+    return ToolResult(call.id, call.name, content, duration_ms=_since(started), value=answer)
+
+
+def failed(call: ToolCall, error: ToolError, started: float = 0.0) -> ToolResult:
+    """A failure as the model sees it. `started`: `perf_counter()` of the call, 0.0 where it never began."""
+    duration = _since(started) if started else 0.0
+    return ToolResult(call.id, call.name, str(error), False, error.code, duration)
+
+
+def describe(error: BaseException) -> str:
+    """Type and message of a foreign exception, without what looks like a secret and without its stack."""
+    message = _SECRETS.sub(r"\1***", str(error)[: 2 * _MAX_FAULT])[:_MAX_FAULT]
+    return f"{type(error).__name__}: {message}" if message else type(error).__name__
+
+
+# -- what the model wrote ----------------------------------------------------------------------------------
+
+
+def parse_arguments(call: ToolCall) -> JsonObject:
+    """The arguments of a call.
+
+    Raises:
+        InvalidToolCall: they are no JSON object; the message tells the model what to send.
+    """
+    text = call.arguments.strip()
+    try:
+        arguments = orjson.loads(text) if text else {}
+    except orjson.JSONDecodeError as error:
+        raise InvalidToolCall(
+            f"The arguments of {call.name!r} are not valid JSON ({error}). Send one JSON object."
+        ) from error
+    if arguments is None:  # how some models say "no arguments"
+        return {}
+    if not isinstance(arguments, dict):
+        raise InvalidToolCall(f"The arguments of {call.name!r} must be a JSON object, not {text[:80]}.")
+    return arguments
+
+
+def argument_validator(spec: ToolSpec) -> Any:
+    """A compiled JSON Schema validator of a tool's arguments.
+
+    Raises:
+        ConfigError: the tool's schema is no JSON Schema, or refers to another document.
+    """
+    try:
+        return jsonschema_rs.validator_for(dict(spec.parameters), offline=True, pattern_options=_LINEAR)
+    except (ValueError, jsonschema_rs.ValidationError, jsonschema_rs.ReferencingError) as error:
+        raise ConfigError(f"The parameters of the tool {spec.name!r} are no JSON Schema: {error}") from error
+
+
+def misfit(tool: str, validator: Any, arguments: JsonObject) -> str:
+    """What is wrong with arguments, each fault with its place, for the model to correct."""
+    faults = [
+        f"{'.'.join(str(part) for part in fault.instance_path) or 'arguments'}: {_short(fault.message)}"
+        for fault in validator.iter_errors(arguments)
+    ]
+    more = f"; and {len(faults) - _MAX_FAULTS} more" if len(faults) > _MAX_FAULTS else ""
+    return (
+        f"The arguments of {tool!r} do not fit: {'; '.join(faults[:_MAX_FAULTS])}{more}. "
+        "Correct them and call again."
+    )
+
+
+def unknown_tool(name: str, known: Sequence[str]) -> str:
+    """A sentence for the model that names the nearest tool."""
+    name = name[:64]
+    if not known:
+        return f"There is no tool {name!r}; no tools are available. Answer without tools."
+    folded = {tool.casefold(): tool for tool in known}
+    near = difflib.get_close_matches(name.casefold(), folded, 1, 0.0)
+    return f"There is no tool {name!r}. Did you mean {folded[near[0]]!r}? Available: {', '.join(known)}."
+
+
+# -- what the model is shown -------------------------------------------------------------------------------
+
+
+def to_text(value: Any, max_characters: int = MAX_RESULT) -> str:
+    """A tool's value as text for the model: strings as they are, everything else as JSON."""
+    text = value if isinstance(value, str) else _json(value)
+    if not text.isascii():  # half a surrogate pair could not be sent to anybody
+        text = text.encode("utf-8", "replace").decode()
+    if len(text) <= max_characters:
+        return text
+    return f"{text[:max_characters]}\n[cut: the result has {len(text)} characters]"
+
+
+_OPTIONS = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
+
+
+def _json(value: Any) -> str:
+    try:
+        return orjson.dumps(value, default=_jsonable, option=_OPTIONS).decode()
+    except orjson.JSONEncodeError:  # integers beyond 64 bits, half surrogate pairs
+        return json.dumps(value, default=_jsonable)
+
+
+def _jsonable(value: Any) -> Any:
+    if hasattr(value, "model_dump"):  # a pydantic model, told by its method: pydantic need not be loaded here
+        return value.model_dump(mode="json")
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.asdict(value)
+    if isinstance(value, set | frozenset | tuple):
+        return list(value)
+    if isinstance(value, bytes | bytearray):
+        return bytes(value).decode("utf-8", "replace")
+    return str(value)
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _MAX_FAULT else f"{text[:_MAX_FAULT]}…"
+
+
+def _since(started: float) -> float:
+    return round((perf_counter() - started) * 1000, 3)
