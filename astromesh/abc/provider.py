@@ -11,11 +11,14 @@ from astromesh.types import CompletionRequest, CompletionResult, Delta
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a model can do; the router's `capability_match` and the pipeline ask.
+    """What a model can do and is worth; the router's strategies and the pipeline ask.
 
     Args:
         json: whether it can keep to an output schema. The embedded provider cannot.
         context_window: tokens, 0 where unknown.
+        quality: 0 to 100, for `quality_first`.
+        priced: whether `estimated_cost` knows a price; a free endpoint's price is known, it is nothing.
+        language_model: False for what stands in where no model answers; every strategy asks it last.
     """
 
     tools: bool = True
@@ -23,6 +26,9 @@ class Capabilities:
     vision: bool = False
     json: bool = True
     context_window: int = 0
+    quality: float = 50.0
+    priced: bool = True
+    language_model: bool = True
 
 
 class Provider(Protocol):

@@ -1,0 +1,99 @@
+"""How providers fare: one record per provider and model, shared by all agents of the process."""
+
+from __future__ import annotations
+
+from astromesh.abc.clock import Clock, SystemClock
+from astromesh.abc.provider import Provider
+from astromesh.core.circuit_breaker import CLOSED, BreakerRules, Circuit, Outcome, admits, enter, leave
+from astromesh.tokens import Correction
+from astromesh.types import JsonObject
+
+#: weight of the newest latency in the moving average
+SMOOTHING = 0.2
+
+
+class Monitor:
+    """The circuit, the latency and the counts of one provider and model.
+
+    Args:
+        provider: whom it watches.
+        rules: when its circuit opens.
+    """
+
+    __slots__ = (
+        "calls", "circuit", "correction", "failures", "last_error", "latency_ms", "model", "name", "provider",
+        "rules",
+    )  # fmt: skip
+
+    def __init__(self, provider: Provider, rules: BreakerRules) -> None:
+        self.name, self.provider, self.model = provider.name, provider.provider, provider.model
+        self.rules = rules
+        self.circuit: Circuit = CLOSED
+        self.latency_ms = 0.0
+        self.calls = 0
+        self.failures = 0
+        self.last_error = ""
+        self.correction = Correction()
+
+    def admit(self, now: float) -> bool:
+        """Whether a call may go now; if so, it has set out and must `settle`."""
+        if self.circuit is not CLOSED:
+            if not admits(self.circuit, now):
+                return False
+            self.circuit = enter(self.circuit)
+        return True
+
+    @property
+    def probing(self) -> bool:
+        """Asked right after `admit`: whether that call is the probe."""
+        return self.circuit.state == "half_open"
+
+    def settle(self, outcome: Outcome, *, probe: bool, now: float, wait: float = 0.0) -> None:
+        self.circuit = leave(self.circuit, outcome, probe=probe, now=now, rules=self.rules, wait=wait)
+
+    def timed(self, latency_ms: float) -> None:
+        """Takes one more latency into the moving average."""
+        known = self.latency_ms
+        self.latency_ms = known + SMOOTHING * (latency_ms - known) if known else latency_ms
+
+    def to_json(self, now: float) -> JsonObject:
+        state, failures, until = self.circuit
+        return {
+            "name": self.name,
+            "provider": self.provider,
+            "model": self.model,
+            "circuit": state,
+            "failures_in_a_row": failures,
+            "retry_in_seconds": round(max(0.0, until - now), 1) if state == "open" else 0.0,
+            "latency_ms": round(self.latency_ms, 1),
+            "calls": self.calls,
+            "failures": self.failures,
+            "last_error": self.last_error,
+        }
+
+
+class Health:
+    """The monitors of a process.
+
+    Args:
+        rules: `routing.circuit_breaker` of providers.yaml.
+        clock: whose monotonic time circuits go by.
+    """
+
+    def __init__(self, rules: BreakerRules | None = None, clock: Clock | None = None) -> None:
+        self.rules = rules or BreakerRules()
+        self.clock: Clock = clock or SystemClock()
+        self._monitors: dict[tuple[str, str], Monitor] = {}
+
+    def monitor(self, provider: Provider) -> Monitor:
+        """The record of this provider; agents that name the same model at the same endpoint share it."""
+        # an agent may give a named provider an endpoint of its own: that is another service
+        key = (provider.name, str(getattr(provider, "endpoint", "")))
+        if key not in self._monitors:
+            self._monitors[key] = Monitor(provider, self.rules)
+        return self._monitors[key]
+
+    def snapshot(self) -> list[JsonObject]:
+        """Every provider's state for `GET /v1/providers`, ordered by name."""
+        now = self.clock.monotonic()
+        return [m.to_json(now) for _, m in sorted(self._monitors.items())]
