@@ -116,7 +116,7 @@ def every_import() -> Iterator[tuple[Module, ast.stmt, str]]:
             yield module, node, imported
 
 
-# -- the table -------------------------------------------------------------------------------------------------
+# -- the table -----------------------------------------------------------------------------------------------
 
 
 def test_every_package_has_a_row() -> None:
@@ -158,7 +158,7 @@ def reachable(graph: Mapping[str, tuple[str, ...]], starts: tuple[str, ...]) -> 
     return seen
 
 
-# -- where imports stand ---------------------------------------------------------------------------------------
+# -- where imports stand -------------------------------------------------------------------------------------
 
 
 def test_imports_stand_at_the_top() -> None:
@@ -190,7 +190,7 @@ def test_no_circle_is_dodged_by_type_checking() -> None:
     assert wrong == [], "move the type down instead"
 
 
-# -- nothing unwired -------------------------------------------------------------------------------------------
+# -- nothing unwired -----------------------------------------------------------------------------------------
 
 
 def test_every_module_is_reached() -> None:
@@ -238,7 +238,7 @@ def test_entry_points_name_what_exists() -> None:
     assert wrong == []
 
 
-# -- the test can be red ---------------------------------------------------------------------------------------
+# -- the test can be red -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
