@@ -210,7 +210,7 @@ def entrances() -> Iterator[str]:
 
 
 def named_by(module: Module) -> tuple[str, ...]:
-    """What a module imports, and what the lazy ones name in a string such as `astromesh.api.app:create_app`."""
+    """What a module imports, and what the lazy ones name in strings, e.g. `astromesh.api.app:create`."""
     imported = {name for _, name in imports_of(module)}
     if imports_when_called(module):
         imported |= {

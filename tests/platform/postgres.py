@@ -75,7 +75,10 @@ class PostgresServer:
 
     def terminate_backends(self) -> None:
         """Cut every client's connection, as a fail-over does."""
-        self.execute("select pg_terminate_backend(pid) from pg_stat_activity where pid <> pg_backend_pid()")
+        self.execute(
+            "select pg_terminate_backend(pid) from pg_stat_activity"
+            " where backend_type = 'client backend' and pid <> pg_backend_pid()"
+        )
 
     def _initdb(self) -> None:
         secret = self._home / "password"
