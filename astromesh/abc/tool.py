@@ -15,8 +15,8 @@ class ToolContext:
     """Of which run a tool call is part. Identity comes from here, never from the arguments.
 
     Args:
-        call_id: the model's id of this call; also the idempotency key of a tool with `idempotency: key`,
-            together with run_id.
+        call_id: the model's id of this call.
+        idempotency_key: run_id and call_id, for a tool with `idempotency: key` to pass on; else empty.
         path: where in the run's tree the call stands, e.g. `react/lookup`.
         deadline: `Clock.monotonic` seconds at which the run must have ended, or None.
         run: the run's scope (`astromesh.node.Scope`), opaque here; nested runs hang themselves into it.
@@ -32,6 +32,7 @@ class ToolContext:
     deadline: float | None = None
     events: Emitter | None = None
     run: Any = field(default=None, repr=False)
+    idempotency_key: str = ""
 
 
 class RateLimit(NamedTuple):
@@ -46,14 +47,14 @@ class ToolPolicy:
     """How a tool may be used, as its YAML block says; enforced by wrappers around it (api.md section 4).
 
     Args:
-        timeout_seconds: that one call may take.
+        timeout_seconds: that one call may take; None for as long as the run.
         max_result_tokens: of a result that the model is shown; the rest is cut off with a note.
         rate_limit: by agent, tool and caller, or None.
         idempotency: `key`: the tool passes the call's idempotency key on, so that a repeat does no harm.
         approval: `required`: a person is asked before every call.
     """
 
-    timeout_seconds: float = 30.0
+    timeout_seconds: float | None = 30.0
     max_result_tokens: int = 8000
     rate_limit: RateLimit | None = None
     idempotency: Literal["none", "key"] = "none"

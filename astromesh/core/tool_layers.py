@@ -3,13 +3,15 @@
 A layer takes the rest of the way and returns it guarded, or as it was where its rule does not apply. The
 order, outermost first, is document 001's (step 9):
 
-    permission → rate limit → arguments (read, checked) → what else was given (approval) → timeout → tool
+    permission → rate limit → arguments (read, checked) → what else was given (approval) → idempotency →
+    timeout → tool
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from astromesh.abc.clock import Clock
@@ -17,25 +19,40 @@ from astromesh.abc.tool import Tool, ToolContext, ToolPolicy
 from astromesh.core.rate_limit import SlidingWindow
 from astromesh.errors import InvalidToolCall, ToolPermissionError, ToolRateLimitError, ToolTimeout
 from astromesh.node.tool_results import argument_validator, misfit, parse_arguments
-from astromesh.types import JsonObject, ToolCall
+from astromesh.types import JsonObject, ToolCall, ToolSpec
 
 #: the way to a tool: arguments as the model wrote them (JSON text) or as an object, and the call's context
 Invoke: TypeAlias = Callable[[Any, ToolContext], Awaitable[Any]]
-Layer: TypeAlias = Callable[[Invoke, Tool, ToolPolicy], Invoke]
+Layer: TypeAlias = Callable[[Invoke, "DeclaredTool"], Invoke]
 
 
-def layered(tool: Tool, policy: ToolPolicy, layers: Sequence[Layer]) -> Invoke:
+@dataclass(frozen=True, slots=True)
+class DeclaredTool:
+    """A tool as an agent declares it.
+
+    Args:
+        spec: what the model sees; name, description, parameters and effect as declared.
+        tool: what does the work.
+        policy: how it may be used.
+    """
+
+    spec: ToolSpec
+    tool: Tool
+    policy: ToolPolicy = field(default_factory=ToolPolicy)
+
+
+def layered(tool: DeclaredTool, layers: Sequence[Layer]) -> Invoke:
     """The way to the tool through all layers, the first one outermost."""
-    invoke: Invoke = tool.call
+    invoke: Invoke = tool.tool.call
     for layer in reversed(layers):
-        invoke = layer(invoke, tool, policy)
+        invoke = layer(invoke, tool)
     return invoke
 
 
 def permission(agent: str, permitted: Collection[str] | None) -> Layer:
     """Refuses tools that the agent's `permissions` do not name; None permits all."""
 
-    def layer(invoke: Invoke, tool: Tool, policy: ToolPolicy) -> Invoke:
+    def layer(invoke: Invoke, tool: DeclaredTool) -> Invoke:
         if permitted is None or tool.spec.name in permitted:
             return invoke
 
@@ -50,10 +67,10 @@ def permission(agent: str, permitted: Collection[str] | None) -> Layer:
 def rate_limit(clock: Clock) -> Layer:
     """Refuses calls beyond the tool's limit, counted by tenant and caller: nobody uses up another's share."""
 
-    def layer(invoke: Invoke, tool: Tool, policy: ToolPolicy) -> Invoke:
-        if policy.rate_limit is None:
+    def layer(invoke: Invoke, tool: DeclaredTool) -> Invoke:
+        if tool.policy.rate_limit is None:
             return invoke
-        window = SlidingWindow(policy.rate_limit)
+        window = SlidingWindow(tool.policy.rate_limit)
 
         async def limited(arguments: Any, context: ToolContext) -> Any:
             who = (context.session.tenant, context.caller.user_id if context.caller else "")
@@ -67,7 +84,7 @@ def rate_limit(clock: Clock) -> Layer:
     return layer
 
 
-def arguments(invoke: Invoke, tool: Tool, policy: ToolPolicy) -> Invoke:
+def arguments(invoke: Invoke, tool: DeclaredTool) -> Invoke:
     """Reads the JSON and checks it against the tool's schema, compiled once."""
     name, validator = tool.spec.name, argument_validator(tool.spec)
 
@@ -80,9 +97,23 @@ def arguments(invoke: Invoke, tool: Tool, policy: ToolPolicy) -> Invoke:
     return checked
 
 
-def time_limit(invoke: Invoke, tool: Tool, policy: ToolPolicy) -> Invoke:
+def idempotency(invoke: Invoke, tool: DeclaredTool) -> Invoke:
+    """Gives a call its key, the same when a run is taken up again, by which the other side knows a repeat."""
+    if tool.policy.idempotency == "none":
+        return invoke
+
+    async def keyed(given: Any, context: ToolContext) -> Any:
+        key = f"{context.run_id}/{context.call_id}"
+        return await invoke(given, replace(context, idempotency_key=key))
+
+    return keyed
+
+
+def time_limit(invoke: Invoke, tool: DeclaredTool) -> Invoke:
     """Cancels a call that takes too long; a function that blocks its thread is left behind."""
-    name, seconds = tool.spec.name, policy.timeout_seconds
+    name, seconds = tool.spec.name, tool.policy.timeout_seconds
+    if seconds is None:
+        return invoke
 
     async def timed(given: Any, context: ToolContext) -> Any:
         try:

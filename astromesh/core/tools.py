@@ -7,11 +7,23 @@ tool is a row of layers (`core.tool_layers`), put together once when the agent i
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from astromesh.abc.clock import Clock, SystemClock
-from astromesh.abc.tool import Tool, ToolContext, ToolPolicy
-from astromesh.core.tool_layers import Invoke, Layer, arguments, layered, permission, rate_limit, time_limit
+from astromesh.abc.tool import RateLimit, Tool, ToolContext, ToolPolicy
+from astromesh.config.agent import ToolBlock
+from astromesh.core.tool_layers import (
+    DeclaredTool,
+    Invoke,
+    Layer,
+    arguments,
+    idempotency,
+    layered,
+    permission,
+    rate_limit,
+    time_limit,
+)  # fmt: skip
 from astromesh.errors import AgentNotFoundError, ConfigError, InvalidToolCall
 from astromesh.node.tool_results import settle, unknown_tool
 from astromesh.types import JsonObject, ToolCall, ToolResult, ToolSpec
@@ -21,11 +33,28 @@ _CHARACTERS_PER_TOKEN = 4
 _DEFAULT = ToolPolicy()
 
 
-class DeclaredTool(NamedTuple):
-    """A tool and how it may be used. The policy comes from the block's `Options.policy()`."""
+def declared(tool: Tool, block: ToolBlock) -> DeclaredTool:
+    """A tool as its YAML block declares it: what the block does not say stays the tool's own."""
+    spec = replace(
+        tool.spec,
+        name=block.name,
+        description=block.description or tool.spec.description,
+        parameters=block.parameters or tool.spec.parameters,
+        effect=block.effective_effect or tool.spec.effect,
+    )
+    return DeclaredTool(spec, tool, policy_of(block))
 
-    tool: Tool
-    policy: ToolPolicy = _DEFAULT
+
+def policy_of(block: ToolBlock) -> ToolPolicy:
+    """How a tool may be used, from its YAML block; also for each tool that a block of several stands for."""
+    limit = block.rate_limit
+    return ToolPolicy(
+        timeout_seconds=block.deadline_seconds,
+        max_result_tokens=block.max_result_tokens or _DEFAULT.max_result_tokens,
+        rate_limit=RateLimit(limit.max_calls, limit.window_seconds) if limit else None,
+        idempotency=block.idempotency,
+        approval=block.approval,
+    )
 
 
 class ToolRegistry:
@@ -57,13 +86,14 @@ class ToolRegistry:
         Raises:
             ConfigError: two tools of one name, a permitted tool that is not declared, or a broken schema.
         """
-        declared = [tool if isinstance(tool, DeclaredTool) else DeclaredTool(tool) for tool in tools]
-        _check_names(agent_name, [tool.spec.name for tool, _ in declared], permitted)
+        own = [tool if isinstance(tool, DeclaredTool) else DeclaredTool(tool.spec, tool) for tool in tools]
+        _check_names(agent_name, [tool.spec.name for tool in own], permitted)
         layers = (
-            permission(agent_name, permitted), rate_limit(self._clock), arguments, *self._layers, time_limit,
+            permission(agent_name, permitted), rate_limit(self._clock), arguments, *self._layers, idempotency,
+            time_limit,
         )  # fmt: skip
-        ways = {tool.spec.name: _Way(layered(tool, policy, layers), policy) for tool, policy in declared}
-        specs = [t.spec for t, _ in declared if permitted is None or t.spec.name in permitted]
+        ways = {tool.spec.name: _Way(layered(tool, layers), tool.policy) for tool in own}
+        specs = [tool.spec for tool in own if permitted is None or tool.spec.name in permitted]
         self._agents[agent_name] = bound = AgentTools(agent_name, tuple(specs), ways)
         return bound
 

@@ -4,43 +4,31 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
-from pydantic import Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from astromesh.abc.deps import Deps
 from astromesh.abc.functions import FunctionTool
-from astromesh.abc.tool_options import ToolOptions
 from astromesh.errors import ConfigError
-from astromesh.types import JsonObject
 
 
 class InternalTool:
-    """Opens `module:name` as a tool: the schema comes from the signature, the description from the docstring."""
+    """Opens `module:name` as a tool: schema from the signature, description from the docstring."""
 
-    class Options(ToolOptions):
+    class Options(BaseModel):
+        model_config = ConfigDict(extra="forbid")
+
         function: str = Field(
             pattern=r"^[\w.]+:[\w.]+$",
             description="The function as `module:name`, found on the Python path, in the folder of the "
             "configuration and in the one above it.",
         )
-        parameters: JsonObject | None = Field(
-            None, description="JSON Schema shown to the model instead of the one from the signature."
-        )
 
     @classmethod
     async def open(cls, options: Options, deps: Deps) -> FunctionTool:
         """Raises: ConfigError: the function cannot be imported, or cannot be offered as a tool."""
-        tool = FunctionTool(
-            load(options.function),
-            name=options.name,
-            description=options.description,
-            effect=options.effect,
-        )
-        if options.parameters is not None:
-            tool.spec = replace(tool.spec, parameters=options.parameters)
-        return tool
+        return FunctionTool(load(options.function))
 
 
 def load(reference: str) -> Callable[..., Any]:
