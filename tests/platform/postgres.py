@@ -188,7 +188,9 @@ def _binaries(home: Path, user: User | None) -> Path:
             extra_groups=[],
         )
     except PermissionError:
+        package, copy = BINARIES.parents[1], home / "install"
+        for part in (package / BINARIES.parent.name, package.with_name(f"{package.name}.libs")):
+            shutil.copytree(part, copy / part.relative_to(package.parent))
         home.chmod(0o755)
-        shutil.copytree(BINARIES.parent, home / "install")
-        return home / "install" / "bin"
+        return copy / BINARIES.relative_to(package.parent)
     return BINARIES
