@@ -2,7 +2,6 @@
 
 from astromesh.testing.clock import ManualClock
 from astromesh.testing.faults import Faulty
-from astromesh.testing.network import forbid_network
 from astromesh.testing.plugin import plugin_of
 from astromesh.testing.provider import Reply, ScriptedProvider
 from astromesh.testing.sinks import RecordingSink
@@ -16,6 +15,5 @@ __all__ = [
     "Reply",
     "ScriptedProvider",
     "ScriptedTools",
-    "forbid_network",
     "plugin_of",
 ]
