@@ -27,8 +27,10 @@ function with `@node`. During `execute`:
 
 from astromesh.graph.base import BaseNode
 from astromesh.graph.config import Child, NodeConfig
+from astromesh.graph.edges import Edge
 from astromesh.graph.flags import NodeFlag
 from astromesh.graph.function import FunctionNode, node
+from astromesh.graph.graph import PromptGraph
 from astromesh.graph.records import END, ExecutionReport, GraphResult, Mutation, NodeResult
 from astromesh.graph.state import GraphState
 
@@ -36,6 +38,7 @@ __all__ = [
     "END",
     "BaseNode",
     "Child",
+    "Edge",
     "ExecutionReport",
     "FunctionNode",
     "GraphResult",
@@ -44,5 +47,6 @@ __all__ = [
     "NodeConfig",
     "NodeFlag",
     "NodeResult",
+    "PromptGraph",
     "node",
 ]

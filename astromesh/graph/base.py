@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, TypedDict, Unpack
 
-from astromesh.graph.config import NodeConfig
+from astromesh.graph.config import Graph, Node, NodeConfig
 from astromesh.graph.flags import NodeFlag
 from astromesh.graph.records import NodeResult
 from astromesh.graph.state import GraphState
@@ -180,9 +180,17 @@ class BaseNode:
         """
         raise NotImplementedError(f"{type(self).__name__} has no execute().")
 
-    def children(self) -> Iterable[BaseNode]:
-        """The nodes that this one runs itself: their tools are collected, and they are checked and drawn."""
+    def children(self) -> Iterable[Node | Graph]:
+        """The nodes and graphs that this one runs itself: they are compiled with it, checked and drawn."""
         return ()
+
+    def problems(self) -> Iterable[str]:
+        """What is wrong with the node by itself, for `PromptGraph.validate`; subclasses add theirs."""
+        return ()
+
+    def body(self) -> Callable[[GraphState, NodeConfig], Awaitable[Any]]:
+        """What the engine awaits for one execution, asked for once, when the graph is compiled."""
+        return self.execute
 
     def has_flag(self, flag: Hashable) -> bool:
         return flag in self.flags

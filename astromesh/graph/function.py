@@ -9,6 +9,7 @@ from typing import Any, Unpack
 from astromesh.graph.base import BaseNode, NodeKeywords
 from astromesh.graph.config import NodeConfig
 from astromesh.graph.records import NodeResult
+from astromesh.graph.signature import positional_arguments
 from astromesh.graph.state import GraphState
 
 Function = Callable[..., Any]
@@ -50,22 +51,3 @@ def as_result(name: str, value: Any) -> NodeResult:
         value.node_name = value.node_name or name
         return value
     return NodeResult(name, value)
-
-
-def positional_arguments(function: Function, owner: str, *, most: int) -> int:
-    """How many of `most` positional arguments a function takes, seen once, when the graph is built.
-
-    Raises:
-        TypeError: it needs none, or more than that.
-    """
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):  # built-ins without a signature take what they are given
-        return 1
-    if any(p.kind is p.VAR_POSITIONAL for p in parameters):
-        return most
-    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    needed = sum(p.default is p.empty for p in positional)
-    if not positional or needed > most:
-        raise TypeError(f"{owner}: {function!r} must take 1 to {most} positional arguments, not {needed}.")
-    return min(max(needed, 1), most)

@@ -1,0 +1,114 @@
+"""What can be wrong with a graph before it runs. Each check is a function from a graph to sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+from astromesh.graph.base import BaseNode
+from astromesh.graph.edges import Edge
+from astromesh.graph.flags import NodeFlag
+from astromesh.graph.records import END, ERROR_NODE
+from astromesh.graph.ways import Drawn, declared_targets, reachable, targets
+
+
+class Checked(Drawn, Protocol):
+    """What of a graph is checked."""
+
+    name: str
+    finalizer: str
+
+    @property
+    def mode(self) -> str: ...
+
+    @property
+    def entry(self) -> str: ...
+
+    @property
+    def edges(self) -> tuple[Edge, ...]: ...
+
+
+def problems(graph: Checked) -> list[str]:
+    """Every problem of a graph, in words."""
+    if not graph.nodes:
+        return [f"The graph {graph.name!r} has no nodes."]
+    ways = () if graph.mode == "autonomous" else WAYS
+    return [problem for find in (*CHECKS, *ways) for problem in find(graph)]
+
+
+def _entry(graph: Checked) -> Iterator[str]:
+    if graph.entry not in graph.nodes:
+        yield f"The entry {graph.entry!r} is not a node."
+    marked = [n.name for n in graph.nodes.values() if n.has_flag(NodeFlag.ENTRY)]
+    if len(marked) > 1:
+        yield f"Several nodes are marked as the entry: {', '.join(marked)}."
+
+
+def _finalizer(graph: Checked) -> Iterator[str]:
+    if graph.finalizer and graph.finalizer not in graph.nodes:
+        yield f"The finalizer {graph.finalizer!r} is not a node."
+
+
+def _nodes(graph: Checked) -> Iterator[str]:
+    for node in graph.nodes.values():
+        if node.has_flag(NodeFlag.VALIDATE_OUTPUT) and node.output_schema is None:
+            yield f"Node {node.name!r} has the flag VALIDATE_OUTPUT but no output_schema."
+        if node.inherit_context_from and node.inherit_context_from not in graph.nodes:
+            yield f"Node {node.name!r} inherits from {node.inherit_context_from!r}, which is not a node."
+        yield from (f"Node {node.name!r}: {problem}" for problem in inner_problems(node, set()))
+
+
+def inner_problems(node: BaseNode, seen: set[int]) -> Iterator[str]:
+    """Problems of a node by itself, and of the nodes and graphs that it runs."""
+    if id(node) in seen:
+        return
+    seen.add(id(node))
+    yield from node.problems()
+    for child in node.children():
+        if isinstance(child, BaseNode):
+            yield from (f"{child.name}: {problem}" for problem in inner_problems(child, seen))
+
+
+def _targets(graph: Checked) -> Iterator[str]:
+    for name, node in graph.nodes.items():
+        drawn = {e.target for e in graph.get_edges_from(name)}
+        for target in sorted(targets(graph, name) - {END}):
+            if target not in graph.nodes:
+                how = "an edge" if target in drawn else "a transition"
+                yield f"Node {node.name!r} has {how} to {target!r}, which is not a node."
+
+
+def _sources(graph: Checked) -> Iterator[str]:
+    for edge in graph.edges:
+        if edge.source not in graph.nodes:
+            yield f"The edge {edge} starts at {edge.source!r}, which is not a node."
+
+
+def _reached(graph: Checked) -> Iterator[str]:
+    starts = [graph.entry, ERROR_NODE, *([graph.finalizer] if graph.finalizer else [])]
+    lost = graph.nodes.keys() - reachable(starts, lambda name: targets(graph, name))
+    for name in sorted(lost):
+        yield f"Node {name!r} is never reached."
+
+
+def _shadowed(graph: Checked) -> Iterator[str]:
+    for name in graph.nodes:
+        edges = graph.get_edges_from(name)
+        first = next((i for i, e in enumerate(edges) if e.condition is None), len(edges))
+        for edge in edges[first + 1 :]:
+            yield f"The edge {edge} is never tried: {edges[first]} is unconditional and comes first."
+
+
+def _endless(graph: Checked) -> Iterator[str]:
+    ends = {END}
+    before = -1
+    while before != len(ends):
+        before = len(ends)
+        ends |= {name for name in graph.nodes if targets(graph, name) & ends}
+    for name in sorted(reachable([graph.entry], lambda n: declared_targets(graph, n)) - ends):
+        if name in graph.nodes:
+            yield f"From node {name!r} no way leads to an end."
+
+
+CHECKS = (_entry, _finalizer, _nodes)
+WAYS = (_targets, _sources, _reached, _shadowed, _endless)

@@ -1,0 +1,119 @@
+"""Edges and their conditions: small callable records, so that a graph can be written to YAML."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from astromesh.graph.records import NodeResult
+from astromesh.graph.signature import positional_arguments
+from astromesh.graph.state import GraphState
+
+#: takes `(result)` or `(result, state)`
+Condition: TypeAlias = Callable[..., Any]
+Test: TypeAlias = Callable[[NodeResult, GraphState], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """A way from one node to another.
+
+    Args:
+        condition: takes `(result)` or `(result, state)`; None: unconditional.
+        label: for drawings and for `transition_reason`.
+        priority: higher is tried first; within one priority conditional edges come first.
+    """
+
+    source: str
+    target: str
+    condition: Condition | None = None
+    label: str = ""
+    priority: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.source} → {self.target}" + (f" ({self.label})" if self.label else "")
+
+
+@dataclass(frozen=True, slots=True)
+class OnToolCall:
+    """The model asked for tools."""
+
+    def __call__(self, result: NodeResult) -> bool:
+        return bool(result.tool_calls)
+
+
+@dataclass(frozen=True, slots=True)
+class OnNoToolCall:
+    """The model asked for no tools."""
+
+    def __call__(self, result: NodeResult) -> bool:
+        return not result.tool_calls
+
+
+@dataclass(frozen=True, slots=True)
+class OnError:
+    """The node failed. A field `error` of its output does not count."""
+
+    def __call__(self, result: NodeResult) -> bool:
+        return bool(result.error)
+
+
+@dataclass(frozen=True, slots=True)
+class OnGuardFail:
+    """A guard of the node failed."""
+
+    def __call__(self, result: NodeResult) -> bool:
+        return bool(result.guards_failed)
+
+
+@dataclass(frozen=True, slots=True)
+class OnOutput:
+    """A field of the output has a value."""
+
+    key: str
+    value: Any = True
+
+    def __call__(self, result: NodeResult) -> bool:
+        found = field_of(result.output, self.key)
+        # True is not 1 here: a condition says what it means
+        return found is self.value if isinstance(self.value, bool) else bool(found == self.value)
+
+
+@dataclass(frozen=True, slots=True)
+class OnConfidence:
+    """The output's `confidence` is a number of at least so much."""
+
+    min_confidence: float
+
+    def __call__(self, result: NodeResult) -> bool:
+        found = field_of(result.output, "confidence")
+        return isinstance(found, int | float) and not isinstance(found, bool) and found >= self.min_confidence
+
+
+def field_of(output: Any, key: str) -> Any:
+    """A field of an output: of a mapping by key, of a record (pydantic model, dataclass) by attribute."""
+    if isinstance(output, Mapping):
+        return output.get(key)
+    if hasattr(output, "__dataclass_fields__") or hasattr(output, "model_fields_set"):
+        return getattr(output, key, None)
+    return None
+
+
+def as_test(condition: Condition, owner: str) -> Test:
+    """A condition as a function of result and state; how many of them it takes is seen here, once.
+
+    Raises:
+        TypeError: it is async, or takes neither one nor two arguments.
+    """
+    if inspect.iscoroutinefunction(condition):
+        raise TypeError(f"{owner}: a condition must not be async.")
+    if positional_arguments(condition, owner, most=2) == 2:
+        return condition
+    return lambda result, state: condition(result)
+
+
+def tried_in_order(edges: list[Edge]) -> tuple[Edge, ...]:
+    """By priority, then conditional before unconditional, then as they were added."""
+    return tuple(sorted(edges, key=lambda edge: (-edge.priority, edge.condition is None)))

@@ -1,0 +1,227 @@
+"""PromptGraph: nodes and edges. Building is checked where it can be; `validate` finds the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from itertools import pairwise
+from types import MappingProxyType
+from typing import Any, Literal, Self
+
+from astromesh.errors import InvalidGraph
+from astromesh.graph import check, drawing
+from astromesh.graph.base import BaseNode, Routing
+from astromesh.graph.edges import (
+    Condition,
+    Edge,
+    OnConfidence,
+    OnError,
+    OnGuardFail,
+    OnNoToolCall,
+    OnOutput,
+    OnToolCall,
+    as_test,
+    tried_in_order,
+)
+from astromesh.graph.flags import NodeFlag
+
+Mode = Literal["static", "autonomous"]
+#: edges for what went wrong are tried before the others
+FIRST = 10
+
+
+class PromptGraph:
+    """Nodes and edges, and where to begin.
+
+    Every builder method answers the graph itself, so that calls can be chained. A run never changes a graph.
+
+    Args:
+        name: part of paths where the graph is nested.
+        mode: `autonomous`: the model chooses among the nodes, edges are not followed.
+        nodes: the first nodes.
+        routing: `edges_only`: nothing a model says decides where to go, in no node of this graph.
+    """
+
+    def __init__(
+        self,
+        name: str = "graph",
+        *,
+        mode: Mode = "static",
+        nodes: Iterable[BaseNode] | None = None,
+        routing: Routing = "",
+    ) -> None:
+        self.name, self.mode, self.routing = name, mode, routing
+        self.finalizer = ""
+        #: counts changes, so that compiled plans know when they are old
+        self.version = 0
+        self._nodes: dict[str, BaseNode] = {}
+        self._edges: list[Edge] = []
+        self._edge_index: dict[str, tuple[Edge, ...]] | None = None
+        self._entry = ""
+        for node in nodes or ():
+            self.add_node(node)
+
+    @classmethod
+    def from_pool(cls, nodes: Iterable[BaseNode], name: str = "autonomous") -> Self:
+        """A graph whose path the model builds out of these nodes (autonomous mode)."""
+        return cls(name, mode="autonomous", nodes=nodes)
+
+    # -- nodes --------------------------------------------------------------------------------------------
+
+    @property
+    def nodes(self) -> Mapping[str, BaseNode]:
+        """By name, in the order they were added."""
+        return MappingProxyType(self._nodes)
+
+    def add_node(self, node: BaseNode) -> Self:
+        """Raises InvalidGraph where the name is taken."""
+        if node.name in self._nodes:
+            raise InvalidGraph([f"There is already a node named {node.name!r} in {self.name!r}."])
+        self._nodes[node.name] = node
+        return self._changed()
+
+    def remove_node(self, name: str) -> Self:
+        """Removes a node and its edges. Raises InvalidGraph where there is none of this name."""
+        self.get_node(name)
+        del self._nodes[name]
+        self._edges = [e for e in self._edges if name not in (e.source, e.target)]
+        return self._changed()
+
+    def get_node(self, name: str) -> BaseNode:
+        """Raises InvalidGraph where there is none of this name; the message names the known ones."""
+        if name not in self._nodes:
+            raise InvalidGraph([f"{self.name!r} has no node {name!r}; it has {', '.join(self._nodes)}."])
+        return self._nodes[name]
+
+    def has_node(self, name: str) -> bool:
+        return name in self._nodes
+
+    @property
+    def entry(self) -> str:
+        """Where a run begins: what `set_entry` said, else the node marked `is_entry`, else the first."""
+        if self._entry:
+            return self._entry
+        marked = (n.name for n in self._nodes.values() if n.has_flag(NodeFlag.ENTRY))
+        return next(marked, next(iter(self._nodes), ""))
+
+    def set_entry(self, name: str) -> Self:
+        self._entry = name
+        return self._changed()
+
+    def set_finalizer(self, name: str) -> Self:
+        """The node that runs once, without a model, whenever a run stops before its end."""
+        self.finalizer = name
+        return self._changed()
+
+    # -- edges --------------------------------------------------------------------------------------------
+
+    @property
+    def edges(self) -> tuple[Edge, ...]:
+        """In the order they were added."""
+        return tuple(self._edges)
+
+    def get_edges_from(self, name: str) -> tuple[Edge, ...]:
+        """A node's edges in the order they are tried."""
+        if self._edge_index is None:
+            grouped: dict[str, list[Edge]] = {}
+            for edge in self._edges:
+                grouped.setdefault(edge.source, []).append(edge)
+            self._edge_index = {source: tried_in_order(edges) for source, edges in grouped.items()}
+        return self._edge_index.get(name, ())
+
+    def add_edge(
+        self,
+        source: str,
+        target: str,
+        *,
+        condition: Condition | None = None,
+        label: str = "",
+        priority: int = 0,
+    ) -> Self:
+        """A way from one node to another; see `Edge`.
+
+        Raises:
+            TypeError: the condition is async, or does not take `(result)` or `(result, state)`.
+        """
+        edge = Edge(source, target, condition, label, priority)
+        if condition is not None:
+            as_test(condition, f"Edge {edge}")
+        self._edges.append(edge)
+        return self._changed()
+
+    def remove_edge(self, source: str, target: str) -> Self:
+        """Removes every edge between two nodes. Raises InvalidGraph where there is none."""
+        kept = [e for e in self._edges if (e.source, e.target) != (source, target)]
+        if len(kept) == len(self._edges):
+            raise InvalidGraph([f"{self.name!r} has no edge {source} → {target}."])
+        self._edges = kept
+        return self._changed()
+
+    def always(self, source: str, target: str, *, label: str = "", priority: int = 0) -> Self:
+        return self.add_edge(source, target, label=label, priority=priority)
+
+    def when(
+        self, source: str, target: str, condition: Condition, *, label: str = "", priority: int = 0
+    ) -> Self:
+        return self.add_edge(source, target, condition=condition, label=label, priority=priority)
+
+    def sequential(self, *names: str) -> Self:
+        """Each to the next, unconditionally."""
+        for source, target in pairwise(names):
+            self.always(source, target)
+        return self
+
+    def on_tool_call(self, source: str, target: str) -> Self:
+        """For nodes with `tool_loop=False`; the others are entered again by themselves."""
+        return self.when(source, target, OnToolCall(), label="tool call")
+
+    def on_no_tool_call(self, source: str, target: str) -> Self:
+        return self.when(source, target, OnNoToolCall(), label="no tool call")
+
+    def on_error(self, source: str, target: str, *, priority: int = FIRST) -> Self:
+        """Where to go when the node failed, or is stuck."""
+        return self.when(source, target, OnError(), label="error", priority=priority)
+
+    def on_guard_fail(self, source: str, target: str, *, priority: int = FIRST) -> Self:
+        return self.when(source, target, OnGuardFail(), label="guard failed", priority=priority)
+
+    def on_output(self, source: str, target: str, key: str, value: Any = True, *, priority: int = 0) -> Self:
+        """When a field of the output has a value."""
+        return self.when(source, target, OnOutput(key, value), label=f"{key} = {value}", priority=priority)
+
+    def on_confidence(self, source: str, target: str, min_confidence: float, *, priority: int = 0) -> Self:
+        """When the output's `confidence` is at least so much."""
+        label = f"confidence ≥ {min_confidence:g}"
+        return self.when(source, target, OnConfidence(min_confidence), label=label, priority=priority)
+
+    def loop_until(self, source: str, target: str, condition: Condition, *, back_to: str = "") -> Self:
+        """Goes back, to the node itself or to `back_to`, until the condition holds, then on to the target."""
+        self.when(source, target, condition, label="until")
+        return self.always(source, back_to or source, label="again")
+
+    # -- the whole ----------------------------------------------------------------------------------------
+
+    def copy(self) -> Self:
+        """The same nodes and edges in a graph that can be changed by itself."""
+        other = type(self).__new__(type(self))
+        other.__dict__.update(self.__dict__, _nodes=dict(self._nodes), _edges=list(self._edges))
+        return other
+
+    def validate(self) -> list[str]:
+        """Every problem, in words; empty where there is none."""
+        return check.problems(self)
+
+    def describe(self) -> str:
+        """The graph in words: each node with its class, flags and ways out."""
+        return drawing.describe(self)
+
+    def to_mermaid(self) -> str:
+        """The graph as a Mermaid flowchart."""
+        return drawing.mermaid(self)
+
+    def _changed(self) -> Self:
+        self.version += 1
+        self._edge_index = None
+        return self
+
+    def __repr__(self) -> str:
+        return f"PromptGraph({self.name!r}, {len(self._nodes)} nodes, {len(self._edges)} edges)"

@@ -1,0 +1,105 @@
+"""Output schemas of nodes: pydantic models, dataclasses, TypedDicts and JSON Schemas behind one interface."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import typing
+from collections.abc import Callable, Mapping
+from functools import lru_cache, partial
+from types import UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints, is_typeddict
+
+import jsonschema_rs
+
+from astromesh.graph.extract import extract_value
+
+
+class OutputSchema:
+    """What an output must look like.
+
+    Args:
+        schema: a pydantic model, a dataclass, a TypedDict or another type with a JSON form, or a JSON Schema.
+
+    Raises:
+        TypeError: it is none of these.
+    """
+
+    def __init__(self, schema: Any) -> None:
+        self._check: Callable[[Any], Any]
+        if isinstance(schema, Mapping):
+            self.json_schema: dict[str, Any] = dict(schema)
+            self._check = partial(_fits, _validator(self.json_schema))
+        else:
+            adapter = _adapter(schema)
+            self.json_schema = adapter.json_schema()
+            self._check = adapter.validate_python
+
+    def validate(self, value: Any) -> Any:
+        """The value as the schema's type; JSON Schema leaves it as it is.
+
+        Raises:
+            ValueError: it does not fit; the message names the faults with their places.
+        """
+        return self._check(value)  # pydantic's ValidationError is a ValueError
+
+    def parse(self, text: str) -> Any:
+        """A model's text as a valid value: JSON, also in a fence or in prose.
+
+        Raises:
+            ValueError: there is no JSON in it, or it does not fit.
+        """
+        return self.validate(extract_value(text))
+
+
+@lru_cache(maxsize=256)
+def _of_type(schema: type) -> OutputSchema:
+    return OutputSchema(schema)
+
+
+def output_schema(schema: Any) -> OutputSchema:
+    """The reader of a schema; types are compiled once per process."""
+    return _of_type(schema) if isinstance(schema, type) else OutputSchema(schema)
+
+
+def _fits(validator: Any, value: Any) -> Any:
+    faults = [
+        f"{'.'.join(str(part) for part in fault.instance_path) or 'output'}: {fault.message}"
+        for fault in validator.iter_errors(value)
+    ]
+    if faults:
+        raise ValueError("; ".join(faults[:8]))
+    return value
+
+
+def _validator(schema: dict[str, Any]) -> Any:
+    try:
+        return jsonschema_rs.validator_for(schema)
+    except (ValueError, jsonschema_rs.ValidationError, jsonschema_rs.ReferencingError) as error:
+        raise TypeError(f"output_schema is no JSON Schema: {error}") from error
+
+
+def _adapter(schema: Any) -> Any:
+    # loaded on first use: graphs without typed outputs never need pydantic, and it doubles the time to import
+    pydantic = importlib.import_module("pydantic")
+    try:
+        return pydantic.TypeAdapter(_readable(schema))
+    except pydantic.PydanticUserError as error:
+        raise TypeError(f"output_schema {schema!r} has no JSON form: {error}") from error
+
+
+def _readable(hint: Any) -> Any:
+    """The same type with `typing.TypedDict`s in the form pydantic can read before Python 3.12."""
+    if sys.version_info >= (3, 12):
+        return hint
+    if is_typeddict(hint) and type(hint).__module__ == "typing":
+        extensions = importlib.import_module("typing_extensions")
+        fields = {
+            name: _readable(kind) if name in hint.__required_keys__ else typing.NotRequired[_readable(kind)]
+            for name, kind in get_type_hints(hint).items()
+        }
+        return extensions.TypedDict(hint.__name__, fields)
+    origin, args = get_origin(hint), tuple(map(_readable, get_args(hint)))
+    if not args or args == get_args(hint):
+        return hint
+    return Union[args] if origin in (Union, UnionType) else origin[args]  # noqa: UP007
