@@ -16,6 +16,7 @@ class ToolContext:
 
     Args:
         call_id: the model's id of this call.
+        tool: the name that was called; a nested run's session is `PARENT/TOOL`.
         idempotency_key: run_id and call_id, for a tool with `idempotency: key` to pass on; else empty.
         path: where in the run's tree the call stands, e.g. `react/lookup`.
         deadline: `Clock.monotonic` seconds at which the run must have ended, or None.
@@ -33,6 +34,7 @@ class ToolContext:
     events: Emitter | None = None
     run: Any = field(default=None, repr=False)
     idempotency_key: str = ""
+    tool: str = ""
 
 
 class RateLimit(NamedTuple):

@@ -129,7 +129,7 @@ class ToolRegistry:
         Raises:
             ToolPermissionError, ToolRateLimitError, InvalidToolCall, ToolTimeout, ToolError: the call failed.
         """
-        within = context or ToolContext(agent=agent_name)
+        within = context or ToolContext(agent=agent_name, tool=tool_name)
         return await self.of(agent_name).invoke(tool_name, arguments, within)
 
 

@@ -88,7 +88,7 @@ async def call_tool(scope: Scope, tools: ToolPort, call: ToolCall) -> ToolResult
     scope.tools_called.append(call.name)
     started = perf_counter()
     if scope.ledger.try_spend("tool_calls"):
-        result = await tools.execute(call, scope.tool_context(call.id))
+        result = await tools.execute(call, scope.tool_context(call.id, call.name))
     else:
         result = ToolResult(
             call.id, call.name, "The run's budget of tool calls is used up. Answer with what you have.", False,

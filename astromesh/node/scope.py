@@ -75,7 +75,7 @@ class Scope:
         self.retries[0] -= 1
         return True
 
-    def tool_context(self, call_id: str) -> ToolContext:
+    def tool_context(self, call_id: str, tool: str = "") -> ToolContext:
         return ToolContext(
             run_id=self.run_id,
             call_id=call_id,
@@ -87,4 +87,5 @@ class Scope:
             deadline=self.deadline,
             events=self.events,
             run=self,
+            tool=tool,
         )
