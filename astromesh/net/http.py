@@ -6,8 +6,9 @@ Trusted calls go to hosts that an operator wrote; `fetch_untrusted` is for all o
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import lru_cache
 from typing import Any, NamedTuple, Self
 
@@ -27,6 +28,7 @@ MAX_BODY = 32 * 1024 * 1024
 MAX_REDIRECTS = 5
 CONNECT_SECONDS = 10.0
 KEEP_ALIVE_SECONDS = 55.0
+DRAIN_SECONDS = 0.05
 _FOREIGN = (aiohttp.ClientError, OSError, ValueError)
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _PRIVATE_HEADERS = frozenset({"authorization", "cookie", "x-api-key", "proxy-authorization"})
@@ -55,14 +57,23 @@ class Incoming:
         self.status = response.status
         self.headers = response.headers
 
-    async def chunks(self) -> AsyncIterator[bytes]:
-        """Raises NetError when the body is cut or falls silent."""
-        content = self._response.content
+    async def chunk(self) -> bytes:
+        """What has arrived since the last call, waiting for at least one byte; empty at the end.
+
+        Raises:
+            NetError: the body is cut, or silent for too long.
+        """
         try:
-            while chunk := await content.readany():
-                yield chunk
+            return await self._response.content.readany()
         except _FOREIGN as error:
             raise translated(error, self._response.url) from error
+
+    async def drain(self) -> None:
+        """Waits a moment for the end of a body that has said all: its connection can then be used again."""
+        with suppress(*_FOREIGN):
+            async with asyncio.timeout(DRAIN_SECONDS):
+                while not self._response.content.at_eof():
+                    await self._response.content.readany()
 
     async def read(self, limit: int = MAX_BODY) -> bytes:
         """The whole body, e.g. of an error.

@@ -1,0 +1,94 @@
+"""What is known of hosted models: list prices, context windows, vision, a rough order of quality.
+
+Prices change; `prices` and `quality` in providers.yaml override. An unknown model costs 0.0, not `priced`.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from astromesh.abc.provider import Capabilities
+from astromesh.providers.options import ModelOptions, Price
+
+
+class Known(NamedTuple):
+    """Prices in US dollars per million tokens; the window in tokens; quality from 0 to 100."""
+
+    input: float
+    output: float
+    cached: float
+    window: int
+    quality: float
+    vision: bool = True
+    cache_write: float | None = None
+
+    @property
+    def price(self) -> Price:
+        return Price(
+            input_per_million=self.input,
+            output_per_million=self.output,
+            cached_per_million=self.cached,
+            cache_write_per_million=self.cache_write,
+        )
+
+
+KNOWN: dict[str, Known] = {
+    "gpt-5": Known(1.25, 10.0, 0.125, 400_000, 92),
+    "gpt-5-mini": Known(0.25, 2.0, 0.025, 400_000, 80),
+    "gpt-5-nano": Known(0.05, 0.4, 0.005, 400_000, 65),
+    "gpt-4.1": Known(2.0, 8.0, 0.5, 1_047_576, 82),
+    "gpt-4.1-mini": Known(0.4, 1.6, 0.1, 1_047_576, 72),
+    "gpt-4.1-nano": Known(0.1, 0.4, 0.025, 1_047_576, 55),
+    "gpt-4o": Known(2.5, 10.0, 1.25, 128_000, 78),
+    "gpt-4o-mini": Known(0.15, 0.6, 0.075, 128_000, 60),
+    "o3": Known(2.0, 8.0, 0.5, 200_000, 88),
+    "o4-mini": Known(1.1, 4.4, 0.275, 200_000, 80),
+    "claude-opus-4-5": Known(5.0, 25.0, 0.5, 200_000, 95, cache_write=6.25),
+    "claude-opus-4-1": Known(15.0, 75.0, 1.5, 200_000, 92, cache_write=18.75),
+    "claude-sonnet-4-5": Known(3.0, 15.0, 0.3, 200_000, 90, cache_write=3.75),
+    "claude-haiku-4-5": Known(1.0, 5.0, 0.1, 200_000, 78, cache_write=1.25),
+    "claude-3-5-haiku": Known(0.8, 4.0, 0.08, 200_000, 65, cache_write=1.0),
+}
+_DATED = re.compile(r"-(\d{4}-\d{2}-\d{2}|\d{8}|latest)$")
+
+
+def known(model: str) -> Known | None:
+    """What is known of a model; a dated snapshot (`gpt-4o-2024-08-06`) counts as its model."""
+    return KNOWN.get(model) or KNOWN.get(_DATED.sub("", model))
+
+
+def price_of(options: ModelOptions) -> Price | None:
+    """The price of the block's model, the operator's first; None where nobody knows."""
+    if (own := options.prices.get(options.chosen)) is not None:
+        return own
+    found = known(options.chosen)
+    return found.price if found else None
+
+
+def capabilities_of(options: ModelOptions, *, json: bool = True, priced: bool | None = None) -> Capabilities:
+    """What the block's model can do: the operator's word first, then the table, then caution."""
+    found = known(options.chosen)
+    quality = options.quality.get(options.chosen, found.quality if found else 50.0)
+    return Capabilities(
+        tools=options.tools,
+        vision=options.vision if options.vision is not None else bool(found and found.vision),
+        json=json,
+        context_window=options.context_window or (found.window if found else 0),
+        quality=quality,
+        priced=price_of(options) is not None if priced is None else priced,
+    )
+
+
+def cost(
+    price: Price | None, input_tokens: int, output_tokens: int, cached: int = 0, written: int = 0
+) -> float:
+    """US dollars; `cached` and `written` are parts of `input_tokens`."""
+    if price is None:
+        return 0.0
+    plain = price.input_per_million
+    read = plain if price.cached_per_million is None else price.cached_per_million
+    write = plain if price.cache_write_per_million is None else price.cache_write_per_million
+    fresh = max(0, input_tokens - cached - written)
+    total = fresh * plain + cached * read + written * write + output_tokens * price.output_per_million
+    return total / 1_000_000

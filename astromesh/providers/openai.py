@@ -1,0 +1,153 @@
+"""OpenAI chat completions, and every service that speaks them: vLLM, llama.cpp, TGI, LM Studio, gateways.
+
+Format: https://platform.openai.com/docs/api-reference/chat
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import orjson
+from pydantic import Field
+
+from astromesh.abc.deps import Deps
+from astromesh.providers.catalog import capabilities_of, price_of
+from astromesh.providers.encoding import FragmentCache
+from astromesh.providers.openai_reply import OpenAIReader, decode_completion
+from astromesh.providers.options import ModelOptions, read_key
+from astromesh.providers.service import Reply, ServiceProvider, service_of
+from astromesh.types import CompletionRequest, Image, JsonObject, Message
+
+ENDPOINT = "https://api.openai.com/v1"
+Structured = Literal["json_schema", "json_object", "none"]
+_PLAIN_CHOICES = ("auto", "none", "required")
+
+
+class OpenAIOptions(ModelOptions):
+    """Options of `openai`. The defaults fit OpenAI itself."""
+
+    structured_output: Structured = Field(
+        "json_schema",
+        description="How an output schema is asked for: by JSON Schema, by JSON mode, or not at all.",
+    )
+    stream_usage: bool = Field(
+        True, description="Ask for token counts at a stream's end; some older servers refuse the question."
+    )
+
+
+class OpenAI:
+    """The plugin `openai`."""
+
+    Options = OpenAIOptions
+
+    @classmethod
+    async def open(cls, options: OpenAIOptions, deps: Deps) -> ServiceProvider:
+        """Opens nothing: calls go over the shared session.
+
+        Raises:
+            MissingKey: the key that the block names is not set.
+            ConfigError: no model, or no usable endpoint.
+        """
+        official = options.endpoint in ("", ENDPOINT)
+        # the usual variable belongs to OpenAI: other endpoints never get that key unasked
+        key = read_key(options, deps.config_dir, "OPENAI_API_KEY" if official else "")
+        service = service_of(
+            options,
+            "openai",
+            ENDPOINT,
+            {"authorization": f"Bearer {key}"} if key else {},
+            capabilities=capabilities_of(options, json=options.structured_output != "none"),
+            price=price_of(options),
+        )
+        return ServiceProvider(service, OpenAIWire(options, official=official), deps.http)
+
+
+class OpenAIWire:
+    """Requests and answers of one model.
+
+    Args:
+        options: of the block.
+        official: whether the endpoint is OpenAI's own, which has renamed `max_tokens`.
+    """
+
+    path = "/chat/completions"
+    ping_path = "/models"
+
+    def __init__(self, options: OpenAIOptions, *, official: bool = False) -> None:
+        self._model = options.chosen
+        self._structured = options.structured_output
+        self._official = official
+        self._parameters = self._renamed(options.parameters)
+        self._stream: JsonObject = {"stream": True}
+        if options.stream_usage:
+            self._stream["stream_options"] = {"include_usage": True}
+        self._tools = FragmentCache(lambda tools: [tool.to_function() for tool in tools])
+
+    def encode(self, request: CompletionRequest, stream: bool) -> bytes:
+        body: JsonObject = {"model": self._model}
+        if request.tools:
+            body["tools"] = self._tools.of(request.tools)
+            if request.tool_choice != "auto":
+                body["tool_choice"] = _tool_choice(request.tool_choice)
+        body["messages"] = messages = [encode_message(m) for m in request.messages]
+        body.update(self._parameters)
+        if request.parameters:
+            body.update(self._renamed(request.parameters))
+        if request.output_schema is not None:
+            self._ask_for_json(body, messages, request.output_schema)
+        if stream:
+            body.update(self._stream)
+        return orjson.dumps(body)
+
+    def decode(self, payload: Any) -> Reply:
+        return decode_completion(payload)
+
+    def reader(self) -> OpenAIReader:
+        return OpenAIReader()
+
+    def _renamed(self, parameters: Mapping[str, Any]) -> JsonObject:
+        named = dict(parameters)
+        if self._official and "max_tokens" in named:
+            named.setdefault("max_completion_tokens", named.pop("max_tokens"))
+        return named
+
+    def _ask_for_json(self, body: JsonObject, messages: list[JsonObject], schema: Mapping[str, Any]) -> None:
+        if self._structured == "json_schema":
+            body["response_format"] = {
+                "type": "json_schema",
+                "json_schema": {"name": "answer", "schema": dict(schema)},
+            }
+        elif self._structured == "json_object":
+            body["response_format"] = {"type": "json_object"}
+            text = orjson.dumps(schema, default=dict).decode()
+            messages.append(
+                {"role": "system", "content": f"Answer with JSON that fits this JSON Schema: {text}"}
+            )
+
+
+def encode_message(message: Message) -> JsonObject:
+    if message.role == "tool":
+        return {"role": "tool", "tool_call_id": message.tool_call_id, "content": message.content}
+    if message.tool_calls:
+        return {
+            "role": message.role,
+            "content": message.content or None,
+            "tool_calls": [
+                {"id": c.id, "type": "function", "function": {"name": c.name, "arguments": c.arguments}}
+                for c in message.tool_calls
+            ],
+        }
+    if message.images:
+        parts: list[JsonObject] = [{"type": "text", "text": message.content}] if message.content else []
+        parts += [{"type": "image_url", "image_url": {"url": image_url(i)}} for i in message.images]
+        return {"role": message.role, "content": parts}
+    return {"role": message.role, "content": message.content}
+
+
+def image_url(image: Image) -> str:
+    return image.url or f"data:{image.media_type};base64,{image.data}"
+
+
+def _tool_choice(choice: str) -> object:
+    return choice if choice in _PLAIN_CHOICES else {"type": "function", "function": {"name": choice}}

@@ -1,0 +1,146 @@
+"""Reading OpenAI chat completions: a whole answer, or `chat.completion.chunk` events."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import uuid4
+
+import orjson
+
+from astromesh.net.sse import SseParser
+from astromesh.providers import faults
+from astromesh.providers.service import Counted, Reply, cut, text_of
+from astromesh.types import JsonObject, ToolCall
+
+_FINISH = {"tool_calls": "tool_calls", "length": "length", "content_filter": "content_filter"}
+
+
+def decode_completion(payload: Any) -> Reply:
+    """A whole `chat.completion`."""
+    choice = payload["choices"][0]
+    message = choice["message"]
+    calls = tuple(_call(c.get("id"), c["function"]) for c in message.get("tool_calls") or ())
+    refusal = message.get("refusal")
+    return Reply(
+        text_of(message.get("content")) or text_of(refusal),
+        calls,
+        "content_filter" if refusal else _finish(choice.get("finish_reason"), bool(calls)),
+        counted(payload.get("usage")),
+    )
+
+
+class OpenAIReader:
+    """Reads one stream of `chat.completion.chunk` events."""
+
+    def __init__(self) -> None:
+        self.done = False
+        self._sse = SseParser()
+        self._text: list[str] = []
+        self._calls: list[_GrowingCall] = []
+        self._finish = ""
+        self._refused = False
+        self._counted: Counted | None = None
+
+    def feed(self, chunk: bytes) -> list[str]:
+        texts: list[str] = []
+        for event in self._sse.feed(chunk):
+            self._take(event.data, texts)
+        return texts
+
+    def finish(self) -> Reply:
+        for event in self._sse.finish():
+            self._take(event.data, self._text)
+        if not (self.done or self._finish):
+            raise cut()
+        calls = tuple(call.closed() for call in self._calls)
+        reason = "content_filter" if self._refused else _finish(self._finish, bool(calls))
+        return Reply("".join(self._text), calls, reason, self._counted)
+
+    def _take(self, data: bytes, texts: list[str]) -> None:
+        if data == b"[DONE]":
+            self.done = True
+            return
+        event = orjson.loads(data)
+        if usage := event.get("usage"):
+            self._counted = counted(usage)
+        if choices := event.get("choices"):
+            self._choose(choices[0], texts)
+        elif error := event.get("error"):
+            raise faults.from_body(error)
+
+    def _choose(self, choice: JsonObject, texts: list[str]) -> None:
+        delta = choice.get("delta") or {}
+        if text := delta.get("content"):
+            self._add(text_of(text), texts)
+        elif refusal := delta.get("refusal"):
+            self._refused = True
+            self._add(text_of(refusal), texts)
+        for piece in delta.get("tool_calls") or ():
+            self._grow(piece)
+        if reason := choice.get("finish_reason"):
+            self._finish = reason
+
+    def _add(self, text: str, texts: list[str]) -> None:
+        texts.append(text)
+        if texts is not self._text:
+            self._text.append(text)
+
+    def _grow(self, piece: JsonObject) -> None:
+        call = self._call_of(piece)
+        function = piece.get("function") or {}
+        call.id = piece.get("id") or call.id
+        # names come whole; some servers repeat them in every piece
+        call.name = function.get("name") or call.name
+        call.arguments.append(_arguments(function.get("arguments"), ""))
+
+    def _call_of(self, piece: JsonObject) -> _GrowingCall:
+        index = piece.get("index")
+        if index is None:  # some servers number nothing: a new id is a new call
+            fresh = bool(piece.get("id")) and all(c.id != piece["id"] for c in self._calls)
+            index = len(self._calls) - (0 if fresh or not self._calls else 1)
+        for call in self._calls:
+            if call.index == index:
+                return call
+        self._calls.append(_GrowingCall(index))
+        return self._calls[-1]
+
+
+class _GrowingCall:
+    __slots__ = ("arguments", "id", "index", "name")
+
+    def __init__(self, index: int) -> None:
+        self.index, self.id, self.name = index, "", ""
+        self.arguments: list[str] = []
+
+    def closed(self) -> ToolCall:
+        return _call(self.id, {"name": self.name, "arguments": "".join(self.arguments)})
+
+
+def counted(usage: Any) -> Counted | None:
+    """Reported tokens; None where the server counts nothing."""
+    if not usage:
+        return None
+    details = usage.get("prompt_tokens_details") or {}
+    return Counted(
+        int(usage.get("prompt_tokens") or 0),
+        int(usage.get("completion_tokens") or 0),
+        int(details.get("cached_tokens") or 0),
+    )
+
+
+def _finish(reason: str | None, calls: bool) -> str:
+    return "tool_calls" if calls else _FINISH.get(reason or "", "stop")
+
+
+def _call(call_id: str | None, function: JsonObject) -> ToolCall:
+    name = function["name"]
+    if not isinstance(name, str) or not name:
+        raise TypeError("a tool call without a name")
+    return ToolCall(call_id or f"call_{uuid4().hex}", name, _arguments(function.get("arguments"), "{}"))
+
+
+def _arguments(value: Any, empty: str) -> str:
+    """The JSON text of the arguments; some servers send the object itself."""
+    if isinstance(value, str):
+        return value or empty
+    return empty if value is None else orjson.dumps(value).decode()

@@ -1,0 +1,293 @@
+"""A model behind an HTTP service: the `Provider` that all wire formats share.
+
+A wire format says how a request becomes a body and a body a reply, without I/O; here are the calls, the
+deadlines, the errors, the usage and its price.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any, NamedTuple, Protocol
+
+import orjson
+from yarl import URL
+
+from astromesh.abc.provider import Capabilities
+from astromesh.errors import ConfigError, NetError, ProviderError, ProviderRejected, ProviderUnavailable
+from astromesh.net.http import Http
+from astromesh.providers import faults
+from astromesh.providers.catalog import cost
+from astromesh.providers.options import ModelOptions, Price
+from astromesh.tokens import estimate, estimate_request
+from astromesh.types import CompletionRequest, CompletionResult, Delta, ToolCall, Usage
+
+#: what a wire format's reading may raise on an answer of another shape
+WRONG_SHAPE = (AttributeError, IndexError, KeyError, TypeError, ValueError)
+_ERROR_BYTES = 64 * 1024
+_PING_SECONDS = 5.0
+#: tokens of an answer, for estimates before there is one
+_USUAL_OUTPUT = 256
+
+
+class Counted(NamedTuple):
+    """Tokens as a service reported them; `cached` and `written` are parts of `input`."""
+
+    input: int = 0
+    output: int = 0
+    cached: int = 0
+    written: int = 0
+
+
+class Reply(NamedTuple):
+    """A model's answer as read from the wire. `counted` is None where the service reported nothing."""
+
+    content: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    finish_reason: str = "stop"
+    counted: Counted | None = None
+
+
+class StreamReader(Protocol):
+    """Reads one streamed answer. `done`: the service has said that this was all."""
+
+    done: bool
+
+    def feed(self, chunk: bytes) -> list[str]:
+        """The text deltas in this chunk, as the service sent them. Raises ProviderError or WRONG_SHAPE."""
+
+    def finish(self) -> Reply:
+        """The whole answer. Raises ProviderUnavailable where the stream ended early."""
+
+
+class Wire(Protocol):
+    """One wire format for one model."""
+
+    #: paths below the endpoint
+    path: str
+    ping_path: str
+
+    def encode(self, request: CompletionRequest, stream: bool) -> bytes: ...
+
+    def decode(self, payload: Any) -> Reply: ...
+
+    def reader(self) -> StreamReader: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """Where a model is and what it is worth.
+
+    Args:
+        provider, model: the names shown.
+        endpoint: base URL.
+        headers: of every call, the key among them.
+        timeout: seconds.
+    """
+
+    provider: str
+    model: str
+    endpoint: str
+    headers: Mapping[str, str]
+    timeout: float
+    capabilities: Capabilities
+    price: Price | None = None
+
+
+class ServiceProvider:
+    """A `Provider` over HTTP.
+
+    Args:
+        service: where and what.
+        wire: the format that it speaks.
+        http: the shared session.
+    """
+
+    def __init__(self, service: Service, wire: Wire, http: Http) -> None:
+        self.provider, self.model = service.provider, service.model
+        self.name = f"{service.provider}/{service.model}"
+        self.endpoint = service.endpoint
+        self.capabilities = service.capabilities
+        self._service, self._wire, self._http = service, wire, http
+        self._url = URL(service.endpoint.rstrip("/") + wire.path)
+        self._ping_url = URL(service.endpoint.rstrip("/") + wire.ping_path)
+        self._secrets = tuple(v.removeprefix("Bearer ") for v in service.headers.values() if len(v) > 8)
+        self._headers = {"content-type": "application/json", "accept-encoding": "identity", **service.headers}
+
+    async def complete(self, request: CompletionRequest) -> CompletionResult:
+        started = perf_counter()
+        body = self._encoded(request, stream=False)
+        try:
+            answer = await self._http.request(
+                "POST",
+                self._url,
+                body=body,
+                headers=self._headers,
+                timeout=self._service.timeout,
+                resend=True,
+            )
+        except NetError as error:
+            raise self._named(faults.from_net(error)) from error
+        if answer.status != 200:
+            raise self._refused(answer.status, answer.headers, answer.body)
+        return self._result(request, self._decoded(answer.body), started)
+
+    async def stream(self, request: CompletionRequest) -> AsyncGenerator[Delta | CompletionResult, None]:
+        started = perf_counter()
+        body = self._encoded(request, stream=True)
+        reader = self._wire.reader()
+        try:
+            async with self._http.stream(
+                "POST", self._url, body=body, headers=self._headers, silence=self._service.timeout
+            ) as incoming:
+                if incoming.status != 200:
+                    said = await incoming.read(_ERROR_BYTES)
+                    raise self._refused(incoming.status, incoming.headers, said)
+                if incoming.headers.get("content-type", "").startswith("application/json"):
+                    # an endpoint that cannot stream answers at once
+                    reply = self._decoded(await incoming.read())
+                    if reply.content:
+                        yield Delta(reply.content)
+                    yield self._result(request, reply, started)
+                    return
+                while not reader.done and (chunk := await incoming.chunk()):
+                    for text in self._fed(reader, chunk):
+                        yield Delta(text)
+                await incoming.drain()
+        except NetError as error:
+            raise self._named(faults.from_net(error)) from error
+        yield self._result(request, self._finished(reader), started)
+
+    def estimated_cost(self, request: CompletionRequest) -> float:
+        if self._service.price is None:
+            return 0.0
+        limit = request.parameters.get("max_tokens", _USUAL_OUTPUT)
+        outputs = min(limit, _USUAL_OUTPUT) if isinstance(limit, int) else _USUAL_OUTPUT
+        return cost(self._service.price, estimate_request(request), outputs)
+
+    async def ping(self) -> None:
+        try:
+            answer = await self._http.request(
+                "GET",
+                self._ping_url,
+                headers=self._headers,
+                timeout=min(_PING_SECONDS, self._service.timeout),
+            )
+        except NetError as error:
+            raise self._named(faults.from_net(error)) from error
+        # a service without this path has answered all the same
+        if answer.status in (401, 402, 403) or answer.status >= 500:
+            raise self._refused(answer.status, answer.headers, b"")
+
+    async def close(self) -> None:
+        """Nothing to do: the session is shared."""
+
+    # -- reading and writing ---------------------------------------------------------------------------
+
+    def _encoded(self, request: CompletionRequest, *, stream: bool) -> bytes:
+        try:
+            return self._wire.encode(request, stream)
+        except (TypeError, ValueError) as error:  # orjson: lone surrogates, numbers beyond 64 bits
+            raise self._named(
+                ProviderRejected("The request holds something that has no JSON form, e.g. broken Unicode.")
+            ) from error
+
+    def _decoded(self, body: bytes) -> Reply:
+        try:
+            payload = orjson.loads(body)
+            if isinstance(payload, dict) and payload.get("error"):
+                raise faults.from_body(payload["error"], self._secrets)
+            return self._wire.decode(payload)
+        except ProviderError as error:
+            raise self._named(error) from None
+        except WRONG_SHAPE as error:
+            raise self._unreadable() from error
+
+    def _fed(self, reader: StreamReader, chunk: bytes) -> list[str]:
+        try:
+            return reader.feed(chunk)
+        except ProviderError as error:
+            raise self._named(error) from None
+        except WRONG_SHAPE as error:
+            raise self._unreadable() from error
+
+    def _finished(self, reader: StreamReader) -> Reply:
+        try:
+            return reader.finish()
+        except ProviderError as error:
+            raise self._named(error) from None
+        except WRONG_SHAPE as error:
+            raise self._unreadable() from error
+
+    def _result(self, request: CompletionRequest, reply: Reply, started: float) -> CompletionResult:
+        return CompletionResult(
+            reply.content,
+            reply.tool_calls,
+            self._usage(request, reply),
+            self.provider,
+            self.model,
+            reply.finish_reason,
+            (),
+            (perf_counter() - started) * 1000,
+        )
+
+    def _usage(self, request: CompletionRequest, reply: Reply) -> Usage:
+        counted = reply.counted
+        if counted is None:
+            asked = sum(estimate(c.name) + estimate(c.arguments) for c in reply.tool_calls)
+            counted = Counted(estimate_request(request), estimate(reply.content) + asked)
+        price = self._service.price
+        spent = cost(price, *counted) if price is not None else 0.0
+        return Usage(counted.input, counted.output, counted.cached, spent)
+
+    def _refused(self, status: int, headers: Mapping[str, str], body: bytes) -> ProviderError:
+        return self._named(faults.from_status(status, headers, body, self._secrets))
+
+    def _named(self, error: ProviderError) -> ProviderError:
+        error.provider = self.name
+        return error
+
+    def _unreadable(self) -> ProviderError:
+        return ProviderUnavailable("answered something that is not of its wire format", provider=self.name)
+
+
+def text_of(value: Any) -> str:
+    """The text of a `content` field: a string, nothing, or parts with text."""
+    if isinstance(value, str):
+        return value
+    if value is None:
+        return ""
+    return "".join(part["text"] for part in value if part.get("type") == "text")
+
+
+def cut() -> ProviderUnavailable:
+    return ProviderUnavailable("cut its answer before the end")
+
+
+def service_of(
+    options: ModelOptions, kind: str, endpoint: str, headers: Mapping[str, str], **about: Any
+) -> Service:
+    """The service of a block.
+
+    Args:
+        options: the block.
+        kind: the plugin's name, shown where the block has no name.
+        endpoint: the service's own base URL, used where the block names none.
+        headers: the key's, already built.
+        about: `capabilities` and `price`.
+
+    Raises:
+        ConfigError: no model is named, or the endpoint is no URL.
+    """
+    if not options.chosen:
+        raise ConfigError(f"The provider {options.name or kind!r} needs a model.")
+    url = options.endpoint or endpoint
+    try:
+        usable = URL(url).scheme in ("http", "https") and bool(URL(url).host)
+    except ValueError:
+        usable = False
+    if not usable:
+        raise ConfigError(f"The endpoint of the provider {options.name or kind!r} is no http(s) URL.")
+    own = {name: value.get_secret_value() for name, value in options.headers.items()}
+    return Service(options.name or kind, options.chosen, url, {**headers, **own}, options.timeout, **about)
