@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from astromesh.abc.clock import Clock, SystemClock
 from astromesh.abc.rag import Embedder, Knowledge
 from astromesh.abc.run import RunAgent
+from astromesh.types import JsonObject
+
+#: a compiled `context_transform`: a tool call's arguments to the nested run's context; raises ToolFailed
+Transform: TypeAlias = Callable[[Mapping[str, Any]], JsonObject]
 
 
 class Resources:
@@ -22,11 +27,13 @@ class Resources:
     def __init__(self) -> None:
         self._stack = AsyncExitStack()
         self._opened: dict[object, Any] = {}
+        self._opening: dict[object, asyncio.Lock] = {}
 
     async def shared(self, key: object, make: Callable[[], Any]) -> Any:
         """The resource of this key; `make()` answers an async context manager on first use."""
-        if key not in self._opened:
-            self._opened[key] = await self._stack.enter_async_context(make())
+        async with self._opening.setdefault(key, asyncio.Lock()):
+            if key not in self._opened:
+                self._opened[key] = await self._stack.enter_async_context(make())
         return self._opened[key]
 
     def on_close(self, close: Callable[[], Awaitable[object]]) -> None:
@@ -44,6 +51,7 @@ class Deps:
     data_dir: folder for everything that is kept (`ASTROMESH_DATA_DIR`).
     config_dir: folder of the configuration; relative paths in YAML start here.
     knowledge: RAG pipelines by name, filled before tools open.
+    compile_transform: compiles a `context_transform`; raises ConfigError where the template is wrong.
     """
 
     http: Any = None
@@ -56,3 +64,4 @@ class Deps:
     knowledge: Mapping[str, Knowledge] = field(default_factory=dict)
     embedders: Mapping[str, Embedder] = field(default_factory=dict)
     run_agent: RunAgent | None = None
+    compile_transform: Callable[[str], Transform] | None = None

@@ -1,0 +1,105 @@
+"""Context transforms: a Jinja2 template of a JSON object between two agents (document 001, nested agents).
+
+What a model wrote can only ever become a value. While the template renders, every expression leaves a mark,
+and the marks are filled in afterwards: inside quotes as text, elsewhere as a JSON value. So
+`{"customer": "{{ customer_id }}", "items": {{ items }}}` keeps its shape whatever the arguments hold.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+from jinja2 import ChainableUndefined, TemplateError, Undefined, pass_context
+from jinja2.runtime import Context
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from markupsafe import Markup
+
+from astromesh.abc.deps import Transform
+from astromesh.errors import ConfigError, ToolFailed
+from astromesh.types import JsonObject
+
+MAX_CONTEXT = 100_000
+
+_VALUES = "_values"
+# the marks are from Unicode's private use area
+_MARK = re.compile("\ue000(\\d+)\ue001")
+_STRING_OR_MARK = re.compile('"(?:[^"\\\\]|\\\\.)*"|' + _MARK.pattern, re.DOTALL)
+
+
+def compile_transform(template: str) -> Transform:
+    """A function from a tool call's arguments to the nested run's context.
+
+    The arguments are variables by their names, and together `arguments`.
+
+    Args:
+        template: Jinja2 text that renders to a JSON object.
+
+    Raises:
+        ConfigError: the template cannot be read, or can never become a JSON object.
+    """
+    try:
+        compiled = _ENVIRONMENT.from_string(template)
+    except TemplateError as error:
+        raise ConfigError(f"context_transform is no valid template: {error}") from error
+    if not template.strip().startswith("{"):
+        raise ConfigError("context_transform must be the template of a JSON object: it starts with '{'.")
+
+    def transform(arguments: Mapping[str, Any]) -> JsonObject:
+        values: list[Any] = []
+        try:
+            text = compiled.render({**arguments, "arguments": dict(arguments), _VALUES: values})
+            return _read(_filled(text, values))
+        except ToolFailed:
+            raise
+        except Exception as error:  # a template may raise whatever its expressions raise
+            raise ToolFailed(f"context_transform failed: {type(error).__name__}: {error}") from error
+
+    return transform
+
+
+@pass_context
+def _mark(context: Context, value: Any) -> Any:
+    """Called by Jinja2 for the result of every expression."""
+    if isinstance(value, Markup):  # what `tojson` made is JSON already
+        return value
+    values = context[_VALUES]
+    values.append(None if isinstance(value, Undefined) else value)
+    return f"\ue000{len(values) - 1}\ue001"
+
+
+def _filled(text: str, values: list[Any]) -> str:
+    def fill(found: re.Match[str]) -> str:
+        if found[1] is not None:
+            return _json(values[int(found[1])])
+        return _MARK.sub(lambda mark: _json(_text(values[int(mark[1])]))[1:-1], found[0])
+
+    return _STRING_OR_MARK.sub(fill, text)
+
+
+def _text(value: Any) -> str:
+    """A value inside quotes; what is missing is empty, as everywhere in templates."""
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else _json(value)
+
+
+def _json(value: Any) -> str:
+    return orjson.dumps(value, default=str, option=orjson.OPT_NON_STR_KEYS).decode()
+
+
+def _read(text: str) -> JsonObject:
+    if len(text) > MAX_CONTEXT:
+        raise ToolFailed(f"context_transform rendered more than {MAX_CONTEXT} characters.")
+    try:
+        context = orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise ToolFailed(f"context_transform rendered something that is no JSON: {error}") from error
+    if not isinstance(context, dict):
+        raise ToolFailed("context_transform must render a JSON object.")
+    return context
+
+
+_ENVIRONMENT = ImmutableSandboxedEnvironment(undefined=ChainableUndefined, finalize=_mark, autoescape=False)

@@ -1,0 +1,83 @@
+"""`type: rag`: passages of a knowledge pipeline, each with its source."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from astromesh.abc.deps import Deps
+from astromesh.abc.rag import Knowledge, Passage
+from astromesh.abc.tool import ToolContext
+from astromesh.errors import ConfigError
+from astromesh.types import JsonObject, ToolSpec
+
+#: passages that a model may ask for
+MOST = 50
+
+
+class RagTool:
+    """Answers `{"passages": [{document, title, heading, start, end, score, text}]}`, best first."""
+
+    class Options(BaseModel):
+        model_config = ConfigDict(extra="forbid")
+
+        pipeline: str = Field(min_length=1, description="Name of the pipeline: NAME of rag/NAME.rag.yaml.")
+        top_k: int = Field(
+            5, ge=1, le=MOST, description="Passages that a search answers unless the model says so."
+        )
+        filters: dict[str, Any] = Field(
+            default_factory=dict,
+            description="Only passages whose metadata has these values, e.g. `document`.",
+        )
+
+    def __init__(self, options: Options, knowledge: Knowledge) -> None:
+        self.spec = ToolSpec(
+            "search",
+            f"Searches {options.pipeline} and answers the best passages with their sources.",
+            {
+                "type": "object",
+                "properties": {
+                    "query": {"type": "string", "description": "The search query"},
+                    "top_k": {
+                        "type": "integer", "description": "Number of results to return",
+                        "default": options.top_k, "minimum": 1, "maximum": MOST,
+                    },
+                },
+                "required": ["query"],
+            },
+        )  # fmt: skip
+        self._knowledge = knowledge
+        self._top_k = options.top_k
+        self._filters = options.filters
+
+    @classmethod
+    async def open(cls, options: Options, deps: Deps) -> RagTool:
+        """Raises: ConfigError: there is no such pipeline."""
+        knowledge = deps.knowledge.get(options.pipeline)
+        if knowledge is None:
+            near = difflib.get_close_matches(options.pipeline, deps.knowledge, 1)
+            guess = f" Did you mean {near[0]!r}?" if near else ""
+            known = ", ".join(sorted(deps.knowledge)) or "none; write rag/NAME.rag.yaml"
+            raise ConfigError(f"There is no RAG pipeline {options.pipeline!r}.{guess} Known: {known}.")
+        return cls(options, knowledge)
+
+    async def call(self, arguments: dict[str, Any], context: ToolContext) -> JsonObject:
+        top_k = arguments.get("top_k") or self._top_k
+        found = await self._knowledge.query(arguments["query"], top_k=top_k, filters=self._filters or None)
+        return {"passages": [as_json(passage) for passage in found]}
+
+
+def as_json(passage: Passage) -> JsonObject:
+    """A passage with its citation: document, heading, and character offsets into the document."""
+    chunk = passage.chunk
+    return {
+        "document": chunk.document,
+        "title": chunk.metadata.get("title", ""),
+        "heading": chunk.heading,
+        "start": chunk.start,
+        "end": chunk.end,
+        "score": round(passage.score, 4),
+        "text": chunk.text,
+    }
