@@ -17,7 +17,8 @@ class RunRequest:
         context: the caller's template variables.
         metadata: kept with the run, never shown to the model.
         images: pictures that belong to the query.
-        history: messages that stand in for the stored session (chat completions without a session).
+        history: messages that stand in for the stored session, or None to use that.
+        preface: untrusted context of the client, between history and query.
         persist: False leaves no turn behind.
     """
 
@@ -26,7 +27,8 @@ class RunRequest:
     context: Mapping[str, Any] = field(default_factory=dict)
     metadata: Mapping[str, Any] = field(default_factory=dict)
     images: tuple[Image, ...] = ()
-    history: tuple[Message, ...] = ()
+    history: tuple[Message, ...] | None = None
+    preface: tuple[Message, ...] = ()
     persist: bool = True
 
 
@@ -50,7 +52,7 @@ class RunAnswer:
         }
 
 
-# -- what each step hands to the next; a later stage cannot be read early --------------------------------------
+# -- what each step hands to the next; a later stage cannot be read early ----------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,8 @@ class AdmittedQuery:
     request: RunRequest
     query: str
     actions: tuple[JsonObject, ...]
+    history: tuple[Message, ...] | None = None
+    preface: tuple[Message, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,55 @@
+"""How a route declares its scope, and how it reaches the runtime and its caller (reliability.md S1)."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from fastapi import Depends, Request
+
+from astromesh.api.auth import Auth
+from astromesh.runtime.engine import ANY_SESSION, AgentRuntime
+from astromesh.types import CallerContext
+
+#: the routes that need no credential; every other one declares a scope
+PUBLIC = frozenset({"/health/live", "/health/ready", "/openapi.json", "/docs"})
+
+
+class RequiredScope:
+    """A dependency that admits callers with a scope and notes who it is in `request.state.caller`.
+
+    Args:
+        name: e.g. `agents:run`.
+        resource: path parameter whose value narrows the scope, e.g. `name` for `agents:run:<name>`.
+        any_resource: a scope for some resource is enough to come in; the route checks which one.
+    """
+
+    def __init__(self, name: str, resource: str = "", any_resource: bool = False) -> None:
+        self.name = name
+        self.resource = resource
+        self.any_resource = any_resource
+
+    async def __call__(self, request: Request) -> None:
+        resource = request.path_params.get(self.resource, "") if self.resource else ""
+        auth: Auth = request.app.state.auth
+        if self.any_resource:
+            request.state.caller = await auth.authorise_some(request.headers, self.name)
+            return
+        request.state.caller = await auth.authorise(request.headers, self.name, resource)
+
+
+def scope(name: str, resource: str = "", *, any_resource: bool = False) -> Any:
+    """What a route puts into its `dependencies`."""
+    return Depends(RequiredScope(name, resource, any_resource))
+
+
+def runtime_of(request: Request) -> AgentRuntime:
+    return cast(AgentRuntime, request.app.state.runtime)
+
+
+def caller_of(request: Request) -> CallerContext:
+    return cast(CallerContext, request.state.caller)
+
+
+def owner_filter(caller: CallerContext) -> str | None:
+    """The owner that a caller's lists are limited to; None where it may see all of its tenant."""
+    return None if caller.scopes & ANY_SESSION else caller.user_id

@@ -1,0 +1,77 @@
+"""The FastAPI application."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import APIRouter, FastAPI, Request
+from fastapi.routing import APIRoute
+from starlette.responses import Response
+from starlette.routing import Route
+
+from astromesh import __version__
+from astromesh.api import errors
+from astromesh.api.auth import Auth
+from astromesh.api.body import BodyLimit
+from astromesh.api.routes import agents, health, observe, openai, sessions, tools
+from astromesh.api.ws import ConnectionManager
+from astromesh.api.ws import router as ws_router
+from astromesh.runtime.engine import AgentRuntime
+
+ROUTERS = (
+    agents.router,
+    sessions.router,
+    tools.router,
+    observe.router,
+    openai.router,
+    health.router,
+    ws_router,
+)
+
+
+def create_app(runtime: AgentRuntime, auth: Auth | None = None, *, max_body_bytes: int = 1 << 20) -> FastAPI:
+    """The server around a runtime, which it bootstraps on start-up and closes at the end.
+
+    Args:
+        auth: who may do what; None lets everybody in and is for loopback only.
+        max_body_bytes: larger request bodies are refused with 413.
+    """
+
+    @asynccontextmanager
+    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+        await runtime.bootstrap()
+        try:
+            yield
+        finally:
+            await app.state.connections.close_all()
+            await runtime.close()
+
+    app = FastAPI(title="astromesh", version=__version__, lifespan=lifespan, redoc_url=None)
+    app.state.runtime = runtime
+    app.state.auth = auth or Auth()
+    app.state.connections = ConnectionManager()
+    errors.register(app)
+    for router in ROUTERS:
+        app.include_router(router)
+    serve_directly(app, agents.router, "/v1/agents/{name}/run")
+    app.add_middleware(BodyLimit, most=max_body_bytes)
+    return app
+
+
+def serve_directly(app: FastAPI, router: APIRouter, path: str) -> None:
+    """Serves a described route without FastAPI's solving of dependencies, which costs more than a run.
+
+    The route stays in the OpenAPI description and keeps its guards; its handler reads the body by itself.
+    """
+    described = next(r for r in router.routes if isinstance(r, APIRoute) and r.path == path)
+    guards = [d.dependency for d in described.dependencies if d.dependency is not None]
+    endpoint = described.endpoint
+
+    async def direct(request: Request) -> Response:
+        for guard in guards:
+            await guard(request)
+        answer: Response = await endpoint(request=request, **request.path_params)
+        return answer
+
+    app.router.routes.insert(0, Route(path, direct, methods=sorted(described.methods)))

@@ -1,0 +1,150 @@
+"""Errors to problem documents (RFC 9457): the one table of statuses."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import orjson
+import structlog
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+
+from astromesh.errors import AllProvidersFailed, AstromeshError, GuardrailBlocked, NotFound
+from astromesh.runtime.ids import trace_id as new_trace_id
+from astromesh.types import JsonObject
+
+log = structlog.get_logger("astromesh.api")
+
+#: code -> HTTP status (api.md section 1, Errors)
+STATUS: dict[str, int] = {
+    "not_found": 404,
+    "agent_not_found": 404,
+    "run_not_found": 404,
+    "session_not_found": 404,
+    "task_not_found": 404,
+    "workflow_not_found": 404,
+    "pipeline_not_found": 404,
+    "trace_not_found": 404,
+    "approval_not_found": 404,
+    "method_not_allowed": 405,
+    "invalid_input": 422,
+    "guardrail_blocked": 422,
+    "idempotency_conflict": 422,
+    "provider_rejected": 422,
+    "unauthorized": 401,
+    "forbidden": 403,
+    "conflict": 409,
+    "session_busy": 409,
+    "interrupted": 409,
+    "not_waiting": 409,
+    "not_durable": 409,
+    "approval_required": 409,
+    "events_gone": 410,
+    "payload_too_large": 413,
+    "rate_limited": 429,
+    "budget_exhausted": 429,
+    "all_providers_failed": 502,
+    "agent_unavailable": 503,
+    "overloaded": 503,
+    "shutting_down": 503,
+    "deadline_exceeded": 504,
+}
+#: what clients see instead of our finer codes
+PUBLIC: dict[str, str] = {"provider_rejected": "invalid_input"}
+TITLES: dict[int, str] = {
+    401: "Unauthorized", 403: "Forbidden", 404: "Not found", 405: "Method not allowed", 409: "Conflict",
+    410: "Gone", 413: "Payload too large", 422: "Invalid input", 429: "Too many requests",
+    500: "Internal error", 502: "Upstream failed", 503: "Unavailable", 504: "Deadline exceeded",
+}  # fmt: skip
+INTERNAL = "Something went wrong inside the server; its log has the details under this trace_id."
+
+
+def problem(error: AstromeshError) -> tuple[int, JsonObject]:
+    """Status and body of an error; what is not in the table is 500 and says nothing of itself."""
+    status = STATUS.get(error.code, 500)
+    body = _body(
+        status, PUBLIC.get(error.code, error.code) if status != 500 else "internal",
+        str(error) if status != 500 else INTERNAL, error.trace_id,
+    )  # fmt: skip
+    if error.run_id:
+        body["run_id"] = error.run_id
+    if isinstance(error, GuardrailBlocked):
+        body["guardrail"] = error.guardrail
+    if isinstance(error, AllProvidersFailed):
+        body["failures"] = [
+            {"provider": f.provider, "code": f.code, "status": f.status} for f in error.failures
+        ]
+    return status, body
+
+
+def answer(error: AstromeshError) -> Response:
+    status, body = problem(error)
+    return _response(status, body, getattr(error, "retry_after", 0.0) if status in (429, 503) else 0.0)
+
+
+def register(app: FastAPI) -> None:
+    """Every error leaves as a problem document, those of the framework too."""
+    app.add_exception_handler(AstromeshError, _astromesh)
+    app.add_exception_handler(RequestValidationError, _validation)
+    app.add_exception_handler(HTTPException, _http)
+    app.add_exception_handler(Exception, _internal)
+
+
+def invalid(errors: Any) -> str:
+    """One sentence from pydantic's findings: which field, what is wrong."""
+    found = []
+    for error in errors:
+        where = ".".join(str(p) for p in error["loc"] if p != "body")
+        found.append(f"{where}: {error['msg']}" if where else str(error["msg"]))
+    return "The request is not valid: " + "; ".join(found[:10]) + "."
+
+
+async def _astromesh(request: Request, error: Exception) -> Response:
+    assert isinstance(error, AstromeshError)
+    if STATUS.get(error.code, 500) == 500 and not error.run_id:
+        error.trace_id = error.trace_id or new_trace_id()
+        log.error("request_failed", path=request.url.path, trace_id=error.trace_id, exc_info=error)
+    return answer(error)
+
+
+async def _validation(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    return _response(422, _body(422, "invalid_input", invalid(error.errors())))
+
+
+async def _http(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    if error.status_code == 404:
+        return answer(
+            NotFound(f"There is nothing at {request.url.path}. GET /openapi.json lists the routes.")
+        )
+    code = "method_not_allowed" if error.status_code == 405 else "invalid_input"
+    response = _response(error.status_code, _body(error.status_code, code, str(error.detail)))
+    response.headers.update(error.headers or {})
+    return response
+
+
+async def _internal(request: Request, error: Exception) -> Response:
+    trace_id = new_trace_id()
+    log.error("request_crashed", path=request.url.path, trace_id=trace_id, exc_info=error)
+    return _response(500, _body(500, "internal", INTERNAL, trace_id))
+
+
+def _body(status: int, code: str, detail: str, trace_id: str = "") -> JsonObject:
+    return {
+        "type": f"urn:astromesh:error:{code}",
+        "title": TITLES.get(status, "Error"),
+        "status": status,
+        "detail": detail,
+        "code": code,
+        "trace_id": trace_id or new_trace_id(),
+    }
+
+
+def _response(status: int, body: JsonObject, retry_after: float = 0.0) -> Response:
+    headers = {"retry-after": str(max(1, math.ceil(retry_after)))} if status in (429, 503) else {}
+    if status == 401:
+        headers["www-authenticate"] = "Bearer"
+    return Response(orjson.dumps(body), status, headers, "application/problem+json")

@@ -1,0 +1,117 @@
+"""Agents: what is loaded, and runs."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import orjson
+from fastapi import APIRouter, Request, Response
+from pydantic import TypeAdapter
+
+from astromesh.api.access import runtime_of, scope
+from astromesh.api.body import ClientGone, read, unless_gone
+from astromesh.api.outbox import Outbox
+from astromesh.api.schemas import ProblemOut, RunBody, RunOut
+from astromesh.api.sse import EventStreamResponse
+from astromesh.api.trace import incoming_trace_id
+from astromesh.runtime.agent import Agent
+from astromesh.runtime.engine import AgentRuntime
+from astromesh.runtime.records import RunRequest
+from astromesh.types import JsonObject
+
+router = APIRouter(tags=["agents"])
+_BODY: TypeAdapter[RunBody] = TypeAdapter(RunBody)
+_PROBLEM = {"model": ProblemOut, "content": {"application/problem+json": {}}}
+_RUN_DOC: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {"application/json": {"schema": RunBody.model_json_schema()}},
+    }
+}
+
+
+@router.post(
+    "/v1/agents/{name}/run",
+    summary="Run an agent",
+    openapi_extra=_RUN_DOC,
+    response_model=None,
+    responses={
+        200: {"model": RunOut, "content": {"text/event-stream": {}}},
+        **dict.fromkeys((401, 403, 404, 409, 413, 422, 429, 502, 503, 504), _PROBLEM),
+    },
+    dependencies=[scope("agents:run", "name")],
+)
+async def run(name: str, request: Request) -> Response:
+    """One run, answered when it is done; with `Accept: text/event-stream` as server-sent events."""
+    runtime = runtime_of(request)
+    agent = runtime.agent(name)
+    body = await read(request, _BODY)
+    asked = RunRequest(body.query, body.session_id, body.context, body.metadata)
+    start = partial(
+        runtime.start, agent, asked, caller=request.state.caller, trace_id=incoming_trace_id(request.headers)
+    )
+    if "text/event-stream" in request.headers.get("accept", ""):
+        outbox = Outbox()
+        return EventStreamResponse(outbox, partial(start, sinks=(outbox,)))
+    try:
+        answer = await unless_gone(request, start())
+    except ClientGone:
+        return Response(status_code=499)
+    return Response(orjson.dumps(answer.to_json()), media_type="application/json")
+
+
+@router.get("/v1/agents", summary="List the agents", dependencies=[scope("agents:read")])
+async def agents(request: Request) -> JsonObject:
+    """Every agent of the configuration, those with faults too."""
+    runtime = runtime_of(request)
+    good = [_line(a) for a in runtime.agents.values()]
+    broken = [_broken(runtime, name) for name in runtime.broken]
+    return {"agents": sorted(good + broken, key=lambda a: str(a["name"]))}
+
+
+@router.get(
+    "/v1/agents/{name}",
+    summary="Describe an agent",
+    responses={404: _PROBLEM},
+    dependencies=[scope("agents:read")],
+)
+async def agent(name: str, request: Request) -> JsonObject:
+    """What an agent is made of, without secrets and prompts."""
+    runtime = runtime_of(request)
+    if name in runtime.broken:
+        return _broken(runtime, name)
+    return _line(runtime.agent(name)) | _details(runtime.agent(name))
+
+
+def _line(agent: Agent) -> JsonObject:
+    meta, identity = agent.manifest.metadata, agent.manifest.spec.identity
+    return {
+        "name": agent.name,
+        "version": meta.version,
+        "namespace": meta.namespace,
+        "labels": meta.labels,
+        "display_name": identity.display_name,
+        "description": identity.description,
+        "pattern": agent.pattern_name,
+        "status": "ready",
+    }
+
+
+def _details(agent: Agent) -> JsonObject:
+    return {
+        "models": [p.name for p in agent.router.providers],
+        "tools": [t.name for t in agent.tools.specs()],
+        "guardrails": {
+            "input": [g.type for g in agent.guardrails.input_rules],
+            "output": [g.type for g in agent.guardrails.output_rules],
+        },
+        "memory": agent.memory.describe(),
+        "max_iterations": agent.max_iterations,
+        "timeout_seconds": agent.timeout_seconds,
+        "stream": agent.stream,
+    }
+
+
+def _broken(runtime: AgentRuntime, name: str) -> JsonObject:
+    return {"name": name, "status": "unavailable", "errors": [str(f) for f in runtime.broken[name]]}

@@ -1,0 +1,44 @@
+"""Traces and metrics."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request, Response
+
+from astromesh.api.access import caller_of, owner_filter, runtime_of, scope
+from astromesh.errors import TraceNotFound
+from astromesh.types import JsonObject
+
+router = APIRouter(tags=["observability"])
+
+
+@router.get("/v1/traces", summary="List traces", dependencies=[scope("traces:read")])
+async def traces(
+    request: Request,
+    agent: str = "",
+    status: str = "",
+    limit: Annotated[int, Query(ge=1, le=1000)] = 50,
+) -> JsonObject:
+    """The newest runs, one line each."""
+    caller = caller_of(request)
+    found = runtime_of(request).traces.list(
+        tenant=caller.tenant_id, owner=owner_filter(caller), agent=agent, status=status, limit=limit
+    )
+    return {"traces": found}
+
+
+@router.get("/v1/traces/{trace_id}", summary="One trace", dependencies=[scope("traces:read")])
+async def trace(trace_id: str, request: Request) -> JsonObject:
+    """The span tree of one trace."""
+    caller = caller_of(request)
+    found = runtime_of(request).traces.get(trace_id, tenant=caller.tenant_id, owner=owner_filter(caller))
+    if found is None:
+        raise TraceNotFound(f"There is no trace {trace_id!r}, or it is no longer kept.")
+    return found
+
+
+@router.get("/metrics", summary="Prometheus metrics", dependencies=[scope("metrics:read")])
+async def metrics(request: Request) -> Response:
+    """The text exposition format of Prometheus."""
+    return Response(runtime_of(request).metrics.render(), media_type="text/plain; version=0.0.4")

@@ -1,0 +1,92 @@
+"""Sessions of an agent: list, history, erase."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request, Response
+
+from astromesh.abc.stores import ConversationStore, SessionInfo
+from astromesh.api.access import caller_of, owner_filter, runtime_of, scope
+from astromesh.api.schemas import HistoryOut, SessionOut, SessionsOut, TurnOut
+from astromesh.errors import SessionNotFound
+from astromesh.types import SessionKey, Turn
+
+router = APIRouter(tags=["sessions"])
+Limit = Annotated[int, Query(ge=1, le=1000)]
+
+
+@router.get("/v1/agents/{name}/sessions", summary="List sessions", dependencies=[scope("sessions:read")])
+async def sessions(
+    name: str, request: Request, limit: Limit = 50, after: Annotated[str, Query(max_length=256)] = ""
+) -> SessionsOut:
+    """The caller's sessions with this agent, by session_id."""
+    caller = caller_of(request)
+    store = runtime_of(request).agent(name).memory.conversations
+    if store is None:
+        return SessionsOut(agent=name, sessions=[], next=None)
+    found = await store.sessions(
+        caller.tenant_id, name, owner=owner_filter(caller), after=after, limit=limit + 1
+    )
+    page = found[:limit]
+    more = page[-1].session_id if len(found) > limit else None
+    return SessionsOut(agent=name, sessions=[_session(s) for s in page], next=more)
+
+
+@router.get(
+    "/v1/agents/{name}/sessions/{session_id:path}", summary="History", dependencies=[scope("sessions:read")]
+)
+async def history(
+    name: str, session_id: str, request: Request, limit: Limit = 50, after: Annotated[int, Query(ge=0)] = 0
+) -> HistoryOut:
+    """The turns of a session, oldest first."""
+    key, store = await _owned(request, name, session_id)
+    found = await store.page(key, after=after, limit=limit + 1)
+    page = found[:limit]
+    more = page[-1].seq if len(found) > limit else None
+    return HistoryOut(agent=name, session_id=session_id, turns=[_turn(t) for t in page], next=more)
+
+
+@router.delete(
+    "/v1/agents/{name}/sessions/{session_id:path}",
+    summary="Erase a session",
+    status_code=204,
+    dependencies=[scope("sessions:write")],
+)
+async def erase(name: str, session_id: str, request: Request) -> Response:
+    """Deletes a session with everything that was kept of it."""
+    key, _ = await _owned(request, name, session_id)
+    await runtime_of(request).agent(name).memory.erase(key)
+    return Response(status_code=204)
+
+
+async def _owned(request: Request, name: str, session_id: str) -> tuple[SessionKey, ConversationStore]:
+    """The session's key and store, if this caller may see it; what is somebody else's does not exist."""
+    caller = caller_of(request)
+    store = runtime_of(request).agent(name).memory.conversations
+    key = SessionKey(caller.tenant_id, name, session_id)
+    info = await store.info(key) if store else None
+    if store is None or info is None or owner_filter(caller) not in (None, info.owner):
+        raise SessionNotFound(f"The agent {name!r} has no session {session_id!r}.")
+    return key, store
+
+
+def _turn(turn: Turn) -> TurnOut:
+    partial = {"status": turn.status} if turn.status != "complete" else {}
+    return TurnOut(
+        seq=turn.seq, role=turn.role, content=turn.content, created_at=_iso(turn.created_at), **partial
+    )
+
+
+def _session(info: SessionInfo) -> SessionOut:
+    return SessionOut(
+        session_id=info.session_id,
+        turns=info.turns,
+        created_at=_iso(info.created_at),
+        updated_at=_iso(info.updated_at),
+    )
+
+
+def _iso(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")

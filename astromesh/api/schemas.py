@@ -1,0 +1,103 @@
+"""Bodies of requests and answers, as the OpenAPI description shows them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+SessionId = Annotated[str, StringConstraints(min_length=1, max_length=256, pattern=r"^[^\x00-\x1f\x7f]+$")]
+Query = Annotated[str, StringConstraints(min_length=1, max_length=100_000)]
+
+
+class RunBody(BaseModel):
+    """One message to an agent."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    query: Query = Field(description="The user's message.", examples=["How do I reset my password?"])
+    session_id: SessionId = Field(description="Names the conversation.", examples=["session-42"])
+    context: dict[str, Any] = Field(default={}, description="Variables for the prompt template.")
+    metadata: dict[str, Any] = Field(default={}, description="Kept with the run, never shown to the model.")
+
+
+class UsageOut(BaseModel):
+    input_tokens: int
+    output_tokens: int
+    cached_tokens: int
+    cost_usd: float
+
+
+class GuardrailOut(BaseModel):
+    stage: str
+    type: str
+    action: str
+    count: int
+
+
+class RunMetadata(BaseModel):
+    model_config = ConfigDict(extra="allow")
+
+    provider: str
+    model: str
+    tokens_used: int
+    usage: UsageOut
+    latency_ms: float
+    tools_called: list[str]
+    pattern: str
+    iterations: int
+    stop_reason: str
+    trace_id: str
+    guardrails: list[GuardrailOut]
+
+
+class RunOut(BaseModel):
+    """The answer of a run."""
+
+    response: str
+    agent: str
+    session_id: str
+    run_id: str
+    metadata: RunMetadata
+
+
+class TurnOut(BaseModel):
+    model_config = ConfigDict(extra="allow")
+
+    seq: int
+    role: str
+    content: str
+    created_at: str
+
+
+class HistoryOut(BaseModel):
+    agent: str
+    session_id: str
+    turns: list[TurnOut]
+    next: int | None = Field(description="Pass as `after` for the following page; null on the last one.")
+
+
+class SessionOut(BaseModel):
+    session_id: str
+    turns: int
+    created_at: str
+    updated_at: str
+
+
+class SessionsOut(BaseModel):
+    agent: str
+    sessions: list[SessionOut]
+    next: str | None
+
+
+class ProblemOut(BaseModel):
+    """A problem document (RFC 9457)."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    code: str
+    trace_id: str

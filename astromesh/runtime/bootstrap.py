@@ -1,0 +1,268 @@
+"""Bootstrap: a configuration folder becomes running agents (document 001, the diagram at its end).
+
+Every wiring stands here. Order: HTTP session, knowledge, then each agent: router, memory, tools, pattern,
+prompt, guardrails. An agent that cannot be opened is broken and named as such; the others run.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from astromesh.abc.clock import Clock
+from astromesh.abc.deps import Deps, Resources
+from astromesh.abc.rag import Knowledge
+from astromesh.abc.run import RunAgent
+from astromesh.config.agent import AgentManifest, Conversational, Episodic, RoleModel, Semantic
+from astromesh.config.configuration import Configuration
+from astromesh.config.load import load
+from astromesh.config.models import ModelBlock
+from astromesh.core.circuit_breaker import BreakerRules
+from astromesh.core.guardrails import GuardrailsEngine
+from astromesh.core.health import Health
+from astromesh.core.memory import ConversationalMemory, EpisodicMemory, MemoryManager, SemanticMemory
+from astromesh.core.model_router import ModelRouter
+from astromesh.core.prompt_engine import PromptEngine, check_template
+from astromesh.core.tools import DeclaredTool, ToolRegistry
+from astromesh.errors import AstromeshError, CircularAgentReference, ConfigError, InvalidManifest
+from astromesh.net.http import Http
+from astromesh.plugins import Plugins
+from astromesh.runtime.agent import Agent
+from astromesh.runtime.support import UNSUPPORTED
+
+log = structlog.get_logger("astromesh.bootstrap")
+Ping = Callable[[], Awaitable[None]]
+
+
+@dataclass(slots=True)
+class Bootstrapped:
+    """What a runtime holds open.
+
+    Args:
+        checks: how to ask each store and provider whether it answers, by `store:…` or `provider:…`.
+    """
+
+    configuration: Configuration
+    resources: Resources
+    agents: dict[str, Agent] = field(default_factory=dict)
+    broken: dict[str, tuple[InvalidManifest, ...]] = field(default_factory=dict)
+    knowledge: dict[str, Knowledge] = field(default_factory=dict)
+    checks: dict[str, Ping] = field(default_factory=dict)
+
+
+def load_configuration(folder: Path, plugins: Plugins, env: Mapping[str, str] | None = None) -> Configuration:
+    """What a folder says, checked against the installed plugins and against what this runtime can do."""
+    _make_importable(folder)
+    return load(
+        folder,
+        env=os.environ if env is None else env,
+        resolver=plugins,
+        check_template=check_template,
+        unsupported=UNSUPPORTED,
+    )
+
+
+async def open_runtime(
+    folder: Path,
+    data_dir: Path,
+    plugins: Plugins,
+    env: Mapping[str, str] | None,
+    clock: Clock,
+    run_agent: RunAgent,
+) -> Bootstrapped:
+    """Opens everything; what was opened is closed again when it fails.
+
+    Raises:
+        InvalidConfiguration: faults that nothing can run with, all at once.
+        CircularAgentReference: agents that call each other in a circle.
+    """
+    configuration = load_configuration(folder, plugins, env)
+    configuration.require_sound()
+    detect_circular_refs(configuration.edges)
+    opened = Bootstrapped(configuration, Resources(), broken=dict(configuration.broken))
+    try:
+        await _Bootstrap(opened, plugins, data_dir, clock, run_agent).run()
+    except BaseException:
+        await opened.resources.close()
+        raise
+    return opened
+
+
+def detect_circular_refs(edges: Mapping[str, tuple[str, ...]]) -> None:
+    """Depth-first search over who may call whom (document 001, circular reference safety).
+
+    Raises:
+        CircularAgentReference: prints the circle, e.g. `a → b → a`.
+    """
+    done: set[str] = set()
+
+    def visit(agent: str, path: tuple[str, ...]) -> None:
+        if agent in path:
+            circle = " → ".join((*path[path.index(agent) :], agent))
+            raise CircularAgentReference(
+                f"Agents call each other in a circle: {circle}. Remove one of these tools."
+            )
+        if agent in done:
+            return
+        for called in edges.get(agent, ()):
+            visit(called, (*path, agent))
+        done.add(agent)
+
+    for agent in edges:
+        visit(agent, ())
+
+
+class _Bootstrap:
+    """One bootstrap on its way."""
+
+    def __init__(
+        self, opened: Bootstrapped, plugins: Plugins, data_dir: Path, clock: Clock, run_agent: RunAgent
+    ) -> None:
+        self._opened = opened
+        self._plugins = plugins
+        self._clock = clock
+        configuration = opened.configuration
+        breaker = configuration.providers.spec.routing.circuit_breaker
+        rules = BreakerRules(breaker.failure_threshold, breaker.recovery_timeout)
+        self._health = Health(rules, clock)
+        self._registry = ToolRegistry(clock)
+        self._prompts = PromptEngine()
+        runtime = configuration.runtime.spec
+        self._deps = Deps(
+            clock=clock,
+            data_dir=data_dir,
+            config_dir=configuration.folder,
+            storage_url=runtime.storage.url.get_secret_value(),
+            redis_url=runtime.redis.url.get_secret_value(),
+            resources=opened.resources,
+            knowledge=opened.knowledge,
+            run_agent=run_agent,
+        )
+
+    async def run(self) -> None:
+        http = await self._opened.resources.shared(Http, Http)
+        self._deps = replace(self._deps, http=http)
+        for name, manifest in self._opened.configuration.rag.items():
+            await self._open_pipeline(name, manifest)
+        for name, agent in self._opened.configuration.agents.items():
+            try:
+                self._opened.agents[name] = await self._agent(agent)
+            except AstromeshError as error:
+                fault = (
+                    error
+                    if isinstance(error, InvalidManifest)
+                    else InvalidManifest(str(error), file=agent.file)
+                )
+                log.error("agent_unavailable", agent=name, error=str(fault))
+                self._opened.broken[name] = (fault,)
+
+    # -- parts of an agent ---------------------------------------------------------------------------------
+
+    async def _agent(self, manifest: AgentManifest) -> Agent:
+        spec = manifest.spec
+        router = await self._router(manifest.name, spec.model)
+        tools = [await self._tool(block) for block in spec.tools]
+        bound = self._registry.bind(manifest.name, tools, spec.permissions.tools)
+        defaults = self._opened.configuration.runtime.spec.defaults.orchestration
+        orchestration = spec.orchestration
+        pattern = await self._open("patterns", orchestration.pattern, orchestration.options)
+        return Agent(
+            name=manifest.name,
+            manifest=manifest,
+            guardrails=GuardrailsEngine(
+                [await self._open("guardrails", r.type, r.options) for r in spec.guardrails.input],
+                [await self._open("guardrails", r.type, r.options) for r in spec.guardrails.output],
+            ),
+            memory=await self._memory(manifest, router),
+            prompt=self._prompts.register(
+                manifest.name, spec.prompts.system, description=spec.identity.description,
+                variables=spec.prompts.variables,
+            ),
+            tools=bound,
+            router=router,
+            pattern=pattern,
+            pattern_name=orchestration.pattern,
+            max_iterations=orchestration.max_iterations or defaults.max_iterations,
+            timeout_seconds=orchestration.timeout_seconds or defaults.timeout_seconds,
+            stream=manifest.stream,
+        )  # fmt: skip
+
+    async def _router(self, agent: str, models: RoleModel, *, role: bool = False) -> ModelRouter:
+        blocks = models.usable()
+        if not blocks:
+            reasons = "; ".join(f"{b.name}: {b.skipped}" for b in models.blocks())
+            raise ConfigError(f"The agent {agent!r} has no usable model: {reasons}.")
+        providers = [await self._provider(block) for block in blocks]
+        strategy = (
+            models.routing.strategy or self._opened.configuration.providers.spec.routing.default_strategy
+        )
+        roles = {}
+        for name, other in getattr(models, "roles", {}).items():
+            roles[name] = await self._router(agent, other, role=True)
+        return ModelRouter(providers, strategy=strategy, roles=roles, health=self._health)
+
+    async def _provider(self, block: ModelBlock) -> Any:
+        provider = await self._open("providers", block.plugin, block.options)
+        provider.provider, provider.name = block.provider, block.name
+        self._opened.checks.setdefault(f"provider:{provider.name}", provider.ping)
+        self._opened.resources.on_close(provider.close)
+        return provider
+
+    async def _memory(self, manifest: AgentManifest, router: ModelRouter) -> MemoryManager:
+        memory = manifest.spec.memory
+        manager = MemoryManager(
+            await self._conversational(memory.conversational),
+            await self._semantic(memory.semantic),
+            await self._episodic(memory.episodic),
+            model=router,
+            clock=self._clock,
+            about=memory.model_dump(mode="json", exclude_none=True),
+        )
+        self._opened.resources.on_close(manager.close)
+        return manager
+
+    async def _conversational(self, block: Conversational | None) -> ConversationalMemory | None:
+        if block is None:
+            return None
+        store = await self._store("conversation_stores", block)
+        strategy = await self._open("memory_strategies", block.strategy, block.strategy_options)
+        return ConversationalMemory(store, strategy, float(block.ttl or 0))
+
+    async def _semantic(self, block: Semantic | None) -> SemanticMemory | None:
+        if block is None:
+            return None
+        store = await self._store("semantic_stores", block)
+        return SemanticMemory(store, block.top_k, block.similarity_threshold, block.auto_index)
+
+    async def _episodic(self, block: Episodic | None) -> EpisodicMemory | None:
+        if block is None:
+            return None
+        return EpisodicMemory(await self._store("episodic_stores", block), block.max_events)
+
+    async def _store(self, group: str, block: Any) -> Any:
+        store = await self._open(group, block.backend, block.options)
+        self._opened.checks.setdefault(f"store:{group}:{block.backend}", store.ping)
+        self._opened.resources.on_close(store.close)
+        return store
+
+    async def _tool(self, block: Any) -> DeclaredTool:
+        tool = await self._open("tools", block.type, block.options)
+        return DeclaredTool(tool, block.options.policy())
+
+    async def _open_pipeline(self, name: str, manifest: Any) -> None: ...
+
+    async def _open(self, group: str, name: str, options: Any) -> Any:
+        return await self._plugins.load(group, name).open(options, self._deps)
+
+
+def _make_importable(folder: Path) -> None:
+    """`function: module:name` is found beside the configuration folder, in it, and on the Python path."""
+    for place in (folder.resolve(), folder.resolve().parent, Path.cwd()):
+        if str(place) not in sys.path:
+            sys.path.append(str(place))

@@ -1,0 +1,247 @@
+"""AgentRuntime: the agents of one configuration, and the entry point by which every transport runs them."""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from astromesh.abc.clock import Clock, SystemClock
+from astromesh.abc.events import EventSink
+from astromesh.abc.tool import ToolContext
+from astromesh.errors import AgentNotFoundError, AgentUnavailable, InvalidInput, InvalidManifest, ShuttingDown
+from astromesh.node.ledger import RunLedger
+from astromesh.node.scope import Scope
+from astromesh.plugins import Plugins
+from astromesh.runtime import ids
+from astromesh.runtime.agent import Agent
+from astromesh.runtime.bootstrap import Bootstrapped, open_runtime
+from astromesh.runtime.pipeline import answer
+from astromesh.runtime.records import RunAnswer, RunRequest
+from astromesh.runtime.run import ANONYMOUS, GatedEvents, Run, RunModel
+from astromesh.runtime.runs import as_caller, compose, reported, within_deadline
+from astromesh.runtime.sessions import Sessions, in_its_session
+from astromesh.telemetry.metrics import Metrics
+from astromesh.telemetry.stream import EventStream
+from astromesh.telemetry.traces import TraceStore
+from astromesh.types import CallerContext, SessionKey
+
+#: how deep agents may call agents
+MAX_DEPTH = 8
+#: scopes that open the sessions of others in the same tenant
+ANY_SESSION = frozenset({"admin", "sessions:any", "sessions:*"})
+
+
+class AgentRuntime:
+    """The agents of one configuration folder.
+
+    Args:
+        config_dir: folder of `agents/*.agent.yaml` and the other files of api.md section 4.
+        data_dir: folder for what is kept; None for `.astromesh`.
+        plugins: what YAML names may refer to; None for everything installed.
+        env: where `${VAR}` and key names are looked up; None for the process's environment.
+    """
+
+    def __init__(
+        self,
+        config_dir: str | Path = "config",
+        *,
+        data_dir: str | Path | None = None,
+        plugins: Plugins | None = None,
+        env: Mapping[str, str] | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self.config_dir = Path(config_dir)
+        self.data_dir = Path(data_dir or ".astromesh")
+        self.plugins = plugins or Plugins()
+        self.clock: Clock = clock or SystemClock()
+        self.metrics = Metrics()
+        self.traces = TraceStore()
+        self.sessions = Sessions(self.clock)
+        self._env = env
+        self._open: Bootstrapped | None = None
+        self._draining = False
+        self._active = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._handle = compose(answer, (reported, as_caller, in_its_session(self.sessions), within_deadline))
+
+    # -- life ----------------------------------------------------------------------------------------------
+
+    async def bootstrap(self) -> None:
+        """Loads the configuration and opens everything that its agents need.
+
+        Raises:
+            InvalidConfiguration: faults that concern more than one agent, all at once.
+            CircularAgentReference: agents that call each other in a circle.
+        """
+        self._open = await open_runtime(
+            self.config_dir, self.data_dir, self.plugins, self._env, self.clock, self._run_nested
+        )
+
+    async def close(self, grace: float = 30.0) -> None:
+        """Takes no new runs, waits at most `grace` seconds for those that run, closes what was opened."""
+        self._draining = True
+        try:
+            async with asyncio.timeout(grace):
+                await self._idle.wait()
+        except TimeoutError:
+            pass  # what still runs is cut off with its resources; durable runs are taken up again
+        if self._open is not None:
+            opened, self._open = self._open, None
+            await opened.resources.close()
+
+    async def __aenter__(self) -> Self:
+        await self.bootstrap()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    # -- what is loaded ------------------------------------------------------------------------------------
+
+    @property
+    def opened(self) -> Bootstrapped:
+        if self._open is None:
+            raise ShuttingDown("The runtime is not open: call bootstrap() first, or it is shutting down.")
+        return self._open
+
+    @property
+    def agents(self) -> Mapping[str, Agent]:
+        return self.opened.agents
+
+    @property
+    def broken(self) -> Mapping[str, tuple[InvalidManifest, ...]]:
+        """Agents whose manifest has faults; they answer `agent_unavailable`."""
+        return self.opened.broken
+
+    def agent(self, name: str) -> Agent:
+        """Raises: AgentNotFoundError, AgentUnavailable."""
+        agent = self.opened.agents.get(name)
+        if agent is not None:
+            return agent
+        if faults := self.opened.broken.get(name):
+            raise AgentUnavailable(
+                f"The agent {name!r} has {len(faults)} fault(s) in its manifest: {faults[0]}"
+            )
+        near = difflib.get_close_matches(name, self.opened.agents, 1)
+        raise AgentNotFoundError(name, f"Did you mean {near[0]!r}?" if near else "GET /v1/agents lists them.")
+
+    # -- runs ----------------------------------------------------------------------------------------------
+
+    async def run(  # noqa: PLR0913 (a run has these parts)
+        self,
+        agent_name: str,
+        query: str,
+        session_id: str,
+        *,
+        context: Mapping[str, Any] | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        caller: CallerContext | None = None,
+        sinks: Iterable[EventSink] = (),
+        trace_id: str = "",
+    ) -> RunAnswer:
+        """One run of one agent (document 001, step 2).
+
+        Args:
+            query, session_id: the message and its conversation, neither empty.
+            context: variables for the prompt template.
+            caller: who asks; None is the local anonymous principal.
+            sinks: listeners to the run's events; a run without one that wants deltas does not stream.
+            trace_id: 32 hex digits of the trace that this run belongs to; empty starts one.
+
+        Raises:
+            RequestError, UpstreamError, LimitReached, Unavailable: see `astromesh.errors`.
+        """
+        if not query or not session_id:
+            raise InvalidInput("A run needs a query and a session_id that are not empty.")
+        request = RunRequest(query, session_id, context or {}, metadata or {})
+        return await self.start(
+            self.agent(agent_name), request, caller=caller, sinks=sinks, trace_id=trace_id
+        )
+
+    async def start(
+        self,
+        agent: Agent,
+        request: RunRequest,
+        *,
+        caller: CallerContext | None = None,
+        sinks: Iterable[EventSink] = (),
+        trace_id: str = "",
+        parent: ToolContext | None = None,
+    ) -> RunAnswer:
+        """`run` for a request record, and for nested runs with their parent."""
+        if self._draining and parent is None:
+            raise ShuttingDown("The server is shutting down; send the request again.")
+        run = self._new_run(agent, request, caller, tuple(sinks), trace_id, parent)
+        self._active += 1
+        self._idle.clear()
+        try:
+            return await self._handle(agent, request, run)
+        finally:
+            self._active -= 1
+            if not self._active:
+                self._idle.set()
+
+    def _new_run(
+        self,
+        agent: Agent,
+        request: RunRequest,
+        caller: CallerContext | None,
+        sinks: tuple[EventSink, ...],
+        trace_id: str,
+        parent: ToolContext | None,
+    ) -> Run:
+        run_id, trace_id = ids.run_id(), trace_id or ids.trace_id()
+        tenant = (caller.tenant_id if caller else "") or "default"
+        owner = (caller.user_id if caller else "") or ANONYMOUS
+        above = f"{parent.run_id}.{parent.call_id}" if parent else ""
+        trace = self.traces.open(run_id, trace_id, tenant=tenant, owner=owner, agent=agent.name, parent=above)
+        stream = EventStream(run_id, (self.metrics, trace, *sinks))
+        events = GatedEvents(stream, agent)
+        outer: Scope | None = parent.run if parent else None
+        scope = Scope(
+            run_id,
+            agent=agent.name,
+            session=SessionKey(tenant, agent.name, request.session_id),
+            caller=caller,
+            trace_id=trace_id,
+            events=events,
+            ledger=RunLedger(parent=outer.ledger if outer else None),
+            clock=self.clock,
+            deadline=parent.deadline if parent else None,
+            depth=outer.depth + 1 if outer else 0,
+        )
+        if outer:
+            scope.retries = outer.retries
+        any_owner = bool(caller and caller.scopes & ANY_SESSION)
+        return Run(
+            scope,
+            stream,
+            events,
+            RunModel(agent.router, scope),
+            scope.session,
+            owner,
+            any_owner,
+            caller,
+            above,
+        )
+
+    async def _run_nested(
+        self, agent: str, query: str, context: Mapping[str, Any], parent: ToolContext
+    ) -> Mapping[str, Any]:
+        """A run for an agent tool: steps 2 to 12 of the target in the parent's trace, budget, deadline."""
+        outer: Scope = parent.run
+        if outer.depth + 1 > MAX_DEPTH:
+            raise InvalidInput(f"Agents may call agents {MAX_DEPTH} deep; this call would go deeper.")
+        session = f"{parent.session.session_id}/{parent.path.rpartition('/')[2] or agent}"
+        request = RunRequest(query, session, context)
+        done = await self.start(
+            self.agent(agent), request, caller=parent.caller, trace_id=parent.trace_id, parent=parent
+        )
+        return done.to_json()

@@ -1,0 +1,117 @@
+"""One run in flight: its scope, and what the pipeline notes about it on the way."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+
+from astromesh.core.guardrails import StreamGate
+from astromesh.core.model_router import ModelRouter
+from astromesh.node.scope import Scope
+from astromesh.runtime.agent import Agent
+from astromesh.telemetry.stream import DELTA, EventStream
+from astromesh.types import CallerContext, CompletionRequest, CompletionResult, Delta, SessionKey
+
+ANONYMOUS = "anonymous"
+
+
+class GatedEvents:
+    """The run's emitter: lets model text out only when no output rule can change it any more (R10).
+
+    With `stream: final` it asks no model to stream; step 10 sends the released text as one delta.
+    """
+
+    __slots__ = ("_agent", "_gates", "_stream", "partial", "streaming")
+
+    def __init__(self, stream: EventStream, agent: Agent) -> None:
+        self._stream = stream
+        self._agent = agent
+        self._gates: dict[int, StreamGate] = {}
+        self.partial: list[str] = []
+        self.streaming = stream.streaming and agent.stream != "final"
+
+    def emit(self, type: str, /, **data: Any) -> None:
+        if type == DELTA:
+            self._delta(data)
+            return
+        if type == "model.finished":
+            self._finish(data["step"], data["role"])
+        elif type == "model.started" and data["role"] == "assistant":
+            self.partial.clear()
+        self._stream.emit(type, **data)
+
+    def _delta(self, data: dict[str, Any]) -> None:
+        step = data["step"]
+        gate = self._gates.get(step)
+        if gate is None:
+            gate = self._gates[step] = self._agent.guardrails.gate(self._agent.stream)
+        self._send(step, data["role"], gate.feed(data["content"]))
+
+    def _finish(self, step: int, role: str) -> None:
+        gate = self._gates.pop(step, None)
+        if gate is not None:
+            self._send(step, role, gate.finish())
+
+    def _send(self, step: int, role: str, text: str) -> None:
+        if text:
+            if role == "assistant":
+                self.partial.append(text)
+            self._stream.emit(DELTA, step=step, role=role, content=text)
+
+
+class RunModel:
+    """The model seam of one run: the agent's router, sharing the run's retry budget, noting who answered."""
+
+    __slots__ = ("_router", "_scope", "last")
+
+    def __init__(self, router: ModelRouter, scope: Scope) -> None:
+        self._router = router
+        self._scope = scope
+        self.last: CompletionResult | None = None
+
+    async def complete(self, request: CompletionRequest) -> CompletionResult:
+        self.last = result = await self._router.route(request, take_retry=self._scope.take_retry)
+        return result
+
+    async def stream(self, request: CompletionRequest) -> AsyncIterator[Delta | CompletionResult]:
+        async with aclosing(self._router.stream(request, take_retry=self._scope.take_retry)) as pieces:
+            async for piece in pieces:
+                if isinstance(piece, CompletionResult):
+                    self.last = piece
+                yield piece
+
+
+@dataclass(slots=True)
+class Run:
+    """One run in flight.
+
+    Args:
+        stream: the listeners' side of the events; `scope.events` is the gated side that the pattern emits to.
+        owner: id of the principal that the session belongs to: the caller, until step 4 finds another one.
+        any_owner: the caller may use sessions of others (scope `sessions:any`).
+    """
+
+    scope: Scope
+    stream: EventStream
+    events: GatedEvents
+    model: RunModel
+    key: SessionKey
+    owner: str
+    any_owner: bool = False
+    caller: CallerContext | None = None
+    parent: str = ""
+    started: float = field(default_factory=perf_counter)
+
+    @property
+    def id(self) -> str:
+        return self.scope.run_id
+
+    @property
+    def trace_id(self) -> str:
+        return self.scope.trace_id
+
+    def elapsed_ms(self) -> float:
+        return round((perf_counter() - self.started) * 1000, 3)

@@ -1,0 +1,107 @@
+"""What wraps every run, composed once around the pipeline; the first of `WRAPPERS` is the outermost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+
+import structlog
+
+from astromesh.errors import AstromeshError, DeadlineExceeded
+from astromesh.runtime.agent import Agent
+from astromesh.runtime.records import RunAnswer, RunRequest
+from astromesh.runtime.run import Run
+from astromesh.types import calling_as
+
+Handler = Callable[[Agent, RunRequest, Run], Awaitable[RunAnswer]]
+Wrapper = Callable[[Handler], Handler]
+
+log = structlog.get_logger("astromesh.run")
+
+
+def compose(handler: Handler, wrappers: Sequence[Wrapper]) -> Handler:
+    for wrap in reversed(wrappers):
+        handler = wrap(handler)
+    return handler
+
+
+def reported(handler: Handler) -> Handler:
+    """The run's first event, exactly one last event, and one log line. Errors learn which run they ended."""
+
+    async def run_reported(agent: Agent, request: RunRequest, run: Run) -> RunAnswer:
+        run.stream.emit(
+            "run.started",
+            run_id=run.id,
+            agent=agent.name,
+            session_id=request.session_id,
+            trace_id=run.trace_id,
+            parent=run.parent,
+        )
+        try:
+            answer = await handler(agent, request, run)
+        except asyncio.CancelledError:
+            run.stream.emit("run.cancelled", response="".join(run.events.partial))
+            _log(agent, run, "cancelled", "cancelled")
+            raise
+        except AstromeshError as error:
+            error.run_id, error.trace_id = run.id, run.trace_id
+            run.stream.emit("run.failed", code=error.code, detail=str(error))
+            _log(agent, run, "failed", error.code)
+            raise
+        except Exception as error:  # border of a run: whatever a plugin raises ends this run, not the server
+            failure = AstromeshError(
+                "The run failed for an internal reason; the server's log has the details."
+            )
+            failure.run_id, failure.trace_id = run.id, run.trace_id
+            run.stream.emit("run.failed", code=failure.code, detail=str(failure))
+            log.exception("run_crashed", agent=agent.name, run_id=run.id, trace_id=run.trace_id)
+            raise failure from error
+        run.stream.emit("run.completed", **answer.to_json())
+        _log(agent, run, "completed", answer.metadata["stop_reason"])
+        return answer
+
+    return run_reported
+
+
+def as_caller(handler: Handler) -> Handler:
+    """The caller in the context variable, for tools that ask who it is."""
+
+    async def run_as_caller(agent: Agent, request: RunRequest, run: Run) -> RunAnswer:
+        with calling_as(run.caller):
+            return await handler(agent, request, run)
+
+    return run_as_caller
+
+
+def within_deadline(handler: Handler) -> Handler:
+    """The run's own deadline; the wait for its session stands outside and does not count."""
+
+    async def run_within_deadline(agent: Agent, request: RunRequest, run: Run) -> RunAnswer:
+        seconds = agent.timeout_seconds
+        own = run.scope.clock.monotonic() + seconds
+        run.scope.deadline = min(own, run.scope.deadline) if run.scope.deadline is not None else own
+        try:
+            async with asyncio.timeout(run.scope.deadline - run.scope.clock.monotonic()):
+                return await handler(agent, request, run)
+        except TimeoutError as error:
+            raise DeadlineExceeded(
+                f"The run did not end within {seconds:g} s (spec.orchestration.timeout_seconds)."
+            ) from error
+
+    return run_within_deadline
+
+
+def _log(agent: Agent, run: Run, status: str, reason: str) -> None:
+    usage = run.scope.ledger.usage
+    log.info(
+        "run",
+        status=status,
+        reason=reason,
+        agent=agent.name,
+        session_id=run.key.session_id,
+        run_id=run.id,
+        trace_id=run.trace_id,
+        duration_ms=run.elapsed_ms(),
+        tokens=usage.total_tokens,
+        tools=len(run.scope.tools_called),
+    )

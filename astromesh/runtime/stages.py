@@ -1,0 +1,197 @@
+"""The stages of the pipeline, one function per step of document 001. Each emits its event."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from time import perf_counter
+
+from astromesh.abc.run import Outcome, Task
+from astromesh.errors import GuardrailBlocked
+from astromesh.runtime.agent import Agent
+from astromesh.runtime.records import (
+    AdmittedQuery,
+    EquippedQuery,
+    PromptedQuery,
+    RecalledQuery,
+    ReleasedAnswer,
+    RunAnswer,
+    RunRequest,
+)  # fmt: skip
+from astromesh.runtime.run import Run
+from astromesh.telemetry.stream import DELTA
+from astromesh.types import JsonObject, Message, Turn
+
+
+def admit(agent: Agent, request: RunRequest, run: Run) -> AdmittedQuery:
+    """Step 3: the input rules in declared order; pass, redact or block.
+
+    Raises:
+        GuardrailBlocked: with the rule's type and the configured message.
+    """
+    started = perf_counter()
+    try:
+        checked = agent.guardrails.check_input(request.query)
+        preface = _admit_messages(agent, request.preface)
+        history = None if request.history is None else _admit_messages(agent, request.history)
+    except GuardrailBlocked as blocked:
+        run.stream.emit("guardrail.action", stage="input", type=blocked.guardrail, action="block", count=1)
+        raise
+    _report(run, "input", checked.actions, started)
+    return AdmittedQuery(request, checked.text, checked.actions, history, preface)
+
+
+async def recall(agent: Agent, admitted: AdmittedQuery, run: Run) -> RecalledQuery:
+    """Step 4: history, knowledge and past events of this session."""
+    started = perf_counter()
+    memory = await agent.memory.build_context(
+        agent.name,
+        run.key.session_id,
+        admitted.query,
+        tenant=run.key.tenant,
+        owner=run.owner,
+        any_owner=run.any_owner,
+    )
+    run.owner = memory.owner or run.owner
+    run.stream.emit(
+        "memory.loaded",
+        turns=len(memory.conversation_history),
+        semantic=len(memory.semantic_results),
+        episodic=len(memory.episodic_events),
+        degraded=list(memory.degraded),
+        duration_ms=_since(started),
+    )
+    return RecalledQuery(admitted, memory)
+
+
+def render(agent: Agent, recalled: RecalledQuery, run: Run) -> PromptedQuery:
+    """Step 5: the system prompt, then the history, then the query."""
+    started = perf_counter()
+    admitted, memory = recalled.admitted, recalled.memory
+    request = admitted.request
+    system = agent.prompt.render(memory, request.context, run.scope.clock.now())
+    messages = (
+        Message("system", system),
+        *(memory.conversation_history if admitted.history is None else admitted.history),
+        *admitted.preface,
+        Message("user", admitted.query, images=request.images),
+    )
+    run.stream.emit("prompt.rendered", characters=len(system), duration_ms=_since(started))
+    return PromptedQuery(recalled, messages)
+
+
+def equip(agent: Agent, prompted: PromptedQuery, run: Run) -> EquippedQuery:
+    """Step 6: the schemas of the permitted tools."""
+    tools = agent.tools.specs()
+    run.stream.emit("tools.listed", count=len(tools))
+    return EquippedQuery(prompted, tools)
+
+
+async def orchestrate(agent: Agent, equipped: EquippedQuery, run: Run) -> tuple[EquippedQuery, Outcome]:
+    """Steps 7 to 9: the pattern calls the router (8) and the tools (9) until it has an answer."""
+    request = equipped.prompted.recalled.admitted.request
+    task = Task(equipped.prompted.messages, equipped.tools, agent.max_iterations, request.context)
+    outcome = await agent.pattern.run(task, run.model, agent.tools, run.scope)
+    return equipped, outcome
+
+
+def release(agent: Agent, answered: tuple[EquippedQuery, Outcome], run: Run) -> ReleasedAnswer:
+    """Step 10: the output rules in declared order; a blocked answer becomes the safe response."""
+    started = perf_counter()
+    equipped, outcome = answered
+    admitted = equipped.prompted.recalled.admitted
+    usage = run.scope.ledger.usage
+    checked = agent.guardrails.check_output(
+        outcome.text, tokens_used=usage.total_tokens, output_tokens=usage.output_tokens
+    )
+    _report(run, "output", checked.actions, started)
+    if run.stream.streaming and not run.events.streaming and checked.text:
+        run.stream.emit(DELTA, step=run.scope.steps[0], role="assistant", content=checked.text)
+    last = run.model.last
+    details: JsonObject = {
+        "provider": last.provider if last else "",
+        "model": last.model if last else "",
+        "tokens_used": usage.total_tokens,
+        "usage": usage.to_json(),
+        "tools_called": list(run.scope.tools_called),
+        "pattern": agent.pattern_name,
+        "iterations": outcome.iterations,
+        "stop_reason": outcome.stop_reason,
+        "attempts": list(last.attempts) if last else [],
+        **outcome.metadata,
+    }
+    return ReleasedAnswer(admitted, checked.text, (*admitted.actions, *checked.actions), details)
+
+
+async def remember(agent: Agent, released: ReleasedAnswer, run: Run) -> None:
+    """Step 11: both turns or none, in one transaction, and what happened as episodic events."""
+    request = released.admitted.request
+    if not request.persist:
+        return
+    started = perf_counter()
+    now = run.scope.clock.now()
+    async with agent.memory.transaction(run.key, run.owner) as transaction:
+        transaction.persist_turn(Turn("user", released.admitted.query, created_at=now, run_id=run.id))
+        transaction.persist_turn(Turn("assistant", released.response, created_at=now, run_id=run.id))
+        transaction.record(_episode(released, run))
+    run.stream.emit("memory.persisted", turns=2, duration_ms=_since(started))
+
+
+async def remember_partial(agent: Agent, admitted: AdmittedQuery, run: Run) -> None:
+    """What a cancelled run had said: both turns, the answer marked `partial`; nothing where there is none."""
+    text = "".join(run.events.partial)
+    if not text or not admitted.request.persist:
+        return
+    now = run.scope.clock.now()
+    async with agent.memory.transaction(run.key, run.owner) as transaction:
+        transaction.persist_turn(Turn("user", admitted.query, created_at=now, run_id=run.id))
+        transaction.persist_turn(Turn("assistant", text, created_at=now, run_id=run.id, status="partial"))
+
+
+def respond(agent: Agent, released: ReleasedAnswer, run: Run) -> RunAnswer:
+    """Step 12: the answer as every transport shows it."""
+    metadata = {
+        **released.details,
+        "latency_ms": run.elapsed_ms(),
+        "trace_id": run.trace_id,
+        "guardrails": list(released.actions),
+    }
+    return RunAnswer(released.response, agent.name, run.key.session_id, run.id, metadata)
+
+
+def _admit_messages(agent: Agent, messages: tuple[Message, ...]) -> tuple[Message, ...]:
+    """What a client sends along with its query is user text as well: the same rules hold."""
+    return tuple(
+        replace(m, content=agent.guardrails.check_input(m.content).text)
+        if m.role == "user" and m.content
+        else m
+        for m in messages
+    )
+
+
+def _episode(released: ReleasedAnswer, run: Run) -> list[JsonObject]:
+    details = released.details
+    events: list[JsonObject] = [
+        {"event": "tool_call", "tool": name, "run_id": run.id} for name in details["tools_called"]
+    ]
+    events += [{"event": "guardrail", **action, "run_id": run.id} for action in released.actions]
+    events.append(
+        {
+            "event": "run",
+            "run_id": run.id,
+            "provider": details["provider"],
+            "model": details["model"],
+            "latency_ms": run.elapsed_ms(),
+            "usage": details["usage"],
+        }
+    )
+    return events
+
+
+def _report(run: Run, stage: str, actions: tuple[JsonObject, ...], started: float) -> None:
+    for action in actions:
+        run.stream.emit("guardrail.action", **action)
+    run.stream.emit("guardrails.checked", stage=stage, actions=len(actions), duration_ms=_since(started))
+
+
+def _since(started: float) -> float:
+    return round((perf_counter() - started) * 1000, 3)

@@ -1,0 +1,18 @@
+"""What the pages define and this runtime does not do yet; writing such a key is a fault, never ignored."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+_BUDGETS = "Budgets are not supported yet; bound a run with max_iterations and timeout_seconds."
+
+#: see `astromesh.config.seams.Unsupported`
+UNSUPPORTED: Mapping[str, str] = {
+    "Agent.spec.tools.*.approval=required": "Approvals are not supported yet.",
+    "Agent.spec.tools.*.type=mcp": "MCP tools are not supported yet.",
+    "Agent.spec.budgets.per_session": _BUDGETS,
+    "Agent.spec.budgets.per_principal_daily": _BUDGETS,
+    "RuntimeConfig.spec.auth.mode=jwt": "JWT is not supported yet; use api_key.",
+    "RuntimeConfig.spec.auth.mode=both": "JWT is not supported yet; use api_key.",
+    "RuntimeConfig.spec.telemetry.otlp_endpoint": "The export by OTLP is not supported yet.",
+}
