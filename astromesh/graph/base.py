@@ -112,6 +112,8 @@ class BaseNode:
     default_flags: ClassVar[frozenset[Hashable]] = frozenset()
     #: never skipped because a model says so, never replaced or bypassed by a graph action (guards, humans)
     protected: ClassVar[bool] = False
+    #: arguments of the class's constructor beside the keywords, in the order in which YAML writes them
+    own: ClassVar[tuple[str, ...]] = ()
 
     name: str
     instructions: str
@@ -191,6 +193,10 @@ class BaseNode:
     def body(self) -> Callable[[GraphState, NodeConfig], Awaitable[Any]]:
         """What the engine awaits for one execution, asked for once, when the graph is compiled."""
         return self.execute
+
+    def given(self, key: str) -> Any:
+        """The value that the constructor took for a keyword or one of `own`, for YAML."""
+        return getattr(self, key)
 
     def has_flag(self, flag: Hashable) -> bool:
         return flag in self.flags

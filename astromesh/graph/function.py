@@ -22,6 +22,8 @@ class FunctionNode(BaseNode):
         function: takes `(state)` or `(state, config)`, returns a NodeResult or any value, its output.
     """
 
+    own = ("function",)
+
     def __init__(self, name: str, function: Function, **keywords: Unpack[NodeKeywords]) -> None:
         keywords.setdefault("description", (inspect.getdoc(function) or "").partition("\n")[0])
         super().__init__(name, **keywords)

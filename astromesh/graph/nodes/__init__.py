@@ -1,0 +1,74 @@
+"""The nodes, one module per concept. `KINDS` gives each class the name by which YAML calls it."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from astromesh.graph.base import BaseNode
+from astromesh.graph.function import FunctionNode
+from astromesh.graph.nodes.autonomous import AutonomousNode
+from astromesh.graph.nodes.composite import FanOutNode, LoopNode, ParallelNode, RetryNode, SubgraphNode
+from astromesh.graph.nodes.guard import GuardNode
+from astromesh.graph.nodes.human import HumanNode
+from astromesh.graph.nodes.prompt import PromptNode
+from astromesh.graph.nodes.reasoning import (
+    CritiqueNode,
+    JustifyNode,
+    ObserveNode,
+    PlanNode,
+    ReflectNode,
+    SynthesizeNode,
+    ThinkNode,
+    ValidateNode,
+)
+from astromesh.graph.nodes.router import RouterNode
+from astromesh.graph.nodes.tool import ToolNode
+from astromesh.graph.nodes.transform import TransformNode
+
+KINDS: Mapping[str, type[BaseNode]] = MappingProxyType({
+    "prompt": PromptNode,
+    "tool": ToolNode,
+    "router": RouterNode,
+    "guard": GuardNode,
+    "parallel": ParallelNode,
+    "fan_out": FanOutNode,
+    "loop": LoopNode,
+    "human": HumanNode,
+    "transform": TransformNode,
+    "subgraph": SubgraphNode,
+    "autonomous": AutonomousNode,
+    "retry": RetryNode,
+    "function": FunctionNode,
+    "think": ThinkNode,
+    "reflect": ReflectNode,
+    "observe": ObserveNode,
+    "justify": JustifyNode,
+    "critique": CritiqueNode,
+    "plan": PlanNode,
+    "synthesize": SynthesizeNode,
+    "validate": ValidateNode,
+})  # fmt: skip
+
+__all__ = [
+    "KINDS",
+    "AutonomousNode",
+    "CritiqueNode",
+    "FanOutNode",
+    "FunctionNode",
+    "GuardNode",
+    "HumanNode",
+    "JustifyNode",
+    "LoopNode",
+    "ObserveNode",
+    "ParallelNode",
+    "PlanNode",
+    "PromptNode",
+    "ReflectNode",
+    "RetryNode",
+    "RouterNode",
+    "SubgraphNode",
+    "SynthesizeNode",
+    "ThinkNode",
+    "ToolNode",
+    "TransformNode",
+    "ValidateNode",
+]

@@ -1,0 +1,238 @@
+"""Nodes that run other nodes: ParallelNode, FanOutNode, LoopNode, SubgraphNode, RetryNode.
+
+Children go through the engine's runner like everything else: hooks, flags, budgets, limits, cancellation.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Any, ClassVar, Unpack
+
+from astromesh.graph.base import BaseNode, NodeKeywords
+from astromesh.graph.config import Child, Graph, Node, NodeConfig, OnError
+from astromesh.graph.flags import NodeFlag
+from astromesh.graph.nodes.transform import declared_input
+from astromesh.graph.records import NodeResult
+from astromesh.graph.signature import positional_arguments
+from astromesh.graph.state import GraphState
+
+
+class ParallelNode(BaseNode):
+    """Runs several nodes on the same state: at once if each is READONLY or PARALLEL_SAFE, else in order.
+
+    Its output is a dict of their outputs by name, in declared order.
+
+    Args:
+        nodes: the children, with different names.
+        on_error: `fail`: the first failure cancels the others and fails this node; `collect`: a failed child
+            has `{"error": message}` for its output, and this node fails only if all did.
+        keywords: see `NodeKeywords`.
+    """
+
+    own = ("nodes", "on_error")
+
+    def __init__(
+        self,
+        name: str,
+        nodes: Iterable[BaseNode],
+        *,
+        on_error: OnError = "fail",
+        **keywords: Unpack[NodeKeywords],
+    ) -> None:
+        super().__init__(name, **keywords)
+        self.nodes = tuple(nodes)
+        self.on_error: OnError = _checked(name, on_error)
+        if len({child.name for child in self.nodes}) != len(self.nodes):
+            raise ValueError(f"The children of {name!r} must have different names.")
+
+    def children(self) -> Iterable[BaseNode]:
+        return self.nodes
+
+    async def execute(self, state: GraphState, config: NodeConfig) -> NodeResult:
+        results = await config.together([Child(n) for n in self.nodes], state, on_error=self.on_error)
+        outputs = {child.name: _collected(result) for child, result in zip(self.nodes, results, strict=True)}
+        return NodeResult(self.name, outputs, error=_all_failed(results))
+
+
+class FanOutNode(BaseNode):
+    """Runs one node once for each item of a list. Its output is the list of outputs, in the items' order.
+
+    Args:
+        node: the worker; it finds its item in `context[item_key]` and its position in `context["index"]`.
+        items: the list, or a function of the state; by default the value of the one input key.
+        item_key: name in the context under which a worker sees its item.
+        on_error: as in ParallelNode; under `collect` failed items have `{"error": message}` in their place.
+        max_items: more items than this fail the node before anything runs.
+        keywords: see `NodeKeywords`.
+    """
+
+    default_flags: ClassVar[frozenset[Hashable]] = frozenset({NodeFlag.PARALLEL_SAFE})
+
+    own = ("node", "items", "item_key", "on_error", "max_items")
+
+    def __init__(
+        self,
+        name: str,
+        node: BaseNode,
+        items: Sequence[Any] | Callable[[GraphState], Any] | None = None,
+        *,
+        item_key: str = "item",
+        on_error: OnError = "fail",
+        max_items: int = 1000,
+        **keywords: Unpack[NodeKeywords],
+    ) -> None:
+        super().__init__(name, **keywords)
+        self.node, self.items, self.item_key, self.max_items = node, items, item_key, max_items
+        self.on_error: OnError = _checked(name, on_error)
+
+    def children(self) -> Iterable[BaseNode]:
+        return (self.node,)
+
+    async def execute(self, state: GraphState, config: NodeConfig) -> NodeResult:
+        items = self.items(state) if callable(self.items) else self.items
+        items = declared_input(self, state) if items is None else items
+        if inspect.isawaitable(items):
+            items = await items
+        if not isinstance(items, list | tuple):
+            return NodeResult(
+                self.name, error=f"{self.name!r} needs a list of items, not {type(items).__name__}."
+            )
+        if len(items) > self.max_items:
+            return NodeResult(
+                self.name, error=f"{self.name!r} takes at most {self.max_items} items, not {len(items)}."
+            )
+        children = [self._child(index, item) for index, item in enumerate(items)]
+        results = await config.together(children, state, on_error=self.on_error)
+        return NodeResult(self.name, [_collected(result) for result in results], error=_all_failed(results))
+
+    def _child(self, index: int, item: Any) -> Child:
+        return Child(self.node, f"{self.node.name}[{index}]", {self.item_key: item, "index": index})
+
+
+class LoopNode(BaseNode):
+    """Runs its body again and again until a condition holds. Its output is the last one of the body.
+
+    Args:
+        body: a node, or several to run one after another in each round.
+        until: function of `(result)` or `(result, state)` of the last node, or the name of a value in the
+            context (or in an output that is a dict) that ends the loop when it is true.
+        max_loops: rounds after which the node fails: a limit is never a silent end.
+        keywords: see `NodeKeywords`.
+    """
+
+    own = ("body", "until", "max_loops")
+
+    def __init__(
+        self,
+        name: str,
+        body: BaseNode | Iterable[BaseNode],
+        until: Callable[..., Any] | str,
+        *,
+        max_loops: int = 10,
+        **keywords: Unpack[NodeKeywords],
+    ) -> None:
+        super().__init__(name, **keywords)
+        self.steps = (body,) if isinstance(body, BaseNode) else tuple(body)
+        self.until, self.max_loops = until, max_loops
+        if not self.steps or max_loops < 1:
+            raise ValueError(f"Loop {name!r} needs a body and at least one round.")
+        self._arity = 0 if isinstance(until, str) else positional_arguments(until, f"Node {name!r}", most=2)
+
+    def given(self, key: str) -> Any:
+        return self.steps if key == "body" else super().given(key)
+
+    def children(self) -> Iterable[BaseNode]:
+        return self.steps
+
+    async def execute(self, state: GraphState, config: NodeConfig) -> NodeResult:
+        result = NodeResult(self.name)
+        for _ in range(self.max_loops):
+            for child in self.steps:
+                result = await config.run(child, state)
+                if result.error:
+                    return NodeResult(self.name, error=f"{child.name}: {result.error}")
+            if await self._done(result, state):
+                return NodeResult(self.name, result.output, result.raw_output)
+        return NodeResult(
+            self.name,
+            None,
+            result.raw_output,
+            error=f"{self.name!r} did not end within {self.max_loops} rounds.",
+        )
+
+    async def _done(self, result: NodeResult, state: GraphState) -> bool:
+        if isinstance(self.until, str):
+            output = result.output
+            named = output.get(self.until) if isinstance(output, dict) else None
+            return bool(named or state.context.get(self.until))
+        said = self.until(result) if self._arity == 1 else self.until(result, state)
+        return bool(await said if inspect.isawaitable(said) else said)
+
+
+class SubgraphNode(BaseNode):
+    """Runs a whole graph as one step. Its output is the graph's.
+
+    Args:
+        graph: a PromptGraph; a run never changes it.
+        keywords: see `NodeKeywords`.
+    """
+
+    own = ("graph",)
+
+    def __init__(self, name: str, graph: Graph, **keywords: Unpack[NodeKeywords]) -> None:
+        super().__init__(name, **keywords)
+        self.graph = graph
+
+    def children(self) -> Iterable[Node | Graph]:
+        return (self.graph,)
+
+    async def execute(self, state: GraphState, config: NodeConfig) -> NodeResult:
+        result = await config.run_graph(self.graph, state)
+        return NodeResult(self.name, result.output, result.raw_output, error=result.error)
+
+
+class RetryNode(BaseNode):
+    """Runs a child and, by the flag RETRYABLE, runs it again when it failed, with growing pauses between.
+
+    Args:
+        node: the child; it finds the last error in `context["_retry_error"]`.
+        max_attempts: executions of the child, the first one included.
+        keywords: see `NodeKeywords`.
+    """
+
+    default_flags: ClassVar[frozenset[Hashable]] = frozenset({NodeFlag.RETRYABLE})
+
+    own = ("node",)
+
+    def __init__(
+        self, name: str, node: BaseNode, *, max_attempts: int = 3, **keywords: Unpack[NodeKeywords]
+    ) -> None:
+        keywords.setdefault("max_iterations", max_attempts)
+        super().__init__(name, **keywords)
+        self.node = node
+
+    def children(self) -> Iterable[BaseNode]:
+        return (self.node,)
+
+    async def execute(self, state: GraphState, config: NodeConfig) -> NodeResult:
+        result = await config.run(self.node, state)
+        return NodeResult(
+            self.name, result.output, result.raw_output, error=result.error, exception=result.exception
+        )
+
+
+def _checked(name: str, on_error: OnError) -> OnError:
+    if on_error not in ("fail", "collect"):
+        raise ValueError(f"Node {name!r}: on_error is fail or collect, not {on_error!r}.")
+    return on_error
+
+
+def _collected(result: NodeResult) -> Any:
+    return {"error": result.error} if result.error else result.output
+
+
+def _all_failed(results: Sequence[NodeResult]) -> str:
+    if results and all(result.error for result in results):
+        return "; ".join(f"{result.node_name}: {result.error}" for result in results)
+    return ""

@@ -1,0 +1,87 @@
+"""ToolNode: tool calls as a step of their own."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Unpack
+from uuid import uuid4
+
+import orjson
+
+from astromesh.graph.base import BaseNode, NodeKeywords
+from astromesh.graph.config import NodeConfig
+from astromesh.graph.records import NodeResult
+from astromesh.graph.state import GraphState
+from astromesh.types import Message, ToolCall, ToolResult
+
+Arguments = Mapping[str, Any] | Callable[[GraphState], Mapping[str, Any]]
+
+
+class ToolNode(BaseNode):
+    """Calls tools without asking a model.
+
+    Without `tool` it carries out what the last assistant message asks for: the step behind a PromptNode with
+    `tool_loop=False`. With `tool` it calls that one, and a failed call fails the node.
+
+    Args:
+        tool: name of a tool, one of the engine's or of `tools`; empty for the calls that are pending.
+        arguments: of that call: a mapping, or a function of the state. By default the values of `input_keys`.
+        keywords: see `NodeKeywords`.
+    """
+
+    own = ("tool", "arguments")
+
+    def __init__(
+        self, name: str, tool: str = "", arguments: Arguments | None = None, **keywords: Unpack[NodeKeywords]
+    ) -> None:
+        if not tool and not keywords.get("tools"):
+            keywords.setdefault("inject_tools", True)  # what is pending may be any tool
+        super().__init__(name, **keywords)
+        self.tool, self.arguments = tool, arguments
+
+    async def execute(self, state: GraphState, config: NodeConfig) -> NodeResult:
+        if self.tool:
+            return await self._call(state, config)
+        calls = pending(state.messages)
+        if not calls:
+            return NodeResult(self.name, error=f"{self.name!r} has no tool call to carry out.")
+        results = await config.call_tools(calls, state)
+        answers = tuple(Message("tool", r.content, tool_call_id=r.call_id, name=r.name) for r in results)
+        # a failed call is the model's to correct, not the node's failure
+        return NodeResult(self.name, _values(results), tool_calls=calls, messages_added=answers)
+
+    async def _call(self, state: GraphState, config: NodeConfig) -> NodeResult:
+        arguments = self._arguments(state)
+        if inspect.isawaitable(arguments):
+            arguments = await arguments
+        text = orjson.dumps(dict(arguments), default=str).decode()
+        call = ToolCall(f"{self.name}_{uuid4().hex[:12]}", self.tool, text)
+        (result,) = await config.call_tools((call,), state)
+        failed = "" if result.ok else f"{self.tool}: {result.content}"
+        return NodeResult(self.name, result.value, result.content, tool_calls=(call,), error=failed)
+
+    def _arguments(self, state: GraphState) -> Any:
+        if callable(self.arguments):
+            return self.arguments(state)
+        if self.arguments is not None:
+            return self.arguments
+        return {key: state.context[key] for key in self.input_keys if key in state.context}
+
+
+def pending(messages: Sequence[Message]) -> tuple[ToolCall, ...]:
+    """The tool calls of the newest assistant message that have no result yet."""
+    answered: set[str] = set()
+    for message in reversed(messages):
+        if message.role == "tool":
+            answered.add(message.tool_call_id)
+        elif message.role == "assistant":
+            return tuple(call for call in message.tool_calls if call.id not in answered)
+        else:
+            break
+    return ()
+
+
+def _values(results: Sequence[ToolResult]) -> Any:
+    values = [r.value if r.ok else {"error": r.error, "message": r.content} for r in results]
+    return values[0] if len(values) == 1 else values
