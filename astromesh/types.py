@@ -74,9 +74,8 @@ class SessionKey(NamedTuple):
     session_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """One stored message of a session.
+class Turn(NamedTuple):
+    """One stored message of a session. A tuple, because a recall makes dozens of them per run.
 
     Args:
         seq: position in the session, from 1, without gaps; 0 on a turn not stored yet.
@@ -242,11 +241,18 @@ class SemanticResult:
 
 @dataclass(frozen=True, slots=True)
 class MemoryContext:
-    """What step 4 recalls (document 001)."""
+    """What step 4 recalls (document 001).
+
+    Args:
+        owner: principal that the session belongs to; empty for a session that is new.
+        degraded: what could not be asked (`semantic`, `episodic`): the run goes on without it.
+    """
 
     conversation_history: tuple[Message, ...] = ()
     semantic_results: tuple[SemanticResult, ...] = ()
     episodic_events: tuple[JsonObject, ...] = ()
+    owner: str = ""
+    degraded: tuple[str, ...] = ()
 
 
 # -- events ------------------------------------------------------------------------------------------------

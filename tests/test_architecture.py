@@ -38,7 +38,6 @@ MAY_IMPORT: Mapping[str, tuple[str, ...]] = {
     "config": RECORDS,
     "net": SEAMS,
     "storage": SEAMS,
-    "storage": SEAMS,
     # the engines
     "node": ("telemetry", *SEAMS),
     "graph": NODES,

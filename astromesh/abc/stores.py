@@ -57,10 +57,16 @@ class ConversationStore(Protocol):
     ) -> int:
         """Writes all turns or none, numbered behind the last one; answers the last seq.
 
-        Creates the session, owned by `owner`, if it is new. `expires_at`: seconds since the epoch, 0 never.
+        Creates the session, owned by `owner`, if it is new. `expires_at`: seconds since the epoch, 0 never;
+        it is set anew by every append. A session whose time is over does not exist: it begins again at seq
+        1.
+
+        Raises:
+            SessionNotFound: the session belongs to somebody else; nothing is written.
         """
 
-    async def set_summary(self, key: SessionKey, summary: Summary) -> None: ...
+    async def set_summary(self, key: SessionKey, summary: Summary) -> None:
+        """Keeps a summary that reaches farther than the one there is, and not beyond the last turn."""
 
     async def page(self, key: SessionKey, *, after: int = 0, limit: int = 50) -> tuple[Turn, ...]:
         """Turns with seq > after, oldest first."""
@@ -112,7 +118,10 @@ class EpisodicStore(Protocol):
         self, key: SessionKey, owner: str, events: Sequence[JsonObject], *, now: float
     ) -> None: ...
 
-    async def recent(self, key: SessionKey, limit: int) -> tuple[JsonObject, ...]: ...
+    async def recent(
+        self, key: SessionKey, limit: int, *, owner: str | None = None
+    ) -> tuple[JsonObject, ...]:
+        """The newest events, oldest first; those recorded for one owner where `owner` is given."""
 
     async def erase(self, key: SessionKey) -> None: ...
 

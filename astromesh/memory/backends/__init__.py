@@ -1,0 +1,1 @@
+"""Stores of conversations; one contract suite holds for all of them."""

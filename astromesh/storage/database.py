@@ -1,0 +1,147 @@
+"""A SQLite file: one writer and one reader, each a thread; the event loop never waits for the disk.
+
+WAL mode: readers do not wait for the writer, and several processes may use the file. `synchronous=NORMAL`
+is the default: a commit survives the death of the process (kill -9), and the file stays sound after a loss
+of power, which may undo the last commits. FULL survives that as well and costs a sync of the disk per
+transaction: docs/memory.md has the figures. Deleted content is overwritten (`secure_delete`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+
+from astromesh.abc.deps import Deps
+from astromesh.storage.lane import Item, Lane, Result, Work
+from astromesh.storage.migrations import Schema, migrate
+
+FILE = "astromesh.db"
+SQLITE_URL = "sqlite:///"
+#: the documented default: the data folder, wherever that was put
+DEFAULT_URL = "sqlite:///.astromesh/astromesh.db"
+
+#: seconds that SQLite itself waits for a lock, so that two processes hand over without the lane's pause
+_PATIENCE = 0.02
+
+_PRAGMAS = (
+    "journal_mode = WAL",
+    "wal_autocheckpoint = 4000",
+    "journal_size_limit = 67108864",
+    "cache_size = -8000",
+    "temp_store = MEMORY",
+    "secure_delete = ON",
+    "trusted_schema = OFF",
+)
+
+
+class Database:
+    """An async context manager; used by one event loop.
+
+    Args:
+        path: the file; it and its folder are made when missing.
+        deadline: seconds a caller waits for a locked database before it gets StoreUnavailable.
+        synchronous: NORMAL survives a crash of the process, FULL also a loss of power.
+    """
+
+    def __init__(
+        self, path: Path, *, deadline: float = 5.0, synchronous: Literal["NORMAL", "FULL"] = "NORMAL"
+    ) -> None:
+        self.path = path
+        self._deadline = deadline
+        self._synchronous = synchronous
+        self._lanes: tuple[Lane, Lane] | None = None
+
+    async def __aenter__(self) -> Self:
+        writer = Lane(self.path.name, self._open_writer, "BEGIN IMMEDIATE", self._deadline)
+        try:
+            await writer.submit(_nothing, None)  # makes the file and its WAL before anybody reads
+        except BaseException:
+            await writer.stop()
+            raise
+        self._lanes = writer, Lane(self.path.name, self._open_reader, "BEGIN", self._deadline)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        writer, reader = self._opened
+        await reader.stop()
+        await writer.stop()
+
+    def read(self, work: Work[Item, Result], item: Item) -> asyncio.Future[Result]:
+        """Runs `work` in a read transaction, together with what else is queued.
+
+        Raises (when awaited):
+            StoreUnavailable: locked beyond the deadline, unreadable, closed.
+            StoreError: a statement was refused.
+        """
+        return self._opened[1].submit(work, item)
+
+    def write(self, work: Work[Item, Result], item: Item) -> asyncio.Future[Result]:
+        """Runs `work` in a write transaction, together with what else is queued; done means committed."""
+        return self._opened[0].submit(work, item)
+
+    def post(self, work: Work[Item, Any], item: Item) -> None:
+        """`write` for what nobody awaits, off the hot path; a failure is logged."""
+        self._opened[0].post(work, item)
+
+    async def migrate(self, schema: Schema) -> None:
+        """Brings one schema up to date.
+
+        Raises:
+            ConfigError: the file was written by a newer astromesh.
+        """
+        await self.write(migrate, schema)
+
+    async def ping(self) -> None:
+        """Raises StoreUnavailable where the file can be neither read nor locked for writing."""
+        await asyncio.gather(self.read(_nothing, None), self.write(_nothing, None))
+
+    @property
+    def _opened(self) -> tuple[Lane, Lane]:
+        if self._lanes is None:
+            raise RuntimeError("Enter the database first: async with Database(path) as database.")
+        return self._lanes
+
+    def _open_writer(self) -> sqlite3.Connection:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        return self._connect(*_PRAGMAS, f"synchronous = {self._synchronous}")
+
+    def _open_reader(self) -> sqlite3.Connection:
+        return self._connect(*_PRAGMAS[1:], "query_only = ON")
+
+    def _connect(self, *pragmas: str) -> sqlite3.Connection:
+        connection = sqlite3.connect(self.path, timeout=_PATIENCE, isolation_level=None)
+        try:
+            for pragma in pragmas:
+                connection.execute(f"PRAGMA {pragma}")
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+
+async def shared_database(deps: Deps, path: str = "") -> Database:
+    """The database of a file, opened once per runtime.
+
+    Args:
+        path: as written in YAML, relative to the data folder; empty for the runtime's own file.
+    """
+    file = (deps.data_dir / path if path else _default_file(deps)).absolute()
+    opened: Database = await deps.resources.shared(("sqlite", file), lambda: Database(file))
+    return opened
+
+
+def _default_file(deps: Deps) -> Path:
+    if deps.storage_url.startswith(SQLITE_URL) and deps.storage_url != DEFAULT_URL:
+        return Path(deps.storage_url.removeprefix(SQLITE_URL))
+    return deps.data_dir / FILE
+
+
+def _nothing(connection: sqlite3.Connection, items: Sequence[None]) -> Sequence[None]:
+    connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+    return items
