@@ -23,6 +23,8 @@ from astromesh.graph.edges import (
     tried_in_order,
 )
 from astromesh.graph.flags import NodeFlag
+from astromesh.graph.plain import read_graph, write_graph
+from astromesh.types import JsonObject
 
 Mode = Literal["static", "autonomous"]
 #: edges for what went wrong are tried before the others
@@ -217,6 +219,35 @@ class PromptGraph:
     def to_mermaid(self) -> str:
         """The graph as a Mermaid flowchart."""
         return drawing.mermaid(self)
+
+    def to_config(
+        self,
+        *,
+        objects: Mapping[str, Any] | None = None,
+        kinds: Mapping[str, type[BaseNode]] | None = None,
+    ) -> JsonObject:
+        """The graph as plain data; see `plain`. Raises InvalidGraph for lambdas and other nameless objects."""
+        return write_graph(self, objects, kinds)
+
+    @classmethod
+    def from_config(
+        cls,
+        config: Mapping[str, Any],
+        *,
+        objects: Mapping[str, Any] | None = None,
+        kinds: Mapping[str, type[BaseNode]] | None = None,
+    ) -> Self:
+        """The graph that plain data describes.
+
+        Args:
+            config: what `to_config` answered, or the contents of a `*.graph.yaml`.
+            objects: Python objects by the names that the data uses, beside `module:name`.
+            kinds: node classes by name, beside the built-in ones.
+
+        Raises:
+            InvalidGraph: every problem with its place.
+        """
+        return read_graph(cls, config, objects, kinds)
 
     def _changed(self) -> Self:
         self.version += 1

@@ -1,0 +1,10 @@
+"""Graphs as plain data (mappings, lists, texts, numbers), and back, without loss: what `*.graph.yaml` holds.
+
+What is not plain data stands there by name: tools by theirs, Python objects as `module:name`, never as code.
+Where a plain value could stand too, an object is written `{python: "module:name"}`.
+"""
+
+from astromesh.graph.plain.read import read_graph
+from astromesh.graph.plain.write import write_graph
+
+__all__ = ["read_graph", "write_graph"]

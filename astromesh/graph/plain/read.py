@@ -1,0 +1,196 @@
+"""A graph of plain data. Every problem is found at once, each with its place."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any, TypeVar
+
+from astromesh.errors import InvalidGraph
+from astromesh.graph.base import DEFAULTS, BaseNode
+from astromesh.graph.edges import OnConfidence, OnOutput
+from astromesh.graph.nodes import KINDS
+from astromesh.graph.nodes.guards import Guard
+from astromesh.graph.plain.names import object_of
+from astromesh.graph.plain.tables import BLOCKS, BUILT_IN, CONDITIONS, FLAGS, FORMS, NODES, OBJECTS, Place
+
+G = TypeVar("G")
+_GRAPH_KEYS = ("name", "mode", "routing", "entry", "finalizer", "nodes", "edges")
+_EDGE_KEYS = ("from", "to", "when", "label", "priority")
+_MODES = ("static", "autonomous")
+
+
+def read_graph(
+    make: Callable[..., G],
+    config: Mapping[str, Any],
+    objects: Mapping[str, Any] | None = None,
+    kinds: Mapping[str, type[BaseNode]] | None = None,
+) -> G:
+    """The graph that plain data describes.
+
+    Args:
+        make: makes an empty graph: `PromptGraph`.
+        config: what `write_graph` wrote, or a file's contents.
+        objects: Python objects by the names that the data uses, beside `module:name`.
+        kinds: node classes by name, beside the built-in ones.
+
+    Raises:
+        InvalidGraph: every problem with its place.
+    """
+    place = Place(objects or {}, {**KINDS, **(kinds or {})})
+    graph: G = _graph(make, config, place)
+    if place.problems:
+        raise InvalidGraph(place.problems)
+    return graph
+
+
+def _graph(make: Callable[..., Any], data: Any, place: Place) -> Any:
+    data = _keyed(data, _GRAPH_KEYS, place)
+    if data.get("mode", "static") not in _MODES:
+        place.at("mode").note(f"is one of {', '.join(_MODES)}, not {data['mode']!r}")
+    graph = make(data.get("name", "graph"), mode=data.get("mode", "static"), routing=data.get("routing", ""))
+    for index, item in enumerate(data.get("nodes", ())):
+        inner = place.at(f"nodes.{index}")
+        with inner.noting():
+            graph.add_node(_node(make, item, inner))
+    for index, item in enumerate(data.get("edges", ())):
+        inner = place.at(f"edges.{index}")
+        with inner.noting():
+            _add_edge(graph, _keyed(item, _EDGE_KEYS, inner), inner)
+    for key in ("entry", "finalizer"):
+        if data.get(key):
+            getattr(graph, f"set_{key}")(data[key])
+    return graph
+
+
+def _keyed(data: Any, known: tuple[str, ...], place: Place) -> Mapping[str, Any]:
+    if not isinstance(data, Mapping):
+        raise TypeError(f"must be a mapping, not {data!r}.")
+    for key in data:
+        if key not in known:
+            near = difflib.get_close_matches(str(key), known, 1)
+            place.at(key).note("unknown key" + (f"; did you mean {near[0]!r}?" if near else ""))
+    return {key: value for key, value in data.items() if key in known}
+
+
+def _node(make: Callable[..., Any], data: Any, place: Place) -> BaseNode:
+    if not isinstance(data, Mapping):
+        raise TypeError(f"must be a mapping, not {data!r}.")
+    made = _kind(data.get("kind", "prompt"), place)
+    keywords = _keyed(data, ("name", "kind", *made.own, *DEFAULTS), place)
+    values = {key: value for key, value in keywords.items() if key not in ("name", "kind")}
+    arguments: dict[str, Any] = {}
+    before = len(place.problems)
+    for key, value in values.items():
+        with place.at(key).noting():
+            arguments[key] = _value(make, key, value, place.at(key))
+    if len(place.problems) > before:
+        # the constructor would only complain about what is missing now
+        raise InvalidGraph([])
+    return made(data.get("name", ""), **arguments)
+
+
+def _kind(name: str, place: Place) -> type[BaseNode]:
+    if name in place.kinds:
+        return place.kinds[name]
+    if ":" not in name and name not in place.objects:
+        near = difflib.get_close_matches(name, place.kinds, 1)
+        guess = f" Did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"There is no kind of node {name!r}.{guess}")
+    found = object_of(name, place.objects)
+    if not (isinstance(found, type) and issubclass(found, BaseNode)):
+        raise TypeError(f"{name!r} is no class of nodes.")
+    return found
+
+
+def _value(make: Callable[..., Any], key: str, value: Any, place: Place) -> Any:
+    if key in NODES:
+        if isinstance(value, Mapping):
+            return _node(make, value, place)
+        return [_node(make, item, place.at(index)) for index, item in enumerate(value)]
+    if key == "graph":
+        return _graph(make, value, place)
+    if key == "guards":
+        return [_guard(guard, place.at(index)) for index, guard in enumerate(value)]
+    if key == "flags":
+        return frozenset(_flag(flag, place) for flag in value)
+    if isinstance(value, str):
+        if key in BUILT_IN:
+            return value if value in BUILT_IN[key] else object_of(value, place.objects)
+        if key in OBJECTS:
+            return object_of(value, place.objects)
+    return _made(value, place)
+
+
+def _guard(guard: Any, place: Place) -> Any:
+    if isinstance(guard, str):
+        return object_of(guard, place.objects)
+    data = _keyed(guard, ("check", "mode", "name", "max_retries"), place)
+    keywords = {key: value for key, value in data.items() if key != "check"}
+    return Guard(object_of(str(data.get("check", "")), place.objects), **keywords)
+
+
+def _flag(flag: Any, place: Place) -> Hashable:
+    if isinstance(flag, str):
+        return FLAGS.get(flag, flag)
+    made: Hashable = _made(flag, place)
+    return made
+
+
+def _made(value: Any, place: Place) -> Any:
+    if isinstance(value, list):
+        return [_made(item, place) for item in value]
+    if not isinstance(value, Mapping):
+        return value
+    if len(value) == 1 and (form := next(iter(value))) in FORMS:
+        return _FORMS[form](value[form], place)
+    return {key: _made(item, place) for key, item in value.items()}
+
+
+def _literal(value: Any, place: Place) -> Any:
+    return {key: _made(item, place) for key, item in value.items()}
+
+
+def _python(value: Any, place: Place) -> Any:
+    return object_of(str(value), place.objects)
+
+
+def _block(value: Any, place: Place) -> Any:
+    for name, block in BLOCKS.items():
+        if name in value:
+            data = _keyed(value, (name, "title"), place)
+            body = data[name] if name == "text" else tuple(map(_frozen, data[name]))
+            return block(body, **({"title": data["title"]} if "title" in data else {}))
+    raise ValueError(f"A block is one of {', '.join(BLOCKS)}.")
+
+
+def _frozen(item: Any) -> Any:
+    return tuple(item) if isinstance(item, list) else item
+
+
+_FORMS: Mapping[str, Callable[[Any, Place], Any]] = {"literal": _literal, "python": _python, "block": _block}
+
+
+def _add_edge(graph: Any, data: Mapping[str, Any], place: Place) -> None:
+    for key in ("from", "to"):
+        if key not in data:
+            raise ValueError(f"needs {key!r}.")
+    condition = _condition(data["when"], place.at("when")) if "when" in data else None
+    graph.add_edge(
+        data["from"],
+        data["to"],
+        condition=condition,
+        label=data.get("label", ""),
+        priority=data.get("priority", 0),
+    )
+
+
+def _condition(when: Any, place: Place) -> Any:
+    if isinstance(when, str):
+        return CONDITIONS[when] if when in CONDITIONS else object_of(when, place.objects)
+    data = _keyed(when, ("output", "equals", "confidence"), place)
+    if "confidence" in data:
+        return OnConfidence(float(data["confidence"]))
+    if "output" in data:
+        return OnOutput(data["output"], _made(data.get("equals", True), place))
+    raise ValueError(f"is {', '.join(CONDITIONS)}, a function, an output or a confidence.")

@@ -1,0 +1,189 @@
+"""A graph as plain data. Defaults are left out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any, Protocol
+
+from astromesh.errors import InvalidGraph
+from astromesh.graph.base import DEFAULTS, BaseNode
+from astromesh.graph.edges import Edge, OnConfidence, OnOutput
+from astromesh.graph.flags import NodeFlag
+from astromesh.graph.nodes import KINDS
+from astromesh.graph.nodes.guards import Guard
+from astromesh.graph.plain.names import name_of
+from astromesh.graph.plain.tables import (
+    BLOCKS,
+    BUILT_IN,
+    CONDITIONS,
+    FLAGS,
+    FORMS,
+    KEYWORD_FLAGS,
+    NODES,
+    OBJECTS,
+    Place,
+)
+from astromesh.types import JsonObject
+
+_SCALARS = (str, int, float, bool, type(None))
+
+
+class Written(Protocol):
+    """What of a graph is written."""
+
+    name: str
+    mode: Any
+    routing: Any
+    finalizer: str
+
+    @property
+    def entry(self) -> str: ...
+
+    @property
+    def nodes(self) -> Mapping[str, BaseNode]: ...
+
+    @property
+    def edges(self) -> tuple[Edge, ...]: ...
+
+
+def write_graph(
+    graph: Written,
+    objects: Mapping[str, Any] | None = None,
+    kinds: Mapping[str, type[BaseNode]] | None = None,
+) -> JsonObject:
+    """A graph as plain data.
+
+    Args:
+        graph: a PromptGraph.
+        objects: names for Python objects that no module names.
+        kinds: node classes by name, beside the built-in ones.
+
+    Raises:
+        InvalidGraph: something in it has no name; every such place is listed.
+    """
+    place = Place(objects or {}, {**KINDS, **(kinds or {})})
+    data = _graph(graph, place)
+    if place.problems:
+        raise InvalidGraph(place.problems)
+    return data
+
+
+def _graph(graph: Written, place: Place) -> JsonObject:
+    data: JsonObject = {"name": graph.name}
+    for key, value, default in (
+        ("mode", graph.mode, "static"),
+        ("routing", graph.routing, ""),
+        ("entry", graph.entry, ""),
+        ("finalizer", graph.finalizer, ""),
+    ):
+        if value != default:
+            data[key] = value
+    data["nodes"] = [_node(node, place.at(f"nodes.{name}")) for name, node in graph.nodes.items()]
+    if graph.edges:
+        data["edges"] = [_edge(edge, place.at(f"edges.{i}")) for i, edge in enumerate(graph.edges)]
+    return data
+
+
+def _node(node: BaseNode, place: Place) -> JsonObject:
+    data: JsonObject = {"name": node.name}
+    with place.at("kind").noting():
+        data["kind"] = _kind(node, place)
+    for key in (*node.own, *DEFAULTS):
+        value = node.given(key)
+        if key == "flags":
+            value = node.flags - node.default_flags - KEYWORD_FLAGS
+        if not _is_default(key, value):
+            inner = place.at(key)
+            with inner.noting():
+                data[key] = _value(key, value, inner)
+    return data
+
+
+def _is_default(key: str, value: Any) -> bool:
+    default = DEFAULTS.get(key)
+    if isinstance(value, tuple | frozenset):
+        return len(value) == 0 and key in DEFAULTS
+    return type(value) is type(default) and bool(value == default)
+
+
+def _kind(node: BaseNode, place: Place) -> str:
+    for kind, known in place.kinds.items():
+        if known is type(node):
+            return kind
+    return name_of(type(node), place.objects)
+
+
+def _value(key: str, value: Any, place: Place) -> Any:
+    if key in NODES:
+        return _node(value, place) if isinstance(value, BaseNode) else [_node(n, place) for n in value]
+    if key == "graph":
+        return _graph(value, place)
+    if key == "guards":
+        return [_guard(guard, place) for guard in value]
+    if key == "flags":
+        return sorted((_flag(flag, place) for flag in value), key=str)
+    if key in BUILT_IN:
+        found = (name for name, known in BUILT_IN[key].items() if known is value)
+        return value if isinstance(value, str) else next(found, None) or name_of(value, place.objects)
+    if key in OBJECTS and not isinstance(value, Mapping):
+        return name_of(value, place.objects)
+    return _plain(value, place)
+
+
+def _guard(guard: Any, place: Place) -> Any:
+    if not isinstance(guard, Guard):
+        return name_of(guard, place.objects)
+    check = name_of(guard.check, place.objects)
+    return {"check": check, "mode": guard.mode, "name": guard.name, "max_retries": guard.max_retries}
+
+
+def _flag(flag: Hashable, place: Place) -> Any:
+    if isinstance(flag, NodeFlag):
+        return flag.value
+    if flag in FLAGS:
+        raise ValueError(f"The flag {flag!r} is the name of a NodeFlag: use that, or another name.")
+    return _plain(flag, place)
+
+
+def _plain(value: Any, place: Place) -> Any:
+    if type(value) in _SCALARS:
+        return value
+    if isinstance(value, Mapping):
+        return _mapping(value, place)
+    if isinstance(value, list | tuple):
+        return [_plain(item, place.at(index)) for index, item in enumerate(value)]
+    for name, block in BLOCKS.items():
+        if type(value) is block:
+            return {"block": {name: _plain(getattr(value, name), place), "title": value.title}}
+    if hasattr(value, "spec") and hasattr(value, "call"):
+        return str(value.spec.name)
+    return {"python": name_of(value, place.objects)}
+
+
+def _mapping(value: Mapping[Any, Any], place: Place) -> JsonObject:
+    data = {key: _plain(item, place.at(key)) for key, item in value.items()}
+    if any(type(key) not in _SCALARS for key in data):
+        raise ValueError("A key of a mapping must be a text or a number.")
+    # what looks like a form but is none is marked
+    return {"literal": data} if len(data) == 1 and next(iter(data)) in FORMS else data
+
+
+def _edge(edge: Edge, place: Place) -> JsonObject:
+    data: JsonObject = {"from": edge.source, "to": edge.target}
+    if edge.condition is not None:
+        with place.at("when").noting():
+            data["when"] = _condition(edge.condition, place)
+    if edge.label:
+        data["label"] = edge.label
+    if edge.priority:
+        data["priority"] = edge.priority
+    return data
+
+
+def _condition(condition: Callable[..., Any], place: Place) -> Any:
+    if isinstance(condition, OnOutput):
+        return {"output": condition.key, "equals": _plain(condition.value, place)}
+    if isinstance(condition, OnConfidence):
+        return {"confidence": condition.min_confidence}
+    found = (name for name, known in CONDITIONS.items() if condition == known)
+    return next(found, None) or name_of(condition, place.objects)
