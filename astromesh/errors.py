@@ -30,7 +30,7 @@ one sentence that says what is wrong and what to do; it never holds a secret or 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 
@@ -208,12 +208,13 @@ class GuardrailBlocked(RequestError):
     Args:
         guardrail: the rule's type, e.g. `topic_filter`.
         message: the configured rejection message, shown to the caller.
+        actions: what the rules did, `{stage, type, action, count}` each, the refusal last.
     """
 
     code = "guardrail_blocked"
 
-    def __init__(self, guardrail: str, message: str) -> None:
-        self.guardrail = guardrail
+    def __init__(self, guardrail: str, message: str, actions: Sequence[Mapping[str, object]] = ()) -> None:
+        self.guardrail, self.actions = guardrail, tuple(actions)
         super().__init__(message)
 
 
