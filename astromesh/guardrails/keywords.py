@@ -1,0 +1,148 @@
+"""Words and phrases, found all at once (Aho and Corasick, 1975), whatever their case and way of writing.
+
+Both sides are folded: upper to lower case; full-width letters, ligatures and accents to one way of writing
+(Unicode NFKD with case folding); runs of up to eight spaces, underscores and hyphens to one space; up
+to eight invisible characters to none. A match stands between word boundaries, except in scripts that put no
+spaces between words.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Sequence
+from functools import lru_cache
+
+import ahocorasick
+
+from astromesh.guardrails.spans import NOTHING, Finding, Scan, settle
+
+#: longest run of blanks or invisible characters that is folded; CONTEXT in spans is longer
+LONGEST_RUN = 8
+
+_BLANK = frozenset(" _-\t\n\r\u00a0\u1680\u202f\u205f\u3000") | {
+    chr(code) for code in (*range(0x2000, 0x200B), *range(0x2010, 0x2016))
+}
+_INVISIBLE = frozenset("\u00ad\u2060\ufeff") | {chr(code) for code in range(0x200B, 0x2010)}
+_LOOSE = _BLANK | _INVISIBLE
+#: Thai, Lao, Burmese, Hangul, Khmer, Chinese, Japanese, Yi
+_SPACELESS = re.compile(
+    "[\u0e00-\u0eff\u1000-\u109f\u1100-\u11ff\u1780-\u17ff\u2e80-\ua4cf\ua960-\ua97f\uac00-\ud7ff"
+    "\uf900-\ufaff\uff66-\uffdc\U00020000-\U0003ffff]"
+)
+
+
+def fold(text: str) -> tuple[str, Sequence[int] | None]:
+    """The folded text and, for each of its characters, where it comes from; None: from the same place."""
+    if text.isascii():
+        folded = text.lower().replace("_", " ").replace("-", " ")
+        folded = folded.replace("\n", " ").replace("\t", " ").replace("\r", " ")
+        if "  " not in folded:
+            return folded, None
+    return _fold_any(text)
+
+
+def _fold_any(text: str) -> tuple[str, Sequence[int]]:
+    folded: list[str] = []
+    origin: list[int] = []
+    at, size = 0, len(text)
+    while at < size:
+        char = text[at]
+        if char in _LOOSE:
+            end = at + 1
+            while end < size and text[end] in _LOOSE:
+                end += 1
+            piece = _fold_run(text[at:end])
+            origin += range(at, at + len(piece))
+        else:
+            piece, end = _fold_char(char), at + 1
+            origin += [at] * len(piece)
+        folded.append(piece)
+        at = end
+    return "".join(folded), origin
+
+
+def _fold_run(run: str) -> str:
+    if len(run) > LONGEST_RUN:
+        return run
+    return "" if _BLANK.isdisjoint(run) else " "
+
+
+@lru_cache(maxsize=4096)
+def _fold_char(char: str) -> str:
+    return unicodedata.normalize("NFKD", unicodedata.normalize("NFKD", char).casefold()).casefold()
+
+
+@lru_cache(maxsize=4096)
+def _is_word(char: str) -> bool:
+    spaced = char.isalnum() or unicodedata.combining(char) > 0
+    return spaced and _SPACELESS.match(char) is None
+
+
+class Keywords:
+    """A scanner for words and phrases; of several at one place the longest.
+
+    Args:
+        words: e.g. `illegal_activity`, which also finds "Illegal activity".
+        replacement: what stands for a match.
+
+    Raises:
+        ValueError: a word without any letter or digit.
+    """
+
+    def __init__(self, words: Sequence[str], replacement: str) -> None:
+        folded = [checked_keyword(word) for word in words]
+        self._replacement = replacement
+        self._longest = max(map(len, folded))
+        self._firsts = frozenset(word[0] for word in folded)
+        #: each folded character may have a run of invisible ones behind it, and a boundary follows
+        self.max_lookahead = self._longest * (LONGEST_RUN + 1) + 1
+        self._words = ahocorasick.Automaton()
+        for word in folded:
+            self._words.add_word(word, len(word))
+        self._words.make_automaton()
+
+    def scan(self, text: str, start: int, final: bool) -> Scan:
+        folded, origin = fold(text)
+        hits = [(end + 1 - size, end + 1) for end, size in self._words.iter(folded)]
+        findings = self._chosen(folded, origin, hits, start, len(text)) if hits else NOTHING
+        if final:
+            return Scan(findings, len(text))
+        return settle(findings, max(start, self._undecided(folded, origin, len(text))))
+
+    def _chosen(
+        self, folded: str, origin: Sequence[int] | None, hits: list[tuple[int, int]], start: int, size: int
+    ) -> Sequence[Finding]:
+        findings, at = [], start
+        hits.sort(key=lambda hit: (hit[0], -hit[1]))
+        for first, last in hits:
+            begin = origin[first] if origin else first
+            if begin >= at and _is_edge(folded, first) and _is_edge(folded, last):
+                at = origin[last - 1] + 1 if origin else last
+                findings.append(Finding(begin, min(at, size), self._replacement))
+        return findings
+
+    def _undecided(self, folded: str, origin: Sequence[int] | None, size: int) -> int:
+        """The first place from where the rest of the text may be the beginning of a word."""
+        for at in range(max(len(folded) - self._longest, 0), len(folded)):
+            if folded[at] in self._firsts and _is_edge(folded, at):
+                rest = folded[at:]
+                if self._words.longest_prefix(rest) == len(rest):
+                    return origin[at] if origin else at
+        return size
+
+
+def checked_keyword(word: str) -> str:
+    """A word as it is searched for.
+
+    Raises:
+        ValueError: it has no letter and no digit.
+    """
+    folded = " ".join(fold(word)[0].split())
+    if not any(char.isalnum() for char in folded):
+        raise ValueError(f"{word!r} has no letter and no digit, so there is nothing to search for.")
+    return folded
+
+
+def _is_edge(folded: str, at: int) -> bool:
+    return at in (0, len(folded)) or not (_is_word(folded[at - 1]) and _is_word(folded[at]))

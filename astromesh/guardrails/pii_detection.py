@@ -1,0 +1,169 @@
+"""`pii_detection`: personal data is redacted, or the text is refused (document 001, steps 3 and 10)."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from operator import attrgetter
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from astromesh.abc.deps import Deps
+from astromesh.guardrails import pii_email, pii_iban
+from astromesh.guardrails.pii_numbers import (
+    OPEN,
+    PLUS,
+    SEPARATOR,
+    SPACE,
+    Group,
+    PhoneNumbers,
+    card_at,
+    groups_of,
+    ssn_at,
+)
+from astromesh.guardrails.spans import NOTHING, Finding, Scan, SpanRule, settle
+
+Kind = Literal["email", "phone", "ssn", "credit_card", "iban"]
+KINDS: tuple[Kind, ...] = ("email", "phone", "ssn", "credit_card", "iban")
+#: a phone number, and an address or a card that begins within it
+MAX_LOOKAHEAD = 512
+
+_ASCII_TRIGGERS = tuple("@0123456789")
+_TRIGGER = re.compile("[\\d@\uff20\ufe6b]").search
+_UNFINISHED_NUMBER = (
+    f"{PLUS}[{SPACE}]?(?:{OPEN}[{SPACE}]?)?\\Z|{OPEN}[{SPACE}]?\\Z"
+    f"|(?:{PLUS}[{SPACE}]?)?(?:{OPEN}[{SPACE}]?)?(?>\\d(?:{SEPARATOR}{{0,3}}\\d)*){SEPARATOR}{{0,3}}\\Z"
+)
+_start = attrgetter("start")
+_Finder = Callable[[str, int], Finding | None]
+
+
+class PiiDetectionOptions(BaseModel):
+    """Options of `pii_detection`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    action: Literal["redact", "block"] = Field(
+        "redact", description="Replace what was found by [EMAIL], [PHONE], …, or refuse the text."
+    )
+    kinds: list[Kind] = Field(list(KINDS), min_length=1, description="Kinds of personal data to look for.")
+    default_region: str = Field(
+        "US",
+        description="Country (ISO 3166) whose phone numbers are found without a country code; empty: none.",
+    )
+    message: str = Field(
+        "The text holds personal data.", description="What stands for a text that was refused."
+    )
+
+    @field_validator("default_region")
+    @classmethod
+    def _known(cls, region: str) -> str:
+        PhoneNumbers(region)
+        return region
+
+    @property
+    def needs_whole_text(self) -> bool:
+        """Whether it can only be applied to the whole text, so that its agent streams as `final`."""
+        return self.action == "block"
+
+
+class PiiScanner:
+    """Finds personal data of the given kinds.
+
+    From left to right the first of e-mail addresses, IBANs, cards and social security numbers, the longer one
+    where two begin together; phone numbers only between them.
+    """
+
+    max_lookahead: int | None = MAX_LOOKAHEAD
+
+    def __init__(self, kinds: Sequence[str] = KINDS, region: str = "US") -> None:
+        self._kinds = frozenset(kinds)
+        self._phones = PhoneNumbers(region) if "phone" in self._kinds else None
+        unfinished = [
+            pattern
+            for kind, pattern in (("email", pii_email.UNFINISHED), ("iban", pii_iban.UNFINISHED))
+            if kind in self._kinds
+        ]
+        if self._kinds & {"phone", "ssn", "credit_card"}:
+            unfinished.append(_UNFINISHED_NUMBER)
+        self._unfinished = re.compile("|".join(unfinished)).search
+
+    def scan(self, text: str, start: int, final: bool) -> Scan:
+        findings = self._find(text, start) if _may_hold(text) else NOTHING
+        size = len(text)
+        if final:
+            return Scan(findings, size)
+        tail = self._unfinished(text, max(start, size - MAX_LOOKAHEAD))
+        return settle(findings, tail.start() if tail else size)
+
+    def _find(self, text: str, start: int) -> Sequence[Finding]:
+        groups = groups_of(text, start)
+        strong = leftmost(self._finders(text, groups), text, start)
+        if self._phones is None or not groups:
+            return strong
+        findings: list[Finding] = []
+        at, index = start, 0
+        for found in (*strong, Finding(len(text), len(text), "")):
+            until = bisect_left(groups, found.start, index, key=_start)
+            findings += self._phones.find(text, groups[index:until], at, found.start)
+            findings.append(found)
+            at, index = found.end, bisect_left(groups, found.end, until, key=_start)
+        return findings[:-1]
+
+    def _finders(self, text: str, groups: Sequence[Group]) -> list[_Finder]:
+        finders: list[_Finder] = []
+        if "email" in self._kinds:
+            finders.append(pii_email.next_email)
+        if groups and "iban" in self._kinds:
+            finders.append(pii_iban.next_iban)
+        if groups and "credit_card" in self._kinds:
+            finders.append(_in_groups(groups, [card_at(groups, i) for i in range(len(groups))]))
+        if groups and "ssn" in self._kinds:
+            finders.append(_in_groups(groups, [ssn_at(text, groups, i) for i in range(len(groups))]))
+        return finders
+
+
+def leftmost(finders: Sequence[_Finder], text: str, start: int) -> list[Finding]:
+    """What the finders find from left to right, the first and longest of all at each step."""
+    chosen: list[Finding] = []
+    waiting = [(find, find(text, start)) for find in finders]
+    while found := [found for _, found in waiting if found]:
+        best = min(found, key=lambda one: (one.start, -one.end))
+        chosen.append(best)
+        waiting = [
+            (find, found if found is None or found.start >= best.end else find(text, best.end))
+            for find, found in waiting
+        ]
+    return chosen
+
+
+def _in_groups(groups: Sequence[Group], found: Sequence[Finding | None]) -> _Finder:
+    """A finder over what begins with a group."""
+    rest = [one for one in reversed(found) if one]
+
+    def find(text: str, start: int) -> Finding | None:
+        while rest and rest[-1].start < start:
+            rest.pop()
+        return rest[-1] if rest else None
+
+    return find
+
+
+def _may_hold(text: str) -> bool:
+    """Whether there is anything to look at; most texts have neither a digit nor an at sign."""
+    if not text.isascii():
+        return _TRIGGER(text) is not None
+    return any(char in text for char in _ASCII_TRIGGERS)
+
+
+class PiiDetection:
+    """The plugin."""
+
+    Options = PiiDetectionOptions
+
+    @classmethod
+    async def open(cls, options: PiiDetectionOptions, deps: Deps) -> SpanRule:
+        scanner = PiiScanner(options.kinds, options.default_region)
+        return SpanRule("pii_detection", (scanner,), options.action, options.message)

@@ -1,0 +1,61 @@
+"""International bank account numbers (ISO 13616)."""
+
+from __future__ import annotations
+
+import re
+
+from astromesh.guardrails.pii_numbers import DASH, DOT, SPACE
+from astromesh.guardrails.spans import Finding
+
+IBAN = "[IBAN]"
+#: characters of an IBAN by country, as registered with SWIFT
+LENGTHS = {
+    country: length
+    for length, countries in {
+        15: "NO",
+        16: "BE",
+        18: "DK FO FI FK GL NL SD",
+        19: "MK SI",
+        20: "AT BA EE KZ LT LU MN XK",
+        21: "CH HR LI LV",
+        22: "BG BH CR DE GB GE IE ME RS VA",
+        23: "AE GI IL IQ OM SO TL",
+        24: "AD CZ DZ ES MD PK RO SA SE SK TN VG",
+        25: "AO CV GW LY MZ PT ST",
+        26: "IR IS TR",
+        27: "BF BI CF CG CM DJ EG FR GA GQ GR IT KM MC MG MR SM TD",
+        28: "AL AZ BJ BY CI CY DO GT HN HU LB ML NE NI PL SN SV TG MA",
+        29: "BR PS QA UA",
+        30: "JO KW MU YE",
+        31: "MT SC",
+        32: "LC",
+        33: "RU",
+    }.items()
+    for country in countries.split()
+}
+_HEAD = re.compile(r"(?<![A-Za-z0-9_])[A-Za-z]{2}\d\d")
+_REST = {
+    length: re.compile(f"(?:[{SPACE}{DASH}{DOT}]?[A-Za-z0-9]){{{length - 4}}}(?![A-Za-z0-9_])")
+    for length in set(LENGTHS.values())
+}
+#: the beginning of one at the end of a text
+UNFINISHED = (
+    rf"(?<![A-Za-z0-9_])[A-Za-z](?:[A-Za-z](?:\d(?:\d(?:[{SPACE}{DASH}{DOT}]?[A-Za-z0-9]){{0,30}}"
+    rf"[{SPACE}{DASH}{DOT}]?)?)?)?\Z"
+)
+
+
+def next_iban(text: str, start: int) -> Finding | None:
+    """The first IBAN that begins at `start` or later."""
+    for head in _HEAD.finditer(text, start):
+        length = LENGTHS.get(head[0][:2].upper())
+        rest = _REST[length].match(text, head.end()) if length else None
+        if rest and mod_97(head[0] + rest[0]):
+            return Finding(head.start(), rest.end(), IBAN)
+    return None
+
+
+def mod_97(iban: str) -> bool:
+    """The check digits (ISO 7064, MOD 97-10)."""
+    plain = "".join(char for char in iban if char.isalnum())
+    return int("".join(str(int(char, 36)) for char in plain[4:] + plain[:4])) % 97 == 1

@@ -1,0 +1,268 @@
+"""Personal data that is written in digits: cards, US social security numbers and phone numbers.
+
+A text is looked at as groups of digits, in any script, and what stands between them. A number of some kind is
+a row of groups that are joined by at most three separators.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import phonenumbers
+
+from astromesh.guardrails.spans import Finding
+
+SPACE = " \t\u00a0\u2000-\u200b\u202f\u205f\u2060\u3000"
+DASH = "\\-\u2010-\u2015\u2212\ufe63\uff0d"
+DOT = ".\u00b7\uff0e"
+SEPARATOR = f"[{SPACE}{DASH}{DOT}/()（）]"
+PLUS, OPEN = "[+\uff0b]", "[(（]"
+
+CARD, SSN, PHONE = "[CREDIT_CARD]", "[SSN]", "[PHONE]"
+#: digits of a card (ISO/IEC 7812); of a phone number with country code (ITU-T E.164) and 00 before it
+CARD_DIGITS, PHONE_DIGITS = range(12, 20), range(7, 18)
+#: digits behind a plus that are a phone number even if no plan knows it
+INTERNATIONAL_DIGITS = range(10, 16)
+
+_COUNTRY_CODES = frozenset(phonenumbers.COUNTRY_CODE_TO_REGION_CODE)
+_DIGITS = re.compile(r"\d+")
+_JOINED = re.compile(f"{SEPARATOR}{{1,3}}").fullmatch
+_GLUED = re.compile(r"[A-Za-z_]").match
+_PLUS_BEFORE = re.compile(f"({PLUS}[{SPACE}]?)({OPEN}[{SPACE}]?)?\\Z")
+_OPEN_BEFORE = re.compile(f"({OPEN}[{SPACE}]?)\\Z")
+_CLOSED = re.compile("[)）]")
+_DATE = re.compile(
+    r"(?:19|20)\d\d([-./])(?:0?[1-9]|1[0-2])\1(?:0?[1-9]|[12]\d|3[01])(?!\d)"
+    r"|(?:0?[1-9]|[12]\d|3[01])([-./])(?:0?[1-9]|[12]\d|3[01])\2(?:19|20)\d\d(?!\d)"
+)
+_IP_ADDRESS = re.compile(r"(?:(?:25[0-5]|2[0-4]\d|1?\d?\d)(?:\.(?!$)|$)){4}")
+
+#: issuer prefixes and the lengths that their networks give out
+_NETWORKS = re.compile(
+    r"4(?:\d{12}|\d{15}|\d{18})"  # Visa
+    r"|(?:5[1-5]\d\d|222[1-9]|22[3-9]\d|2[3-6]\d\d|27[01]\d|2720)\d{12}"  # Mastercard
+    r"|3[47]\d{13}"  # American Express
+    r"|3(?:0[0-5]|[689]\d)\d{11,16}"  # Diners Club
+    r"|(?:6011|64[4-9]\d|65\d\d)\d{12,15}"  # Discover
+    r"|(?:352[89]|35[3-8]\d)\d{12,15}"  # JCB
+    r"|62\d{14,17}"  # UnionPay
+    r"|(?:50|5[6-9]|6\d)\d{10,17}"  # Maestro
+)
+
+
+class Group(NamedTuple):
+    """A row of digits.
+
+    Args:
+        digits: in ASCII.
+        joined: whether separators join it to the next group.
+        opens, closes: whether a number may begin or end with it, as no letter touches it there.
+    """
+
+    start: int
+    end: int
+    digits: str
+    joined: bool
+    opens: bool
+    closes: bool
+
+
+def groups_of(text: str, start: int) -> list[Group]:
+    """All groups of digits that begin at `start` or later."""
+    spans = [match.span() for match in _DIGITS.finditer(text, start)]
+    if spans and spans[0][0] == start and start and text[start - 1].isdecimal():
+        del spans[0]
+    nexts = [*(begin for begin, _ in spans[1:]), len(text)]
+    return [
+        Group(
+            begin,
+            end,
+            _ascii(text[begin:end]),
+            following < len(text) and _JOINED(text, end, following) is not None,
+            not (begin and _GLUED(text, begin - 1)),
+            _GLUED(text, end) is None,
+        )
+        for (begin, end), following in zip(spans, nexts, strict=False)
+    ]
+
+
+def _ascii(digits: str) -> str:
+    return digits if digits.isascii() else "".join(str(int(char)) for char in digits)
+
+
+# -- cards and social security numbers ---------------------------------------------------------------------
+
+
+def card_at(groups: Sequence[Group], index: int) -> Finding | None:
+    """The longest card number that begins with this group."""
+    found, digits, first = None, "", groups[index]
+    for group in groups[index : index + CARD_DIGITS[-1]] if first.opens else ():
+        digits += group.digits
+        if len(digits) > CARD_DIGITS[-1]:
+            break
+        if len(digits) >= CARD_DIGITS[0] and group.closes and is_card(digits):
+            found = Finding(first.start, group.end, CARD)
+        if not group.joined:
+            break
+    return found
+
+
+def is_card(digits: str) -> bool:
+    """A known network's prefix and length, and the check digit of Luhn (ISO/IEC 7812-1)."""
+    return _NETWORKS.fullmatch(digits) is not None and luhn(digits)
+
+
+def luhn(digits: str) -> bool:
+    doubled = (2 * int(digit) for digit in digits[-2::-2])
+    return (sum(map(int, digits[-1::-2])) + sum(n - 9 if n > 9 else n for n in doubled)) % 10 == 0
+
+
+def ssn_at(text: str, groups: Sequence[Group], index: int) -> Finding | None:
+    """A social security number of the form 123-45-6789 that begins with this group."""
+    row = groups[index : index + 3]
+    if tuple(len(group.digits) for group in row) != (3, 2, 4):
+        return None
+    area, pair, serial = row
+    if not (area.opens and area.joined and pair.joined and serial.closes):
+        return None
+    if text[area.end : pair.start] != text[pair.end : serial.start]:
+        return None
+    return Finding(area.start, serial.end, SSN) if is_ssn(area.digits, pair.digits, serial.digits) else None
+
+
+def is_ssn(area: str, pair: str, serial: str) -> bool:
+    """No area 000, 666 or 900 to 999, no group 00, no serial 0000 (US Social Security Administration)."""
+    return area not in ("000", "666") and area < "900" and pair != "00" and serial != "0000"
+
+
+# -- phone numbers -----------------------------------------------------------------------------------------
+
+
+class PhoneNumbers:
+    """Finds phone numbers, confirmed by the numbering plans of `phonenumbers`.
+
+    Args:
+        region: ISO 3166 code of the country whose numbers are written without a country code, or empty.
+
+    Raises:
+        ValueError: no such region.
+    """
+
+    def __init__(self, region: str) -> None:
+        self._region = region.upper()
+        self._country = phonenumbers.country_code_for_region(self._region) if region else 0
+        if region and not self._country:
+            raise ValueError(f"{region!r} is no region: use an ISO 3166 code such as US or DE, or nothing.")
+        self._plan = _plan_of(self._region) if region else None
+
+    def find(self, text: str, groups: Sequence[Group], start: int, end: int) -> list[Finding]:
+        """Phone numbers between two places, from left to right."""
+        findings: list[Finding] = []
+        index, at = 0, start
+        while index < len(groups):
+            found = self._at(text, groups, index, (at, end)) if groups[index].start >= at else None
+            if found:
+                findings.append(found)
+                at = found.end
+            index += 1
+        return findings
+
+    def _at(self, text: str, groups: Sequence[Group], index: int, bounds: tuple[int, int]) -> Finding | None:
+        """The longest phone number that begins with this group."""
+        first = groups[index]
+        if not first.opens or _DATE.match(text, first.start):
+            return None
+        plus = _PLUS_BEFORE.search(text, max(bounds[0], first.start - 4), first.start)
+        ends: list[int] = []
+        digits = ""
+        for group in groups[index : index + PHONE_DIGITS[-1]]:
+            digits += group.digits
+            if len(digits) > PHONE_DIGITS[-1] or group.end > bounds[1]:
+                break
+            if len(digits) >= PHONE_DIGITS[0] and group.closes:
+                ends.append(group.end)
+            if not group.joined:
+                break
+        return self._longest(text, first.start, ends, plus, bounds[0]) if ends else None
+
+    def _longest(
+        self, text: str, start: int, ends: Sequence[int], plus: re.Match[str] | None, bound: int
+    ) -> Finding | None:
+        for end in reversed(ends):
+            rows = [_ascii(row) for row in _DIGITS.findall(text, start, end)]
+            if plus and _is_international("".join(rows)):
+                return Finding(plus.start(), end, PHONE)
+            if self._is_local(text, start, end, rows):
+                opened = _OPEN_BEFORE.search(text, max(bound, start - 2), start)
+                closed = opened and _CLOSED.search(text, start, end)
+                return Finding(opened.start() if opened and closed else start, end, PHONE)
+        return None
+
+    def _is_local(self, text: str, start: int, end: int, rows: Sequence[str]) -> bool:
+        """A number as people of the region write it; no address and no decimal number."""
+        digits = "".join(rows)
+        if digits.startswith("00") and _is_number("+" + digits[2:], None):
+            return True
+        if self._plan is None or _IP_ADDRESS.fullmatch(text, start, end):
+            return False
+        if len(rows) == 1 and _is_fraction(text, start, end):
+            return False
+        sizes = tuple(map(len, rows))
+        if self._plan.american and (sizes[1:] if rows[0] == "1" else sizes) == (3, 3, 4):
+            return True  # the form says it: made-up numbers such as 555-123-4567 are in no plan
+        return self._plan.allows(digits, sizes) and _is_number(digits, self._region)
+
+
+def _is_fraction(text: str, start: int, end: int) -> bool:
+    before, after = text[max(start - 2, 0) : start], text[end : end + 2]
+    return (len(before) == 2 and before[0].isdecimal() and before[1] in ".,") or (
+        len(after) == 2 and after[0] == "." and after[1].isdecimal()
+    )
+
+
+def _is_international(digits: str) -> bool:
+    """Whether a plus may stand before it: in a numbering plan, or long enough and with a country's code."""
+    if len(digits) > INTERNATIONAL_DIGITS[-1]:
+        return False
+    return _is_number("+" + digits, None) or (
+        len(digits) in INTERNATIONAL_DIGITS and any(int(digits[:n]) in _COUNTRY_CODES for n in (1, 2, 3))
+    )
+
+
+@lru_cache(maxsize=1024)
+def _is_number(written: str, region: str | None) -> bool:
+    try:
+        return phonenumbers.is_valid_number(phonenumbers.parse(written, region))
+    except phonenumbers.NumberParseException:
+        return False
+
+
+class _Plan:
+    """A cheap test that all numbers of a region pass, so that the costly one is seldom asked."""
+
+    def __init__(self, region: str) -> None:
+        metadata: Any = phonenumbers.PhoneMetadata.metadata_for_region(region)
+        self._national = re.compile(metadata.general_desc.national_number_pattern)
+        self._prefixes = (metadata.national_prefix or "", str(metadata.country_code))
+        self.american = metadata.country_code == 1
+
+    def allows(self, digits: str, sizes: tuple[int, ...]) -> bool:
+        if self.american and not _is_american(digits, sizes):
+            return False
+        stripped = (digits.removeprefix(prefix) for prefix in self._prefixes)
+        return any(self._national.fullmatch(number) for number in (digits, *stripped))
+
+
+def _is_american(digits: str, sizes: tuple[int, ...]) -> bool:
+    """555-123-4567, with or without the 1 before it, in groups as they are written there or in none."""
+    if sizes[0] == 1 and digits[0] == "1":
+        sizes = sizes[1:]
+    return sizes in ((10,), (11,), (3, 3, 4), (3, 7), (4, 3, 4), (6, 4))
+
+
+@lru_cache(maxsize=8)
+def _plan_of(region: str) -> _Plan:
+    return _Plan(region)

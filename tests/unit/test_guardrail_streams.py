@@ -1,0 +1,134 @@
+"""What streams joins to what the rules make of the whole, for every chunking."""
+
+import asyncio
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from astromesh.abc.deps import Deps
+from astromesh.core.guardrails import GuardrailsEngine
+from astromesh.guardrails.content_filter import ContentFilter
+from astromesh.guardrails.cost_limit import CostLimit
+from astromesh.guardrails.pii_detection import PiiDetection
+from astromesh.guardrails.topic_filter import TopicFilter
+
+
+def rule(plugin, **options):
+    return asyncio.run(plugin.open(plugin.Options(**options), Deps()))
+
+
+PII = rule(PiiDetection)
+PII_DE = rule(PiiDetection, default_region="DE", kinds=["phone", "credit_card", "ssn"])
+EMAIL = rule(PiiDetection, kinds=["email"])
+IBAN = rule(PiiDetection, kinds=["iban"])
+WORDS = rule(
+    ContentFilter, forbidden_keywords=["internal_only", "only us", "secret", "secret plan", "a a", "c++"]
+)
+PATTERNS = rule(ContentFilter, blocked_patterns=[r"\bab{1,3}c\b", r"x.?y$", r"(?m)^\d{3}z", "b|bc"])
+BOTH = rule(
+    TopicFilter,
+    forbidden_topics=["phone", "暴力", "straße"],
+    blocked_patterns=["PHONE|EMAIL"],
+    action="redact",
+)
+COST = rule(CostLimit, max_tokens_per_turn=40)
+RULES = [PII, PII_DE, EMAIL, IBAN, WORDS, PATTERNS, BOTH, COST]
+
+SEEDS = [
+    "4111 1111 1111 1111", "378282246310005", "123-45-6789", "(212) 555-0123", "+49 30 901820", "555-123-4567",
+    "DE89 3704 0044 0532 0130 00", "GB82WEST12345698765432", "john.doe@example.co.uk", "a@b.com", "o'x@y.de",
+    "2024-01-05", "192.168.1.1", "internal_only", "Internal  Only", "secret", "secret-plan",
+    "SECRET\u200bplan", "a a", "a a a", "abbc", "abc", "x\ny", "xy", "\n123z", "bc", "phone", "暴力", "Straße",
+    "strasse", "c++", "[PHONE]", "１２３-４５-６７８９", "é", "e\u0301", "ﬁ",
+]  # fmt: skip
+GLUE = [
+    "", " ", "  ", ".", "-", "@", "+", "(", ")", "/", "_", "\n", "\u200b", "\u00a0", " " * 9, "1", "12", "x",
+    "us", ". The",
+]  # fmt: skip
+pieces = st.one_of(
+    st.sampled_from(SEEDS),
+    st.sampled_from(GLUE),
+    st.sampled_from(SEEDS).flatmap(lambda s: st.integers(0, len(s)).map(lambda n: s[:n])),
+    st.sampled_from(SEEDS).flatmap(lambda s: st.integers(0, len(s)).map(lambda n: s[n:])),
+    st.text(st.sampled_from("0123456789 -.@+()abcxyzAZ"), max_size=12),
+    st.text(max_size=3),
+)  # fmt: skip
+texts = st.lists(pieces, max_size=14).map("".join)
+
+
+def chunked(text, cuts):
+    places = sorted({min(c, len(text)) for c in cuts})
+    return [text[a:b] for a, b in zip([0, *places], [*places, len(text)], strict=True)]
+
+
+def streamed(engine, chunks, mode="token", tokens_used=0):
+    gate = engine.gate(mode, tokens_used=tokens_used)
+    out = [gate.feed(chunk) for chunk in chunks]
+    out.append(gate.finish(tokens_used=tokens_used))
+    return out, gate
+
+
+@pytest.mark.parametrize("checked", RULES, ids=lambda r: r.type)
+@given(text=texts, cuts=st.lists(st.integers(0, 120), max_size=30), every=st.booleans())
+@settings(max_examples=150, deadline=None)
+def test_a_rule_streams_what_it_makes_of_the_whole(checked, text, cuts, every):
+    engine = GuardrailsEngine((), [checked])
+    whole = engine.check_output(text)
+    chunks = list(text) if every else chunked(text, cuts)
+    out, gate = streamed(engine, chunks)
+    assert "".join(out) == whole.text
+    assert gate.released == whole
+
+
+@given(
+    text=texts,
+    cuts=st.lists(st.integers(0, 200), max_size=30),
+    rules=st.lists(st.sampled_from(RULES), max_size=4),
+    mode=st.sampled_from(["token", "sentence", "final"]),
+    used=st.integers(0, 45),
+)
+@settings(max_examples=600, deadline=None)
+def test_rules_in_sequence_stream_what_they_make_of_the_whole(text, cuts, rules, mode, used):
+    engine = GuardrailsEngine((), rules)
+    whole = engine.check_output(text, tokens_used=used)
+    out, gate = streamed(engine, chunked(text, cuts), mode, used)
+    assert "".join(out) == whole.text
+    assert gate.released == whole
+
+
+@given(text=texts, more=texts, rules=st.lists(st.sampled_from(RULES), min_size=1, max_size=3))
+@settings(max_examples=300, deadline=None)
+def test_what_left_is_right_whatever_comes_next(text, more, rules):
+    """The released part is a prefix of what the rules make of any continuation."""
+    engine = GuardrailsEngine((), rules)
+    left = engine.gate("token").feed(text)
+    assert engine.check_output(text + more).text.startswith(left)
+
+
+@pytest.mark.parametrize("checked", RULES, ids=lambda r: r.type)
+@given(
+    st.lists(st.text(st.sampled_from("0123456789 -a.@"), min_size=1, max_size=40), max_size=60).map("".join)
+)
+@settings(max_examples=60, deadline=None)
+def test_hold_back_is_bounded(checked, text):
+    gate = GuardrailsEngine((), [checked]).gate("token")
+    for fed, char in enumerate(text, 1):
+        gate.feed(char)
+        left = gate.released
+        if not left.actions:
+            assert fed - len(left.text) <= 2 * checked.max_lookahead
+
+
+LONG = (
+    "0 1 2 3 4 5 6 7 8 9 " * 60 + "12 34 56 78 90 " * 60 + "ab@" * 500
+    + "a" * 900 + "@b.de " + "1" * 800 + " 4111111111111111"
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("size", [1, 7, 64])
+@pytest.mark.parametrize("checked", RULES, ids=lambda r: r.type)
+def test_texts_longer_than_any_window_stream_the_same(checked, size):
+    engine = GuardrailsEngine((), [checked])
+    out, _ = streamed(engine, [LONG[i : i + size] for i in range(0, len(LONG), size)])
+    assert "".join(out) == engine.check_output(LONG).text
