@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, PrivateAttr
+from pydantic import Discriminator, Field, PrivateAttr, Tag
 
 from astromesh.config.fields import Amount, Block, Count, JsonMap, Ratio, Record, Seconds, ToolName
 from astromesh.config.head import Manifest, NamedMetadata
@@ -28,16 +28,28 @@ class Routing(Record):
     strategy: Strategy | None = Field(None, description="Absent: routing.default_strategy of providers.yaml.")
 
 
+def _one_or_list(value: Any) -> str:
+    return "one" if isinstance(value, dict | ModelSpec) else "list"
+
+
+#: told apart before they are validated, so that a fault is told once
+OneOrMore = Annotated[
+    Annotated[ModelSpec, Tag("one")] | Annotated[tuple[ModelSpec, ...], Tag("list")],
+    Discriminator(_one_or_list),
+]
+
+
 class RoleModel(Record):
     """The models of one role."""
 
     primary: ModelSpec = Field(description="The first choice.")
-    fallback: tuple[ModelSpec, ...] = Field((), description="One block or a list, tried in order.")
+    fallback: OneOrMore = Field((), description="One block or a list, tried in order.")
     routing: Routing = Routing()
 
     def specs(self) -> tuple[ModelSpec, ...]:
         """Primary, then fallbacks, as written."""
-        return (self.primary, *self.fallback)
+        more = (self.fallback,) if isinstance(self.fallback, ModelSpec) else self.fallback
+        return (self.primary, *more)
 
     def blocks(self) -> tuple[ModelBlock, ...]:
         """Primary, then fallbacks, resolved, skipped ones too."""
@@ -253,9 +265,3 @@ class AgentManifest(Manifest):
     def release(self, stream: Stream) -> None:
         """Called once, at load."""
         self._released = stream
-
-    def agents(self) -> tuple[str, ...]:
-        """Agents that this one may call: its agent tools and a supervisor's workers, each once."""
-        called = [tool.own("agent") for tool in self.spec.tools if tool.type == "agent"]
-        workers = self.spec.orchestration.own("workers") or ()
-        return tuple(dict.fromkeys(name for name in (*called, *workers) if isinstance(name, str)))

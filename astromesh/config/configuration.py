@@ -29,6 +29,7 @@ class Configuration:
         faults: what nothing can run with: in providers.yaml, runtime.yaml, mcp.yaml or channels.yaml, or a
             missing folder.
         unusable: faults of pipelines and graphs by file; agents that need one of them are broken.
+        circles: agents that call each other in a circle, one fault for each circle.
         warnings: what works but deserves a look: a literal api_key, a provider that is skipped …
         edges: for each agent, broken ones too, the agents that it may call.
     """
@@ -38,6 +39,7 @@ class Configuration:
     broken: Mapping[str, Faults] = field(default_factory=dict)
     faults: Faults = ()
     unusable: Mapping[str, Faults] = field(default_factory=dict)
+    circles: Faults = ()
     warnings: Faults = ()
     providers: ProviderManifest = field(
         default_factory=lambda: ProviderManifest(apiVersion="astromesh/v1", kind="ProviderConfig")
@@ -65,5 +67,6 @@ class Configuration:
 
     def _all(self) -> Iterator[InvalidManifest]:
         yield from self.faults
+        yield from self.circles
         for faults in (*self.broken.values(), *self.unusable.values()):
             yield from faults

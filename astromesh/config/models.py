@@ -16,6 +16,13 @@ class Price(Record):
 
     input_per_million: Amount = Field(0.0, description="US dollars per million input tokens.")
     output_per_million: Amount = Field(0.0, description="US dollars per million output tokens.")
+    cached_per_million: Amount | None = Field(
+        None,
+        description="US dollars per million input tokens read from the provider's cache; absent: as input.",
+    )
+    cache_write_per_million: Amount | None = Field(
+        None, description="US dollars per million input tokens written to that cache; absent: as input."
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +57,10 @@ class ModelBlock:
 class Endpoint(Block):
     """What a model block and an entry of providers.yaml have in common. The rest belongs to the plugin.
 
-    A plugin's `Options` gets those of `model, endpoint, api_key, timeout, parameters, prices` that it
-    declares; writing one that it does not declare is a fault, except `prices`, which the router reads too.
+    Block and entry are merged, the block wins. A plugin's `Options` gets of the result what it declares:
+    `model, endpoint, api_key` (from wherever it came), `timeout, parameters`, `models, prices, quality`, and
+    `name` (the block's `provider`). Writing one of the first five for a plugin that does not declare it is a
+    fault; prices and quality are the router's, too.
     """
 
     endpoint: str = Field("", description="Base URL; empty: the plugin's own default.")
@@ -62,17 +71,17 @@ class Endpoint(Block):
     parameters: JsonMap = Field(
         default_factory=dict, description="temperature, max_tokens, …: sent with each call."
     )
+    prices: dict[str, Price] = Field(default_factory=dict, description="Price by model.")
+    quality: dict[str, Amount] = Field(
+        default_factory=dict, description="Rank by model for quality_first, higher is better."
+    )
 
 
 class ModelSpec(Endpoint):
     """A model block as written."""
 
     provider: str = Field(min_length=1, description="A name of providers.yaml, or of a provider plugin.")
-    model: str = Field("", description="The model's name at the provider.")
-    prices: Price | None = Field(None, description="What this model costs; overrides providers.yaml.")
-    quality: Amount | None = Field(
-        None, description="Rank for quality_first, higher is better; overrides providers.yaml."
-    )
+    model: str = Field("", description="The model's name; absent: the first of `models` in providers.yaml.")
 
     _block: ModelBlock | None = PrivateAttr(default=None)
 
@@ -80,9 +89,7 @@ class ModelSpec(Endpoint):
     def block(self) -> ModelBlock:
         """The block, resolved; see ModelBlock."""
         if self._block is None:
-            raise ConfigError(
-                f"The model block of {self.provider!r} did not come through config.folder.load."
-            )
+            raise ConfigError(f"The model block of {self.provider!r} did not come through config.load.")
         return self._block
 
     @property

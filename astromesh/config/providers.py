@@ -6,9 +6,9 @@ from typing import Literal
 
 from pydantic import Field
 
-from astromesh.config.fields import Amount, Count, Name, Record, Seconds
+from astromesh.config.fields import Count, Name, Record, Seconds
 from astromesh.config.head import Manifest, Metadata
-from astromesh.config.models import Endpoint, Price
+from astromesh.config.models import Endpoint
 
 Strategy = Literal[
     "cost_optimized", "latency_optimized", "quality_first", "round_robin", "capability_match", "priority"
@@ -20,11 +20,7 @@ class ProviderEntry(Endpoint):
 
     type: str = Field(min_length=1, description="Name of the provider plugin.")
     models: tuple[str, ...] = Field(
-        (), description="Models that may be named; empty: any. A single one is the default."
-    )
-    prices: dict[str, Price] = Field(default_factory=dict, description="Price by model.")
-    quality: dict[str, Amount] = Field(
-        default_factory=dict, description="Rank by model for quality_first, higher is better."
+        (), description="Models it is used with; the first is the default, others get a warning."
     )
 
 

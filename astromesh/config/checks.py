@@ -1,0 +1,249 @@
+"""What only a look at the whole tells: names that exist, keys that contradict each other, templates …"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
+from graphlib import CycleError, TopologicalSorter
+from typing import Any, NamedTuple
+
+import jsonschema_rs
+
+from astromesh.config.agent import AgentManifest, Stream, ToolBlock
+from astromesh.config.fields import JsonMap
+from astromesh.config.mcp import MCPServer
+from astromesh.config.nodes import Node, Place, Steps
+from astromesh.config.seams import TemplateCheck, Unsupported
+from astromesh.config.validation import did_you_mean
+
+#: patterns whose `max_iterations` is not the tool loop's: the engine's cap, or none at all
+ITERATIONS: Mapping[str, int | None] = {"graph": 50, "autonomous": 50, "reasoning": None}
+#: keys of a server by transport: what it needs, what it cannot have
+_TRANSPORTS: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "http": ("url", ("command", "args")),
+    "stdio": ("command", ("url", "forward_identity")),
+}
+
+
+class Finding(NamedTuple):
+    """What is wrong at a path of a file. `place` where it is not the path's own."""
+
+    steps: Steps
+    message: str
+    hint: str = ""
+    place: Place | None = None
+
+
+class Known(NamedTuple):
+    """Names that exist beside the agent in question. `None`: cannot be told, because that file has faults."""
+
+    agents: AbstractSet[str]
+    pipelines: AbstractSet[str]
+    graphs: AbstractSet[str]
+    servers: AbstractSet[str] | None
+    broken: Mapping[str, str]
+
+
+# -- agents --------------------------------------------------------------------------------------------------
+
+
+def agent(
+    manifest: AgentManifest, root: Node, written: Node, known: Known, check: TemplateCheck | None
+) -> Iterator[Finding]:
+    """What is wrong with an agent beyond its single keys.
+
+    Args:
+        root: the document that the record was made from, with defaults and without what has faults.
+        written: the document as written.
+    """
+    yield from _tools(manifest, known)
+    yield from _permissions(manifest, written)
+    yield from _orchestration(manifest, root, known)
+    yield from _stream(manifest)
+    yield from _schemas(manifest)
+    if check is not None:
+        yield from _templates(manifest, root, check)
+
+
+def _tools(manifest: AgentManifest, known: Known) -> Iterator[Finding]:
+    seen: dict[str, int] = {}
+    for i, tool in enumerate(manifest.spec.tools):
+        at: Steps = ("spec", "tools", i)
+        if tool.name in seen:
+            yield Finding(
+                (*at, "name"), f"the tool {tool.name!r} is declared twice, first as tools[{seen[tool.name]}]"
+            )
+        seen.setdefault(tool.name, i)
+        yield from _references(tool, at, known)
+
+
+def _references(tool: ToolBlock, at: Steps, known: Known) -> Iterator[Finding]:
+    match tool.type:
+        case "rag":
+            yield from _exists(
+                tool.own("pipeline"), known.pipelines, "RAG pipeline", (*at, "pipeline"), known
+            )
+        case "mcp" if known.servers is not None:
+            yield from _exists(tool.own("server"), known.servers, "MCP server", (*at, "server"), known)
+        case "agent":
+            yield from _exists(tool.own("agent"), known.agents, "agent", (*at, "agent"), known)
+
+
+def _exists(name: Any, names: AbstractSet[str], what: str, at: Steps, known: Known) -> Iterator[Finding]:
+    if not isinstance(name, str):
+        return
+    if file := known.broken.get(f"{what} {name}"):
+        yield Finding(at, f"the {what} {name!r} has faults", f"see {file}")
+    elif name not in names:
+        yield Finding(at, f"there is no {what} {name!r}", did_you_mean(name, names) or _listed(names))
+
+
+def _listed(names: Iterable[str]) -> str:
+    return f"known: {', '.join(sorted(names)) or 'none'}"
+
+
+def _permissions(manifest: AgentManifest, written: Node) -> Iterator[Finding]:
+    """An MCP tool may stand for many names, which are known only when its server was asked."""
+    tools = [tool for _, tool in written.children("spec", "tools")]
+    declared = {tool.text("name") for tool in tools}
+    if any(tool.text("type") == "mcp" for tool in tools):
+        return
+    for i, name in enumerate(manifest.spec.permissions.tools or ()):
+        if name not in declared:
+            hint = did_you_mean(name, declared) or _listed(declared)
+            yield Finding(
+                ("spec", "permissions", "tools", i), f"there is no tool {name!r} in spec.tools", hint
+            )
+
+
+def _orchestration(manifest: AgentManifest, root: Node, known: Known) -> Iterator[Finding]:
+    block, at = manifest.spec.orchestration, ("spec", "orchestration")
+    if block.pattern == "reasoning" and root.get(*at, "max_iterations") is not None:
+        yield Finding((*at, "max_iterations"), "the pattern reasoning is bound by its budgets", "remove it")
+    if block.pattern == "graph":
+        yield from _exists(block.own("graph"), known.graphs, "graph", (*at, "graph"), known)
+    for key in ("workers", "agents"):
+        for steps in ((*at, key), (*at, block.pattern, key)):
+            for i, node in root.children(*steps):
+                yield from _exists(node.value, known.agents, "agent", (*steps, i), known)
+
+
+def _stream(manifest: AgentManifest) -> Iterator[Finding]:
+    written = manifest.spec.stream
+    reason = _needs_the_whole(manifest)
+    if reason and written in ("token", "sentence"):
+        yield Finding(("spec", "stream"), f"must be final: {reason}")
+
+
+def released(manifest: AgentManifest) -> Stream:
+    """How an agent's text is released."""
+    return manifest.spec.stream or ("final" if _needs_the_whole(manifest) else "token")
+
+
+def _needs_the_whole(manifest: AgentManifest) -> str:
+    """Why text may leave only at the end, or nothing.
+
+    A rule's `Options` may say so by a property `needs_whole_text`; a rule that blocks always does.
+    """
+    if manifest.spec.output_schema is not None:
+        return "the answer is checked against output_schema"
+    for rule in manifest.spec.guardrails.output:
+        if rule.own("action") == "block" or getattr(rule.options, "needs_whole_text", False):
+            return f"the output rule {rule.type} needs the whole text"
+    return ""
+
+
+def _schemas(manifest: AgentManifest) -> Iterator[Finding]:
+    if manifest.spec.output_schema is not None:
+        yield from _schema(manifest.spec.output_schema, ("spec", "output_schema"))
+    for i, tool in enumerate(manifest.spec.tools):
+        if tool.parameters is None:
+            continue
+        at: Steps = ("spec", "tools", i, "parameters")
+        yield from _schema(tool.parameters, at)
+        if tool.parameters.get("type") != "object":
+            yield Finding(at, "must have type: object, as arguments come by name")
+
+
+def _schema(schema: JsonMap, at: Steps) -> Iterator[Finding]:
+    try:
+        jsonschema_rs.validator_for(schema)
+    except jsonschema_rs.ValidationError as error:
+        yield Finding((*at, *error.instance_path), f"is no JSON Schema: {error.message}")
+    except jsonschema_rs.ReferencingError as error:
+        yield Finding(at, f"is no JSON Schema: {error}")
+
+
+def _templates(manifest: AgentManifest, root: Node, check: TemplateCheck) -> Iterator[Finding]:
+    yield from _template(root, ("spec", "prompts", "system"), check)
+    for i, tool in enumerate(manifest.spec.tools):
+        if tool.type == "agent":
+            yield from _template(root, ("spec", "tools", i, "context_transform"), check)
+
+
+def _template(root: Node, at: Steps, check: TemplateCheck) -> Iterator[Finding]:
+    node = root.get(*at)
+    if node is None or not isinstance(node.value, str):
+        return
+    wrong = check(node.value)
+    if wrong is not None:
+        place = Place(node.place.line + wrong.line, 1) if node.literal else node.place
+        where = "" if node.literal or wrong.line == 1 else f" (line {wrong.line} of the text)"
+        yield Finding(at, f"is no Jinja template: {wrong.message}{where}", place=place)
+
+
+# -- other files ---------------------------------------------------------------------------------------------
+
+
+def server(name: str, record: MCPServer) -> Iterator[Finding]:
+    """Keys that do not fit an MCP server's transport."""
+    at: Steps = ("spec", "servers", name)
+    needed, foreign = _TRANSPORTS[record.transport]
+    if not getattr(record, needed):
+        yield Finding((*at, needed), f"is missing: transport {record.transport} needs it")
+    for key in foreign:
+        if key in record.model_fields_set:
+            yield Finding((*at, key), f"has no effect with transport {record.transport}", "remove it")
+
+
+def circles(edges: Mapping[str, Iterable[str]]) -> Iterator[tuple[str, ...]]:
+    """Every circle of agents that call each other, `(a, b, a)`; each ends where it began."""
+    left = {name: list(called) for name, called in edges.items()}
+    while True:
+        try:
+            TopologicalSorter(left).prepare()
+        except CycleError as error:
+            circle: list[str] = error.args[1][::-1]
+            yield tuple(circle)
+            left[circle[0]].remove(circle[1])
+        else:
+            return
+
+
+# -- not supported yet ---------------------------------------------------------------------------------------
+
+
+def unsupported(kind: str, root: Node, table: Unsupported) -> Iterator[Finding]:
+    """Keys that this runtime does not do yet."""
+    for pattern, sentence in table.items():
+        path, _, value = pattern.partition("=")
+        head, *steps = path.split(".")
+        if head != kind:
+            continue
+        for found, node in _matches(root, steps):
+            if not value or _as_written(node.value) == value:
+                yield Finding(found, sentence)
+
+
+def _as_written(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _matches(node: Node, steps: list[str]) -> Iterator[tuple[Steps, Node]]:
+    if not steps:
+        yield (), node
+        return
+    for key, child in node.entries.items():
+        if steps[0] in ("*", str(key)):
+            for rest, found in _matches(child, steps[1:]):
+                yield (key, *rest), found

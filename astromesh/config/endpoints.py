@@ -1,0 +1,105 @@
+"""Model blocks and entries of providers.yaml, merged; where the key comes from; what the plugin is given."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from pydantic import BaseModel
+
+from astromesh.config.models import ModelSpec, Price
+from astromesh.config.nodes import Node, made
+from astromesh.config.providers import ProviderEntry
+from astromesh.config.validation import keys_of, takes
+
+#: the three ways to a key, of which a block names one
+KEYS = ("api_key", "api_key_env", "api_key_file")
+#: mappings of which block and entry may each say a part
+_UNITED = ("parameters", "prices", "quality")
+
+
+class Entry(NamedTuple):
+    """An entry of providers.yaml with its node."""
+
+    record: ProviderEntry
+    node: Node
+
+
+class Key(NamedTuple):
+    """An API key, empty where there is none; `missing` says why one that was asked for is not there."""
+
+    text: str = ""
+    missing: str = ""
+
+
+def merged(block: Node, entry: Entry | None) -> Node:
+    """Both mappings as one; the block wins. What comes from the entry has no place in the block's file."""
+    if entry is None:
+        return block
+    base = entry.node.detached()
+    if any(key in block.entries for key in KEYS):
+        base = base.picked(key for key in base.entries if key not in KEYS)
+    both = block.over(base)
+    for key in _UNITED:
+        mine, theirs = block.get(key), base.get(key)
+        if mine is not None and theirs is not None:
+            both = both.replaced((key,), mine.over(theirs))
+    return both
+
+
+def found_key(block: Node, env: Mapping[str, str], folder: Path) -> Key:
+    """The API key of a merged block.
+
+    Args:
+        folder: where a relative `api_key_file` starts.
+    """
+    if "api_key" in block.entries:
+        return Key(block.text("api_key").strip())
+    if name := block.text("api_key_env"):
+        key = env.get(name, "").strip()
+        return Key(key, "" if key else f"{name} is not set")
+    if file := block.text("api_key_file"):
+        return _key_in_file(folder / file, file)
+    return Key()
+
+
+def _key_in_file(path: Path, named: str) -> Key:
+    try:
+        key = path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        return Key("", f"the file {named} cannot be read")
+    return Key(key, "" if key else f"the file {named} is empty")
+
+
+def given(block: Node, options: type[BaseModel], provider: str, model: str, key: Key) -> Node:
+    """What the plugin gets of a merged block: its own keys, and the common ones that it declares."""
+    common = (*keys_of(ModelSpec), *keys_of(ProviderEntry))
+    wanted = keys_of(options)
+    taken = [k for k in block.entries if (k in wanted if k in common else True)]
+    if key.text:
+        taken = [k for k in taken if k not in KEYS]
+    added = {"name": provider, "provider": provider, "model": model, "api_key": key.text}
+    extra = {k: v for k, v in added.items() if v and k in wanted and k not in block.entries}
+    if key.text and "api_key" in wanted:
+        extra["api_key"] = key.text
+    return block.picked(taken).over(made(extra))
+
+
+def without_effect(block: Node, options: type[BaseModel]) -> tuple[str, ...]:
+    """Keys as written that nobody would read, because the plugin does not take them."""
+    only = ("endpoint", "model", "parameters", "timeout", *KEYS)
+    reads = any(takes(options, key) for key in KEYS)
+    return tuple(
+        key
+        for key in only
+        if key in block.entries and not takes(options, key) and not (key in KEYS and reads)
+    )
+
+
+def rank(spec: ModelSpec, entry: Entry | None, model: str) -> tuple[Price | None, float | None]:
+    """Price and quality of a model; the block's own word counts first."""
+    theirs = entry.record if entry else None
+    price = spec.prices.get(model) or (theirs.prices.get(model) if theirs else None)
+    quality = spec.quality.get(model, theirs.quality.get(model) if theirs else None)
+    return price, quality

@@ -1,0 +1,288 @@
+"""Reads a folder of configuration: every file, and every fault at once (api.md section 4)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from astromesh.config import checks
+from astromesh.config.binding import Binder, Given
+from astromesh.config.channels import ChannelManifest
+from astromesh.config.checks import Finding, Known
+from astromesh.config.configuration import Configuration, Faults
+from astromesh.config.endpoints import Entry
+from astromesh.config.file import File, with_defaults
+from astromesh.config.loader import fault
+from astromesh.config.mcp import MCPManifest
+from astromesh.config.nodes import Node, Place, Steps
+from astromesh.config.providers import ProviderManifest
+from astromesh.config.rag import RAGManifest
+from astromesh.config.runtime import OrchestrationDefaults
+from astromesh.config.seams import OptionsResolver, TemplateCheck, Unsupported
+from astromesh.config.validation import did_you_mean
+
+#: files of which a folder holds one
+SINGLE = {
+    "runtime.yaml": "RuntimeConfig",
+    "providers.yaml": "ProviderConfig",
+    "mcp.yaml": "MCPConfig",
+    "channels.yaml": "ChannelConfig",
+}
+#: folder → what its files' names end in, their kind, what one is called
+MANY = {
+    "agents": (".agent.yaml", "Agent", "agent"),
+    "rag": (".rag.yaml", "RAGPipeline", "RAG pipeline"),
+    "graphs": (".graph.yaml", "Graph", "graph"),
+}
+
+
+def load(
+    folder: str | Path,
+    *,
+    env: Mapping[str, str] | None = None,
+    resolver: OptionsResolver | None = None,
+    check_template: TemplateCheck | None = None,
+    unsupported: Unsupported | None = None,
+) -> Configuration:
+    """Reads a folder. What is wrong with it stands in the answer; nothing is raised.
+
+    Args:
+        folder: the configuration's; one without agents is sound, a missing one is a fault.
+        env: environment variables; absent: the process's own.
+        resolver: the plugins, e.g. `astromesh.plugins.Plugins()`; absent: plugin blocks are not looked into.
+        check_template: says what is wrong with a Jinja template; absent: templates are not looked into.
+        unsupported: what this runtime does not do yet.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        what = "is not a folder" if folder.exists() else "there is no such folder"
+        return Configuration(folder, faults=(fault(folder, what, Place()),))
+    variables = os.environ if env is None else env
+    return _Load(folder, Given(folder, variables, resolver), check_template, unsupported or {}).run()
+
+
+class _Load:
+    """One load. Files come in an order in which each finds what it refers to."""
+
+    def __init__(
+        self, folder: Path, given: Given, check_template: TemplateCheck | None, unsupported: Unsupported
+    ) -> None:
+        self._folder = folder
+        self._given = given
+        self._check_template = check_template
+        self._unsupported = unsupported
+
+    def run(self) -> Configuration:
+        runtime, providers, mcp, channels = (self._single(name) for name in SINGLE)
+        agents, pipelines, graphs = (self._many(name) for name in MANY)
+        self._runtime(runtime)
+        self._providers(providers)
+        self._mcp(mcp)
+        self._pipelines(pipelines)
+        self._graphs(graphs)
+        names = {file.name for file in agents}
+        self._channels(channels, names)
+        defaults = (
+            runtime.manifest.spec.defaults.orchestration if runtime.manifest else OrchestrationDefaults()
+        )
+        known = Known(
+            agents=names,
+            pipelines={file.name for file in pipelines},
+            graphs={file.name for file in graphs},
+            servers=None if mcp.faults or mcp.manifest is None else set(mcp.manifest.spec.servers),
+            broken={
+                f"{_what(file)} {file.name}": str(file.path) for file in (*pipelines, *graphs) if file.faults
+            },
+        )
+        for file in agents:
+            self._agent(file, defaults, known)
+        edges = {file.name: _calls(file) for file in agents}
+        single = (runtime, providers, mcp, channels)
+        every = (*single, *agents, *pipelines, *graphs)
+        return Configuration(
+            folder=self._folder,
+            agents={file.name: file.manifest for file in agents if not file.faults},
+            broken=_by_name(agents),
+            faults=tuple(found for file in single for found in file.sorted_faults()),
+            unusable={str(f.path): f.sorted_faults() for f in (*pipelines, *graphs) if f.faults},
+            circles=tuple(_circles(agents, edges)),
+            warnings=(*self._strangers(), *(found for file in every for found in file.warnings)),
+            rag={file.name: file.manifest for file in pipelines if not file.faults},
+            graphs={file.name: file.manifest for file in graphs if not file.faults},
+            edges=edges,
+            **_sound(runtime=runtime, providers=providers, mcp=mcp, channels=channels),
+        )
+
+    # -- reading ---------------------------------------------------------------------------------------------
+
+    def _single(self, name: str) -> File:
+        path, kind = self._folder / name, SINGLE[name]
+        if not path.exists():
+            return File.absent(kind, path)
+        return File.read(kind, path, self._given.env)
+
+    def _many(self, name: str) -> list[File]:
+        suffix, kind, what = MANY[name]
+        paths = sorted((self._folder / name).glob(f"*{suffix}"))
+        files = [File.read(kind, path, self._given.env) for path in paths]
+        _refuse_twins(files, what)
+        return files
+
+    def _strangers(self) -> Iterator[Any]:
+        """YAML files that nobody reads are more often a slip than a wish."""
+        for path in sorted(self._folder.glob("*.y*ml")):
+            if path.name not in SINGLE:
+                yield fault(path, "is not read", Place(), (), did_you_mean(path.name, SINGLE))
+        for name, (suffix, _, _) in MANY.items():
+            for path in sorted((self._folder / name).glob("*.y*ml")):
+                if not path.name.endswith(suffix):
+                    yield fault(path, "is not read", Place(), (), f"the name must end in {suffix}")
+
+    # -- kinds -----------------------------------------------------------------------------------------------
+
+    def _runtime(self, file: File) -> None:
+        data_dir = self._given.env.get("ASTROMESH_DATA_DIR") or ".astromesh"
+        url = {"url": f"sqlite:///{data_dir}/astromesh.db"}
+        file.validate(lambda root: with_defaults(root, ("spec", "storage"), url))
+        file.refuse(self._unsupported)
+
+    def _providers(self, file: File) -> None:
+        file.validate()
+        file.refuse(self._unsupported)
+        file.bind(self._given, _bind_entries)
+        if file.manifest is not None:
+            entries = {
+                name: Entry(record, file.root.get("spec", "providers", name) or Node({}))
+                for name, record in file.manifest.spec.providers.items()
+            }
+            self._given = self._given._replace(entries=entries)
+
+    def _mcp(self, file: File) -> None:
+        file.validate()
+        file.refuse(self._unsupported)
+        file.check(_servers)
+
+    def _channels(self, file: File, agents: Iterable[str]) -> None:
+        file.validate()
+        file.refuse(self._unsupported)
+        file.check(lambda manifest, _: _channel_agents(manifest, set(agents)))
+
+    def _pipelines(self, files: Iterable[File]) -> None:
+        for file in files:
+            file.validate()
+            file.refuse(self._unsupported)
+            file.bind(self._given, lambda binder, manifest: binder.pipeline(manifest.spec))
+            file.check(_pipeline)
+
+    def _graphs(self, files: Iterable[File]) -> None:
+        for file in files:
+            file.validate()
+            file.refuse(self._unsupported)
+
+    def _agent(self, file: File, defaults: OrchestrationDefaults, known: Known) -> None:
+        file.validate(lambda root: _with_orchestration(root, defaults))
+        file.refuse(self._unsupported)
+        file.bind(self._given, Binder.agent)
+        file.check(lambda m, root: checks.agent(m, root, file.root, known, self._check_template))
+        if file.manifest is not None:
+            file.manifest.release(checks.released(file.manifest))
+
+
+# -- details of a kind ---------------------------------------------------------------------------------------
+
+
+def _with_orchestration(root: Node, defaults: OrchestrationDefaults) -> Node:
+    """The defaults of runtime.yaml, where the agent says nothing."""
+    at = ("spec", "orchestration")
+    pattern = root.text(*at, "pattern") or defaults.pattern
+    iterations = checks.ITERATIONS.get(pattern, defaults.max_iterations)
+    values = {"pattern": pattern, "max_iterations": iterations, "timeout_seconds": defaults.timeout_seconds}
+    return with_defaults(root, at, values)
+
+
+def _bind_entries(binder: Binder, manifest: ProviderManifest) -> None:
+    for name, record in manifest.spec.providers.items():
+        binder.entry(name, record)
+
+
+def _servers(manifest: MCPManifest, _: Node) -> Iterator[Finding]:
+    for name, record in manifest.spec.servers.items():
+        yield from checks.server(name, record)
+
+
+def _channel_agents(manifest: ChannelManifest, agents: set[str]) -> Iterator[Finding]:
+    whatsapp = manifest.spec.channels.whatsapp
+    if whatsapp is not None and whatsapp.default_agent not in agents:
+        at = ("spec", "channels", "whatsapp", "default_agent")
+        hint = did_you_mean(whatsapp.default_agent, agents)
+        yield Finding(at, f"there is no agent {whatsapp.default_agent!r}", hint)
+
+
+def _pipeline(manifest: RAGManifest, _: Node) -> Iterator[Finding]:
+    spec = manifest.spec
+    if spec.embeddings is None and spec.retrieval.mode != "lexical":
+        yield Finding(("spec", "retrieval", "mode"), f"{spec.retrieval.mode} needs spec.embeddings")
+    for i, source in enumerate(spec.sources):
+        if not manifest.folder(source).is_dir():
+            yield Finding(("spec", "sources", i, "path"), f"there is no folder {manifest.folder(source)}")
+
+
+# -- details of the whole ------------------------------------------------------------------------------------
+
+
+def _what(file: File) -> str:
+    return next(what for _, kind, what in MANY.values() if kind == file.kind)
+
+
+def _refuse_twins(files: Iterable[File], what: str) -> None:
+    """Two files of one name: nobody can tell which is meant, so neither runs."""
+    first: dict[str, File] = {}
+    for file in files:
+        if (twin := first.setdefault(file.name, file)) is not file:
+            twin.take([_twin(file, what)])
+            file.take([_twin(twin, what)])
+
+
+def _twin(other: File, what: str) -> Finding:
+    place = other.root.place_of(("metadata", "name"))
+    where = f"{other.path}:{place.line}:{place.column}"
+    return Finding(("metadata", "name"), f"another {what} has the name {other.name!r}: {where}")
+
+
+def _calls(file: File) -> tuple[str, ...]:
+    """Agents that a file's agent may call, as far as it can be read: agent tools and workers."""
+    root, found = file.root, []
+    for _, tool in root.children("spec", "tools"):
+        if tool.text("type") == "agent":
+            found.append(tool.text("agent"))
+    for at in (("spec", "orchestration", "workers"), ("spec", "orchestration", "supervisor", "workers")):
+        found += [node.value for _, node in root.children(*at) if isinstance(node.value, str)]
+    return tuple(dict.fromkeys(name for name in found if name))
+
+
+def _circles(agents: Iterable[File], edges: Mapping[str, tuple[str, ...]]) -> Iterator[Any]:
+    by_name = {file.name: file for file in agents}
+    for circle in checks.circles({name: edges[name] for name in by_name}):
+        file = by_name[circle[0]]
+        steps: Steps = ("spec", "tools")
+        for i, tool in file.root.children(*steps):
+            if tool.text("agent") == circle[1]:
+                steps = ("spec", "tools", i, "agent")
+        message = f"agents call each other in a circle: {' → '.join(circle)}"
+        yield fault(file.path, message, file.root.place_of(steps), steps)
+
+
+def _by_name(files: Iterable[File]) -> dict[str, Faults]:
+    broken: dict[str, Faults] = {}
+    for file in files:
+        if file.faults:
+            broken[file.name] = (*broken.get(file.name, ()), *file.sorted_faults())
+    return broken
+
+
+def _sound(**files: File) -> dict[str, Any]:
+    return {
+        name: file.manifest for name, file in files.items() if file.manifest is not None and not file.faults
+    }
