@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Protocol
 
+from astromesh.abc.deps import Deps
 from astromesh.errors import Forbidden, Unauthorized
+from astromesh.runtime.engine import AgentRuntime
+from astromesh.runtime.keyring import ApiKeys, watching
+from astromesh.runtime.keys import TENANT, KeyStore
+from astromesh.runtime.scopes import permits, permits_some
+from astromesh.storage.database import FILE, shared_database
 from astromesh.types import CallerContext
 
-TENANT = "default"
 #: the principal of a server without authentication: it is bound to loopback, and may do everything
 ANONYMOUS = CallerContext(user_id="anonymous", tenant_id=TENANT, scopes=frozenset({"admin"}))
 
@@ -46,7 +51,7 @@ class Auth:
     async def authorise_some(self, headers: Mapping[str, str], scope: str) -> CallerContext:
         """The caller, if it may do this to at least one resource; which one is the route's to check."""
         caller = await self.identify(headers)
-        if not (permits(caller.scopes, scope) or any(s.startswith(scope + ":") for s in caller.scopes)):
+        if not permits_some(caller.scopes, scope):
             raise Forbidden(f"This needs the scope {scope!r}, which your key or token does not have.")
         return caller
 
@@ -70,8 +75,26 @@ def credential(headers: Mapping[str, str]) -> str:
     return headers.get("x-api-key", "").strip()
 
 
-def permits(granted: frozenset[str], scope: str, resource: str = "") -> bool:
-    """Whether scopes cover a scope: literally, by `family:*`, for one resource, or as `admin`."""
-    if "admin" in granted or scope in granted or f"{scope.partition(':')[0]}:*" in granted:
-        return True
-    return bool(resource) and f"{scope}:{resource}" in granted
+# -- as runtime.yaml says ------------------------------------------------------------------------------------
+
+
+async def configured(runtime: AgentRuntime) -> Auth:
+    """The authentication that `spec.auth.mode` of an open runtime names; it closes with the runtime."""
+    mode = runtime.opened.configuration.runtime.spec.auth.mode
+    return Auth(tuple([await method(runtime) for method in _METHODS[mode]]))
+
+
+async def _api_keys(runtime: AgentRuntime) -> ApiKeys:
+    """The keys that `astromesh keys` keeps in the data folder."""
+    resources = runtime.opened.resources
+    database = await shared_database(Deps(data_dir=runtime.data_dir, resources=resources), FILE)
+    store = await KeyStore.open(database, runtime.clock)
+    keys: ApiKeys = await resources.shared(ApiKeys, lambda: watching(store, runtime.clock))
+    return keys
+
+
+#: a mode that is not here lets nobody in, because it does not start
+_METHODS: Mapping[str, tuple[Callable[[AgentRuntime], Awaitable[Authenticator]], ...]] = {
+    "none": (),
+    "api_key": (_api_keys,),
+}
