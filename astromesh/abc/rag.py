@@ -54,7 +54,65 @@ class Ingested:
 
 
 class Chunker(Protocol):
+    """Cuts a document into chunks; `document.text[chunk.start : chunk.end] == chunk.text` for each."""
+
+    #: changes whenever the same document would be cut differently, so that it is cut anew
+    fingerprint: str
+
     def split(self, document: Document) -> Sequence[Chunk]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What a store holds of a document.
+
+    Args:
+        hash: of the content and of how it was cut.
+        stamp: what a source saw last, e.g. a file's times and size; empty for documents that were handed in.
+    """
+
+    hash: str
+    stamp: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Indexed:
+    """A document with its chunks, ready to be stored."""
+
+    document: Document
+    known: Known
+    chunks: tuple[Chunk, ...]
+
+
+class ChunkStore(Protocol):
+    """The chunks of one pipeline."""
+
+    async def known(self) -> Mapping[str, Known]:
+        """Every stored document by its id."""
+
+    async def replace(self, documents: Sequence[Indexed]) -> None:
+        """Stores these documents in place of what was stored under their ids, all or none."""
+
+    async def touch(self, stamps: Mapping[str, str]) -> None:
+        """New stamps for documents whose content is what it was."""
+
+    async def remove(self, ids: Sequence[str]) -> None: ...
+
+    async def search(
+        self, query: str, *, top_k: int, filters: Mapping[str, Any] | None = None
+    ) -> tuple[Passage, ...]:
+        """The best passages by words, best first. Any text is a sound query; none found is an empty tuple."""
+
+    async def ping(self) -> None:
+        """Raises StoreError when the store does not answer."""
+
+
+class ChunkStores(Protocol):
+    """What a `vector_stores` plugin opens."""
+
+    async def collection(self, pipeline: str) -> ChunkStore: ...
+
+    async def close(self) -> None: ...
 
 
 class Embedder(Protocol):
@@ -75,8 +133,16 @@ class Knowledge(Protocol):
     name: str
 
     async def query(
-        self, query: str, *, top_k: int = 5, filters: Mapping[str, Any] | None = None
-    ) -> tuple[Passage, ...]: ...
+        self, query: str, *, top_k: int | None = None, filters: Mapping[str, Any] | None = None
+    ) -> tuple[Passage, ...]:
+        """The best passages, best first, each with its source; nothing found is an empty tuple.
+
+        Args:
+            query: any text.
+            top_k: how many at most; None for what the pipeline's `retrieval.top_k` says.
+            filters: only documents whose metadata have these values; a list means any of its values.
+                `document` is the document's id.
+        """
 
     async def ingest(self, documents: Sequence[Document]) -> Ingested:
         """Adds or replaces these documents; unchanged ones (by content hash) cost nothing."""

@@ -6,12 +6,17 @@ from collections.abc import Mapping
 
 _BUDGETS = "Budgets are not supported yet; bound a run with max_iterations and timeout_seconds."
 
+_LEXICAL = "Search by vectors is not supported yet; leave it out for lexical search."
+
 #: see `astromesh.config.seams.Unsupported`
 UNSUPPORTED: Mapping[str, str] = {
     "Agent.spec.tools.*.approval=required": "Approvals are not supported yet.",
     "Agent.spec.tools.*.type=mcp": "MCP tools are not supported yet.",
     "Agent.spec.budgets.per_session": _BUDGETS,
     "Agent.spec.budgets.per_principal_daily": _BUDGETS,
+    "RAGPipeline.spec.embeddings": _LEXICAL,
+    "RAGPipeline.spec.retrieval.mode=vector": _LEXICAL,
+    "RAGPipeline.spec.retrieval.mode=hybrid": _LEXICAL,
     "RuntimeConfig.spec.auth.mode=jwt": "JWT is not supported yet; use api_key.",
     "RuntimeConfig.spec.auth.mode=both": "JWT is not supported yet; use api_key.",
     "RuntimeConfig.spec.telemetry.otlp_endpoint": "The export by OTLP is not supported yet.",

@@ -24,9 +24,10 @@ class RagTool:
         model_config = ConfigDict(extra="forbid")
 
         pipeline: str = Field(min_length=1, description="Name of the pipeline: NAME of rag/NAME.rag.yaml.")
-        top_k: int = Field(
-            5, ge=1, le=MOST, description="Passages that a search answers unless the model says so."
-        )
+        top_k: int | None = Field(
+            None, ge=1, le=MOST,
+            description="Passages that a search answers unless the model says so; absent: `retrieval.top_k`.",
+        )  # fmt: skip
         filters: dict[str, Any] = Field(
             default_factory=dict,
             description="Only passages whose metadata has these values, e.g. `document`.",
@@ -42,7 +43,8 @@ class RagTool:
                     "query": {"type": "string", "description": "The search query"},
                     "top_k": {
                         "type": "integer", "description": "Number of results to return",
-                        "default": options.top_k, "minimum": 1, "maximum": MOST,
+                        "minimum": 1, "maximum": MOST,
+                        **({"default": options.top_k} if options.top_k else {}),
                     },
                 },
                 "required": ["query"],

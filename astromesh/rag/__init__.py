@@ -1,0 +1,1 @@
+"""Knowledge: documents from folders, cut into passages, found again with their source."""

@@ -1,0 +1,167 @@
+"""A folder of files as a source of documents. Everything here blocks: callers run it in a thread.
+
+What a file is known by is its stamp (times, size, inode): a file is read again only when that has changed.
+Files that cannot be documents are skipped with a warning that names them, once for each state of the file.
+"""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Mapping
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import structlog
+import yaml
+
+from astromesh.abc.rag import Document
+from astromesh.rag.markdown import front_matter, headings
+
+MAX_FILE = 5 * 1024 * 1024
+#: a longer block is no front matter but a document that begins with a rule
+MAX_FRONT_MATTER = 4096
+
+MEDIA_TYPES: Mapping[str, str] = {
+    ".md": "text/markdown", ".markdown": "text/markdown", ".mdx": "text/markdown",
+    ".txt": "text/plain", ".text": "text/plain", ".rst": "text/plain",
+}  # fmt: skip
+
+log = structlog.get_logger("astromesh.rag")
+
+
+class _Skipped(Exception):
+    pass
+
+
+class Folder:
+    """The files of one folder.
+
+    Args:
+        path: the folder; one that does not exist holds no files.
+        glob: which files below it; hidden files and folders are never taken.
+        prefix: stands before every document's id, for pipelines of several folders.
+    """
+
+    def __init__(self, path: Path, glob: str = "**/*.md", prefix: str = "") -> None:
+        self.path = path
+        self.glob = glob
+        self._prefix = prefix
+        self._warned: dict[Path, str] = {}
+
+    def scan(self) -> dict[str, str]:
+        """Every file by the id of its document, with its stamp."""
+        if not self.path.is_dir():
+            self._warn(self.path, "missing", "there is no such folder")
+            return {}
+        root, found = self.path.resolve(), {}
+        for path in self._files():
+            try:
+                stamp = _stamp(path, root)
+            except (OSError, _Skipped) as error:  # gone since it was listed, a link to nowhere or outside
+                self._warn(path, str(error), str(error))
+            else:
+                found[self._prefix + path.relative_to(self.path).as_posix()] = stamp
+        return found
+
+    def read(self, name: str, stamp: str) -> Document | None:
+        """The document of a file by its id, or None where the file cannot be one."""
+        path = self.path / name.removeprefix(self._prefix)
+        try:
+            return _document(name, _text(path), _media_type(path))
+        except (OSError, _Skipped) as error:
+            self._warn(path, stamp, str(error))
+            return None
+
+    def owns(self, name: str) -> bool:
+        """Whether an id can be one of this folder's."""
+        return name.startswith(self._prefix)
+
+    def _files(self) -> list[Path]:
+        try:
+            found = [path for path in self.path.glob(self.glob) if not _hidden(path, self.path)]
+        except OSError as error:  # a folder below that may not be read
+            self._warn(self.path, str(error), str(error))
+            return []
+        return sorted(path for path in found if path.is_symlink() or path.is_file())
+
+    def _warn(self, path: Path, stamp: str, why: str) -> None:
+        if self._warned.get(path) != stamp:
+            self._warned[path] = stamp
+            log.warning("document_skipped", file=str(path), why=why)
+
+
+def _hidden(path: Path, root: Path) -> bool:
+    return any(part.startswith(".") for part in path.relative_to(root).parts)
+
+
+def _stamp(path: Path, root: Path) -> str:
+    about = path.stat()
+    if path.is_symlink() and not path.resolve().is_relative_to(root):
+        raise _Skipped("it is a link that leads out of the folder")
+    if not stat.S_ISREG(about.st_mode):
+        raise _Skipped("it is no regular file")
+    return f"{about.st_mtime_ns}.{about.st_ctime_ns}.{about.st_size}.{about.st_ino}"
+
+
+def _media_type(path: Path) -> str:
+    try:
+        return MEDIA_TYPES[path.suffix.lower()]
+    except KeyError:
+        raise _Skipped(f"{path.suffix or 'a file without suffix'} is no supported type") from None
+
+
+def _text(path: Path) -> str:
+    _media_type(path)
+    with path.open("rb") as file:
+        data = file.read(MAX_FILE + 1)
+    if len(data) > MAX_FILE:
+        raise _Skipped(f"it has more than {MAX_FILE} bytes")
+    return _decoded(data)
+
+
+def _decoded(data: bytes) -> str:
+    try:
+        if data.startswith((b"\xff\xfe", b"\xfe\xff")):
+            return data.decode("utf-16")
+        if b"\0" not in data:
+            return data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        pass
+    raise _Skipped("it is binary or not UTF-8")
+
+
+def _document(name: str, text: str, kind: str) -> Document:
+    if kind != "text/markdown":
+        return Document(name, text, _from_name(name), kind)
+    about = _front_matter(text)
+    title = str(about.pop("title", "")) or next((h.title for h in headings(text) if h.level == 1), "")
+    return Document(name, text, title or _from_name(name), kind, about)
+
+
+def _from_name(name: str) -> str:
+    return name.rpartition("/")[2].rpartition(".")[0].replace("-", " ").replace("_", " ") or name
+
+
+def _front_matter(text: str) -> dict[str, Any]:
+    """What a file's front matter says in plain values and lists of them; everything else is not kept."""
+    block = text[: front_matter(text).end].strip().strip("-.")
+    if not block or len(block) > MAX_FRONT_MATTER:
+        return {}
+    try:
+        read = yaml.load(block, yaml.CSafeLoader)
+    except (yaml.YAMLError, ValueError, RecursionError):  # ValueError: a date that is none
+        return {}
+    pairs = read.items() if isinstance(read, dict) else ()
+    return {str(key): kept for key, value in pairs if (kept := _plain(value)) is not None}
+
+
+def _plain(value: Any) -> Any:
+    """JSON values; dates and endless numbers as text, mappings not at all."""
+    if isinstance(value, list):
+        return [one for one in map(_plain, value[:100]) if one is not None and not isinstance(one, list)]
+    if isinstance(value, int) and abs(value) >= 2**63:
+        return str(value)
+    if isinstance(value, bool | int | float | str):
+        return value
+    return str(value) if isinstance(value, date) else None
