@@ -74,4 +74,4 @@ def serve_directly(app: FastAPI, router: APIRouter, path: str) -> None:
         answer: Response = await endpoint(request=request, **request.path_params)
         return answer
 
-    app.router.routes.insert(0, Route(path, direct, methods=sorted(described.methods)))
+    app.router.routes.insert(0, Route(path, direct, methods=sorted(described.methods or ())))

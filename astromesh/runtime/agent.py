@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 from astromesh.abc.run import Pattern
 from astromesh.config.agent import AgentManifest
-from astromesh.core.guardrails import GuardrailsEngine
+from astromesh.core.guardrails import GuardrailsEngine, StreamMode
 from astromesh.core.memory import MemoryManager
 from astromesh.core.model_router import ModelRouter
 from astromesh.core.prompt_engine import PromptTemplate
-from astromesh.core.tools import ToolRegistry
+from astromesh.core.tools import AgentTools
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +19,7 @@ class Agent:
 
     Args:
         timeout_seconds: the deadline of a run, without the time it waits for its session.
+        budget: what one run may spend, by key of the ledger.
         stream: how text may leave while it is made: `token`, `sentence` or `final`.
     """
 
@@ -27,10 +28,16 @@ class Agent:
     guardrails: GuardrailsEngine
     memory: MemoryManager
     prompt: PromptTemplate
-    tools: ToolRegistry
+    tools: AgentTools
     router: ModelRouter
     pattern: Pattern
     pattern_name: str
     max_iterations: int
     timeout_seconds: float
-    stream: str
+    stream: StreamMode
+    budget: dict[str, float]
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """Names of its models; one of them must answer for the agent to work."""
+        return tuple(p.name for p in self.router.providers)

@@ -19,21 +19,25 @@ from astromesh.abc.clock import Clock
 from astromesh.abc.deps import Deps, Resources
 from astromesh.abc.rag import Knowledge
 from astromesh.abc.run import RunAgent
-from astromesh.config.agent import AgentManifest, Conversational, Episodic, RoleModel, Semantic
+from astromesh.config.agent import AgentManifest, Conversational, Episodic, RoleModel, Semantic, ToolBlock
 from astromesh.config.configuration import Configuration
 from astromesh.config.load import load
 from astromesh.config.models import ModelBlock
+from astromesh.config.rag import RAGManifest
 from astromesh.core.circuit_breaker import BreakerRules
+from astromesh.core.context_transform import compile_transform
 from astromesh.core.guardrails import GuardrailsEngine
 from astromesh.core.health import Health
 from astromesh.core.memory import ConversationalMemory, EpisodicMemory, MemoryManager, SemanticMemory
 from astromesh.core.model_router import ModelRouter
 from astromesh.core.prompt_engine import PromptEngine, check_template
-from astromesh.core.tools import DeclaredTool, ToolRegistry
+from astromesh.core.tool_layers import DeclaredTool
+from astromesh.core.tools import ToolRegistry, declared
 from astromesh.errors import AstromeshError, CircularAgentReference, ConfigError, InvalidManifest
 from astromesh.net.http import Http
 from astromesh.plugins import Plugins
 from astromesh.runtime.agent import Agent
+from astromesh.runtime.knowledge import open_knowledge
 from astromesh.runtime.support import UNSUPPORTED
 
 log = structlog.get_logger("astromesh.bootstrap")
@@ -54,6 +58,7 @@ class Bootstrapped:
     broken: dict[str, tuple[InvalidManifest, ...]] = field(default_factory=dict)
     knowledge: dict[str, Knowledge] = field(default_factory=dict)
     checks: dict[str, Ping] = field(default_factory=dict)
+    health: Health = field(default_factory=Health)
 
 
 def load_configuration(folder: Path, plugins: Plugins, env: Mapping[str, str] | None = None) -> Configuration:
@@ -130,7 +135,7 @@ class _Bootstrap:
         configuration = opened.configuration
         breaker = configuration.providers.spec.routing.circuit_breaker
         rules = BreakerRules(breaker.failure_threshold, breaker.recovery_timeout)
-        self._health = Health(rules, clock)
+        self._health = opened.health = Health(rules, clock)
         self._registry = ToolRegistry(clock)
         self._prompts = PromptEngine()
         runtime = configuration.runtime.spec
@@ -143,6 +148,7 @@ class _Bootstrap:
             resources=opened.resources,
             knowledge=opened.knowledge,
             run_agent=run_agent,
+            compile_transform=compile_transform,
         )
 
     async def run(self) -> None:
@@ -157,7 +163,7 @@ class _Bootstrap:
                 fault = (
                     error
                     if isinstance(error, InvalidManifest)
-                    else InvalidManifest(str(error), file=agent.file)
+                    else InvalidManifest(str(error), file=str(agent.file))
                 )
                 log.error("agent_unavailable", agent=name, error=str(fault))
                 self._opened.broken[name] = (fault,)
@@ -191,6 +197,7 @@ class _Bootstrap:
             max_iterations=orchestration.max_iterations or defaults.max_iterations,
             timeout_seconds=orchestration.timeout_seconds or defaults.timeout_seconds,
             stream=manifest.stream,
+            budget=spec.budgets.per_run.caps(),
         )  # fmt: skip
 
     async def _router(self, agent: str, models: RoleModel, *, role: bool = False) -> ModelRouter:
@@ -251,11 +258,19 @@ class _Bootstrap:
         self._opened.resources.on_close(store.close)
         return store
 
-    async def _tool(self, block: Any) -> DeclaredTool:
+    async def _tool(self, block: ToolBlock) -> DeclaredTool:
         tool = await self._open("tools", block.type, block.options)
-        return DeclaredTool(tool, block.options.policy())
+        return declared(tool, block)
 
-    async def _open_pipeline(self, name: str, manifest: Any) -> None: ...
+    async def _open_pipeline(self, name: str, manifest: RAGManifest) -> None:
+        """An index that cannot be opened breaks the agents that use it, and no others."""
+        try:
+            pipeline = await open_knowledge(manifest, self._plugins, self._deps)
+        except AstromeshError as error:
+            log.error("pipeline_unavailable", pipeline=name, error=str(error))
+            return
+        self._opened.knowledge[name] = pipeline
+        self._opened.checks[f"store:rag:{name}"] = pipeline.ping
 
     async def _open(self, group: str, name: str, options: Any) -> Any:
         return await self._plugins.load(group, name).open(options, self._deps)

@@ -203,8 +203,9 @@ class AgentRuntime:
         above = f"{parent.run_id}.{parent.call_id}" if parent else ""
         trace = self.traces.open(run_id, trace_id, tenant=tenant, owner=owner, agent=agent.name, parent=above)
         stream = EventStream(run_id, (self.metrics, trace, *sinks))
-        events = GatedEvents(stream, agent)
         outer: Scope | None = parent.run if parent else None
+        ledger = RunLedger(agent.budget, outer.ledger if outer else None)
+        events = GatedEvents(stream, agent, ledger)
         scope = Scope(
             run_id,
             agent=agent.name,
@@ -212,7 +213,7 @@ class AgentRuntime:
             caller=caller,
             trace_id=trace_id,
             events=events,
-            ledger=RunLedger(parent=outer.ledger if outer else None),
+            ledger=ledger,
             clock=self.clock,
             deadline=parent.deadline if parent else None,
             depth=outer.depth + 1 if outer else 0,
@@ -239,7 +240,7 @@ class AgentRuntime:
         outer: Scope = parent.run
         if outer.depth + 1 > MAX_DEPTH:
             raise InvalidInput(f"Agents may call agents {MAX_DEPTH} deep; this call would go deeper.")
-        session = f"{parent.session.session_id}/{parent.path.rpartition('/')[2] or agent}"
+        session = f"{parent.session.session_id}/{parent.tool or agent}"
         request = RunRequest(query, session, context)
         done = await self.start(
             self.agent(agent), request, caller=parent.caller, trace_id=parent.trace_id, parent=parent

@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
-from astromesh.core.guardrails import StreamGate
+from astromesh.core.guardrails import Released, StreamGate
 from astromesh.core.model_router import ModelRouter
+from astromesh.node.calls import ASSISTANT
+from astromesh.node.ledger import RunLedger
 from astromesh.node.scope import Scope
 from astromesh.runtime.agent import Agent
 from astromesh.telemetry.stream import DELTA, EventStream
@@ -18,19 +20,35 @@ from astromesh.types import CallerContext, CompletionRequest, CompletionResult, 
 ANONYMOUS = "anonymous"
 
 
+class _Voice:
+    """One model call whose text leaves through a gate."""
+
+    __slots__ = ("gate", "raw", "role")
+
+    def __init__(self, gate: StreamGate, role: str) -> None:
+        self.gate = gate
+        self.role = role
+        self.raw: list[str] = []
+
+
 class GatedEvents:
     """The run's emitter: lets model text out only when no output rule can change it any more (R10).
 
     With `stream: final` it asks no model to stream; step 10 sends the released text as one delta.
+
+    `partial` is what the running step has released so far; `last` the newest finished step of the run's own
+    voice: its whole text as the model said it, and what left of it.
     """
 
-    __slots__ = ("_agent", "_gates", "_stream", "partial", "streaming")
+    __slots__ = ("_agent", "_ledger", "_stream", "_voices", "last", "partial", "streaming")
 
-    def __init__(self, stream: EventStream, agent: Agent) -> None:
+    def __init__(self, stream: EventStream, agent: Agent, ledger: RunLedger) -> None:
         self._stream = stream
         self._agent = agent
-        self._gates: dict[int, StreamGate] = {}
+        self._ledger = ledger
+        self._voices: dict[int, _Voice] = {}
         self.partial: list[str] = []
+        self.last: tuple[str, Released] | None = None
         self.streaming = stream.streaming and agent.stream != "final"
 
     def emit(self, type: str, /, **data: Any) -> None:
@@ -38,26 +56,37 @@ class GatedEvents:
             self._delta(data)
             return
         if type == "model.finished":
-            self._finish(data["step"], data["role"])
-        elif type == "model.started" and data["role"] == "assistant":
+            self._finish(data)
+        elif type == "model.started" and data["role"] == ASSISTANT:
             self.partial.clear()
+            self.last = None
         self._stream.emit(type, **data)
 
     def _delta(self, data: dict[str, Any]) -> None:
-        step = data["step"]
-        gate = self._gates.get(step)
-        if gate is None:
-            gate = self._gates[step] = self._agent.guardrails.gate(self._agent.stream)
-        self._send(step, data["role"], gate.feed(data["content"]))
+        step, content = data["step"], data["content"]
+        voice = self._voices.get(step)
+        if voice is None:
+            before = self._ledger.usage.total_tokens
+            gate = self._agent.guardrails.gate(self._agent.stream, tokens_used=before)
+            voice = self._voices[step] = _Voice(gate, data["role"])
+        voice.raw.append(content)
+        self._send(step, voice.role, voice.gate.feed(content))
 
-    def _finish(self, step: int, role: str) -> None:
-        gate = self._gates.pop(step, None)
-        if gate is not None:
-            self._send(step, role, gate.finish())
+    def _finish(self, data: dict[str, Any]) -> None:
+        step, usage = data["step"], data["usage"]
+        voice = self._voices.pop(step, None)
+        if voice is None:
+            return
+        used = self._ledger.usage.total_tokens
+        self._send(
+            step, voice.role, voice.gate.finish(tokens_used=used, output_tokens=usage["output_tokens"])
+        )
+        if voice.role == ASSISTANT:
+            self.last = ("".join(voice.raw), voice.gate.released)
 
     def _send(self, step: int, role: str, text: str) -> None:
         if text:
-            if role == "assistant":
+            if role == ASSISTANT:
                 self.partial.append(text)
             self._stream.emit(DELTA, step=step, role=role, content=text)
 

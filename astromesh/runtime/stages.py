@@ -7,6 +7,7 @@ from time import perf_counter
 
 from astromesh.abc.run import Outcome, Task
 from astromesh.errors import GuardrailBlocked
+from astromesh.node.calls import ASSISTANT
 from astromesh.runtime.agent import Agent
 from astromesh.runtime.records import (
     AdmittedQuery,
@@ -34,7 +35,8 @@ def admit(agent: Agent, request: RunRequest, run: Run) -> AdmittedQuery:
         preface = _admit_messages(agent, request.preface)
         history = None if request.history is None else _admit_messages(agent, request.history)
     except GuardrailBlocked as blocked:
-        run.stream.emit("guardrail.action", stage="input", type=blocked.guardrail, action="block", count=1)
+        for action in blocked.actions:
+            run.stream.emit("guardrail.action", **action)
         raise
     _report(run, "input", checked.actions, started)
     return AdmittedQuery(request, checked.text, checked.actions, history, preface)
@@ -99,14 +101,21 @@ def release(agent: Agent, answered: tuple[EquippedQuery, Outcome], run: Run) -> 
     started = perf_counter()
     equipped, outcome = answered
     admitted = equipped.prompted.recalled.admitted
-    usage = run.scope.ledger.usage
-    checked = agent.guardrails.check_output(
-        outcome.text, tokens_used=usage.total_tokens, output_tokens=usage.output_tokens
-    )
+    usage, last = run.scope.ledger.usage, run.model.last
+    streamed = run.events.last
+    if streamed is not None and streamed[0] == outcome.text:
+        checked = streamed[1]  # the rules have seen it on its way out
+    else:
+        checked = agent.guardrails.check_output(
+            outcome.text,
+            tokens_used=usage.total_tokens,
+            output_tokens=last.usage.output_tokens if last else 0,
+        )
+        if run.stream.streaming and checked.text:
+            # text that no step has streamed is a step of its own
+            step = run.scope.next_step() if run.events.streaming else run.scope.steps[0]
+            run.stream.emit(DELTA, step=step, role=ASSISTANT, content=checked.text)
     _report(run, "output", checked.actions, started)
-    if run.stream.streaming and not run.events.streaming and checked.text:
-        run.stream.emit(DELTA, step=run.scope.steps[0], role="assistant", content=checked.text)
-    last = run.model.last
     details: JsonObject = {
         "provider": last.provider if last else "",
         "model": last.model if last else "",

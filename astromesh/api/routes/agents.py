@@ -100,7 +100,7 @@ def _line(agent: Agent) -> JsonObject:
 
 def _details(agent: Agent) -> JsonObject:
     return {
-        "models": [p.name for p in agent.router.providers],
+        "models": list(agent.needs),
         "tools": [t.name for t in agent.tools.specs()],
         "guardrails": {
             "input": [g.type for g in agent.guardrails.input_rules],

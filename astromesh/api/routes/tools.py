@@ -28,8 +28,4 @@ async def tools(request: Request) -> JsonObject:
 @router.get("/v1/providers", summary="List providers", dependencies=[scope("agents:read")])
 async def providers(request: Request) -> JsonObject:
     """Every model that some agent may use, with the state of its circuit breaker and its latency."""
-    found: dict[str, JsonObject] = {}
-    for agent in runtime_of(request).agents.values():
-        for line in agent.router.health():
-            found.setdefault(str(line["name"]), line)
-    return {"providers": [found[name] for name in sorted(found)]}
+    return {"providers": runtime_of(request).opened.health.snapshot()}
