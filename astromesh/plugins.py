@@ -85,11 +85,6 @@ class Plugins:
         options: type[BaseModel] = self.load(group, name).Options
         return options
 
-    def options(self, group: str, name: str) -> type[BaseModel]:
-        """The `Options` of a plugin, which its YAML block is checked against. Raises as `load`."""
-        found: type[BaseModel] = self.load(group, name).Options
-        return found
-
     async def open(self, group: str, name: str, options: Mapping[str, Any], deps: Deps) -> Any:
         """Loads, validates the options and opens. Options are validated at load already; see config."""
         plugin = self.load(group, name)
