@@ -9,7 +9,7 @@ from pydantic import Discriminator, Field, PrivateAttr, Tag
 
 from astromesh.config.fields import Amount, Block, Count, JsonMap, Ratio, Record, Seconds, ToolName
 from astromesh.config.head import Manifest, NamedMetadata
-from astromesh.config.models import ModelBlock, ModelSpec
+from astromesh.config.models import Embeddings, ModelBlock, ModelSpec
 from astromesh.config.providers import Strategy
 from astromesh.types import Effect
 
@@ -161,7 +161,7 @@ class Semantic(Block):
     """Other keys belong to the backend."""
 
     backend: str = Field(min_length=1, description="Name of the semantic store.")
-    embeddings: ModelSpec | None = Field(None, description="Absent: search by words only.")
+    embeddings: Embeddings | None = Field(None, description="Absent: search by words only.")
     top_k: Count = Field(5, description="How many passages are recalled.")
     similarity_threshold: Ratio = Field(0.0, description="Least score of a passage.")
     auto_index: bool = Field(False, description="Whether answers are stored, too.")

@@ -12,13 +12,14 @@ from astromesh.config import endpoints
 from astromesh.config.agent import AgentManifest, Conversational, Memory, Orchestration, RoleModel, Rule
 from astromesh.config.endpoints import KEYS, Entry
 from astromesh.config.fields import Block
+from astromesh.config.keys import did_you_mean, keys_of, listed, takes
 from astromesh.config.loader import fault
 from astromesh.config.models import ModelBlock, ModelSpec
 from astromesh.config.nodes import Node, Steps
 from astromesh.config.providers import ProviderEntry
 from astromesh.config.rag import RAGSpec
 from astromesh.config.seams import OptionsResolver
-from astromesh.config.validation import did_you_mean, keys_of, takes, validate
+from astromesh.config.validation import validate
 from astromesh.errors import ConfigError, InvalidManifest, UnknownPlugin
 
 
@@ -210,7 +211,7 @@ class Binder:
             return resolver.options(group, name)
         except UnknownPlugin:
             known = sorted({*resolver.names(group), *also})
-            hint = did_you_mean(name, known) or f"known: {', '.join(known) or 'none'}"
+            hint = did_you_mean(name, known) or listed(known)
             self._fault(f"there is no {_SINGULAR[group]} {name!r}", at, hint)
         except ConfigError as error:
             self._fault(str(error), at)
@@ -229,7 +230,7 @@ class Binder:
         return record
 
     def _unknown(self, at: Steps, known: Iterable[str]) -> None:
-        hint = did_you_mean(str(at[-1]), known) or f"known: {', '.join(sorted(set(known)))}"
+        hint = did_you_mean(str(at[-1]), known) or listed(known)
         self._fault("is no known key", at, hint, key=True)
 
     def _fault(self, message: str, at: Steps, hint: str = "", *, key: bool = False) -> None:

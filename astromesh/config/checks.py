@@ -11,10 +11,10 @@ import jsonschema_rs
 
 from astromesh.config.agent import AgentManifest, Stream, ToolBlock
 from astromesh.config.fields import JsonMap
+from astromesh.config.keys import did_you_mean, listed
 from astromesh.config.mcp import MCPServer
 from astromesh.config.nodes import Node, Place, Steps
 from astromesh.config.seams import TemplateCheck, Unsupported
-from astromesh.config.validation import did_you_mean
 
 #: patterns whose `max_iterations` is not the tool loop's: the engine's cap, or none at all
 ITERATIONS: Mapping[str, int | None] = {"graph": 50, "autonomous": 50, "reasoning": None}
@@ -95,11 +95,7 @@ def _exists(name: Any, names: AbstractSet[str], what: str, at: Steps, known: Kno
     if file := known.broken.get(f"{what} {name}"):
         yield Finding(at, f"the {what} {name!r} has faults", f"see {file}")
     elif name not in names:
-        yield Finding(at, f"there is no {what} {name!r}", did_you_mean(name, names) or _listed(names))
-
-
-def _listed(names: Iterable[str]) -> str:
-    return f"known: {', '.join(sorted(names)) or 'none'}"
+        yield Finding(at, f"there is no {what} {name!r}", did_you_mean(name, names) or listed(names))
 
 
 def _permissions(manifest: AgentManifest, written: Node) -> Iterator[Finding]:
@@ -110,7 +106,7 @@ def _permissions(manifest: AgentManifest, written: Node) -> Iterator[Finding]:
         return
     for i, name in enumerate(manifest.spec.permissions.tools or ()):
         if name not in declared:
-            hint = did_you_mean(name, declared) or _listed(declared)
+            hint = did_you_mean(name, declared) or listed(declared)
             yield Finding(
                 ("spec", "permissions", "tools", i), f"there is no tool {name!r} in spec.tools", hint
             )

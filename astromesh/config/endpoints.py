@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 from pydantic import BaseModel
 
+from astromesh.config.keys import keys_of, takes
 from astromesh.config.models import ModelSpec, Price
 from astromesh.config.nodes import Node, made
 from astromesh.config.providers import ProviderEntry
-from astromesh.config.validation import keys_of, takes
 
 #: the three ways to a key, of which a block names one
 KEYS = ("api_key", "api_key_env", "api_key_file")

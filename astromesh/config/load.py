@@ -14,6 +14,7 @@ from astromesh.config.checks import Finding, Known
 from astromesh.config.configuration import Configuration, Faults
 from astromesh.config.endpoints import Entry
 from astromesh.config.file import File, with_defaults
+from astromesh.config.keys import did_you_mean
 from astromesh.config.loader import fault
 from astromesh.config.mcp import MCPManifest
 from astromesh.config.nodes import Node, Place, Steps
@@ -21,7 +22,6 @@ from astromesh.config.providers import ProviderManifest
 from astromesh.config.rag import RAGManifest
 from astromesh.config.runtime import OrchestrationDefaults
 from astromesh.config.seams import OptionsResolver, TemplateCheck, Unsupported
-from astromesh.config.validation import did_you_mean
 
 #: files of which a folder holds one
 SINGLE = {

@@ -99,3 +99,7 @@ class ModelSpec(Endpoint):
     def resolve(self, block: ModelBlock) -> None:
         """Called once, at load."""
         self._block = block
+
+
+class Embeddings(ModelSpec):
+    """A model block whose plugin is an embedder."""

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from astromesh.config.fields import Block, Count, Record
 from astromesh.config.head import Manifest, Metadata
-from astromesh.config.models import ModelSpec
+from astromesh.config.models import Embeddings
 
 
 class Source(Record):
@@ -40,7 +40,7 @@ class Retrieval(Record):
 class RAGSpec(Record):
     sources: tuple[Source, ...] = Field((), description="Read at start; more come in over HTTP.")
     chunking: Chunking = Field(default_factory=Chunking)
-    embeddings: ModelSpec | None = Field(None, description="Absent: lexical search only.")
+    embeddings: Embeddings | None = Field(None, description="Absent: lexical search only.")
     store: VectorStore = Field(default_factory=VectorStore)
     retrieval: Retrieval = Retrieval()
 

@@ -1,0 +1,83 @@
+"""The keys that a record takes, and which of them was meant."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from functools import cache
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
+
+from pydantic import AliasChoices, AliasPath, BaseModel
+
+from astromesh.config.nodes import Steps
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """`did you mean 'timeout'?`, or nothing."""
+    near = difflib.get_close_matches(name, sorted(set(known)), 1, 0.6)
+    return f"did you mean {near[0]!r}?" if near else ""
+
+
+def listed(names: Iterable[str]) -> str:
+    """`known: a, b`."""
+    return f"known: {', '.join(sorted(set(names))) or 'none'}"
+
+
+@cache
+def keys_of(model: type[BaseModel]) -> tuple[str, ...]:
+    """Every key that a model takes in YAML, aliases too."""
+    by_name = model.model_config.get("populate_by_name") or model.model_config.get("validate_by_name")
+    return tuple(
+        key for name, field in model.model_fields.items() for key in _names(name, field, bool(by_name))
+    )
+
+
+def takes(model: type[BaseModel], key: str) -> bool:
+    """Whether a model takes a key."""
+    return model.model_config.get("extra") == "allow" or key in keys_of(model)
+
+
+def _names(name: str, field: Any, by_name: bool) -> Iterable[str]:
+    alias = field.validation_alias or field.alias
+    if alias is None:
+        return (name,)
+    choices = alias.choices if isinstance(alias, AliasChoices) else [alias]
+    texts = [str(c.path[0]) if isinstance(c, AliasPath) else c for c in choices]
+    return (*texts, name) if by_name else texts
+
+
+def keys_at(model: type[BaseModel], steps: Steps) -> tuple[str, ...]:
+    """The keys of the mapping at a path below a model; nothing where that is no model."""
+    return tuple(key for one in _models_at(model, steps) for key in keys_of(one))
+
+
+def description_at(model: type[BaseModel], steps: Steps) -> str:
+    """What the field at a path says about itself."""
+    found = [one.model_fields.get(str(steps[-1])) for one in _models_at(model, steps[:-1])]
+    return next((field.description for field in found if field and field.description), "")
+
+
+def _models_at(model: type[BaseModel], steps: Steps) -> list[type[BaseModel]]:
+    types: list[Any] = [model]
+    for step in steps:
+        types = [found for one in types for found in _below(one, step)]
+    return [one for one in types if isinstance(one, type) and issubclass(one, BaseModel)]
+
+
+def _below(annotation: Any, step: str | int) -> Iterable[Any]:
+    """The types at one step below a type; the type itself where the step is no part of it (a union's tag)."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        found = [f for n, f in annotation.model_fields.items() if step in tuple(_names(n, f, True))]
+        return [one for f in found for one in _members(f.annotation)] or [annotation]
+    arguments = [a for a in get_args(annotation) if a is not Ellipsis]
+    return _members(arguments[-1]) if arguments else [annotation]
+
+
+def _members(annotation: Any) -> list[Any]:
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        return _members(get_args(annotation)[0])
+    if origin in (Union, UnionType):
+        return [one for member in get_args(annotation) for one in _members(member)]
+    return [annotation]

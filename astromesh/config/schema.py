@@ -1,0 +1,165 @@
+"""JSON Schemas of the files (draft 2020-12), for editors and for `astromesh schema KIND`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from itertools import product
+from typing import Any, NamedTuple
+
+from pydantic import BaseModel
+
+from astromesh.config import agent, models, providers, rag
+from astromesh.config.endpoints import without_effect
+from astromesh.config.fields import JsonMap
+from astromesh.config.file import KINDS
+from astromesh.config.nodes import made
+from astromesh.config.seams import OptionsResolver
+from astromesh.errors import MissingExtra
+
+#: kind → name of its file in `config/schemas/`
+FILES: Mapping[str, str] = {
+    "Agent": "agent",
+    "ProviderConfig": "providers",
+    "ChannelConfig": "channels",
+    "RAGPipeline": "rag",
+    "MCPConfig": "mcp",
+    "RuntimeConfig": "runtime",
+    "Graph": "graph",
+}
+_DIALECT = "https://json-schema.org/draft/2020-12/schema"
+
+
+class _Naming(NamedTuple):
+    """Which key of a block names a plugin of which group; `free` where other names are right, too."""
+
+    key: str
+    group: str
+    free: bool = False
+
+
+#: block → the keys that name its plugins
+_BLOCKS: Mapping[type[BaseModel], tuple[_Naming, ...]] = {
+    models.ModelSpec: (_Naming("provider", "providers", free=True),),
+    models.Embeddings: (_Naming("provider", "embedders", free=True),),
+    providers.ProviderEntry: (_Naming("type", "providers"),),
+    agent.Orchestration: (_Naming("pattern", "patterns"),),
+    agent.ToolBlock: (_Naming("type", "tools"),),
+    agent.Conversational: (
+        _Naming("backend", "conversation_stores"),
+        _Naming("strategy", "memory_strategies"),
+    ),
+    agent.Semantic: (_Naming("backend", "semantic_stores"),),
+    agent.Episodic: (_Naming("backend", "episodic_stores"),),
+    agent.Rule: (_Naming("type", "guardrails"),),
+    rag.Chunking: (_Naming("strategy", "chunkers"),),
+    rag.VectorStore: (_Naming("backend", "vector_stores"),),
+}
+
+
+def schema(kind: str, resolver: OptionsResolver) -> JsonMap:
+    """The JSON Schema of a kind, with the options of every installed plugin.
+
+    Args:
+        kind: `Agent`, `ProviderConfig` … (`KINDS`).
+        resolver: the plugins.
+    """
+    whole = KINDS[kind].model_json_schema()
+    definitions: JsonMap = whole.setdefault("$defs", {})
+    for block, namings in _BLOCKS.items():
+        if block.__name__ in definitions:
+            definitions[block.__name__] = _block(block, namings, definitions, resolver)
+    _allow_variables(whole)
+    return {"$schema": _DIALECT, **whole}
+
+
+def _block(
+    block: type[BaseModel], namings: tuple[_Naming, ...], definitions: JsonMap, resolver: OptionsResolver
+) -> JsonMap:
+    """A block as one form for each plugin, or each pair of plugins, that it may name."""
+    own = definitions[block.__name__]
+    names = [resolver.names(naming.group) for naming in namings]
+    forms = []
+    for chosen in product(*names):
+        form = _Form(block, own)
+        for naming, name in zip(namings, chosen, strict=True):
+            form.add(naming, name, definitions, resolver)
+        forms.append(form.schema)
+    if forms and namings[0].free:
+        forms.append(_free(own, namings[0].key, names[0]))
+    return {**{key: own[key] for key in ("title", "description")}, "oneOf": forms} if forms else own
+
+
+class _Form:
+    """A block's own keys and those of its plugins, and no others."""
+
+    def __init__(self, block: type[BaseModel], own: JsonMap) -> None:
+        self._block = block
+        self._own = own
+        self.schema: JsonMap = {
+            "title": "",
+            "type": "object",
+            "properties": dict(own["properties"]),
+            "required": list(own.get("required", ())),
+            "additionalProperties": False,
+        }
+
+    def add(self, naming: _Naming, name: str, definitions: JsonMap, resolver: OptionsResolver) -> None:
+        """The keys of one plugin."""
+        self._name(naming.key, name)
+        try:
+            options = resolver.options(naming.group, name)
+        except MissingExtra:
+            self.schema["additionalProperties"] = True
+            return
+        theirs = _options(options, f"{naming.group}.{name}", definitions)
+        if theirs.get("additionalProperties", True) is not False:
+            self.schema["additionalProperties"] = True
+        properties = self.schema["properties"]
+        foreign = {
+            key: value for key, value in theirs["properties"].items() if key not in self._own["properties"]
+        }
+        if issubclass(self._block, models.Endpoint):
+            for key in without_effect(made(dict.fromkeys(properties)), options):
+                del properties[key]
+        elif naming.key == "pattern":
+            nested = {"type": "object", "properties": foreign, "additionalProperties": False}
+            properties.setdefault(name, foreign.get(name, nested))
+        else:
+            self.schema["required"] += [key for key in theirs.get("required", ()) if key in foreign]
+        properties.update(foreign)
+
+    def _name(self, key: str, name: str) -> None:
+        described = self._own["properties"][key]
+        self.schema["title"] = " ".join(filter(None, (self.schema["title"], name)))
+        self.schema["properties"][key] = {"const": name, "description": described["description"]}
+        required = self.schema["required"]
+        if key not in required and described.get("default") != name:
+            required.append(key)
+
+
+def _options(options: type[BaseModel], prefix: str, definitions: JsonMap) -> JsonMap:
+    """The schema of a plugin's `Options`; what it refers to goes to the other definitions."""
+    found = options.model_json_schema(ref_template=f"#/$defs/{prefix}.{{model}}")
+    definitions.update({f"{prefix}.{name}": value for name, value in found.pop("$defs", {}).items()})
+    return {"properties": {}, **found}
+
+
+def _free(own: JsonMap, key: str, names: Iterable[str]) -> JsonMap:
+    """A block that names something else than a plugin: an entry of providers.yaml."""
+    other = {"type": "string", "minLength": 1, "not": {"enum": list(names)}}
+    described = {**other, "description": own["properties"][key]["description"]}
+    return {**own, "title": "an entry of providers.yaml", "properties": {**own["properties"], key: described}}
+
+
+def _allow_variables(found: Any) -> None:
+    """Where a number or a truth value is asked for, the text `${VAR}` is right, too."""
+    if isinstance(found, list):
+        for item in found:
+            _allow_variables(item)
+    elif isinstance(found, dict):
+        if found.get("type") in ("integer", "number", "boolean"):
+            found["type"] = [found["type"], "string"]
+            found["pattern"] = r"\$\{"
+        for key, item in found.items():
+            if key not in ("default", "const", "enum", "required"):
+                _allow_variables(item)
