@@ -105,14 +105,23 @@ def _known(connection: sqlite3.Connection, items: Sequence[None]) -> Sequence[Ma
 def _replace(connection: sqlite3.Connection, items: Sequence[Sequence[Indexed]]) -> Sequence[None]:
     for documents in items:
         for one in documents:
-            name, title = one.document.id, one.document.title
-            metadata = orjson.dumps({"title": title, **one.document.metadata}).decode()
-            connection.execute(SQL["drop_chunks"], (name,))
-            connection.execute(SQL["put_document"], (name, one.known.hash, one.known.stamp, metadata))
-            connection.executemany(
-                SQL["put_chunk"], ((name, title, c.heading, c.text, c.start, c.end) for c in one.chunks)
-            )
+            _drop(connection, one.document.id)
+            _put(connection, one)
     return [None] * len(items)
+
+
+def _put(connection: sqlite3.Connection, one: Indexed) -> None:
+    name, title = one.document.id, one.document.title
+    metadata = orjson.dumps({"title": title, **one.document.metadata}).decode()
+    connection.execute(SQL["put_document"], (name, one.known.hash, one.known.stamp, metadata))
+    for chunk in one.chunks:
+        row = connection.execute(SQL["put_chunk"], (name, chunk.start, chunk.end)).lastrowid
+        connection.execute(SQL["put_words"], (row, title, chunk.heading, chunk.text))
+
+
+def _drop(connection: sqlite3.Connection, name: str) -> None:
+    for query in ("drop_words", "drop_chunks", "drop_document"):
+        connection.execute(SQL[query], (name,))
 
 
 def _touch(connection: sqlite3.Connection, items: Sequence[Mapping[str, str]]) -> Sequence[None]:
@@ -122,9 +131,9 @@ def _touch(connection: sqlite3.Connection, items: Sequence[Mapping[str, str]]) -
 
 
 def _remove(connection: sqlite3.Connection, items: Sequence[Sequence[str]]) -> Sequence[None]:
-    for ids in items:
-        connection.executemany(SQL["drop_document"], ((name,) for name in ids))
-        connection.executemany(SQL["drop_chunks"], ((name,) for name in ids))
+    for names in items:
+        for name in names:
+            _drop(connection, name)
     return [None] * len(items)
 
 

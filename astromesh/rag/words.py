@@ -19,12 +19,12 @@ SHORTEST_PREFIX = 3
 _TERM = re.compile(r"(?:[^\W_]|[\u0300-\u036f])+")
 
 _ENGLISH = """
-    a about am an and any are as at be been being but by can could did do does doing for from had has
-    have having he hello help her hi him his how i if in into is it its itself just know like may me
-    might mine my need of on or our ours please shall she should so some tell than thank thanks that the
-    their them then there these they this those to too us want was we were what when where which who
-    whom whose why will with would you your yours don didn doesn isn aren wasn weren can couldn won
-    wouldn ll re ve s t d m im ive id
+    a about am an and any are as at be been being but by can could did do does doing for from get go got
+    had has have having he hello help her hi him his how i if in into is it its itself just know like
+    may me might mine my need of on or our ours please shall she should so some tell than thank thanks
+    that the their them then there these they this those to too us want was we were what when where
+    which who whom whose why will with would you your yours don didn doesn isn aren wasn weren can
+    couldn won wouldn ll re ve s t d m im ive id
 """
 _SMALL_WORDS = frozenset(_ENGLISH.split())
 

@@ -3,16 +3,21 @@ SELECT id, hash, stamp FROM documents
 
 -- name: put_document
 INSERT INTO documents (id, hash, stamp, metadata) VALUES (?, ?, ?, ?)
-ON CONFLICT (id) DO UPDATE SET hash = excluded.hash, stamp = excluded.stamp, metadata = excluded.metadata
 
 -- name: put_chunk
-INSERT INTO chunks (document, title, heading, body, start, "end") VALUES (?, ?, ?, ?, ?, ?)
+INSERT INTO chunks (document, start, "end") VALUES (?, ?, ?)
+
+-- name: put_words
+INSERT INTO words (rowid, title, heading, body) VALUES (?, ?, ?, ?)
 
 -- name: touch
 UPDATE documents SET stamp = ? WHERE id = ?
 
 -- name: drop_document
 DELETE FROM documents WHERE id = ?
+
+-- name: drop_words
+DELETE FROM words WHERE rowid IN (SELECT id FROM chunks WHERE document = ?)
 
 -- name: drop_chunks
 DELETE FROM chunks WHERE document = ?
@@ -48,6 +53,6 @@ LIMIT ?
 SELECT rowid FROM words WHERE words MATCH ? AND rowid IN (SELECT value FROM json_each(?))
 
 -- name: passage
-SELECT chunks.document, chunks.body, chunks.start, chunks."end", chunks.heading, documents.metadata
-FROM chunks JOIN documents ON documents.id = chunks.document
+SELECT chunks.document, words.body, chunks.start, chunks."end", words.heading, documents.metadata
+FROM chunks JOIN words ON words.rowid = chunks.id JOIN documents ON documents.id = chunks.document
 WHERE chunks.id = ?
