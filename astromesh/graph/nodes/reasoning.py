@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Unpack
 
 from astromesh.graph.base import NodeKeywords
 from astromesh.graph.config import NodeConfig
-from astromesh.graph.extract import extract_value
+from astromesh.graph.extract import extract_object, extract_value
 from astromesh.graph.flags import NodeFlag
 from astromesh.graph.nodes.prompt import PromptNode
 from astromesh.graph.records import NodeResult
@@ -85,7 +85,7 @@ class ObserveNode(ReasoningNode):
     )
 
     def _found(self, result: NodeResult, state: GraphState) -> None:
-        found = result.output if isinstance(result.output, dict) else {"facts": [result.raw_output]}
+        found = _object(result) or {"facts": [result.raw_output]}
         entities, facts = found.get("entities"), found.get("facts")
         entities = entities if isinstance(entities, dict) else dict.fromkeys(_list(entities), "")
         facts = _list(facts)
@@ -142,7 +142,7 @@ class CritiqueNode(ReasoningNode):
         return _without(self.routes, self.revise) if key == "routes" else super().given(key)
 
     def _found(self, result: NodeResult, state: GraphState) -> None:
-        found = result.output if isinstance(result.output, dict) else {"issues": [result.raw_output]}
+        found = _object(result) or {"issues": [result.raw_output]}
         said = str(found.get("severity", "")).lower()
         # a critique that does not say how severe it is has issues all the same
         severity = said if said in SEVERITIES else "medium"
@@ -244,6 +244,13 @@ def steps_of(output: Any) -> list[Any]:
     if isinstance(output, dict):
         output = output.get("steps", output.get("plan", []))
     return _list(output)
+
+
+def _object(result: NodeResult) -> dict[str, Any]:
+    """The JSON object in an answer, also one with prose around it."""
+    if isinstance(result.output, dict):
+        return result.output
+    return extract_object(str(result.output or "")) or {}
 
 
 def _list(value: Any) -> list[Any]:
