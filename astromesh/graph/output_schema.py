@@ -94,12 +94,17 @@ def _readable(hint: Any) -> Any:
         return hint
     if is_typeddict(hint) and type(hint).__module__ == "typing":
         extensions = importlib.import_module("typing_extensions")
-        fields = {
-            name: _readable(kind) if name in hint.__required_keys__ else typing.NotRequired[_readable(kind)]
-            for name, kind in get_type_hints(hint).items()
-        }
+        hints = get_type_hints(hint, include_extras=True)
+        fields = {name: _readable_field(hint, name, kind) for name, kind in hints.items()}
         return extensions.TypedDict(hint.__name__, fields)
     origin, args = get_origin(hint), tuple(map(_readable, get_args(hint)))
     if not args or args == get_args(hint):
         return hint
     return Union[args] if origin in (Union, UnionType) else origin[args]  # noqa: UP007
+
+
+def _readable_field(owner: Any, name: str, hint: Any) -> Any:
+    if get_origin(hint) in (typing.Required, typing.NotRequired):
+        return get_origin(hint)[_readable(get_args(hint)[0])]
+    inner = _readable(hint)
+    return inner if name in owner.__required_keys__ else typing.NotRequired[inner]
