@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.routing import APIRoute
+from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 from starlette.routing import Route
 
 from astromesh import __version__
 from astromesh.api import errors
-from astromesh.api.auth import Auth
+from astromesh.api.auth import Auth, configured
 from astromesh.api.body import BodyLimit
 from astromesh.api.routes import agents, health, observe, openai, sessions, tools
 from astromesh.api.ws import ConnectionManager
@@ -30,18 +31,27 @@ ROUTERS = (
 )
 
 
-def create_app(runtime: AgentRuntime, auth: Auth | None = None, *, max_body_bytes: int = 1 << 20) -> FastAPI:
-    """The server around a runtime, which it bootstraps on start-up and closes at the end.
+def create_app(
+    runtime: AgentRuntime,
+    auth: Auth | None = None,
+    *,
+    max_body_bytes: int = 1 << 20,
+    cors_origins: Sequence[str] = (),
+) -> FastAPI:
+    """The server around a runtime, which it closes at the end; it bootstraps one that is not open yet.
 
     Args:
-        auth: who may do what; None lets everybody in and is for loopback only.
+        auth: who may do what; None: what `spec.auth` of runtime.yaml says.
         max_body_bytes: larger request bodies are refused with 413.
+        cors_origins: browser origins whose pages may call, e.g. `https://app.example.com`, or `*`.
     """
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-        await runtime.bootstrap()
+        if not runtime.is_open:
+            await runtime.bootstrap()
         try:
+            app.state.auth = auth or await configured(runtime)
             yield
         finally:
             await app.state.connections.close_all()
@@ -49,13 +59,16 @@ def create_app(runtime: AgentRuntime, auth: Auth | None = None, *, max_body_byte
 
     app = FastAPI(title="astromesh", version=__version__, lifespan=lifespan, redoc_url=None)
     app.state.runtime = runtime
-    app.state.auth = auth or Auth()
     app.state.connections = ConnectionManager()
     errors.register(app)
     for router in ROUTERS:
         app.include_router(router)
     serve_directly(app, agents.router, "/v1/agents/{name}/run")
     app.add_middleware(BodyLimit, most=max_body_bytes)
+    if cors_origins:
+        app.add_middleware(
+            CORSMiddleware, allow_origins=list(cors_origins), allow_methods=["*"], allow_headers=["*"]
+        )
     return app
 
 

@@ -106,6 +106,11 @@ class AgentRuntime:
     # -- what is loaded ------------------------------------------------------------------------------------
 
     @property
+    def is_open(self) -> bool:
+        """Whether `bootstrap()` was done and `close()` was not."""
+        return self._open is not None
+
+    @property
     def opened(self) -> Bootstrapped:
         if self._open is None:
             raise ShuttingDown("The runtime is not open: call bootstrap() first, or it is shutting down.")
