@@ -7,6 +7,7 @@
     │   ├── MissingExtra
     │   ├── MissingKey         a provider's key is not set: the provider is skipped
     │   ├── CircularAgentReference   (also a ValueError, as document 001 says)
+    │   ├── TemplateFailed
     │   └── InvalidGraph
     ├── RequestError           the caller must change the request
     │   ├── NotFound           AgentNotFoundError, SessionNotFound, RunNotFound, …
@@ -123,6 +124,12 @@ class CircularAgentReference(ConfigError, ValueError):
     """Agents call each other in a circle; the message prints the circle (document 001)."""
 
     code = "circular_agent_reference"
+
+
+class TemplateFailed(ConfigError):
+    """A template that was sound at load failed on the values of a run; the message says where and how."""
+
+    code = "template_failed"
 
 
 class InvalidGraph(ConfigError):
