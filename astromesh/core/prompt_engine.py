@@ -1,0 +1,127 @@
+"""Step 5: the system prompt of an agent, rendered with what the run knows (document 001)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from time import gmtime, strftime
+from typing import Any
+
+from astromesh.core.templates import Compiled, check_template
+from astromesh.errors import ConfigError
+from astromesh.types import MemoryContext
+
+__all__ = ["OWN_NAMES", "PromptEngine", "PromptTemplate", "check_template", "current_date"]
+
+#: names of document 001 and of api.md section 1; neither `prompts.variables` nor a request can set them
+OWN_NAMES = frozenset(
+    {
+        "agent_name",
+        "description",
+        "conversation_history",
+        "semantic_context",
+        "episodic_events",
+        "current_date",
+        "context",
+    }
+)
+_DAY = 86_400
+_NO_CONTEXT: Mapping[str, Any] = {}
+
+
+class PromptEngine:
+    """Compiles the agents' prompts, each once, at bootstrap."""
+
+    def register(
+        self,
+        agent_name: str,
+        system: str,
+        *,
+        description: str = "",
+        variables: Mapping[str, Any] | None = None,
+    ) -> PromptTemplate:
+        """The system prompt of an agent.
+
+        Args:
+            system: Jinja2 text (`prompts.system`).
+            variables: `prompts.variables`.
+
+        Raises:
+            ConfigError: it is no template, or a variable has one of the documents' own names.
+        """
+        own = sorted(OWN_NAMES & (variables or {}).keys())
+        if own:
+            raise ConfigError(f"prompts.variables cannot set {', '.join(own)}: astromesh sets it. Rename it.")
+        known = {**(variables or {}), "agent_name": agent_name, "description": description}
+        return PromptTemplate(Compiled(system, f"The system prompt of {agent_name!r}"), known)
+
+
+class PromptTemplate:
+    """One agent's system prompt.
+
+    Args:
+        known: what is the same in all runs.
+    """
+
+    __slots__ = ("_compiled", "_dated", "_free", "_known", "_needs", "_plain")
+
+    def __init__(self, compiled: Compiled, known: Mapping[str, Any]) -> None:
+        needs = compiled.names
+        self._compiled = compiled
+        self._needs = needs
+        self._known = {name: value for name, value in known.items() if name in needs}
+        self._dated = "current_date" in needs
+        #: names that only the request's context can have a value for
+        self._free = tuple(
+            name for name in needs if name not in OWN_NAMES and name not in known and name[0] != "_"
+        )
+        #: the text where nothing but the date varies, and its date
+        self._plain = ("", "")
+
+    def render(
+        self, memory: MemoryContext, context: Mapping[str, Any] = _NO_CONTEXT, now: float = 0.0
+    ) -> str:
+        """The system message of a run.
+
+        Args:
+            context: the request's own variables.
+            now: seconds since the epoch.
+
+        Raises:
+            TemplateFailed: an expression fails on these values.
+        """
+        date = current_date(now) if self._dated else "-"
+        varying = self._varying(memory, context)
+        if varying:
+            return self._compiled.render({**self._known, "current_date": date, **varying})
+        if self._plain[0] != date:
+            self._plain = (date, self._compiled.render({**self._known, "current_date": date}))
+        return self._plain[1]
+
+    def _varying(self, memory: MemoryContext, context: Mapping[str, Any]) -> dict[str, Any]:
+        """Values of this run alone. What is empty is left out: it renders as what is not there."""
+        varying: dict[str, Any] = {}
+        needs = self._needs
+        if memory.conversation_history and "conversation_history" in needs:
+            varying["conversation_history"] = memory.conversation_history
+        if memory.semantic_results and "semantic_context" in needs:
+            varying["semantic_context"] = memory.semantic_results
+        if memory.episodic_events and "episodic_events" in needs:
+            varying["episodic_events"] = memory.episodic_events
+        if context:
+            if "context" in needs:
+                varying["context"] = context
+            for name in self._free:
+                if name in context:
+                    varying[name] = context[name]
+        return varying
+
+
+def current_date(now: float) -> str:
+    """The day in UTC, as 2026-01-31: without the time of day a prompt stays the same and caches hit."""
+    return _day(int(now // _DAY))
+
+
+@lru_cache(maxsize=4)
+def _day(day: int) -> str:
+    return strftime("%Y-%m-%d", gmtime(day * _DAY))
