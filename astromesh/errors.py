@@ -23,7 +23,8 @@
     │   │                      ToolRateLimitError
     │   └── StoreError         StoreUnavailable
     ├── Unavailable            the server cannot take it now: AgentUnavailable, Overloaded, ShuttingDown
-    └── LimitReached           a bound that was set: IterationsExhausted, BudgetExhausted, DeadlineExceeded
+    ├── LimitReached           a bound that was set: IterationsExhausted, BudgetExhausted, DeadlineExceeded
+    └── GraphError             inside a graph's run, never out of it: NodeFailed, GraphStopped
 
 Every class has a stable `code`, the one that clients see in problem documents and error events. A message is
 one sentence that says what is wrong and what to do; it never holds a secret or another caller's text.
@@ -469,3 +470,32 @@ class BudgetExhausted(LimitReached):
 
 class DeadlineExceeded(LimitReached):
     code = "deadline_exceeded"
+
+
+# -- inside a graph's run ----------------------------------------------------------------------------------
+
+
+class GraphError(AstromeshError):
+    """What the graph engine raises between its own parts; a run answers it as a result."""
+
+
+class NodeFailed(GraphError):
+    """A node that another one needed.
+
+    Args:
+        path: where in the run's tree it stands.
+        error: what its result said.
+        cause: what it raised, where it raised.
+    """
+
+    code = "node_failed"
+
+    def __init__(self, path: str, error: str, cause: BaseException | None = None) -> None:
+        self.path, self.error, self.cause = path, error, cause
+        super().__init__(f"{path}: {error}")
+
+
+class GraphStopped(GraphError):
+    """The run is being stopped: no further node begins."""
+
+    code = "graph_stopped"

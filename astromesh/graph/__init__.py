@@ -28,6 +28,7 @@ function with `@node`. During `execute`:
 from astromesh.graph.base import BaseNode
 from astromesh.graph.config import Child, NodeConfig
 from astromesh.graph.edges import Edge
+from astromesh.graph.engine import PromptGraphEngine
 from astromesh.graph.flags import NodeFlag
 from astromesh.graph.function import FunctionNode, node
 from astromesh.graph.graph import PromptGraph
@@ -48,5 +49,6 @@ __all__ = [
     "NodeFlag",
     "NodeResult",
     "PromptGraph",
+    "PromptGraphEngine",
     "node",
 ]

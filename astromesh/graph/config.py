@@ -55,6 +55,13 @@ class Nesting(Protocol):
     human_handler: Any
     clock: Clock
 
+    @property
+    def stopping(self) -> bool:
+        """Whether the run is being stopped."""
+
+    def chance(self) -> float:
+        """A random number in [0, 1), from the engine's seed."""
+
     def scope_at(self, path: str) -> Scope: ...
 
     def specs(self, node: Node) -> tuple[ToolSpec, ...]: ...
@@ -79,16 +86,17 @@ class NodeConfig(MutableMapping[str, Any]):
     a node may keep things there from one re-entry to the next (document 000: `_node_cache_NAME`).
 
     Args:
+        run: the run that the execution is part of.
         node: the node that is executed.
         path: where in the run's tree: `outer/inner`; the ledger and the events are the run's at every path.
         model: the model this node uses, with `model_override` and LIGHTWEIGHT already applied.
         role: the name given as `model_override`, put into requests that name none.
     """
 
-    __slots__ = ("_run", "model", "node", "path", "role", "usage")
+    __slots__ = ("model", "nesting", "node", "path", "role", "usage")
 
     def __init__(self, run: Nesting, node: Node, path: str, model: ModelPort, role: str = "") -> None:
-        self._run = run
+        self.nesting = run
         self.node = node
         self.path = path
         self.model = model
@@ -100,7 +108,7 @@ class NodeConfig(MutableMapping[str, Any]):
     @property
     def scope(self) -> Scope:
         """The run's scope at this path: events, ledger, caller, deadline, session."""
-        return self._run.scope_at(self.path)
+        return self.nesting.scope_at(self.path)
 
     @property
     def ledger(self) -> RunLedger:
@@ -116,15 +124,15 @@ class NodeConfig(MutableMapping[str, Any]):
 
     @property
     def clock(self) -> Clock:
-        return self._run.clock
+        return self.nesting.clock
 
     @property
     def lightweight_model(self) -> ModelPort | None:
-        return self._run.lightweight_model
+        return self.nesting.lightweight_model
 
     @property
     def human_handler(self) -> Any:
-        return self._run.human_handler
+        return self.nesting.human_handler
 
     # -- model and tools ----------------------------------------------------------------------------------
 
@@ -146,7 +154,7 @@ class NodeConfig(MutableMapping[str, Any]):
 
     def specs(self) -> tuple[ToolSpec, ...]:
         """The tools this node may call: its own, those it names, under INJECT_TOOLS all of the engine's."""
-        return self._run.specs(self.node)
+        return self.nesting.specs(self.node)
 
     async def call_tools(self, calls: Sequence[ToolCall], state: GraphState) -> list[ToolResult]:
         """Calls tools, together where there are several, through the hooks, budgets and events of the run.
@@ -154,7 +162,7 @@ class NodeConfig(MutableMapping[str, Any]):
         Exactly one result per call, in their order. A tool that failed, is unknown, or is not this node's is
         a result with `ok=False` for the model to read.
         """
-        return await self._run.call_tools(self, state, calls)
+        return await self.nesting.call_tools(self, state, calls)
 
     # -- children -----------------------------------------------------------------------------------------
 
@@ -166,7 +174,7 @@ class NodeConfig(MutableMapping[str, Any]):
         may not run any more (the run is being stopped) raises, and that is to be let through. Its usage is
         booked already: never add it to your own result.
         """
-        return await self._run.run_child(node, state, f"{self.path}/{name or node.name}")
+        return await self.nesting.run_child(node, state, f"{self.path}/{name or node.name}")
 
     async def together(
         self, children: Sequence[Child], state: GraphState, *, on_error: OnError = "fail"
@@ -177,30 +185,30 @@ class NodeConfig(MutableMapping[str, Any]):
         `on_error`: `fail` cancels the others and raises; `collect` answers every result, failed ones too.
 
         Raises:
-            ChildFailed: under `fail`, the first failure.
+            NodeFailed: under `fail`, the first failure.
         """
-        return await self._run.run_together(children, state, self.path, on_error)
+        return await self.nesting.run_together(children, state, self.path, on_error)
 
     async def run_graph(self, graph: Graph, state: GraphState, name: str = "") -> NodeResult:
         """Runs a whole graph as a child, from entry to end: visits, limits and stops are the run's."""
-        return await self._run.run_graph(graph, state, f"{self.path}/{name or graph.name}")
+        return await self.nesting.run_graph(graph, state, f"{self.path}/{name or graph.name}")
 
     # -- the run's values, as a mapping -------------------------------------------------------------------
 
     def __getitem__(self, key: str) -> Any:
-        return self._run.values[key]
+        return self.nesting.values[key]
 
     def __setitem__(self, key: str, value: Any) -> None:
-        self._run.values[key] = value
+        self.nesting.values[key] = value
 
     def __delitem__(self, key: str) -> None:
-        del self._run.values[key]
+        del self.nesting.values[key]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._run.values)
+        return iter(self.nesting.values)
 
     def __len__(self) -> int:
-        return len(self._run.values)
+        return len(self.nesting.values)
 
     def __bool__(self) -> bool:
         return True

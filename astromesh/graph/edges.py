@@ -46,10 +46,10 @@ class OnToolCall:
 
 @dataclass(frozen=True, slots=True)
 class OnNoToolCall:
-    """The model asked for no tools."""
+    """The node answered without asking for tools."""
 
     def __call__(self, result: NodeResult) -> bool:
-        return not result.tool_calls
+        return not result.tool_calls and not result.error
 
 
 @dataclass(frozen=True, slots=True)

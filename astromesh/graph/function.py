@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, Unpack
 
 from astromesh.graph.base import BaseNode, NodeKeywords
@@ -36,6 +36,12 @@ class FunctionNode(BaseNode):
         if self.is_async or hasattr(value, "__await__"):
             value = await value
         return as_result(self.name, value)
+
+    def body(self) -> Callable[[GraphState, NodeConfig], Awaitable[Any]]:
+        function = self.function
+        if not self.is_async:
+            return self.execute
+        return (lambda state, config: function(state)) if self.arity == 1 else function
 
 
 def node(name: str, **keywords: Unpack[NodeKeywords]) -> Callable[[Function], FunctionNode]:

@@ -226,7 +226,7 @@ class PromptGraph:
         objects: Mapping[str, Any] | None = None,
         kinds: Mapping[str, type[BaseNode]] | None = None,
     ) -> JsonObject:
-        """The graph as plain data; see `plain`. Raises InvalidGraph for lambdas and other nameless objects."""
+        """The graph as plain data; see `plain`. Raises InvalidGraph for lambdas and the like."""
         return write_graph(self, objects, kinds)
 
     @classmethod

@@ -43,6 +43,7 @@ class NodeResult:
         usage: of this execution alone, without its children; the engine fills it from `config.complete`.
         stop_reason: ends the run unless a conditional edge or a transition leads on (a denial, for example).
         exception: what was raised, where something was.
+        skipped: the node did not run (SKIP_ON_ERROR, or a hook stopped the run before it).
     """
 
     node_name: str = ""
@@ -60,6 +61,7 @@ class NodeResult:
     duration_ms: float = 0.0
     stop_reason: StopReason | Literal[""] = ""
     exception: BaseException | None = field(default=None, repr=False, compare=False)
+    skipped: bool = False
 
     @property
     def wants_tools(self) -> bool:
@@ -97,6 +99,7 @@ class ExecutionReport:
         tool_calls: names of the tools called, in order.
         guards: what guards said, as `node: guard passed` or `node: guard failed`.
         error: of the last node that ran, or why the run was stopped; empty where it succeeded.
+        local: the data of hooks in this run; ask the hook for its own.
     """
 
     nodes_visited: list[str]
@@ -108,6 +111,7 @@ class ExecutionReport:
     guards: list[str] = field(default_factory=list)
     stop_reason: StopReason = "completed"
     error: str = ""
+    local: dict[int, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def summary(self) -> str:
         """One line for people."""

@@ -11,8 +11,9 @@ from astromesh.node.ledger import RunLedger
 from astromesh.types import Message
 
 T = TypeVar("T")
-#: the lists that only grow
-GATHERED = ("messages", "plan", "observations", "reflections")
+#: the lists that only grow: those that nodes write, and all of them
+WRITTEN = ("messages", "plan", "observations", "reflections")
+GATHERED = (*WRITTEN, "node_history")
 
 
 class Shared:
@@ -38,12 +39,14 @@ class GraphState:
         iteration: executions at this level so far.
         node_iterations: executions by name.
         plan, observations, reflections: what reasoning nodes gather.
-        node_history: results at this level, in order; skipped nodes are not among them.
+        node_history: results at this level, in order, those of children before their parent's; skipped nodes
+            are not among them.
+        loop: what the current node's tool loop added to the messages so far.
     """
 
     __slots__ = (
-        "context", "current_node", "iteration", "messages", "node_history", "node_iterations", "observations",
-        "plan", "reflections", "shared", "visited",
+        "context", "current_node", "iteration", "loop", "messages", "node_history", "node_iterations",
+        "observations", "plan", "reflections", "shared", "visited",
     )  # fmt: skip
 
     def __init__(
@@ -63,6 +66,7 @@ class GraphState:
         self.observations: list[Any] = []
         self.reflections: list[Any] = []
         self.node_history: list[NodeResult] = []
+        self.loop: list[Message] = []
         self.shared = shared or Shared(RunLedger())
 
     @property
@@ -94,6 +98,12 @@ class GraphState:
             data[key] = make()
         return cast(T, data[key])
 
+    def become(self, other: GraphState) -> None:
+        """Takes over what another state holds; for hooks that answer one of their own."""
+        for slot in GraphState.__slots__:
+            if slot != "shared":
+                setattr(self, slot, getattr(other, slot))
+
     def view(self, messages: list[Message], context: dict[str, Any]) -> GraphState:
         """The same run and gatherings with other messages and context; changes of those stay in the view."""
         other = self.__class__.__new__(self.__class__)
@@ -105,13 +115,14 @@ class GraphState:
     def frame(self) -> GraphState:
         """A level of its own for a nested traversal: same messages, context and gatherings, own visits."""
         other = self.view(self.messages, self.context)
-        other.visited, other.node_iterations, other.node_history = [], {}, []
+        other.visited, other.node_iterations, other.node_history, other.loop = [], {}, [], []
         other.iteration, other.current_node = 0, ""
         return other
 
     def fork(self) -> GraphState:
         """A copy for one of several children that run together: what it adds is merged by `join`."""
         other = self.view(list(self.messages), dict(self.context))
+        other.node_history, other.loop = list(self.node_history), []
         other.plan, other.observations = list(self.plan), list(self.observations)
         other.reflections = list(self.reflections)
         return other

@@ -6,7 +6,6 @@ worker, critic) are calls that a pattern makes for itself.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from contextlib import aclosing
 from time import perf_counter
@@ -16,10 +15,12 @@ import orjson
 from astromesh.abc.provider import ModelPort
 from astromesh.abc.tool import ToolPort
 from astromesh.errors import BudgetExhausted, ProviderUnavailable
+from astromesh.node.runner import together
 from astromesh.node.scope import Scope
 from astromesh.types import CompletionRequest, CompletionResult, Delta, ToolCall, ToolResult
 
 ASSISTANT = "assistant"
+_NO_MORE_CALLS = "The run's budget of tool calls is used up. Answer with what you have."
 
 
 async def call_model(
@@ -74,11 +75,7 @@ async def _streamed(
 
 async def call_tools(scope: Scope, tools: ToolPort, calls: Sequence[ToolCall]) -> list[ToolResult]:
     """All calls of one model turn, together when there are several; one result per call, in their order."""
-    if len(calls) == 1:
-        return [await call_tool(scope, tools, calls[0])]
-    async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(call_tool(scope, tools, call)) for call in calls]
-    return [task.result() for task in tasks]
+    return await together([call_tool(scope, tools, call) for call in calls])
 
 
 async def call_tool(scope: Scope, tools: ToolPort, call: ToolCall) -> ToolResult:
@@ -90,10 +87,7 @@ async def call_tool(scope: Scope, tools: ToolPort, call: ToolCall) -> ToolResult
     if scope.ledger.try_spend("tool_calls"):
         result = await tools.execute(call, scope.tool_context(call.id, call.name))
     else:
-        result = ToolResult(
-            call.id, call.name, "The run's budget of tool calls is used up. Answer with what you have.", False,
-            "budget_exhausted",
-        )  # fmt: skip
+        result = ToolResult(call.id, call.name, _NO_MORE_CALLS, False, "budget_exhausted")
     duration = round((perf_counter() - started) * 1000, 3)
     if result.ok:
         emit("tool.finished", id=call.id, name=call.name, ok=True, duration_ms=duration)

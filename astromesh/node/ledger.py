@@ -11,20 +11,24 @@ from collections.abc import Mapping
 
 from astromesh.types import Usage
 
+_NOTHING = Usage()
+
 
 class RunLedger:
-    """Args:
-    caps: most that may be spent by key; a missing key is unbounded.
-    parent: ledger that is charged as well.
+    """What was spent, and what may still be.
+
+    Args:
+        caps: most that may be spent by key; a missing key is unbounded.
+        parent: ledger that is charged as well.
     """
 
     __slots__ = ("caps", "parent", "usage", "used")
 
     def __init__(self, caps: Mapping[str, float] | None = None, parent: RunLedger | None = None) -> None:
-        self.caps: dict[str, float] = dict(caps or {})
+        self.caps: dict[str, float] = dict(caps) if caps else {}
         self.used: dict[str, float] = {}
         self.parent = parent
-        self.usage = Usage()
+        self.usage = _NOTHING
 
     def child(self, caps: Mapping[str, float] | None = None) -> RunLedger:
         return RunLedger(caps, self)

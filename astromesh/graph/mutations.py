@@ -1,0 +1,130 @@
+"""Graph actions of a model: changes of the run's own copy of the graph, off unless asked for.
+
+An action is `{"op": "add_node" | "add_edge" | "remove_edge", …}` under `_graph_action` of an output:
+
+    add_node     name, kind (default `prompt`), and of the keywords only those in `KEYWORDS`
+    add_edge     from, to, label
+    remove_edge  from, to
+
+Nothing that is malformed raises: each action has a sentence that says why it was refused. Nodes that exist
+are never replaced, and no change may let a run get around a guard or a human.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeAlias
+
+from astromesh.graph.graph import PromptGraph
+from astromesh.graph.kinds import KINDS, OPEN, make_node
+from astromesh.graph.records import END, Mutation
+from astromesh.graph.ways import declared_targets, exposed, is_protected
+
+ACTION = "_graph_action"
+KEYWORDS = frozenset({"instructions", "description", "input_keys", "output_key", "inherit_context_from"})
+
+Action: TypeAlias = Mapping[str, Any]
+#: changes the graph, or says why not
+Op: TypeAlias = Callable[[PromptGraph, Action], str]
+
+
+def requested(output: Any) -> list[Any]:
+    """The graph actions in an output, as they stand there."""
+    found = output.get(ACTION) if isinstance(output, Mapping) else None
+    if found is None:
+        return []
+    return list(found) if isinstance(found, list | tuple) else [found]
+
+
+def apply(graph: PromptGraph, action: Any, node: str) -> tuple[PromptGraph, Mutation]:
+    """The graph with one action applied, or as it was; `graph` itself is never changed."""
+    if not isinstance(action, Mapping):
+        return graph, Mutation(node, "", {}, f"A graph action is an object, not {type(action).__name__}.")
+    op = action.get("op")
+    change = OPS.get(op) if isinstance(op, str) else None
+    if change is None:
+        return graph, Mutation(node, str(op), action, f"There is no op {op!r}. Known: {', '.join(OPS)}.")
+    changed = graph.copy()
+    refused = change(changed, action) or _weakened(graph, changed)
+    return (graph if refused else changed), Mutation(node, str(op), action, refused)
+
+
+def refuse(actions: Iterable[Any], node: str, reason: str) -> list[Mutation]:
+    """Records actions that nobody looked at."""
+    known = (a if isinstance(a, Mapping) else {} for a in actions)
+    return [Mutation(node, str(action.get("op", "")), action, reason) for action in known]
+
+
+def _add_node(graph: PromptGraph, action: Action) -> str:
+    name, kind = action.get("name"), action.get("kind", "prompt")
+    if not isinstance(name, str) or not name or name.startswith("__") or "/" in name:
+        return f"A node needs a name without '/' and not beginning with '__', not {name!r}."
+    if graph.has_node(name):
+        return f"There is already a node {name!r}; nodes are never replaced."
+    if not isinstance(kind, str) or kind not in OPEN or kind not in KINDS:
+        return f"A model may not add a node of kind {kind!r}. Allowed: {', '.join(sorted(OPEN)) or 'none'}."
+    unknown = action.keys() - KEYWORDS - {"op", "name", "kind"}
+    if unknown:
+        return f"A model may not set {', '.join(sorted(map(str, unknown)))}."
+    return _make(graph, kind, name, {k: action[k] for k in KEYWORDS & action.keys()})
+
+
+def _make(graph: PromptGraph, kind: str, name: str, keywords: dict[str, Any]) -> str:
+    texts = [k for k in keywords if k != "input_keys" and not isinstance(keywords[k], str)]
+    keys = keywords.get("input_keys", [])
+    if texts or not isinstance(keys, list) or not all(isinstance(k, str) for k in keys):
+        return f"{', '.join(texts) or 'input_keys'}: must be text, input_keys a list of texts."
+    graph.add_node(make_node(kind, name, **keywords))
+    return ""
+
+
+def _add_edge(graph: PromptGraph, action: Action) -> str:
+    source, target, label = action.get("from"), action.get("to"), action.get("label", "")
+    if refused := _unknown_ends(graph, source, target):
+        return refused
+    assert isinstance(source, str)
+    assert isinstance(target, str)
+    if is_protected(graph, source) or any(is_protected(graph, t) for t in declared_targets(graph, source)):
+        return (
+            f"The ways out of {source!r} lead to a guard or a human, or come from one; they stay as they are."
+        )
+    if any((e.source, e.target) == (source, target) for e in graph.edges):
+        return f"There is already an edge {source} → {target}."
+    graph.add_edge(source, target, label=label if isinstance(label, str) else "")
+    return ""
+
+
+def _remove_edge(graph: PromptGraph, action: Action) -> str:
+    source, target = action.get("from"), action.get("to")
+    if refused := _unknown_ends(graph, source, target):
+        return refused
+    assert isinstance(source, str)
+    assert isinstance(target, str)
+    if is_protected(graph, source) or is_protected(graph, target):
+        return "Edges of guards and humans stay as they are."
+    if not any((e.source, e.target) == (source, target) for e in graph.edges):
+        return f"There is no edge {source} → {target}."
+    graph.remove_edge(source, target)
+    return ""
+
+
+OPS: dict[str, Op] = {"add_node": _add_node, "add_edge": _add_edge, "remove_edge": _remove_edge}
+
+
+def _unknown_ends(graph: PromptGraph, source: Any, target: Any) -> str:
+    if not isinstance(source, str) or not graph.has_node(source):
+        return f"'from' must name a node, not {source!r}."
+    if not isinstance(target, str) or not (target == END or graph.has_node(target)):
+        return f"'to' must name a node or {END}, not {target!r}."
+    return ""
+
+
+def _weakened(old: PromptGraph, new: PromptGraph) -> str:
+    """Why a change would let a run get around a guard or a human, or an empty string."""
+    before, after = exposed(old, old.entry), exposed(new, new.entry)
+    existing = {*old.nodes, END}
+    for guard, open_to in before.items():
+        around = (after[guard] & existing) - open_to
+        if around:
+            return f"That would lead around {guard!r} to {', '.join(sorted(around))}."
+    return ""

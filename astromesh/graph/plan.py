@@ -1,0 +1,243 @@
+"""The compiled form of a graph: immutable, shared by all runs of an engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from astromesh.abc.provider import ModelPort
+from astromesh.errors import AstromeshError, BudgetExhausted, InvalidGraph, IterationsExhausted
+from astromesh.graph.base import BaseNode
+from astromesh.graph.config import NodeConfig
+from astromesh.graph.edges import OnError, as_test
+from astromesh.graph.effects import flagged
+from astromesh.graph.flags import BIT, NodeFlag, mask
+from astromesh.graph.function import FunctionNode
+from astromesh.graph.graph import PromptGraph
+from astromesh.graph.hooks import HookSet
+from astromesh.graph.kinds import AUTONOMOUS, make_node
+from astromesh.graph.records import END, ERROR_NODE, ZERO, NodeResult
+from astromesh.graph.retry import ATTEMPTS, NodeCall, NodeWrapper, retrying
+from astromesh.graph.state import GraphState
+from astromesh.graph.transitions import ERROR_KEY, Arrow, Rule, Way, rules_for
+from astromesh.graph.visit import OUTPUT_SUFFIX
+from astromesh.graph.ways import declared_targets, is_protected, routable
+from astromesh.node.runner import bounded, unit, wrapped
+
+NOWHERE = Way("", "")
+
+
+@dataclass(frozen=True, slots=True)
+class Kit:
+    """What an engine compiles with.
+
+    Args:
+        max_node_iterations: visits of one node; the node's own limit may be smaller.
+    """
+
+    hooks: HookSet
+    max_node_iterations: int = 25
+
+
+class Step:
+    """A compiled node.
+
+    `call` is its body in its wrappers. A `plain` step looks at nothing but the state, so no config is made
+    for it. `model` and `role` come from `model_override`. The rest is what transitions look at (`Crossing`).
+    """
+
+    __slots__ = (
+        "arrows", "call", "default", "guards", "hooks", "mask", "max_visits", "model", "name", "node",
+        "on_error", "output_key", "output_name", "plain", "role", "routes", "rules", "tool_loop",
+        "transitions",
+    )  # fmt: skip
+
+    def __init__(self, node: BaseNode, kit: Kit) -> None:
+        self.node, self.name, self.hooks = node, node.name, kit.hooks
+        self.mask = mask(node.flags)
+        self.output_key, self.output_name = node.output_key, node.name + OUTPUT_SUFFIX
+        self.tool_loop = node.tool_loop
+        override = node.model_override
+        self.model: ModelPort | None = None if isinstance(override, str) else override
+        self.role: str = override if isinstance(override, str) else ""
+        self.max_visits = self._most_visits(kit.max_node_iterations)
+        self.arrows: tuple[Arrow, ...] = ()
+        self.transitions: Mapping[Any, str] = node.transitions
+        self.default, self.on_error = NOWHERE, NOWHERE
+        self.routes: Mapping[str, str] = {}
+        self.guards: frozenset[str] = frozenset()
+        self.rules: tuple[Rule, ...] = ()
+        wrappers = tuple(self._wrappers())
+        self.plain = not wrappers and isinstance(node, FunctionNode) and node.arity == 1
+        self.call: NodeCall = wrapped(self._unit(), wrappers)
+
+    def has(self, flag: NodeFlag) -> bool:
+        return bool(self.mask & BIT[flag])
+
+    def _most_visits(self, limit: int) -> int:
+        own = self.node.max_iterations
+        return limit if own is None or self.has(NodeFlag.RETRYABLE) else min(own, limit)
+
+    def _unit(self) -> NodeCall:
+        body = self.node.body()
+        if self.node.timeout is not None:
+            limit: NodeWrapper = bounded(self.node.timeout, self.name)
+            body = limit(body)
+        return unit(body, _settle(self.name), _fail(self.name))
+
+    def _wrappers(self) -> Iterable[NodeWrapper]:
+        """Hooks outside flags outside retry: hooks see what flags made of a result, flags the last try."""
+        if self.hooks.watches_nodes:
+            yield _hooked(self.node, self.hooks)
+        if (flags := flagged(self, self.mask)) is not None:
+            yield flags
+        if self.has(NodeFlag.RETRYABLE):
+            yield retrying(self.node.max_iterations or ATTEMPTS)
+
+
+class Plan:
+    """A compiled graph.
+
+    Args:
+        steps: by name.
+        nested: compiled children, nodes and graphs, by the identity of what they were compiled from.
+    """
+
+    __slots__ = ("entry", "finalizer", "graph", "nested", "steps", "version")
+
+    def __init__(self, graph: PromptGraph, steps: dict[str, Step], entry: str) -> None:
+        self.graph, self.version = graph, graph.version
+        self.steps, self.entry = steps, entry
+        self.finalizer = graph.finalizer
+        self.nested: dict[int, Step | Plan] = {}
+
+
+def compile_graph(graph: PromptGraph, kit: Kit) -> Plan:
+    """A graph and everything nested in it.
+
+    Raises:
+        InvalidGraph: it has no nodes, or its entry is none of them.
+    """
+    nested: dict[int, Step | Plan] = {}
+    plan = _compile(graph, kit, nested)
+    plan.nested = nested
+    return plan
+
+
+def compile_child(child: Any, kit: Kit) -> Step | Plan:
+    """A node or a graph that a node runs without having declared it in `children()`."""
+    return compile_graph(child, kit) if isinstance(child, PromptGraph) else Step(child, kit)
+
+
+def _compile(graph: PromptGraph, kit: Kit, nested: dict[int, Step | Plan]) -> Plan:
+    if graph.entry not in graph.nodes:
+        raise InvalidGraph([f"The graph {graph.name!r} has no entry: {graph.entry or 'it has no nodes'}."])
+    if graph.mode == "autonomous":
+        pool = make_node(AUTONOMOUS, AUTONOMOUS, tuple(graph.nodes.values()))
+        steps, entry = {pool.name: Step(pool, kit)}, pool.name
+        if graph.finalizer:
+            steps[graph.finalizer] = Step(graph.get_node(graph.finalizer), kit)
+    else:
+        steps = {node.name: _placed(graph, node, kit) for node in graph.nodes.values()}
+        entry = graph.entry
+    plan = Plan(graph, steps, entry)
+    nested[id(graph)] = plan
+    for step in steps.values():
+        _compile_children(step.node, kit, nested)
+    return plan
+
+
+def _compile_children(node: BaseNode, kit: Kit, nested: dict[int, Step | Plan]) -> None:
+    for child in node.children():
+        if id(child) in nested:
+            continue
+        if isinstance(child, PromptGraph):
+            _compile(child, kit, nested)
+        elif isinstance(child, BaseNode):
+            nested[id(child)] = Step(child, kit)
+            _compile_children(child, kit, nested)
+
+
+def _placed(graph: PromptGraph, node: BaseNode, kit: Kit) -> Step:
+    """A node with its ways out."""
+    step = Step(node, kit)
+    edges = graph.get_edges_from(node.name)
+    step.arrows = tuple(
+        Arrow(
+            None if e.condition is None else as_test(e.condition, f"Edge {e}"),
+            Way(e.target, _reason(e.label)),
+        )
+        for e in edges
+    )
+    if node.default_next:
+        step.default = Way(node.default_next, "default")
+    if "edges_only" not in (node.routing, graph.routing):
+        step.routes = _words(node, routable(graph, node.name))
+    ahead = declared_targets(graph, node.name) - {node.default_next}
+    step.guards = frozenset(name for name in ahead if is_protected(graph, name))
+    failing = (e.target for e in edges if isinstance(e.condition, OnError))
+    target = next(failing, "") or node.transitions.get(ERROR_KEY, "")
+    fallback = ERROR_NODE if graph.has_node(ERROR_NODE) and node.name != ERROR_NODE else ""
+    step.on_error = Way(target or fallback, "stuck")
+    step.rules = rules_for(step)
+    return step
+
+
+def _reason(label: str) -> str:
+    return f"edge: {label}" if label else "edge"
+
+
+def _words(node: BaseNode, targets: set[str]) -> dict[str, str]:
+    """What the model may say: targets by name, and keys of transitions."""
+    keys = {k: t for k, t in node.transitions.items() if isinstance(k, str) and k != ERROR_KEY}
+    return {**{t: t for t in targets}, **keys}
+
+
+def _hooked(node: BaseNode, hooks: HookSet) -> NodeWrapper:
+    def wrap(call: NodeCall) -> NodeCall:
+        async def run(state: GraphState, config: NodeConfig) -> NodeResult:
+            await hooks.before_node(node, state)
+            result = NodeResult(node.name, transition_reason="stopped", skipped=True)
+            try:
+                if state.current_node != END:
+                    result = await call(state, config)
+            except BaseException:  # cancelled: what was begun is told its end
+                await hooks.after_node(node, NodeResult(node.name, error="cancelled"), state)
+                raise
+            if result.error:
+                await hooks.error(node, result, state)
+            return await hooks.after_node(node, result, state)
+
+        return run
+
+    return wrap
+
+
+def _settle(name: str) -> Any:
+    def settle(value: Any, state: GraphState, config: NodeConfig, duration_ms: float) -> NodeResult:
+        if type(value) is NodeResult:
+            result = value
+            result.node_name = result.node_name or name
+        else:
+            result = NodeResult(name, value)
+        result.duration_ms = duration_ms
+        if config.usage is not ZERO:
+            result.usage = config.usage
+        elif result.usage is not ZERO:  # spent past the engine: it counts all the same
+            state.ledger.add_usage(result.usage)
+        return result
+
+    return settle
+
+
+def _fail(name: str) -> Any:
+    def fail(error: BaseException, state: GraphState, config: NodeConfig, duration_ms: float) -> NodeResult:
+        if isinstance(error, BudgetExhausted):
+            state.stop("budget", str(error))
+        elif isinstance(error, IterationsExhausted):
+            state.stop("max_iterations", str(error))
+        text = str(error) if isinstance(error, AstromeshError) else f"{type(error).__name__}: {error}"
+        return NodeResult(name, error=text, usage=config.usage, duration_ms=duration_ms, exception=error)
+
+    return fail

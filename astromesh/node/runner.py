@@ -1,0 +1,84 @@
+"""The node runner: one unit of work through wrappers that are chosen when a graph or workflow is compiled.
+
+A call takes a subject (what the unit works on) and a context (what it is given); the runner knows neither.
+What a traverser wants done around a unit (flags, hooks, retry; context, policy, schema, history) are its
+wrappers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from time import perf_counter
+from typing import Any, TypeAlias, TypeVar
+
+S = TypeVar("S")
+C = TypeVar("C")
+V = TypeVar("V")
+R = TypeVar("R")
+
+Call: TypeAlias = Callable[[S, C], Awaitable[R]]
+Wrapper: TypeAlias = Callable[[Call[S, C, R]], Call[S, C, R]]
+#: what came out of a unit (value or exception, subject, context, milliseconds) as the traverser's record
+Settle: TypeAlias = Callable[[V, S, C, float], R]
+
+
+def unit(
+    body: Call[S, C, V], settle: Settle[V, S, C, R], fail: Settle[BaseException, S, C, R]
+) -> Call[S, C, R]:
+    """A body as a call that never raises: it is timed, and what it raises becomes a failed result.
+
+    Cancellation of the run passes; a cancellation that the body let out of something of its own is a failure.
+    """
+
+    async def run(subject: S, context: C) -> R:
+        started = perf_counter()
+        try:
+            value = await body(subject, context)
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            return fail(error, subject, context, (perf_counter() - started) * 1000)
+        except Exception as error:  # noqa: BLE001 (the border of a node: whatever breaks in it is its result)
+            return fail(error, subject, context, (perf_counter() - started) * 1000)
+        return settle(value, subject, context, (perf_counter() - started) * 1000)
+
+    return run
+
+
+def wrapped(call: Call[S, C, R], wrappers: Sequence[Wrapper[S, C, R]]) -> Call[S, C, R]:
+    """A call inside wrappers, the first outermost."""
+    for wrap in reversed(wrappers):
+        call = wrap(call)
+    return call
+
+
+def bounded(seconds: float, name: str) -> Wrapper[S, C, V]:
+    """Cancels a call that takes longer; it then raises a TimeoutError that says so."""
+
+    def wrap(call: Call[S, C, V]) -> Call[S, C, V]:
+        async def run(subject: S, context: C) -> V:
+            try:
+                async with asyncio.timeout(seconds) as limit:
+                    return await call(subject, context)
+            except TimeoutError as error:
+                if not limit.expired():  # the unit's own
+                    raise
+                raise TimeoutError(f"{name!r} did not end within {seconds:g} s.") from error
+
+        return run
+
+    return wrap
+
+
+async def together(works: Sequence[Coroutine[Any, Any, R]]) -> list[R]:
+    """Runs works at once and answers in their order; the first failure cancels the others and is raised."""
+    if len(works) == 1:
+        return [await works[0]]
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(work) for work in works]
+    except BaseExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+    return [task.result() for task in tasks]
