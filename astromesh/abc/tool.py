@@ -38,7 +38,7 @@ class ToolContext:
 
 
 class RateLimit(NamedTuple):
-    """At most `max_calls` in any `window_seconds`."""
+    """At most `max_calls`, one or more, in any `window_seconds`."""
 
     max_calls: int
     window_seconds: float

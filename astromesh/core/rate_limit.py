@@ -28,8 +28,7 @@ def wait_for(calls: deque[float], limit: RateLimit, now: float) -> float:
         calls.popleft()
     if len(calls) < limit.max_calls:
         return 0.0
-    # a limit of no calls at all has no oldest call to wait for
-    return calls[0] - start if calls else limit.window_seconds
+    return calls[-limit.max_calls] - start
 
 
 class SlidingWindow:

@@ -1,0 +1,57 @@
+"""`module:name` as a tool: what is found, and what is said when it is not."""
+
+from __future__ import annotations
+
+import pytest
+
+from astromesh.abc.deps import Deps
+from astromesh.abc.tool import ToolContext
+from astromesh.errors import ConfigError
+from astromesh.tools.internal import InternalTool, load
+
+
+def greet(name: str, times: int = 1) -> str:
+    """Greets somebody.
+
+    Args:
+        name: whom
+    """
+    return " ".join(["Hello", name] * times)
+
+
+NOT_CALLABLE = 3
+
+
+async def test_the_function_becomes_a_tool_with_its_signature_and_docstring():
+    """The model sees parameters, defaults and descriptions; the call gets them."""
+    tool = await InternalTool.open(InternalTool.Options(function=f"{__name__}:greet"), Deps())
+    assert (tool.spec.name, tool.spec.description, tool.spec.effect) == ("greet", "Greets somebody.", "read")
+    assert tool.spec.parameters["required"] == ["name"]
+    assert await tool.call({"name": "Ann", "times": 2}, ToolContext()) == "Hello Ann Hello Ann"
+
+
+@pytest.mark.parametrize(
+    ("reference", "says"),
+    [
+        ("no_such_module_here:f", "no module 'no_such_module_here'"),
+        (f"{__name__}:nope", "has no 'nope'"),
+        (f"{__name__}:NOT_CALLABLE", "is not a function but int"),
+    ],
+)
+def test_what_cannot_be_found_is_named(reference, says):
+    """The operator learns whether the module, the name or the object is wrong."""
+    with pytest.raises(ConfigError, match=says):
+        load(reference)
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [("1 / 0", "ZeroDivisionError"), ("import no_such_dependency", "needs the module 'no_such_dependency'")],
+)
+def test_a_module_that_breaks_while_it_loads_says_why(source, says, tmp_path, monkeypatch):
+    """A fault inside the operator's module is not mistaken for a missing module."""
+    name = f"broken_{abs(hash(source))}"
+    (tmp_path / f"{name}.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match=says):
+        load(f"{name}:f")
