@@ -16,7 +16,7 @@ from astromesh.providers.catalog import capabilities_of, price_of
 from astromesh.providers.encoding import FragmentCache
 from astromesh.providers.openai_reply import OpenAIReader, decode_completion
 from astromesh.providers.options import ModelOptions, read_key
-from astromesh.providers.service import Reply, ServiceProvider, service_of
+from astromesh.providers.service import Reply, ServiceProvider, json_instruction, service_of
 from astromesh.types import CompletionRequest, Image, JsonObject, Message
 
 ENDPOINT = "https://api.openai.com/v1"
@@ -120,10 +120,7 @@ class OpenAIWire:
             }
         elif self._structured == "json_object":
             body["response_format"] = {"type": "json_object"}
-            text = orjson.dumps(schema, default=dict).decode()
-            messages.append(
-                {"role": "system", "content": f"Answer with JSON that fits this JSON Schema: {text}"}
-            )
+            messages.append({"role": "system", "content": json_instruction(schema)})
 
 
 def encode_message(message: Message) -> JsonObject:

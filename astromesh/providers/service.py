@@ -188,6 +188,8 @@ class ServiceProvider:
     def _encoded(self, request: CompletionRequest, *, stream: bool) -> bytes:
         try:
             return self._wire.encode(request, stream)
+        except ProviderError as error:
+            raise self._named(error) from None
         except (TypeError, ValueError) as error:  # orjson: lone surrogates, numbers beyond 64 bits
             raise self._named(
                 ProviderRejected("The request holds something that has no JSON form, e.g. broken Unicode.")
@@ -259,6 +261,12 @@ def text_of(value: Any) -> str:
     if value is None:
         return ""
     return "".join(part["text"] for part in value if part.get("type") == "text")
+
+
+def json_instruction(schema: Mapping[str, Any]) -> str:
+    """Asks for an output schema in words, where the service has no other way."""
+    text = orjson.dumps(schema, default=dict).decode()
+    return f"Answer with nothing but JSON that fits this JSON Schema: {text}"
 
 
 def cut() -> ProviderUnavailable:

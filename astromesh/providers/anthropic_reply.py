@@ -1,0 +1,108 @@
+"""Reading Anthropic messages: a whole one, or its stream of events."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+from astromesh.net.sse import SseParser
+from astromesh.providers import faults
+from astromesh.providers.service import Counted, Reply, cut
+from astromesh.types import JsonObject, ToolCall
+
+_FINISH = {
+    "tool_use": "tool_calls",
+    "max_tokens": "length",
+    "model_context_window_exceeded": "length",
+    "refusal": "content_filter",
+}
+
+
+def decode_message(payload: Any) -> Reply:
+    """A whole `message`."""
+    blocks = payload["content"]
+    return Reply(
+        "".join(block["text"] for block in blocks if block["type"] == "text"),
+        tuple(
+            ToolCall(block["id"], block["name"], orjson.dumps(block["input"]).decode())
+            for block in blocks
+            if block["type"] == "tool_use"
+        ),
+        _FINISH.get(payload.get("stop_reason") or "", "stop"),
+        counted(payload.get("usage") or {}),
+    )
+
+
+class AnthropicReader:
+    """Reads one stream of message events."""
+
+    def __init__(self) -> None:
+        self.done = False
+        self._sse = SseParser()
+        self._text: list[str] = []
+        self._calls: dict[int, tuple[JsonObject, list[str]]] = {}
+        self._finish = ""
+        self._usage: JsonObject = {}
+
+    def feed(self, chunk: bytes) -> list[str]:
+        texts: list[str] = []
+        for event in self._sse.feed(chunk):
+            if text := self._take(orjson.loads(event.data)):
+                texts.append(text)
+        self._text += texts
+        return texts
+
+    def finish(self) -> Reply:
+        if not self.done:
+            raise cut()
+        calls = tuple(
+            ToolCall(
+                block["id"], block["name"], "".join(pieces) or orjson.dumps(block.get("input") or {}).decode()
+            )
+            for _, (block, pieces) in sorted(self._calls.items())
+        )
+        return Reply("".join(self._text), calls, _FINISH.get(self._finish, "stop"), counted(self._usage))
+
+    def _take(self, event: JsonObject) -> str:
+        """The text of an event, if it has any."""
+        kind = event["type"]
+        if kind == "content_block_delta":
+            return self._delta(event["index"], event["delta"])
+        if kind == "content_block_start":
+            return self._start(event["index"], event["content_block"])
+        if kind == "message_start":
+            self._count(event["message"].get("usage"))
+        elif kind == "message_delta":
+            self._finish = event["delta"].get("stop_reason") or self._finish
+            self._count(event.get("usage"))
+        elif kind == "message_stop":
+            self.done = True
+        elif kind == "error":
+            raise faults.from_body(event["error"])
+        return ""
+
+    def _start(self, index: int, block: JsonObject) -> str:
+        if block["type"] == "tool_use":
+            self._calls[index] = block, []
+        return block["text"] if block["type"] == "text" else ""
+
+    def _delta(self, index: int, delta: JsonObject) -> str:
+        if delta["type"] == "text_delta":
+            text = delta["text"]
+            return text if isinstance(text, str) else ""
+        if delta["type"] == "input_json_delta":
+            self._calls[index][1].append(delta["partial_json"])
+        return ""
+
+    def _count(self, usage: JsonObject | None) -> None:
+        """Counts are totals so far; a later event may leave some of them out."""
+        self._usage |= {name: value for name, value in (usage or {}).items() if value is not None}
+
+
+def counted(usage: JsonObject) -> Counted | None:
+    """The API counts what its cache read and wrote beside `input_tokens`; we count it in."""
+    if "input_tokens" not in usage:
+        return None
+    read, written = usage.get("cache_read_input_tokens") or 0, usage.get("cache_creation_input_tokens") or 0
+    return Counted(usage["input_tokens"] + read + written, usage.get("output_tokens") or 0, read, written)
