@@ -31,7 +31,8 @@ KEEP_ALIVE_SECONDS = 55.0
 DRAIN_SECONDS = 0.05
 _FOREIGN = (aiohttp.ClientError, OSError, ValueError)
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
-_PRIVATE_HEADERS = frozenset({"authorization", "cookie", "x-api-key", "proxy-authorization"})
+# operators name their own headers for secrets, so another host gets only those that cannot hold one
+_PUBLIC_HEADERS = frozenset({"accept", "accept-language", "content-type", "user-agent", "idempotency-key"})
 
 
 class Answer(NamedTuple):
@@ -266,7 +267,7 @@ def _redirected(call: _Call, status: int, target: str) -> _Call:
     if url.scheme not in ("http", "https"):
         raise NetError(f"{_host(call.url)} redirects to {url.scheme or 'nothing'}, which is not HTTP.")
     if url.origin() != URL(call.url).origin():
-        kept = {k: v for k, v in (call.headers or {}).items() if k.lower() not in _PRIVATE_HEADERS}
+        kept = {k: v for k, v in (call.headers or {}).items() if k.lower() in _PUBLIC_HEADERS}
         call = call._replace(headers=kept)
     if status == 303 or (status in (301, 302) and call.method == "POST"):
         call = call._replace(method="GET", body=None)
