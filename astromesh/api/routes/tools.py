@@ -5,6 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 
 from astromesh.api.access import runtime_of, scope
+from astromesh.runtime.listing import tools_of
 from astromesh.types import JsonObject
 
 router = APIRouter(tags=["tools"])
@@ -13,16 +14,7 @@ router = APIRouter(tags=["tools"])
 @router.get("/v1/tools", summary="List tools", dependencies=[scope("tools:read")])
 async def tools(request: Request) -> JsonObject:
     """Every tool that some agent may use, in function-calling form, with the agents that may."""
-    found: dict[str, JsonObject] = {}
-    for agent in runtime_of(request).agents.values():
-        for spec in agent.tools.specs():
-            function = spec.to_function()
-            line = found.setdefault(
-                f"{spec.name}:{function}",
-                {"name": spec.name, "effect": spec.effect, **function, "agents": []},
-            )
-            line["agents"].append(agent.name)
-    return {"tools": sorted(found.values(), key=lambda t: (str(t["name"]), t["agents"]))}
+    return {"tools": tools_of(runtime_of(request).agents.values())}
 
 
 @router.get("/v1/providers", summary="List providers", dependencies=[scope("agents:read")])

@@ -1,0 +1,35 @@
+"""The configuration as commands see it: read once, its faults told all at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from astromesh.cli.output import note
+from astromesh.config.configuration import Configuration
+from astromesh.plugins import Plugins
+from astromesh.runtime.bootstrap import load_configuration
+
+
+def sound(folder: Path, *, strict: bool = False) -> Configuration:
+    """A configuration that can run; warnings and broken agents go to stderr.
+
+    Args:
+        strict: broken agents are faults.
+
+    Raises:
+        InvalidConfiguration: every fault that stands in the way.
+    """
+    configuration = load_configuration(folder, Plugins())
+    configuration.require_sound(strict=strict)
+    tell(configuration)
+    return configuration
+
+
+def tell(configuration: Configuration) -> None:
+    """Prints what does not stand in the way, but deserves a look."""
+    for warning in configuration.warnings:
+        note(f"warning: {warning}", "yellow")
+    for name, faults in configuration.broken.items():
+        note(f"warning: the agent {name!r} is broken and answers 503:", "yellow")
+        for fault in faults:
+            note(f"  {fault}", "yellow")

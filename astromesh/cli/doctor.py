@@ -1,0 +1,169 @@
+"""`astromesh doctor`: is everything there that the agents need, and does it answer?"""
+
+from __future__ import annotations
+
+import asyncio
+import platform
+import re
+import tempfile
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, requires, version
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import typer
+
+from astromesh import __version__
+from astromesh.cli.failure import CALL_WRONG
+from astromesh.cli.output import plain, print_json
+from astromesh.config.agent import AgentManifest
+from astromesh.config.configuration import Configuration
+from astromesh.errors import AstromeshError
+from astromesh.plugins import Plugins
+from astromesh.runtime.bootstrap import load_configuration
+from astromesh.runtime.engine import AgentRuntime
+from astromesh.runtime.readiness import readiness
+from astromesh.telemetry.logs import configure_logging
+
+State = Literal["ok", "note", "failed"]
+_SIGNS: dict[State, tuple[str, str]] = {
+    "ok": ("✓", typer.colors.GREEN),
+    "note": ("•", typer.colors.YELLOW),
+    "failed": ("✗", typer.colors.RED),
+}
+_EXTRA = re.compile(r"^([A-Za-z0-9._-]+).*extra == ['\"]([\w-]+)['\"]")
+
+
+class Finding(NamedTuple):
+    """One thing that was looked at.
+
+    Args:
+        part: what was looked at, e.g. `agents`.
+        state: `note` is what does not stand in the way.
+    """
+
+    part: str
+    subject: str
+    state: State
+    detail: str = ""
+
+
+def doctor(places: tuple[Path, Path], *, as_json: bool) -> int:
+    """Prints what was found; answers 2 where an agent cannot run, else 0."""
+    configure_logging("error")
+    findings = [*_versions(), *_extras(), _data_folder(places[1]), *asyncio.run(_agents(places))]
+    if as_json:
+        print_json([finding._asdict() for finding in findings])
+    else:
+        _tell(findings)
+    return CALL_WRONG if any(finding.state == "failed" for finding in findings) else 0
+
+
+def _tell(findings: list[Finding]) -> None:
+    part = ""
+    for finding in findings:
+        if finding.part != part:
+            part = finding.part
+            typer.secho(f"\n{part}" if part != findings[0].part else part, bold=True)
+        sign, colour = _SIGNS[finding.state]
+        detail = f"  {finding.detail}" if finding.detail else ""
+        typer.echo(f"  {typer.style(sign, fg=colour)} {plain(finding.subject + detail)}")
+
+
+# -- the installation ----------------------------------------------------------------------------------------
+
+
+def _versions() -> Iterator[Finding]:
+    yield Finding("installation", f"astromesh {__version__}", "ok", f"Python {platform.python_version()}")
+
+
+def _extras() -> Iterator[Finding]:
+    """The optional extras, each with what it lacks."""
+    extras: dict[str, list[str]] = {}
+    for requirement in requires("astromesh") or ():
+        if found := _EXTRA.match(requirement):
+            extras.setdefault(found[2], []).append(found[1])
+    for extra, packages in sorted(extras.items()):
+        missing = [package for package in packages if not _installed(package)]
+        if missing:
+            detail = f"not installed: {', '.join(missing)}; pip install 'astromesh[{extra}]'"
+            yield Finding("installation", f"extra {extra}", "note", detail)
+        else:
+            yield Finding("installation", f"extra {extra}", "ok")
+
+
+def _installed(package: str) -> bool:
+    try:
+        version(package)
+    except PackageNotFoundError:
+        return False
+    return True
+
+
+def _data_folder(folder: Path) -> Finding:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as probe:
+            probe.write(b"astromesh")
+    except OSError as error:
+        return Finding("data folder", str(folder), "failed", f"cannot be written: {error.strerror}")
+    return Finding("data folder", str(folder), "ok", "can be written")
+
+
+# -- the configuration and what it needs ---------------------------------------------------------------------
+
+
+async def _agents(places: tuple[Path, Path]) -> list[Finding]:
+    configuration = load_configuration(places[0], Plugins())
+    findings = [*_configuration(configuration)]
+    if configuration.faults:
+        return findings
+    try:
+        async with AgentRuntime(places[0], data_dir=places[1]) as runtime:
+            return [*findings, *await _opened(runtime)]
+    except AstromeshError as error:
+        return [*findings, Finding("runtime", "does not start", "failed", str(error))]
+
+
+def _configuration(configuration: Configuration) -> Iterator[Finding]:
+    folder = str(configuration.folder)
+    faults = configuration.every_fault()
+    yield Finding(
+        "configuration", folder, "failed" if faults else "ok", f"{len(faults)} faults" if faults else ""
+    )
+    yield from (Finding("configuration", str(fault), "failed") for fault in faults)
+    yield from (Finding("configuration", str(warning), "note") for warning in configuration.warnings)
+
+
+async def _opened(runtime: AgentRuntime) -> list[Finding]:
+    found = await readiness(runtime)
+    findings = [
+        Finding("stores and providers", name, *_state(name, answer.code), answer.detail)
+        for name, answer in found.answers.items()
+    ]
+    for name, faults in runtime.broken.items():
+        findings.append(Finding("agents", name, "failed", "; ".join(map(str, faults))))
+    for name, agent in runtime.agents.items():
+        if name in found.without_model:
+            findings.append(Finding("agents", name, "failed", "none of its models answers"))
+        else:
+            findings.append(Finding("agents", name, "ok", "can run"))
+        findings += _models(name, agent.manifest)
+    return findings
+
+
+def _state(name: str, code: str) -> tuple[State]:
+    """A provider that does not answer is no failure by itself: the agent may have another."""
+    if code == "ok":
+        return ("ok",)
+    return ("note",) if name.startswith("provider:") else ("failed",)
+
+
+def _models(agent: str, manifest: AgentManifest) -> Iterator[Finding]:
+    for role, models in manifest.spec.model.sets():
+        for block in models.blocks():
+            subject = f"{agent}{f' as {role}' if role else ''}: {block.name}"
+            if block.skipped:
+                yield Finding("models", subject, "note", f"skipped: {block.skipped}")
+            else:
+                yield Finding("models", subject, "ok", "usable")

@@ -1,0 +1,40 @@
+"""What went wrong, for people and for scripts."""
+
+from __future__ import annotations
+
+import sys
+
+import orjson
+
+from astromesh.errors import (
+    AgentUnavailable,
+    AstromeshError,
+    ConfigError,
+    GuardrailBlocked,
+    InvalidConfiguration,
+    RequestError,
+)
+
+RUN_FAILED = 1
+CALL_WRONG = 2
+CANCELLED = 130
+
+_WRONG = (ConfigError, RequestError, AgentUnavailable)
+
+
+def exit_code(error: AstromeshError) -> int:
+    """2 where a file or the call must change, 1 where the run failed; a blocked query is a failed run."""
+    return CALL_WRONG if isinstance(error, _WRONG) and not isinstance(error, GuardrailBlocked) else RUN_FAILED
+
+
+def report(error: AstromeshError, *, as_json: bool = False) -> int:
+    """Prints an error to stderr and answers the exit code."""
+    if as_json:
+        body = {"error": {"code": error.code, "detail": str(error)}}
+        print(orjson.dumps(body).decode(), file=sys.stderr)
+    elif isinstance(error, InvalidConfiguration):
+        count = len(error.faults)
+        print(f"{error}\n\n{count} fault{'s' if count != 1 else ''}; nothing was started.", file=sys.stderr)
+    else:
+        print(f"error: {error}", file=sys.stderr)
+    return exit_code(error)

@@ -1,0 +1,220 @@
+"""`astromesh`: the commands and their options; what they do stands in the module of their name.
+
+Exit codes: 0 fine, 1 the run failed, 2 the configuration or the call is wrong. Results go to stdout, all else
+to stderr.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import Annotated
+
+import typer
+
+from astromesh.errors import AstromeshError
+
+app = typer.Typer(
+    name="astromesh", help="An agent runtime: agents from YAML, served over HTTP or used from here.",
+    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # rich costs half the start of `astromesh --help`
+    context_settings={"help_option_names": ["-h", "--help"]},
+)  # fmt: skip
+keys_app = typer.Typer(no_args_is_help=True, help="API keys for 'auth: {mode: api_key}' in runtime.yaml.")
+tools_app = typer.Typer(no_args_is_help=True, help="What the agents' tools are.")
+app.add_typer(keys_app, name="keys")
+app.add_typer(tools_app, name="tools")
+
+Config = Annotated[
+    Path, typer.Option("--config", "-c", metavar="DIR", envvar="ASTROMESH_CONFIG_DIR", help="Configuration.")
+]
+Data = Annotated[
+    Path,
+    typer.Option("--data", metavar="DIR", envvar="ASTROMESH_DATA_DIR", help="What is kept between runs."),
+]
+Json = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
+Session = Annotated[
+    str, typer.Option("--session", "-s", metavar="ID", help="The conversation to go on with.")
+]
+CONFIG, DATA = Path("config"), Path(".astromesh")
+
+
+def main() -> None:
+    """The entry point: errors become one clear message and an exit code."""
+    sys.excepthook = _unexpected
+    try:
+        app()
+    except AstromeshError as error:
+        from astromesh.cli.failure import report
+
+        sys.exit(report(error))
+
+
+def _unexpected(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """A fault of astromesh itself; the whole of it for those who report it."""
+    if os.environ.get("ASTROMESH_DEBUG"):
+        sys.__excepthook__(kind, error, trace)
+        return
+    typer.echo(f"astromesh failed: {kind.__name__}: {error}", err=True)
+    typer.echo("This is a fault of astromesh; ASTROMESH_DEBUG=1 shows where.", err=True)
+
+
+# -- serving -------------------------------------------------------------------------------------------------
+
+
+@app.command()
+def serve(
+    config: Config = CONFIG,
+    data: Data = DATA,
+    host: Annotated[str, typer.Option(help="Address to listen on; default: runtime.yaml's.")] = "",
+    port: Annotated[int, typer.Option(min=-1, max=65535, help="0: any free one; default: runtime.yaml's.",
+                                      show_default=False)] = -1,
+    workers: Annotated[int, typer.Option(min=1, max=64, help="Processes that share the port.")] = 1,
+    strict: Annotated[bool, typer.Option("--strict", help="Refuse to start with a broken agent.")] = False,
+) -> None:  # fmt: skip
+    """Serve the agents over HTTP and WebSocket."""
+    from astromesh.cli import serve as command
+
+    command.serve(_at(config, data), host, port if port >= 0 else None, workers, strict=strict)
+
+
+@app.command()
+def new(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder that is empty or does not exist.")],
+    name: Annotated[str, typer.Option(help="Name of the first agent.")] = "assistant",
+) -> None:
+    """Write a project that runs at once."""
+    from astromesh.cli import new as command
+
+    command.new(folder, name)
+
+
+# -- talking -------------------------------------------------------------------------------------------------
+
+
+@app.command()
+def run(
+    agent: Annotated[str, typer.Argument()],
+    query: Annotated[str, typer.Argument(help="The message; '-' reads it from stdin.")],
+    config: Config = CONFIG,
+    data: Data = DATA,
+    session: Session = "",
+    json: Json = False,
+    stream: Annotated[
+        bool, typer.Option("--stream", help="Print the answer as it comes; with --json: events.")
+    ] = False,
+) -> None:
+    """Ask an agent one question, without a server."""
+    from astromesh.cli import run as command
+
+    command.run(_at(config, data), agent, query, session, as_json=json, stream=stream)
+
+
+@app.command()
+def chat(
+    agent: Annotated[str, typer.Argument()],
+    config: Config = CONFIG,
+    data: Data = DATA,
+    session: Session = "",
+) -> None:
+    """Talk to an agent in the terminal. /new starts over, /quit ends, Ctrl-C cancels an answer."""
+    from astromesh.cli import chat as command
+
+    command.chat(_at(config, data), agent, session)
+
+
+# -- looking -------------------------------------------------------------------------------------------------
+
+
+@app.command()
+def validate(
+    path: Annotated[
+        Path | None, typer.Argument(metavar="[PATH]", help="A folder or one file; default: --config.")
+    ] = None,
+    config: Config = CONFIG,
+    json: Json = False,
+) -> None:
+    """Say everything that is wrong with a configuration."""
+    from astromesh.cli import validate as command
+
+    raise typer.Exit(command.validate(path or config, as_json=json))
+
+
+@app.command()
+def doctor(config: Config = CONFIG, data: Data = DATA, json: Json = False) -> None:
+    """Look whether everything that the agents need is there and answers."""
+    from astromesh.cli import doctor as command
+
+    raise typer.Exit(command.doctor(_at(config, data), as_json=json))
+
+
+@app.command()
+def schema(
+    kind: Annotated[str, typer.Argument(metavar="[KIND]", help="E.g. Agent; without one: the list.")] = "",
+    write: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write every kind's schema there.")
+    ] = None,
+) -> None:
+    """Print the JSON Schema of a kind of file, for editors."""
+    from astromesh.cli import schema as command
+
+    command.schema(kind, write)
+
+
+@tools_app.command("list")
+def tools_list(config: Config = CONFIG, data: Data = DATA, json: Json = False) -> None:
+    """List the tools that agents may use."""
+    from astromesh.cli import tools as command
+
+    command.list_tools(_at(config, data), as_json=json)
+
+
+# -- keys ----------------------------------------------------------------------------------------------------
+
+
+@keys_app.command("create")
+def keys_create(
+    name: Annotated[str, typer.Argument(help="What the key is for, for people.")],
+    scope: Annotated[
+        list[str] | None, typer.Option(metavar="SCOPE", help="What it allows; repeatable.")
+    ] = None,
+    agent: Annotated[
+        list[str] | None, typer.Option(metavar="AGENT", help="Run only these; repeatable.")
+    ] = None,
+    user: Annotated[str, typer.Option(metavar="ID", help="Who calls with it; default: the key itself.")] = "",
+    tenant: Annotated[str, typer.Option(metavar="ID", help="Whose sessions it can reach.")] = "default",
+    expires: Annotated[float, typer.Option(metavar="DAYS", min=0, help="0: never.")] = 0,
+    data: Data = DATA,
+    json: Json = False,
+) -> None:
+    """Make a key; it is shown this once."""
+    from astromesh.cli import keys as command
+
+    wanted = command.wanted(name, scope or [], agent or [], user, tenant, expires)
+    command.create(data, wanted, as_json=json)
+
+
+@keys_app.command("list")
+def keys_list(data: Data = DATA, json: Json = False) -> None:
+    """List the keys, without their secrets."""
+    from astromesh.cli import keys as command
+
+    command.list_keys(data, as_json=json)
+
+
+@keys_app.command("revoke")
+def keys_revoke(
+    key: Annotated[str, typer.Argument(help="As 'keys list' shows it.")], data: Data = DATA
+) -> None:
+    """Make a key invalid, in running servers too."""
+    from astromesh.cli import keys as command
+
+    command.revoke(data, key)
+
+
+def _at(config: Path, data: Path) -> tuple[Path, Path]:
+    """The two folders. The environment names them too, for what reads it: defaults in YAML, and workers."""
+    os.environ["ASTROMESH_CONFIG_DIR"], os.environ["ASTROMESH_DATA_DIR"] = str(config), str(data)
+    return config, data

@@ -1,0 +1,83 @@
+"""A run in the terminal: the answer as it comes on stdout, what the agent does dimmed on stderr."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+
+import orjson
+
+from astromesh.cli.output import note, write
+from astromesh.types import Event, JsonObject
+
+#: characters of a tool's arguments that are shown
+_SHOWN = 200
+
+
+class Printer:
+    """An EventSink. `finish` completes the answer where it did not come piece by piece."""
+
+    wants_deltas = True
+
+    def __init__(self) -> None:
+        self._said = ""
+        self._tools: dict[str, str] = {}
+        self._on: dict[str, Callable[[JsonObject], None]] = {
+            "model.started": lambda _: self._break(),
+            "model.delta": self._delta,
+            "tool.started": self._tool_started,
+            "tool.finished": self._tool_finished,
+        }
+
+    def send(self, event: Event) -> None:
+        handle = self._on.get(event.type)
+        if handle is not None:
+            with suppress(BrokenPipeError):  # nobody reads any more; the command ends with the run
+                handle(event.data)
+
+    def finish(self, response: str) -> None:
+        """Ends the line; first says the response where that is not what was said."""
+        if self._said != response:
+            self._break()
+            write(response)
+            self._said = response
+        self._break()
+
+    def _delta(self, data: JsonObject) -> None:
+        if data["role"] == "assistant":
+            self._said += data["content"]
+            write(data["content"])
+
+    def _tool_started(self, data: JsonObject) -> None:
+        self._break()
+        self._tools[data["id"]] = data["name"]
+        note(f"  → {data['name']} {_short(data['arguments'])}")
+
+    def _tool_finished(self, data: JsonObject) -> None:
+        name = self._tools.pop(data["id"], "tool")
+        if data["ok"]:
+            note(f"  ← {name} ({data['duration_ms']:.0f} ms)")
+        else:
+            note(f"  ← {name} failed: {data.get('error') or 'error'}", "red")
+
+    def _break(self) -> None:
+        """What follows stands on a line of its own: the text so far belongs to a step that is over."""
+        if self._said and not self._said.endswith("\n"):
+            write("\n")
+        self._said = ""
+
+
+class Events:
+    """An EventSink that prints each event as a line of JSON, as `GET /v1/runs/{id}/events` would send it."""
+
+    wants_deltas = True
+
+    def send(self, event: Event) -> None:
+        line = {"run_id": event.run_id, "seq": event.seq, "ts": event.ts, "type": event.type, **event.data}
+        with suppress(BrokenPipeError):
+            print(orjson.dumps(line).decode(), flush=True)
+
+
+def _short(arguments: object) -> str:
+    text = arguments if isinstance(arguments, str) else orjson.dumps(arguments).decode()
+    return text if len(text) <= _SHOWN else text[:_SHOWN] + " …"

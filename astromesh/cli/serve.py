@@ -1,0 +1,161 @@
+"""`astromesh serve`: the configuration checked, a port taken, then uvicorn until a signal ends it."""
+
+from __future__ import annotations
+
+import gc
+import shlex
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import orjson
+import uvicorn
+import uvloop
+from fastapi import FastAPI
+from uvicorn.supervisors import Multiprocess
+
+from astromesh.api.app import create_app
+from astromesh.cli.configuration import sound
+from astromesh.cli.listening import BACKLOG, listen, url_of
+from astromesh.cli.output import note
+from astromesh.config.configuration import Configuration
+from astromesh.config.runtime import RuntimeSpec
+from astromesh.errors import ConfigError
+from astromesh.runtime.engine import AgentRuntime
+from astromesh.telemetry.logs import configure_logging
+
+#: seconds that running requests get after SIGTERM
+GRACE = 30
+QUESTION = "What can you help me with?"
+
+
+def serve(places: tuple[Path, Path], host: str, port: int | None, workers: int, *, strict: bool) -> None:
+    """Serves until SIGTERM or Ctrl-C.
+
+    Args:
+        places: folders of the configuration and of the data.
+        host, port: instead of those of runtime.yaml, where given.
+
+    Raises:
+        ConfigError: faults of the configuration, or an address that cannot or must not be used.
+    """
+    gc.disable()  # nothing of what start-up makes is garbage
+    configuration = sound(places[0], strict=strict)
+    spec = configuration.runtime.spec
+    configure_logging(spec.telemetry.log_level, spec.telemetry.log_format)
+    listener = listen(
+        host or spec.api.host,
+        spec.api.port if port is None else port,
+        authenticated=spec.auth.mode != "none",
+    )
+    if workers > 1:
+        _share(listener, configuration, workers)
+    else:
+        _serve_alone(places, listener, configuration)
+
+
+def application(places: tuple[Path, Path], spec: RuntimeSpec) -> FastAPI:
+    """The app as runtime.yaml wants it."""
+    runtime = AgentRuntime(places[0], data_dir=places[1])
+    return create_app(runtime, max_body_bytes=spec.api.max_body_bytes, cors_origins=spec.api.cors_origins)
+
+
+def settings(app: FastAPI | str, spec: RuntimeSpec, workers: int = 1) -> uvicorn.Config:
+    """How uvicorn runs: fast parsers, no compression of tokens, no log of its own.
+
+    Frames are bounded as bodies are. Peers' forwarding headers are not believed.
+    """
+    return uvicorn.Config(
+        app, factory=isinstance(app, str), workers=workers, backlog=BACKLOG,
+        loop="uvloop", http="httptools", ws="websockets-sansio", lifespan="on", interface="asgi3",
+        ws_max_size=spec.api.max_body_bytes, ws_per_message_deflate=False,
+        access_log=False, log_config=None, server_header=False, proxy_headers=False,
+        timeout_graceful_shutdown=GRACE,
+    )  # fmt: skip
+
+
+# -- one process ---------------------------------------------------------------------------------------------
+
+
+class _Server(uvicorn.Server):
+    """Says when it takes requests."""
+
+    def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._ready = ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self._ready()
+
+
+def _serve_alone(places: tuple[Path, Path], listener: socket.socket, configuration: Configuration) -> None:
+    signal.signal(signal.SIGTERM, _end)
+    with suppress(KeyboardInterrupt):
+        uvloop.run(_run(places, listener, configuration))
+
+
+async def _run(places: tuple[Path, Path], listener: socket.socket, configuration: Configuration) -> None:
+    spec = configuration.runtime.spec
+    app = application(places, spec)
+    runtime: AgentRuntime = app.state.runtime
+    await runtime.bootstrap()  # here rather than in the app's lifespan, so that a fault is told, not logged
+
+    def ready() -> None:
+        announce(listener, configuration, list(runtime.agents))
+        gc.collect()
+        gc.freeze()
+        gc.enable()
+
+    server = _Server(settings(app, spec), ready)
+    await server.serve([listener])
+
+
+def _end(_signal: int, _frame: object) -> None:
+    """SIGTERM before uvicorn takes it, and after it has shut down in order: the end, and no failure."""
+    sys.exit(0)
+
+
+# -- several -------------------------------------------------------------------------------------------------
+
+
+def _share(listener: socket.socket, configuration: Configuration, workers: int) -> None:
+    """Each worker makes its own runtime; connections wait in the shared socket until one takes them."""
+    config = settings("astromesh.cli.worker:app", configuration.runtime.spec, workers)
+    announce(listener, configuration, list(configuration.agents))
+    supervisor = Multiprocess(config, [listener])
+    supervisor.run()
+    if any(process.exitcode == uvicorn.config.STARTUP_FAILURE for process in supervisor.processes):
+        raise ConfigError("A worker could not start; its log above says why.")
+
+
+# -- saying so -----------------------------------------------------------------------------------------------
+
+
+def announce(listener: socket.socket, configuration: Configuration, agents: list[str]) -> None:
+    """Where the server listens, and lines to paste into another terminal."""
+    url = url_of(listener)
+    print(f"astromesh listens on {url}  (Ctrl-C stops it)")
+    if agents:
+        print(f"  {_curl(url, agents[0], configuration.runtime.spec.auth.mode)}")
+        print(f"  {_chat(configuration.folder, agents[0])}")
+    else:
+        note("No agent can run yet; 'astromesh doctor' says why.", "yellow")
+    sys.stdout.flush()
+
+
+def _curl(url: str, agent: str, mode: str) -> str:
+    body = orjson.dumps({"query": QUESTION, "session_id": "demo"}).decode()
+    key = ' -H "Authorization: Bearer $ASTROMESH_KEY"' if mode != "none" else ""
+    return (
+        f"curl -s {url}/v1/agents/{agent}/run{key} -H 'Content-Type: application/json' -d {shlex.quote(body)}"
+    )
+
+
+def _chat(folder: Path, agent: str) -> str:
+    config = "" if folder == Path("config") else f" --config {shlex.quote(str(folder))}"
+    return f"astromesh chat {agent}{config}"

@@ -1,0 +1,21 @@
+"""What each process of `astromesh serve --workers N` makes for itself, from the environment."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from fastapi import FastAPI
+
+from astromesh.cli.serve import application
+from astromesh.plugins import Plugins
+from astromesh.runtime.bootstrap import load_configuration
+from astromesh.telemetry.logs import configure_logging
+
+
+def app() -> FastAPI:
+    """The app, whose lifespan opens its runtime. The parent has checked the configuration already."""
+    places = Path(os.environ["ASTROMESH_CONFIG_DIR"]), Path(os.environ["ASTROMESH_DATA_DIR"])
+    spec = load_configuration(places[0], Plugins()).runtime.spec
+    configure_logging(spec.telemetry.log_level, spec.telemetry.log_format)
+    return application(places, spec)

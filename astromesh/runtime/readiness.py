@@ -1,0 +1,70 @@
+"""Whether what the agents need answers: asked by `GET /health/ready` and by `astromesh doctor`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from astromesh.errors import AstromeshError
+from astromesh.runtime.engine import AgentRuntime
+
+#: seconds that each store and provider gets
+PATIENCE = 3.0
+
+
+class Answer(NamedTuple):
+    """What a store or provider said.
+
+    Args:
+        code: `ok`, `timeout`, or the error's stable code, which is safe to show to anybody.
+        detail: the error in words, for the operator.
+    """
+
+    code: str
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Readiness:
+    """What was found.
+
+    Args:
+        answers: by `store:…` and `provider:…`.
+        without_model: agents none of whose models answers.
+    """
+
+    answers: Mapping[str, Answer]
+    without_model: tuple[str, ...]
+
+    @property
+    def ready(self) -> bool:
+        """Every store answers, and for each agent a model."""
+        stores = (answer for name, answer in self.answers.items() if name.startswith("store:"))
+        return not self.without_model and all(answer.code == "ok" for answer in stores)
+
+
+async def readiness(runtime: AgentRuntime) -> Readiness:
+    """Asks all stores and providers at once."""
+    checks = runtime.opened.checks
+    found = await asyncio.gather(*(_ask(ping) for ping in checks.values()))
+    answers = dict(zip(checks, found, strict=True))
+    working = {name for name, answer in answers.items() if answer.code == "ok"}
+    without = tuple(
+        name
+        for name, agent in runtime.agents.items()
+        if not any(f"provider:{model}" in working for model in agent.needs)
+    )
+    return Readiness(answers, without)
+
+
+async def _ask(ping: Callable[[], Awaitable[None]]) -> Answer:
+    try:
+        async with asyncio.timeout(PATIENCE):
+            await ping()
+    except TimeoutError:
+        return Answer("timeout", f"no answer within {PATIENCE:g} s")
+    except AstromeshError as error:
+        return Answer(error.code, str(error))
+    return Answer("ok")
