@@ -157,9 +157,13 @@ def _front_matter(text: str) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """JSON values; dates and endless numbers as text, mappings not at all."""
-    if isinstance(value, list):
-        return [one for one in map(_plain, value[:100]) if one is not None and not isinstance(one, list)]
+    if isinstance(value, list):  # YAML's aliases can put a list into itself
+        return [one for one in map(_scalar, value[:100]) if one is not None]
+    return _scalar(value)
+
+
+def _scalar(value: Any) -> Any:
+    """JSON's own scalars; dates and endless numbers as text; anything else is None."""
     if isinstance(value, int) and abs(value) >= 2**63:
         return str(value)
     if isinstance(value, bool | int | float | str):

@@ -30,7 +30,7 @@ async def open_knowledge(manifest: RAGManifest, plugins: Plugins, deps: Deps) ->
         manifest.name,
         await stores.collection(manifest.name),
         chunker,
-        sources=[(manifest.folder(source), source.glob) for source in spec.sources],
+        sources=[(manifest.folder(source).resolve(), source.glob) for source in spec.sources],
         top_k=spec.retrieval.top_k,
         clock=deps.clock,
     )
