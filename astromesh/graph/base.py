@@ -190,7 +190,7 @@ class BaseNode:
         """What is wrong with the node by itself, for `PromptGraph.validate`; subclasses add theirs."""
         return ()
 
-    def body(self) -> Callable[[GraphState, NodeConfig], Awaitable[Any]]:
+    def body(self) -> Callable[..., Awaitable[Any]]:
         """What the engine awaits for one execution, asked for once, when the graph is compiled."""
         return self.execute
 

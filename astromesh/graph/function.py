@@ -37,11 +37,9 @@ class FunctionNode(BaseNode):
             value = await value
         return as_result(self.name, value)
 
-    def body(self) -> Callable[[GraphState, NodeConfig], Awaitable[Any]]:
-        function = self.function
-        if not self.is_async:
-            return self.execute
-        return (lambda state, config: function(state)) if self.arity == 1 else function
+    def body(self) -> Callable[..., Awaitable[Any]]:
+        """The function itself where it is async, one coroutine less than `execute`."""
+        return self.function if self.is_async else self.execute
 
 
 def node(name: str, **keywords: Unpack[NodeKeywords]) -> Callable[[Function], FunctionNode]:

@@ -38,7 +38,7 @@ class Outcome(NamedTuple):
 async def traverse(run: Progress, plan: Plan, state: GraphState, prefix: str = "") -> Outcome:
     """Runs a graph from entry to end. `prefix` is the path of the node that it is nested in, or empty."""
     steps, counts, shared = plan.steps, state.node_iterations, state.shared
-    name, outcome = plan.entry, Outcome()
+    name, output, error = plan.entry, None, ""
     while name != END:
         step = steps.get(name)
         if step is None:
@@ -50,8 +50,10 @@ async def traverse(run: Progress, plan: Plan, state: GraphState, prefix: str = "
             break
         visits = counts.get(name, 0)
         if visits >= step.max_visits:
-            outcome = Outcome(None, f"The node {name!r} is stuck after {visits} visits.", "stuck_node")
+            error = f"The node {name!r} is stuck after {visits} visits."
             name = detour(plan, step, counts)
+            if name == END:
+                return Outcome(None, error, "stuck_node")
             continue
         counts[name] = visits + 1
         state.current_node = name
@@ -59,27 +61,30 @@ async def traverse(run: Progress, plan: Plan, state: GraphState, prefix: str = "
         state.visited.append(name)
         result = await visit(run, step, state, prefix + name)
         if shared.stop_reason is not None:
-            outcome = harvest(outcome, result)
+            output, error = harvest(output, error, result)
             break
-        if isinstance(result.output, dict) and mutations.ACTION in result.output:
+        if type(result.output) is dict and mutations.ACTION in result.output:
             plan = await mutate(run, plan, state, result)
             steps = plan.steps
             step = steps[name]
-        name, result.transition_reason = next_way(step, result, state)
-        outcome = harvest(outcome, result)
-        if result.transition_reason == TOOL_CALLS_PRESENT:
+        name, reason = next_way(step, result, state)
+        result.transition_reason = reason
+        if reason == TOOL_CALLS_PRESENT:
             state.loop.extend(result.messages_added)
         elif state.loop:
             state.loop = []
         if result.stop_reason and name == END:
             state.stop(result.stop_reason, result.error)
-    return outcome
+        if error or result.error or result.skipped or result.tool_calls or not result.is_answer:
+            output, error = harvest(output, error, result)
+        elif result.output is not None:  # the plain case, without a call
+            output = result.output
+    return Outcome(output, error)
 
 
 async def visit(run: Progress, step: Step, state: GraphState, path: str) -> NodeResult:
     """One execution of a node, with everything around it, and what it writes."""
     run.turns += 1
-    place = len(run.visited)
     run.visited.append(path)
     config = NO_CONFIG if step.plain else run.config_for(step, path)
     if run.emit is None:
@@ -89,10 +94,11 @@ async def visit(run: Progress, step: Step, state: GraphState, path: str) -> Node
     if state.current_node == END and state.shared.stop_reason is None:
         state.shared.stop_reason = "completed"  # a hook or a node said so, without a reason
     if result.skipped:
-        run.visited[place] = ""
+        run.skipped.append(len(run.visited) - 1 - run.visited[::-1].index(path))
         return result
     state.node_history.append(result)
-    write(step, state, result)
+    if result.output is not None or result.messages_added or step.output_key:
+        write(step, state, result)
     if result.guards_passed or result.guards_failed:
         run.guards += [f"{path}: {guard} passed" for guard in result.guards_passed]
         run.guards += [f"{path}: {guard} failed" for guard in result.guards_failed]
@@ -124,15 +130,17 @@ def write(step: Step, state: GraphState, result: NodeResult) -> None:
         engine_write(state.context, step.output_name, text)
 
 
-def harvest(before: Outcome, result: NodeResult) -> Outcome:
+def harvest(output: Any, error: str, result: NodeResult) -> tuple[Any, str]:
     """What a run has come to after a node: a failure leaves no answer, a silent node the one before."""
     if result.skipped:
-        return before
+        return output, error
     if result.error:
-        return Outcome(None, result.error)
+        return None, result.error
     if result.tool_calls:  # a step on the way, whatever was said with it
-        return Outcome()
-    return Outcome(before.output if result.output is None else result.output)
+        return None, ""
+    if not result.is_answer:
+        return output, ""
+    return (output if result.output is None else result.output), ""
 
 
 def detour(plan: Plan, step: Step, counts: dict[str, int]) -> str:

@@ -20,7 +20,7 @@ from astromesh.graph.kinds import AUTONOMOUS, make_node
 from astromesh.graph.records import END, ERROR_NODE, ZERO, NodeResult
 from astromesh.graph.retry import ATTEMPTS, NodeCall, NodeWrapper, retrying
 from astromesh.graph.state import GraphState
-from astromesh.graph.transitions import ERROR_KEY, Arrow, Rule, Way, rules_for
+from astromesh.graph.transitions import ERROR_KEY, Arrow, Rule, Way, rules_for, straight_way
 from astromesh.graph.visit import OUTPUT_SUFFIX
 from astromesh.graph.ways import declared_targets, is_protected, routable
 from astromesh.node.runner import bounded, unit, wrapped
@@ -49,8 +49,8 @@ class Step:
 
     __slots__ = (
         "arrows", "call", "default", "guards", "hooks", "mask", "max_visits", "model", "name", "node",
-        "on_error", "output_key", "output_name", "plain", "role", "routes", "rules", "tool_loop",
-        "transitions",
+        "on_error", "output_key", "output_name", "plain", "role", "routes", "rules", "straight",
+        "tool_loop", "transitions",
     )  # fmt: skip
 
     def __init__(self, node: BaseNode, kit: Kit) -> None:
@@ -68,6 +68,7 @@ class Step:
         self.routes: Mapping[str, str] = {}
         self.guards: frozenset[str] = frozenset()
         self.rules: tuple[Rule, ...] = ()
+        self.straight: Way | None = None
         wrappers = tuple(self._wrappers())
         self.plain = not wrappers and isinstance(node, FunctionNode) and node.arity == 1
         self.call: NodeCall = wrapped(self._unit(), wrappers)
@@ -80,14 +81,16 @@ class Step:
         return limit if own is None or self.has(NodeFlag.RETRYABLE) else min(own, limit)
 
     def _unit(self) -> NodeCall:
-        body = self.node.body()
-        if self.node.timeout is not None:
-            limit: NodeWrapper = bounded(self.node.timeout, self.name)
-            body = limit(body)
-        return unit(body, _settle(self.name), _fail(self.name))
+        node, body = self.node, self.node.body()
+        alone = isinstance(node, FunctionNode) and node.is_async and node.arity == 1
+        if node.timeout is not None:
+            body = bounded(body, node.timeout, self.name)
+        return unit(body, _settle(self.name), _fail(self.name), alone=alone)
 
     def _wrappers(self) -> Iterable[NodeWrapper]:
         """Hooks outside flags outside retry: hooks see what flags made of a result, flags the last try."""
+        if self.node.protected:
+            yield _closed
         if self.hooks.watches_nodes:
             yield _hooked(self.node, self.hooks)
         if (flags := flagged(self, self.mask)) is not None:
@@ -180,7 +183,7 @@ def _placed(graph: PromptGraph, node: BaseNode, kit: Kit) -> Step:
     target = next(failing, "") or node.transitions.get(ERROR_KEY, "")
     fallback = ERROR_NODE if graph.has_node(ERROR_NODE) and node.name != ERROR_NODE else ""
     step.on_error = Way(target or fallback, "stuck")
-    step.rules = rules_for(step)
+    step.rules, step.straight = rules_for(step), straight_way(step)
     return step
 
 
@@ -192,6 +195,18 @@ def _words(node: BaseNode, targets: set[str]) -> dict[str, str]:
     """What the model may say: targets by name, and keys of transitions."""
     keys = {k: t for k, t in node.transitions.items() if isinstance(k, str) and k != ERROR_KEY}
     return {**{t: t for t in targets}, **keys}
+
+
+def _closed(call: NodeCall) -> NodeCall:
+    """A guard or a human that breaks lets nobody through: only ways for failures lead on."""
+
+    async def run(state: GraphState, config: NodeConfig) -> NodeResult:
+        result = await call(state, config)
+        if result.error and not result.stop_reason:
+            result.stop_reason = "critical_error"
+        return result
+
+    return run
 
 
 def _hooked(node: BaseNode, hooks: HookSet) -> NodeWrapper:
@@ -219,13 +234,13 @@ def _settle(name: str) -> Any:
         if type(value) is NodeResult:
             result = value
             result.node_name = result.node_name or name
+            if result.usage is not ZERO and config.usage is ZERO:  # spent past the engine: it counts too
+                state.ledger.add_usage(result.usage)
         else:
             result = NodeResult(name, value)
         result.duration_ms = duration_ms
         if config.usage is not ZERO:
             result.usage = config.usage
-        elif result.usage is not ZERO:  # spent past the engine: it counts all the same
-            state.ledger.add_usage(result.usage)
         return result
 
     return settle

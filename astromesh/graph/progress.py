@@ -19,11 +19,12 @@ class Progress:
         max_iterations: node executions of the whole run.
 
     `turns` counts what the limit counts; skipped nodes are among them, so that a circle of them ends.
-    `visited` holds paths in order, empty where a node was skipped. `emit` is None where nobody listens.
+    `visited` holds paths in order, `skipped` the places of nodes that did not run. `emit` is None where nobody
+    listens.
     """
 
     __slots__ = (
-        "emit", "guards", "kit", "max_iterations", "max_mutations", "mutable", "mutations", "shared", "turns",
+        "emit", "guards", "kit", "max_iterations", "max_mutations", "mutable", "mutations", "shared", "skipped", "turns",
         "visited",
     )  # fmt: skip
 
@@ -32,6 +33,7 @@ class Progress:
         self.mutable, self.max_mutations = False, 0
         self.turns = 0
         self.visited: list[str] = []
+        self.skipped: list[int] = []
         self.mutations: list[Mutation] = []
         self.guards: list[str] = []
         self.emit: Callable[..., None] | None = None

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import orjson
+
 from astromesh.types import JsonObject, Message, ToolCall, Usage
 
 #: name of the place where every graph ends
@@ -21,6 +23,10 @@ StopReason = Literal[
 ]  # fmt: skip
 
 ZERO = Usage()
+
+#: stops that leave the work unfinished, and what a run then says that has nothing else to say
+LIMITS = frozenset({"max_iterations", "stuck_node", "budget", "cycle"})
+UNFINISHED = "The work could not be finished within the limits that are set for it."
 
 
 @dataclass(slots=True)
@@ -43,6 +49,7 @@ class NodeResult:
         usage: of this execution alone, without its children; the engine fills it from `config.complete`.
         stop_reason: ends the run unless a conditional edge or a transition leads on (a denial, for example).
         exception: what was raised, where something was.
+        is_answer: False for an output that is for other nodes alone, such as a tool's.
         skipped: the node did not run (SKIP_ON_ERROR, or a hook stopped the run before it).
     """
 
@@ -60,6 +67,7 @@ class NodeResult:
     usage: Usage = ZERO
     duration_ms: float = 0.0
     stop_reason: StopReason | Literal[""] = ""
+    is_answer: bool = True
     exception: BaseException | None = field(default=None, repr=False, compare=False)
     skipped: bool = False
 
@@ -155,5 +163,25 @@ class GraphResult:
 
     @property
     def text(self) -> str:
-        """The output as text, empty where there is none."""
-        return "" if self.output is None else str(self.output)
+        """The answer as text: JSON where it is data; empty where there is none.
+
+        A run that a limit stopped in the middle of its work answers the last words the model said while it
+        asked for tools, or a fixed sentence: never a tool result, never an answer that was refused.
+        """
+        if isinstance(self.output, str):
+            return self.output
+        if self.output is not None:
+            return orjson.dumps(self.output, default=_jsonable, option=orjson.OPT_NON_STR_KEYS).decode()
+        return self._last_words() if self.report.stop_reason in LIMITS else ""
+
+    def _last_words(self) -> str:
+        for message in reversed(self.messages):
+            if message.role == "user":
+                break
+            if message.role == "assistant" and message.tool_calls and message.content:
+                return message.content
+        return UNFINISHED
+
+
+def _jsonable(value: Any) -> Any:
+    return value.model_dump(mode="json") if hasattr(value, "model_dump") else str(value)

@@ -13,6 +13,7 @@ from astromesh.abc.clock import Clock
 from astromesh.abc.provider import ModelPort
 from astromesh.abc.tool import ToolPort
 from astromesh.errors import GraphStopped, NodeFailed, ToolError
+from astromesh.graph.base import BaseNode
 from astromesh.graph.config import Child, Graph, Node, NodeConfig, OnError
 from astromesh.graph.flags import BIT, NodeFlag
 from astromesh.graph.loop import Outcome, stop_at_limit, traverse, visit
@@ -21,7 +22,7 @@ from astromesh.graph.plan import Kit, Plan, Step, compile_child
 from astromesh.graph.progress import Progress
 from astromesh.graph.records import ExecutionReport, GraphResult, NodeResult
 from astromesh.graph.state import GraphState, Shared
-from astromesh.graph.toolset import NodeTools
+from astromesh.graph.toolset import tools_of
 from astromesh.graph.visit import NODE_CACHE
 from astromesh.node.calls import call_tool
 from astromesh.node.ledger import RunLedger
@@ -96,7 +97,7 @@ class Run(Progress):
         self.result: GraphResult | None = None
         self.tool_calls: list[str] = []
         self.scopes: dict[str, Scope] = {}
-        self.toolsets: dict[int, NodeTools] = {}
+        self.toolsets: dict[int, ToolPort] = {}
         self.adhoc: dict[int, Step | Plan] = {}
         self.child_visits: dict[str, int] = {}
         self.active: set[str] = set()
@@ -146,7 +147,9 @@ class Run(Progress):
         return outcome if result.output is None else outcome._replace(output=result.output)
 
     def _conclude(self, outcome: Outcome, started: float) -> GraphResult:
-        visited = [path for path in self.visited if path]
+        visited = self.visited
+        if self.skipped:
+            visited = [path for place, path in enumerate(visited) if place not in self.skipped]
         report = ExecutionReport(
             visited,
             len(visited),
@@ -209,10 +212,10 @@ class Run(Progress):
         # whatever hooks made of them: the result belongs to the call that the model made
         return result if result.call_id == call.id else replace(result, call_id=call.id)
 
-    def _tools_of(self, node: Node) -> NodeTools:
+    def _tools_of(self, node: Node) -> ToolPort:
         tools = self.toolsets.get(id(node))
         if tools is None:
-            tools = self.toolsets[id(node)] = NodeTools(self._step_of(node).node, self.tools)
+            tools = self.toolsets[id(node)] = tools_of(cast(BaseNode, node), self.tools)
         return tools
 
     # -- children -----------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from astromesh.abc.tool import ToolContext, ToolPort
 from astromesh.errors import ConfigError, InvalidToolCall
 from astromesh.graph.base import BaseNode
 from astromesh.node.tool_results import failed, unknown_tool
-from astromesh.node.toolbox import ToolBox
+from astromesh.node.toolbox import NoTools, ToolBox
 from astromesh.types import ToolCall, ToolResult, ToolSpec
 
 
@@ -53,3 +53,17 @@ class NodeTools:
                 known = ", ".join(offered) or "none"
                 raise ConfigError(f"Node {node.name!r} names the tool {name!r}. The engine has: {known}.")
         return offered if node.inject_tools else {name: offered[name] for name in names}
+
+
+_NONE = NoTools()
+
+
+def tools_of(node: BaseNode, engine: ToolPort) -> ToolPort:
+    """What a node may call. None of the engine's tools, and all of them, need no port of their own.
+
+    Raises:
+        ConfigError: the node names a tool that the engine does not have.
+    """
+    if node.tools:
+        return NodeTools(node, engine)
+    return engine if node.inject_tools else _NONE

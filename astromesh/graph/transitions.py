@@ -50,6 +50,7 @@ class Crossing(Protocol):
         routes: what the model may say, and the target it means.
         guards: guards and humans that edges or transitions of this node lead to directly.
         rules: those of the seven steps that can answer for this node.
+        straight: where a result without anything to decide by leads, or None where that has to be asked.
     """
 
     name: str
@@ -60,6 +61,7 @@ class Crossing(Protocol):
     routes: Mapping[str, str]
     guards: frozenset[str]
     rules: tuple[Rule, ...]
+    straight: Way | None
 
 
 Rule: TypeAlias = "Callable[[Crossing, NodeResult, GraphState], Way | None]"
@@ -69,11 +71,26 @@ THE_END = Way(END, "end")
 
 def next_way(crossing: Crossing, result: NodeResult, state: GraphState) -> Way:
     """Where to go after a node."""
+    if crossing.straight is not None:  # most nodes, most results: nothing in it decides anything
+        output = result.output
+        says_nothing = output is None or type(output) is str
+        if says_nothing and not (result.next_node or result.tool_calls or result.stop_reason):
+            return crossing.straight
     for rule in crossing.rules:
         way = rule(crossing, result, state)
         if way is not None:
             return way
     return THE_END
+
+
+def straight_way(crossing: Crossing) -> Way | None:
+    """Where a result that says nothing leads, if neither conditions nor transitions have a word in it."""
+    if crossing.arrows:
+        first = crossing.arrows[0]
+        return first.way if first.test is None else None
+    if crossing.transitions:
+        return None
+    return crossing.default if crossing.default.target else THE_END
 
 
 def rules_for(crossing: Crossing) -> tuple[Rule, ...]:

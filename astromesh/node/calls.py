@@ -12,11 +12,12 @@ from time import perf_counter
 
 import orjson
 
+from astromesh.abc.events import Emitter
 from astromesh.abc.provider import ModelPort
 from astromesh.abc.tool import ToolPort
 from astromesh.errors import BudgetExhausted, ProviderUnavailable
 from astromesh.node.runner import together
-from astromesh.node.scope import Scope
+from astromesh.node.scope import NO_EVENTS, Scope
 from astromesh.types import CompletionRequest, CompletionResult, Delta, ToolCall, ToolResult
 
 ASSISTANT = "assistant"
@@ -37,12 +38,21 @@ async def call_model(
         raise BudgetExhausted(f"The run's budget of {key} is used up.")
     ledger.spend("model_calls")
     step = scope.next_step()
+    if events is NO_EVENTS:
+        result = await model.complete(request)
+        ledger.add_usage(result.usage)
+        return result
     events.emit("model.started", step=step, role=role)
     if events.streaming:
         result = await _streamed(scope, model, request, step, role)
     else:
         result = await model.complete(request)
     ledger.add_usage(result.usage)
+    _finished(events, step, role, result)
+    return result
+
+
+def _finished(events: Emitter, step: int, role: str, result: CompletionResult) -> None:
     events.emit(
         "model.finished",
         step=step,
@@ -54,7 +64,6 @@ async def call_model(
         duration_ms=round(result.latency_ms, 3),
         tool_calls=len(result.tool_calls),
     )
-    return result
 
 
 async def _streamed(

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from astromesh.types import Usage
 
 _NOTHING = Usage()
+#: the budgets that calls use up
+_KEYS = ("tokens", "cost_usd", "model_calls", "tool_calls")
 
 
 class RunLedger:
@@ -62,8 +64,12 @@ class RunLedger:
             ledger = ledger.parent
 
     def exhausted(self) -> str:
-        """The first key whose budget is used up, or an empty string."""
-        for key in ("tokens", "cost_usd", "model_calls", "tool_calls"):
-            if self.remaining(key) <= 0:
-                return key
+        """The first key whose budget is used up, here or in a parent, or an empty string."""
+        ledger: RunLedger | None = self
+        while ledger is not None:
+            if ledger.caps:  # asked before every model call, and most ledgers have no caps
+                for key in _KEYS:
+                    if key in ledger.caps and ledger.caps[key] <= ledger.used.get(key, 0):
+                        return key
+            ledger = ledger.parent
         return ""

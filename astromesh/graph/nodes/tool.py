@@ -49,7 +49,7 @@ class ToolNode(BaseNode):
         results = await config.call_tools(calls, state)
         answers = tuple(Message("tool", r.content, tool_call_id=r.call_id, name=r.name) for r in results)
         # a failed call is the model's to correct, not the node's failure
-        return NodeResult(self.name, _values(results), tool_calls=calls, messages_added=answers)
+        return NodeResult(self.name, _values(results), messages_added=answers, is_answer=False)
 
     async def _call(self, state: GraphState, config: NodeConfig) -> NodeResult:
         arguments = self._arguments(state)
@@ -59,7 +59,7 @@ class ToolNode(BaseNode):
         call = ToolCall(f"{self.name}_{uuid4().hex[:12]}", self.tool, text)
         (result,) = await config.call_tools((call,), state)
         failed = "" if result.ok else f"{self.tool}: {result.content}"
-        return NodeResult(self.name, result.value, result.content, tool_calls=(call,), error=failed)
+        return NodeResult(self.name, result.value, result.content, error=failed, is_answer=False)
 
     def _arguments(self, state: GraphState) -> Any:
         if callable(self.arguments):
