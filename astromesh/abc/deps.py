@@ -51,6 +51,7 @@ class Deps:
     data_dir: folder for everything that is kept (`ASTROMESH_DATA_DIR`).
     config_dir: folder of the configuration; relative paths in YAML start here.
     knowledge: RAG pipelines by name, filled before tools open.
+    graphs: graphs by name: a PromptGraph, or the plain data of one.
     compile_transform: compiles a `context_transform`; raises ConfigError where the template is wrong.
     """
 
@@ -63,5 +64,6 @@ class Deps:
     resources: Resources = field(default_factory=Resources)
     knowledge: Mapping[str, Knowledge] = field(default_factory=dict)
     embedders: Mapping[str, Embedder] = field(default_factory=dict)
+    graphs: Mapping[str, Any] = field(default_factory=dict)
     run_agent: RunAgent | None = None
     compile_transform: Callable[[str], Transform] | None = None

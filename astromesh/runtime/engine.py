@@ -13,6 +13,7 @@ from astromesh.abc.clock import Clock, SystemClock
 from astromesh.abc.events import EventSink
 from astromesh.abc.tool import ToolContext
 from astromesh.errors import AgentNotFoundError, AgentUnavailable, InvalidInput, InvalidManifest, ShuttingDown
+from astromesh.graph.graph import PromptGraph
 from astromesh.node.ledger import RunLedger
 from astromesh.node.scope import Scope
 from astromesh.plugins import Plugins
@@ -22,7 +23,7 @@ from astromesh.runtime.bootstrap import Bootstrapped, open_runtime
 from astromesh.runtime.pipeline import answer
 from astromesh.runtime.records import RunAnswer, RunRequest
 from astromesh.runtime.run import ANONYMOUS, GatedEvents, Run, RunModel
-from astromesh.runtime.runs import as_caller, compose, reported, within_deadline
+from astromesh.runtime.runs import as_caller, compose, keeping_partial, reported, within_deadline
 from astromesh.runtime.sessions import Sessions, in_its_session
 from astromesh.telemetry.metrics import Metrics
 from astromesh.telemetry.stream import EventStream
@@ -42,6 +43,7 @@ class AgentRuntime:
         config_dir: folder of `agents/*.agent.yaml` and the other files of api.md section 4.
         data_dir: folder for what is kept; None for `.astromesh`.
         plugins: what YAML names may refer to; None for everything installed.
+        graphs: graphs made in Python, for `orchestration: {pattern: graph, graph: NAME}`.
         env: where `${VAR}` and key names are looked up; None for the process's environment.
     """
 
@@ -53,6 +55,7 @@ class AgentRuntime:
         plugins: Plugins | None = None,
         env: Mapping[str, str] | None = None,
         clock: Clock | None = None,
+        graphs: Mapping[str, PromptGraph] | None = None,
     ) -> None:
         self.config_dir = Path(config_dir)
         self.data_dir = Path(data_dir or ".astromesh")
@@ -62,12 +65,15 @@ class AgentRuntime:
         self.traces = TraceStore()
         self.sessions = Sessions(self.clock)
         self._env = env
+        self._graphs = graphs or {}
         self._open: Bootstrapped | None = None
         self._draining = False
         self._active = 0
         self._idle = asyncio.Event()
         self._idle.set()
-        self._handle = compose(answer, (reported, as_caller, in_its_session(self.sessions), within_deadline))
+        self._handle = compose(
+            answer, (reported, as_caller, in_its_session(self.sessions), keeping_partial, within_deadline)
+        )
 
     # -- life ----------------------------------------------------------------------------------------------
 
@@ -79,7 +85,13 @@ class AgentRuntime:
             CircularAgentReference: agents that call each other in a circle.
         """
         self._open = await open_runtime(
-            self.config_dir, self.data_dir, self.plugins, self._env, self.clock, self._run_nested
+            self.config_dir,
+            self.data_dir,
+            self.plugins,
+            self._env,
+            self.clock,
+            self._run_nested,
+            self._graphs,
         )
 
     async def close(self, grace: float = 30.0) -> None:

@@ -120,6 +120,7 @@ class Run:
     Args:
         stream: the listeners' side of the events; `scope.events` is the gated side that the pattern emits to.
         owner: id of the principal that the session belongs to: the caller, until step 4 finds another one.
+        admitted: the query after the input rules, once step 3 is done.
         any_owner: the caller may use sessions of others (scope `sessions:any`).
     """
 
@@ -132,6 +133,7 @@ class Run:
     any_owner: bool = False
     caller: CallerContext | None = None
     parent: str = ""
+    admitted: str = ""
     started: float = field(default_factory=perf_counter)
 
     @property

@@ -11,6 +11,7 @@ from astromesh.errors import AstromeshError, DeadlineExceeded
 from astromesh.runtime.agent import Agent
 from astromesh.runtime.records import RunAnswer, RunRequest
 from astromesh.runtime.run import Run
+from astromesh.runtime.stages import remember_partial
 from astromesh.types import calling_as
 
 Handler = Callable[[Agent, RunRequest, Run], Awaitable[RunAnswer]]
@@ -89,6 +90,19 @@ def within_deadline(handler: Handler) -> Handler:
             ) from error
 
     return run_within_deadline
+
+
+def keeping_partial(handler: Handler) -> Handler:
+    """A cancelled run keeps what it had said; one that failed or ran out of time keeps nothing."""
+
+    async def run_keeping_partial(agent: Agent, request: RunRequest, run: Run) -> RunAnswer:
+        try:
+            return await handler(agent, request, run)
+        except asyncio.CancelledError:
+            await asyncio.shield(remember_partial(agent, request, run))
+            raise
+
+    return run_keeping_partial
 
 
 def _log(agent: Agent, run: Run, status: str, reason: str) -> None:

@@ -39,6 +39,7 @@ def admit(agent: Agent, request: RunRequest, run: Run) -> AdmittedQuery:
             run.stream.emit("guardrail.action", **action)
         raise
     _report(run, "input", checked.actions, started)
+    run.admitted = checked.text
     return AdmittedQuery(request, checked.text, checked.actions, history, preface)
 
 
@@ -145,14 +146,14 @@ async def remember(agent: Agent, released: ReleasedAnswer, run: Run) -> None:
     run.stream.emit("memory.persisted", turns=2, duration_ms=_since(started))
 
 
-async def remember_partial(agent: Agent, admitted: AdmittedQuery, run: Run) -> None:
+async def remember_partial(agent: Agent, request: RunRequest, run: Run) -> None:
     """What a cancelled run had said: both turns, the answer marked `partial`; nothing where there is none."""
     text = "".join(run.events.partial)
-    if not text or not admitted.request.persist:
+    if not text or not request.persist:
         return
     now = run.scope.clock.now()
     async with agent.memory.transaction(run.key, run.owner) as transaction:
-        transaction.persist_turn(Turn("user", admitted.query, created_at=now, run_id=run.id))
+        transaction.persist_turn(Turn("user", run.admitted, created_at=now, run_id=run.id))
         transaction.persist_turn(Turn("assistant", text, created_at=now, run_id=run.id, status="partial"))
 
 

@@ -32,7 +32,11 @@ def configure_logging(level: str = "info", form: str = "console") -> None:
         structlog.processors.format_exc_info if form == "json" else _keep,
         redact,
     ]
-    renderer = structlog.processors.JSONRenderer() if form == "json" else structlog.dev.ConsoleRenderer()
+    renderer = (
+        structlog.processors.JSONRenderer()
+        if form == "json"
+        else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
+    )
     structlog.configure(
         processors=[*shared, renderer],
         wrapper_class=structlog.make_filtering_bound_logger(number),

@@ -169,7 +169,8 @@ async def test_a_blocked_answer_is_200_with_the_safe_response_and_is_what_is_kep
         "type": "content_filter", "forbidden_keywords": ["classified"], "action": "block", "safe_response": "Sorry.",
     }  # fmt: skip
     runtime = runtime_of(
-        write(tmp_path, manifest(guardrails={"output": [rule]}, memory=SQLITE)), ScriptedProvider("classified!")
+        write(tmp_path, manifest(guardrails={"output": [rule]}, memory=SQLITE)),
+        ScriptedProvider("classified!"),
     )
     async with client_of(runtime) as client:
         answer = await client.post("/v1/agents/helper/run", json={"query": "q", "session_id": "s"})
@@ -208,7 +209,9 @@ async def test_large_bodies_are_413_declared_or_not(tmp_path: Path) -> None:
     async with client_of(runtime) as client:
         declared = await client.post("/v1/agents/helper/run", content=b"x" * 10_000_000)
         chunked = await client.post("/v1/agents/helper/run", content=undeclared())
-    assert [(a.status_code, a.json()["code"]) for a in (declared, chunked)] == [(413, "payload_too_large")] * 2
+    assert [(a.status_code, a.json()["code"]) for a in (declared, chunked)] == [
+        (413, "payload_too_large")
+    ] * 2
 
 
 async def test_unknown_agents_routes_and_methods_are_problem_documents(tmp_path: Path) -> None:
@@ -237,7 +240,9 @@ async def test_one_broken_agent_is_503_and_the_others_run(tmp_path: Path) -> Non
 
 
 async def test_a_run_is_bounded_by_max_iterations_without_an_extra_call(tmp_path: Path) -> None:
-    provider = ScriptedProvider(lambda r: ToolCall(f"c{len(r.messages)}", "lookup", '{"query": "x"}'), repeat=True)
+    provider = ScriptedProvider(
+        lambda r: ToolCall(f"c{len(r.messages)}", "lookup", '{"query": "x"}'), repeat=True
+    )
     spec = {"tools": TOOLS, "orchestration": {"pattern": "react", "max_iterations": 3}}
     async with runtime_of(write(tmp_path, manifest(**spec)), provider) as runtime:
         answer = await runtime.run("helper", "go", "s")
@@ -274,7 +279,10 @@ async def test_a_tool_that_fails_is_told_to_the_model_and_the_run_goes_on(tmp_pa
 
 async def test_a_tool_without_permission_is_neither_shown_nor_run(tmp_path: Path) -> None:
     spec = {
-        "tools": [*TOOLS, {"name": "explode", "type": "internal", "function": "tests.integration.sample_tools:explode"}],
+        "tools": [
+            *TOOLS,
+            {"name": "explode", "type": "internal", "function": "tests.integration.sample_tools:explode"},
+        ],
         "permissions": {"tools": ["lookup"]},
     }
     provider = ScriptedProvider(ToolCall("c1", "explode", "{}"), "done")
@@ -308,7 +316,9 @@ async def test_an_agent_tool_runs_the_whole_pipeline_of_the_other_agent_in_one_t
     assert runs["billing"]["parent_id"] == call["span_id"]
     spent = [s["attributes"]["usage"] for s in trace["spans"] if s["name"] == "llm.complete"]
     assert len(spent) == 3
-    assert answer.json()["metadata"]["tokens_used"] == sum(u["input_tokens"] + u["output_tokens"] for u in spent)
+    assert answer.json()["metadata"]["tokens_used"] == sum(
+        u["input_tokens"] + u["output_tokens"] for u in spent
+    )
 
 
 async def test_the_trace_has_the_tree_of_the_document(tmp_path: Path) -> None:

@@ -17,7 +17,6 @@ from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from astromesh.api.access import caller_of, runtime_of, scope
-from astromesh.api.auth import permits
 from astromesh.api.body import ClientGone, read, unless_gone
 from astromesh.api.errors import problem
 from astromesh.api.outbox import Outbox
@@ -27,6 +26,7 @@ from astromesh.api.trace import incoming_trace_id
 from astromesh.errors import AstromeshError, Forbidden, InvalidInput
 from astromesh.runtime import ids
 from astromesh.runtime.records import RunAnswer, RunRequest
+from astromesh.runtime.scopes import permits
 from astromesh.types import Event, Image, JsonObject, Message
 
 router = APIRouter(tags=["openai"])

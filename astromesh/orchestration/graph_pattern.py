@@ -1,0 +1,85 @@
+"""Every pattern is a graph: this runs one inside a run of the pipeline and says how it ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from astromesh.abc.provider import ModelPort
+from astromesh.abc.run import Outcome, Task
+from astromesh.abc.tool import ToolPort
+from astromesh.errors import AstromeshError, GraphError
+from astromesh.graph.engine import PromptGraphEngine
+from astromesh.graph.graph import PromptGraph
+from astromesh.graph.records import GraphResult
+from astromesh.graph.state import GraphState
+from astromesh.node.scope import Scope
+
+#: what is answered when a bound ended the run before the model had said anything
+UNFINISHED = "I could not finish this within the limits that are set for me."
+#: stops that are an answer for the caller; any other one without an output is an error
+_BOUNDS = frozenset({"max_iterations", "stuck_node", "budget", "cycle"})
+
+
+class GraphPattern:
+    """A `Pattern` that runs a graph.
+
+    Args:
+        make: the graph for a number of iterations; called once for each number.
+    """
+
+    def __init__(self, make: Callable[[int], PromptGraphEngine]) -> None:
+        self._make = make
+        self._engines: dict[int, PromptGraphEngine] = {}
+
+    async def run(self, task: Task, model: ModelPort, tools: ToolPort, scope: Scope) -> Outcome:
+        """One run of the graph.
+
+        Raises:
+            AstromeshError: what made the graph fail, e.g. AllProvidersFailed.
+        """
+        run = self._engine(task.max_iterations).start(
+            task.messages, scope, model=model, tools=tools, context=task.context
+        )
+        result = await run.execute()
+        if result.output is None:
+            _raise_failure(result, run.state)
+        return outcome(result, len(task.messages))
+
+    def _engine(self, iterations: int) -> PromptGraphEngine:
+        engine = self._engines.get(iterations)
+        if engine is None:
+            engine = self._engines[iterations] = self._make(iterations)
+        return engine
+
+
+def outcome(result: GraphResult, given: int) -> Outcome:
+    """What the pipeline is told.
+
+    Args:
+        given: how many messages the run began with; only later ones can be an answer.
+    """
+    report = result.report
+    text = result.text if result.output is not None else _last_words(result, given) or UNFINISHED
+    return Outcome(text, report.stop_reason, report.iterations, report.usage, report.error)
+
+
+def engine_of(graph: PromptGraph, iterations: int) -> PromptGraphEngine:
+    """An engine whose only bound is the run's number of iterations."""
+    return PromptGraphEngine(graph, max_iterations=iterations, max_node_iterations=iterations)
+
+
+def _last_words(result: GraphResult, given: int) -> str:
+    """The newest text that the model said in this run, never a tool's result."""
+    said = (m.content for m in reversed(result.messages[given:]) if m.role == "assistant" and m.content)
+    return next(said, "")
+
+
+def _raise_failure(result: GraphResult, state: GraphState) -> None:
+    report = result.report
+    if not report.error or report.stop_reason in _BOUNDS:
+        return
+    causes = (r.exception for r in reversed(state.node_history) if r.exception is not None)
+    cause = next(causes, None)
+    if isinstance(cause, AstromeshError) and not isinstance(cause, GraphError):
+        raise cause
+    raise GraphError(report.error) from cause
