@@ -79,7 +79,7 @@ class Turn(NamedTuple):
 
     Args:
         seq: position in the session, from 1, without gaps; 0 on a turn not stored yet.
-        created_at: seconds since the epoch.
+        created_at: seconds since the epoch, kept to the millisecond.
         run_id: the run that wrote it.
         status: `complete`, or `partial` for what a cancelled run had said.
         tokens: estimated size for token budgets, 0 where unknown.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 
-from astromesh.errors import AstromeshError, InvalidInput, StoreError, StoreUnavailable
+from astromesh.errors import InvalidInput, StoreError, StoreUnavailable
 
 _BUSY = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
 
@@ -43,10 +43,10 @@ def translated(error: BaseException, name: str) -> BaseException:
     """Args: name: what the operator calls the database, e.g. its file name."""
     if (said := _UNAVAILABLE.get(result_code(error))) is not None:
         return StoreUnavailable(f"The database {name} {said}.")
+    if isinstance(error, OSError):
+        return StoreUnavailable(f"The database {name} {_UNAVAILABLE[sqlite3.SQLITE_CANTOPEN]}.")
     if isinstance(error, sqlite3.Error):
         return StoreError(f"The database {name} refused a statement: {error}")
     if isinstance(error, UnicodeEncodeError):
         return InvalidInput("The text holds half of a surrogate pair, which is no character.")
-    if isinstance(error, AstromeshError):
-        return error
     return error

@@ -75,7 +75,8 @@ class InMemoryConversations:
             raise SessionNotFound(f"There is no session {key.session_id!r}.")
         last = len(session.turns)
         session.turns += [
-            t._replace(seq=seq, created_at=t.created_at or now) for seq, t in enumerate(turns, last + 1)
+            t._replace(seq=seq, created_at=round(t.created_at or now, 3))
+            for seq, t in enumerate(turns, last + 1)
         ]
         session.updated_at, session.expires_at = now, expires_at
         self._sessions.move_to_end(key)

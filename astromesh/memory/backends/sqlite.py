@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, ClassVar, NamedTuple, Self
 
+import orjson
 from pydantic import BaseModel, ConfigDict, Field
 
 from astromesh.abc.clock import Clock
@@ -25,7 +26,7 @@ from astromesh.types import SessionKey, Turn
 _PACKAGE = "astromesh.memory.backends"
 SCHEMA = Schema("conversations", _PACKAGE, "sql/sqlite/conversations")
 SQL = queries(_PACKAGE, "sql/sqlite/conversations.sql")
-_SESSION, _NEWEST, _ADVANCE, _ADD_TURN = SQL["session"], SQL["newest"], SQL["advance"], SQL["add_turn"]
+_RECALL, _ADVANCE, _ADD_TURN, _ADD_PAIR = SQL["recall"], SQL["advance"], SQL["add_turn"], SQL["add_pair"]
 
 #: sessions deleted in one transaction, so that others get their turn in between
 _CHUNK = 200
@@ -132,14 +133,12 @@ def recall(
 
 
 def _recall(connection: sqlite3.Connection, key: SessionKey, limit: int, now: float) -> Recalled:
-    row = connection.execute(_SESSION, (*key, now)).fetchone()
+    row = connection.execute(_RECALL, (*key, now, limit)).fetchone()
     if row is None:
         return _NOTHING
-    session, owner, last_seq, text, upto = row
-    rows = connection.execute(_NEWEST, (session, limit)).fetchall() if limit > 0 else []
-    rows.reverse()
+    owner, last_seq, text, upto, turns = row
     summary = Summary(text, upto) if text is not None else None
-    return Recalled(tuple(map(Turn._make, rows)), summary, owner, last_seq)
+    return Recalled(tuple(map(Turn._make, orjson.loads(turns))), summary, owner, last_seq)
 
 
 def append(connection: sqlite3.Connection, items: Sequence[Appended]) -> Sequence[int | BaseException]:
@@ -157,13 +156,14 @@ def _append(connection: sqlite3.Connection, item: Appended) -> int | BaseExcepti
         return SessionNotFound(f"There is no session {key.session_id!r}.")
     session, last_seq = row
     first = last_seq - len(turns) + 1
-    connection.executemany(
-        _ADD_TURN,
-        [
-            (t.role, t.content, seq, t.created_at or now, t.run_id, t.status, t.tokens, session)
-            for seq, t in enumerate(turns, first)
-        ],
-    )
+    rows = [
+        (t.role, t.content, seq, round(t.created_at or now, 3), t.run_id, t.status, t.tokens, session)
+        for seq, t in enumerate(turns, first)
+    ]
+    if len(rows) == 2:
+        connection.execute(_ADD_PAIR, rows[0] + rows[1])
+    else:
+        connection.executemany(_ADD_TURN, rows)
     return int(last_seq)
 
 

@@ -1,12 +1,13 @@
 -- Every key is (tenant, agent, session_id); a session whose time is over does not exist.
 
--- name: session
-SELECT id, owner, last_seq, summary, upto FROM sessions
-WHERE tenant = ? AND agent = ? AND session_id = ? AND (expires_at = 0 OR expires_at > ?)
-
--- name: newest
-SELECT role, content, seq, created_at, run_id, status, tokens FROM turns
-WHERE session = ? ORDER BY seq DESC LIMIT ?
+-- name: recall
+-- One row whatever the number of turns: SQLite gives the interpreter lock away at every row.
+SELECT s.owner, s.last_seq, s.summary, s.upto, (
+    SELECT json_group_array(
+        json_array(t.role, t.content, t.seq, t.created_at, t.run_id, t.status, t.tokens))
+    FROM turns t WHERE t.session = s.id AND t.seq > s.last_seq - ?5)
+FROM sessions s
+WHERE s.tenant = ?1 AND s.agent = ?2 AND s.session_id = ?3 AND (s.expires_at = 0 OR s.expires_at > ?4)
 
 -- name: advance
 INSERT INTO sessions (tenant, agent, session_id, owner, last_seq, created_at, updated_at, expires_at)
@@ -18,6 +19,10 @@ RETURNING id, last_seq
 
 -- name: add_turn
 INSERT INTO turns (role, content, seq, created_at, run_id, status, tokens, session) VALUES (?, ?, ?, ?, ?, ?, ?, ?)
+
+-- name: add_pair
+INSERT INTO turns (role, content, seq, created_at, run_id, status, tokens, session)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?), (?, ?, ?, ?, ?, ?, ?, ?)
 
 -- name: erase_expired
 DELETE FROM sessions

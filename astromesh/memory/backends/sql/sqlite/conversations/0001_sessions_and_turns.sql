@@ -1,6 +1,7 @@
--- A session and its turns. The id is what turns refer to: new sessions stand at the end of both tables.
+-- A session and its turns. The id is what turns refer to: new sessions stand at the end of both tables, so that the
+-- sessions written together share pages. Turns go with their session, so that an id that is used again has none.
 CREATE TABLE sessions (
-    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    id INTEGER PRIMARY KEY,
     tenant TEXT NOT NULL,
     agent TEXT NOT NULL,
     session_id TEXT NOT NULL,

@@ -1,0 +1,76 @@
+"""Semantic and episodic memory in lists: small, but they keep what they are given."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from astromesh.types import JsonObject, SemanticResult, SessionKey
+
+
+class ListedPassages:
+    """A `SemanticStore`: a passage's score is the share of the query's words that it holds."""
+
+    def __init__(self) -> None:
+        self.passages: list[tuple[str, str, str, str, JsonObject]] = []
+
+    async def add(
+        self, tenant: str, agent: str, owner: str, passages: Sequence[tuple[str, JsonObject]]
+    ) -> None:
+        self.passages += [(tenant, agent, owner, content, metadata) for content, metadata in passages]
+
+    async def search(
+        self, tenant: str, agent: str, owner: str, query: str, *, top_k: int = 5, threshold: float = 0.0
+    ) -> tuple[SemanticResult, ...]:
+        found = [
+            SemanticResult(content, _score(query, content), str(metadata.get("source", "")), metadata)
+            for *place, content, metadata in self.passages
+            if place == [tenant, agent, owner]
+        ]
+        near = [result for result in found if result.score and result.score >= threshold]
+        return tuple(sorted(near, key=lambda result: -result.score)[:top_k])
+
+    async def erase_owner(self, tenant: str, owner: str) -> int:
+        kept = [p for p in self.passages if (p[0], p[2]) != (tenant, owner)]
+        count, self.passages = len(self.passages) - len(kept), kept
+        return count
+
+    async def ping(self) -> None:
+        """Never fails."""
+
+    async def close(self) -> None:
+        """Keeps what it has, for the test to look at."""
+
+
+class ListedEvents:
+    """An `EpisodicStore`."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[SessionKey, str, JsonObject]] = []
+
+    async def record(self, key: SessionKey, owner: str, events: Sequence[JsonObject], *, now: float) -> None:
+        self.events += [(key, owner, event) for event in events]
+
+    async def recent(
+        self, key: SessionKey, limit: int, *, owner: str | None = None
+    ) -> tuple[JsonObject, ...]:
+        found = [event for of, who, event in self.events if of == key and owner in (None, who)]
+        return tuple(found[-limit:])
+
+    async def erase(self, key: SessionKey) -> None:
+        self.events = [e for e in self.events if e[0] != key]
+
+    async def erase_owner(self, tenant: str, owner: str) -> int:
+        kept = [e for e in self.events if (e[0].tenant, e[1]) != (tenant, owner)]
+        count, self.events = len(self.events) - len(kept), kept
+        return count
+
+    async def ping(self) -> None:
+        """Never fails."""
+
+    async def close(self) -> None:
+        """Keeps what it has, for the test to look at."""
+
+
+def _score(query: str, content: str) -> float:
+    words = set(query.lower().split())
+    return len(words & set(content.lower().split())) / len(words) if words else 0.0
