@@ -9,7 +9,7 @@ from astromesh.telemetry.stream import DELTA
 from astromesh.types import Event
 
 #: events that wait one by one; beyond it deltas of one step are joined
-MOST_SINGLE = 64
+MOST_SINGLE = 512
 #: characters of text that wait; beyond it deltas are dropped: the run's last event has the whole answer
 MOST_TEXT = 1 << 20
 

@@ -34,6 +34,7 @@ from astromesh.core.prompt_engine import PromptEngine, check_template
 from astromesh.core.tool_layers import DeclaredTool
 from astromesh.core.tools import ToolRegistry, declared
 from astromesh.errors import AstromeshError, CircularAgentReference, ConfigError, InvalidManifest
+from astromesh.graph.graph import PromptGraph
 from astromesh.net.http import Http
 from astromesh.plugins import Plugins
 from astromesh.runtime.agent import Agent
@@ -73,13 +74,14 @@ def load_configuration(folder: Path, plugins: Plugins, env: Mapping[str, str] | 
     )
 
 
-async def open_runtime(
+async def open_runtime(  # noqa: PLR0913 (what a runtime is made of)
     folder: Path,
     data_dir: Path,
     plugins: Plugins,
     env: Mapping[str, str] | None,
     clock: Clock,
     run_agent: RunAgent,
+    graphs: Mapping[str, PromptGraph],
 ) -> Bootstrapped:
     """Opens everything; what was opened is closed again when it fails.
 
@@ -92,7 +94,7 @@ async def open_runtime(
     detect_circular_refs(configuration.edges)
     opened = Bootstrapped(configuration, Resources(), broken=dict(configuration.broken))
     try:
-        await _Bootstrap(opened, plugins, data_dir, clock, run_agent).run()
+        await _Bootstrap(opened, plugins, data_dir, clock, run_agent, graphs).run()
     except BaseException:
         await opened.resources.close()
         raise
@@ -127,7 +129,13 @@ class _Bootstrap:
     """One bootstrap on its way."""
 
     def __init__(
-        self, opened: Bootstrapped, plugins: Plugins, data_dir: Path, clock: Clock, run_agent: RunAgent
+        self,
+        opened: Bootstrapped,
+        plugins: Plugins,
+        data_dir: Path,
+        clock: Clock,
+        run_agent: RunAgent,
+        graphs: Mapping[str, PromptGraph],
     ) -> None:
         self._opened = opened
         self._plugins = plugins
@@ -147,6 +155,7 @@ class _Bootstrap:
             redis_url=runtime.redis.url.get_secret_value(),
             resources=opened.resources,
             knowledge=opened.knowledge,
+            graphs={**{n: m.spec for n, m in configuration.graphs.items()}, **graphs},
             run_agent=run_agent,
             compile_transform=compile_transform,
         )

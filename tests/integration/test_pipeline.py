@@ -14,6 +14,7 @@ from tests.integration.agents_folder import client_of, manifest, runtime_of, wri
 
 SQLITE = {"conversational": {"backend": "sqlite", "strategy": "sliding_window", "max_turns": 20}}
 TOOLS = [{"name": "lookup", "type": "internal", "function": "tests.integration.sample_tools:lookup"}]
+EXPLODE = {"name": "explode", "type": "internal", "function": "tests.integration.sample_tools:explode"}
 EVERYTHING = {
     "tools": TOOLS,
     "memory": SQLITE,
@@ -267,9 +268,8 @@ async def test_a_run_past_its_deadline_is_504_and_the_next_one_works(tmp_path: P
 
 
 async def test_a_tool_that_fails_is_told_to_the_model_and_the_run_goes_on(tmp_path: Path) -> None:
-    tools = [{"name": "explode", "type": "internal", "function": "tests.integration.sample_tools:explode"}]
     provider = ScriptedProvider(ToolCall("c1", "explode", "{}"), "I could not.")
-    async with runtime_of(write(tmp_path, manifest(tools=tools)), provider) as runtime:
+    async with runtime_of(write(tmp_path, manifest(tools=[EXPLODE])), provider) as runtime:
         answer = await runtime.run("helper", "go", "s")
     result = provider.requests[1].messages[-1]
     assert (result.role, result.tool_call_id) == ("tool", "c1")
