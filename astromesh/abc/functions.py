@@ -6,11 +6,9 @@ pydantic: who may never meet a function (the graph, for its import time) loads i
 
 from __future__ import annotations
 
-import asyncio
 import contextvars
 import inspect
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, get_type_hints
@@ -19,13 +17,14 @@ import docstring_parser
 from pydantic import BaseModel, ConfigDict, Field, PydanticUserError, ValidationError, create_model
 from pydantic.json_schema import GenerateJsonSchema
 
+from astromesh.abc.threads import Threads
 from astromesh.abc.tool import ToolContext
 from astromesh.errors import ConfigError, InvalidToolCall
 from astromesh.types import Effect, JsonObject, ToolSpec
 
 # Synchronous tools block; they get threads of their own, so that file and DNS work of the default executor
 # never waits for them. Threads are started by the first calls, not here.
-_THREADS = ThreadPoolExecutor(max_workers=32, thread_name_prefix="astromesh-tool")
+_THREADS = Threads(32, "astromesh-tool")
 
 
 class _Arguments(BaseModel):
@@ -100,8 +99,7 @@ class FunctionTool:
             return await self.function(**bound)
         # the caller's context variables (tracing, CallerContext) are visible in the thread
         inside = contextvars.copy_context()
-        loop = asyncio.get_running_loop()
-        result = await loop.run_in_executor(_THREADS, partial(inside.run, self.function, **bound))
+        result = await _THREADS.run(partial(inside.run, self.function, **bound))
         return await result if inspect.isawaitable(result) else result
 
 
