@@ -20,6 +20,8 @@ _FENCED = re.compile(r"```[ \t]*[\w-]*[ \t]*\n?(.*?)```", re.S)
 _OPENING = re.compile(r"[{\[]")
 _MARKS = re.compile(r'["{}\[\]\\]')
 _MOST_FAULTS = 8
+#: bracketed pieces of a text that are tried
+_MOST_TRIES = 50
 _LONGEST_FAULT = 300
 # schemas may come from callers: no reference is fetched, and patterns match in linear time
 _LINEAR = jsonschema_rs.RegexOptions()
@@ -100,7 +102,10 @@ def find_json(text: str) -> tuple[Any] | None:
 def _amid_words(text: str) -> tuple[Any] | None:
     """The first object or array that is whole. Linear: a failure goes on behind what it had scanned."""
     start = 0
-    while (opening := _OPENING.search(text, start)) is not None:
+    for _ in range(_MOST_TRIES):
+        opening = _OPENING.search(text, start)
+        if opening is None:
+            return None
         begin, end = opening.start(), _closing(text, opening.start())
         if end < 0:
             return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import orjson
@@ -45,13 +46,11 @@ class AnthropicReader:
         self._finish = ""
         self._usage: JsonObject = {}
 
-    def feed(self, chunk: bytes) -> list[str]:
-        texts: list[str] = []
+    def feed(self, chunk: bytes) -> Iterator[str]:
         for event in self._sse.feed(chunk):
             if text := self._take(orjson.loads(event.data)):
-                texts.append(text)
-        self._text += texts
-        return texts
+                self._text.append(text)
+                yield text
 
     def finish(self) -> Reply:
         if not self.done:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 from uuid import uuid4
 
@@ -104,13 +104,14 @@ class OllamaReader:
         self._calls: tuple[ToolCall, ...] = ()
         self._last: JsonObject = {}
 
-    def feed(self, chunk: bytes) -> list[str]:
-        texts = [text for line in self._lines.feed(chunk) if (text := self._take(orjson.loads(line)))]
-        self._text += texts
-        return texts
+    def feed(self, chunk: bytes) -> Iterator[str]:
+        for line in self._lines.feed(chunk):
+            if text := self._take(orjson.loads(line)):
+                yield text
 
     def finish(self) -> Reply:
-        self._text += [text for line in self._lines.finish() if (text := self._take(orjson.loads(line)))]
+        for line in self._lines.finish():
+            self._take(orjson.loads(line))
         if not self.done:
             raise cut()
         return Reply("".join(self._text), self._calls, _finish(self._last, self._calls), counted(self._last))
@@ -122,7 +123,9 @@ class OllamaReader:
         self._calls += _calls(message)
         if line.get("done"):
             self.done, self._last = True, line
-        return _text(message)
+        text = _text(message)
+        self._text.append(text)
+        return text
 
 
 def encode_message(message: Message) -> JsonObject:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 from uuid import uuid4
 
@@ -41,49 +42,46 @@ class OpenAIReader:
         self._refused = False
         self._counted: Counted | None = None
 
-    def feed(self, chunk: bytes) -> list[str]:
-        texts: list[str] = []
+    def feed(self, chunk: bytes) -> Iterator[str]:
         for event in self._sse.feed(chunk):
-            self._take(event.data, texts)
-        return texts
+            if text := self._take(event.data):
+                yield text
 
     def finish(self) -> Reply:
         for event in self._sse.finish():
-            self._take(event.data, self._text)
+            self._take(event.data)
         if not (self.done or self._finish):
             raise cut()
         calls = tuple(call.closed() for call in self._calls)
         reason = "content_filter" if self._refused else _finish(self._finish, bool(calls))
         return Reply("".join(self._text), calls, reason, self._counted)
 
-    def _take(self, data: bytes, texts: list[str]) -> None:
+    def _take(self, data: bytes) -> str:
+        """The text of an event, if it has any."""
         if data == b"[DONE]":
             self.done = True
-            return
+            return ""
         event = orjson.loads(data)
         if usage := event.get("usage"):
             self._counted = counted(usage)
         if choices := event.get("choices"):
-            self._choose(choices[0], texts)
-        elif error := event.get("error"):
+            return self._choose(choices[0])
+        if error := event.get("error"):
             raise faults.from_body(error)
+        return ""
 
-    def _choose(self, choice: JsonObject, texts: list[str]) -> None:
+    def _choose(self, choice: JsonObject) -> str:
         delta = choice.get("delta") or {}
-        if text := delta.get("content"):
-            self._add(text_of(text), texts)
-        elif refusal := delta.get("refusal"):
-            self._refused = True
-            self._add(text_of(refusal), texts)
         for piece in delta.get("tool_calls") or ():
             self._grow(piece)
         if reason := choice.get("finish_reason"):
             self._finish = reason
-
-    def _add(self, text: str, texts: list[str]) -> None:
-        texts.append(text)
-        if texts is not self._text:
+        refusal = delta.get("refusal")
+        self._refused = self._refused or bool(refusal)
+        text = text_of(delta.get("content") or refusal)
+        if text:
             self._text.append(text)
+        return text
 
     def _grow(self, piece: JsonObject) -> None:
         call = self._call_of(piece)

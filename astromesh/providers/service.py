@@ -6,7 +6,7 @@ deadlines, the errors, the usage and its price.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, NamedTuple, Protocol
@@ -54,8 +54,11 @@ class StreamReader(Protocol):
 
     done: bool
 
-    def feed(self, chunk: bytes) -> list[str]:
-        """The text deltas in this chunk, as the service sent them. Raises ProviderError or WRONG_SHAPE."""
+    def feed(self, chunk: bytes) -> Iterator[str]:
+        """The text deltas in this chunk, as the service sent them. Raises ProviderError or WRONG_SHAPE.
+
+        An iterator, so that what stands before a fault in the same chunk still goes out.
+        """
 
     def finish(self) -> Reply:
         """The whole answer. Raises ProviderUnavailable where the stream ended early."""
@@ -206,9 +209,9 @@ class ServiceProvider:
         except WRONG_SHAPE as error:
             raise self._unreadable() from error
 
-    def _fed(self, reader: StreamReader, chunk: bytes) -> list[str]:
+    def _fed(self, reader: StreamReader, chunk: bytes) -> Iterator[str]:
         try:
-            return reader.feed(chunk)
+            yield from reader.feed(chunk)
         except ProviderError as error:
             raise self._named(error) from None
         except WRONG_SHAPE as error:

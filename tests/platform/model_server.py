@@ -1,0 +1,402 @@
+"""A model service inside the test's process that speaks three wire formats, as a script says.
+
+One scenario, told in OpenAI's, Anthropic's and Ollama's words. The official SDKs are held against it too
+(`tests/contract/test_provider.py`), so that it cannot drift into formats of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Self
+
+from aiohttp import web
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Call:
+    id: str
+    name: str
+    arguments: Json
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """What the model does.
+
+    Args:
+        pieces: the text as it is streamed.
+        usage: input tokens (cached ones among them), output tokens, cached tokens.
+        status, headers, error: of an answer that is a failure.
+        raw: answered instead of the format, as whole body or as the stream's second event.
+        after: events of a stream that leave before `then` happens.
+        then: `cut` the connection, fall `silent`, send the `raw` bytes, or an `error` event.
+        length: answered as too long.
+    """
+
+    pieces: tuple[str, ...] = ("Hello", ", ", "world", ".")
+    calls: tuple[Call, ...] = ()
+    usage: tuple[int, int, int] | None = (12, 4, 8)
+    status: int = 200
+    headers: Mapping[str, str] = field(default_factory=dict)
+    error: str = "asked to fail"
+    raw: bytes = b""
+    after: int = 1000
+    then: str = ""
+    length: bool = False
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A request in neutral words."""
+
+    model: str
+    system: str
+    turns: tuple[tuple[str, str], ...]
+    calls: tuple[tuple[str, Json], ...]
+    results: tuple[str, ...]
+    images: int
+    tools: tuple[str, ...]
+    schema: Json | None
+    key: str
+    body: Json
+
+
+class OpenAISpeaker:
+    path = "/v1/chat/completions"
+    kind = "text/event-stream"
+
+    def whole(self, s: Scenario) -> Json:
+        message: Json = {"role": "assistant", "content": "".join(s.pieces) or None}
+        if s.calls:
+            message["tool_calls"] = [self._call(c, json.dumps(c.arguments)) for c in s.calls]
+        choice = {"index": 0, "message": message, "finish_reason": self._finish(s)}
+        answer = {"id": "x", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice]}
+        return answer | ({"usage": self._usage(s)} if s.usage else {})
+
+    def events(self, s: Scenario, body: Json) -> list[bytes]:
+        chunks = [self._chunk({"role": "assistant", "content": ""})]
+        chunks += [self._chunk({"content": piece}) for piece in s.pieces]
+        for index, call in enumerate(s.calls):
+            text = json.dumps(call.arguments)
+            chunks.append(self._chunk({"tool_calls": [{"index": index, **self._call(call, "")}]}))
+            for part in (text[:3], text[3:]):
+                chunks.append(
+                    self._chunk({"tool_calls": [{"index": index, "function": {"arguments": part}}]})
+                )
+        chunks.append(self._chunk({}, self._finish(s)))
+        if s.usage and (body.get("stream_options") or {}).get("include_usage"):
+            chunks.append({**self._chunk({}), "choices": [], "usage": self._usage(s)})
+        return [b"data: " + json.dumps(c).encode() + b"\n\n" for c in chunks] + [b"data: [DONE]\n\n"]
+
+    def failure(self, s: Scenario) -> Json:
+        return {"error": {"message": s.error, "type": "server_error", "code": None}}
+
+    def error_event(self, s: Scenario) -> bytes:
+        return b"data: " + json.dumps({"error": {"message": s.error, "code": 503}}).encode() + b"\n\n"
+
+    def seen(self, body: Json, headers: Mapping[str, str]) -> Seen:
+        messages = body["messages"]
+        said = [m for m in messages if m["role"] in ("user", "assistant")]
+        parts = [p for m in said if isinstance(m["content"], list) for p in m["content"]]
+        return Seen(
+            model=body["model"],
+            system="\n\n".join(m["content"] for m in messages if m["role"] == "system"),
+            turns=tuple((m["role"], text) for m in said if (text := _text(m["content"]))),
+            calls=tuple(
+                (c["function"]["name"], json.loads(c["function"]["arguments"]))
+                for m in said
+                for c in m.get("tool_calls") or ()
+            ),
+            results=tuple(m["content"] for m in messages if m["role"] == "tool" and m["tool_call_id"]),
+            images=sum(p["type"] == "image_url" and bool(p["image_url"]["url"]) for p in parts),
+            tools=tuple(t["function"]["name"] for t in body.get("tools") or ()),
+            schema=body["response_format"]["json_schema"]["schema"] if "response_format" in body else None,
+            key=headers.get("authorization", "").removeprefix("Bearer "),
+            body=body,
+        )
+
+    def _call(self, call: Call, arguments: str) -> Json:
+        return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
+
+    def _chunk(self, delta: Json, reason: str | None = None) -> Json:
+        choice = {"index": 0, "delta": delta, "finish_reason": reason}
+        return {"id": "x", "object": "chat.completion.chunk", "created": 1, "model": "m", "choices": [choice]}
+
+    def _usage(self, s: Scenario) -> Json:
+        inputs, outputs, cached = s.usage or (0, 0, 0)
+        return {
+            "prompt_tokens": inputs,
+            "completion_tokens": outputs,
+            "total_tokens": inputs + outputs,
+            "prompt_tokens_details": {"cached_tokens": cached},
+        }
+
+    def _finish(self, s: Scenario) -> str:
+        return "length" if s.length else "tool_calls" if s.calls else "stop"
+
+
+class AnthropicSpeaker:
+    path = "/v1/messages"
+    kind = "text/event-stream"
+
+    def whole(self, s: Scenario) -> Json:
+        blocks: list[Json] = [{"type": "text", "text": "".join(s.pieces)}] if s.pieces else []
+        blocks += [{"type": "tool_use", "id": c.id, "name": c.name, "input": c.arguments} for c in s.calls]
+        counts = {"usage": self._usage(s)} if s.usage else {}
+        return {**self._head(s), "content": blocks, "stop_reason": self._finish(s), **counts}
+
+    def events(self, s: Scenario, body: Json) -> list[bytes]:
+        start: Json = {**self._head(s), "content": [], "stop_reason": None}
+        if s.usage:
+            start["usage"] = self._usage(s) | {"output_tokens": 1}
+        events: list[Json] = [{"type": "message_start", "message": start}, {"type": "ping"}]
+        if s.pieces:
+            events.append(
+                {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}}
+            )
+            events += [self._delta(0, {"type": "text_delta", "text": piece}) for piece in s.pieces]
+            events.append({"type": "content_block_stop", "index": 0})
+        for index, call in enumerate(s.calls, 1):
+            block = {"type": "tool_use", "id": call.id, "name": call.name, "input": {}}
+            text = json.dumps(call.arguments)
+            events.append({"type": "content_block_start", "index": index, "content_block": block})
+            for part in (text[:3], text[3:]):
+                events.append(self._delta(index, {"type": "input_json_delta", "partial_json": part}))
+            events.append({"type": "content_block_stop", "index": index})
+        last = {"stop_reason": self._finish(s), "stop_sequence": None}
+        counts = {"usage": {"output_tokens": s.usage[1]}} if s.usage else {}
+        events.append({"type": "message_delta", "delta": last, **counts})
+        events.append({"type": "message_stop"})
+        return [self._event(e) for e in events]
+
+    def failure(self, s: Scenario) -> Json:
+        return {"type": "error", "error": {"type": "api_error", "message": s.error}}
+
+    def error_event(self, s: Scenario) -> bytes:
+        return self._event({"type": "error", "error": {"type": "overloaded_error", "message": s.error}})
+
+    def seen(self, body: Json, headers: Mapping[str, str]) -> Seen:
+        assert headers["anthropic-version"]
+        assert body["max_tokens"] > 0
+        roles = [m["role"] for m in body["messages"]]
+        assert roles[0] == "user"
+        assert all(a != b for a, b in itertools.pairwise(roles)), roles
+        blocks = [(m["role"], b) for m in body["messages"] for b in _blocks(m["content"])]
+        return Seen(
+            model=body["model"],
+            system="\n\n".join(b["text"] for b in _blocks(body.get("system", []))),
+            turns=tuple((role, b["text"]) for role, b in blocks if b["type"] == "text"),
+            calls=tuple((b["name"], b["input"]) for _, b in blocks if b["type"] == "tool_use"),
+            results=tuple(b["content"] for _, b in blocks if b["type"] == "tool_result" and b["tool_use_id"]),
+            images=sum(b["type"] == "image" and bool(b["source"]) for _, b in blocks),
+            tools=tuple(t["name"] for t in body.get("tools") or ()),
+            schema=body["output_config"]["format"]["schema"] if "output_config" in body else None,
+            key=headers.get("x-api-key", ""),
+            body=body,
+        )
+
+    def _head(self, s: Scenario) -> Json:
+        return {"id": "msg_1", "type": "message", "role": "assistant", "model": "m", "stop_sequence": None}
+
+    def _usage(self, s: Scenario) -> Json:
+        inputs, outputs, cached = s.usage or (0, 0, 0)
+        return {
+            "input_tokens": inputs - cached,
+            "cache_read_input_tokens": cached,
+            "cache_creation_input_tokens": 0,
+            "output_tokens": outputs,
+        }
+
+    def _delta(self, index: int, delta: Json) -> Json:
+        return {"type": "content_block_delta", "index": index, "delta": delta}
+
+    def _event(self, event: Json) -> bytes:
+        return f"event: {event['type']}\ndata: {json.dumps(event)}\n\n".encode()
+
+    def _finish(self, s: Scenario) -> str:
+        return "max_tokens" if s.length else "tool_use" if s.calls else "end_turn"
+
+
+class OllamaSpeaker:
+    path = "/api/chat"
+    kind = "application/x-ndjson"
+
+    def whole(self, s: Scenario) -> Json:
+        return self._line("".join(s.pieces), s.calls) | self._last(s)
+
+    def events(self, s: Scenario, body: Json) -> list[bytes]:
+        lines = [self._line(piece) for piece in s.pieces]
+        lines += [self._line("", (call,)) for call in s.calls]
+        lines.append(self._line("") | self._last(s))
+        return [json.dumps(line).encode() + b"\n" for line in lines]
+
+    def failure(self, s: Scenario) -> Json:
+        return {"error": s.error}
+
+    def error_event(self, s: Scenario) -> bytes:
+        return json.dumps({"error": s.error}).encode() + b"\n"
+
+    def seen(self, body: Json, headers: Mapping[str, str]) -> Seen:
+        messages = body["messages"]
+        return Seen(
+            model=body["model"],
+            system="\n\n".join(m["content"] for m in messages if m["role"] == "system"),
+            turns=tuple(
+                (m["role"], m["content"])
+                for m in messages
+                if m["role"] in ("user", "assistant") and m["content"]
+            ),
+            calls=tuple(
+                (c["function"]["name"], c["function"]["arguments"])
+                for m in messages
+                for c in m.get("tool_calls") or ()
+            ),
+            results=tuple(m["content"] for m in messages if m["role"] == "tool" and m["tool_name"]),
+            images=sum(len(m.get("images") or ()) for m in messages),
+            tools=tuple(t["function"]["name"] for t in body.get("tools") or ()),
+            schema=body.get("format"),
+            key=headers.get("authorization", "").removeprefix("Bearer "),
+            body=body,
+        )
+
+    def _line(self, text: str, calls: tuple[Call, ...] = ()) -> Json:
+        message: Json = {"role": "assistant", "content": text}
+        if calls:
+            message["tool_calls"] = [{"function": {"name": c.name, "arguments": c.arguments}} for c in calls]
+        return {"model": "m", "created_at": "2026-01-01T00:00:00Z", "message": message, "done": False}
+
+    def _last(self, s: Scenario) -> Json:
+        inputs, outputs, _ = s.usage or (0, 0, 0)
+        counts = {"prompt_eval_count": inputs, "eval_count": outputs} if s.usage else {}
+        return {"done": True, "done_reason": "length" if s.length else "stop", **counts}
+
+
+Speaker = OpenAISpeaker | AnthropicSpeaker | OllamaSpeaker
+SPEAKERS: tuple[Speaker, ...] = (OpenAISpeaker(), AnthropicSpeaker(), OllamaSpeaker())
+
+
+class ModelServer:
+    """An async context manager.
+
+    Attributes:
+        url: `http://127.0.0.1:PORT`.
+        script: scenarios of the next requests; the last one stays.
+        seen: the requests so far.
+        left: streams whose client went away before their end.
+    """
+
+    def __init__(self) -> None:
+        self.url = ""
+        self.script: list[Scenario] = [Scenario()]
+        self.seen: list[Seen] = []
+        self.left = 0
+        self._gone = asyncio.Event()
+        self._runner: web.AppRunner | None = None
+
+    async def __aenter__(self) -> Self:
+        app = web.Application(client_max_size=2**24)
+        for speaker in SPEAKERS:
+            app.router.add_post(speaker.path, self._answering(speaker))
+        for path in ("/v1/models", "/api/version"):
+            app.router.add_get(path, self._ping)
+        # cancels a handler whose client has left, as a real service stops generating
+        self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1, access_log=None)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", 0)
+        await site.start()
+        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._runner is not None
+        await self._runner.cleanup()
+
+    async def client_left(self) -> None:
+        """Waits until a client has left a stream before its end."""
+        await asyncio.wait_for(self._gone.wait(), 10)
+
+    def _answering(self, speaker: Speaker) -> Callable[[web.Request], Any]:
+        async def handle(request: web.Request) -> web.StreamResponse:
+            body = await request.json()
+            self.seen.append(speaker.seen(body, request.headers))
+            scenario = self.script.pop(0) if len(self.script) > 1 else self.script[0]
+            if scenario.status != 200:
+                answer = speaker.failure(scenario)
+                return web.json_response(answer, status=scenario.status, headers=scenario.headers)
+            if body.get("stream"):
+                return await self._stream(request, speaker, scenario, body)
+            return await self._whole(request, speaker, scenario)
+
+        return handle
+
+    async def _whole(self, request: web.Request, speaker: Speaker, scenario: Scenario) -> web.StreamResponse:
+        payload = scenario.raw if scenario.then == "raw" else json.dumps(speaker.whole(scenario)).encode()
+        if scenario.then == "error":
+            payload = json.dumps(speaker.failure(scenario)).encode()
+        response = web.StreamResponse(
+            headers={"content-type": "application/json", "content-length": str(len(payload))}
+        )
+        if scenario.then == "silent":
+            await asyncio.sleep(30)
+        if scenario.then == "cut":
+            if scenario.after:
+                await response.prepare(request)
+                await response.write(payload[: len(payload) // 2])
+            _abort(request)
+            return response
+        await response.prepare(request)
+        await response.write(payload)
+        return response
+
+    async def _stream(
+        self, request: web.Request, speaker: Speaker, scenario: Scenario, body: Json
+    ) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"content-type": speaker.kind})
+        events = speaker.events(scenario, body)
+        try:
+            if scenario.after or scenario.then != "cut":
+                await response.prepare(request)
+            for event in events[: scenario.after]:
+                await response.write(event)
+            if scenario.then in ("raw", "error"):
+                await response.write(
+                    scenario.raw if scenario.then == "raw" else speaker.error_event(scenario)
+                )
+            elif scenario.then == "cut":
+                await asyncio.sleep(0.01)  # lets what was written leave
+                _abort(request)
+            elif scenario.then == "silent":
+                await asyncio.sleep(30)
+        except (asyncio.CancelledError, ConnectionError):
+            self.left += 1
+            self._gone.set()
+            raise
+        return response
+
+    async def _ping(self, request: web.Request) -> web.Response:
+        scenario = self.script[0]
+        return web.json_response({"object": "list", "data": []}, status=scenario.status)
+
+
+def _abort(request: web.Request) -> None:
+    if request.transport is not None:
+        request.transport.abort()
+
+
+def _text(content: Any) -> str:
+    if isinstance(content, list):
+        return "".join(p["text"] for p in content if p["type"] == "text")
+    return content or ""
+
+
+def _blocks(content: Any) -> list[Json]:
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
