@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from json import JSONDecodeError, JSONDecoder
 from typing import Any
 
 _DECODER = JSONDecoder()
-#: opening braces that are tried; a text with more is no answer but an attack on the parser's time
+#: places that are tried; a text with more is no answer but an attack on the parser's time
 _TRIES = 64
+_OBJECTS = re.compile(r"\{")
+_VALUES = re.compile(r"[{\[]")
 
 
 def extract_object(text: str, key: str = "") -> dict[str, Any] | None:
@@ -19,19 +23,15 @@ def extract_object(text: str, key: str = "") -> dict[str, Any] | None:
         text: a model's answer.
         key: what the object must have, or empty.
     """
-    start = text.find("{")
-    for _ in range(_TRIES):
-        if start < 0:
-            return None
-        try:
-            found, end = _DECODER.raw_decode(text, start)
-        except (JSONDecodeError, RecursionError):
-            end = start + 1
-        else:
-            if not key or key in found:
-                return found  # type: ignore[no-any-return]  # what starts with a brace is an object
-        start = text.find("{", end)
-    return None
+    return next((found for found in _found(text, _OBJECTS) if not key or key in found), None)
+
+
+def extract_values(text: str) -> Iterator[Any]:
+    """The whole text as JSON, then every object and array in it that is not part of an earlier one."""
+    try:
+        yield _DECODER.decode(text.strip())
+    except (JSONDecodeError, RecursionError):
+        yield from _found(text, _VALUES)
 
 
 def whole_object(text: str) -> dict[str, Any] | None:
@@ -47,16 +47,15 @@ def whole_object(text: str) -> dict[str, Any] | None:
         return None
 
 
-def extract_value(text: str) -> Any:
-    """The whole text as JSON, or else the first object in it.
-
-    Raises:
-        ValueError: there is no JSON in it.
-    """
-    try:
-        return _DECODER.decode(text.strip())
-    except (JSONDecodeError, RecursionError):
-        found = extract_object(text)
-    if found is None:
-        raise ValueError("There is no JSON in the text.")
-    return found
+def _found(text: str, opening: re.Pattern[str]) -> Iterator[Any]:
+    end = 0
+    for _ in range(_TRIES):
+        start = opening.search(text, end)
+        if start is None:
+            return
+        try:
+            found, end = _DECODER.raw_decode(text, start.start())
+        except (JSONDecodeError, RecursionError):
+            end = start.end()
+        else:
+            yield found

@@ -12,7 +12,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints, is_typeddic
 
 import jsonschema_rs
 
-from astromesh.graph.extract import extract_value
+from astromesh.graph.extract import extract_values
 
 
 class OutputSchema:
@@ -47,9 +47,15 @@ class OutputSchema:
         """A model's text as a valid value: JSON, also in a fence or in prose.
 
         Raises:
-            ValueError: there is no JSON in it, or it does not fit.
+            ValueError: there is no JSON in it, or none that fits.
         """
-        return self.validate(extract_value(text))
+        misfit = ValueError("There is no JSON in the answer.")
+        for value in extract_values(text):
+            try:
+                return self.validate(value)
+            except ValueError as error:
+                misfit = error
+        raise misfit
 
 
 @lru_cache(maxsize=256)

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from astromesh.graph.extract import extract_object, extract_value, whole_object
+from astromesh.graph.extract import extract_object, extract_values, whole_object
 from astromesh.graph.nodes.blocks import Examples, Rules, Text, as_block
 from astromesh.graph.nodes.guards import Guard, GuardVerdict, as_guards, check_all
 from astromesh.graph.nodes.perspectives import PERSPECTIVES
@@ -67,8 +67,20 @@ def test_a_text_with_more_than_an_object_is_no_object():
     assert whole_object('```json\n{"a": 1}\n```') == {"a": 1}
     assert whole_object('{"a": 1} is my answer') is None
     assert whole_object("[1]") is None
-    with pytest.raises(ValueError, match="no JSON"):
-        extract_value("nothing")
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("[1, 2]", [[1, 2]]),
+        ("3", [3]),
+        ('See [1]: {"a": [2]} and ["b"]', [[1], {"a": [2]}, ["b"]]),
+        ("nothing", []),
+    ],
+)
+def test_all_values_of_a_text_are_candidates(text, values):
+    """A schema takes the first that fits; a citation in brackets is no answer."""
+    assert list(extract_values(text)) == values
 
 
 # -- guards --------------------------------------------------------------------------------------------------
@@ -188,6 +200,7 @@ SCHEMA = {"type": "object", "required": ["n"], "properties": {"n": {"type": "int
         (Row, 'Here: {"name": "a", "inner": [{"n": 1}]}', {"name": "a", "inner": [{"n": 1}]}),
         (SCHEMA, '{"n": 1}', {"n": 1}),
         (list[int], "[1, 2]", [1, 2]),
+        (SCHEMA, 'As in [1], {"m": 2} or {"n": 3}', {"n": 3}),
     ],
 )
 def test_output_schemas_of_every_kind_read_text(schema, text, value):

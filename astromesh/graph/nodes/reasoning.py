@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Unpack
 
 from astromesh.graph.base import NodeKeywords
 from astromesh.graph.config import NodeConfig
-from astromesh.graph.extract import extract_object, extract_value
+from astromesh.graph.extract import extract_object, extract_values
 from astromesh.graph.flags import NodeFlag
 from astromesh.graph.nodes.prompt import PromptNode
 from astromesh.graph.records import NodeResult
@@ -235,15 +235,23 @@ def _without(routes: tuple[str, ...], *targets: str) -> tuple[str, ...]:
 
 def steps_of(output: Any) -> list[Any]:
     """A plan as a list: a JSON array, an object with `steps` or `plan`, or the lines of a list in words."""
-    if isinstance(output, str):
-        try:
-            output = extract_value(output)
-        except ValueError:
-            lines = _NUMBERED.split(output) if _NUMBERED.search(output) else output.splitlines()
-            return [line.strip() for line in lines if line.strip()]
-    if isinstance(output, dict):
-        output = output.get("steps", output.get("plan", []))
-    return _list(output)
+    if not isinstance(output, str):
+        return _steps_in(output) or []
+    for value in extract_values(output):
+        if (steps := _steps_in(value)) is not None:
+            return steps
+    lines = _NUMBERED.split(output) if _NUMBERED.search(output) else output.splitlines()
+    return [line.strip() for line in lines if line.strip()]
+
+
+def _steps_in(value: Any) -> list[Any] | None:
+    if isinstance(value, dict):
+        value = value.get("steps", value.get("plan"))
+    if not isinstance(value, list):
+        return None
+    steps = [step for step in value if step and isinstance(step, str | dict)]
+    # a list of numbers is a citation, no plan
+    return steps if steps or not value else None
 
 
 def _object(result: NodeResult) -> dict[str, Any]:
