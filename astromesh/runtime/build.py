@@ -1,0 +1,172 @@
+"""`build_agent`: an agent in Python, without a server or a configuration folder (document 000)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Generator, Iterable, Mapping, Sequence
+from typing import Any, Literal, Self, TypeAlias
+
+from astromesh.abc.deps import Deps, Resources
+from astromesh.abc.tool import Tool, ToolPort
+from astromesh.errors import AstromeshError, ConfigError, InvalidGraph
+from astromesh.graph import prebuilt
+from astromesh.graph.base import BaseNode
+from astromesh.graph.engine import PromptGraphEngine
+from astromesh.graph.graph import PromptGraph
+from astromesh.graph.records import ExecutionReport, GraphResult
+from astromesh.node.toolbox import ToolLike, tool_port
+from astromesh.plugins import Plugins
+from astromesh.runtime.models import ModelLike, as_model
+from astromesh.types import CallerContext, Event
+
+Pattern: TypeAlias = "Literal['react', 'plan_and_execute', 'deliberate', 'debate'] | PromptGraph | None"
+Servers: TypeAlias = "Mapping[str, Mapping[str, Any]] | None"
+#: the group and name under which MCP servers come in
+_MCP = ("tools", "mcp")
+
+PATTERNS: Mapping[str, Callable[[], PromptGraph]] = {
+    "react": prebuilt.react,
+    "plan_and_execute": prebuilt.plan_and_execute,
+    "deliberate": prebuilt.deliberate,
+    "debate": prebuilt.debate,
+}
+
+
+class Agent:
+    """A graph with its model and tools.
+
+    Connections are made by the first call, or by `await agent`, and closed by `close` or `async with`.
+    """
+
+    def __init__(
+        self, graph: PromptGraph, model: Any, tools: ToolPort | Sequence[ToolLike], parts: _Parts
+    ) -> None:
+        self.graph = graph
+        self._model, self._tools, self._parts = model, tools, parts
+        self._engine: PromptGraphEngine | None = None
+        self._opening = asyncio.Lock()
+
+    async def ainvoke(
+        self, input: Any, *, caller: CallerContext | None = None, context: dict[str, Any] | None = None
+    ) -> GraphResult:
+        """Asks the agent.
+
+        Args:
+            input: a text, a list of messages, or `{"messages": […]}`.
+            caller: who is asking; tools see it, MCP servers get its token.
+            context: values that the graph's nodes find in their context.
+
+        Raises:
+            InvalidGraph: the graph cannot run. Every other failure is in the result's report.
+        """
+        try:
+            engine = await self._open()
+            return await engine.ainvoke(input, context=context, caller=caller)
+        except InvalidGraph:
+            raise
+        except AstromeshError as error:
+            return _failed(error)
+
+    async def astream_events(
+        self, input: Any, *, caller: CallerContext | None = None, context: dict[str, Any] | None = None
+    ) -> AsyncIterator[Event]:
+        """The same run as its events, while they happen."""
+        engine = await self._open()
+        async for event in engine.astream_events(input, context=context, caller=caller):
+            yield event
+
+    async def close(self) -> None:
+        await self._parts.resources.close()
+
+    async def __aenter__(self) -> Self:
+        await self._open()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+    def __await__(self) -> Generator[Any, None, Self]:
+        return self.__aenter__().__await__()
+
+    async def _open(self) -> PromptGraphEngine:
+        async with self._opening:
+            if self._engine is None:
+                tools = await self._parts.with_servers(self._tools)
+                self._engine = PromptGraphEngine(self.graph, self._model, tools=tools)
+        return self._engine
+
+
+class _Parts:
+    """What an agent opens: plugins, resources, servers."""
+
+    def __init__(self, plugins: Plugins, servers: Servers) -> None:
+        self.plugins, self.servers = plugins, servers or {}
+        self.resources = Resources()
+        if self.servers:
+            plugins.load(*_MCP)  # found missing here rather than by the first call
+
+    async def with_servers(self, tools: ToolPort | Sequence[ToolLike]) -> ToolPort:
+        if not self.servers:
+            return tool_port(tools)
+        if not isinstance(tools, list | tuple):
+            raise ConfigError("`servers` go with a list of tools, not with a ready ToolPort.")
+        found: list[ToolLike] = list(tools)
+        for name, block in self.servers.items():
+            found.extend(await self._connect(name, block))
+        return tool_port(found)
+
+    async def _connect(self, name: str, block: Mapping[str, Any]) -> Sequence[Tool]:
+        source = await self.plugins.open(*_MCP, {"name": name, **block}, Deps(resources=self.resources))
+        self.resources.on_close(source.close)
+        offered: Sequence[Tool] = await source.tools()
+        return offered
+
+
+def build_agent(
+    model: ModelLike,
+    *,
+    servers: Servers = None,
+    tools: ToolPort | Iterable[ToolLike] | None = None,
+    pattern: Pattern = None,
+    node_pool: Iterable[BaseNode] | None = None,
+    plugins: Plugins | None = None,
+) -> Agent:
+    """An agent of a model, tools and a graph.
+
+    Args:
+        model: a Provider, `provider:name`, a YAML model block `{provider, model, …}`, or an async function of
+            the CompletionRequest.
+        servers: MCP servers by name, each a block as in mcp.yaml.
+        tools: a ToolPort, or tools and Python functions with type hints.
+        pattern: a graph, or the name of a prebuilt one; by default `react`.
+        node_pool: nodes out of which the model builds its own path; instead of a pattern.
+        plugins: where providers and servers are looked up; by default those installed.
+
+    Raises:
+        UnknownPlugin, MissingExtra: the model's provider, or support for MCP servers, is not installed.
+        ConfigError: a wrong model block, or two of what excludes each other.
+        InvalidGraph: the graph cannot run.
+    """
+    parts = _Parts(plugins or Plugins(), servers)
+    graph = _graph(pattern, node_pool)
+    if problems := graph.validate():
+        raise InvalidGraph(problems)
+    given: Any = tools if hasattr(tools, "execute") else list(tools or ())
+    return Agent(graph, as_model(model, parts.plugins, parts.resources), given, parts)
+
+
+def _graph(pattern: Pattern, pool: Iterable[BaseNode] | None) -> PromptGraph:
+    if pool is not None:
+        if pattern is not None:
+            raise ConfigError("Give a pattern or a node_pool, not both.")
+        return prebuilt.autonomous(pool)
+    if isinstance(pattern, PromptGraph):
+        return pattern
+    name = pattern or "react"
+    if name not in PATTERNS:
+        raise ConfigError(f"There is no prebuilt graph {name!r}. Known: {', '.join(PATTERNS)}.")
+    return PATTERNS[name]()
+
+
+def _failed(error: AstromeshError) -> GraphResult:
+    return GraphResult([], None, {}, ExecutionReport([], stop_reason="critical_error", error=str(error)))
