@@ -25,6 +25,7 @@ function with `@node`. During `execute`:
 * A class that must not be skipped or bypassed at the model's word sets `protected = True` (guards, humans).
 """
 
+from astromesh.graph import prebuilt
 from astromesh.graph.base import BaseNode
 from astromesh.graph.config import Child, NodeConfig
 from astromesh.graph.edges import Edge
@@ -32,23 +33,77 @@ from astromesh.graph.engine import PromptGraphEngine
 from astromesh.graph.flags import NodeFlag
 from astromesh.graph.function import FunctionNode, node
 from astromesh.graph.graph import PromptGraph
+from astromesh.graph.nodes import (
+    AutonomousNode,
+    CritiqueNode,
+    FanOutNode,
+    GuardNode,
+    HumanNode,
+    JustifyNode,
+    LoopNode,
+    ObserveNode,
+    ParallelNode,
+    PlanNode,
+    PromptNode,
+    ReflectNode,
+    RetryNode,
+    RouterNode,
+    SubgraphNode,
+    SynthesizeNode,
+    ThinkNode,
+    ToolNode,
+    TransformNode,
+    ValidateNode,
+)
+from astromesh.graph.nodes.blocks import Examples, FromState, Rules, Text
+from astromesh.graph.nodes.guards import Guard, GuardVerdict
+from astromesh.graph.nodes.human import HumanDecision, HumanRequest
 from astromesh.graph.records import END, ExecutionReport, GraphResult, Mutation, NodeResult
 from astromesh.graph.state import GraphState
 
 __all__ = [
     "END",
+    "AutonomousNode",
     "BaseNode",
     "Child",
+    "CritiqueNode",
     "Edge",
+    "Examples",
     "ExecutionReport",
+    "FanOutNode",
+    "FromState",
     "FunctionNode",
     "GraphResult",
     "GraphState",
+    "Guard",
+    "GuardNode",
+    "GuardVerdict",
+    "HumanDecision",
+    "HumanNode",
+    "HumanRequest",
+    "JustifyNode",
+    "LoopNode",
     "Mutation",
     "NodeConfig",
     "NodeFlag",
     "NodeResult",
+    "ObserveNode",
+    "ParallelNode",
+    "PlanNode",
     "PromptGraph",
     "PromptGraphEngine",
+    "PromptNode",
+    "ReflectNode",
+    "RetryNode",
+    "RouterNode",
+    "Rules",
+    "SubgraphNode",
+    "SynthesizeNode",
+    "Text",
+    "ThinkNode",
+    "ToolNode",
+    "TransformNode",
+    "ValidateNode",
     "node",
+    "prebuilt",
 ]
