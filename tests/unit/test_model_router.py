@@ -67,9 +67,14 @@ async def test_the_primary_answers_and_nobody_else_is_asked():
 
 @pytest.mark.parametrize(
     "error",
-    [down(), ProviderTimeout("slow"), ProviderRateLimited("busy", status=429), ProviderUnauthorized("key", status=401),
-     ProviderRejected("bad", status=400)],
-)  # fmt: skip
+    [
+        down(),
+        ProviderTimeout("slow"),
+        ProviderRateLimited("busy", status=429),
+        ProviderUnauthorized("key", status=401),
+        ProviderRejected("bad", status=400),
+    ],
+)
 async def test_whatever_fails_the_next_provider_is_asked_and_the_attempt_is_told(error):
     result = await router(model(error), model("Hi", name="b/m")).route(ASK)
     assert result.content == "Hi"
