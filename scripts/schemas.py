@@ -1,4 +1,4 @@
-"""Writes the JSON Schemas of all kinds to config/schemas/: run it after a change of a key or of a plugin's options."""
+"""Writes the JSON Schemas to config/schemas/: run it after a change of a key or of a plugin's options."""
 
 from __future__ import annotations
 

@@ -25,6 +25,9 @@ _TRANSPORTS: Mapping[str, tuple[str, tuple[str, ...]]] = {
 }
 
 
+Names = AbstractSet[str] | None
+
+
 class Finding(NamedTuple):
     """What is wrong at a path of a file. `place` where it is not the path's own."""
 
@@ -35,12 +38,16 @@ class Finding(NamedTuple):
 
 
 class Known(NamedTuple):
-    """Names that exist beside the agent in question. `None`: cannot be told, because that file has faults."""
+    """Names that exist beside the agent in question; `None` where a file that cannot be read may hold more.
 
-    agents: AbstractSet[str]
-    pipelines: AbstractSet[str]
-    graphs: AbstractSet[str]
-    servers: AbstractSet[str] | None
+    Args:
+        broken: `RAG pipeline NAME`, `graph NAME` → the file with its faults.
+    """
+
+    agents: Names
+    pipelines: Names
+    graphs: Names
+    servers: Names
     broken: Mapping[str, str]
 
 
@@ -83,18 +90,18 @@ def _references(tool: ToolBlock, at: Steps, known: Known) -> Iterator[Finding]:
             yield from _exists(
                 tool.own("pipeline"), known.pipelines, "RAG pipeline", (*at, "pipeline"), known
             )
-        case "mcp" if known.servers is not None:
+        case "mcp":
             yield from _exists(tool.own("server"), known.servers, "MCP server", (*at, "server"), known)
         case "agent":
             yield from _exists(tool.own("agent"), known.agents, "agent", (*at, "agent"), known)
 
 
-def _exists(name: Any, names: AbstractSet[str], what: str, at: Steps, known: Known) -> Iterator[Finding]:
+def _exists(name: Any, names: Names, what: str, at: Steps, known: Known) -> Iterator[Finding]:
     if not isinstance(name, str):
         return
     if file := known.broken.get(f"{what} {name}"):
         yield Finding(at, f"the {what} {name!r} has faults", f"see {file}")
-    elif name not in names:
+    elif names is not None and name not in names:
         yield Finding(at, f"there is no {what} {name!r}", did_you_mean(name, names) or listed(names))
 
 

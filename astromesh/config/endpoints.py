@@ -33,11 +33,17 @@ class Key(NamedTuple):
     missing: str = ""
 
 
-def merged(block: Node, entry: Entry | None) -> Node:
-    """Both mappings as one; the block wins. What comes from the entry has no place in the block's file."""
+def merged(block: Node, entry: Entry | None, options: type[BaseModel]) -> Node:
+    """Both mappings as one; the block wins. What comes from the entry has no place in the block's file.
+
+    Keys that only the entry's provider takes do not reach an embedder of the same name.
+    """
     if entry is None:
         return block
-    base = entry.node.detached()
+    common = keys_of(ProviderEntry)
+    base = entry.node.picked(
+        k for k in entry.node.entries if k in common or takes(options, str(k))
+    ).detached()
     if any(key in block.entries for key in KEYS):
         base = base.picked(key for key in base.entries if key not in KEYS)
     both = block.over(base)

@@ -10,7 +10,7 @@ from typing import Any
 from astromesh.config import checks
 from astromesh.config.binding import Binder, Given
 from astromesh.config.channels import ChannelManifest
-from astromesh.config.checks import Finding, Known
+from astromesh.config.checks import Finding, Known, Names
 from astromesh.config.configuration import Configuration, Faults
 from astromesh.config.endpoints import Entry
 from astromesh.config.file import File, with_defaults
@@ -82,15 +82,15 @@ class _Load:
         self._mcp(mcp)
         self._pipelines(pipelines)
         self._graphs(graphs)
-        names = {file.name for file in agents}
+        names = _names(agents)
         self._channels(channels, names)
         defaults = (
             runtime.manifest.spec.defaults.orchestration if runtime.manifest else OrchestrationDefaults()
         )
         known = Known(
             agents=names,
-            pipelines={file.name for file in pipelines},
-            graphs={file.name for file in graphs},
+            pipelines=_names(pipelines),
+            graphs=_names(graphs),
             servers=None if mcp.faults or mcp.manifest is None else set(mcp.manifest.spec.servers),
             broken={
                 f"{_what(file)} {file.name}": str(file.path) for file in (*pipelines, *graphs) if file.faults
@@ -164,10 +164,10 @@ class _Load:
         file.refuse(self._unsupported)
         file.check(_servers)
 
-    def _channels(self, file: File, agents: Iterable[str]) -> None:
+    def _channels(self, file: File, agents: Names) -> None:
         file.validate()
         file.refuse(self._unsupported)
-        file.check(lambda manifest, _: _channel_agents(manifest, set(agents)))
+        file.check(lambda manifest, _: _channel_agents(manifest, agents))
 
     def _pipelines(self, files: Iterable[File]) -> None:
         for file in files:
@@ -212,9 +212,9 @@ def _servers(manifest: MCPManifest, _: Node) -> Iterator[Finding]:
         yield from checks.server(name, record)
 
 
-def _channel_agents(manifest: ChannelManifest, agents: set[str]) -> Iterator[Finding]:
+def _channel_agents(manifest: ChannelManifest, agents: Names) -> Iterator[Finding]:
     whatsapp = manifest.spec.channels.whatsapp
-    if whatsapp is not None and whatsapp.default_agent not in agents:
+    if whatsapp is not None and agents is not None and whatsapp.default_agent not in agents:
         at = ("spec", "channels", "whatsapp", "default_agent")
         hint = did_you_mean(whatsapp.default_agent, agents)
         yield Finding(at, f"there is no agent {whatsapp.default_agent!r}", hint)
@@ -230,6 +230,12 @@ def _pipeline(manifest: RAGManifest, _: Node) -> Iterator[Finding]:
 
 
 # -- details of the whole ------------------------------------------------------------------------------------
+
+
+def _names(files: Iterable[File]) -> Names:
+    """The names of these files, unless one cannot be read: nobody knows its name."""
+    files = tuple(files)
+    return {file.name for file in files} if all(file.root.entries for file in files) else None
 
 
 def _what(file: File) -> str:

@@ -25,7 +25,7 @@ MAX_FAULTS = 100
 #: levels of nesting
 MAX_DEPTH = 64
 #: nodes, aliases expanded; a text counts one more for each 16 characters
-MAX_WEIGHT = 200_000
+MAX_WEIGHT = 100_000
 _CHARACTERS_PER_WEIGHT = 16
 
 _TAG_DIRECTIVE = re.compile(r"^%TAG", re.MULTILINE)
@@ -272,10 +272,9 @@ class _Composer:
         node.literal = event.style == "|"
         node.variables = result.variables
         for wrong in result.faults:
-            lines = event.value.count("\n", 0, wrong.offset) + 1 if node.literal else 0
-            self._document.fault(
-                wrong.message, Place(place.line + lines, place.column), self.path(), wrong.hint
-            )
+            line = place.line + 1 + event.value.count("\n", 0, wrong.offset)
+            at = Place(line, 1) if node.literal else place
+            self._document.fault(wrong.message, at, self.path(), wrong.hint)
         return node
 
     def _anchor(self, event: yaml.NodeEvent, node: Node) -> None:

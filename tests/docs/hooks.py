@@ -11,8 +11,8 @@ import typer
 
 def manifest_faults(folder: Path) -> list[str]:
     """What the configuration loader finds wrong in a folder."""
-    loader = importlib.import_module("astromesh.config.loader")
-    return [str(fault) for fault in loader.load(folder).every_fault()]
+    config = importlib.import_module("astromesh.config.load")
+    return [str(fault) for fault in config.load(folder).every_fault()]
 
 
 def astromesh_command() -> Any:
