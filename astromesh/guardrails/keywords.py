@@ -25,6 +25,8 @@ _BLANK = frozenset(" _-\t\n\r\u00a0\u1680\u202f\u205f\u3000") | {
 }
 _INVISIBLE = frozenset("\u00ad\u2060\ufeff") | {chr(code) for code in range(0x200B, 0x2010)}
 _LOOSE = _BLANK | _INVISIBLE
+#: runs, and what folds to nothing
+_IRREGULAR = re.compile(f"[{re.escape(''.join(_LOOSE))}]{{2}}|[{''.join(_INVISIBLE)}]").search
 #: Thai, Lao, Burmese, Hangul, Khmer, Chinese, Japanese, Yi
 _SPACELESS = re.compile(
     "[\u0e00-\u0eff\u1000-\u109f\u1100-\u11ff\u1780-\u17ff\u2e80-\ua4cf\ua960-\ua97f\uac00-\ud7ff"
@@ -32,14 +34,23 @@ _SPACELESS = re.compile(
 )
 
 
-def fold(text: str) -> tuple[str, Sequence[int] | None]:
-    """The folded text and, for each of its characters, where it comes from; None: from the same place."""
+def fold(text: str) -> str:
+    """The text as it is searched."""
     if text.isascii():
         folded = text.lower().replace("_", " ").replace("-", " ")
         folded = folded.replace("\n", " ").replace("\t", " ").replace("\r", " ")
         if "  " not in folded:
-            return folded, None
-    return _fold_any(text)
+            return folded
+    elif _IRREGULAR(text) is None:
+        return text.translate(_TABLE)
+    return _fold_any(text)[0]
+
+
+def origins(text: str, folded: str) -> Sequence[int] | None:
+    """For each character of the folded text, where it comes from; None: from the same place."""
+    if len(folded) == len(text) and _IRREGULAR(text) is None:
+        return None
+    return _fold_any(text)[1]
 
 
 def _fold_any(text: str) -> tuple[str, Sequence[int]]:
@@ -70,7 +81,19 @@ def _fold_run(run: str) -> str:
 
 @lru_cache(maxsize=4096)
 def _fold_char(char: str) -> str:
+    if char in _BLANK:
+        return " "
     return unicodedata.normalize("NFKD", unicodedata.normalize("NFKD", char).casefold()).casefold()
+
+
+class _Table:
+    """What `str.translate` asks, for texts without runs."""
+
+    def __getitem__(self, code: int) -> str:
+        return _fold_char(chr(code))
+
+
+_TABLE = _Table()
 
 
 @lru_cache(maxsize=4096)
@@ -103,15 +126,15 @@ class Keywords:
         self._words.make_automaton()
 
     def scan(self, text: str, start: int, final: bool) -> Scan:
-        folded, origin = fold(text)
+        folded = fold(text)
         hits = [(end + 1 - size, end + 1) for end, size in self._words.iter(folded)]
-        findings = self._chosen(folded, origin, hits, start, len(text)) if hits else NOTHING
+        findings = self._chosen(folded, origins(text, folded), hits, start) if hits else NOTHING
         if final:
             return Scan(findings, len(text))
-        return settle(findings, max(start, self._undecided(folded, origin, len(text))))
+        return settle(findings, max(start, self._undecided(text, folded)))
 
     def _chosen(
-        self, folded: str, origin: Sequence[int] | None, hits: list[tuple[int, int]], start: int, size: int
+        self, folded: str, origin: Sequence[int] | None, hits: list[tuple[int, int]], start: int
     ) -> Sequence[Finding]:
         findings, at = [], start
         hits.sort(key=lambda hit: (hit[0], -hit[1]))
@@ -119,17 +142,19 @@ class Keywords:
             begin = origin[first] if origin else first
             if begin >= at and _is_edge(folded, first) and _is_edge(folded, last):
                 at = origin[last - 1] + 1 if origin else last
-                findings.append(Finding(begin, min(at, size), self._replacement))
+                findings.append(Finding(begin, at, self._replacement))
         return findings
 
-    def _undecided(self, folded: str, origin: Sequence[int] | None, size: int) -> int:
+    def _undecided(self, text: str, folded: str) -> int:
         """The first place from where the rest of the text may be the beginning of a word."""
-        for at in range(max(len(folded) - self._longest, 0), len(folded)):
+        size = len(folded)
+        for at in range(max(size - self._longest, 0), size):
             if folded[at] in self._firsts and _is_edge(folded, at):
                 rest = folded[at:]
                 if self._words.longest_prefix(rest) == len(rest):
+                    origin = origins(text, folded)
                     return origin[at] if origin else at
-        return size
+        return len(text)
 
 
 def checked_keyword(word: str) -> str:
@@ -138,7 +163,7 @@ def checked_keyword(word: str) -> str:
     Raises:
         ValueError: it has no letter and no digit.
     """
-    folded = " ".join(fold(word)[0].split())
+    folded = " ".join(fold(word).split())
     if not any(char.isalnum() for char in folded):
         raise ValueError(f"{word!r} has no letter and no digit, so there is nothing to search for.")
     return folded

@@ -14,8 +14,8 @@ from astromesh.guardrails.spans import NOTHING, Finding, Scan, settle
 
 #: longest match that a stream waits for, in characters; patterns that may match more need the whole text
 LONGEST_BOUNDED = 2000
-#: places of one text that are replaced one by one; what follows goes as one, so that time stays linear
-MOST_FINDINGS = 10_000
+#: places that unbounded patterns replace one by one; what follows goes as one, so that time stays linear
+MOST_FINDINGS = 1_000
 
 _SURROGATES = re.compile("[\ud800-\udfff]")
 #: what RE2 writes in another way than Python, as something of the same width that Python reads
@@ -104,6 +104,6 @@ class Patterns:
         for match in chain((first,), matches):
             if match.end() > match.start():
                 findings.append(Finding(match.start(), match.end(), self._replacement))
-            if len(findings) >= MOST_FINDINGS:
+            if self.max_lookahead is None and len(findings) >= MOST_FINDINGS:
                 return [*findings[:-1], Finding(findings[-1].start, len(text), self._replacement)]
         return findings

@@ -29,6 +29,8 @@ Kind = Literal["email", "phone", "ssn", "credit_card", "iban"]
 KINDS: tuple[Kind, ...] = ("email", "phone", "ssn", "credit_card", "iban")
 #: a phone number, and an address or a card that begins within it
 MAX_LOOKAHEAD = 512
+#: a phone number, and a card that begins within it
+NUMBER_LOOKAHEAD = 160
 
 _ASCII_TRIGGERS = tuple("@0123456789")
 _TRIGGER = re.compile("[\\d@\uff20\ufe6b]").search
@@ -81,22 +83,32 @@ class PiiScanner:
     def __init__(self, kinds: Sequence[str] = KINDS, region: str = "US") -> None:
         self._kinds = frozenset(kinds)
         self._phones = PhoneNumbers(region) if "phone" in self._kinds else None
-        unfinished = [
+        words = [
             pattern
             for kind, pattern in (("email", pii_email.UNFINISHED), ("iban", pii_iban.UNFINISHED))
             if kind in self._kinds
         ]
-        if self._kinds & {"phone", "ssn", "credit_card"}:
-            unfinished.append(_UNFINISHED_NUMBER)
-        self._unfinished = re.compile("|".join(unfinished)).search
+        numbers = [_UNFINISHED_NUMBER] if self._kinds & {"phone", "ssn", "credit_card"} else []
+        self._unfinished = re.compile("|".join((*words, *numbers))).search
+        self._unfinished_word = re.compile("|".join(words) or "(?!)").search
 
     def scan(self, text: str, start: int, final: bool) -> Scan:
-        findings = self._find(text, start) if _may_hold(text) else NOTHING
+        settled = len(text) if final else self._settled(text, start)
+        if settled <= start or not _may_hold(text):
+            return Scan(NOTHING, settled)
+        return settle(self._find(text, start), settled)
+
+    def _settled(self, text: str, start: int) -> int:
+        """Where what may still become something begins."""
         size = len(text)
-        if final:
-            return Scan(findings, size)
         tail = self._unfinished(text, max(start, size - MAX_LOOKAHEAD))
-        return settle(findings, tail.start() if tail else size)
+        if tail is None:
+            return size
+        if size - tail.start() < 2 * NUMBER_LOOKAHEAD:
+            return tail.start()
+        # A long table of numbers leaves in large pieces: each is looked at as a whole.
+        word = self._unfinished_word(text, max(start, size - MAX_LOOKAHEAD))
+        return min(word.start() if word else size, max(tail.start(), size - NUMBER_LOOKAHEAD))
 
     def _find(self, text: str, start: int) -> Sequence[Finding]:
         groups = groups_of(text, start)

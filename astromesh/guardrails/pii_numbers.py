@@ -30,7 +30,6 @@ INTERNATIONAL_DIGITS = range(10, 16)
 _COUNTRY_CODES = frozenset(phonenumbers.COUNTRY_CODE_TO_REGION_CODE)
 _DIGITS = re.compile(r"\d+")
 _JOINED = re.compile(f"{SEPARATOR}{{1,3}}").fullmatch
-_GLUED = re.compile(r"[A-Za-z_]").match
 _PLUS_BEFORE = re.compile(f"({PLUS}[{SPACE}]?)({OPEN}[{SPACE}]?)?\\Z")
 _OPEN_BEFORE = re.compile(f"({OPEN}[{SPACE}]?)\\Z")
 _CLOSED = re.compile("[)）]")
@@ -40,6 +39,8 @@ _DATE = re.compile(
 )
 _IP_ADDRESS = re.compile(r"(?:(?:25[0-5]|2[0-4]\d|1?\d?\d)(?:\.(?!$)|$)){4}")
 
+#: what a number cannot touch
+_GLUE = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz_")
 #: issuer prefixes and the lengths that their networks give out
 _NETWORKS = re.compile(
     r"4(?:\d{12}|\d{15}|\d{18})"  # Visa
@@ -51,6 +52,8 @@ _NETWORKS = re.compile(
     r"|62\d{14,17}"  # UnionPay
     r"|(?:50|5[6-9]|6\d)\d{10,17}"  # Maestro
 )
+
+_FIRST_OF_CARD = frozenset("23456")
 
 
 class Group(NamedTuple):
@@ -81,9 +84,9 @@ def groups_of(text: str, start: int) -> list[Group]:
             begin,
             end,
             _ascii(text[begin:end]),
-            following < len(text) and _JOINED(text, end, following) is not None,
-            not (begin and _GLUED(text, begin - 1)),
-            _GLUED(text, end) is None,
+            0 < following - end <= 3 and following < len(text) and _JOINED(text, end, following) is not None,
+            not begin or text[begin - 1] not in _GLUE,
+            text[end : end + 1] not in _GLUE,
         )
         for (begin, end), following in zip(spans, nexts, strict=False)
     ]
@@ -99,7 +102,9 @@ def _ascii(digits: str) -> str:
 def card_at(groups: Sequence[Group], index: int) -> Finding | None:
     """The longest card number that begins with this group."""
     found, digits, first = None, "", groups[index]
-    for group in groups[index : index + CARD_DIGITS[-1]] if first.opens else ():
+    if not first.opens or first.digits[0] not in _FIRST_OF_CARD:
+        return None
+    for group in groups[index : index + CARD_DIGITS[-1]]:
         digits += group.digits
         if len(digits) > CARD_DIGITS[-1]:
             break
@@ -173,47 +178,55 @@ class PhoneNumbers:
     def _at(self, text: str, groups: Sequence[Group], index: int, bounds: tuple[int, int]) -> Finding | None:
         """The longest phone number that begins with this group."""
         first = groups[index]
-        if not first.opens or _DATE.match(text, first.start):
+        rows = _rows(groups, index, bounds[1]) if first.opens else []
+        if not rows or _DATE.match(text, first.start):
             return None
         plus = _PLUS_BEFORE.search(text, max(bounds[0], first.start - 4), first.start)
-        ends: list[int] = []
-        digits = ""
-        for group in groups[index : index + PHONE_DIGITS[-1]]:
-            digits += group.digits
-            if len(digits) > PHONE_DIGITS[-1] or group.end > bounds[1]:
-                break
-            if len(digits) >= PHONE_DIGITS[0] and group.closes:
-                ends.append(group.end)
-            if not group.joined:
-                break
-        return self._longest(text, first.start, ends, plus, bounds[0]) if ends else None
-
-    def _longest(
-        self, text: str, start: int, ends: Sequence[int], plus: re.Match[str] | None, bound: int
-    ) -> Finding | None:
-        for end in reversed(ends):
-            rows = [_ascii(row) for row in _DIGITS.findall(text, start, end)]
-            if plus and _is_international("".join(rows)):
-                return Finding(plus.start(), end, PHONE)
-            if self._is_local(text, start, end, rows):
-                opened = _OPEN_BEFORE.search(text, max(bound, start - 2), start)
-                closed = opened and _CLOSED.search(text, start, end)
-                return Finding(opened.start() if opened and closed else start, end, PHONE)
+        for row in reversed(rows):
+            if plus and _is_international(row.digits):
+                return Finding(plus.start(), row.end, PHONE)
+            if self._is_local(text, first.start, row):
+                opened = _OPEN_BEFORE.search(text, max(bounds[0], first.start - 2), first.start)
+                closed = opened and _CLOSED.search(text, first.start, row.end)
+                return Finding(opened.start() if opened and closed else first.start, row.end, PHONE)
         return None
 
-    def _is_local(self, text: str, start: int, end: int, rows: Sequence[str]) -> bool:
+    def _is_local(self, text: str, start: int, row: _Row) -> bool:
         """A number as people of the region write it; no address and no decimal number."""
-        digits = "".join(rows)
+        digits, sizes = row.digits, row.sizes
         if digits.startswith("00") and _is_number("+" + digits[2:], None):
             return True
-        if self._plan is None or _IP_ADDRESS.fullmatch(text, start, end):
+        if self._plan is None or not self._plan.allows(digits, sizes):
             return False
-        if len(rows) == 1 and _is_fraction(text, start, end):
+        if len(sizes) == 1 and _is_fraction(text, start, row.end):
             return False
-        sizes = tuple(map(len, rows))
-        if self._plan.american and (sizes[1:] if rows[0] == "1" else sizes) == (3, 3, 4):
+        if self._plan.american and sizes[-3:] == (3, 3, 4):
             return True  # the form says it: made-up numbers such as 555-123-4567 are in no plan
-        return self._plan.allows(digits, sizes) and _is_number(digits, self._region)
+        return _IP_ADDRESS.fullmatch(text, start, row.end) is None and _is_number(digits, self._region)
+
+
+class _Row(NamedTuple):
+    """Groups that may be one phone number: where they end, their digits, and how many each has."""
+
+    end: int
+    digits: str
+    sizes: tuple[int, ...]
+
+
+def _rows(groups: Sequence[Group], index: int, bound: int) -> list[_Row]:
+    rows: list[_Row] = []
+    digits = ""
+    sizes: tuple[int, ...] = ()
+    for group in groups[index : index + PHONE_DIGITS[-1]]:
+        digits += group.digits
+        sizes = (*sizes, len(group.digits))
+        if len(digits) > PHONE_DIGITS[-1] or group.end > bound or (len(sizes) > 2 and sizes[-1] == 1):
+            break
+        if len(digits) >= PHONE_DIGITS[0] and group.closes:
+            rows.append(_Row(group.end, digits, sizes))
+        if not group.joined:
+            break
+    return rows
 
 
 def _is_fraction(text: str, start: int, end: int) -> bool:
@@ -250,8 +263,8 @@ class _Plan:
         self.american = metadata.country_code == 1
 
     def allows(self, digits: str, sizes: tuple[int, ...]) -> bool:
-        if self.american and not _is_american(digits, sizes):
-            return False
+        if self.american:
+            return _is_american(digits, sizes)
         stripped = (digits.removeprefix(prefix) for prefix in self._prefixes)
         return any(self._national.fullmatch(number) for number in (digits, *stripped))
 
