@@ -46,13 +46,15 @@ class Resources:
 
 @dataclass(frozen=True, slots=True)
 class Deps:
-    """Args:
-    http: the one shared `astromesh.net.http.Http` (typed loosely: abc does not import net).
-    data_dir: folder for everything that is kept (`ASTROMESH_DATA_DIR`).
-    config_dir: folder of the configuration; relative paths in YAML start here.
-    knowledge: RAG pipelines by name, filled before tools open.
-    graphs: graphs by name: a PromptGraph, or the plain data of one.
-    compile_transform: compiles a `context_transform`; raises ConfigError where the template is wrong.
+    """What there is to share.
+
+    Args:
+        http: the one shared `astromesh.net.http.Http` (typed loosely: abc does not import net).
+        data_dir: folder for everything that is kept (`ASTROMESH_DATA_DIR`).
+        config_dir: folder of the configuration; relative paths in YAML start here.
+        knowledge: RAG pipelines by name, filled before tools open.
+        graphs: graphs by name: a PromptGraph, or the plain data of one.
+        compile_transform: compiles a `context_transform`; raises ConfigError where the template is wrong.
     """
 
     http: Any = None
