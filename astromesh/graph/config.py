@@ -149,7 +149,7 @@ class NodeConfig(MutableMapping[str, Any]):
         if self.role and not request.role:
             request = _with_role(request, self.role)
         result = await call_model(self.scope, self.model, request, role=role)
-        self.usage = self.usage + result.usage
+        self.usage = result.usage if self.usage is ZERO else self.usage + result.usage
         return result
 
     def specs(self) -> tuple[ToolSpec, ...]:
@@ -197,6 +197,9 @@ class NodeConfig(MutableMapping[str, Any]):
 
     def __getitem__(self, key: str) -> Any:
         return self.nesting.values[key]
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return self.nesting.values.get(key, default)
 
     def __setitem__(self, key: str, value: Any) -> None:
         self.nesting.values[key] = value

@@ -57,7 +57,7 @@ class RunLedger:
         """Books what a model call reported."""
         ledger: RunLedger | None = self
         while ledger is not None:
-            ledger.usage = ledger.usage + usage
+            ledger.usage = usage if ledger.usage is _NOTHING else ledger.usage + usage
             used = ledger.used
             used["tokens"] = used.get("tokens", 0) + usage.total_tokens
             used["cost_usd"] = used.get("cost_usd", 0.0) + usage.cost_usd

@@ -34,7 +34,7 @@ from astromesh.node.calls import ASSISTANT
 from astromesh.types import CompletionRequest, CompletionResult, Message, ToolCall, ToolSpec
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Bound:
     """What an invocation makes once for a node and reuses on every re-entry.
 
@@ -78,6 +78,7 @@ class PromptNode(BaseNode):
     def __init__(self, name: str, *, role: str = "", **keywords: Unpack[NodeKeywords]) -> None:
         super().__init__(name, **keywords)
         self.role = role
+        self._words = assembly.join([self.purpose, self.instructions])
         self._blocks = tuple(map(as_block, self.blocks))
         self._guards = as_guards(self.guards)
         self._strategy: Strategy | None = _named(self.strategy, STRATEGIES, "strategy")
@@ -118,10 +119,12 @@ class PromptNode(BaseNode):
         return bound
 
     def _bind(self, state: GraphState, specs: tuple[ToolSpec, ...]) -> Bound:
-        static = (block.render(state) for block in self._blocks if not block.dynamic)
-        own = assembly.join([self.purpose, self.instructions, *static])
+        own = self._words
+        if self._blocks:
+            static = (block.render(state) for block in self._blocks if not block.dynamic)
+            own = assembly.join([own, *static])
         # a node without words of its own leaves the caller's system prompt as it is
-        head = assembly.join([own, assembly.tool_section(specs)]) if own else ""
+        head = f"{own}\n\n{assembly.tool_section(specs)}" if own and specs else own
         return Bound(head, None if self._dynamic else self._shape(head), specs)
 
     def _request(self, bound: Bound, state: GraphState) -> CompletionRequest:
@@ -177,8 +180,9 @@ class PromptNode(BaseNode):
         self, request: CompletionRequest, answer: CompletionResult, state: GraphState, config: NodeConfig
     ) -> NodeResult:
         if self._plain:
-            output = self._parse(answer.content)
-            return await self._finish(self._result(answer, Final(output)), state, config)
+            result = NodeResult(self.name, self._parse(answer.content), answer.content)
+            result.messages_added = (Message("assistant", answer.content),)
+            return await self._finish(result, state, config)
         tries = 0
         final = await self._settle(answer, state, config)
         while final.checked.refused and final.checked.may_retry(tries):
@@ -234,12 +238,9 @@ class PromptNode(BaseNode):
         if final.checked.refused:
             result.error = f"The answer of {self.name!r} was {final.checked.error}"
         else:
-            result.messages_added = (Message("assistant", self._said(answer, final)),)
+            # what the conversation gains is what is let out
+            result.messages_added = (Message("assistant", assembly.as_text(final.output)),)
         return result
-
-    def _said(self, answer: CompletionResult, final: Final) -> str:
-        """What the conversation gains: the answer that is let out."""
-        return answer.content if self._plain else assembly.as_text(final.output)
 
     async def _finish(self, result: NodeResult, state: GraphState, config: NodeConfig) -> NodeResult:
         """For nodes that do something with their answer."""
