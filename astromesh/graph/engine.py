@@ -16,7 +16,7 @@ from astromesh.graph.inputs import Input, as_messages
 from astromesh.graph.nothing import NO_MODEL
 from astromesh.graph.plan import Kit, Plan, compile_graph
 from astromesh.graph.records import GraphResult
-from astromesh.graph.run import Run, Setup
+from astromesh.graph.run import PLENTY, Run, Setup
 from astromesh.node.scope import Scope
 from astromesh.node.toolbox import ToolLike, tool_port
 from astromesh.telemetry.stream import EventStream
@@ -118,7 +118,7 @@ class PromptGraphEngine:
         messages = as_messages(input)
         if caller is None:
             return await Run(self._setup, self.plan, messages, context, config).execute()
-        scope = Scope(caller=caller, clock=self._setup.clock, retries=1_000_000)
+        scope = Scope(caller=caller, clock=self._setup.clock, retries=PLENTY)
         with calling_as(caller):
             return await Run(self._setup, self.plan, messages, context, config, scope).execute()
 
@@ -177,7 +177,7 @@ class PromptGraphEngine:
         """
         queue: asyncio.Queue[Event | None] = asyncio.Queue()
         events = EventStream(uuid4().hex, [_Queued(queue)])
-        scope = Scope(events.run_id, caller=caller, events=events, clock=self._setup.clock, retries=1_000_000)
+        scope = Scope(events.run_id, caller=caller, events=events, clock=self._setup.clock, retries=PLENTY)
         run = Run(self._setup, self.plan, as_messages(input), context, config, scope)
         with calling_as(caller):
             task = asyncio.create_task(_announced(run, events))

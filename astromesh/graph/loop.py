@@ -1,9 +1,9 @@
-"""The loop of document 000: every graph runs through `traverse`, every node through `visit`, nested or not.
+"""The loop of document 000. Every graph and every node, nested or not, runs through `traverse`.
 
 a node of this name?    no                                → unknown_node
 turns left?             no                                → max_iterations
 visits left?            no: the node's error transition, else `__error__`, else → stuck_node
-the visit               hooks, flags, retry, the node, its writes
+the node                in its hooks, flags and retry; then its writes
 stopped meanwhile?      by a hook, CRITICAL, a budget     → that reason
 graph actions           on the run's own copy
 the transition          seven steps                       → the next node, or the end
@@ -11,12 +11,15 @@ the transition          seven steps                       → the next node, or 
 
 from __future__ import annotations
 
+from collections.abc import Container, Mapping, Sequence
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 from astromesh.graph import mutations
+from astromesh.graph.config import NodeConfig
 from astromesh.graph.flags import BIT, NodeFlag
 from astromesh.graph.frozen import engine_write
+from astromesh.graph.graph import PromptGraph
 from astromesh.graph.nothing import NO_CONFIG
 from astromesh.graph.plan import Plan, Step, compile_graph
 from astromesh.graph.progress import Progress
@@ -27,41 +30,62 @@ from astromesh.graph.transitions import next_way
 _ISOLATED = BIT[NodeFlag.ISOLATED_CONTEXT]
 
 
-class Outcome(NamedTuple):
-    """How a traversal ended: the answer, or why there is none."""
-
-    output: Any = None
-    error: str = ""
-    reason: StopReason = "completed"
+#: how a traversal ended: the result of the node that ran last (None where none did), why the graph could not
+#: go on (or empty), and the reason
+Ending: TypeAlias = tuple[NodeResult | None, str, StopReason]
 
 
-async def traverse(run: Progress, plan: Plan, state: GraphState, prefix: str = "") -> Outcome:
-    """Runs a graph from entry to end. `prefix` is the path of the node that it is nested in, or empty."""
-    steps, counts, shared = plan.steps, state.node_iterations, state.shared
-    name, output, error = plan.entry, None, ""
+# One function, though long: a call for each of its steps would double the time that a node costs. It reads
+# straight down, in the order of the table above.
+async def traverse(  # noqa: C901, PLR0912, PLR0915
+    run: Progress, plan: Plan, state: GraphState, prefix: str = ""
+) -> Ending:
+    """Runs a plan from entry to end: a graph, or a child alone until its tool loop is over.
+
+    Args:
+        run: counts, limits and listeners, over all levels.
+        plan: what to run.
+        state: of this level; a child alone runs on the state of the node that asked for it.
+        prefix: for a nested graph the path of the node it is in, with a slash; for a child alone its path.
+    """
+    steps, counts, visited, emit, is_graph = plan.steps, run.counts, run.visited, run.emit, plan.is_graph
+    shared, history = run.shared, state.node_history
+    name, stuck = plan.entry, ""
+    result: NodeResult | None = None
     while name != END:
         step = steps.get(name)
         if step is None:
-            return Outcome(
-                None, f"There is no node {name!r} in the graph {plan.graph.name!r}.", "unknown_node"
-            )
-        if run.turns >= run.max_iterations:
-            stop_at_limit(run, state)
+            return result, f"There is no node {name!r} in {plan.name!r}.", "unknown_node"
+        path = (prefix + name if prefix else name) if is_graph else prefix
+        if len(visited) >= run.max_iterations:
+            state.stop("max_iterations", f"The run was stopped after {run.max_iterations} node executions.")
             break
-        visits = counts.get(name, 0)
+        visits = counts.get(path, 0)
         if visits >= step.max_visits:
-            error = f"The node {name!r} is stuck after {visits} visits."
-            name = detour(plan, step, counts)
-            if name == END:
-                return Outcome(None, error, "stuck_node")
+            stuck = f"The node {path!r} is stuck after {visits} visits."
+            name = detour(plan, step, counts, prefix)
             continue
-        counts[name] = visits + 1
-        state.current_node = name
-        state.iteration += 1
-        state.visited.append(name)
-        result = await visit(run, step, state, prefix + name)
-        if shared.stop_reason is not None:
-            output, error = harvest(output, error, result)
+        counts[path] = visits + 1
+        visited.append(path)
+        if is_graph:
+            state.current_node = name
+            state.visited.append(name)
+        config = NO_CONFIG if step.plain else run.config_for(step, path)
+        if emit is None:
+            result = await step.call(state, config)
+        else:
+            result = await _announced(emit, step, state, config)
+        if result.skipped:
+            take_back(run, state, path, is_graph=is_graph)
+        else:
+            stuck = ""
+            history.append(result)
+            if result.output is not None or result.messages_added or step.output_key:
+                write(step, state, result)
+            if result.guards_passed or result.guards_failed:
+                note_guards(run, path, result)
+        if shared.stop_reason is not None or state.current_node == END:
+            shared.stop_reason = shared.stop_reason or "completed"  # by a hook that gave no reason
             break
         if type(result.output) is dict and mutations.ACTION in result.output:
             plan = await mutate(run, plan, state, result)
@@ -70,48 +94,35 @@ async def traverse(run: Progress, plan: Plan, state: GraphState, prefix: str = "
         name, reason = next_way(step, result, state)
         result.transition_reason = reason
         if reason == TOOL_CALLS_PRESENT:
-            state.loop.extend(result.messages_added)
+            state.loop = (*state.loop, *result.messages_added)
         elif state.loop:
-            state.loop = []
-        if result.stop_reason and name == END:
-            state.stop(result.stop_reason, result.error)
-        if error or result.error or result.skipped or result.tool_calls or not result.is_answer:
-            output, error = harvest(output, error, result)
-        elif result.output is not None:  # the plain case, without a call
-            output = result.output
-    return Outcome(output, error)
-
-
-async def visit(run: Progress, step: Step, state: GraphState, path: str) -> NodeResult:
-    """One execution of a node, with everything around it, and what it writes."""
-    run.turns += 1
-    run.visited.append(path)
-    config = NO_CONFIG if step.plain else run.config_for(step, path)
-    if run.emit is None:
-        result = await step.call(state, config)
+            state.loop = ()
     else:
-        result = await _announced(run.emit, step, state, config, path)
-    if state.current_node == END and state.shared.stop_reason is None:
-        state.shared.stop_reason = "completed"  # a hook or a node said so, without a reason
-    if result.skipped:
-        run.skipped.append(len(run.visited) - 1 - run.visited[::-1].index(path))
-        return result
-    state.node_history.append(result)
-    if result.output is not None or result.messages_added or step.output_key:
-        write(step, state, result)
-    if result.guards_passed or result.guards_failed:
-        run.guards += [f"{path}: {guard} passed" for guard in result.guards_passed]
-        run.guards += [f"{path}: {guard} failed" for guard in result.guards_failed]
-    return result
+        if result is not None and result.stop_reason:
+            state.stop(result.stop_reason, result.error)
+    return result, stuck, "stuck_node" if stuck else "completed"
 
 
-async def _announced(emit: Any, step: Step, state: GraphState, config: Any, path: str) -> NodeResult:
-    emit("node.started", node=path)
+async def _announced(emit: Any, step: Step, state: GraphState, config: NodeConfig) -> NodeResult:
+    emit("node.started", node=config.path)
     started = perf_counter()
     try:
         return await step.call(state, config)
     finally:
-        emit("node.finished", node=path, duration_ms=round((perf_counter() - started) * 1000, 3))
+        emit("node.finished", node=config.path, duration_ms=round((perf_counter() - started) * 1000, 3))
+
+
+def take_back(run: Progress, state: GraphState, path: str, *, is_graph: bool) -> None:
+    """A skipped node was not visited. Its turn counts, so that a circle of skipped nodes ends."""
+    run.skipped.append(len(run.visited) - 1 - run.visited[::-1].index(path))
+    if is_graph:
+        state.visited.pop()
+
+
+def note_guards(run: Progress, path: str, result: NodeResult) -> None:
+    """What guards said, for the report."""
+    run.guards += [f"{path}: {guard} passed" for guard in result.guards_passed]
+    run.guards += [f"{path}: {guard} failed" for guard in result.guards_failed]
 
 
 def write(step: Step, state: GraphState, result: NodeResult) -> None:
@@ -130,41 +141,37 @@ def write(step: Step, state: GraphState, result: NodeResult) -> None:
         engine_write(state.context, step.output_name, text)
 
 
-def harvest(output: Any, error: str, result: NodeResult) -> tuple[Any, str]:
-    """What a run has come to after a node: a failure leaves no answer, a silent node the one before."""
-    if result.skipped:
-        return output, error
-    if result.error:
-        return None, result.error
-    if result.tool_calls:  # a step on the way, whatever was said with it
-        return None, ""
-    if not result.is_answer:
-        return output, ""
-    return (output if result.output is None else result.output), ""
+def harvest(history: Sequence[NodeResult], names: Container[str]) -> tuple[Any, str]:
+    """Output and error that a graph has come to: of the last of its nodes that had something to say.
+
+    A failure, and a step on the way to an answer, leave no answer, however much was said before.
+    """
+    error_counts = True
+    for result in reversed(history):
+        if result.node_name not in names:  # a child's: what it came to is its parent's to say
+            continue
+        if result.error:
+            return None, result.error if error_counts else ""
+        if result.tool_calls:
+            break
+        if result.is_answer and result.output is not None:
+            return result.output, ""
+        error_counts = False
+    return None, ""
 
 
-def detour(plan: Plan, step: Step, counts: dict[str, int]) -> str:
+def detour(plan: Plan, step: Step, counts: Mapping[str, int], prefix: str) -> str:
     """Where a stuck node leads: its error transition or `__error__`, unless stuck as well; else the end."""
     target = plan.steps.get(step.on_error.target)
-    if target is None or counts.get(target.name, 0) >= target.max_visits:
+    if target is None or counts.get(prefix + target.name, 0) >= target.max_visits:
         return END
     return target.name
-
-
-def stop_at_limit(run: Progress, state: GraphState) -> None:
-    """Ends a run that has had all its turns."""
-    state.stop("max_iterations", f"The run was stopped after {run.max_iterations} node executions.")
 
 
 async def mutate(run: Progress, plan: Plan, state: GraphState, result: NodeResult) -> Plan:
     """The plan with the graph actions of a result applied; the caller's graph stays as it is."""
     node, actions = result.node_name, mutations.requested(result.output)
-    if not run.mutable:
-        done = mutations.refuse(actions, node, "The engine does not allow self-modification.")
-    elif _edges_only(plan, node):
-        done = mutations.refuse(actions, node, "The routing is edges_only.")
-    else:
-        plan, done = _apply(run, plan, actions, node)
+    graph, done = _changed(run, plan.graph, actions, node)
     result.graph_mutations = done
     run.mutations += done
     for mutation in done:
@@ -172,22 +179,23 @@ async def mutate(run: Progress, plan: Plan, state: GraphState, result: NodeResul
             run.emit("graph.mutated", node=node, op=mutation.op, rejected=mutation.rejected)
         if mutation.applied:
             await run.kit.hooks.mutation(mutation, state)
-    return plan
+    return plan if graph is None or graph is plan.graph else compile_graph(graph, run.kit)
 
 
-def _edges_only(plan: Plan, node: str) -> bool:
-    return "edges_only" in (plan.graph.routing, plan.graph.get_node(node).routing)
-
-
-def _apply(run: Progress, plan: Plan, actions: list[Any], node: str) -> tuple[Plan, list[Mutation]]:
-    graph = plan.graph
+def _changed(
+    run: Progress, graph: PromptGraph | None, actions: list[Any], node: str
+) -> tuple[PromptGraph | None, list[Mutation]]:
+    if not run.mutable:
+        return graph, mutations.refuse(actions, node, "The engine does not allow self-modification.")
+    if graph is None:
+        return graph, mutations.refuse(actions, node, "A node inside another one cannot change the graph.")
+    if "edges_only" in (graph.routing, graph.get_node(node).routing):
+        return graph, mutations.refuse(actions, node, "The routing is edges_only.")
     done: list[Mutation] = []
     for action in actions:
         if sum(m.applied for m in (*run.mutations, *done)) >= run.max_mutations:
-            done += mutations.refuse(
-                [action], node, f"The run may change its graph {run.max_mutations} times."
-            )
+            done += mutations.refuse([action], node, f"A run may change its graph {run.max_mutations} times.")
             break
         graph, mutation = mutations.apply(graph, action, node)
         done.append(mutation)
-    return (plan if graph is plan.graph else compile_graph(graph, run.kit)), done
+    return graph, done

@@ -20,7 +20,16 @@ from astromesh.graph.kinds import AUTONOMOUS, make_node
 from astromesh.graph.records import END, ERROR_NODE, ZERO, NodeResult
 from astromesh.graph.retry import ATTEMPTS, NodeCall, NodeWrapper, retrying
 from astromesh.graph.state import GraphState
-from astromesh.graph.transitions import ERROR_KEY, Arrow, Rule, Way, rules_for, straight_way
+from astromesh.graph.transitions import (
+    ERROR_KEY,
+    THE_END,
+    Arrow,
+    Rule,
+    Way,
+    again_with_tools,
+    rules_for,
+    straight_way,
+)
 from astromesh.graph.visit import OUTPUT_SUFFIX
 from astromesh.graph.ways import declared_targets, is_protected, routable
 from astromesh.node.runner import bounded, unit, wrapped
@@ -63,12 +72,12 @@ class Step:
         self.role: str = override if isinstance(override, str) else ""
         self.max_visits = self._most_visits(kit.max_node_iterations)
         self.arrows: tuple[Arrow, ...] = ()
-        self.transitions: Mapping[Any, str] = node.transitions
+        self.transitions: Mapping[Any, str] = {}
         self.default, self.on_error = NOWHERE, NOWHERE
         self.routes: Mapping[str, str] = {}
         self.guards: frozenset[str] = frozenset()
-        self.rules: tuple[Rule, ...] = ()
-        self.straight: Way | None = None
+        self.rules: tuple[Rule, ...] = (again_with_tools,) if node.tool_loop else ()
+        self.straight: Way | None = THE_END
         wrappers = tuple(self._wrappers())
         self.plain = not wrappers and isinstance(node, FunctionNode) and node.arity == 1
         self.call: NodeCall = wrapped(self._unit(), wrappers)
@@ -100,20 +109,34 @@ class Step:
 
 
 class Plan:
-    """A compiled graph.
+    """What a traversal follows: a compiled graph, or a child alone.
 
     Args:
         steps: by name.
-        nested: compiled children, nodes and graphs, by the identity of what they were compiled from.
+        graph: what it was compiled from; None for a child alone.
+
+    `nested` holds the plans of all children, by the identity of what they were compiled from.
     """
 
-    __slots__ = ("entry", "finalizer", "graph", "nested", "steps", "version")
+    __slots__ = ("entry", "finalizer", "graph", "is_graph", "name", "nested", "steps", "version")
 
-    def __init__(self, graph: PromptGraph, steps: dict[str, Step], entry: str) -> None:
-        self.graph, self.version = graph, graph.version
-        self.steps, self.entry = steps, entry
-        self.finalizer = graph.finalizer
-        self.nested: dict[int, Step | Plan] = {}
+    def __init__(self, steps: dict[str, Step], entry: str, graph: PromptGraph | None = None) -> None:
+        self.steps, self.entry, self.graph = steps, entry, graph
+        self.is_graph = graph is not None
+        self.name = graph.name if graph else entry
+        self.version = graph.version if graph else 0
+        self.finalizer = graph.finalizer if graph else ""
+        self.nested: dict[int, Plan] = {}
+
+    @property
+    def is_old(self) -> bool:
+        """Whether the graph was changed since."""
+        return self.graph is not None and self.graph.version != self.version
+
+    @property
+    def first(self) -> Step:
+        """The step it begins with; of a child alone the only one."""
+        return self.steps[self.entry]
 
 
 def compile_graph(graph: PromptGraph, kit: Kit) -> Plan:
@@ -122,18 +145,20 @@ def compile_graph(graph: PromptGraph, kit: Kit) -> Plan:
     Raises:
         InvalidGraph: it has no nodes, or its entry is none of them.
     """
-    nested: dict[int, Step | Plan] = {}
+    nested: dict[int, Plan] = {}
     plan = _compile(graph, kit, nested)
     plan.nested = nested
     return plan
 
 
-def compile_child(child: Any, kit: Kit) -> Step | Plan:
-    """A node or a graph that a node runs without having declared it in `children()`."""
-    return compile_graph(child, kit) if isinstance(child, PromptGraph) else Step(child, kit)
+def compile_child(child: Any, kit: Kit) -> Plan:
+    """A node or a graph that runs inside a node: alone, without ways out but the one into its tool loop."""
+    if isinstance(child, PromptGraph):
+        return compile_graph(child, kit)
+    return Plan({child.name: Step(child, kit)}, child.name)
 
 
-def _compile(graph: PromptGraph, kit: Kit, nested: dict[int, Step | Plan]) -> Plan:
+def _compile(graph: PromptGraph, kit: Kit, nested: dict[int, Plan]) -> Plan:
     if graph.entry not in graph.nodes:
         raise InvalidGraph([f"The graph {graph.name!r} has no entry: {graph.entry or 'it has no nodes'}."])
     if graph.mode == "autonomous":
@@ -144,27 +169,27 @@ def _compile(graph: PromptGraph, kit: Kit, nested: dict[int, Step | Plan]) -> Pl
     else:
         steps = {node.name: _placed(graph, node, kit) for node in graph.nodes.values()}
         entry = graph.entry
-    plan = Plan(graph, steps, entry)
-    nested[id(graph)] = plan
+    plan = nested[id(graph)] = Plan(steps, entry, graph)
     for step in steps.values():
         _compile_children(step.node, kit, nested)
     return plan
 
 
-def _compile_children(node: BaseNode, kit: Kit, nested: dict[int, Step | Plan]) -> None:
+def _compile_children(node: BaseNode, kit: Kit, nested: dict[int, Plan]) -> None:
     for child in node.children():
         if id(child) in nested:
             continue
         if isinstance(child, PromptGraph):
             _compile(child, kit, nested)
         elif isinstance(child, BaseNode):
-            nested[id(child)] = Step(child, kit)
+            nested[id(child)] = compile_child(child, kit)
             _compile_children(child, kit, nested)
 
 
 def _placed(graph: PromptGraph, node: BaseNode, kit: Kit) -> Step:
     """A node with its ways out."""
     step = Step(node, kit)
+    step.transitions = node.transitions
     edges = graph.get_edges_from(node.name)
     step.arrows = tuple(
         Arrow(
@@ -222,7 +247,9 @@ def _hooked(node: BaseNode, hooks: HookSet) -> NodeWrapper:
                 raise
             if result.error:
                 await hooks.error(node, result, state)
-            return await hooks.after_node(node, result, state)
+            result = await hooks.after_node(node, result, state)
+            result.node_name = result.node_name or node.name
+            return result
 
         return run
 

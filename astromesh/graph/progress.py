@@ -15,28 +15,26 @@ class Progress:
 
     Args:
         kit: what changed graphs are compiled with.
-        shared: what all states of the run share.
         max_iterations: node executions of the whole run.
+        shared: what all states of the run share. It does not know the run: a circle of references would leave
+            every run to the garbage collector.
 
-    `turns` counts what the limit counts; skipped nodes are among them, so that a circle of them ends.
-    `visited` holds paths in order, `skipped` the places of nodes that did not run. `emit` is None where nobody
-    listens.
+    `visited` holds paths in order, `skipped` the places of nodes that did not run; these count for the limit
+    too. `counts` are executions by path. `emit` is None where nobody listens.
     """
 
-    __slots__ = (
-        "emit", "guards", "kit", "max_iterations", "max_mutations", "mutable", "mutations", "shared", "skipped", "turns",
-        "visited",
-    )  # fmt: skip
+    #: whether nodes may change the graph, and how often
+    mutable = False
+    max_mutations = 0
+    emit: Callable[..., None] | None = None
 
-    def __init__(self, kit: Kit, shared: Shared, max_iterations: int) -> None:
-        self.kit, self.shared, self.max_iterations = kit, shared, max_iterations
-        self.mutable, self.max_mutations = False, 0
-        self.turns = 0
+    def __init__(self, kit: Kit, max_iterations: int, shared: Shared) -> None:
+        self.kit, self.max_iterations, self.shared = kit, max_iterations, shared
         self.visited: list[str] = []
         self.skipped: list[int] = []
+        self.counts: dict[str, int] = {}
         self.mutations: list[Mutation] = []
         self.guards: list[str] = []
-        self.emit: Callable[..., None] | None = None
 
     def config_for(self, step: Step, path: str) -> NodeConfig:
         """What a node is given for one execution."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from random import Random
 from time import perf_counter
 from typing import Any, cast
@@ -16,7 +17,7 @@ from astromesh.errors import GraphStopped, NodeFailed, ToolError
 from astromesh.graph.base import BaseNode
 from astromesh.graph.config import Child, Graph, Node, NodeConfig, OnError
 from astromesh.graph.flags import BIT, NodeFlag
-from astromesh.graph.loop import Outcome, stop_at_limit, traverse, visit
+from astromesh.graph.loop import Ending, harvest, traverse
 from astromesh.graph.nothing import STOPPED_MODEL
 from astromesh.graph.plan import Kit, Plan, Step, compile_child
 from astromesh.graph.progress import Progress
@@ -25,7 +26,6 @@ from astromesh.graph.state import GraphState, Shared
 from astromesh.graph.toolset import tools_of
 from astromesh.graph.visit import NODE_CACHE
 from astromesh.node.calls import call_tool
-from astromesh.node.ledger import RunLedger
 from astromesh.node.runner import together
 from astromesh.node.scope import NO_EVENTS, Scope
 from astromesh.node.tool_results import failed
@@ -35,6 +35,10 @@ from astromesh.types import Message, ToolCall, ToolResult, ToolSpec
 _SAFE = BIT[NodeFlag.READONLY] | BIT[NodeFlag.PARALLEL_SAFE]
 #: turns that a finalizer and its children have, beyond the limit that may just have ended the run
 _LAST_TURNS = 25
+#: of a run that was cancelled in the middle
+_CUT_SHORT: Ending = (None, "", "cancelled")
+#: retries of an engine that stands alone are limited by its nodes alone
+PLENTY = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +69,9 @@ class Run(Progress):
         scope: of the run that this is part of, or None where the engine stands alone.
     """
 
-    __slots__ = (
-        "active", "adhoc", "child_visits", "clock", "human_handler", "lightweight_model", "model", "plan",
-        "random", "result", "root", "scopes", "setup", "state", "tool_calls", "tools", "toolsets", "values",
-    )  # fmt: skip
+    root: Scope | None = None
+    random: Random | None = None
+    result: GraphResult | None = None
 
     def __init__(
         self,
@@ -80,27 +83,19 @@ class Run(Progress):
         scope: Scope | None = None,
     ) -> None:
         # a ledger of its own, which charges the scope's: the report tells what this run cost
-        ledger = RunLedger(None, scope.ledger if scope else None)
-        super().__init__(setup.kit, Shared(ledger), setup.max_iterations)
+        super().__init__(setup.kit, setup.max_iterations, Shared(scope.ledger if scope else None))
         self.setup, self.plan = setup, plan
-        self.mutable, self.max_mutations = setup.allow_self_modification, setup.max_mutations
-        self.state = GraphState(messages, dict(context) if context else {}, shared=self.shared)
-        self.values: dict[str, Any] = dict(values) if values else {}
         self.model, self.tools = setup.model, setup.tools
         self.lightweight_model, self.human_handler = setup.lightweight_model, setup.human_handler
-        self.root: Scope | None = None
         self.clock: Clock = setup.clock
-        if scope is not None:
-            self.root, self.clock = scope.charging(ledger), scope.clock
-            self.emit = None if scope.events is NO_EVENTS else scope.events.emit
-        self.random: Random | None = None
-        self.result: GraphResult | None = None
+        self.state = GraphState(messages, dict(context) if context else {}, shared=self.shared)
+        self.values: dict[str, Any] = dict(values) if values else {}
         self.tool_calls: list[str] = []
-        self.scopes: dict[str, Scope] = {}
-        self.toolsets: dict[int, ToolPort] = {}
-        self.adhoc: dict[int, Step | Plan] = {}
-        self.child_visits: dict[str, int] = {}
-        self.active: set[str] = set()
+        if setup.allow_self_modification:
+            self.mutable, self.max_mutations = True, setup.max_mutations
+        if scope is not None:
+            self.root, self.clock = scope.charging(self.shared.ledger), scope.clock
+            self.emit = None if scope.events is NO_EVENTS else scope.events.emit
 
     # -- from beginning to end ----------------------------------------------------------------------------
 
@@ -112,58 +107,60 @@ class Run(Progress):
         """
         started = perf_counter()
         try:
-            outcome = await traverse(self, self.plan, self.state)
-            outcome = self._stopped(outcome)
-            if outcome.reason != "completed" and self.plan.finalizer:
-                outcome = await self._finalize(outcome)
+            ending = await traverse(self, self.plan, self.state)
         except asyncio.CancelledError:
-            cancelled = Outcome(None, "The run was cancelled.", "cancelled")
-            self._conclude(cancelled, started)
+            self.shared.stop_reason, self.shared.error = "cancelled", "The run was cancelled."
+            self._conclude(_CUT_SHORT, started)
             if self.plan.finalizer:
-                self._conclude(await self._finalize(cancelled), started)
+                await self._finalize()
+                self._conclude(_CUT_SHORT, started)
             raise
-        return self._conclude(outcome, started)
+        if self.plan.finalizer:
+            _, error, reason = ending
+            shared = self.shared
+            shared.stop_reason, shared.error = shared.stop_reason or reason, shared.error or error
+            if shared.stop_reason != "completed":
+                await self._finalize()
+        return self._conclude(ending, started)
 
-    def _stopped(self, outcome: Outcome) -> Outcome:
-        """How the run ended, where it was not by coming to its end."""
-        reason = self.shared.stop_reason
-        if reason is None:
-            return outcome
-        return Outcome(outcome.output, self.shared.error or outcome.error, reason)
-
-    async def _finalize(self, outcome: Outcome) -> Outcome:
-        """The finalizer's output in place of the one that is missing; it runs once, without a model."""
-        step = self.plan.steps.get(self.plan.finalizer)
-        if step is None or self.state.visited[-1:] == [step.name]:
-            return outcome
+    async def _finalize(self) -> None:
+        """Runs the finalizer once, without a model; its output stands for the one that is missing."""
+        name = self.plan.finalizer
+        step = self.plan.steps.get(name)
+        if step is None or self.state.visited[-1:] == [name]:
+            return
+        reason, error = self.shared.stop_reason, self.shared.error
         self.model, self.lightweight_model = STOPPED_MODEL, None
-        self.max_iterations = self.turns + _LAST_TURNS
+        self.max_iterations = len(self.visited) + _LAST_TURNS
         self.shared.stop_reason = None
-        self.state.current_node = step.name
-        self.state.visited.append(step.name)
-        result = await visit(self, step, self.state, step.name)
-        if result.error:
-            return outcome._replace(error=f"{outcome.error} The finalizer failed: {result.error}")
-        return outcome if result.output is None else outcome._replace(output=result.output)
+        step = Step(step.node, self.kit)
+        last, _, _ = await traverse(self, Plan({name: step}, name, self.plan.graph), self.state)
+        self.shared.stop_reason, self.shared.error = reason, error
+        if last and last.error:
+            self.shared.error = f"{error} The finalizer failed: {last.error}"
 
-    def _conclude(self, outcome: Outcome, started: float) -> GraphResult:
-        visited = self.visited
+    def _conclude(self, ending: Ending, started: float) -> GraphResult:
+        state, visited = self.state, self.visited
         if self.skipped:
             visited = [path for place, path in enumerate(visited) if place not in self.skipped]
+        _, stuck, reason = ending
+        output, error = harvest(state.node_history, self.plan.steps)
+        if stuck and not self.shared.stop_reason:
+            output, error = None, stuck
         report = ExecutionReport(
             visited,
             len(visited),
-            self.shared.ledger.usage,
+            self.shared.usage,
             (perf_counter() - started) * 1000,
             self.tool_calls,
             self.mutations,
             self.guards,
-            outcome.reason,
-            outcome.error,
+            self.shared.stop_reason or reason,
+            self.shared.error or error,
             self.shared.locals,
         )
-        self.state.context.pop(NODE_CACHE, None)
-        self.result = GraphResult(self.state.messages, outcome.output, self.state.context, report)
+        state.context.pop(NODE_CACHE, None)
+        self.result = GraphResult(state.messages, output, state.context, report)
         return self.result
 
     # -- what nodes ask for (`config.Nesting`) ------------------------------------------------------------
@@ -183,11 +180,11 @@ class Run(Progress):
         return self.random.random()
 
     def scope_at(self, path: str) -> Scope:
-        scope = self.scopes.get(path)
+        scope = self._scopes.get(path)
         if scope is None:
             if self.root is None:
-                self.root = Scope(ledger=self.shared.ledger, clock=self.clock, retries=_PLENTY)
-            scope = self.scopes[path] = self.root.child(path)
+                self.root = Scope(ledger=self.shared.ledger, clock=self.clock, retries=PLENTY)
+            scope = self._scopes[path] = self.root.child(path)
         return scope
 
     def specs(self, node: Node) -> tuple[ToolSpec, ...]:
@@ -213,46 +210,45 @@ class Run(Progress):
         return result if result.call_id == call.id else replace(result, call_id=call.id)
 
     def _tools_of(self, node: Node) -> ToolPort:
-        tools = self.toolsets.get(id(node))
+        tools = self._toolsets.get(id(node))
         if tools is None:
-            tools = self.toolsets[id(node)] = tools_of(cast(BaseNode, node), self.tools)
+            tools = self._toolsets[id(node)] = tools_of(cast(BaseNode, node), self.tools)
         return tools
 
     # -- children -----------------------------------------------------------------------------------------
 
     async def run_child(self, node: Node, state: GraphState, path: str) -> NodeResult:
-        step, path = self._step_of(node), self._claim(path)
-        around, state.loop = state.loop, []
+        around, state.loop = state.loop, ()
+        path = self._claim(path)
         try:
-            result = await self._to_the_answer(step, state, path)
+            last, stuck, _ = await traverse(self, self._plan_of(node), state, path)
         finally:
             state.loop = around
-            self.active.discard(path)
-        if result.stop_reason:
-            state.stop(result.stop_reason, result.error)
-        return result
+            self._active.discard(path)
+        if stuck:
+            return NodeResult(node.name, error=stuck)
+        if last is None or (self.stopping and last.wants_tools):
+            raise GraphStopped(f"{path} does not go on: the run is being stopped.")
+        return last
 
-    async def _to_the_answer(self, step: Step, state: GraphState, path: str) -> NodeResult:
-        while True:
-            if self.turns >= self.max_iterations:
-                stop_at_limit(self, state)
-            if self.stopping:
-                raise GraphStopped(f"{path} does not begin: the run is being stopped.")
-            visits = self.child_visits.get(path, 0)
-            if visits >= step.max_visits:
-                return NodeResult(step.name, error=f"The node {path!r} is stuck after {visits} visits.")
-            self.child_visits[path] = visits + 1
-            result = await visit(self, step, state, path)
-            if result.error or not (step.tool_loop and result.wants_tools):
-                return result
-            state.loop.extend(result.messages_added)
+    async def run_graph(self, graph: Graph, state: GraphState, path: str) -> NodeResult:
+        frame, plan = state.frame(), self._plan_of(graph)
+        path = self._claim(path)
+        try:
+            _, stuck, _ = await traverse(self, plan, frame, path + "/")
+        finally:
+            self._active.discard(path)
+        if stuck:
+            return NodeResult(graph.name, error=stuck)
+        output, error = harvest(frame.node_history, plan.steps)
+        return NodeResult(graph.name, output, error=error)
 
     async def run_together(
         self, children: Sequence[Child], state: GraphState, path: str, on_error: OnError
     ) -> list[NodeResult]:
-        results: dict[int, NodeResult] = {}
-        safe = [i for i, child in enumerate(children) if self._step_of(child.node).mask & _SAFE]
+        safe = [i for i, child in enumerate(children) if self._plan_of(child.node).first.mask & _SAFE]
         alone = [[i] for i in range(len(children)) if i not in set(safe)]
+        results: dict[int, NodeResult] = {}
         for group in [safe, *alone] if safe else alone:
             forks = [_fork(state, children[i]) for i in group]
             works = zip(group, forks, strict=True)
@@ -270,44 +266,44 @@ class Run(Progress):
             raise NodeFailed(path, result.error, result.exception)
         return result
 
-    async def run_graph(self, graph: Graph, state: GraphState, path: str) -> NodeResult:
+    def _claim(self, path: str) -> str:
+        """The path, numbered where a child of the same path runs at the same time.
+
+        Raises:
+            GraphStopped: the run is being stopped.
+        """
         if self.stopping:
             raise GraphStopped(f"{path} does not begin: the run is being stopped.")
-        path = self._claim(path)
-        try:
-            outcome = await traverse(self, self._plan_of(graph), state.frame(), path + "/")
-        finally:
-            self.active.discard(path)
-        return NodeResult(graph.name, outcome.output, error=outcome.error)
-
-    def _claim(self, path: str) -> str:
-        """The path, numbered where a child of the same path runs at the same time."""
         free, number = path, 1
-        while free in self.active:
+        while free in self._active:
             number += 1
             free = f"{path}#{number}"
-        self.active.add(free)
+        self._active.add(free)
         return free
 
-    def _step_of(self, node: Node) -> Step:
-        return cast(Step, self._compiled(node))
+    def _plan_of(self, unit: Node | Graph) -> Plan:
+        plan = self._adhoc.get(id(unit)) or self.plan.nested.get(id(unit))
+        if plan is None or plan.is_old:
+            plan = self._adhoc[id(unit)] = compile_child(unit, self.kit)
+        return plan
 
-    def _plan_of(self, graph: Graph) -> Plan:
-        return cast(Plan, self._compiled(graph))
+    # made when they are first asked for: a run of plain functions needs none of them
 
-    def _compiled(self, unit: Node | Graph) -> Step | Plan:
-        found = self.adhoc.get(id(unit), self.plan.nested.get(id(unit)))
-        if found is None or _is_old(found):
-            found = self.adhoc[id(unit)] = compile_child(unit, self.kit)
-        return found
+    @cached_property
+    def _active(self) -> set[str]:
+        return set()
 
+    @cached_property
+    def _adhoc(self) -> dict[int, Plan]:
+        return {}
 
-def _is_old(unit: Step | Plan) -> bool:
-    return isinstance(unit, Plan) and unit.version != unit.graph.version
+    @cached_property
+    def _scopes(self) -> dict[str, Scope]:
+        return {}
 
-
-#: retries of an engine that stands alone are limited by its nodes alone
-_PLENTY = 1_000_000
+    @cached_property
+    def _toolsets(self) -> dict[int, ToolPort]:
+        return {}
 
 
 def _fork(state: GraphState, child: Child) -> GraphState:

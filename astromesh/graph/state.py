@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from typing import Any, TypeVar, cast
 
-from astromesh.graph.records import END, NodeResult, StopReason
+from astromesh.graph.records import END, ZERO, NodeResult, StopReason
 from astromesh.node.ledger import RunLedger
-from astromesh.types import Message
+from astromesh.types import Message, Usage
 
 T = TypeVar("T")
 #: the lists that only grow: those that nodes write, and all of them
@@ -17,15 +18,31 @@ GATHERED = (*WRITTEN, "node_history")
 
 
 class Shared:
-    """What all states of one run share: the ledger, the hooks' own data, and whether the run is to stop."""
+    """What all states of one run share: the ledger, the hooks' own data, and whether the run is to stop.
 
-    __slots__ = ("error", "ledger", "locals", "stop_reason")
+    Args:
+        above: the ledger of the surrounding run, charged as well, or None.
+    """
 
-    def __init__(self, ledger: RunLedger) -> None:
-        self.ledger = ledger
+    __slots__ = ("_above", "_ledger", "error", "locals", "stop_reason")
+
+    def __init__(self, above: RunLedger | None = None) -> None:
+        self._above = above
+        self._ledger: RunLedger | None = None
         self.locals: dict[int, Any] = {}
         self.stop_reason: StopReason | None = None
         self.error = ""
+
+    @property
+    def ledger(self) -> RunLedger:
+        """Made when it is first asked for: most runs of plain functions spend nothing."""
+        if self._ledger is None:
+            self._ledger = RunLedger(None, self._above)
+        return self._ledger
+
+    @property
+    def usage(self) -> Usage:
+        return ZERO if self._ledger is None else self._ledger.usage
 
 
 class GraphState:
@@ -36,8 +53,6 @@ class GraphState:
         context: values by name: `output_key`s, `NAME_output`s, the caller's own, and the engine's `_…`.
         current_node: set by the engine; a hook that sets it to `__end__` ends the run.
         visited: names of the nodes executed at this level, in order.
-        iteration: executions at this level so far.
-        node_iterations: executions by name.
         plan, observations, reflections: what reasoning nodes gather.
         node_history: results at this level, in order, those of children before their parent's; skipped nodes
             are not among them.
@@ -45,8 +60,8 @@ class GraphState:
     """
 
     __slots__ = (
-        "context", "current_node", "iteration", "loop", "messages", "node_history", "node_iterations",
-        "observations", "plan", "reflections", "shared", "visited",
+        "context", "current_node", "loop", "messages", "node_history", "observations", "plan", "reflections",
+        "shared", "visited",
     )  # fmt: skip
 
     def __init__(
@@ -60,19 +75,27 @@ class GraphState:
         self.context: dict[str, Any] = {} if context is None else context
         self.current_node = ""
         self.visited: list[str] = []
-        self.iteration = 0
-        self.node_iterations: dict[str, int] = {}
         self.plan: list[Any] = []
         self.observations: list[Any] = []
         self.reflections: list[Any] = []
         self.node_history: list[NodeResult] = []
-        self.loop: list[Message] = []
-        self.shared = shared or Shared(RunLedger())
+        self.loop: Sequence[Message] = ()
+        self.shared = shared or Shared()
 
     @property
     def ledger(self) -> RunLedger:
         """The run's one budget ledger: tokens, cost, calls and whatever nodes spend by name."""
         return self.shared.ledger
+
+    @property
+    def iteration(self) -> int:
+        """Executions at this level so far, the current one included."""
+        return len(self.visited)
+
+    @property
+    def node_iterations(self) -> Mapping[str, int]:
+        """Executions at this level by name; 0 for a node that was not executed yet."""
+        return Counter(self.visited)
 
     @property
     def last_result(self) -> NodeResult | None:
@@ -115,14 +138,13 @@ class GraphState:
     def frame(self) -> GraphState:
         """A level of its own for a nested traversal: same messages, context and gatherings, own visits."""
         other = self.view(self.messages, self.context)
-        other.visited, other.node_iterations, other.node_history, other.loop = [], {}, [], []
-        other.iteration, other.current_node = 0, ""
+        other.visited, other.node_history, other.loop, other.current_node = [], [], (), ""
         return other
 
     def fork(self) -> GraphState:
         """A copy for one of several children that run together: what it adds is merged by `join`."""
         other = self.view(list(self.messages), dict(self.context))
-        other.node_history, other.loop = list(self.node_history), []
+        other.node_history, other.loop = list(self.node_history), ()
         other.plan, other.observations = list(self.plan), list(self.observations)
         other.reflections = list(self.reflections)
         return other

@@ -24,17 +24,22 @@ Settle: TypeAlias = Callable[[V, S, C, float], R]
 
 
 def unit(
-    body: Call[S, C, V], settle: Settle[V, S, C, R], fail: Settle[BaseException, S, C, R]
+    body: Callable[..., Awaitable[V]],
+    settle: Settle[V, S, C, R],
+    fail: Settle[BaseException, S, C, R],
+    *,
+    alone: bool = False,
 ) -> Call[S, C, R]:
     """A body as a call that never raises: it is timed, and what it raises becomes a failed result.
 
     Cancellation of the run passes; a cancellation that the body let out of something of its own is a failure.
+    `alone`: the body takes the subject without a context.
     """
 
     async def run(subject: S, context: C) -> R:
         started = perf_counter()
         try:
-            value = await body(subject, context)
+            value = await (body(subject) if alone else body(subject, context))
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
             if task is None or task.cancelling():
@@ -54,22 +59,19 @@ def wrapped(call: Call[S, C, R], wrappers: Sequence[Wrapper[S, C, R]]) -> Call[S
     return call
 
 
-def bounded(seconds: float, name: str) -> Wrapper[S, C, V]:
-    """Cancels a call that takes longer; it then raises a TimeoutError that says so."""
+def bounded(body: Callable[..., Awaitable[V]], seconds: float, name: str) -> Callable[..., Awaitable[V]]:
+    """A body that is cancelled when it takes longer; it then raises a TimeoutError that says so."""
 
-    def wrap(call: Call[S, C, V]) -> Call[S, C, V]:
-        async def run(subject: S, context: C) -> V:
-            try:
-                async with asyncio.timeout(seconds) as limit:
-                    return await call(subject, context)
-            except TimeoutError as error:
-                if not limit.expired():  # the unit's own
-                    raise
-                raise TimeoutError(f"{name!r} did not end within {seconds:g} s.") from error
+    async def run(*arguments: Any) -> V:
+        try:
+            async with asyncio.timeout(seconds) as limit:
+                return await body(*arguments)
+        except TimeoutError as error:
+            if not limit.expired():  # the unit's own
+                raise
+            raise TimeoutError(f"{name!r} did not end within {seconds:g} s.") from error
 
-        return run
-
-    return wrap
+    return run
 
 
 async def together(works: Sequence[Coroutine[Any, Any, R]]) -> list[R]:
