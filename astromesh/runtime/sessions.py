@@ -45,19 +45,17 @@ class Seat:
         waiting: who comes after, in order; None where nobody ever waited.
     """
 
-    __slots__ = (
-        "given", "interrupted", "key", "owner", "policy", "sessions", "task", "timeout", "token", "waiting",
-    )  # fmt: skip
+    # Class attributes, so that a seat nobody else wants sets only what it needs.
+    token: int = 0
+    task: asyncio.Task[Any] | None = None
+    given: asyncio.Future[None] | None = None
+    waiting: deque[Seat] | None = None
+    interrupted: bool = False
 
     def __init__(
         self, sessions: Sessions, key: SessionKey, policy: Policy, timeout: float, owner: str | None
     ) -> None:
         self.sessions, self.key, self.policy, self.timeout, self.owner = sessions, key, policy, timeout, owner
-        self.token = 0
-        self.task: asyncio.Task[Any] | None = None
-        self.given: asyncio.Future[None] | None = None
-        self.waiting: deque[Seat] | None = None
-        self.interrupted = False
 
     async def __aenter__(self) -> Self:
         held = self.sessions.held
@@ -72,7 +70,10 @@ class Seat:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         task, self.task = self.task, None
-        self.pass_on()
+        if self.waiting:
+            self.pass_on()
+        else:
+            del self.sessions.held[self.key]
         if self.interrupted and task is not None:
             _end_interrupted(task, error)
 
