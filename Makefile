@@ -9,7 +9,7 @@ CONFIG ?= config
 ARGS   ?=
 
 UV   := UV_NO_PROGRESS=1 $(BIN)/uv
-SYNC := $(UV) pip sync --quiet --require-hashes --python $(BIN)/python
+SYNC := $(UV) pip sync --quiet --compile-bytecode --require-hashes --python $(BIN)/python
 PROJECT := $(UV) pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
 # make lock keeps the pins that still fit; make lock UPGRADE=--upgrade takes the newest versions.
 UPGRADE ?=

@@ -57,7 +57,13 @@ def create_app(
             await app.state.connections.close_all()
             await runtime.close()
 
-    app = FastAPI(title="astromesh", version=__version__, lifespan=lifespan, redoc_url=None)
+    app = FastAPI(
+        title="astromesh",
+        version=__version__,
+        lifespan=lifespan,
+        redoc_url=None,
+        swagger_ui_oauth2_redirect_url=None,
+    )
     app.state.runtime = runtime
     app.state.connections = ConnectionManager()
     errors.register(app)

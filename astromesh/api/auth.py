@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from ipaddress import ip_address
 from typing import Protocol
+from urllib.parse import urlsplit
 
 from astromesh.abc.deps import Deps
 from astromesh.errors import Forbidden, Unauthorized
@@ -26,10 +28,16 @@ class Authenticator(Protocol):
 
 
 class Auth:
-    """Args: methods: tried in order; empty means that everybody is the anonymous local principal."""
+    """Admits callers.
 
-    def __init__(self, methods: tuple[Authenticator, ...] = ()) -> None:
+    Args:
+        methods: tried in order; empty means that everybody is the anonymous local principal.
+        origins: web pages that may call without a credential, beside those of this machine; `*` for all.
+    """
+
+    def __init__(self, methods: tuple[Authenticator, ...] = (), origins: Collection[str] = ()) -> None:
         self._methods = methods
+        self._origins = origins
 
     async def authorise(self, headers: Mapping[str, str], scope: str, resource: str = "") -> CallerContext:
         """The caller, if it may do this.
@@ -57,6 +65,7 @@ class Auth:
 
     async def identify(self, headers: Mapping[str, str]) -> CallerContext:
         if not self._methods:
+            self._refuse_foreign_pages(headers)
             return ANONYMOUS
         token = credential(headers)
         if not token:
@@ -65,6 +74,21 @@ class Auth:
             if (caller := await method.authenticate(token)) is not None:
                 return caller
         raise Unauthorized("The key or token is not valid here, or no longer.")
+
+    def _refuse_foreign_pages(self, headers: Mapping[str, str]) -> None:
+        """A browser lets any page send requests to this machine, and open WebSockets, in its user's name."""
+        origin = headers.get("origin")
+        if origin and not {origin, "*"} & set(self._origins) and not is_local(origin):
+            raise Forbidden(f"Pages of {origin} may not call this server; spec.api.cors_origins allows them.")
+
+
+def is_local(origin: str) -> bool:
+    """Whether an Origin header names a page of this machine."""
+    try:
+        host = urlsplit(origin).hostname or ""
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def credential(headers: Mapping[str, str]) -> str:
@@ -80,8 +104,9 @@ def credential(headers: Mapping[str, str]) -> str:
 
 async def configured(runtime: AgentRuntime) -> Auth:
     """The authentication that `spec.auth.mode` of an open runtime names; it closes with the runtime."""
-    mode = runtime.opened.configuration.runtime.spec.auth.mode
-    return Auth(tuple([await method(runtime) for method in _METHODS[mode]]))
+    spec = runtime.opened.configuration.runtime.spec
+    methods = [await method(runtime) for method in _METHODS[spec.auth.mode]]
+    return Auth(tuple(methods), spec.api.cors_origins)
 
 
 async def _api_keys(runtime: AgentRuntime) -> ApiKeys:

@@ -6,6 +6,7 @@ to stderr.
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from pathlib import Path
@@ -43,13 +44,15 @@ CONFIG, DATA = Path("config"), Path(".astromesh")
 
 def main() -> None:
     """The entry point: errors become one clear message and an exit code."""
-    sys.excepthook = _unexpected
     try:
         app()
     except AstromeshError as error:
         from astromesh.cli.failure import report
 
         sys.exit(report(error))
+    except Exception:
+        sys.excepthook = _unexpected  # not before: typer sets one of its own
+        raise
 
 
 def _unexpected(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -75,6 +78,7 @@ def serve(
     strict: Annotated[bool, typer.Option("--strict", help="Refuse to start with a broken agent.")] = False,
 ) -> None:  # fmt: skip
     """Serve the agents over HTTP and WebSocket."""
+    gc.disable()  # until the server is up: nothing of what start-up makes is garbage, and looking costs a tenth
     from astromesh.cli import serve as command
 
     command.serve(_at(config, data), host, port if port >= 0 else None, workers, strict=strict)

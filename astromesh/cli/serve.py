@@ -42,7 +42,6 @@ def serve(places: tuple[Path, Path], host: str, port: int | None, workers: int, 
     Raises:
         ConfigError: faults of the configuration, or an address that cannot or must not be used.
     """
-    gc.disable()  # nothing of what start-up makes is garbage
     configuration = sound(places[0], strict=strict)
     spec = configuration.runtime.spec
     configure_logging(spec.telemetry.log_level, spec.telemetry.log_format)
