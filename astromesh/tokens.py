@@ -1,8 +1,9 @@
 """How many tokens a text has, estimated without a tokenizer.
 
-Pure; stands beside `types` because adapters and core both count. UTF-8 bytes by four: byte-pair vocabularies are built over bytes, so the rule holds over scripts: about four
-letters per token in English, two and a half in Cyrillic or Greek, one and a third Chinese characters. What a
-model really counts is learned from reported usage (`Correction`).
+Pure; stands beside `types` because adapters and core both count. UTF-8 bytes by four: byte-pair vocabularies
+are built over bytes, so the rule holds over scripts: about four letters per token in English, two in Cyrillic
+or Greek, one and a third Chinese characters. What a model really counts is learned from reported usage
+(`Correction`).
 """
 
 from __future__ import annotations

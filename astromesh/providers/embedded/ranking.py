@@ -33,6 +33,8 @@ _K1, _B = 1.2, 0.75
 _HEADING_WEIGHT = 2
 #: a unit is quoted beside the best where it is at least this near
 _NEAR_BEST = 0.5
+#: share of the question in a heading that makes its section the answer
+_TITLED = 0.6
 #: a tool's whole answer up to this length is quoted as it is: the tool was asked the question
 SHORT = 400
 _LEANS = re.compile(
@@ -57,6 +59,7 @@ class Section:
 
     Args:
         covered: share of what the question asks that the section speaks of, by weight of the words, 0 to 1.
+        titled: the same of its heading alone.
     """
 
     passage: Passage
@@ -65,6 +68,7 @@ class Section:
     counts: Counter[str] = field(default_factory=Counter)
     score: float = 0.0
     covered: float = 0.0
+    titled: float = 0.0
 
     @property
     def text(self) -> str:
@@ -86,6 +90,8 @@ def rank(question: str, passages: Sequence[Passage]) -> list[Section]:
     for place, (section, length) in enumerate(zip(sections, lengths, strict=True)):
         found = [word for word in weights if section.counts[word]]
         section.covered = sum(weights[word] for word in found) / total
+        title = set(stems(f"{section.heading} {section.passage.heading}"))
+        section.titled = sum(weight for word, weight in weights.items() if word in title) / total
         section.score = bm25(section.counts, weights, length, mean) * _ORIGIN_WEIGHT[section.passage.origin]
         section.score *= 1 + 0.1 / (1 + place)  # the tool's own order breaks near ties
     return sorted((s for s in sections if s.score > 0), key=lambda s: -s.score)
@@ -93,7 +99,8 @@ def rank(question: str, passages: Sequence[Passage]) -> list[Section]:
 
 def best_units(question: str, section: Section, room: int) -> list[Unit]:
     """The units that answer best, in their order, with what leans on them; at most `room` characters."""
-    if section.passage.direct and len(section.text) <= SHORT:
+    size = len(section.text)
+    if size <= SHORT if section.passage.direct else size <= room and section.titled >= _TITLED:
         return section.units
     counts = [Counter(stems(unit.text)) for unit in section.units]
     weights = _weights(Counter(stems(question)), counts)
