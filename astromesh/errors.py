@@ -19,6 +19,7 @@
     │   ├── ProviderError      ProviderTimeout, ProviderRateLimited, ProviderUnauthorized, ProviderRejected,
     │   │                      ProviderUnavailable
     │   ├── AllProvidersFailed
+    │   ├── InvalidOutput
     │   ├── ToolError          ToolTimeout, ToolFailed, InvalidToolCall, ToolPermissionError,
     │   │                      ToolRateLimitError
     │   └── StoreError         StoreUnavailable
@@ -374,6 +375,12 @@ class AllProvidersFailed(UpstreamError):
         super().__init__(
             f"No model provider answered. {tried or 'None is configured or all circuits are open.'}"
         )
+
+
+class InvalidOutput(UpstreamError):
+    """The model's answer does not fit the agent's output schema, also after its repair turn."""
+
+    code = "invalid_output"
 
 
 class ToolError(UpstreamError):

@@ -1,8 +1,8 @@
 """Plugins: entry-point groups to factories (architecture.md section 4).
 
 The name in YAML is the entry point's name. What it loads is a class with a pydantic `Options` and
-`async open(options, deps)`, a classmethod that answers the implementation. Built-ins come through the same door.
-A plugin loads when the configuration first names it.
+`async open(options, deps)`, a classmethod that answers the implementation. Built-ins come through the same
+door. A plugin loads when the configuration first names it.
 """
 
 from __future__ import annotations

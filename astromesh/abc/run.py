@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from astromesh.abc.provider import ModelPort
@@ -47,6 +47,10 @@ class Outcome:
     usage: Usage = Usage()
     error: str = ""
     metadata: JsonObject = field(default_factory=dict)
+
+    def saying(self, text: str) -> Outcome:
+        """The same outcome with another text."""
+        return replace(self, text=text)
 
 
 class Pattern(Protocol):

@@ -46,6 +46,7 @@ STATUS: dict[str, int] = {
     "rate_limited": 429,
     "budget_exhausted": 429,
     "all_providers_failed": 502,
+    "invalid_output": 502,
     "agent_unavailable": 503,
     "overloaded": 503,
     "shutting_down": 503,

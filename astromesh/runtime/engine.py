@@ -237,12 +237,13 @@ class AgentRuntime:
         )
         if outer:
             scope.retries = outer.retries
+        schema = agent.output_schema.schema if agent.output_schema else None
         any_owner = bool(caller and caller.scopes & ANY_SESSION)
         return Run(
             scope,
             stream,
             events,
-            RunModel(agent.router, scope),
+            RunModel(agent.router, scope, schema),
             scope.session,
             owner,
             any_owner,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any
 
@@ -92,25 +92,38 @@ class GatedEvents:
 
 
 class RunModel:
-    """The model seam of one run: the agent's router, sharing the run's retry budget, noting who answered."""
+    """The model seam of one run: the agent's router, sharing the run's retry budget, noting who answered.
 
-    __slots__ = ("_router", "_scope", "last")
+    Args:
+        schema: the agent's output schema, or None.
+    """
 
-    def __init__(self, router: ModelRouter, scope: Scope) -> None:
+    __slots__ = ("_router", "_schema", "_scope", "last")
+
+    def __init__(self, router: ModelRouter, scope: Scope, schema: Mapping[str, Any] | None = None) -> None:
         self._router = router
+        self._schema = schema
         self._scope = scope
         self.last: CompletionResult | None = None
 
     async def complete(self, request: CompletionRequest) -> CompletionResult:
+        request = self._shaped(request)
         self.last = result = await self._router.route(request, take_retry=self._scope.take_retry)
         return result
 
     async def stream(self, request: CompletionRequest) -> AsyncIterator[Delta | CompletionResult]:
+        request = self._shaped(request)
         async with aclosing(self._router.stream(request, take_retry=self._scope.take_retry)) as pieces:
             async for piece in pieces:
                 if isinstance(piece, CompletionResult):
                     self.last = piece
                 yield piece
+
+    def _shaped(self, request: CompletionRequest) -> CompletionRequest:
+        """Asks for the agent's output schema where nothing else is asked for: no tools, role or schema."""
+        if self._schema is None or request.tools or request.role or request.output_schema is not None:
+            return request
+        return replace(request, output_schema=self._schema)
 
 
 @dataclass(slots=True)

@@ -19,6 +19,7 @@ from astromesh.runtime.records import (
     RunRequest,
 )  # fmt: skip
 from astromesh.runtime.run import Run
+from astromesh.runtime.structure import structured
 from astromesh.telemetry.stream import DELTA
 from astromesh.types import JsonObject, Message, Turn
 
@@ -94,6 +95,8 @@ async def orchestrate(agent: Agent, equipped: EquippedQuery, run: Run) -> tuple[
     request = equipped.prompted.recalled.admitted.request
     task = Task(equipped.prompted.messages, equipped.tools, agent.max_iterations, request.context)
     outcome = await agent.pattern.run(task, run.model, agent.tools, run.scope)
+    if agent.output_schema is not None:
+        outcome = await structured(agent.output_schema, outcome, task.messages, run)
     return equipped, outcome
 
 

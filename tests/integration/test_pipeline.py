@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,7 @@ from tests.integration.agents_folder import client_of, manifest, runtime_of, wri
 SQLITE = {"conversational": {"backend": "sqlite", "strategy": "sliding_window", "max_turns": 20}}
 TOOLS = [{"name": "lookup", "type": "internal", "function": "tests.integration.sample_tools:lookup"}]
 EXPLODE = {"name": "explode", "type": "internal", "function": "tests.integration.sample_tools:explode"}
-EVERYTHING = {
+EVERYTHING: dict[str, Any] = {
     "tools": TOOLS,
     "memory": SQLITE,
     "guardrails": {
@@ -167,7 +168,8 @@ async def test_a_blocked_query_is_422_and_reaches_no_model(tmp_path: Path) -> No
 
 async def test_a_blocked_answer_is_200_with_the_safe_response_and_is_what_is_kept(tmp_path: Path) -> None:
     rule = {
-        "type": "content_filter", "forbidden_keywords": ["classified"], "action": "block", "safe_response": "Sorry.",
+        "type": "content_filter", "forbidden_keywords": ["classified"], "action": "block",
+        "safe_response": "Sorry.",
     }  # fmt: skip
     runtime = runtime_of(
         write(tmp_path, manifest(guardrails={"output": [rule]}, memory=SQLITE)),
@@ -244,7 +246,7 @@ async def test_a_run_is_bounded_by_max_iterations_without_an_extra_call(tmp_path
     provider = ScriptedProvider(
         lambda r: ToolCall(f"c{len(r.messages)}", "lookup", '{"query": "x"}'), repeat=True
     )
-    spec = {"tools": TOOLS, "orchestration": {"pattern": "react", "max_iterations": 3}}
+    spec: dict[str, Any] = {"tools": TOOLS, "orchestration": {"pattern": "react", "max_iterations": 3}}
     async with runtime_of(write(tmp_path, manifest(**spec)), provider) as runtime:
         answer = await runtime.run("helper", "go", "s")
     assert len(provider.requests) == 3
@@ -258,7 +260,7 @@ async def test_a_run_past_its_deadline_is_504_and_the_next_one_works(tmp_path: P
         await asyncio.sleep(60)
         return "late"
 
-    spec = {"orchestration": {"pattern": "react", "timeout_seconds": 0.05}, "memory": SQLITE}
+    spec: dict[str, Any] = {"orchestration": {"pattern": "react", "timeout_seconds": 0.05}, "memory": SQLITE}
     runtime = runtime_of(write(tmp_path, manifest(**spec)), ScriptedProvider(never, "on time"))
     async with client_of(runtime) as client:
         late = await client.post("/v1/agents/helper/run", json={"query": "q", "session_id": "s"})
@@ -278,7 +280,7 @@ async def test_a_tool_that_fails_is_told_to_the_model_and_the_run_goes_on(tmp_pa
 
 
 async def test_a_tool_without_permission_is_neither_shown_nor_run(tmp_path: Path) -> None:
-    spec = {
+    spec: dict[str, Any] = {
         "tools": [
             *TOOLS,
             {"name": "explode", "type": "internal", "function": "tests.integration.sample_tools:explode"},
@@ -343,7 +345,7 @@ async def test_the_trace_has_the_tree_of_the_document(tmp_path: Path) -> None:
 
 
 async def test_circular_agents_are_refused_with_the_circle(tmp_path: Path) -> None:
-    def calls(other: str) -> dict[str, object]:
+    def calls(other: str) -> dict[str, Any]:
         return {"tools": [{"name": f"ask_{other}", "type": "agent", "agent": other}]}
 
     folder = write(tmp_path, manifest("a", **calls("b")), manifest("b", **calls("a")))
