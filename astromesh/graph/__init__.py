@@ -33,6 +33,14 @@ from astromesh.graph.engine import PromptGraphEngine
 from astromesh.graph.flags import NodeFlag
 from astromesh.graph.function import FunctionNode, node
 from astromesh.graph.graph import PromptGraph
+from astromesh.graph.hooks import Hook, NodeMetrics
+from astromesh.graph.monitors import (
+    BudgetHook,
+    CycleDetectionHook,
+    LoggingHook,
+    MetricsHook,
+    TimingHook,
+)
 from astromesh.graph.nodes import (
     AutonomousNode,
     CritiqueNode,
@@ -65,8 +73,10 @@ __all__ = [
     "END",
     "AutonomousNode",
     "BaseNode",
+    "BudgetHook",
     "Child",
     "CritiqueNode",
+    "CycleDetectionHook",
     "Edge",
     "Examples",
     "ExecutionReport",
@@ -78,14 +88,18 @@ __all__ = [
     "Guard",
     "GuardNode",
     "GuardVerdict",
+    "Hook",
     "HumanDecision",
     "HumanNode",
     "HumanRequest",
     "JustifyNode",
+    "LoggingHook",
     "LoopNode",
+    "MetricsHook",
     "Mutation",
     "NodeConfig",
     "NodeFlag",
+    "NodeMetrics",
     "NodeResult",
     "ObserveNode",
     "ParallelNode",
@@ -101,6 +115,7 @@ __all__ = [
     "SynthesizeNode",
     "Text",
     "ThinkNode",
+    "TimingHook",
     "ToolNode",
     "TransformNode",
     "ValidateNode",

@@ -1,0 +1,201 @@
+"""The hooks that come with the engine. What they gather belongs to a run: `hook.of(result.report)`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from astromesh.graph.base import BaseNode
+from astromesh.graph.hooks import NodeMetrics
+from astromesh.graph.records import ExecutionReport, Mutation, NodeResult
+from astromesh.graph.state import GraphState
+from astromesh.types import ToolCall, ToolResult
+
+
+class TimingHook:
+    """Measures nodes, and fails those that took longer than they may.
+
+    It looks at the clock afterwards; what must be cut short has a `timeout` of its own.
+
+    Args:
+        budget_ms: milliseconds for every node, or by name; None only measures.
+    """
+
+    def __init__(self, budget_ms: float | Mapping[str, float] | None = None) -> None:
+        self._budget = budget_ms
+
+    def post_node(self, node: BaseNode, result: NodeResult, state: GraphState) -> NodeResult:
+        spent = state.local(self, dict[str, float])
+        spent[node.name] = spent.get(node.name, 0.0) + result.duration_ms
+        budget = self._budget.get(node.name) if isinstance(self._budget, Mapping) else self._budget
+        if budget is not None and result.duration_ms > budget and not result.error:
+            result.error = f"{node.name!r} took {result.duration_ms:.0f} ms; it may take {budget:g} ms."
+        return result
+
+    def of(self, report: ExecutionReport) -> dict[str, float]:
+        """Milliseconds by node, over all its executions."""
+        spent: dict[str, float] = report.local.get(id(self), {})
+        return spent
+
+
+class BudgetHook:
+    """Ends a run that has spent more than it may; model calls beyond a used-up budget are not made at all.
+
+    Args:
+        max_tokens: of all model calls.
+        max_cost_usd: US dollars.
+        max_model_calls: how many.
+        max_tool_calls: how many; further calls are answered as refused, the run goes on.
+    """
+
+    def __init__(
+        self,
+        max_tokens: int | None = None,
+        *,
+        max_cost_usd: float | None = None,
+        max_model_calls: int | None = None,
+        max_tool_calls: int | None = None,
+    ) -> None:
+        caps = {
+            "tokens": max_tokens,
+            "cost_usd": max_cost_usd,
+            "model_calls": max_model_calls,
+            "tool_calls": max_tool_calls,
+        }
+        self._caps: dict[str, float] = {key: cap for key, cap in caps.items() if cap is not None}
+
+    def pre_node(self, node: BaseNode, state: GraphState) -> None:
+        state.local(self, lambda: self._cap(state))
+
+    def post_node(self, node: BaseNode, result: NodeResult, state: GraphState) -> None:
+        used = state.ledger.used
+        for key, cap in self._caps.items():
+            if used.get(key, 0) > cap:
+                state.stop("budget", f"The run spent {used[key]:g} {key}; it may spend {cap:g}.")
+
+    def _cap(self, state: GraphState) -> bool:
+        caps = state.ledger.caps
+        caps.update({key: min(cap, caps.get(key, cap)) for key, cap in self._caps.items()})
+        return True
+
+
+class CycleDetectionHook:
+    """Ends a run that goes round in a circle: the same nodes, in the same order, several times in a row.
+
+    Rounds of a tool loop do not count, nor circles through a node with `max_iterations`: such a loop has its
+    bound.
+
+    Args:
+        repeats: how often a sequence must have come.
+        max_length: of the sequences looked for, in nodes.
+        exempt: names of nodes whose circles are wanted.
+    """
+
+    def __init__(self, repeats: int = 3, *, max_length: int = 4, exempt: Iterable[str] = ()) -> None:
+        if repeats < 2 or max_length < 1:
+            raise ValueError("repeats is at least 2, max_length at least 1.")
+        self._repeats, self._max_length, self._exempt = repeats, max_length, frozenset(exempt)
+
+    def post_node(self, node: BaseNode, result: NodeResult, state: GraphState) -> None:
+        if result.skipped or result.wants_tools or state.current_node != node.name:
+            return
+        levels = state.local(self, dict[int, tuple[list[str], list[BaseNode]]])
+        # by level; the list is kept so that its identity stays its own
+        _, path = levels.setdefault(id(state.visited), (state.visited, []))
+        path.append(node)
+        circle = circle_at_end([n.name for n in path], self._max_length, self._repeats)
+        if circle and not any(self._is_wanted(n) for n in path[-len(circle) :]):
+            way = " → ".join(circle)
+            state.stop("cycle", f"The run goes round in a circle: {way}, {self._repeats} times.")
+
+    def _is_wanted(self, node: BaseNode) -> bool:
+        return node.max_iterations is not None or node.name in self._exempt
+
+
+def circle_at_end(names: list[str], max_length: int, repeats: int) -> tuple[str, ...]:
+    """The shortest sequence that the end of a path consists of, several times over; empty where there is none."""
+    for length in range(1, max_length + 1):
+        end = names[-length * repeats :]
+        if len(end) == length * repeats and end == end[:length] * repeats:
+            return tuple(end[:length])
+    return ()
+
+
+class LoggingHook:
+    """Writes what a run does into a log. Outputs are not written; the flag VERBOSE is for that.
+
+    Args:
+        logger: by default `astromesh.graph.run`.
+        level: of the lines; failures are warnings.
+    """
+
+    def __init__(self, logger: logging.Logger | None = None, level: int = logging.INFO) -> None:
+        self._log = logger or logging.getLogger("astromesh.graph.run")
+        self._level = level
+
+    def pre_node(self, node: BaseNode, state: GraphState) -> None:
+        self._log.log(self._level, "node %s begins", node.name)
+
+    def post_node(self, node: BaseNode, result: NodeResult, state: GraphState) -> None:
+        end = "was skipped" if result.skipped else f"ended after {result.duration_ms:.1f} ms"
+        self._log.log(self._level, "node %s %s", node.name, end)
+
+    def pre_tool(self, call: ToolCall, state: GraphState) -> None:
+        self._log.log(self._level, "tool %s is called", call.name)
+
+    def post_tool(self, call: ToolCall, result: ToolResult, state: GraphState) -> None:
+        end = "answered" if result.ok else f"failed: {result.error}"
+        self._log.log(self._level, "tool %s %s", call.name, end)
+
+    def on_error(self, node: BaseNode, error: BaseException | str, state: GraphState) -> None:
+        self._log.warning("node %s failed: %s", node.name, error)
+
+    def on_human_required(self, node: BaseNode, state: GraphState) -> None:
+        self._log.log(self._level, "node %s needs a person", node.name)
+
+    def on_graph_mutation(self, mutation: Mutation, state: GraphState) -> None:
+        self._log.log(self._level, "node %s changed the graph: %s", mutation.node, mutation.op)
+
+
+@dataclass(slots=True)
+class NodeTotals:
+    """All executions of one node in a run."""
+
+    visits: int = 0
+    errors: int = 0
+    duration_ms: float = 0.0
+    tokens: int = 0
+    tool_calls: int = 0
+
+    def add(self, result: NodeResult) -> None:
+        self.visits += 1
+        self.errors += bool(result.error)
+        self.duration_ms += result.duration_ms
+        self.tokens += result.usage.total_tokens
+        self.tool_calls += len(result.tool_calls)
+
+
+class MetricsHook:
+    """Adds up what nodes did, and hands on the metrics of OBSERVABLE ones.
+
+    Args:
+        sink: called with the NodeMetrics of every execution of an OBSERVABLE node.
+    """
+
+    def __init__(self, sink: Callable[[NodeMetrics], Any] | None = None) -> None:
+        self._sink = sink
+
+    def post_node(self, node: BaseNode, result: NodeResult, state: GraphState) -> None:
+        if not result.skipped:
+            totals = state.local(self, dict[str, NodeTotals])
+            totals.setdefault(node.name, NodeTotals()).add(result)
+
+    def on_node_metrics(self, node: BaseNode, metrics: NodeMetrics) -> Any:
+        return self._sink(metrics) if self._sink else None
+
+    def of(self, report: ExecutionReport) -> dict[str, NodeTotals]:
+        """Totals by node."""
+        totals: dict[str, NodeTotals] = report.local.get(id(self), {})
+        return totals
