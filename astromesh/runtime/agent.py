@@ -10,7 +10,7 @@ from astromesh.core.guardrails import GuardrailsEngine, StreamMode
 from astromesh.core.memory import MemoryManager
 from astromesh.core.model_router import ModelRouter
 from astromesh.core.prompt_engine import PromptTemplate
-from astromesh.core.structured import OutputSchema
+from astromesh.core.structured import AnswerSchema
 from astromesh.core.tools import AgentTools
 
 
@@ -37,7 +37,7 @@ class Agent:
     timeout_seconds: float
     stream: StreamMode
     budget: dict[str, float]
-    output_schema: OutputSchema | None = None
+    output_schema: AnswerSchema | None = None
 
     @property
     def needs(self) -> tuple[str, ...]:

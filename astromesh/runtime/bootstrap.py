@@ -31,7 +31,7 @@ from astromesh.core.health import Health
 from astromesh.core.memory import ConversationalMemory, EpisodicMemory, MemoryManager, SemanticMemory
 from astromesh.core.model_router import ModelRouter
 from astromesh.core.prompt_engine import PromptEngine, check_template
-from astromesh.core.structured import OutputSchema
+from astromesh.core.structured import AnswerSchema
 from astromesh.core.tool_layers import DeclaredTool
 from astromesh.core.tools import ToolRegistry, declared
 from astromesh.errors import AstromeshError, CircularAgentReference, ConfigError, InvalidManifest
@@ -208,7 +208,7 @@ class _Bootstrap:
             timeout_seconds=orchestration.timeout_seconds or defaults.timeout_seconds,
             stream=manifest.stream,
             budget=spec.budgets.per_run.caps(),
-            output_schema=OutputSchema(spec.output_schema) if spec.output_schema is not None else None,
+            output_schema=AnswerSchema(spec.output_schema) if spec.output_schema is not None else None,
         )  # fmt: skip
 
     async def _router(self, agent: str, models: RoleModel, *, role: bool = False) -> ModelRouter:

@@ -237,7 +237,7 @@ class AgentRuntime:
         )
         if outer:
             scope.retries = outer.retries
-        schema = agent.output_schema.schema if agent.output_schema else None
+        schema = agent.output_schema.json_schema if agent.output_schema else None
         any_owner = bool(caller and caller.scopes & ANY_SESSION)
         return Run(
             scope,

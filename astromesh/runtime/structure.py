@@ -7,7 +7,7 @@ turn offers none. The answer of the run is the value as JSON text.
 from __future__ import annotations
 
 from astromesh.abc.run import Outcome
-from astromesh.core.structured import OutputSchema, Structured, repair_message
+from astromesh.core.structured import AnswerSchema, repair
 from astromesh.errors import InvalidOutput
 from astromesh.node.calls import call_model
 from astromesh.runtime.run import Run
@@ -15,7 +15,7 @@ from astromesh.types import CompletionRequest, Message
 
 
 async def structured(
-    schema: OutputSchema, outcome: Outcome, messages: tuple[Message, ...], run: Run
+    schema: AnswerSchema, outcome: Outcome, messages: tuple[Message, ...], run: Run
 ) -> Outcome:
     """The outcome with a text that fits the schema.
 
@@ -26,21 +26,13 @@ async def structured(
         InvalidOutput: the answer and its repair do not fit; it says what was wrong with the repair.
     """
     found = schema.read(outcome.text)
-    if found.fits:
+    if not found.fault:
         return outcome.saying(found.text)
-    repaired = await _repair(schema, outcome, found, messages, run)
-    if not repaired.fits:
-        faults = "; ".join(repaired.faults)
+    again = (*messages, Message("assistant", outcome.text), repair(found.fault))
+    request = CompletionRequest(again, output_schema=schema.json_schema)
+    repaired = schema.read((await call_model(run.scope, run.model, request)).content)
+    if repaired.fault:
         raise InvalidOutput(
-            f"The model's answer does not fit spec.output_schema, also on a second try: {faults}."
+            f"The model's answer does not fit spec.output_schema, also on a second try: {repaired.fault}"
         )
     return outcome.saying(repaired.text)
-
-
-async def _repair(
-    schema: OutputSchema, outcome: Outcome, found: Structured, messages: tuple[Message, ...], run: Run
-) -> Structured:
-    again = (*messages, Message("assistant", outcome.text), repair_message(found))
-    request = CompletionRequest(again, output_schema=schema.schema)
-    result = await call_model(run.scope, run.model, request)
-    return schema.read(result.content)
