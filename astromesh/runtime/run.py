@@ -134,6 +134,7 @@ class Run:
         stream: the listeners' side of the events; `scope.events` is the gated side that the pattern emits to.
         owner: id of the principal that the session belongs to: the caller, until step 4 finds another one.
         admitted: the query after the input rules, once step 3 is done.
+        remembered: step 11 has begun.
         any_owner: the caller may use sessions of others (scope `sessions:any`).
     """
 
@@ -147,6 +148,7 @@ class Run:
     caller: CallerContext | None = None
     parent: str = ""
     admitted: str = ""
+    remembered: bool = False
     started: float = field(default_factory=perf_counter)
 
     @property

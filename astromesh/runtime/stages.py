@@ -142,6 +142,9 @@ async def remember(agent: Agent, released: ReleasedAnswer, run: Run) -> None:
         return
     started = perf_counter()
     now = run.scope.clock.now()
+    run.remembered = (
+        True  # a cancel from here on does not take the turns back, so that none are written twice
+    )
     async with agent.memory.transaction(run.key, run.owner) as transaction:
         transaction.persist_turn(Turn("user", released.admitted.query, created_at=now, run_id=run.id))
         transaction.persist_turn(Turn("assistant", released.response, created_at=now, run_id=run.id))
@@ -152,7 +155,7 @@ async def remember(agent: Agent, released: ReleasedAnswer, run: Run) -> None:
 async def remember_partial(agent: Agent, request: RunRequest, run: Run) -> None:
     """What a cancelled run had said: both turns, the answer marked `partial`; nothing where there is none."""
     text = "".join(run.events.partial)
-    if not text or not request.persist:
+    if not text or not request.persist or run.remembered:
         return
     now = run.scope.clock.now()
     async with agent.memory.transaction(run.key, run.owner) as transaction:
