@@ -185,6 +185,19 @@ def test_objects_come_back_as_themselves():
     assert (again.entry, again.finalizer, again.routing) == ("think", "function", "edges_only")
 
 
+def test_defaults_are_left_out():
+    """A file says only what differs from the defaults, those of the class's own arguments included."""
+    graph = PromptGraph("g", nodes=[PromptNode("p"), AutonomousNode("a", [ThinkNode("t")])])
+    assert graph.to_config() == {
+        "name": "g",
+        "entry": "p",
+        "nodes": [
+            {"name": "p", "kind": "prompt"},
+            {"name": "a", "kind": "autonomous", "pool": [{"name": "t", "kind": "think"}]},
+        ],
+    }
+
+
 def test_every_kind_is_in_the_graph_of_everything():
     """So that no kind can be forgotten by the tests above."""
     data = everything().to_config(objects=NAMES)

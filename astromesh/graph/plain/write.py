@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, Protocol
 
@@ -92,18 +93,23 @@ def _node(node: BaseNode, place: Place) -> JsonObject:
         value = node.given(key)
         if key == "flags":
             value = node.flags - node.default_flags - KEYWORD_FLAGS
-        if not _is_default(key, value):
+        if not _is_default(node, key, value):
             inner = place.at(key)
             with inner.noting():
                 data[key] = _value(key, value, inner)
     return data
 
 
-def _is_default(key: str, value: Any) -> bool:
-    default = DEFAULTS.get(key)
+def _is_default(node: BaseNode, key: str, value: Any) -> bool:
     if isinstance(value, tuple | frozenset):
         return len(value) == 0 and key in DEFAULTS
+    default = DEFAULTS.get(key) if key in DEFAULTS else _own_defaults(type(node)).get(key)
     return type(value) is type(default) and bool(value == default)
+
+
+def _own_defaults(kind: type[BaseNode]) -> Mapping[str, Any]:
+    parameters = inspect.signature(kind).parameters
+    return {key: p.default for key, p in parameters.items() if p.default is not p.empty}
 
 
 def _kind(node: BaseNode, place: Place) -> str:
