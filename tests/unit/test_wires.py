@@ -1,0 +1,267 @@
+"""What is special in each wire format, without a network."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+import pytest
+
+from astromesh.errors import ProviderRejected, ProviderUnavailable
+from astromesh.providers.anthropic import AnthropicOptions, AnthropicWire
+from astromesh.providers.catalog import capabilities_of, cost, known, price_of
+from astromesh.providers.closed_schema import closed
+from astromesh.providers.encoding import FragmentCache
+from astromesh.providers.faults import from_body
+from astromesh.providers.ollama import OllamaOptions, OllamaWire
+from astromesh.providers.openai import OpenAIOptions, OpenAIWire
+from astromesh.providers.options import ModelOptions, Price
+from astromesh.types import CompletionRequest, Image, JsonObject, Message, ToolCall, ToolSpec
+
+TOOL = ToolSpec("search", "Searches", {"type": "object", "properties": {"q": {"type": "string"}}})
+ASK = (Message("system", "Be brief."), Message("user", "Hi"))
+OBJECT = {"type": "object", "required": ["a"], "properties": {"a": {"type": "integer", "minimum": 3}}}
+
+
+def sent(wire: Any, *messages: Message, stream: bool = False, **request: Any) -> JsonObject:
+    body: JsonObject = orjson.loads(wire.encode(CompletionRequest(messages or ASK, **request), stream))
+    return body
+
+
+def openai_wire(official: bool = False, **options: Any) -> OpenAIWire:
+    return OpenAIWire(OpenAIOptions(model="m", **options), official=official)
+
+
+def anthropic_wire(**options: Any) -> AnthropicWire:
+    return AnthropicWire(AnthropicOptions(model="m", **options))
+
+
+def ollama_wire(**options: Any) -> OllamaWire:
+    return OllamaWire(OllamaOptions(model="m", **options))
+
+
+def chunk(delta: JsonObject, finish: str | None = None) -> bytes:
+    event = {"choices": [{"index": 0, "delta": delta, "finish_reason": finish}]}
+    return b"data: " + orjson.dumps(event) + b"\n\n"
+
+
+def call_piece(
+    index: int | None = None, call_id: str = "", name: str = "", arguments: Any = None
+) -> JsonObject:
+    function = {k: v for k, v in (("name", name), ("arguments", arguments)) if v}
+    numbered = {} if index is None else {"index": index}
+    return {"tool_calls": [{**numbered, **({"id": call_id} if call_id else {}), "function": function}]}
+
+
+# -- openai --------------------------------------------------------------------------------------------------
+
+
+def test_openai_itself_gets_the_new_name_of_max_tokens_and_others_the_old_one():
+    parameters = {"max_tokens": 7}
+    assert sent(openai_wire(official=True, parameters=parameters))["max_completion_tokens"] == 7
+    assert sent(openai_wire(parameters=parameters))["max_tokens"] == 7
+    assert sent(openai_wire(official=True), parameters=parameters)["max_completion_tokens"] == 7
+
+
+def test_usage_is_asked_for_in_streams_unless_the_server_is_too_old():
+    assert sent(openai_wire(), stream=True)["stream_options"] == {"include_usage": True}
+    assert "stream_options" not in sent(openai_wire(stream_usage=False), stream=True)
+    assert "stream" not in sent(openai_wire())
+
+
+@pytest.mark.parametrize(
+    ("choice", "expected"),
+    [
+        ("none", "none"),
+        ("required", "required"),
+        ("search", {"type": "function", "function": {"name": "search"}}),
+    ],
+)
+def test_a_tool_choice_is_told(choice, expected):
+    assert sent(openai_wire(), tools=(TOOL,), tool_choice=choice)["tool_choice"] == expected
+
+
+def test_plain_json_mode_tells_the_schema_in_words():
+    body = sent(openai_wire(structured_output="json_object"), output_schema=OBJECT)
+    assert body["response_format"] == {"type": "json_object"}
+    assert '"minimum":3' in body["messages"][-1]["content"]
+    assert "response_format" not in sent(openai_wire(structured_output="none"), output_schema=OBJECT)
+
+
+def test_calls_that_a_server_neither_numbers_nor_names_are_told_apart():
+    reader = openai_wire().reader()
+    stream = chunk(call_piece(call_id="a", name="f", arguments='{"x"'))
+    stream += chunk(call_piece(arguments=": 1}"))
+    stream += chunk(call_piece(call_id="b", name="g")) + chunk({}, "tool_calls")
+    assert list(reader.feed(stream)) == []
+    calls = reader.finish().tool_calls
+    assert calls == (ToolCall("a", "f", '{"x": 1}'), ToolCall("b", "g", "{}"))
+
+
+def test_arguments_as_an_object_and_a_missing_id_are_put_right():
+    message = {"tool_calls": [{"function": {"name": "f", "arguments": {"x": 1}}}]}
+    reply = openai_wire().decode({"choices": [{"message": message}]})
+    assert reply.tool_calls[0].arguments == '{"x":1}'
+    assert reply.tool_calls[0].id
+
+
+def test_a_refusal_is_an_answer_that_was_filtered():
+    reply = openai_wire().decode({"choices": [{"message": {"content": None, "refusal": "I can't."}}]})
+    assert (reply.content, reply.finish_reason) == ("I can't.", "content_filter")
+    reader = openai_wire().reader()
+    assert list(reader.feed(chunk({"refusal": "No."}) + chunk({}, "stop"))) == ["No."]
+    assert reader.finish().finish_reason == "content_filter"
+
+
+def test_a_stream_without_its_last_word_counts_when_the_model_had_finished():
+    reader = openai_wire().reader()
+    assert list(reader.feed(chunk({"content": "Hi"}) + chunk({}, "stop"))) == ["Hi"]
+    assert reader.finish().content == "Hi"
+    cut_off = openai_wire().reader()
+    assert list(cut_off.feed(chunk({"content": "Hi"}))) == ["Hi"]
+    with pytest.raises(ProviderUnavailable):
+        cut_off.finish()
+
+
+def test_text_before_a_fault_in_the_same_chunk_still_goes_out():
+    feeding = openai_wire().reader().feed(chunk({"content": "Hi"}) + b"data: {\n\n")
+    assert next(feeding) == "Hi"
+    with pytest.raises(orjson.JSONDecodeError):
+        next(feeding)
+
+
+# -- anthropic -----------------------------------------------------------------------------------------------
+
+
+def test_results_of_parallel_calls_are_one_message_and_roles_take_turns():
+    calls = (ToolCall("1", "f", "{}"), ToolCall("2", "f", "no JSON"))
+    body = sent(
+        anthropic_wire(),
+        Message("assistant", "Earlier."),
+        Message("user", "Go."),
+        Message("assistant", " ", calls),
+        Message("tool", "one", tool_call_id="1"),
+        Message("tool", "two", tool_call_id="2"),
+        Message("user", "And?"),
+    )
+    assert [m["role"] for m in body["messages"]] == ["user", "assistant", "user", "assistant", "user"]
+    assert [b["type"] for b in body["messages"][-1]["content"]] == ["tool_result", "tool_result", "text"]
+    assert body["messages"][3]["content"][1]["input"] == {"invalid": "no JSON"}
+
+
+def test_tools_and_system_prompt_are_marked_for_the_cache_unless_told_not_to():
+    marked = sent(anthropic_wire(), tools=(TOOL, TOOL))
+    assert [("cache_control" in tool) for tool in marked["tools"]] == [False, True]
+    assert marked["system"][0]["cache_control"] == {"type": "ephemeral"}
+    assert "cache_control" not in str(sent(anthropic_wire(prompt_cache=False), tools=(TOOL,)))
+
+
+def test_words_that_the_api_names_otherwise_are_renamed():
+    body = sent(anthropic_wire(parameters={"max_tokens": 5}), parameters={"stop": "END"})
+    assert (body["max_tokens"], body["stop_sequences"]) == (5, ["END"])
+    assert sent(anthropic_wire())["max_tokens"] > 1000
+    assert sent(anthropic_wire(), tools=(TOOL,), tool_choice="required")["tool_choice"] == {"type": "any"}
+
+
+def test_a_schema_that_is_no_grammar_is_asked_for_in_words():
+    assert "output_config" in sent(anthropic_wire(), output_schema=OBJECT)
+    for wire, schema in (
+        (anthropic_wire(), {"type": "object"}),
+        (anthropic_wire(structured_output="prompt"), OBJECT),
+    ):
+        body = sent(wire, output_schema=schema)
+        assert "output_config" not in body
+        assert "JSON Schema" in body["system"][0]["text"]
+
+
+def test_a_closed_schema_keeps_what_a_grammar_holds_and_tells_the_rest():
+    inner = closed(
+        {"type": "object", "properties": {"list": {"type": "array", "items": OBJECT}}, "$defs": {"x": OBJECT}}
+    )
+    assert inner is not None
+    number = inner["properties"]["list"]["items"]["properties"]["a"]
+    assert number == {"type": "integer", "description": '{"minimum":3}'}
+    assert inner["additionalProperties"] is False
+    assert inner["$defs"]["x"]["additionalProperties"] is False
+    assert closed({"anyOf": [{"type": "string"}, {"type": "object"}]}) is None
+    assert closed({"properties": {"a": {}}}) is None
+
+
+# -- ollama --------------------------------------------------------------------------------------------------
+
+
+def test_parameters_are_the_models_options_except_those_of_the_request():
+    wire = ollama_wire(
+        context_window=8192, parameters={"max_tokens": 5, "temperature": 0.1, "keep_alive": "5m"}
+    )
+    body = sent(wire, parameters={"temperature": 0.9})
+    assert body["options"] == {"num_ctx": 8192, "num_predict": 5, "temperature": 0.9}
+    assert body["keep_alive"] == "5m"
+
+
+def test_a_picture_by_url_is_refused_as_ollama_takes_none():
+    with pytest.raises(ProviderRejected, match="URL"):
+        sent(ollama_wire(), Message("user", "?", images=(Image(url="https://example.test/a.png"),)))
+
+
+def test_no_tools_are_offered_where_none_may_be_called():
+    assert "tools" not in sent(ollama_wire(), tools=(TOOL,), tool_choice="none")
+
+
+# -- what they share -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        ({"type": "overloaded_error"}, "provider_unavailable"),
+        ({"type": "rate_limit_error"}, "provider_rate_limited"),
+        ({"code": "insufficient_quota"}, "provider_rate_limited"),
+        ({"code": 401}, "provider_unauthorized"),
+        ({"type": "invalid_request_error", "message": "too long"}, "provider_rejected"),
+        ("out of memory", "provider_unavailable"),
+        (7, "provider_unavailable"),
+    ],
+)
+def test_errors_inside_answers_are_known_by_their_names(error, code):
+    assert from_body(error).code == code
+
+
+def test_the_operators_prices_and_quality_stand_over_the_table():
+    options = ModelOptions(
+        model="gpt-4o-mini", prices={"gpt-4o-mini": Price(input_per_million=9)}, quality={"gpt-4o-mini": 3}
+    )
+    assert price_of(options) == Price(input_per_million=9)
+    assert capabilities_of(options).quality == 3
+    assert not capabilities_of(ModelOptions(model="unknown")).priced
+    assert known("gpt-4o-2024-08-06") == known("gpt-4o")
+
+
+def test_cached_and_written_tokens_have_prices_of_their_own():
+    price = Price(
+        input_per_million=10, output_per_million=20, cached_per_million=1, cache_write_per_million=12
+    )
+    assert cost(price, 1_000_000, 0) == 10
+    assert cost(price, 1_000_000, 1_000_000, 500_000, 100_000) == pytest.approx(4 + 0.5 + 1.2 + 20)
+    assert cost(None, 5, 5) == 0
+
+
+def test_the_first_of_models_is_the_default():
+    assert ModelOptions(models=("a", "b")).chosen == "a"
+    assert ModelOptions(model="c", models=("a", "b")).chosen == "c"
+
+
+def test_offered_tools_are_encoded_once_as_long_as_they_are_the_same_objects():
+    shaped: list[tuple[ToolSpec, ...]] = []
+
+    def shape(tools: tuple[ToolSpec, ...]) -> list[str]:
+        shaped.append(tools)
+        return [tool.name for tool in tools]
+
+    cache = FragmentCache(shape)
+    first = cache.of((TOOL,))
+    assert cache.of((TOOL,)) is first
+    assert len(shaped) == 1
+    for number in range(600):  # bounded: tools may come and go with a server
+        cache.of((ToolSpec(str(number)),))
+    assert cache.of((TOOL,)) is not first
