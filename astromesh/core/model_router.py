@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from time import perf_counter
+from typing import cast
 
 from astromesh.abc.clock import Clock
 from astromesh.abc.provider import Provider
@@ -324,15 +325,16 @@ def _outcome(error: ProviderError, first: bool) -> Outcome:
     return "failure" if first else "abandoned"
 
 
-async def _pieces(
+def _pieces(provider: Provider, request: CompletionRequest) -> AsyncGenerator[Delta | CompletionResult, None]:
+    """A provider's own stream, with no generator in between; one that cannot stream answers in one piece."""
+    if provider.capabilities.streaming:
+        return cast("AsyncGenerator[Delta | CompletionResult, None]", provider.stream(request))
+    return _in_one_piece(provider, request)
+
+
+async def _in_one_piece(
     provider: Provider, request: CompletionRequest
 ) -> AsyncGenerator[Delta | CompletionResult, None]:
-    """A provider's stream; one that cannot stream answers in one piece."""
-    if provider.capabilities.streaming:
-        async with aclosing(provider.stream(request)) as pieces:  # type: ignore[type-var]
-            async for piece in pieces:
-                yield piece
-        return
     result = await provider.complete(request)
     if result.content:
         yield Delta(result.content)
