@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
+from fnmatch import fnmatchcase
 from graphlib import CycleError, TopologicalSorter
 from typing import Any, NamedTuple
 
@@ -234,7 +235,7 @@ def unsupported(kind: str, root: Node, table: Unsupported) -> Iterator[Finding]:
         if head != kind:
             continue
         for found, node in _matches(root, steps):
-            if not value or _as_written(node.value) == value:
+            if not value or fnmatchcase(_as_written(node.value), value):
                 yield Finding(found, sentence)
 
 

@@ -162,7 +162,8 @@ class _Bootstrap:
         )
 
     async def run(self) -> None:
-        http = await self._opened.resources.shared(Http, Http)
+        allowed = self._opened.configuration.runtime.spec.network.allow_hosts
+        http = await self._opened.resources.shared(Http, lambda: Http(allowed))
         self._deps = replace(self._deps, http=http)
         for name, manifest in self._opened.configuration.rag.items():
             await self._open_pipeline(name, manifest)

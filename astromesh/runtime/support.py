@@ -19,5 +19,13 @@ UNSUPPORTED: Mapping[str, str] = {
     "RAGPipeline.spec.retrieval.mode=hybrid": _LEXICAL,
     "RuntimeConfig.spec.auth.mode=jwt": "JWT is not supported yet; use api_key.",
     "RuntimeConfig.spec.auth.mode=both": "JWT is not supported yet; use api_key.",
+    "ChannelConfig.spec.channels.*": "Channels are not supported yet.",
+    "MCPConfig.spec.servers.*": "MCP servers are not supported yet.",
+    "RuntimeConfig.spec.api.cors_origins": "CORS is not supported yet; put a proxy in front.",
+    "RuntimeConfig.spec.auth.jwt": "JWT is not supported yet; use api_key.",
+    "RuntimeConfig.spec.redis.url": "Redis is not supported yet.",
+    "RuntimeConfig.spec.storage.url=postgres*": "PostgreSQL is not supported yet; use sqlite:///PATH.",
+    "RuntimeConfig.spec.telemetry.capture_content": "Traces hold no content yet.",
+    "RuntimeConfig.spec.telemetry.sample_ratio": "The export by OTLP is not supported yet.",
     "RuntimeConfig.spec.telemetry.otlp_endpoint": "The export by OTLP is not supported yet.",
 }
