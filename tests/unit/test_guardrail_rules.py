@@ -1,0 +1,459 @@
+"""The five rules of document 001: what each finds, what it does, and what is wrong with its options."""
+
+import asyncio
+import re
+import sys
+from typing import Any
+
+import pytest
+import re2
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from astromesh.abc.deps import Deps
+from astromesh.abc.guardrail import Checked
+from astromesh.core.guardrails import GuardrailsEngine
+from astromesh.errors import GuardrailBlocked
+from astromesh.guardrails.content_filter import ContentFilter
+from astromesh.guardrails.cost_limit import LOOK_BACK, CostLimit, cut_at
+from astromesh.guardrails.keywords import Keywords, fold, origins
+from astromesh.guardrails.max_length import MaxLength
+from astromesh.guardrails.patterns import widest_match
+from astromesh.guardrails.pii_detection import PiiDetection
+from astromesh.guardrails.pii_iban import LENGTHS, mod_97
+from astromesh.guardrails.pii_numbers import is_card, luhn
+from astromesh.guardrails.topic_filter import TopicFilter
+from astromesh.plugins import Plugins
+
+PLUGINS: dict[str, Any] = {
+    "content_filter": ContentFilter,
+    "cost_limit": CostLimit,
+    "max_length": MaxLength,
+    "pii_detection": PiiDetection,
+    "topic_filter": TopicFilter,
+}
+
+
+def rule(plugin, **options):
+    return asyncio.run(plugin.open(plugin.Options(**options), Deps()))
+
+
+def output(checked, text, **tokens):
+    return GuardrailsEngine((), [checked]).check_output(text, **tokens).text
+
+
+@pytest.mark.parametrize("name", sorted(PLUGINS))
+def test_every_rule_comes_in_by_the_plugin_door_and_describes_its_options(name):
+    assert Plugins().load("guardrails", name) is PLUGINS[name]
+    schema = PLUGINS[name].Options.model_json_schema()
+    assert schema["additionalProperties"] is False
+    assert all(option.get("description") for option in schema["properties"].values())
+
+
+# -- pii_detection -----------------------------------------------------------------------------------------
+
+PII = rule(PiiDetection)
+
+
+@pytest.mark.parametrize(
+    ("text", "redacted"),
+    [
+        ("Mail john.doe+tag@mail.example.co.uk.", "Mail [EMAIL]."),
+        ("o'brien@example.com, 'x@example.com'", "[EMAIL], '[EMAIL]'"),
+        ("<jürgen@müller.de>", "<[EMAIL]>"),
+        ("我的邮箱是john@example.com谢谢", "我的邮箱是[EMAIL]谢谢"),
+        ("john＠example.com", "[EMAIL]"),
+        ("mailto:a@b.io?x=1", "mailto:[EMAIL]?x=1"),
+        ("Call (212) 555-0123 now", "Call [PHONE] now"),
+        ("Call 555-123-4567.", "Call [PHONE]."),
+        ("212.555.0123, 1-800-356-9377", "[PHONE], [PHONE]"),
+        ("+1 (415) 555-2671 or +49 30 901820", "[PHONE] or [PHONE]"),
+        ("+1\u2011415\u2011555\u20112671", "[PHONE]"),
+        ("+44\u00a020\u202f7946\u00a00958", "[PHONE]"),
+        ("0049 30 901820", "[PHONE]"),
+        ("+1234567890", "[PHONE]"),
+        ("(call 212-555-0123)", "(call [PHONE])"),
+        ("2125550123", "[PHONE]"),
+        ("555-123-4567 212-555-0123", "[PHONE] [PHONE]"),
+        ("SSN 123-45-6789, 123 45 6789", "SSN [SSN], [SSN]"),
+        ("１２３-４５-６７８９", "[SSN]"),
+        ("١٢٣-٤٥-٦٧٨٩", "[SSN]"),
+        ("4111 1111 1111 1111 exp 12/25", "[CREDIT_CARD] exp 12/25"),
+        ("4111-1111-1111-1111", "[CREDIT_CARD]"),
+        ("4111.1111.1111.1111", "[CREDIT_CARD]"),
+        ("4111111111111111", "[CREDIT_CARD]"),
+        ("3782 822463 10005", "[CREDIT_CARD]"),
+        ("卡号4111111111111111。", "卡号[CREDIT_CARD]。"),
+        ("12345 4111 1111 1111 1111 9", "12345 [CREDIT_CARD] 9"),
+        ("DE89 3704 0044 0532 0130 00 please", "[IBAN] please"),
+        ("GB82WEST12345698765432", "[IBAN]"),
+        ("gb82 west 1234 5698 7654 32", "[IBAN]"),
+        ("4111111111111111@example.com", "[EMAIL]"),
+        ("4111 1111 1111 1111.john@example.com", "[CREDIT_CARD].[EMAIL]"),
+    ],
+)
+def test_personal_data_is_redacted_however_it_is_written(text, redacted):
+    assert output(PII, text) == redacted
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "4111 1111 1111 1112",  # Luhn
+        "DE89 3704 0044 0532 0130 01",  # mod 97
+        "XX89 3704 0044 0532 0130 00",
+        "000-45-6789", "666-45-6789", "912-45-6789", "123-00-6789", "123-45-0000",
+        "2024-01-05 12:30:00", "05.01.2024 10", "192.168.100.200",
+        "10.0.0.1:8080",
+        "order 1234567890", "3.14159265358979", "1700000000", "1,234,567,890.12",
+        "1 2 3 4 5 6 7 8 9 10 11 12",
+        "id 550e8400-e29b-41d4-a716-446655440000", "x4111111111111111", "a@b", "@user",
+        "user@localhost", "12:30",
+        "v1.2.3-4", "9" * 40, "", "no data at all",
+    ],
+)  # fmt: skip
+def test_what_only_looks_like_personal_data_stays(text):
+    assert PII.check(text, Checked("output")) is None
+
+
+@pytest.mark.parametrize("number", ["4111 1111 1111 1111", "123-45-6789", "DE89 3704 0044 0532 0130 00"])
+def test_there_is_no_phone_inside_a_card_an_ssn_or_an_iban(number):
+    found = PII.check(f"a {number} b", Checked("output"))
+    assert "[PHONE]" not in found.text
+    assert found.count == 1
+
+
+def test_only_the_chosen_kinds_are_looked_for():
+    assert output(rule(PiiDetection, kinds=["email"]), "a@b.com 123-45-6789") == "[EMAIL] 123-45-6789"
+
+
+def test_the_region_says_what_a_local_number_is():
+    german = rule(PiiDetection, default_region="DE")
+    assert output(german, "030 901820 und 15.03.2024") == "[PHONE] und 15.03.2024"
+    none = rule(PiiDetection, default_region="")
+    assert output(none, "(212) 555-0123, +12125550123") == "(212) 555-0123, [PHONE]"
+
+
+def test_pii_may_refuse_a_query():
+    engine = GuardrailsEngine([rule(PiiDetection, action="block", message="No personal data, please.")])
+    with pytest.raises(GuardrailBlocked, match=r"No personal data, please\.") as blocked:
+        engine.check_input("I am a@b.com and c@d.com")
+    assert blocked.value.guardrail == "pii_detection"
+    assert blocked.value.actions == (
+        {"stage": "input", "type": "pii_detection", "action": "block", "count": 2},
+    )
+
+
+@given(st.text(st.sampled_from("0123456789"), min_size=11, max_size=18))
+def test_every_number_has_exactly_one_luhn_digit(digits):
+    assert sum(luhn(digits + last) for last in "0123456789") == 1
+
+
+@pytest.mark.parametrize(
+    "number",
+    ["4111111111111111", "5555555555554444", "2223003122003222", "378282246310005", "30569309025904",
+     "6011111111111117", "3530111333300000", "6759649826438453", "4222222222222", "6212345678901232"],
+)  # fmt: skip
+def test_cards_of_every_network_are_known(number):
+    assert is_card(number)
+    assert output(PII, f"({number})") == "([CREDIT_CARD])"
+
+
+@given(st.sampled_from(sorted(LENGTHS)), st.text(st.sampled_from("0123456789"), min_size=34, max_size=34))
+def test_ibans_of_every_country_are_found_and_a_changed_digit_is_not(country, digits):
+    rest = digits[: LENGTHS[country] - 4]
+    check = next(n for n in range(2, 99) if mod_97(f"{country}{n:02}{rest}"))
+    iban = f"{country}{check:02}{rest}"
+    assert output(rule(PiiDetection, kinds=["iban"]), f"to {iban}.") == "to [IBAN]."
+    wrong = iban[:-1] + str((int(iban[-1]) + 1) % 10)
+    assert output(rule(PiiDetection, kinds=["iban"]), wrong) == wrong
+
+
+# -- topic_filter and content_filter -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "violence", "Violence!", "VIOLENCE", "is it (violence)?", "ｖｉｏｌｅｎｃｅ", "vio\u200blence",
+        "vi\u00adolence",
+        "illegal activity", "an Illegal_Activity", "illegal-activity", "illegal \n activity",
+        "illegal\u00a0activity",
+        "Die STRASSE", "die Straße", "这是暴力内容", "cafe\u0301", "café", "ﬁre",
+    ],
+)  # fmt: skip
+def test_a_topic_is_found_however_it_is_written(text):
+    words = ["violence", "illegal_activity", "straße", "暴力", "café", "fire"]
+    found = rule(TopicFilter, forbidden_topics=words, message="No.").check(text, Checked("input"))
+    assert (found.action, found.text) == ("block", "No.")
+
+
+@pytest.mark.parametrize(
+    "text", ["nonviolence", "violences", "illegal", "activity", "violence2", "illegalactivity", ""]
+)
+def test_a_topic_stands_between_word_boundaries(text):
+    assert (
+        rule(TopicFilter, blocked_topics=["violence", "illegal_activity"]).check(text, Checked("input"))
+        is None
+    )
+
+
+def test_content_is_redacted_where_it_stands():
+    checked = rule(ContentFilter, forbidden_keywords=["internal_only", "classified"])
+    assert (
+        output(checked, "Internal  only: CLASSIFIED, declassified.")
+        == "[REDACTED]: [REDACTED], declassified."
+    )
+
+
+def test_of_two_keywords_at_one_place_the_longer_goes():
+    checked = rule(ContentFilter, forbidden_keywords=["secret", "secret plan"], replacement="-")
+    assert output(checked, "secret plans, secret plan, secret") == "- plans, -, -"
+
+
+def test_patterns_are_looked_for_in_what_the_keywords_left():
+    checked = rule(
+        ContentFilter, forbidden_keywords=["key"], blocked_patterns=[r"sk-[a-z0-9]{8,20}", r"(?i)x{3}"]
+    )
+    assert output(checked, "key sk-abcdefgh1 XxX xx") == "[REDACTED] [REDACTED] [REDACTED] xx"
+
+
+def test_content_may_be_replaced_by_a_safe_response():
+    engine = GuardrailsEngine(
+        (), [rule(ContentFilter, forbidden_keywords=["secret"], action="block", safe_response="Sorry."), PII]
+    )
+    released = engine.check_output("secret a@b.com secret")
+    assert (released.text, released.blocked) == ("Sorry.", True)
+    assert released.actions == ({"stage": "output", "type": "content_filter", "action": "block", "count": 2},)
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"])))
+def test_folding_knows_where_each_character_comes_from(text):
+    folded = fold(text)
+    origin = origins(text, folded) or range(len(text))
+    assert len(origin) == len(folded)
+    assert list(origin) == sorted(origin)
+    assert all(0 <= at < len(text) for at in origin)
+
+
+@given(
+    st.lists(st.sampled_from("ab _-"), max_size=30).map("".join),
+    st.sets(st.sampled_from(["a", "ab", "b a", "a_b", "bb"]), min_size=1),
+)
+def test_keywords_are_those_that_a_naive_search_finds(text, words):
+    """Against a regular expression with lookarounds; blanks come in runs of at most eight."""
+    text = re.sub(r"[ _-]{9,}", " ", text)
+    alternatives = "|".join(re.sub(r"[ _]", r"[ _-]+", w) for w in sorted(words, key=len, reverse=True))
+    expected = [m.span() for m in re.finditer(rf"(?<![a-z])(?:{alternatives})(?![a-z])", text)]
+    found = Keywords(sorted(words), "").scan(text, 0, True).findings
+    assert [(f.start, f.end) for f in found] == expected
+
+
+@pytest.mark.parametrize(
+    ("pattern", "widest"),
+    [
+        ("abc", 3), ("a{2,5}", 5), ("ab?|cd{3}", 4), (r"\d{3}-\d{2}", 6), ("[[:alpha:]]{2}", 2),
+        (r"\pL{3}", 3),
+        (r"\p{Greek}{2}x", 3), (r"a\z", 1), ("(?P<n>ab)(?<m>c)", 3), (r"\\p{3}", 4), (r"\bfoo\b", 3),
+        ("(?i)a|bc", 2),
+        ("a*", None), ("a+b", None), (".{0,9000}", None), (r"\Qa+b\E", None), ("a(?i)b", None),
+        (r"\x{1F600}a", 2),
+    ],
+)  # fmt: skip
+def test_the_longest_match_of_a_pattern_is_known_or_none(pattern, widest):
+    assert widest_match(pattern) == widest
+
+
+@given(
+    st.sampled_from(
+        ["a{2,4}b?", "[[:alpha:]]{1,3}", r"\pL\d{0,2}", "(ab|abc){1,2}", r"(?i)k{1,2}", r"x.{0,3}y"]
+    ),
+    st.text(st.sampled_from("abckKxy1é\u212a"), max_size=20),
+)
+def test_no_match_is_longer_than_it_was_said_to_be(pattern, text):
+    assert all(m.end() - m.start() <= widest_match(pattern) for m in re2.finditer(pattern, text))
+
+
+# -- max_length and cost_limit -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("key", ["max_characters", "max_chars"])
+def test_a_query_that_is_too_long_is_refused(key):
+    engine = GuardrailsEngine([rule(MaxLength, **{key: 5})])
+    assert engine.check_input("12345").text == "12345"
+    with pytest.raises(GuardrailBlocked, match="at most 5 characters"):
+        engine.check_input("123456")
+
+
+SENTENCES = "First one. Second one! Third one? Fourth."
+
+
+@pytest.mark.parametrize(
+    ("used", "answer", "expected"),
+    [
+        (1000, 10, SENTENCES),
+        (1001, 10, "First one. Second one! Third one?"),
+        (1006, 10, "First one."),
+        (1010, 10, "stopped"),
+        (2000, 10, "stopped"),
+        (995, 0, "First one."),  # uncounted: four characters a token
+        (985, 0, SENTENCES),
+    ],
+)
+def test_an_answer_ends_at_a_sentence_where_the_turns_tokens_end(used, answer, expected):
+    checked = rule(CostLimit, max_tokens_per_turn=1000, message="stopped")
+    assert output(checked, SENTENCES, tokens_used=used, output_tokens=answer) == expected
+
+
+def test_an_expensive_turn_may_be_blocked():
+    checked = rule(CostLimit, max_tokens_per_turn=10, action="block", message="Too expensive.")
+    released = GuardrailsEngine((), [checked]).check_output("hello", tokens_used=11, output_tokens=5)
+    assert (released.text, released.blocked) == ("Too expensive.", True)
+
+
+@given(st.text(st.sampled_from("ab .\n"), max_size=60), st.integers(-3, 70))
+def test_a_cut_keeps_a_prefix_within_the_bound(text, bound):
+    at = cut_at(text, bound)
+    assert 0 <= at <= max(bound, 0)
+
+
+def test_a_cut_without_sentences_is_between_words():
+    assert "one two three"[: cut_at("one two three", 9)] == "one two"
+    assert cut_at("x" * 2000, 1000) == 1000
+    assert cut_at("x. " + "y" * 2000, 2 * LOOK_BACK) == 2 * LOOK_BACK
+
+
+# -- options -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("pii_detection", {"action": "hide"}, "redact"),
+        ("pii_detection", {"kinds": ["iris"]}, "kinds"),
+        ("pii_detection", {"kinds": []}, "kinds"),
+        ("pii_detection", {"default_region": "XX"}, "'XX' is no region"),
+        ("topic_filter", {}, "forbidden_topics"),
+        ("topic_filter", {"forbidden_topics": ["_ -"]}, "no letter and no digit"),
+        ("topic_filter", {"blocked_patterns": ["a("]}, "missing )"),
+        ("content_filter", {"blocked_patterns": ["(?=a)b"]}, "no lookaround"),
+        ("content_filter", {"blocked_patterns": [r"(a)\1"]}, "back-references"),
+        ("content_filter", {"blocked_patterns": ["a*"]}, "matches the empty text"),
+        ("content_filter", {"blocked_patterns": ["((a{100}){100}){100}"]}, "no RE2 pattern"),
+        ("content_filter", {}, "forbidden_keywords"),
+        ("max_length", {}, "max_characters"),
+        ("max_length", {"max_characters": 5, "max_chars": 5}, "once"),
+        ("max_length", {"max_characters": 0}, "max_characters"),
+        ("cost_limit", {}, "max_tokens_per_turn"),
+        ("cost_limit", {"max_tokens_per_turn": 5, "colour": 1}, "colour"),
+    ],
+)
+def test_wrong_options_say_what_is_wrong(name, options, message):
+    with pytest.raises(ValidationError) as wrong:
+        PLUGINS[name].Options(**options)
+    assert message in str(wrong.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "whole"),
+    [
+        ("pii_detection", {}, False),
+        ("pii_detection", {"action": "block"}, True),
+        ("topic_filter", {"forbidden_topics": ["x"]}, True),
+        ("topic_filter", {"forbidden_topics": ["x"], "action": "redact"}, False),
+        ("content_filter", {"blocked_patterns": ["ab{1,9}"]}, False),
+        ("content_filter", {"blocked_patterns": ["ab+"]}, True),
+        ("content_filter", {"forbidden_keywords": ["x"], "action": "block"}, True),
+        ("max_length", {"max_chars": 9}, True),
+        ("cost_limit", {"max_tokens_per_turn": 9}, False),
+        ("cost_limit", {"max_tokens_per_turn": 9, "action": "block"}, True),
+    ],
+)
+def test_options_and_rule_agree_on_whether_it_can_stream(name, options, whole):
+    plugin = PLUGINS[name]
+    assert plugin.Options(**options).needs_whole_text is whole
+    engine = GuardrailsEngine((), [rule(plugin, **options)])
+    assert engine.unstreamable == ((name,) if whole else ())
+    assert (engine.max_lookahead is None) is whole
+
+
+# -- the engine --------------------------------------------------------------------------------------------
+
+
+def test_rules_run_in_order_each_on_what_the_one_before_left():
+    mail = rule(PiiDetection, kinds=["email"])
+    tag = rule(TopicFilter, forbidden_topics=["email"], action="redact", replacement="X")
+    assert GuardrailsEngine([mail, tag]).check_input("a@b.com").text == "[X]"
+    assert GuardrailsEngine([tag, mail]).check_input("a@b.com").text == "[EMAIL]"
+    assert [a["type"] for a in GuardrailsEngine([mail, tag]).check_input("a@b.com").actions] == [
+        "pii_detection",
+        "topic_filter",
+    ]
+
+
+def test_what_was_redacted_before_a_refusal_is_told():
+    engine = GuardrailsEngine([PII, rule(TopicFilter, forbidden_topics=["war"])])
+    with pytest.raises(GuardrailBlocked) as blocked:
+        engine.check_input("a@b.com war")
+    assert [a["action"] for a in blocked.value.actions] == ["redact", "block"]
+
+
+def test_a_gate_that_needs_the_whole_releases_it_at_the_end():
+    engine = GuardrailsEngine((), [rule(ContentFilter, forbidden_keywords=["secret"], action="block")])
+    gate = engine.gate("token")
+    assert [gate.feed(d) for d in ("the ", "secret")] == ["", ""]
+    assert gate.finish() == "I can't share that."
+    assert gate.released.blocked
+
+
+def test_a_gate_in_sentences_releases_whole_ones():
+    gate = GuardrailsEngine((), [PII]).gate("sentence")
+    out = [gate.feed(d) for d in ("Hello ", "there. My", " mail is a@b", ".com! And", " more")]
+    assert "".join(out) == "Hello there. My mail is [EMAIL]! "
+    assert gate.finish() == "And more"
+    assert gate.released.text == "Hello there. My mail is [EMAIL]! And more"
+
+
+def test_a_gate_without_rules_lets_everything_through_at_once():
+    gate = GuardrailsEngine().gate("token")
+    assert [gate.feed(d) for d in ("a", "b ", "4111")] == ["a", "b ", "4111"]
+    assert gate.finish() == ""
+    assert gate.released.text == "ab 4111"
+
+
+def test_plain_words_are_held_back_by_no_more_than_the_word():
+    gate = GuardrailsEngine((), [PII]).gate("token")
+    out = [gate.feed(d) for d in ("The", " quick", " brown", " fox", ".", " It")]
+    assert out == ["", "The ", "quick ", "brown ", "", "fox. "]
+
+
+def test_a_stream_that_has_reached_its_cost_says_that_it_is_done():
+    gate = GuardrailsEngine((), [rule(CostLimit, max_tokens_per_turn=5)]).gate("token")
+    out = [gate.feed(d) for d in ("One two. ", "Three four five. ", "Six")]
+    assert gate.done
+    assert "".join(out) + gate.finish() == "One two."
+    assert gate.released.actions[0]["action"] == "truncate"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["1 " * 4000, "12 34 56 78 90 " * 500, "a@" * 4000, "a@" + "a-" * 4000, "(" * 8000, "DE89 " * 1500],
+)
+def test_work_grows_with_the_text_and_not_with_its_square(text):
+    """Eight times the text takes at most ten times the calls; a square would be sixty-four."""
+    assert _calls(text) < 10 * _calls(text[: len(text) // 8]) + 100
+
+
+def _calls(text):
+    counted = [0]
+
+    def count(frame, event, argument):
+        counted[0] += event in ("call", "c_call")
+
+    sys.setprofile(count)
+    try:
+        PII.check(text, Checked("input"))
+    finally:
+        sys.setprofile(None)
+    return counted[0]
