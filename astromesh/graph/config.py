@@ -190,8 +190,12 @@ class NodeConfig(MutableMapping[str, Any]):
         return await self.nesting.run_together(children, state, self.path, on_error)
 
     async def run_graph(self, graph: Graph, state: GraphState, name: str = "") -> NodeResult:
-        """Runs a whole graph as a child, from entry to end: visits, limits and stops are the run's."""
-        return await self.nesting.run_graph(graph, state, f"{self.path}/{name or graph.name}")
+        """Runs a whole graph as a child, from entry to end: visits, limits and stops are the run's.
+
+        Its nodes are reported as `path/NODE`, or `path/name/NODE` where a name is given: give one to each of
+        several graphs that run at the same time.
+        """
+        return await self.nesting.run_graph(graph, state, f"{self.path}/{name}" if name else self.path)
 
     # -- the run's values, as a mapping -------------------------------------------------------------------
 

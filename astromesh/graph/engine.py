@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
+from os import urandom
 from typing import Any
-from uuid import uuid4
 
 from astromesh.abc.clock import Clock, SystemClock
 from astromesh.abc.provider import ModelPort
@@ -176,7 +176,7 @@ class PromptGraphEngine:
             InvalidInput: the input is none of the three.
         """
         queue: asyncio.Queue[Event | None] = asyncio.Queue()
-        events = EventStream(uuid4().hex, [_Queued(queue)])
+        events = EventStream(urandom(16).hex(), [_Queued(queue)])
         scope = Scope(events.run_id, caller=caller, events=events, clock=self._setup.clock, retries=PLENTY)
         run = Run(self._setup, self.plan, as_messages(input), context, config, scope)
         with calling_as(caller):

@@ -115,7 +115,7 @@ class CycleDetectionHook:
 
 
 def circle_at_end(names: list[str], max_length: int, repeats: int) -> tuple[str, ...]:
-    """The shortest sequence that the end of a path consists of, several times over; empty where there is none."""
+    """The shortest sequence that a path ends with, several times over; empty where there is none."""
     for length in range(1, max_length + 1):
         end = names[-length * repeats :]
         if len(end) == length * repeats and end == end[:length] * repeats:

@@ -233,9 +233,9 @@ class Run(Progress):
 
     async def run_graph(self, graph: Graph, state: GraphState, path: str) -> NodeResult:
         frame, plan = state.frame(), self._plan_of(graph)
-        path = self._claim(path)
+        path = self._claim(path + "/")
         try:
-            _, stuck, _ = await traverse(self, plan, frame, path + "/")
+            _, stuck, _ = await traverse(self, plan, frame, path)
         finally:
             self._active.discard(path)
         if stuck:
@@ -277,7 +277,7 @@ class Run(Progress):
         free, number = path, 1
         while free in self._active:
             number += 1
-            free = f"{path}#{number}"
+            free = f"{path.rstrip('/')}#{number}{'/' if path.endswith('/') else ''}"
         self._active.add(free)
         return free
 

@@ -391,7 +391,7 @@ async def test_a_subgraph_is_one_node_outside():
         [SubgraphNode("s", inner, output_key="o"), says("z", lambda s: s.context["o"] + "!")], "in"
     )
     assert result.output == "in!"
-    assert result.report.nodes_visited == ["s", "s/inner/a", "s/inner/b", "z"]
+    assert result.report.nodes_visited == ["s", "s/a", "s/b", "z"]
     assert inner.validate() == []
     result, _ = await run([SubgraphNode("s", inner)], ProviderRejected("no"))
     assert "no" in result.report.error

@@ -254,8 +254,8 @@ async def test_plan_and_execute_works_through_its_plan():
     result, model = await run(prebuilt.plan_and_execute("Be kind."), *script, tools=[TOOL])
     assert result.output == "It is 42."
     assert result.report.nodes_visited == [
-        "plan", "next_step", "work", "work/worker/react", "work/worker/react", "next_step", "work",
-        "work/worker/react", "next_step", "answer",
+        "plan", "next_step", "work", "work/react", "work/react", "next_step", "work",
+        "work/react", "next_step", "answer",
     ]  # fmt: skip
     assert "## step\nlook" in system(model.requests[1])
     assert "## step\nsum up" in system(model.requests[3])

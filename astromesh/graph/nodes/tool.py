@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from os import urandom
 from typing import Any, Unpack
-from uuid import uuid4
 
 import orjson
 
@@ -56,7 +56,7 @@ class ToolNode(BaseNode):
         if inspect.isawaitable(arguments):
             arguments = await arguments
         text = orjson.dumps(dict(arguments), default=str).decode()
-        call = ToolCall(f"{self.name}_{uuid4().hex[:12]}", self.tool, text)
+        call = ToolCall(f"{self.name}_{urandom(6).hex()}", self.tool, text)
         (result,) = await config.call_tools((call,), state)
         failed = "" if result.ok else f"{self.tool}: {result.content}"
         return NodeResult(self.name, result.value, result.content, error=failed, is_answer=False)
