@@ -35,5 +35,5 @@ TemplateCheck = Callable[[str], TemplateFault | None]
 #: What the page defines and this runtime does not do yet, so that no key is silently ignored.
 #:
 #: `{"Agent.spec.tools.*.approval=required": "Approvals are not supported yet."}`: the kind, then the path,
-#: `*` for any one key or position, `=VALUE` where only that value is meant, `=post*` where those that begin so.
+#: `*` for any one key or position, `=VALUE` where only that value is meant, `=post*` for those that begin so.
 Unsupported = Mapping[str, str]
