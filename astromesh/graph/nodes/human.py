@@ -79,15 +79,16 @@ class HumanNode(BaseNode):
             return self._decided(_decision(recorded[self.name]), value, state)
         if config.human_handler is None:
             state.context[AWAITING] = self.name
-            return self._stopped("human_denied", f"{self.name!r} waits for a person and there is no handler.")
+            why = f"{self.name!r} waits for a person and there is no handler."
+            return NodeResult(self.name, error=why, stop_reason="human_denied")
         try:
             said = await self._ask(
                 config.human_handler, HumanRequest(self.name, self.instructions, value, state)
             )
         except TimeoutError:
-            return self._stopped("human_timeout", f"{self.name!r} got no decision in time.")
+            return self._stopped(state, "human_timeout", f"{self.name!r} got no decision in time.")
         except Exception as error:  # noqa: BLE001 (a node's border: whatever breaks, nobody has approved)
-            return self._stopped("human_denied", f"The handler of {self.name!r} failed: {error}")
+            return self._stopped(state, "human_denied", f"The handler of {self.name!r} failed: {error}")
         return self._decided(_decision(said), value, state)
 
     async def _ask(self, handler: Callable[[HumanRequest], Any], request: HumanRequest) -> Any:
@@ -96,12 +97,15 @@ class HumanNode(BaseNode):
             return await said if inspect.isawaitable(said) else said
 
     def _decided(self, decision: HumanDecision, value: Any, state: GraphState) -> NodeResult:
-        state.context.pop(AWAITING, None)
         if decision.decision == "deny":
-            return self._stopped("human_denied", f"{self.name!r} was denied.")
+            return self._stopped(state, "human_denied", f"{self.name!r} was denied.")
+        state.context.pop(AWAITING, None)
         return NodeResult(self.name, value if decision.answer is None else decision.answer)
 
-    def _stopped(self, reason: Literal["human_denied", "human_timeout"], error: str) -> NodeResult:
+    def _stopped(
+        self, state: GraphState, reason: Literal["human_denied", "human_timeout"], error: str
+    ) -> NodeResult:
+        state.context.pop(AWAITING, None)
         return NodeResult(self.name, error=error, stop_reason=reason)
 
 
