@@ -34,6 +34,8 @@ _CODE = re.compile(r"#?\b(?=[\w-]*\d)[A-Za-z0-9][\w-]*\b")
 _QUOTED = re.compile(r"[\"“”„«]([^\"“”„«»]+)[\"“”»]|(?<!\w)['‘]([^'‘’]{2,})['’](?!\w)")
 _PROPER = re.compile(r"(?<![.!?]\s)(?<!^)\b([A-ZÀ-Þ][\w'-]+(?:\s+[A-ZÀ-Þ][\w'-]+)*)")
 _NOT_FOUND = object()
+#: characters of a question that arguments are read from
+_LONGEST = 2000
 
 
 def fill(parameters: Mapping[str, Any], question: str, *, whole: bool) -> JsonObject | None:
@@ -44,6 +46,7 @@ def fill(parameters: Mapping[str, Any], question: str, *, whole: bool) -> JsonOb
         question: the user's words.
         whole: whether the tool searches, so that its only text argument takes the question.
     """
+    question = question[:_LONGEST]
     properties = parameters.get("properties") or {}
     required = [name for name in parameters.get("required") or () if isinstance(name, str)]
     arguments: JsonObject = {}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import orjson
@@ -17,7 +17,9 @@ from astromesh.types import Message
 
 Origin = Literal["tool", "question", "system", "history"]
 #: characters of evidence that are read at all: ranking runs in the event loop
-MOST_TEXT = 120_000
+MOST_TEXT = 60_000
+#: a line that names a source is no longer than this
+_LONGEST_LINE = 300
 #: words that make a string a passage and not a value
 PROSE_WORDS = 5
 _DEEPEST = 12
@@ -60,9 +62,12 @@ class Passage:
 def of_tools(messages: Iterable[Message]) -> list[Passage]:
     """What tool messages hold, in order, each text once."""
     found: list[Passage] = []
+    room = MOST_TEXT
     for message in messages:
-        if message.role == "tool":
-            found += read_result(message.content[:MOST_TEXT])
+        if message.role == "tool" and room > 0:
+            passages = read_result(message.content)
+            found += (replace(p, text=p.text[:room]) if len(p.text) > room else p for p in passages)
+            room -= sum(len(p.text) for p in passages)
     return list({passage.text: passage for passage in reversed(found)}.values())[::-1]
 
 
@@ -90,10 +95,10 @@ def of_system(text: str) -> list[Passage]:
 
 
 def of_history(messages: Sequence[Message]) -> list[Passage]:
-    """What the user stated earlier."""
+    """What the user stated earlier, in the newest messages."""
     return [
         Passage(sentence, origin="history")
-        for message in messages
+        for message in messages[-40:]
         if message.role == "user"
         for sentence in re.split(r"(?<=[.!?])\s+|\n+", message.content[:2000])
         if len(sentence.split()) > 2 and not sentence.rstrip().endswith("?")
@@ -182,7 +187,7 @@ def _is_prose(value: Any) -> bool:
 def _of_text(text: str) -> list[Passage]:
     """A text, cut at its `Source:` lines, which stand above or below what they name."""
     lines = text.strip().splitlines()
-    marks = [(i, m[1]) for i, line in enumerate(lines) if (m := _SOURCE_LINE.match(line))]
+    marks = [(i, m[1]) for i, line in enumerate(lines) if (m := _SOURCE_LINE.match(line[:_LONGEST_LINE]))]
     if not marks:
         return [Passage(text.strip(), direct=True)] if text.strip() else []
     ends = [i for i, _ in marks]

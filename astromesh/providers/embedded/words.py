@@ -6,6 +6,7 @@ Scripts that are written without blanks are cut into pairs of characters.
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 _WORD = re.compile(r"[^\W_]+(?:['’][^\W_]+)?")
 _JOINED = re.compile(r"\b([a-z])-(?=[a-z]{3,})")  # e-mail, e-book
@@ -38,6 +39,7 @@ STOP_WORDS = frozenset(
 )
 
 
+@lru_cache(maxsize=8192)
 def stem(word: str) -> str:
     """A word without its English ending: `resetting`, `resets` and `reset` are one."""
     word = word.removesuffix("'s")
