@@ -78,7 +78,7 @@ def serve(
     strict: Annotated[bool, typer.Option("--strict", help="Refuse to start with a broken agent.")] = False,
 ) -> None:  # fmt: skip
     """Serve the agents over HTTP and WebSocket."""
-    gc.disable()  # until the server is up: nothing of what start-up makes is garbage, and looking costs a tenth
+    gc.disable()  # until the server is up: what start-up makes stays, and looking for garbage costs a tenth
     from astromesh.cli import serve as command
 
     command.serve(_at(config, data), host, port if port >= 0 else None, workers, strict=strict)

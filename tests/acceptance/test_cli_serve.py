@@ -1,0 +1,260 @@
+"""`astromesh serve` as a process: what it says, when it refuses, how it ends, and API keys while it runs."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import pytest
+from websockets.asyncio.client import connect
+from websockets.exceptions import InvalidStatus
+
+from tests.acceptance.terminal import astromesh, environment
+from tests.conftest import ServerFactory
+from tests.platform.astromesh import ServerProcess
+
+AGENT = """apiVersion: astromesh/v1
+kind: Agent
+metadata: {{name: {name}, version: "1.0.0"}}
+spec:
+  model: {{primary: {{provider: embedded}}}}
+  memory: {{conversational: {{backend: sqlite}}}}
+"""
+BROKEN = "apiVersion: astromesh/v1\nkind: Agent\nmetadata: {name: broken}\nspec: {model: {}, modle: {}}\n"
+RUNTIME = "apiVersion: astromesh/v1\nkind: RuntimeConfig\nspec: {spec}\n"
+API_KEYS = "{auth: {mode: api_key}}"
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    folder = tmp_path / "config"
+    (folder / "agents").mkdir(parents=True)
+    (folder / "agents" / "echo.agent.yaml").write_text(AGENT.format(name="echo"))
+    return folder
+
+
+def runtime(config: Path, spec: str) -> Path:
+    (config / "runtime.yaml").write_text(RUNTIME.replace("{spec}", spec))
+    return config
+
+
+def refused(server: ServerProcess) -> str:
+    """What a server printed that was to end with 2 instead of serving."""
+    server.launch()
+    assert server.wait(30) == 2, server.log()
+    assert "Traceback" not in server.log()
+    return server.log()
+
+
+# -- what it says --------------------------------------------------------------------------------------------
+
+
+def test_the_printed_line_asks_the_agent_when_it_is_pasted(
+    config: Path, server_process: ServerFactory
+) -> None:
+    server = server_process(config)
+    assert f"astromesh listens on {server.url}" in server.log()
+    assert f"astromesh chat echo --config {config}" in server.log()
+    (line,) = re.findall(r"^\s*(curl .*)$", server.log(), re.MULTILINE)
+    done = subprocess.run(
+        line, shell=True, capture_output=True, text=True, check=True, env=environment(config.parent)
+    )
+    assert '"agent":"echo"' in done.stdout.replace(" ", "")
+
+
+def test_with_port_0_it_says_which_one_it_took(config: Path, server_process: ServerFactory) -> None:
+    server = server_process(config, args=["--port", "0"], start=False)
+    server.launch()
+    url = until(lambda: (re.findall(r"listens on (\S+)", server.log()) or [""])[0])
+    assert httpx.get(f"{url}/health/live").status_code == 200
+
+
+def test_sigterm_ends_it_with_0_and_without_noise(config: Path, server_process: ServerFactory) -> None:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        server = server_process(config)
+        before = server.log()
+        server.signal(number)
+        assert server.wait(20) == 0
+        assert server.log() == before
+
+
+def test_logs_are_json_where_the_configuration_says_so(config: Path, server_process: ServerFactory) -> None:
+    runtime(config, "{telemetry: {log_format: json, log_level: debug}}")
+    (config / "agents" / "broken.agent.yaml").write_text(BROKEN)
+    server = server_process(config)
+    httpx.post(f"{server.url}/v1/agents/echo/run", json={"query": "hi", "session_id": "s"}).raise_for_status()
+    server.terminate()
+    noted = [line for line in server.log().splitlines() if line.startswith("{")]
+    assert all('"level"' in line for line in noted)
+
+
+def test_frames_are_bounded_as_bodies_are(config: Path, server_process: ServerFactory) -> None:
+    server = server_process(runtime(config, "{api: {max_body_bytes: 5000}}"))
+    large = {"query": "x" * 6000, "session_id": "s"}
+    assert httpx.post(f"{server.url}/v1/agents/echo/run", json=large).status_code == 413
+
+    async def frame() -> int:
+        async with connect(f"{server.url.replace('http', 'ws')}/v1/ws/agent/echo") as ws:
+            assert ws.protocol.extensions == []
+            await ws.send("x" * 6000)
+            await ws.wait_closed()
+            return ws.close_code or 0
+
+    assert asyncio.run(frame()) == 1009
+
+
+# -- when it refuses -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.7"])
+def test_another_address_needs_authentication(config: Path, server_process: ServerFactory, host: str) -> None:
+    said = refused(server_process(config, args=["--host", host], start=False))
+    assert f"{host} can be reached from other machines" in said
+    assert "auth: {mode: api_key}" in said
+
+
+def test_the_address_of_the_configuration_is_judged_too(config: Path, server_process: ServerFactory) -> None:
+    said = refused(server_process(runtime(config, "{api: {host: 0.0.0.0}}"), start=False))
+    assert "can be reached from other machines" in said
+
+
+def test_with_authentication_another_address_will_do(config: Path, server_process: ServerFactory) -> None:
+    server = server_process(runtime(config, API_KEYS), args=["--host", "0.0.0.0"])
+    assert f"listens on {server.url}" in server.log()
+    assert httpx.get(f"{server.url}/v1/agents").status_code == 401
+
+
+def test_a_port_in_use_is_told_with_what_to_do(config: Path, server_process: ServerFactory) -> None:
+    server = server_process(config, start=False)
+    with socket.create_server(("127.0.0.1", server.port)):
+        said = refused(server)
+    assert f"127.0.0.1:{server.port}" in said
+    assert "in use" in said
+
+
+def test_faults_of_the_whole_are_told_all_at_once(config: Path, server_process: ServerFactory) -> None:
+    runtime(config, "{api: {prot: 1}, auth: {mode: api_kee}}")
+    said = refused(server_process(config, start=False))
+    assert "did you mean 'port'?" in said
+    assert "did you mean 'api_key'?" in said
+
+
+def test_a_missing_folder_is_told(tmp_path: Path, server_process: ServerFactory) -> None:
+    assert "there is no such folder" in refused(server_process(tmp_path / "nowhere", start=False))
+
+
+def test_a_broken_agent_is_a_warning_and_with_strict_a_refusal(
+    config: Path, server_process: ServerFactory
+) -> None:
+    (config / "agents" / "broken.agent.yaml").write_text(BROKEN)
+    server = server_process(config)
+    assert "'broken' is broken" in server.log()
+    assert "broken.agent.yaml:4:" in server.log()
+    ask = {"query": "hi", "session_id": "s"}
+    assert httpx.post(f"{server.url}/v1/agents/broken/run", json=ask).status_code == 503
+    assert httpx.post(f"{server.url}/v1/agents/echo/run", json=ask).status_code == 200
+    assert "broken.agent.yaml:4:" in refused(server_process(config, args=["--strict"], start=False))
+
+
+# -- several processes ---------------------------------------------------------------------------------------
+
+
+def test_workers_share_the_port_and_end_together(config: Path, server_process: ServerFactory) -> None:
+    server = server_process(config, args=["--workers", "2"])
+    ask = {"query": "hi", "session_id": "s"}
+    for _ in range(10):  # a connection each, so that both workers get some
+        assert httpx.post(f"{server.url}/v1/agents/echo/run", json=ask).status_code == 200
+    assert server.terminate() == 0
+    assert "Traceback" not in server.log()
+
+
+# -- API keys ------------------------------------------------------------------------------------------------
+
+
+def until(ask: Callable[[], str | bool], seconds: float = 15.0) -> str:
+    """Asks until the answer is true."""
+    end = time.monotonic() + seconds
+    while not (found := ask()):
+        assert time.monotonic() < end, "it did not come"
+        time.sleep(0.05)
+    return str(found)
+
+
+@pytest.fixture
+def guarded(config: Path, server_process: ServerFactory) -> ServerProcess:
+    return server_process(runtime(config, API_KEYS))
+
+
+def new_key(server: ServerProcess, *words: str) -> str:
+    made = astromesh(server.data.parent, "keys", "create", "test", *words, "--data", str(server.data))
+    assert made.returncode == 0, made.stderr
+    return made.stdout.strip()
+
+
+def status(server: ServerProcess, token: str, agent: str = "echo") -> int:
+    headers = {"authorization": f"Bearer {token}"}
+    body = {"query": "hi", "session_id": "s"}
+    return httpx.post(f"{server.url}/v1/agents/{agent}/run", json=body, headers=headers).status_code
+
+
+def socket_status(server: ServerProcess, token: str) -> int:
+    async def ask() -> int:
+        url = f"{server.url.replace('http', 'ws')}/v1/ws/agent/echo"
+        try:
+            async with connect(url, subprotocols=[f"bearer.{token}"]):  # type: ignore[list-item]
+                return 101
+        except InvalidStatus as denied:
+            return denied.response.status_code
+
+    return asyncio.run(ask())
+
+
+def test_a_running_server_takes_new_keys_and_refuses_revoked_ones(guarded: ServerProcess) -> None:
+    token = new_key(guarded)
+    until(lambda: status(guarded, token) == 200)
+    assert socket_status(guarded, token) == 101
+    done = astromesh(guarded.data.parent, "keys", "revoke", token.split("_")[1], "--data", str(guarded.data))
+    assert done.returncode == 0
+    until(lambda: status(guarded, token) == 401)
+    assert socket_status(guarded, token) == 401
+
+
+def test_a_key_for_one_agent_runs_no_other(guarded: ServerProcess) -> None:
+    token = new_key(guarded, "--agent", "echo")
+    until(lambda: status(guarded, token) == 200)
+    assert status(guarded, token, "another") == 403
+
+
+def test_principals_do_not_see_each_others_sessions(guarded: ServerProcess) -> None:
+    tokens = [new_key(guarded, "--user", user) for user in ("ana", "ben", "ana")]
+    until(lambda: all(status(guarded, token) == 200 for token in tokens[:1]))
+    until(lambda: status(guarded, tokens[2]) == 200)
+    until(lambda: status(guarded, tokens[1]) == 404)  # the session is ana's
+    history = f"{guarded.url}/v1/agents/echo/sessions/s"
+    answers = [httpx.get(history, headers={"x-api-key": token}) for token in tokens]
+    assert [answer.status_code for answer in answers] == [200, 404, 200]
+
+
+def test_keys_are_neither_in_the_log_nor_in_the_data(config: Path, server_process: ServerFactory) -> None:
+    runtime(config, "{auth: {mode: api_key}, telemetry: {log_level: debug, log_format: json}}")
+    server = server_process(config)
+    token = new_key(server)
+    until(lambda: status(server, token) == 200)
+    assert status(server, token + "x") == 401
+    assert socket_status(server, token) == 101
+    for path in (f"/v1/agents?api_key={token}", "/v1/nothing"):
+        httpx.get(server.url + path, headers={"x-api-key": token})
+    server.terminate()
+    secret = token.split("_")[2]
+    assert secret not in server.log()
+    kept = [
+        file for file in server.data.rglob("*") if file.is_file() and secret.encode() in file.read_bytes()
+    ]
+    assert kept == []
