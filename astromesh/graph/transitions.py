@@ -15,7 +15,8 @@ The first that answers wins; which one it was is written into `transition_reason
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
+from enum import Enum
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from astromesh.graph.edges import Test, field_of
@@ -27,6 +28,8 @@ log = logging.getLogger("astromesh.graph")
 #: where the model says where to go
 SPOKEN = ("route", "_next", "goto")
 ERROR_KEY = "error"
+#: outputs that may be a key of the transitions as a whole
+_SCALARS = (str, int, float, Enum)
 
 
 class Way(NamedTuple):
@@ -181,9 +184,10 @@ def matching_key(transitions: Mapping[Any, str], result: NodeResult) -> Any:
     output = result.output
     if isinstance(output, str):
         output = output.strip()
-    if isinstance(output, Hashable) and output != ERROR_KEY and output in transitions:
-        return output
-    return next((k for k in transitions if k != ERROR_KEY and field_of(output, k) is True), None)
+    if isinstance(output, _SCALARS):
+        return output if output != ERROR_KEY and output in transitions else None
+    fields = (k for k in transitions if isinstance(k, str) and k != ERROR_KEY)
+    return next((k for k in fields if field_of(output, k) is True), None)
 
 
 def passes(test: Test, way: Way, result: NodeResult, state: GraphState) -> bool:
