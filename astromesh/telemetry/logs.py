@@ -1,44 +1,54 @@
-"""Structured logs: one line per run, JSON in production, never a secret."""
+"""Structured logs: one line per run, JSON in production, never a secret.
+
+A line costs about as much as a model call's bookkeeping, so it is rendered by hand where nobody watches: the
+coloured columns of structlog are for terminals.
+"""
 
 from __future__ import annotations
 
 import logging
 import re
 import sys
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
+from functools import lru_cache
 from typing import Any
 
+import orjson
 import structlog
 
 _SECRET_KEY = re.compile(r"(?i)(^|_)(authorization|api_?key|token|secret|password|cookie)$")
 _SECRET_TEXT = re.compile(r"(?i)\b(bearer\s+|sk-|am_)[a-z0-9._~+/=-]{8,}")
+_Line = MutableMapping[str, Any]
 
 
-def redact(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """Blanks values of secret-sounding keys, and bearer tokens and keys inside texts."""
-    for key, value in event.items():
-        if isinstance(value, str) and value:
-            event[key] = "***" if _SECRET_KEY.search(key) else _SECRET_TEXT.sub("***", value)
+def blank_secrets(_logger: Any, _method: str, event: _Line) -> _Line:
+    """Blanks the values of secret-sounding keys; `redacted` does bearer tokens and keys inside texts."""
+    for key in event:
+        if _is_secret(key):
+            event[key] = "***"
     return event
+
+
+def redacted(render: Callable[[Any, str, _Line], str]) -> Callable[[Any, str, _Line], str]:
+    """A renderer whose lines hold no bearer token and no key."""
+
+    def rendered(logger: Any, method: str, event: _Line) -> str:
+        return _SECRET_TEXT.sub("***", render(logger, method, event))
+
+    return rendered
 
 
 def configure_logging(level: str = "info", form: str = "console") -> None:
     """Args: level: `debug`, `info`, `warning` or `error`. form: `console` or `json`. Writes to stderr."""
     number = logging.getLevelNamesMapping()[level.upper()]
-    shared: list[Any] = [
-        structlog.contextvars.merge_contextvars,
-        structlog.processors.add_log_level,
-        structlog.processors.TimeStamper(fmt="iso", utc=True),
-        structlog.processors.format_exc_info if form == "json" else _keep,
-        redact,
-    ]
-    renderer = (
-        structlog.processors.JSONRenderer()
-        if form == "json"
-        else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
-    )
     structlog.configure(
-        processors=[*shared, renderer],
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            blank_secrets,
+            redacted(_renderer(form)),
+        ],
         wrapper_class=structlog.make_filtering_bound_logger(number),
         logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
         cache_logger_on_first_use=True,
@@ -46,5 +56,26 @@ def configure_logging(level: str = "info", form: str = "console") -> None:
     logging.basicConfig(level=max(number, logging.WARNING), stream=sys.stderr, format="%(name)s: %(message)s")
 
 
-def _keep(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    return event
+def _renderer(form: str) -> Callable[[Any, str, _Line], str]:
+    if form == "json":
+        return _json
+    if sys.stderr.isatty():
+        renderer: Callable[[Any, str, _Line], str] = structlog.dev.ConsoleRenderer()
+        return renderer
+    return _plain
+
+
+def _json(_logger: Any, _method: str, event: _Line) -> str:
+    return orjson.dumps(event, default=str).decode()
+
+
+def _plain(_logger: Any, _method: str, event: _Line) -> str:
+    head = f"{event.pop('timestamp')} {event.pop('level')} {event.pop('event')}"
+    trace = event.pop("exception", None)
+    line = " ".join([head, *[f"{key}={value}" for key, value in event.items()]])
+    return f"{line}\n{trace}" if trace else line
+
+
+@lru_cache(maxsize=512)
+def _is_secret(key: str) -> bool:
+    return _SECRET_KEY.search(key) is not None

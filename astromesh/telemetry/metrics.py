@@ -1,51 +1,73 @@
-"""Prometheus metrics, counted from the event stream."""
+"""Prometheus metrics, counted from the event stream.
+
+Runs touch plain numbers, a tenth of a microsecond each; the client library makes metric families of them only
+when somebody scrapes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from astromesh.types import Event
 
-_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+#: upper bounds in seconds
+BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+_BOUNDS = (*(str(b) for b in BUCKETS), "+Inf")
 
 
-class Metrics:
+class Durations:
+    """A histogram of seconds."""
+
+    __slots__ = ("counts", "total")
+
+    def __init__(self) -> None:
+        self.counts = [0] * len(_BOUNDS)
+        self.total = 0.0
+
+    def observe(self, seconds: float) -> None:
+        self.counts[bisect_left(BUCKETS, seconds)] += 1
+        self.total += seconds
+
+    def buckets(self) -> list[tuple[str, float]]:
+        """Cumulative, as the exposition format wants them."""
+        seen, found = 0, []
+        for bound, count in zip(_BOUNDS, self.counts, strict=True):
+            seen += count
+            found.append((bound, float(seen)))
+        return found
+
+
+class Calls:
+    """What one model was asked and what it cost."""
+
+    __slots__ = ("cached", "cost", "durations", "input", "output")
+
+    def __init__(self) -> None:
+        self.durations = Durations()
+        self.input = self.output = self.cached = 0
+        self.cost = 0.0
+
+
+class Metrics(Collector):
     """The runtime's metrics; it listens to every run. One registry each, so that two runtimes do not mix."""
 
     wants_deltas = False
 
     def __init__(self) -> None:
-        self.registry = registry = CollectorRegistry()
-        self._running = Gauge("astromesh_runs_in_progress", "Runs in progress.", registry=registry)
-        self._runs = Counter("astromesh_runs", "Finished runs.", ["status"], registry=registry)
-        self._failures = Counter(
-            "astromesh_run_failures", "Failed runs by error code.", ["code"], registry=registry
-        )
-        self._latency = Histogram(
-            "astromesh_run_duration_seconds", "Time of a run.", ["agent"], buckets=_SECONDS, registry=registry
-        )
-        self._model = Histogram(
-            "astromesh_model_call_duration_seconds",
-            "Time of a model call.",
-            ["provider", "model"],
-            buckets=_SECONDS,
-            registry=registry,
-        )
-        self._tokens = Counter(
-            "astromesh_tokens", "Tokens by direction.", ["provider", "model", "direction"], registry=registry
-        )
-        self._cost = Counter(
-            "astromesh_cost_usd", "Cost in US dollars.", ["provider", "model"], registry=registry
-        )
-        self._tools = Counter("astromesh_tool_calls", "Tool calls.", ["tool", "ok"], registry=registry)
-        self._guardrails = Counter(
-            "astromesh_guardrail_actions",
-            "What guardrails did.",
-            ["stage", "type", "action"],
-            registry=registry,
-        )
+        self.running = 0
+        self.finished: Counter[str] = Counter()
+        self.failures: Counter[str] = Counter()
+        self.tools: Counter[tuple[str, bool]] = Counter()
+        self.guardrails: Counter[tuple[str, str, str]] = Counter()
+        self.runs: dict[str, Durations] = {}
+        self.models: dict[tuple[str, str], Calls] = {}
         self._on: dict[str, Callable[[Event], None]] = {
             "run.started": self._started,
             "run.completed": self._completed,
@@ -55,12 +77,8 @@ class Metrics:
             "tool.finished": self._tool_finished,
             "guardrail.action": self._guardrail,
         }
-        # the client library looks labels up under a lock; what runs touch is kept here
-        self._models: dict[tuple[str, str], tuple[Histogram, Counter, Counter, Counter]] = {}
-        self._agents: dict[str, Histogram] = {}
-        self._finished = {
-            status: self._runs.labels(status) for status in ("completed", "failed", "cancelled")
-        }
+        self.registry = CollectorRegistry()
+        self.registry.register(self)
 
     def send(self, event: Event) -> None:
         handle = self._on.get(event.type)
@@ -71,47 +89,88 @@ class Metrics:
         """The text exposition format of Prometheus."""
         return generate_latest(self.registry)
 
+    def collect(self) -> Iterable[Metric]:
+        """Metric families of the present numbers."""
+        yield GaugeMetricFamily("astromesh_runs_in_progress", "Runs in progress.", self.running)
+        yield _counter(
+            "astromesh_runs", "Finished runs.", ["status"], {(k,): v for k, v in self.finished.items()}
+        )
+        failures = {(code,): count for code, count in self.failures.items()}
+        yield _counter("astromesh_run_failures", "Failed runs by error code.", ["code"], failures)
+        latencies = {(agent,): durations for agent, durations in self.runs.items()}
+        yield _histogram("astromesh_run_duration_seconds", "Time of a run.", ["agent"], latencies)
+        yield from self._collect_models()
+        calls = {(tool, str(ok).lower()): count for (tool, ok), count in self.tools.items()}
+        yield _counter("astromesh_tool_calls", "Tool calls.", ["tool", "ok"], calls)
+        labels = ["stage", "type", "action"]
+        yield _counter("astromesh_guardrail_actions", "What guardrails did.", labels, self.guardrails)
+
+    def _collect_models(self) -> Iterable[Metric]:
+        labels = ["provider", "model"]
+        durations = {key: calls.durations for key, calls in self.models.items()}
+        yield _histogram("astromesh_model_call_duration_seconds", "Time of a model call.", labels, durations)
+        tokens = {
+            (*key, direction): getattr(calls, direction)
+            for key, calls in self.models.items()
+            for direction in ("input", "output", "cached")
+        }
+        yield _counter("astromesh_tokens", "Tokens by direction.", [*labels, "direction"], tokens)
+        costs = {key: calls.cost for key, calls in self.models.items()}
+        yield _counter("astromesh_cost_usd", "Cost in US dollars.", labels, costs)
+
+    # -- events --------------------------------------------------------------------------------------------
+
     def _started(self, event: Event) -> None:
-        self._running.inc()
+        self.running += 1
 
     def _completed(self, event: Event) -> None:
-        self._running.dec()
-        self._finished["completed"].inc()
+        self.running -= 1
+        self.finished["completed"] += 1
         agent = event.data["agent"]
-        latency = self._agents.get(agent)
-        if latency is None:
-            latency = self._agents[agent] = self._latency.labels(agent)
-        latency.observe(event.data["metadata"]["latency_ms"] / 1000)
+        durations = self.runs.get(agent)
+        if durations is None:
+            durations = self.runs[agent] = Durations()
+        durations.observe(event.data["metadata"]["latency_ms"] / 1000)
 
     def _failed(self, event: Event) -> None:
-        self._running.dec()
-        self._finished["failed"].inc()
-        self._failures.labels(event.data["code"]).inc()
+        self.running -= 1
+        self.finished["failed"] += 1
+        self.failures[event.data["code"]] += 1
 
     def _cancelled(self, event: Event) -> None:
-        self._running.dec()
-        self._finished["cancelled"].inc()
+        self.running -= 1
+        self.finished["cancelled"] += 1
 
     def _model_finished(self, event: Event) -> None:
         data = event.data
         key = (data["provider"], data["model"])
-        metrics = self._models.get(key)
-        if metrics is None:
-            metrics = self._models[key] = (
-                self._model.labels(*key),
-                self._tokens.labels(*key, "input"),
-                self._tokens.labels(*key, "output"),
-                self._cost.labels(*key),
-            )
+        calls = self.models.get(key)
+        if calls is None:
+            calls = self.models[key] = Calls()
         usage = data["usage"]
-        metrics[0].observe(data["duration_ms"] / 1000)
-        metrics[1].inc(usage["input_tokens"])
-        metrics[2].inc(usage["output_tokens"])
-        metrics[3].inc(usage["cost_usd"])
+        calls.durations.observe(data["duration_ms"] / 1000)
+        calls.input += usage["input_tokens"]
+        calls.output += usage["output_tokens"]
+        calls.cached += usage["cached_tokens"]
+        calls.cost += usage["cost_usd"]
 
     def _tool_finished(self, event: Event) -> None:
-        self._tools.labels(event.data["name"], str(event.data["ok"]).lower()).inc()
+        self.tools[event.data["name"], event.data["ok"]] += 1
 
     def _guardrail(self, event: Event) -> None:
         data = event.data
-        self._guardrails.labels(data["stage"], data["type"], data["action"]).inc(data["count"])
+        self.guardrails[data["stage"], data["type"], data["action"]] += data["count"]
+
+
+def _counter(name: str, about: str, labels: list[str], values: Mapping[Any, float]) -> Metric:
+    family = CounterMetricFamily(name, about, labels=labels)
+    for key, value in values.items():
+        family.add_metric(list(key), value)
+    return family
+
+
+def _histogram(name: str, about: str, labels: list[str], values: Mapping[Any, Durations]) -> Metric:
+    family = HistogramMetricFamily(name, about, labels=labels)
+    for key, durations in values.items():
+        family.add_metric(list(key), durations.buckets(), durations.total)
+    return family
