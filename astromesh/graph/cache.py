@@ -42,7 +42,8 @@ def look_up(visit: Visit) -> NodeResult | None:
     if entry is None:
         return None
     entry.writes.repeat(visit.base)
-    return replace(entry.result, usage=ZERO, duration_ms=0.0, transition_reason="cached")
+    said = [replace(message) for message in entry.result.messages_added]  # said once more
+    return replace(entry.result, usage=ZERO, duration_ms=0.0, transition_reason="cached", messages_added=said)
 
 
 def remember_before(visit: Visit) -> None:

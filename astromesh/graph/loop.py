@@ -17,8 +17,8 @@ from typing import Any, TypeAlias
 
 from astromesh.graph import mutations
 from astromesh.graph.config import NodeConfig
+from astromesh.graph.containers import engine_write
 from astromesh.graph.flags import BIT, NodeFlag
-from astromesh.graph.frozen import engine_write
 from astromesh.graph.graph import PromptGraph
 from astromesh.graph.nothing import NO_CONFIG
 from astromesh.graph.plan import Plan, Step, compile_graph
@@ -128,8 +128,9 @@ def note_guards(run: Progress, path: str, result: NodeResult) -> None:
 def write(step: Step, state: GraphState, result: NodeResult) -> None:
     """The engine's own writes: messages, `output_key`, `NAME_output`. A failed node writes no output."""
     if result.messages_added and not step.mask & _ISOLATED:
-        known = {id(message) for message in state.messages}
-        state.messages.extend(m for m in result.messages_added if id(m) not in known)
+        # a node may have appended them by itself
+        there = {id(message) for message in state.messages[-len(result.messages_added) :]}
+        state.messages.extend(m for m in result.messages_added if id(m) not in there)
     if result.error or result.tool_calls:
         return
     output = result.output

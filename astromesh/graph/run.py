@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from random import Random
 from time import perf_counter
 from typing import Any, cast
@@ -72,6 +71,11 @@ class Run(Progress):
     root: Scope | None = None
     random: Random | None = None
     result: GraphResult | None = None
+    # made when they are first asked for: a run of plain functions needs none of them
+    _active: set[str] | None = None
+    _adhoc: dict[int, Plan] | None = None
+    _scopes: dict[str, Scope] | None = None
+    _toolsets: dict[int, ToolPort] | None = None
 
     def __init__(
         self,
@@ -180,11 +184,14 @@ class Run(Progress):
         return self.random.random()
 
     def scope_at(self, path: str) -> Scope:
-        scope = self._scopes.get(path)
+        scopes = self._scopes
+        if scopes is None:
+            scopes = self._scopes = {}
+        scope = scopes.get(path)
         if scope is None:
             if self.root is None:
                 self.root = Scope(ledger=self.shared.ledger, clock=self.clock, retries=PLENTY)
-            scope = self._scopes[path] = self.root.child(path)
+            scope = scopes[path] = self.root.child(path)
         return scope
 
     def specs(self, node: Node) -> tuple[ToolSpec, ...]:
@@ -210,9 +217,12 @@ class Run(Progress):
         return result if result.call_id == call.id else replace(result, call_id=call.id)
 
     def _tools_of(self, node: Node) -> ToolPort:
-        tools = self._toolsets.get(id(node))
+        toolsets = self._toolsets
+        if toolsets is None:
+            toolsets = self._toolsets = {}
+        tools = toolsets.get(id(node))
         if tools is None:
-            tools = self._toolsets[id(node)] = tools_of(cast(BaseNode, node), self.tools)
+            tools = toolsets[id(node)] = tools_of(cast(BaseNode, node), self.tools)
         return tools
 
     # -- children -----------------------------------------------------------------------------------------
@@ -224,7 +234,7 @@ class Run(Progress):
             last, stuck, _ = await traverse(self, self._plan_of(node), state, path)
         finally:
             state.loop = around
-            self._active.discard(path)
+            self._release(path)
         if stuck:
             return NodeResult(node.name, error=stuck)
         if last is None or (self.stopping and last.wants_tools):
@@ -237,7 +247,7 @@ class Run(Progress):
         try:
             _, stuck, _ = await traverse(self, plan, frame, path)
         finally:
-            self._active.discard(path)
+            self._release(path)
         if stuck:
             return NodeResult(graph.name, error=stuck)
         output, error = harvest(frame.node_history, plan.steps)
@@ -274,6 +284,8 @@ class Run(Progress):
         """
         if self.stopping:
             raise GraphStopped(f"{path} does not begin: the run is being stopped.")
+        if self._active is None:
+            self._active = set()
         free, number = path, 1
         while free in self._active:
             number += 1
@@ -281,29 +293,17 @@ class Run(Progress):
         self._active.add(free)
         return free
 
+    def _release(self, path: str) -> None:
+        if self._active:
+            self._active.discard(path)
+
     def _plan_of(self, unit: Node | Graph) -> Plan:
+        if self._adhoc is None:
+            self._adhoc = {}
         plan = self._adhoc.get(id(unit)) or self.plan.nested.get(id(unit))
         if plan is None or plan.is_old:
             plan = self._adhoc[id(unit)] = compile_child(unit, self.kit)
         return plan
-
-    # made when they are first asked for: a run of plain functions needs none of them
-
-    @cached_property
-    def _active(self) -> set[str]:
-        return set()
-
-    @cached_property
-    def _adhoc(self) -> dict[int, Plan]:
-        return {}
-
-    @cached_property
-    def _scopes(self) -> dict[str, Scope]:
-        return {}
-
-    @cached_property
-    def _toolsets(self) -> dict[int, ToolPort]:
-        return {}
 
 
 def _fork(state: GraphState, child: Child) -> GraphState:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from typing import Any, TypeVar, cast
 
+from astromesh.graph.containers import engine_write
 from astromesh.graph.records import END, ZERO, NodeResult, StopReason
 from astromesh.node.ledger import RunLedger
 from astromesh.types import Message, Usage
@@ -162,6 +163,8 @@ class GraphState:
         base = dict(self.context)
         for fork in forks:
             for name, length in seen.items():
-                getattr(self, name).extend(getattr(fork, name)[length:])
-            changed = {k: v for k, v in fork.context.items() if k not in base or base[k] is not v}
-            self.context.update(changed)
+                if added := getattr(fork, name)[length:]:
+                    getattr(self, name).extend(added)
+            for key, value in fork.context.items():
+                if key not in base or base[key] is not value:
+                    engine_write(self.context, key, value)

@@ -356,11 +356,13 @@ def test_validate_finds_what_is_wrong_and_nothing_else() -> None:
     """One sentence for each problem; a good graph has none."""
     good = PromptGraph(nodes=[says("a"), says("b", is_terminal=True)]).always("a", "b")
     assert good.validate() == []
-    bad = PromptGraph("bad", nodes=[
+    nodes = [
         says("a", is_entry=True, transitions={"x": "gone"}),
         says("b", is_entry=True, inherit_context_from="ghost"),
-        says("lost"), says("v", flags=[NodeFlag.VALIDATE_OUTPUT]),
-    ])  # fmt: skip
+        says("lost"),
+        says("v", flags=[NodeFlag.VALIDATE_OUTPUT]),
+    ]
+    bad = PromptGraph("bad", nodes=nodes)
     bad.always("a", "b").always("a", "v").always("nobody", "a").always("b", "b").set_finalizer("none")
     found = "\n".join(bad.validate())
     for expected in (
@@ -392,7 +394,8 @@ def test_mermaid_draws_every_node_edge_and_end_with_names_quoted() -> None:
     drawn = graph.to_mermaid()
     assert drawn.splitlines()[0] == "flowchart TD"
     for expected in ('n0["a &quot;b&quot; &lt;c&gt;"]', 'n1{{"g"}}', 'n2(["z"])', "start --> n0", "n0 --> n1",
-                     'n1 -->|"ok = True"| n2', '"gone (missing)"', "n2 --> end__", "stop((stop)) -.-> n2"):  # fmt: skip
+                     'n1 -->|"ok = True"| n2', '"gone (missing)"',
+                     "n2 --> end__", "stop((stop)) -.-> n2"):  # fmt: skip
         assert expected in drawn, expected
 
 
