@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from astromesh.abc.provider import ModelPort
 from astromesh.abc.tool import ToolContext, ToolPort
@@ -60,6 +60,14 @@ class Pattern(Protocol):
     """
 
     async def run(self, task: Task, model: ModelPort, tools: ToolPort, scope: Any) -> Outcome: ...
+
+
+@runtime_checkable
+class Drawable(Protocol):
+    """A pattern that can be drawn; those that are graphs can."""
+
+    def to_mermaid(self, iterations: int) -> str:
+        """A Mermaid diagram, for an agent with this `max_iterations`."""
 
 
 class RunAgent(Protocol):

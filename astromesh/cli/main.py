@@ -167,6 +167,14 @@ def schema(
     command.schema(kind, write)
 
 
+@app.command()
+def graph(agent: Annotated[str, typer.Argument()], config: Config = CONFIG, data: Data = DATA) -> None:
+    """Draw what an agent does as a Mermaid diagram."""
+    from astromesh.cli import graph as command
+
+    command.graph(_at(config, data), agent)
+
+
 @tools_app.command("list")
 def tools_list(config: Config = CONFIG, data: Data = DATA, json: Json = False) -> None:
     """List the tools that agents may use."""

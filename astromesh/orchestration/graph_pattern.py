@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Protocol
 
 from astromesh.abc.provider import ModelPort
 from astromesh.abc.run import Outcome, Task
 from astromesh.abc.tool import ToolPort
-from astromesh.errors import AstromeshError, GraphError
+from astromesh.errors import AstromeshError, GraphError, GraphStopped
 from astromesh.graph.engine import PromptGraphEngine
 from astromesh.graph.graph import PromptGraph
 from astromesh.graph.records import GraphResult
 from astromesh.graph.state import GraphState
 from astromesh.node.scope import Scope
+from astromesh.types import JsonObject
 
 #: what is answered when a bound ended the run before the model had said anything
 UNFINISHED = "I could not finish this within the limits that are set for me."
@@ -20,15 +23,33 @@ UNFINISHED = "I could not finish this within the limits that are set for me."
 _BOUNDS = frozenset({"max_iterations", "stuck_node", "budget", "cycle"})
 
 
+#: node executions of a graph whose tool loops are bounded by themselves
+_PLENTY = 100_000
+#: where nodes find the notes of their run: `config[NOTES]`; request variables cannot reach it
+NOTES = "_notes"
+
+
+class Notes(Protocol):
+    """What the nodes of a pattern note about one run."""
+
+    def metadata(self) -> JsonObject:
+        """What the run's metadata gains."""
+
+
 class GraphPattern:
     """A `Pattern` that runs a graph.
 
     Args:
         make: the graph for a number of iterations; called once for each number.
+        notes: makes the notes of a run, which its nodes find as `config[NOTES]`; with them the outcome's
+            iterations are the run's model calls, without them the graph's node executions.
     """
 
-    def __init__(self, make: Callable[[int], PromptGraphEngine]) -> None:
+    def __init__(
+        self, make: Callable[[int], PromptGraphEngine], notes: Callable[[Task], Notes] | None = None
+    ) -> None:
         self._make = make
+        self._notes = notes
         self._engines: dict[int, PromptGraphEngine] = {}
 
     async def run(self, task: Task, model: ModelPort, tools: ToolPort, scope: Scope) -> Outcome:
@@ -37,13 +58,27 @@ class GraphPattern:
         Raises:
             AstromeshError: what made the graph fail, e.g. AllProvidersFailed.
         """
+        notes = self._notes(task) if self._notes else None
+        steps = scope.steps[0]
         run = self._engine(task.max_iterations).start(
-            task.messages, scope, model=model, tools=tools, context=task.context
+            task.messages,
+            scope,
+            model=model,
+            tools=tools,
+            context=task.context,
+            config={NOTES: notes} if notes else None,
         )
         result = await run.execute()
         if result.output is None:
             _raise_failure(result, run.state)
-        return outcome(result, len(task.messages))
+        found = outcome(result, len(task.messages))
+        if notes is None:
+            return found
+        return replace(found, iterations=scope.steps[0] - steps, metadata=notes.metadata())
+
+    def to_mermaid(self, iterations: int) -> str:
+        """The graph as a Mermaid diagram."""
+        return self._engine(iterations).graph.to_mermaid()
 
     def _engine(self, iterations: int) -> PromptGraphEngine:
         engine = self._engines.get(iterations)
@@ -68,6 +103,11 @@ def engine_of(graph: PromptGraph, iterations: int) -> PromptGraphEngine:
     return PromptGraphEngine(graph, max_iterations=iterations, max_node_iterations=iterations)
 
 
+def unbounded_engine_of(graph: PromptGraph) -> PromptGraphEngine:
+    """An engine for a graph that ends by itself, because its tool loops are bounded (`ToolLoop`)."""
+    return PromptGraphEngine(graph, max_iterations=_PLENTY, max_node_iterations=_PLENTY)
+
+
 def _last_words(result: GraphResult, given: int) -> str:
     """The newest text that the model said in this run, never a tool's result."""
     said = (m.content for m in reversed(result.messages[given:]) if m.role == "assistant" and m.content)
@@ -80,6 +120,8 @@ def _raise_failure(result: GraphResult, state: GraphState) -> None:
         return
     causes = (r.exception for r in reversed(state.node_history) if r.exception is not None)
     cause = next(causes, None)
+    if report.stop_reason == "completed" and isinstance(cause, GraphStopped):
+        return  # a tool ended the run (`ToolResult.ends_run`) in the middle of a nested loop
     if isinstance(cause, AstromeshError) and not isinstance(cause, GraphError):
         raise cause
     raise GraphError(report.error) from cause

@@ -303,6 +303,13 @@ def test_tools_list_shows_who_may_use_what(project: Path) -> None:
     assert "number of days" in astromesh(project, "tools", "list").stdout
 
 
+def test_graph_draws_the_agent(project: Path) -> None:
+    drawn = astromesh(project, "graph", "clerk")
+    assert drawn.returncode == 0
+    assert drawn.stdout.startswith(("graph ", "flowchart "))
+    assert "-->" in drawn.stdout
+
+
 # -- keys ----------------------------------------------------------------------------------------------------
 
 
