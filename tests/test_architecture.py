@@ -26,7 +26,7 @@ NODES = ("node", "telemetry", *SEAMS)
 GRAPHS = ("graph", *NODES)
 PARTS = ("workflow", "orchestration", "core", "plugins", *GRAPHS)
 HOUSE = ("runtime", "config", "net", "storage", *PARTS)
-ADAPTER = ("net", "storage", "telemetry", *SEAMS)
+ADAPTER = ("net", "retrieval", "storage", "telemetry", *SEAMS)
 
 MAY_IMPORT: Mapping[str, tuple[str, ...]] = {
     # the ground
@@ -38,6 +38,8 @@ MAY_IMPORT: Mapping[str, tuple[str, ...]] = {
     "config": RECORDS,
     "net": SEAMS,
     "storage": SEAMS,
+    # what semantic memory and knowledge both search with, so that neither imports the other
+    "retrieval": RECORDS,
     # the engines
     "node": ("telemetry", *SEAMS),
     "graph": NODES,
@@ -52,6 +54,7 @@ MAY_IMPORT: Mapping[str, tuple[str, ...]] = {
     # the adapters: siblings never import one another, the runtime reaches them through plugins
     "channels": ADAPTER,
     "durable": ADAPTER,
+    "embedders": ADAPTER,
     "guardrails": ADAPTER,
     "mcp": ADAPTER,
     "memory": ADAPTER,

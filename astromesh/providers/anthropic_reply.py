@@ -7,8 +7,8 @@ from typing import Any
 
 import orjson
 
+from astromesh.net import faults
 from astromesh.net.sse import SseParser
-from astromesh.providers import faults
 from astromesh.providers.service import Counted, Reply, cut
 from astromesh.types import JsonObject, ToolCall
 

@@ -11,8 +11,8 @@ from pydantic import Field
 
 from astromesh.abc.deps import Deps
 from astromesh.errors import ProviderRejected
+from astromesh.net import faults
 from astromesh.net.ndjson import LineParser
-from astromesh.providers import faults
 from astromesh.providers.catalog import capabilities_of
 from astromesh.providers.encoding import FragmentCache
 from astromesh.providers.options import ModelOptions, Price, read_key

@@ -8,8 +8,8 @@ from uuid import uuid4
 
 import orjson
 
+from astromesh.net import faults
 from astromesh.net.sse import SseParser
-from astromesh.providers import faults
 from astromesh.providers.service import Counted, Reply, cut, text_of
 from astromesh.types import JsonObject, ToolCall
 

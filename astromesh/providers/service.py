@@ -16,8 +16,8 @@ from yarl import URL
 
 from astromesh.abc.provider import Capabilities
 from astromesh.errors import ConfigError, NetError, ProviderError, ProviderRejected, ProviderUnavailable
+from astromesh.net import faults
 from astromesh.net.http import Http
-from astromesh.providers import faults
 from astromesh.providers.catalog import cost
 from astromesh.providers.options import ModelOptions, Price
 from astromesh.tokens import estimate, estimate_request

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from astromesh.abc.deps import Deps
 from astromesh.abc.rag import Chunk, Indexed, Known, Passage
-from astromesh.rag.words import any_of, beginnings, score, terms
+from astromesh.retrieval.words import any_of, beginnings, score, terms
 from astromesh.storage.database import Database, shared_database
 from astromesh.storage.migrations import Schema, queries
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from astromesh.rag.words import MOST_TERMS, any_of, beginnings, score, terms
+from astromesh.retrieval.words import MOST_TERMS, any_of, beginnings, score, terms
 
 
 @pytest.mark.parametrize(

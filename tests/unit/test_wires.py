@@ -8,11 +8,11 @@ import orjson
 import pytest
 
 from astromesh.errors import ProviderRejected, ProviderUnavailable
+from astromesh.net.faults import from_body
 from astromesh.providers.anthropic import AnthropicOptions, AnthropicWire
 from astromesh.providers.catalog import capabilities_of, cost, known, price_of
 from astromesh.providers.closed_schema import closed
 from astromesh.providers.encoding import FragmentCache
-from astromesh.providers.faults import from_body
 from astromesh.providers.ollama import OllamaOptions, OllamaWire
 from astromesh.providers.openai import OpenAIOptions, OpenAIWire
 from astromesh.providers.options import ModelOptions, Price

@@ -1,0 +1,1 @@
+"""What finds passages: words, vectors, and the fusion of both; shared by semantic memory and knowledge."""
