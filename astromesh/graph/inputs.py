@@ -22,6 +22,8 @@ def as_messages(given: Input) -> tuple[Message, ...]:
     """
     if isinstance(given, str):
         return (Message("user", given),)
+    if type(given) is tuple and given and all([type(message) is Message for message in given]):  # noqa: C419 (faster)
+        return given
     if isinstance(given, Mapping):
         given = given.get("messages", ())
     if isinstance(given, str) or not isinstance(given, Sequence) or not given:

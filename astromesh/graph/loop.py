@@ -49,7 +49,7 @@ async def traverse(  # noqa: C901, PLR0912, PLR0915
         prefix: for a nested graph the path of the node it is in, with a slash; for a child alone its path.
     """
     steps, counts, visited, emit, is_graph = plan.steps, run.counts, run.visited, run.emit, plan.is_graph
-    shared, history = run.shared, state.node_history
+    shared = run.shared
     name, stuck = plan.entry, ""
     result: NodeResult | None = None
     while name != END:
@@ -71,6 +71,7 @@ async def traverse(  # noqa: C901, PLR0912, PLR0915
             state.current_node = name
             state.visited.append(name)
         config = NO_CONFIG if step.plain else run.config_for(step, path)
+        said = len(state.messages)
         if emit is None:
             result = await step.call(state, config)
         else:
@@ -79,9 +80,9 @@ async def traverse(  # noqa: C901, PLR0912, PLR0915
             take_back(run, state, path, is_graph=is_graph)
         else:
             stuck = ""
-            history.append(result)
+            state.node_history.append(result)
             if result.output is not None or result.messages_added or step.output_key:
-                write(step, state, result)
+                write(step, state, result, said)
             if result.guards_passed or result.guards_failed:
                 note_guards(run, path, result)
         if shared.stop_reason is not None or state.current_node == END:
@@ -125,12 +126,17 @@ def note_guards(run: Progress, path: str, result: NodeResult) -> None:
     run.guards += [f"{path}: {guard} failed" for guard in result.guards_failed]
 
 
-def write(step: Step, state: GraphState, result: NodeResult) -> None:
-    """The engine's own writes: messages, `output_key`, `NAME_output`. A failed node writes no output."""
+def write(step: Step, state: GraphState, result: NodeResult, said: int) -> None:
+    """The engine's own writes: messages, `output_key`, `NAME_output`. A failed node writes no output.
+
+    `said` is how many messages there were before the node; those that it appended itself are not added twice.
+    """
     if result.messages_added and not step.mask & _ISOLATED:
-        # a node may have appended them by itself
-        there = {id(message) for message in state.messages[-len(result.messages_added) :]}
-        state.messages.extend(m for m in result.messages_added if id(m) not in there)
+        messages = state.messages
+        own = {id(message) for message in messages[said:]} if len(messages) > said else ()
+        messages.extend(
+            [m for m in result.messages_added if id(m) not in own] if own else result.messages_added
+        )
     if result.error or result.tool_calls:
         return
     output = result.output
@@ -192,11 +198,5 @@ def _changed(
         return graph, mutations.refuse(actions, node, "A node inside another one cannot change the graph.")
     if "edges_only" in (graph.routing, graph.get_node(node).routing):
         return graph, mutations.refuse(actions, node, "The routing is edges_only.")
-    done: list[Mutation] = []
-    for action in actions:
-        if sum(m.applied for m in (*run.mutations, *done)) >= run.max_mutations:
-            done += mutations.refuse([action], node, f"A run may change its graph {run.max_mutations} times.")
-            break
-        graph, mutation = mutations.apply(graph, action, node)
-        done.append(mutation)
-    return graph, done
+    left = run.max_mutations - sum(m.applied for m in run.mutations)
+    return mutations.apply(graph, actions, node, left)

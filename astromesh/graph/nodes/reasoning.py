@@ -11,7 +11,6 @@ from collections.abc import Hashable
 from typing import Any, ClassVar, Unpack
 
 from astromesh.graph.base import NodeKeywords
-from astromesh.graph.config import NodeConfig
 from astromesh.graph.extract import extract_object, extract_values
 from astromesh.graph.flags import NodeFlag
 from astromesh.graph.nodes.prompt import PromptNode
@@ -35,7 +34,7 @@ class ReasoningNode(PromptNode):
     def __init__(self, name: str, **keywords: Unpack[NodeKeywords]) -> None:
         super().__init__(name, role=self.voice, **keywords)
 
-    async def _finish(self, result: NodeResult, state: GraphState, config: NodeConfig) -> NodeResult:
+    def _finish(self, result: NodeResult, state: GraphState) -> NodeResult:
         result.messages_added = ()
         if not result.error:
             self._found(result, state)
@@ -176,7 +175,7 @@ class SynthesizeNode(ReasoningNode):
         "do not describe how it was worked on. Say what could not be found out."
     )
 
-    async def _finish(self, result: NodeResult, state: GraphState, config: NodeConfig) -> NodeResult:
+    def _finish(self, result: NodeResult, state: GraphState) -> NodeResult:
         return result
 
 
