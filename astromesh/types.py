@@ -215,6 +215,7 @@ class ToolResult:
         content: text for the model, JSON where the tool returned data.
         ok: False where the tool failed or was refused; then `error` is its stable code.
         value: what the tool returned, before it became text; None on failure.
+        ends_run: the run is over with this call, e.g. a hand-off; the model is not asked again.
     """
 
     call_id: str
@@ -224,6 +225,7 @@ class ToolResult:
     error: str = ""
     duration_ms: float = 0.0
     value: Any = None
+    ends_run: bool = False
 
 
 # -- memory ------------------------------------------------------------------------------------------------

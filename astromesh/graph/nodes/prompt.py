@@ -107,7 +107,11 @@ class PromptNode(BaseNode):
         answer = await config.complete(request, role=self._voice)
         if answer.tool_calls:
             return await self._use_tools(answer, state, config)
-        return await self._conclude(request, answer, state, config)
+        if self._plain:
+            result = self._said(answer)
+        else:
+            result = await self._conclude(request, answer, state, config)
+        return self._finish(result, state)
 
     # -- steps 2 to 4: what the model is asked -------------------------------------------------------------
 
@@ -171,18 +175,22 @@ class PromptNode(BaseNode):
             )
         heard = (Message("tool", r.content, tool_call_id=r.call_id, name=r.name) for r in results)
         result.messages_added = (said, *heard)
+        if any(r.ends_run for r in results):
+            state.stop("completed")
         result.transition_reason = TOOL_CALLS_PRESENT
         return result
 
     # -- steps 6 to 9: the final answer --------------------------------------------------------------------
 
+    def _said(self, answer: CompletionResult) -> NodeResult:
+        """The answer as it was said: nothing stands between the model and the reader."""
+        result = NodeResult(self.name, self._parse(answer.content), answer.content)
+        result.messages_added = (Message("assistant", answer.content),)
+        return result
+
     async def _conclude(
         self, request: CompletionRequest, answer: CompletionResult, state: GraphState, config: NodeConfig
     ) -> NodeResult:
-        if self._plain:
-            result = NodeResult(self.name, self._parse(answer.content), answer.content)
-            result.messages_added = (Message("assistant", answer.content),)
-            return await self._finish(result, state, config)
         tries = 0
         final = await self._settle(answer, state, config)
         while final.checked.refused and final.checked.may_retry(tries):
@@ -190,7 +198,7 @@ class PromptNode(BaseNode):
             request = self._ask_again(request, answer, final.checked)
             answer = await config.complete(request, role=self._voice)
             final = await self._settle(answer, state, config)
-        return await self._finish(self._result(answer, final), state, config)
+        return self._result(answer, final)
 
     async def _settle(self, answer: CompletionResult, state: GraphState, config: NodeConfig) -> Final:
         try:
@@ -242,7 +250,7 @@ class PromptNode(BaseNode):
             result.messages_added = (Message("assistant", assembly.as_text(final.output)),)
         return result
 
-    async def _finish(self, result: NodeResult, state: GraphState, config: NodeConfig) -> NodeResult:
+    def _finish(self, result: NodeResult, state: GraphState) -> NodeResult:
         """For nodes that do something with their answer."""
         return result
 
