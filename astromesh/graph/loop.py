@@ -11,12 +11,11 @@ the transition          seven steps                       → the next node, or 
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
 from time import perf_counter
 from typing import Any, TypeAlias
 
 from astromesh.graph import mutations
-from astromesh.graph.config import NodeConfig
 from astromesh.graph.containers import engine_write
 from astromesh.graph.flags import BIT, NodeFlag
 from astromesh.graph.graph import PromptGraph
@@ -75,7 +74,7 @@ async def traverse(  # noqa: C901, PLR0912, PLR0915
         if emit is None:
             result = await step.call(state, config)
         else:
-            result = await _announced(emit, step, state, config)
+            result = await _announced(emit, path, step.call(state, config))
         if result.skipped:
             take_back(run, state, path, is_graph=is_graph)
         else:
@@ -104,13 +103,13 @@ async def traverse(  # noqa: C901, PLR0912, PLR0915
     return result, stuck, "stuck_node" if stuck else "completed"
 
 
-async def _announced(emit: Any, step: Step, state: GraphState, config: NodeConfig) -> NodeResult:
-    emit("node.started", node=config.path)
+async def _announced(emit: Callable[..., None], path: str, call: Awaitable[NodeResult]) -> NodeResult:
+    emit("node.started", node=path)
     started = perf_counter()
     try:
-        return await step.call(state, config)
+        return await call
     finally:
-        emit("node.finished", node=config.path, duration_ms=round((perf_counter() - started) * 1000, 3))
+        emit("node.finished", node=path, duration_ms=round((perf_counter() - started) * 1000, 3))
 
 
 def take_back(run: Progress, state: GraphState, path: str, *, is_graph: bool) -> None:

@@ -12,7 +12,8 @@ are never replaced, and no change may let a run get around a guard or a human.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 from astromesh.graph.graph import PromptGraph
@@ -36,8 +37,43 @@ def requested(output: Any) -> list[Any]:
     return list(found) if isinstance(found, list | tuple) else [found]
 
 
-def apply(graph: PromptGraph, action: Any, node: str) -> tuple[PromptGraph, Mutation]:
-    """The graph with one action applied, or as it was; `graph` itself is never changed."""
+def apply(
+    graph: PromptGraph, actions: Sequence[Any], node: str, most: int
+) -> tuple[PromptGraph, list[Mutation]]:
+    """The graph with the actions applied that may be, and what became of each; `graph` is never changed.
+
+    Actions of one output are a whole: in between, a way may be open that is closed at the end. Where it stays
+    open, each is looked at by itself.
+
+    Args:
+        graph: of the run.
+        actions: as the model wrote them.
+        node: whose output they stand in.
+        most: how many may be applied.
+    """
+    changed, done = _apply(graph, actions, node, most, each=False)
+    if _weakened(graph, changed):
+        changed, done = _apply(graph, actions, node, most, each=True)
+    return changed, done
+
+
+def _apply(
+    graph: PromptGraph, actions: Sequence[Any], node: str, most: int, *, each: bool
+) -> tuple[PromptGraph, list[Mutation]]:
+    done: list[Mutation] = []
+    for action in actions:
+        if sum(mutation.applied for mutation in done) >= most:
+            # one record is enough: a model may wish for thousands
+            return graph, [*done, *refuse([action], node, "The run has changed its graph often enough.")]
+        changed, mutation = _apply_one(graph, action, node)
+        if each and mutation.applied and (weakened := _weakened(graph, changed)):
+            mutation = replace(mutation, rejected=weakened)
+        graph = changed if mutation.applied else graph
+        done.append(mutation)
+    return graph, done
+
+
+def _apply_one(graph: PromptGraph, action: Any, node: str) -> tuple[PromptGraph, Mutation]:
     if not isinstance(action, Mapping):
         return graph, Mutation(node, "", {}, f"A graph action is an object, not {type(action).__name__}.")
     op = action.get("op")
@@ -45,8 +81,7 @@ def apply(graph: PromptGraph, action: Any, node: str) -> tuple[PromptGraph, Muta
     if change is None:
         return graph, Mutation(node, str(op), action, f"There is no op {op!r}. Known: {', '.join(OPS)}.")
     changed = graph.copy()
-    refused = change(changed, action) or _weakened(graph, changed)
-    return (graph if refused else changed), Mutation(node, str(op), action, refused)
+    return changed, Mutation(node, str(op), action, change(changed, action))
 
 
 def refuse(actions: Iterable[Any], node: str, reason: str) -> list[Mutation]:

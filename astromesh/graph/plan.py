@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from astromesh.abc.provider import ModelPort
@@ -259,8 +259,7 @@ def _hooked(node: BaseNode, hooks: HookSet) -> NodeWrapper:
 def _settle(name: str) -> Any:
     def settle(value: Any, state: GraphState, config: NodeConfig, duration_ms: float) -> NodeResult:
         if type(value) is NodeResult:
-            result = value
-            result.node_name = result.node_name or name
+            result = value if value.node_name == name else _own(name, value, state)
             if result.usage is not ZERO and config.usage is ZERO:  # spent past the engine: it counts too
                 state.ledger.add_usage(result.usage)
         else:
@@ -271,6 +270,14 @@ def _settle(name: str) -> Any:
         return result
 
     return settle
+
+
+def _own(name: str, result: NodeResult, state: GraphState) -> NodeResult:
+    """A result under the node's name. A child's is passed on as a copy: what it cost is booked already."""
+    if any(result is earlier for earlier in state.node_history):
+        return replace(result, node_name=name, usage=ZERO, transition_reason="")
+    result.node_name = name
+    return result
 
 
 def _fail(name: str) -> Any:
