@@ -15,6 +15,7 @@ from typing import Annotated
 
 import typer
 
+from astromesh.cli.folders import CONFIG, DATA
 from astromesh.errors import AstromeshError
 
 app = typer.Typer(
@@ -39,7 +40,6 @@ Json = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
 Session = Annotated[
     str, typer.Option("--session", "-s", metavar="ID", help="The conversation to go on with.")
 ]
-CONFIG, DATA = Path("config"), Path(".astromesh")
 
 
 def main() -> None:

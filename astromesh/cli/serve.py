@@ -19,6 +19,7 @@ from uvicorn.supervisors import Multiprocess
 
 from astromesh.api.app import create_app
 from astromesh.cli.configuration import sound
+from astromesh.cli.folders import CONFIG, DATA
 from astromesh.cli.listening import BACKLOG, listen, url_of
 from astromesh.cli.output import note
 from astromesh.config.configuration import Configuration
@@ -51,7 +52,7 @@ def serve(places: tuple[Path, Path], host: str, port: int | None, workers: int, 
         authenticated=spec.auth.mode != "none",
     )
     if workers > 1:
-        _share(listener, configuration, workers)
+        _share(places, listener, configuration, workers)
     else:
         _serve_alone(places, listener, configuration)
 
@@ -105,8 +106,7 @@ async def _run(places: tuple[Path, Path], listener: socket.socket, configuration
     await runtime.bootstrap()  # here rather than in the app's lifespan, so that a fault is told, not logged
 
     def ready() -> None:
-        announce(listener, configuration, list(runtime.agents))
-        gc.collect()
+        announce(listener, places, configuration, list(runtime.agents))
         gc.freeze()
         gc.enable()
 
@@ -122,10 +122,12 @@ def _end(_signal: int, _frame: object) -> None:
 # -- several -------------------------------------------------------------------------------------------------
 
 
-def _share(listener: socket.socket, configuration: Configuration, workers: int) -> None:
+def _share(
+    places: tuple[Path, Path], listener: socket.socket, configuration: Configuration, workers: int
+) -> None:
     """Each worker makes its own runtime; connections wait in the shared socket until one takes them."""
     config = settings("astromesh.cli.worker:app", configuration.runtime.spec, workers)
-    announce(listener, configuration, list(configuration.agents))
+    announce(listener, places, configuration, list(configuration.agents))
     supervisor = Multiprocess(config, [listener])
     supervisor.run()
     if any(process.exitcode == uvicorn.config.STARTUP_FAILURE for process in supervisor.processes):
@@ -135,26 +137,30 @@ def _share(listener: socket.socket, configuration: Configuration, workers: int) 
 # -- saying so -----------------------------------------------------------------------------------------------
 
 
-def announce(listener: socket.socket, configuration: Configuration, agents: list[str]) -> None:
+def announce(
+    listener: socket.socket, places: tuple[Path, Path], configuration: Configuration, agents: list[str]
+) -> None:
     """Where the server listens, and lines to paste into another terminal."""
-    url = url_of(listener)
+    url, keyed = url_of(listener), configuration.runtime.spec.auth.mode == "api_key"
     print(f"astromesh listens on {url}  (Ctrl-C stops it)")
+    if agents and keyed:
+        print(f"  export ASTROMESH_KEY=$(astromesh keys create me{_where('--data', places[1], DATA)})")
     if agents:
-        print(f"  {_curl(url, agents[0], configuration.runtime.spec.auth.mode)}")
-        print(f"  {_chat(configuration.folder, agents[0])}")
+        print(f"  {_curl(url, agents[0], keyed=keyed)}")
+        where = _where("--config", places[0], CONFIG) + _where("--data", places[1], DATA)
+        print(f"  astromesh chat {agents[0]}{where}")
     else:
         note("No agent can run yet; 'astromesh doctor' says why.", "yellow")
     sys.stdout.flush()
 
 
-def _curl(url: str, agent: str, mode: str) -> str:
+def _curl(url: str, agent: str, *, keyed: bool) -> str:
     body = orjson.dumps({"query": QUESTION, "session_id": "demo"}).decode()
-    key = ' -H "Authorization: Bearer $ASTROMESH_KEY"' if mode != "none" else ""
+    key = ' -H "Authorization: Bearer $ASTROMESH_KEY"' if keyed else ""
     return (
         f"curl -s {url}/v1/agents/{agent}/run{key} -H 'Content-Type: application/json' -d {shlex.quote(body)}"
     )
 
 
-def _chat(folder: Path, agent: str) -> str:
-    config = "" if folder == Path("config") else f" --config {shlex.quote(str(folder))}"
-    return f"astromesh chat {agent}{config}"
+def _where(option: str, folder: Path, default: Path) -> str:
+    return "" if folder == default else f" {option} {shlex.quote(str(folder))}"

@@ -1,7 +1,8 @@
 """API keys as a server checks them: in memory, never more than a second behind the store.
 
 Once a second one small query asks for the keys that were created or revoked since, by whatever process; a
-request costs a hash and no query. Where the store does not answer, what was known goes on to hold.
+request costs a hash and no query. Only a key that is not known makes a look at once, ten a second at most, so
+that a new key works the moment it was made. Where the store does not answer, what was known goes on to hold.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from astromesh.types import CallerContext
 
 #: seconds between two looks into the store
 PERIOD = 1.0
+#: least seconds between two looks because of a key that is not known
+EAGER = 0.1
 #: seconds within which the uses of a key count as one
 COARSE = 60.0
 
@@ -44,18 +47,26 @@ class ApiKeys:
         self._entries: dict[str, _Entry] = {}
         self._change = 0
         self._used: dict[str, float] = {}
+        self._looking = asyncio.Lock()
+        self._looked = -EAGER
 
     async def authenticate(self, token: str) -> CallerContext | None:
         """The caller of a key that is neither unknown, expired nor revoked, else None. In constant time."""
         prefix, _, rest = token.partition("_")
-        entry = self._entries.get(rest.partition("_")[0]) if prefix == PREFIX else None
+        if prefix != PREFIX:
+            return None
+        key_id = rest.partition("_")[0]
+        entry = self._entries.get(key_id)
+        if entry is None:
+            await self._look()
+            entry = self._entries.get(key_id)
         if entry is None or not compare_digest(entry.digest, digest_of(token)):
             return None
         now = self._clock.now()
         if 0 < entry.expires_at <= now:
             return None
         if now - entry.used_at >= COARSE:
-            entry.used_at = self._used[entry.caller.metadata["key_id"]] = now
+            entry.used_at = self._used[key_id] = now
         return entry.caller
 
     async def refresh(self) -> None:
@@ -69,6 +80,14 @@ class ApiKeys:
         if self._used:
             used, self._used = self._used, {}
             await self._store.note_use(used.items())
+
+    async def _look(self) -> None:
+        """Refreshes, unless that was just done; who comes meanwhile waits for the same look."""
+        async with self._looking:
+            if self._clock.monotonic() - self._looked >= EAGER:
+                self._looked = self._clock.monotonic()
+                with suppress(StoreError):
+                    await self.refresh()
 
     def _take(self, key: Key) -> None:
         self._change = key.change

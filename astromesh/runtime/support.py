@@ -21,7 +21,6 @@ UNSUPPORTED: Mapping[str, str] = {
     "RuntimeConfig.spec.auth.mode=both": "JWT is not supported yet; use api_key.",
     "ChannelConfig.spec.channels.*": "Channels are not supported yet.",
     "MCPConfig.spec.servers.*": "MCP servers are not supported yet.",
-    "RuntimeConfig.spec.api.cors_origins": "CORS is not supported yet; put a proxy in front.",
     "RuntimeConfig.spec.auth.jwt": "JWT is not supported yet; use api_key.",
     "RuntimeConfig.spec.redis.url": "Redis is not supported yet.",
     "RuntimeConfig.spec.storage.url=postgres*": "PostgreSQL is not supported yet; use sqlite:///PATH.",

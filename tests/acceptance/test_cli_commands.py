@@ -55,6 +55,7 @@ def test_help_names_every_command_and_imports_none_of_them() -> None:
     assert not loaded & {"rich", "pydantic", "fastapi", "structlog", "yaml", "asyncio", "numpy", "jinja2"}
     assert {name for name in loaded if name.startswith("astromesh.")} <= {
         "astromesh.cli",
+        "astromesh.cli.folders",
         "astromesh.cli.main",
         "astromesh.errors",
     }

@@ -19,7 +19,7 @@ from websockets.exceptions import InvalidStatus
 
 from tests.acceptance.terminal import astromesh, environment
 from tests.conftest import ServerFactory
-from tests.platform.astromesh import ServerProcess
+from tests.platform.astromesh import PROGRAM, ServerProcess
 
 AGENT = """apiVersion: astromesh/v1
 kind: Agent
@@ -57,17 +57,18 @@ def refused(server: ServerProcess) -> str:
 # -- what it says --------------------------------------------------------------------------------------------
 
 
-def test_the_printed_line_asks_the_agent_when_it_is_pasted(
-    config: Path, server_process: ServerFactory
+@pytest.mark.parametrize("spec", ["{}", API_KEYS])
+def test_the_printed_lines_ask_the_agent_when_they_are_pasted(
+    config: Path, server_process: ServerFactory, spec: str
 ) -> None:
-    server = server_process(config)
+    server = server_process(runtime(config, spec))
     assert f"astromesh listens on {server.url}" in server.log()
     assert f"astromesh chat echo --config {config}" in server.log()
-    (line,) = re.findall(r"^\s*(curl .*)$", server.log(), re.MULTILINE)
-    done = subprocess.run(
-        line, shell=True, capture_output=True, text=True, check=True, env=environment(config.parent)
-    )
-    assert '"agent":"echo"' in done.stdout.replace(" ", "")
+    pasted = "\n".join(re.findall(r"^  ((?:export|curl) .*)$", server.log(), re.MULTILINE))
+    env = environment(config.parent)
+    env["PATH"] = f"{Path(PROGRAM).parent}:{env['PATH']}"
+    done = subprocess.run(pasted, shell=True, capture_output=True, text=True, check=True, env=env)
+    assert json.loads(done.stdout)["agent"] == "echo"
 
 
 def test_with_port_0_it_says_which_one_it_took(config: Path, server_process: ServerFactory) -> None:
@@ -217,7 +218,7 @@ def socket_status(server: ServerProcess, token: str) -> int:
 
 def test_a_running_server_takes_new_keys_and_refuses_revoked_ones(guarded: ServerProcess) -> None:
     token = new_key(guarded)
-    until(lambda: status(guarded, token) == 200)
+    assert status(guarded, token) == 200
     assert socket_status(guarded, token) == 101
     done = astromesh(guarded.data.parent, "keys", "revoke", token.split("_")[1], "--data", str(guarded.data))
     assert done.returncode == 0
@@ -227,15 +228,13 @@ def test_a_running_server_takes_new_keys_and_refuses_revoked_ones(guarded: Serve
 
 def test_a_key_for_one_agent_runs_no_other(guarded: ServerProcess) -> None:
     token = new_key(guarded, "--agent", "echo")
-    until(lambda: status(guarded, token) == 200)
+    assert status(guarded, token) == 200
     assert status(guarded, token, "another") == 403
 
 
 def test_principals_do_not_see_each_others_sessions(guarded: ServerProcess) -> None:
     tokens = [new_key(guarded, "--user", user) for user in ("ana", "ben", "ana")]
-    until(lambda: all(status(guarded, token) == 200 for token in tokens[:1]))
-    until(lambda: status(guarded, tokens[2]) == 200)
-    until(lambda: status(guarded, tokens[1]) == 404)  # the session is ana's
+    assert [status(guarded, token) for token in tokens] == [200, 404, 200]  # the session is ana's
     history = f"{guarded.url}/v1/agents/echo/sessions/s"
     answers = [httpx.get(history, headers={"x-api-key": token}) for token in tokens]
     assert [answer.status_code for answer in answers] == [200, 404, 200]
@@ -245,7 +244,7 @@ def test_keys_are_neither_in_the_log_nor_in_the_data(config: Path, server_proces
     runtime(config, "{auth: {mode: api_key}, telemetry: {log_level: debug, log_format: json}}")
     server = server_process(config)
     token = new_key(server)
-    until(lambda: status(server, token) == 200)
+    assert status(server, token) == 200
     assert status(server, token + "x") == 401
     assert socket_status(server, token) == 101
     for path in (f"/v1/agents?api_key={token}", "/v1/nothing"):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from astromesh.errors import Conflict, InvalidInput, NotFound
-from astromesh.runtime.keyring import COARSE, PERIOD, ApiKeys, watching
+from astromesh.runtime.keyring import COARSE, EAGER, PERIOD, ApiKeys, watching
 from astromesh.runtime.keys import DAY, KeyStore, NewKey, digest_of
 from astromesh.storage.database import Database
 from astromesh.testing import ManualClock
@@ -194,8 +194,7 @@ async def test_creation_and_revocation_by_another_process_are_noticed(
 ) -> None:
     async with watching(store, clock) as keys:
         token = await asyncio.to_thread(elsewhere, database.path, "create")
-        assert await keys.authenticate(token) is None
-        await until(clock, lambda: keys.authenticate(token), present=True)
+        assert await keys.authenticate(token) is not None
         await asyncio.to_thread(elsewhere, database.path, token.split("_")[1])
         await until(clock, lambda: keys.authenticate(token), present=False)
 
@@ -206,6 +205,21 @@ async def until(clock: ManualClock, ask, *, present: bool) -> None:
         while (await ask() is not None) is not present:
             await clock.run_for(PERIOD)
             await asyncio.sleep(0.005)
+
+
+async def test_new_keys_work_at_once_for_all_who_come_with_them(
+    store: KeyStore, keys: ApiKeys, clock: ManualClock
+) -> None:
+    token = (await store.create(NewKey("a", SCOPES)))[1]
+    assert None not in await asyncio.gather(*(keys.authenticate(token) for _ in range(20)))
+
+
+async def test_unknown_keys_make_few_looks(store: KeyStore, keys: ApiKeys, clock: ManualClock) -> None:
+    assert await keys.authenticate("am_nobody_x") is None
+    token = (await store.create(NewKey("a", SCOPES)))[1]
+    assert await keys.authenticate(token) is None  # the last look was just now
+    clock.advance(EAGER)
+    assert await keys.authenticate(token) is not None
 
 
 async def test_a_store_that_fails_leaves_the_known_keys_in_force(
