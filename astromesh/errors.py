@@ -15,7 +15,7 @@
     │   ├── Unauthorized, Forbidden, RateLimited
     │   └── Conflict           SessionBusy, Interrupted, NotWaiting, NotDurable, ApprovalRequired, EventsGone
     ├── UpstreamError          someone else's service
-    │   ├── NetError           NetTimeout, AnswerTooLarge, AddressForbidden: what `net` raises, for adapters
+    │   ├── NetError           NetTimeout, NetUnreachable, AnswerTooLarge, AddressForbidden: what `net` raises
     │   ├── ProviderError      ProviderTimeout, ProviderRateLimited, ProviderUnauthorized, ProviderRejected,
     │   │                      ProviderUnavailable
     │   ├── AllProvidersFailed
@@ -296,6 +296,12 @@ class NetError(UpstreamError):
 
 class NetTimeout(NetError):
     code = "network_timeout"
+
+
+class NetUnreachable(NetError):
+    """There was no connection: nothing was sent, so that the call may be made again."""
+
+    code = "network_unreachable"
 
 
 class AnswerTooLarge(NetError):

@@ -25,6 +25,7 @@ GROUPS = (
     "episodic_stores",
     "memory_strategies",
     "tools",
+    "tool_sources",
     "guardrails",
     "patterns",
     "nodes",
@@ -33,6 +34,8 @@ GROUPS = (
     "vector_stores",
     "chunkers",
     "pipelines",
+    "authenticators",
+    "publishers",
 )
 
 

@@ -74,7 +74,17 @@ class Tool(Protocol):
 class ToolSource(Protocol):
     """Something that offers several tools, and may change its mind: an MCP server, a folder of functions."""
 
-    async def tools(self) -> Sequence[Tool]: ...
+    def current(self) -> tuple[Tool, ...]:
+        """What the current caller is offered: the same tuple until something changes, which costs nothing."""
+
+    async def prepare(self) -> None:
+        """Before a run asks for `current()`: waits, within bounds, for what only this caller is offered."""
+
+    def missing(self) -> str:
+        """A sentence that says which tools are missing and why; empty where all is well."""
+
+    async def tools(self) -> Sequence[Tool]:
+        """`current()`, after a bounded wait for a source that has just been opened."""
 
     async def close(self) -> None: ...
 

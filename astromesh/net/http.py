@@ -21,7 +21,7 @@ from aiohttp.tracing import Trace
 from multidict import CIMultiDictProxy
 from yarl import URL
 
-from astromesh.errors import AnswerTooLarge, NetError, NetTimeout
+from astromesh.errors import AnswerTooLarge, NetError, NetTimeout, NetUnreachable
 from astromesh.net.guard import Guard, GuardedConnector
 
 MAX_BODY = 32 * 1024 * 1024
@@ -171,6 +171,7 @@ class Http:
         body: bytes | None = None,
         headers: Mapping[str, str] | None = None,
         silence: float = 60.0,
+        resend: bool = True,
     ) -> AsyncIterator[Incoming]:
         """A call to an operator's host, read while it answers. Leaving early closes the connection.
 
@@ -180,15 +181,17 @@ class Http:
             body: bytes to send, or None.
             headers: names and values; the content type among them.
             silence: seconds until the first byte, and between any two.
+            resend: send again, once, where a kept-alive connection closed before the first byte; False where
+                doing it twice would harm.
 
         Raises:
-            NetTimeout, NetError
+            NetTimeout, NetUnreachable, NetError
         """
         session = self._session()
         try:
             response = await session.request(
                 method, url, data=body, headers=headers, timeout=_silent(silence), allow_redirects=False,
-                middlewares=_RESEND,
+                middlewares=_RESEND if resend else (),
             )  # fmt: skip
         except _FOREIGN as error:
             raise translated(error, url) from error
@@ -302,7 +305,10 @@ async def _resend_on_stale(req: aiohttp.ClientRequest, send: ClientHandlerType) 
     except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
         if isinstance(error, aiohttp.ClientConnectorError) or not getattr(req, "reused", False):
             raise
-        return await send(req)
+        try:
+            return await send(req)
+        except aiohttp.ClientConnectorError:
+            raise error from None  # the first try may have arrived: it is not as if nothing had been sent
 
 
 _RESEND = (_resend_on_stale,)
@@ -336,8 +342,8 @@ _ERRORS: tuple[tuple[type[BaseException], type[NetError], str], ...] = (
     (TimeoutError, NetTimeout, "did not answer in time"),
     (aiohttp.ClientConnectorCertificateError, NetError, "has a certificate that cannot be trusted"),
     (aiohttp.ClientConnectorSSLError, NetError, "speaks no TLS that we can"),
-    (aiohttp.ClientConnectorDNSError, NetError, "is an unknown host"),
-    (aiohttp.ClientConnectorError, NetError, "refuses connections or cannot be reached"),
+    (aiohttp.ClientConnectorDNSError, NetUnreachable, "is an unknown host"),
+    (aiohttp.ClientConnectorError, NetUnreachable, "refuses connections or cannot be reached"),
     (aiohttp.ClientPayloadError, NetError, "cut its answer"),
     (aiohttp.ServerDisconnectedError, NetError, "closed the connection without an answer"),
     (aiohttp.ClientResponseError, NetError, "answered something that is not HTTP"),
