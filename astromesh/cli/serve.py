@@ -30,7 +30,7 @@ from astromesh.telemetry.logs import configure_logging
 
 #: seconds that running requests get after SIGTERM
 GRACE = 30
-QUESTION = "What can you help me with?"
+QUESTION = "How do I get started?"
 
 
 def serve(places: tuple[Path, Path], host: str, port: int | None, workers: int, *, strict: bool) -> None:
