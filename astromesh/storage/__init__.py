@@ -1,1 +1,1 @@
-"""One SQLite file for conversations, runs, traces and keys: adapters share it without knowing one another."""
+"""SQLite files, PostgreSQL, Redis: opened once and shared by adapters that do not know one another."""

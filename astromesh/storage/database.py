@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
 from astromesh.abc.deps import Deps
+from astromesh.errors import StoreUnavailable
 from astromesh.storage.lane import Item, Lane, Result, Work
 from astromesh.storage.migrations import Schema, migrate
 
@@ -101,6 +103,18 @@ class Database:
         """Raises StoreUnavailable where the file can be neither read nor locked for writing."""
         await asyncio.gather(self.read(_nothing, None), self.write(_nothing, None))
 
+    async def scrub(self) -> None:
+        """Empties the write-ahead log, so that nothing that was erased is left in it.
+
+        Raises:
+            StoreUnavailable: somebody reads from the log for longer than the deadline.
+        """
+        give_up = time.monotonic() + self._deadline
+        while await self._opened[0].submit(_truncate_log, None, outside=True):
+            if time.monotonic() >= give_up:
+                raise StoreUnavailable(f"The log of {self.path.name} is in use; try again.")
+            await asyncio.sleep(_PATIENCE)
+
     @property
     def _opened(self) -> tuple[Lane, Lane]:
         if self._lanes is None:
@@ -140,6 +154,11 @@ def _default_file(deps: Deps) -> Path:
     if deps.storage_url.startswith(SQLITE_URL) and deps.storage_url != DEFAULT_URL:
         return Path(deps.storage_url.removeprefix(SQLITE_URL))
     return deps.data_dir / FILE
+
+
+def _truncate_log(connection: sqlite3.Connection, items: Sequence[None]) -> Sequence[bool]:
+    """Whether the log is still there."""
+    return [bool(connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]) for _ in items]
 
 
 def _nothing(connection: sqlite3.Connection, items: Sequence[None]) -> Sequence[None]:

@@ -12,6 +12,7 @@ How a batch is done:
 3. The store cannot work (disk full, gone, damaged): every job of the batch fails; the connection is made
 anew.
 4. One job is at fault: the transaction is undone and done again, each job in a savepoint of its own.
+5. A job that must not be in a transaction comes after those that were taken with it.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ log = structlog.get_logger("astromesh.storage")
 class Job(Generic[Item, Result]):
     """Args: expires: `time.monotonic` at which the caller no longer waits for a locked database."""
 
-    __slots__ = ("error", "expires", "future", "item", "result", "work")
+    __slots__ = ("error", "expires", "future", "item", "outside", "result", "work")
 
     def __init__(
         self,
@@ -55,8 +56,10 @@ class Job(Generic[Item, Result]):
         item: Item,
         future: asyncio.Future[Result] | None,
         expires: float,
+        outside: bool = False,
     ) -> None:
         self.work, self.item, self.future, self.expires = work, item, future, expires
+        self.outside = outside
         self.result: Any = None
         self.error: BaseException | None = None
 
@@ -85,15 +88,20 @@ class Lane:
 
     # -- the event loop's side -----------------------------------------------------------------------------
 
-    def submit(self, work: Work[Item, Result], item: Item) -> asyncio.Future[Result]:
+    def submit(
+        self, work: Work[Item, Result], item: Item, *, outside: bool = False
+    ) -> asyncio.Future[Result]:
         """Queues a job. Who stops waiting for it does not take it back.
+
+        Args:
+            outside: it must not be in a transaction, e.g. a checkpoint.
 
         Raises:
             StoreUnavailable: closed, or more is queued than can be done.
         """
         self._admit()
         future: asyncio.Future[Result] = self._loop.create_future()
-        self._queue.put(Job(work, item, future, time.monotonic() + self._deadline))
+        self._queue.put(Job(work, item, future, time.monotonic() + self._deadline, outside))
         return future
 
     def post(self, work: Work[Item, Any], item: Item) -> None:
@@ -120,7 +128,10 @@ class Lane:
         ended = False
         while not ended:
             jobs, ended = self._take()
-            self._settle(jobs)
+            self._settle([job for job in jobs if not job.outside])
+            for job in jobs:
+                if job.outside:
+                    self._settle([job])
         self._disconnect()
         self._call(_resolve, self._stopped)
 
@@ -152,6 +163,9 @@ class Lane:
 
     def _transact(self, jobs: list[Job[Any, Any]]) -> None:
         connection = self._connection = self._connection or self._connect()
+        if jobs[0].outside:
+            _together(connection, jobs)
+            return
         connection.execute(self._begin)
         try:
             _together(connection, jobs)

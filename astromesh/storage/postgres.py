@@ -1,0 +1,267 @@
+"""A PostgreSQL database: one pool per database and process, shared by all that use it.
+
+A connection is held for one statement or one short transaction, never while a model or a tool works. The
+pool connects when it is first used and again after the server was away: a call waits for the server, at most
+until its deadline. What was sent is repeated only where that is harmless: reads are, writes are not.
+All tables stand in the PostgreSQL schema `astromesh`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from functools import partial
+from types import TracebackType
+from typing import Any, NamedTuple, Self, TypeAlias, TypeVar
+from urllib.parse import parse_qsl, urlencode, urlsplit
+
+import asyncpg
+import structlog
+from asyncpg.pool import PoolConnectionProxy
+
+from astromesh.abc.deps import Deps
+from astromesh.errors import ConfigError, StoreUnavailable
+from astromesh.storage.migrations import Schema
+from astromesh.storage.patience import NotSent, Unbroken, persistent
+from astromesh.storage.postgres_faults import is_away, translated
+
+T = TypeVar("T")
+Connection: TypeAlias = PoolConnectionProxy[Any]
+#: something done with one connection
+Session = Callable[[Connection], Awaitable[T]]
+
+SCHEMES = ("postgresql", "postgres")
+POOL_SIZE, STATEMENT_CACHE = 10, 256
+#: seconds an idle connection is kept
+_IDLE_SECONDS = 300.0
+#: held while tables are made or changed; any number that nobody else uses
+_MIGRATING = 0x61737472
+_VERSIONS = "CREATE TABLE astromesh.schemas (name TEXT PRIMARY KEY, version INTEGER NOT NULL)"
+_READ = "SELECT version FROM astromesh.schemas WHERE name = $1"
+_WRITE = (
+    "INSERT INTO astromesh.schemas VALUES ($1, $2)"
+    " ON CONFLICT (name) DO UPDATE SET version = excluded.version"
+)
+
+_FOREIGN = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError)
+
+log = structlog.get_logger("astromesh.storage")
+
+
+class Address(NamedTuple):
+    """A URL taken apart.
+
+    Args:
+        dsn: for asyncpg, with the password.
+        name: for messages, without it.
+        pool_size: connections at most (`?pool_size=`).
+        statement_cache: prepared statements by connection (`?statement_cache=`), 0 behind PgBouncer.
+    """
+
+    dsn: str
+    name: str
+    pool_size: int = POOL_SIZE
+    statement_cache: int = STATEMENT_CACHE
+
+    @classmethod
+    def parse(cls, url: str) -> Address:
+        """Raises: ConfigError: no URL of a PostgreSQL database; the message does not repeat it."""
+        parts = urlsplit(url)
+        if parts.scheme not in SCHEMES or not parts.path.strip("/"):
+            raise ConfigError("PostgreSQL needs a URL postgresql://USER@HOST/DATABASE, e.g. as storage.url.")
+        query = dict(parse_qsl(parts.query))
+        size = _number(query.pop("pool_size", str(POOL_SIZE)), "pool_size", 1)
+        cache = _number(query.pop("statement_cache", str(STATEMENT_CACHE)), "statement_cache", 0)
+        name = f"{parts.hostname or 'localhost'}:{parts.port or 5432}/{parts.path.strip('/')}"
+        return cls(parts._replace(query=urlencode(query)).geturl(), name, size, cache)
+
+
+class Postgres:
+    """An async context manager; used by one event loop.
+
+    Args:
+        address: where, and how large a pool.
+        deadline: seconds a call may take, waiting for the server and for a free connection included.
+    """
+
+    def __init__(self, address: Address, *, deadline: float = 5.0) -> None:
+        self.address = address
+        self._deadline = deadline
+        self._pool: asyncpg.Pool[Any] | None = None
+        self._pending: list[Schema] = []
+        self._migrating = asyncio.Lock()
+        self._writes = Unbroken()
+
+    async def __aenter__(self) -> Self:
+        # connects when it is first used, so that a server may come up after this one
+        self._pool = await asyncpg.create_pool(
+            self.address.dsn,
+            min_size=0,
+            max_size=self.address.pool_size,
+            max_inactive_connection_lifetime=_IDLE_SECONDS,
+            statement_cache_size=self.address.statement_cache,
+            timeout=self._deadline,
+            reset=_keep_as_it_is,
+            server_settings={"application_name": "astromesh"},
+        )
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._writes.settle()
+        pool, self._pool = self._opened, None
+        try:
+            async with asyncio.timeout(self._deadline):
+                await pool.close()
+        except _FOREIGN:
+            pool.terminate()
+
+    async def read(self, query: str, *bound: object) -> list[asyncpg.Record]:
+        """The rows of a query; repeated when the connection breaks.
+
+        Raises:
+            StoreUnavailable: the server did not answer before the deadline.
+            StoreError: it refused the statement.
+        """
+        return await self._do(partial(_fetched, query, bound), _retried)
+
+    async def write(self, query: str, *bound: object) -> list[asyncpg.Record]:
+        """The rows of a statement that changes something. A cancel does not stop it half-way.
+
+        Raises:
+            StoreUnavailable: the server is away; where the connection broke in the middle, whether it was
+                done is not known.
+        """
+        return await self._writes.run(self._do(partial(_fetched, query, bound), _not_sent))
+
+    async def transact(self, work: Session[T], *, deadline: float = 0) -> T:
+        """`work` in one transaction; as `write`.
+
+        Args:
+            deadline: seconds, for work that may take longer than a call does.
+        """
+        return await self._writes.run(self._do(partial(_in_transaction, work), _not_sent, deadline))
+
+    async def look(self, work: Session[T]) -> T:
+        """`work` in one transaction that only reads; as `read`."""
+        return await self._do(partial(_in_transaction, work), _retried)
+
+    async def migrate(self, schema: Schema) -> None:
+        """Brings one schema up to date; where the server is away, before the first call that finds it.
+
+        Raises:
+            ConfigError: the database was written by a newer astromesh.
+            StoreError: the tables cannot be made.
+        """
+        self._pending.append(schema)
+        try:
+            await self._do(partial(_fetched, "SELECT 1", ()), _retried)
+        except StoreUnavailable as error:
+            log.warning("database_away", database=self.address.name, error=str(error))
+
+    async def ping(self) -> None:
+        """Raises StoreUnavailable where the server does not answer."""
+        await self.read("SELECT 1")
+
+    # -- inside --------------------------------------------------------------------------------------------
+
+    @property
+    def _opened(self) -> asyncpg.Pool[Any]:
+        if self._pool is None:
+            raise StoreUnavailable(f"The database {self.address.name} is closed.")
+        return self._pool
+
+    async def _do(self, work: Session[T], again: Callable[[BaseException], bool], deadline: float = 0) -> T:
+        try:
+            return await persistent(partial(self._once, work), _FOREIGN, again, deadline or self._deadline)
+        except _FOREIGN as error:
+            raise translated(error, self.address.name) from error
+
+    async def _once(self, work: Session[T]) -> T:
+        pool = self._opened
+        try:
+            connection = await pool.acquire()
+        except _FOREIGN as error:
+            raise NotSent(error) from error
+        try:
+            if self._pending:
+                await self._bring_up(connection)
+            return await work(connection)
+        except asyncio.CancelledError:
+            connection.terminate()  # its answer may still come, and nobody would wait for it
+            raise
+        finally:
+            await pool.release(connection)
+
+    async def _bring_up(self, connection: Connection) -> None:
+        async with self._migrating:
+            while self._pending:
+                try:
+                    await _in_transaction(partial(_migrated, self._pending[0]), connection)
+                except _FOREIGN as error:
+                    raise NotSent(error) from error
+                self._pending.pop(0)
+
+
+def _retried(error: BaseException) -> bool:
+    """For reads."""
+    return is_away(error.cause if isinstance(error, NotSent) else error)
+
+
+def _not_sent(error: BaseException) -> bool:
+    """For writes."""
+    return isinstance(error, NotSent) and is_away(error.cause)
+
+
+async def _fetched(query: str, bound: tuple[object, ...], connection: Connection) -> list[asyncpg.Record]:
+    rows: list[asyncpg.Record] = await connection.fetch(query, *bound)
+    return rows
+
+
+async def _in_transaction(work: Session[T], connection: Connection) -> T:
+    async with connection.transaction():
+        return await work(connection)
+
+
+async def _keep_as_it_is(connection: asyncpg.Connection[Any]) -> None:
+    """Nobody leaves settings behind, so that giving a connection back costs no round trip."""
+
+
+def _number(text: str, name: str, least: int) -> int:
+    if not text.isdecimal() or int(text) < least:
+        raise ConfigError(f"{name} in the URL of the database must be a number from {least} up.")
+    return int(text)
+
+
+async def _migrated(schema: Schema, connection: Connection) -> None:
+    """What is missing; of several processes one at a time."""
+    await connection.execute("SELECT pg_advisory_xact_lock($1)", _MIGRATING)
+    if await connection.fetchval("SELECT to_regclass('astromesh.schemas')") is None:
+        await connection.execute("CREATE SCHEMA IF NOT EXISTS astromesh")
+        await connection.execute(_VERSIONS)
+    steps = schema.steps()
+    version = await connection.fetchval(_READ, schema.name) or 0
+    if version > len(steps):
+        raise ConfigError(
+            f"The database holds {schema.name} in schema {version}, written by a newer astromesh; this one "
+            f"knows {len(steps)}. Upgrade astromesh, or point it at another database."
+        )
+    for step in steps[version:]:
+        await connection.execute(step)
+    if version < len(steps):
+        await connection.execute(_WRITE, schema.name, len(steps))
+
+
+async def shared_postgres(deps: Deps, url: str = "") -> Postgres:
+    """The database of a URL, opened once per runtime.
+
+    Args:
+        url: postgresql://…; empty for `storage.url` of runtime.yaml.
+
+    Raises:
+        ConfigError: there is no such URL.
+    """
+    address = Address.parse(url or deps.storage_url)
+    opened: Postgres = await deps.resources.shared(("postgres", address), lambda: Postgres(address))
+    return opened

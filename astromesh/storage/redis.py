@@ -1,0 +1,219 @@
+"""A Redis (or Valkey) server: one pool per URL and process, used through Lua scripts only.
+
+A script is atomic, is one round trip, and is sent once per server. A call waits for a server that is away, at
+most until its deadline; what was sent is repeated only where that is harmless: reads are, writes are not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from types import TracebackType
+from typing import Any, Self, TypeAlias
+from urllib.parse import urlsplit
+
+from redis.asyncio import BlockingConnectionPool
+from redis.asyncio.connection import AbstractConnection
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import (
+    AuthenticationError,
+    AuthorizationError,
+    BusyLoadingError,
+    NoPermissionError,
+    NoScriptError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    RedisError,
+    ResponseError,
+)
+from redis.exceptions import ConnectionError as Broken
+from redis.exceptions import TimeoutError as Silent
+
+from astromesh.abc.deps import Deps
+from astromesh.errors import AstromeshError, ConfigError, InvalidInput, StoreError, StoreUnavailable
+from astromesh.storage.patience import NotSent, Unbroken, persistent
+
+SCHEMES = ("redis", "rediss", "unix")
+POOL_SIZE = 32
+#: seconds after which an idle connection is asked whether it still works
+_CHECK_SECONDS = 30
+
+Foreign: TypeAlias = type[BaseException] | tuple[type[BaseException], ...]
+
+#: something done with one connection
+Session: TypeAlias = Callable[[AbstractConnection], Awaitable[Any]]
+
+#: first match wins
+_SAYS: tuple[tuple[Foreign, type[AstromeshError], str], ...] = (
+    (AuthenticationError, StoreError, "refuses the login: check the user and the password in redis.url"),
+    ((AuthorizationError, NoPermissionError), StoreError, "refuses a permission that astromesh needs"),
+    (BusyLoadingError, StoreUnavailable, "is loading its data; try again"),
+    (OutOfMemoryError, StoreUnavailable, "is full: raise its maxmemory"),
+    (ReadOnlyError, StoreUnavailable, "may only be read at present; try again"),
+    ((TimeoutError, Silent), StoreUnavailable, "did not answer in time; try again"),
+    ((Broken, OSError), StoreUnavailable, "cannot be reached; try again"),
+)
+_FOREIGN = (RedisError, OSError, UnicodeEncodeError)
+_NO_LOGIN = (AuthenticationError, AuthorizationError)
+
+
+class Script:
+    """A Lua script: it runs alone on the server, and either whole or, where it fails, up to its error.
+
+    Args:
+        text: its source; a server that does not know it yet is sent it once.
+    """
+
+    __slots__ = ("sha", "text")
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.sha = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
+
+
+class Redis:
+    """An async context manager; used by one event loop.
+
+    Args:
+        url: redis://…, rediss://… or unix://…
+        deadline: seconds a call may take, waiting for the server and for a free connection included.
+    """
+
+    def __init__(self, url: str, *, deadline: float = 5.0) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in SCHEMES:
+            raise ConfigError("Redis needs a URL redis://HOST:PORT/NUMBER: redis.url of runtime.yaml.")
+        self.name = f"{parts.hostname or 'localhost'}:{parts.port or 6379}"
+        self._url, self._deadline = url, deadline
+        self._pool: BlockingConnectionPool | None = None
+        self._writes = Unbroken()
+
+    async def __aenter__(self) -> Self:
+        # connects when it is first used, so that a server may come up after this one
+        self._pool = BlockingConnectionPool.from_url(
+            self._url,
+            max_connections=POOL_SIZE,
+            timeout=self._deadline,
+            socket_timeout=self._deadline,
+            socket_connect_timeout=self._deadline,
+            health_check_interval=_CHECK_SECONDS,
+            retry=Retry(NoBackoff(), 0),  # the library would repeat writes, too
+            client_name="astromesh",
+        )
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._writes.settle()
+        pool, self._pool = self._opened, None
+        await pool.aclose()
+
+    async def read(self, script: Script, keys: Sequence[str], *args: str | bytes | float) -> Any:
+        """What a script answers; repeated when the connection breaks.
+
+        Raises:
+            StoreUnavailable: the server did not answer before the deadline.
+            StoreError: it refused the command.
+        """
+        return await self._do(_evaluation(script, keys, args), _is_away)
+
+    async def write(self, script: Script, keys: Sequence[str], *args: str | bytes | float) -> Any:
+        """What a script that changes something answers. A cancel does not stop it half-way.
+
+        Raises:
+            StoreUnavailable: the server is away; where the connection broke in the middle, whether it was
+                done is not known.
+        """
+        return await self._writes.run(self._do(_evaluation(script, keys, args), _was_not_done))
+
+    async def ping(self) -> None:
+        """Raises StoreUnavailable where the server does not answer."""
+        await self._do(_ping, _is_away)
+
+    @property
+    def _opened(self) -> BlockingConnectionPool:
+        if self._pool is None:
+            raise StoreUnavailable(f"The server {self.name} is closed.")
+        return self._pool
+
+    async def _do(self, work: Session, again: Callable[[BaseException], bool]) -> Any:
+        try:
+            return await persistent(partial(self._once, work), _FOREIGN, again, self._deadline)
+        except _FOREIGN as error:
+            raise translated(error, self.name) from error
+
+    async def _once(self, work: Session) -> Any:
+        pool = self._opened
+        try:
+            connection = await pool.get_connection()  # type: ignore[no-untyped-call]
+        except _FOREIGN as error:
+            raise NotSent(error) from error
+        try:
+            return await work(connection)
+        except (RedisError, OSError, asyncio.CancelledError) as error:
+            if not isinstance(
+                error, ResponseError
+            ):  # its answer may still come, and nobody would wait for it
+                await connection.disconnect(nowait=True)
+            raise
+        finally:
+            await pool.release(connection)
+
+
+def _evaluation(script: Script, keys: Sequence[str], args: Sequence[str | bytes | float]) -> Session:
+    async def evaluated(connection: AbstractConnection) -> Any:
+        try:
+            return await _asked(connection, "EVALSHA", script.sha, len(keys), *keys, *args)
+        except NoScriptError:
+            return await _asked(connection, "EVAL", script.text, len(keys), *keys, *args)
+
+    return evaluated
+
+
+async def _asked(connection: AbstractConnection, *words: str | bytes | float) -> Any:
+    await connection.send_command(*words)
+    return await connection.read_response()
+
+
+async def _ping(connection: AbstractConnection) -> Any:
+    return await _asked(connection, "PING")
+
+
+def _is_away(error: BaseException) -> bool:
+    """Whether the same call may work in a moment."""
+    cause = error.cause if isinstance(error, NotSent) else error
+    return isinstance(cause, Broken | Silent | OSError) and not isinstance(cause, _NO_LOGIN)
+
+
+def _was_not_done(error: BaseException) -> bool:
+    """Whether a write may be sent again: it never went out, or the server only said that it is loading."""
+    return isinstance(error, BusyLoadingError) or (isinstance(error, NotSent) and _is_away(error))
+
+
+def translated(error: BaseException, name: str) -> AstromeshError:
+    """Args: name: host and port, without the password."""
+    if isinstance(error, UnicodeEncodeError):
+        return InvalidInput("The text holds half of a surrogate pair, which is no character.")
+    for foreign, kind, said in _SAYS:
+        if isinstance(error, foreign):
+            return kind(f"The server {name} {said}.")
+    said = str(error).splitlines()[0][:200] if isinstance(error, ResponseError) else type(error).__name__
+    return StoreError(f"The server {name} refused a command: {said}")
+
+
+async def shared_redis(deps: Deps, url: str = "") -> Redis:
+    """The server of a URL, connected to once per runtime.
+
+    Args:
+        url: redis://…; empty for `redis.url` of runtime.yaml.
+
+    Raises:
+        ConfigError: there is no such URL.
+    """
+    found = url or deps.redis_url
+    opened: Redis = await deps.resources.shared(("redis", found), lambda: Redis(found))
+    return opened
