@@ -8,6 +8,7 @@ from fastapi import Depends, Request
 
 from astromesh.api.auth import Auth
 from astromesh.runtime.engine import ANY_SESSION, AgentRuntime
+from astromesh.runtime.registry import Viewer
 from astromesh.types import CallerContext
 
 #: the routes that need no credential; every other one declares a scope
@@ -53,3 +54,8 @@ def caller_of(request: Request) -> CallerContext:
 def owner_filter(caller: CallerContext) -> str | None:
     """The owner that a caller's lists are limited to; None where it may see all of its tenant."""
     return None if caller.scopes & ANY_SESSION else caller.user_id
+
+
+def viewer_of(caller: CallerContext) -> Viewer:
+    """Whose runs a caller may see and end: its own, or its tenant's."""
+    return Viewer(caller.tenant_id, owner_filter(caller))

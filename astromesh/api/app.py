@@ -15,13 +15,14 @@ from astromesh import __version__
 from astromesh.api import errors
 from astromesh.api.auth import Auth, configured
 from astromesh.api.body import BodyLimit
-from astromesh.api.routes import agents, health, observe, openai, sessions, tools
+from astromesh.api.routes import agents, health, observe, openai, runs, sessions, tools
 from astromesh.api.ws import ConnectionManager
 from astromesh.api.ws import router as ws_router
 from astromesh.runtime.engine import AgentRuntime
 
 ROUTERS = (
     agents.router,
+    runs.router,
     sessions.router,
     tools.router,
     observe.router,

@@ -80,9 +80,21 @@ def problem(error: AstromeshError) -> tuple[int, JsonObject]:
     return status, body
 
 
+def public_failure(data: JsonObject) -> JsonObject:
+    """Code and detail of a `run.failed` event as clients see them, the same as over plain HTTP."""
+    code, detail = data["code"], data["detail"]
+    if code not in STATUS:
+        return {**data, "code": "internal", "detail": INTERNAL}
+    return {**data, "code": PUBLIC.get(code, code), "detail": detail}
+
+
 def answer(error: AstromeshError) -> Response:
-    status, body = problem(error)
-    return _response(status, body, getattr(error, "retry_after", 0.0) if status in (429, 503) else 0.0)
+    return problem_response(error, *problem(error))
+
+
+def problem_response(error: AstromeshError, status: int, body: JsonObject) -> Response:
+    """The answer; with `Retry-After` where trying again makes sense."""
+    return _response(status, body, getattr(error, "retry_after", 0.0))
 
 
 def register(app: FastAPI) -> None:

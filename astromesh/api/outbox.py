@@ -5,71 +5,99 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from astromesh.telemetry.stream import DELTA
+from astromesh.telemetry.runs import OVERHEAD, text_of
+from astromesh.telemetry.stream import DELTA, TERMINAL
 from astromesh.types import Event
 
 #: events that wait one by one; beyond it deltas of one step are joined
 MOST_SINGLE = 512
-#: characters of text that wait; beyond it deltas are dropped: the run's last event has the whole answer
-MOST_TEXT = 1 << 20
+#: bytes that wait, estimated; beyond it events are dropped, which the gap in `seq` shows
+MOST_BYTES = 2 << 20
 
 
 class Outbox:
     """A listener with a bounded queue for one reader. The run never waits for it.
 
+    The last event of a run is never dropped: it has the whole answer.
+
     Args:
         single: how many events may wait before deltas are joined.
-        text: how many characters of deltas may wait before they are dropped.
+        most: how many bytes may wait before events are dropped.
+        ends: closes behind the last event of a run.
+
+    `waiting` counts the bytes that wait, `dropped` the events that were lost.
     """
 
     wants_deltas = True
 
-    def __init__(self, single: int = MOST_SINGLE, text: int = MOST_TEXT) -> None:
+    def __init__(self, single: int = MOST_SINGLE, most: int = MOST_BYTES, *, ends: bool = False) -> None:
         self._pending: list[Event] = []
-        self._single, self._text = single, text
-        self._waiting_text = 0
-        self._ready = asyncio.Event()
+        self._single, self._most, self._ends = single, most, ends
+        # A future only while somebody waits: idle sockets are many.
+        self._ready: asyncio.Future[None] | None = None
         self._closed = False
+        self.waiting = 0
         self.dropped = 0
 
     def send(self, event: Event) -> None:
-        if event.type == DELTA and not self._room_for(event):
+        last = event.type in TERMINAL
+        if self._closed or not self._has_room(event, last):
             return
-        self._pending.append(event)
-        self._ready.set()
+        if not self._join(event):
+            self._pending.append(event)
+        if last and self._ends:
+            self._closed = True
+        self._wake()
 
     def close(self) -> None:
-        """No event comes any more."""
+        """No event comes any more; what waits may still be taken."""
         self._closed = True
-        self._ready.set()
+        self._wake()
+
+    def abandon(self) -> None:
+        """Nobody reads any more."""
+        self._pending = []
+        self.close()
 
     async def take(self) -> Sequence[Event]:
         """Everything that waits, at least one event; empty once closed and drained."""
         while not self._pending and not self._closed:
-            self._ready.clear()
-            await self._ready.wait()
+            self._ready = asyncio.get_running_loop().create_future()
+            await self._ready
         taken, self._pending = self._pending, []
-        self._waiting_text = 0
+        self.waiting = 0
         return taken
 
-    def _room_for(self, delta: Event) -> bool:
-        """Whether a delta is to be queued as an event of its own; otherwise it was joined or dropped."""
-        size = len(delta.data["content"])
-        if self._waiting_text + size > self._text:
+    def _wake(self) -> None:
+        ready, self._ready = self._ready, None
+        if ready is not None and not ready.done():
+            ready.set_result(None)
+
+    def _has_room(self, event: Event, last: bool) -> bool:
+        size = OVERHEAD + text_of(event)
+        if self.waiting + size > self._most and not last:
             self.dropped += 1
             return False
-        self._waiting_text += size
-        if len(self._pending) < self._single or not _same_voice(self._pending[-1], delta):
-            return True
-        self._pending[-1] = _joined(self._pending[-1], delta)
-        return False
+        self.waiting += size
+        return True
+
+    def _join(self, event: Event) -> bool:
+        """Joins a delta to the one before where many wait."""
+        if len(self._pending) < self._single or event.type != DELTA:
+            return False
+        before = self._pending[-1]
+        if not _same_voice(before, event):
+            return False
+        # events are shared with other listeners: a new one, never a changed one
+        data = {**event.data, "content": before.data["content"] + event.data["content"]}
+        self._pending[-1] = Event(event.run_id, event.seq, event.ts, DELTA, data)
+        self.waiting -= OVERHEAD
+        return True
 
 
-def _same_voice(last: Event, delta: Event) -> bool:
-    return last.type == DELTA and all(last.data[k] == delta.data[k] for k in ("step", "role"))
-
-
-def _joined(last: Event, delta: Event) -> Event:
-    # events are shared with other listeners: a new one, never a changed one
-    data = {**delta.data, "content": last.data["content"] + delta.data["content"]}
-    return Event(delta.run_id, delta.seq, delta.ts, DELTA, data)
+def _same_voice(before: Event, delta: Event) -> bool:
+    return (
+        before.type == DELTA
+        and before.run_id == delta.run_id
+        and all(before.data[k] == delta.data[k] for k in ("step", "role"))
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
@@ -59,6 +59,42 @@ class RunOut(BaseModel):
     session_id: str
     run_id: str
     metadata: RunMetadata
+
+
+class AttemptOut(BaseModel):
+    """One failed try of a model call."""
+
+    provider: str
+    error: str
+    status: int = Field(description="HTTP status of the provider's answer; 0: there was none.")
+
+
+class FailureOut(BaseModel):
+    code: str
+    detail: str
+
+
+class RunStateOut(BaseModel):
+    """A run, whether it goes on or has ended."""
+
+    run_id: str
+    agent: str
+    session_id: str
+    status: Literal["queued", "running", "waiting", "completed", "failed", "cancelled"]
+    created_at: str | None
+    finished_at: str | None
+    result: dict[str, Any] | None = Field(
+        description="The answer; of a run that failed or was cancelled, `response` is what it had said."
+    )
+    error: FailureOut | None
+    usage: UsageOut
+    attempts: list[AttemptOut]
+    waiting_for: Any | None
+
+
+class RunsOut(BaseModel):
+    runs: list[RunStateOut]
+    usage: UsageOut = Field(description="Of all runs that fit, with those that they started.")
 
 
 class TurnOut(BaseModel):

@@ -1,4 +1,4 @@
-"""The WebSocket of an agent: runs, cancel, ping (api.md section 2)."""
+"""The WebSocket of an agent: runs, cancel, resume, ping (api.md section 2)."""
 
 from __future__ import annotations
 
@@ -9,17 +9,19 @@ from typing import Any, Literal
 
 import orjson
 from fastapi import APIRouter, WebSocket, WebSocketDisconnect
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from astromesh.api import errors
+from astromesh.api.access import viewer_of
 from astromesh.api.auth import Auth
-from astromesh.api.errors import invalid, problem
+from astromesh.api.errors import invalid, problem, public_failure
 from astromesh.api.outbox import Outbox
 from astromesh.api.schemas import Query, SessionId
 from astromesh.errors import AstromeshError, InvalidInput, Overloaded, RunNotFound
 from astromesh.runtime.agent import Agent
 from astromesh.runtime.engine import AgentRuntime
 from astromesh.runtime.records import RunRequest
+from astromesh.telemetry.stream import TERMINAL
 from astromesh.types import CallerContext, Event, JsonObject
 
 router = APIRouter()
@@ -45,15 +47,25 @@ class CancelFrame(BaseModel):
     run_id: str
 
 
+class ResumeFrame(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    type: Literal["resume"]
+    run_id: str
+    after: int = Field(0, ge=0)
+
+
 class PingFrame(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     type: Literal["ping"]
 
 
+Frame = RunFrame | CancelFrame | ResumeFrame | PingFrame
 _FRAMES: dict[str, TypeAdapter[Any]] = {
     "run": TypeAdapter(RunFrame),
     "cancel": TypeAdapter(CancelFrame),
+    "resume": TypeAdapter(ResumeFrame),
     "ping": TypeAdapter(PingFrame),
 }
 
@@ -106,81 +118,102 @@ async def agent_socket(socket: WebSocket, agent_name: str) -> None:
 
 
 class Connection:
-    """One socket: a reader, a writer and up to eight runs."""
+    """One socket: a reader, a writer while there is something to write, and up to eight runs."""
+
+    __slots__ = ("_agent", "_caller", "_listeners", "_outbox", "_runs", "_runtime", "_writer", "socket")
 
     def __init__(self, socket: WebSocket, runtime: AgentRuntime, agent: Agent, caller: CallerContext) -> None:
         self.socket = socket
         self._runtime = runtime
         self._agent = agent
         self._caller = caller
-        self._outbox = Outbox()
-        self._runs: dict[str, asyncio.Task[None]] = {}
-        self._starting: set[asyncio.Task[None]] = set()
+        self._outbox: Outbox | None = None
+        self._writer: asyncio.Task[None] | None = None
+        self._runs: set[asyncio.Task[None]] = set()
+        self._listeners: dict[str, _Listener] = {}
 
     async def serve(self) -> None:
         """Until the client leaves; then its runs are cancelled unless the agent lets them go on."""
-        writer = asyncio.create_task(self._write())
         try:
             while True:
                 await self._handle(await self.socket.receive())
         except WebSocketDisconnect:
             pass
         finally:
-            self._outbox.close()
-            await self._end_runs()
-            writer.cancel()
+            await self._leave()
 
     async def _handle(self, message: Any) -> None:
         if message["type"] == "websocket.disconnect":
             raise WebSocketDisconnect(message.get("code", 1000))
         try:
-            frame = _parse(message.get("text"))
-            if isinstance(frame, RunFrame):
-                self._start(frame)
-            elif isinstance(frame, CancelFrame):
-                self._cancel(frame.run_id)
-            else:
-                self._say({"type": "pong"})
+            match _parse(message.get("text")):
+                case RunFrame() as frame:
+                    self._start(frame)
+                case CancelFrame(run_id=run_id):
+                    self._cancel(run_id)
+                case ResumeFrame(run_id=run_id, after=after):
+                    await self._resume(run_id, after)
+                case _:
+                    self._say({"type": "pong"})
         except AstromeshError as error:
             self._say(_error(error))
 
     def _start(self, frame: RunFrame) -> None:
-        if len(self._starting) >= MOST_RUNS:
+        if len(self._runs) >= MOST_RUNS:
             raise Overloaded(f"{MOST_RUNS} runs are going on this socket; wait for one to end.")
-        request = RunRequest(frame.query, frame.session_id, frame.context)
-        task = asyncio.create_task(self._run(request))
-        self._starting.add(task)
-        task.add_done_callback(self._starting.discard)
+        task = asyncio.create_task(self._run(RunRequest(frame.query, frame.session_id, frame.context)))
+        self._runs.add(task)
+        task.add_done_callback(self._runs.discard)
 
     async def _run(self, request: RunRequest) -> None:
-        listener = _Listener(self._outbox, self._runs, asyncio.current_task())
+        sinks = (_Listener(self._box(), self._listeners),)
         try:
-            await self._runtime.start(self._agent, request, caller=self._caller, sinks=(listener,))
+            await self._runtime.start(self._agent, request, caller=self._caller, sinks=sinks)
         except AstromeshError as error:
-            if not listener.run_id:  # refused before its first event
+            if not error.run_id:  # refused before its first event
                 self._say(_error(error))
-        finally:
-            self._runs.pop(listener.run_id, None)
 
     def _cancel(self, run_id: str) -> None:
-        task = self._runs.get(run_id)
-        if task is None:
-            raise RunNotFound(f"No run {run_id!r} is going on this socket.")
-        task.cancel()
+        if not self._runtime.runs.stop(run_id, viewer_of(self._caller)):
+            raise RunNotFound(f"The run {run_id!r} has ended.")
 
-    async def _end_runs(self) -> None:
-        if self._agent.manifest.spec.on_disconnect == "continue":
+    async def _resume(self, run_id: str, after: int) -> None:
+        """A run's frames from one on; where this socket hears it already, from now on instead of then."""
+        before = self._listeners.get(run_id)
+        if before is None and len(self._listeners) >= 2 * MOST_RUNS:
+            raise Overloaded(f"{2 * MOST_RUNS} runs are heard on this socket; wait for one to end.")
+        listener = _Listener(self._box(), self._listeners)
+        viewer = viewer_of(self._caller)
+        listener.leave = await self._runtime.runs.follow(run_id, viewer, after, listener)
+        if before is not None:
+            before.end()
+
+    async def _leave(self) -> None:
+        if self._outbox is not None:
+            self._outbox.abandon()
+        for listener in tuple(self._listeners.values()):
+            listener.end()
+        if self._writer is not None:
+            self._writer.cancel()
+        if self._agent.outlives_its_client:
             return
-        for task in tuple(self._starting):
+        for task in (running := tuple(self._runs)):
             task.cancel()
-        if self._starting:
-            await asyncio.wait(tuple(self._starting))
+        if running:
+            await asyncio.wait(running)
 
     def _say(self, frame: JsonObject) -> None:
-        self._outbox.send(Event("", 0, 0.0, "frame", frame))
+        self._box().send(Event("", 0, 0.0, "frame", frame))
 
-    async def _write(self) -> None:
-        while events := await self._outbox.take():
+    def _box(self) -> Outbox:
+        """The outbox, with its writer from the first use on: most sockets are idle."""
+        if self._outbox is None:
+            self._outbox = Outbox()
+            self._writer = asyncio.create_task(self._write(self._outbox))
+        return self._outbox
+
+    async def _write(self, outbox: Outbox) -> None:
+        while events := await outbox.take():
             for event in events:
                 frame = to_frame(event)
                 if frame is not None:
@@ -191,23 +224,33 @@ class Connection:
 
 
 class _Listener:
-    """Puts a run's events into the socket's outbox and makes the run known under its id."""
+    """One run on one socket.
+
+    Args:
+        known: the socket's listeners by run, where this one stands from its first event to its last.
+    """
 
     wants_deltas = True
 
-    def __init__(
-        self, outbox: Outbox, runs: dict[str, asyncio.Task[None]], task: asyncio.Task[None] | None
-    ) -> None:
-        self._outbox = outbox
-        self._runs = runs
-        self._task = task
-        self.run_id = ""
+    def __init__(self, outbox: Outbox, known: dict[str, _Listener]) -> None:
+        self._outbox: Outbox | None = outbox
+        self._known = known
+        self.leave: Callable[[], None] | None = None
 
     def send(self, event: Event) -> None:
-        if not self.run_id and self._task is not None:
-            self.run_id = event.run_id
-            self._runs[event.run_id] = self._task
+        if self._outbox is None:
+            return
         self._outbox.send(event)
+        if event.type in TERMINAL:
+            self._known.pop(event.run_id, None)
+        else:
+            self._known[event.run_id] = self
+
+    def end(self) -> None:
+        """Hears nothing any more."""
+        self._outbox = None
+        if self.leave is not None:
+            self.leave()
 
 
 # -- events to frames --------------------------------------------------------------------------------------
@@ -220,6 +263,11 @@ def to_frame(event: Event) -> JsonObject | None:
     if frame is None:
         return None
     return frame if event.type == "frame" else {**frame, "run_id": event.run_id, "seq": event.seq}
+
+
+def _failure(data: JsonObject) -> JsonObject:
+    shown = public_failure(data)
+    return {"code": shown["code"], "detail": shown["detail"]}
 
 
 def _token(data: JsonObject) -> JsonObject | None:
@@ -240,13 +288,13 @@ _FRAME_OF: dict[str, Callable[[JsonObject], JsonObject | None]] = {
     },
     "tool.finished": lambda d: {"type": "tool_result", "id": d["id"], "ok": d["ok"]},
     "run.completed": lambda data: {"type": "done", "done": True, **data},
-    "run.failed": lambda data: {"type": "error", "code": data["code"], "detail": data["detail"]},
+    "run.failed": lambda data: {"type": "error", **_failure(data)},
     "run.cancelled": lambda data: {"type": "cancelled", "response": data["response"]},
     "run.waiting": lambda data: {"type": "waiting", "approval": data.get("approval")},
 }
 
 
-def _parse(text: str | None) -> RunFrame | CancelFrame | PingFrame:
+def _parse(text: str | None) -> Frame:
     if text is None:
         raise InvalidInput("Binary frames are not understood here; send JSON text.")
     try:
@@ -258,7 +306,7 @@ def _parse(text: str | None) -> RunFrame | CancelFrame | PingFrame:
     if adapter is None:
         raise InvalidInput(f"Frames are JSON objects; known types: {', '.join(_FRAMES)}.")
     try:
-        frame: RunFrame | CancelFrame | PingFrame = adapter.validate_python(value)
+        frame: Frame = adapter.validate_python(value)
     except ValidationError as error:
         raise InvalidInput(invalid(error.errors(include_url=False, include_input=False))) from error
     return frame

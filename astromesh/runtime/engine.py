@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -12,7 +13,14 @@ from typing import Any, Self
 from astromesh.abc.clock import Clock, SystemClock
 from astromesh.abc.events import EventSink
 from astromesh.abc.tool import ToolContext
-from astromesh.errors import AgentNotFoundError, AgentUnavailable, InvalidInput, InvalidManifest, ShuttingDown
+from astromesh.errors import (
+    AgentNotFoundError,
+    AgentUnavailable,
+    Interrupted,
+    InvalidInput,
+    InvalidManifest,
+    ShuttingDown,
+)
 from astromesh.graph.graph import PromptGraph
 from astromesh.node.ledger import RunLedger
 from astromesh.node.scope import Scope
@@ -29,6 +37,7 @@ from astromesh.telemetry.metrics import Metrics
 from astromesh.telemetry.stream import EventStream
 from astromesh.telemetry.traces import TraceStore
 from astromesh.types import CallerContext, SessionKey
+from astromesh.telemetry.runs import RunLog, RunLogs
 
 #: how deep agents may call agents
 MAX_DEPTH = 8
@@ -62,7 +71,9 @@ class AgentRuntime:
         self.plugins = plugins or Plugins()
         self.clock: Clock = clock or SystemClock()
         self.metrics = Metrics()
-        self.traces = TraceStore()
+        self._logs = RunLogs()
+        self.runs = RunRegistry(self._logs, self.clock)
+        self.traces = TraceStore(self._logs)
         self.sessions = Sessions(self.clock)
         self._env = env
         self._graphs = graphs or {}
@@ -195,11 +206,13 @@ class AgentRuntime:
         """`run` for a request record, and for nested runs with their parent."""
         if self._draining and parent is None:
             raise ShuttingDown("The server is shutting down; send the request again.")
-        run = self._new_run(agent, request, caller, tuple(sinks), trace_id, parent)
         self._active += 1
         self._idle.clear()
         try:
-            return await self._handle(agent, request, run)
+            if agent.merges and parent is None:
+                return await self._merged(agent, request, caller, tuple(sinks), trace_id)
+            run = self._new_run(agent, request, caller, tuple(sinks), trace_id, parent)
+            return await self._execute(agent, request, run)
         finally:
             self._active -= 1
             if not self._active:
@@ -208,6 +221,40 @@ class AgentRuntime:
     def _new_run(
         self,
         agent: Agent,
+    async def _execute(self, agent: Agent, request: RunRequest, run: Run) -> RunAnswer:
+        """One run from its first event to its last, known to `runs` meanwhile."""
+        log = run.log
+        log.task = task = asyncio.current_task()
+        self._logs.open(log)
+        try:
+            return await self._handle(agent, request, run)
+        except asyncio.CancelledError as cancelled:
+            if log.stopped and task is not None and task.uncancel() == 0:
+                raise _stopped(run) from cancelled
+            raise
+        finally:
+            self._logs.close(log, self.clock.monotonic())
+
+    async def _merged(
+        self,
+        agent: Agent,
+        request: RunRequest,
+        caller: CallerContext | None,
+        sinks: tuple[EventSink, ...],
+        trace_id: str,
+    ) -> RunAnswer:
+        """The messages of a window as one run; every caller hears its events and gets its answer."""
+
+        async def work(messages: Sequence[tuple[RunRequest, tuple[EventSink, ...]]]) -> RunAnswer:
+            everybody = tuple(sink for _, heard in messages for sink in heard)
+            run = self._new_run(agent, request, caller, everybody, trace_id, None)
+            return await self._execute(agent, _joined([asked for asked, _ in messages]), run)
+
+        tenant, owner = _principal(caller)
+        group = (SessionKey(tenant, agent.name, request.session_id), owner)
+        window = agent.manifest.spec.sessions.merge_window_ms / 1000
+        return await self.sessions.merging.join(group, (request, sinks), window, work)
+
         request: RunRequest,
         caller: CallerContext | None,
         sinks: tuple[EventSink, ...],
@@ -215,21 +262,17 @@ class AgentRuntime:
         parent: ToolContext | None,
     ) -> Run:
         run_id, trace_id = ids.run_id(), trace_id or ids.trace_id()
-        tenant = (caller.tenant_id if caller else "") or "default"
-        owner = (caller.user_id if caller else "") or ANONYMOUS
+        tenant, owner = _principal(caller)
+        session = SessionKey(tenant, agent.name, request.session_id)
         above = f"{parent.run_id}.{parent.call_id}" if parent else ""
-        trace = self.traces.open(run_id, trace_id, tenant=tenant, owner=owner, agent=agent.name, parent=above)
-        stream = EventStream(run_id, (self.metrics, trace, *sinks))
         outer: Scope | None = parent.run if parent else None
         ledger = RunLedger(agent.budget, outer.ledger if outer else None)
-        events = GatedEvents(stream, agent, ledger)
         scope = Scope(
             run_id,
             agent=agent.name,
-            session=SessionKey(tenant, agent.name, request.session_id),
+            session=session,
             caller=caller,
             trace_id=trace_id,
-            events=events,
             ledger=ledger,
             clock=self.clock,
             deadline=parent.deadline if parent else None,
@@ -237,24 +280,21 @@ class AgentRuntime:
         )
         if outer:
             scope.retries = outer.retries
-        schema = agent.output_schema.json_schema if agent.output_schema else None
-        any_owner = bool(caller and caller.scopes & ANY_SESSION)
-        return Run(
-            scope,
-            stream,
-            events,
-            RunModel(agent.router, scope, schema),
-            scope.session,
-            owner,
-            any_owner,
-            caller,
-            above,
+        model = RunModel(
+            agent.router, scope, agent.output_schema.json_schema if agent.output_schema else None
         )
 
     async def _run_nested(
         self, agent: str, query: str, context: Mapping[str, Any], parent: ToolContext
+        log = RunLog(
+            run_id, trace_id, tenant, owner, agent.name, request.session_id, above, ledger, model.attempts
+        )
+        log.stream = stream = EventStream(run_id, (self.metrics, *sinks), log)
+        scope.events = events = GatedEvents(stream, agent, ledger)
+        any_owner = bool(caller and caller.scopes & ANY_SESSION)
+        return Run(scope, stream, log, events, model, session, owner, any_owner, caller, above)
     ) -> Mapping[str, Any]:
-        """A run for an agent tool: steps 2 to 12 of the target in the parent's trace, budget, deadline."""
+        """A run inside another one: steps 2 to 12 of the target in the parent's trace, budget, deadline."""
         outer: Scope = parent.run
         if outer.depth + 1 > MAX_DEPTH:
             raise InvalidInput(f"Agents may call agents {MAX_DEPTH} deep; this call would go deeper.")
@@ -264,3 +304,24 @@ class AgentRuntime:
             self.agent(agent), request, caller=parent.caller, trace_id=parent.trace_id, parent=parent
         )
         return done.to_json()
+
+
+def _principal(caller: CallerContext | None) -> tuple[str, str]:
+    """Tenant and owner of what this caller starts."""
+    tenant = (caller.tenant_id if caller else "") or "default"
+    return tenant, (caller.user_id if caller else "") or ANONYMOUS
+
+
+def _joined(requests: Sequence[RunRequest]) -> RunRequest:
+    """Several messages as one: texts by newline, pictures in order, the rest of the first."""
+    return replace(
+        requests[0],
+        query="\n".join(request.query for request in requests),
+        images=tuple(image for request in requests for image in request.images),
+    )
+
+
+def _stopped(run: Run) -> Interrupted:
+    error = Interrupted("The run was cancelled.")
+    error.run_id, error.trace_id = run.id, run.trace_id
+    return error

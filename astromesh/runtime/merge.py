@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
 from astromesh.abc.clock import Clock
 from astromesh.types import SessionKey
 
+M = TypeVar("M")
 T = TypeVar("T")
 Group = tuple[SessionKey, str]
 
@@ -19,34 +20,36 @@ class Merging:
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
-        self.open: dict[Group, _Window[Any]] = {}
+        self.open: dict[Group, _Window[Any, Any]] = {}
 
-    async def join(self, group: Group, text: str, seconds: float, work: Callable[[str], Awaitable[T]]) -> T:
-        """Runs `work` once with all texts of a window, joined by newline; everybody gets its result.
+    async def join(
+        self, group: Group, message: M, seconds: float, work: Callable[[Sequence[M]], Awaitable[T]]
+    ) -> T:
+        """Runs `work` once with all messages of a window; everybody gets its result.
 
         The work is that of the first caller. It goes on until the last caller has gone.
 
         Args:
-            seconds: length of the window, from its first text.
+            seconds: length of the window, from its first message.
         """
         window = self.open.get(group)
         if window is None:
             window = self.open[group] = _Window(self, group, seconds, work)
-        result: T = await window.result(text)
+        result: T = await window.result(message)
         return result
 
 
-class _Window(Generic[T]):
+class _Window(Generic[M, T]):
     def __init__(
-        self, merging: Merging, group: Group, seconds: float, work: Callable[[str], Awaitable[T]]
+        self, merging: Merging, group: Group, seconds: float, work: Callable[[Sequence[M]], Awaitable[T]]
     ) -> None:
         self._merging, self._group, self._seconds, self._work = merging, group, seconds, work
-        self._texts: list[str] = []
+        self._messages: list[M] = []
         self._callers = 0
         self._task = asyncio.create_task(self._run())
 
-    async def result(self, text: str) -> T:
-        self._texts.append(text)
+    async def result(self, message: M) -> T:
+        self._messages.append(message)
         self._callers += 1
         try:
             return await asyncio.shield(self._task)
@@ -60,7 +63,7 @@ class _Window(Generic[T]):
             await self._merging.clock.sleep(self._seconds)
         finally:
             self._close()
-        return await self._work("\n".join(self._texts))
+        return await self._work(self._messages)
 
     async def _abandon(self) -> None:
         self._close()

@@ -10,12 +10,14 @@ from typing import Any
 
 from astromesh.core.guardrails import Released, StreamGate
 from astromesh.core.model_router import ModelRouter
+from astromesh.errors import AllProvidersFailed, ProviderError, UpstreamError
 from astromesh.node.calls import ASSISTANT
 from astromesh.node.ledger import RunLedger
 from astromesh.node.scope import Scope
 from astromesh.runtime.agent import Agent
+from astromesh.telemetry.runs import RunLog
 from astromesh.telemetry.stream import DELTA, EventStream
-from astromesh.types import CallerContext, CompletionRequest, CompletionResult, Delta, SessionKey
+from astromesh.types import CallerContext, CompletionRequest, CompletionResult, Delta, JsonObject, SessionKey
 
 ANONYMOUS = "anonymous"
 
@@ -40,7 +42,7 @@ class GatedEvents:
     voice: its whole text as the model said it, and what left of it.
     """
 
-    __slots__ = ("_agent", "_ledger", "_stream", "_voices", "last", "partial", "streaming")
+    __slots__ = ("_agent", "_ledger", "_stream", "_voices", "last", "partial")
 
     def __init__(self, stream: EventStream, agent: Agent, ledger: RunLedger) -> None:
         self._stream = stream
@@ -49,7 +51,11 @@ class GatedEvents:
         self._voices: dict[int, _Voice] = {}
         self.partial: list[str] = []
         self.last: tuple[str, Released] | None = None
-        self.streaming = stream.streaming and agent.stream != "final"
+
+    @property
+    def streaming(self) -> bool:
+        """Whether models are to stream; a listener that comes later makes the next call stream."""
+        return self._stream.streaming and self._agent.stream != "final"
 
     def emit(self, type: str, /, **data: Any) -> None:
         if type == DELTA:
@@ -98,26 +104,49 @@ class RunModel:
         schema: the agent's output schema, or None.
     """
 
-    __slots__ = ("_router", "_schema", "_scope", "last")
+    __slots__ = ("_router", "_schema", "_scope", "attempts", "last")
 
     def __init__(self, router: ModelRouter, scope: Scope, schema: Mapping[str, Any] | None = None) -> None:
         self._router = router
         self._schema = schema
         self._scope = scope
+
+    `attempts` has one line for each failed try of the whole run, `{provider, error, status}`.
         self.last: CompletionResult | None = None
 
     async def complete(self, request: CompletionRequest) -> CompletionResult:
         request = self._shaped(request)
-        self.last = result = await self._router.route(request, take_retry=self._scope.take_retry)
-        return result
+        try:
+            result = await self._router.route(request, take_retry=self._scope.take_retry)
+        except UpstreamError as error:
+            self._failed(error)
+            raise
+        return self._answered(result)
 
     async def stream(self, request: CompletionRequest) -> AsyncIterator[Delta | CompletionResult]:
+        self.attempts: list[JsonObject] = []
         request = self._shaped(request)
-        async with aclosing(self._router.stream(request, take_retry=self._scope.take_retry)) as pieces:
-            async for piece in pieces:
-                if isinstance(piece, CompletionResult):
-                    self.last = piece
-                yield piece
+        try:
+            async with aclosing(self._router.stream(request, take_retry=self._scope.take_retry)) as pieces:
+                async for piece in pieces:
+                    yield self._answered(piece) if isinstance(piece, CompletionResult) else piece
+        except UpstreamError as error:
+            self._failed(error)
+            raise
+
+    def _answered(self, result: CompletionResult) -> CompletionResult:
+        self.last = result
+        if result.attempts:
+            self.attempts += result.attempts
+        return result
+
+    def _failed(self, error: UpstreamError) -> None:
+        tried = error.failures if isinstance(error, AllProvidersFailed) else (error,)
+        self.attempts += [
+            {"provider": e.provider, "error": e.code, "status": e.status}
+            for e in tried
+            if isinstance(e, ProviderError)
+        ]
 
     def _shaped(self, request: CompletionRequest) -> CompletionRequest:
         """Asks for the agent's output schema where nothing else is asked for: no tools, role or schema."""
@@ -140,6 +169,7 @@ class Run:
 
     scope: Scope
     stream: EventStream
+        log: its record among the runs of this process.
     events: GatedEvents
     model: RunModel
     key: SessionKey
@@ -148,6 +178,7 @@ class Run:
     caller: CallerContext | None = None
     parent: str = ""
     admitted: str = ""
+    log: RunLog
     remembered: bool = False
     started: float = field(default_factory=perf_counter)
 

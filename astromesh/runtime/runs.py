@@ -12,7 +12,7 @@ from astromesh.runtime.agent import Agent
 from astromesh.runtime.records import RunAnswer, RunRequest
 from astromesh.runtime.run import Run
 from astromesh.runtime.stages import remember_partial
-from astromesh.types import calling_as
+from astromesh.types import JsonObject, calling_as
 
 Handler = Callable[[Agent, RunRequest, Run], Awaitable[RunAnswer]]
 Wrapper = Callable[[Handler], Handler]
@@ -41,12 +41,12 @@ def reported(handler: Handler) -> Handler:
         try:
             answer = await handler(agent, request, run)
         except asyncio.CancelledError:
-            run.stream.emit("run.cancelled", response="".join(run.events.partial))
+            run.stream.emit("run.cancelled", **_left(agent, run))
             _log(agent, run, "cancelled", "cancelled")
             raise
         except AstromeshError as error:
             error.run_id, error.trace_id = run.id, run.trace_id
-            run.stream.emit("run.failed", code=error.code, detail=str(error))
+            _failed(agent, run, error)
             _log(agent, run, "failed", error.code)
             raise
         except Exception as error:  # border of a run: whatever a plugin raises ends this run, not the server
@@ -54,7 +54,7 @@ def reported(handler: Handler) -> Handler:
                 "The run failed for an internal reason; the server's log has the details."
             )
             failure.run_id, failure.trace_id = run.id, run.trace_id
-            run.stream.emit("run.failed", code=failure.code, detail=str(failure))
+            _failed(agent, run, failure)
             log.exception("run_crashed", agent=agent.name, run_id=run.id, trace_id=run.trace_id)
             raise failure from error
         run.stream.emit("run.completed", **answer.to_json())
@@ -62,6 +62,16 @@ def reported(handler: Handler) -> Handler:
         return answer
 
     return run_reported
+
+
+def _failed(agent: Agent, run: Run, error: AstromeshError) -> None:
+    run.stream.emit("run.failed", code=error.code, detail=str(error), **_left(agent, run))
+
+
+def _left(agent: Agent, run: Run) -> JsonObject:
+    """What a run without an answer leaves: the text that had left, and what it cost."""
+    said, usage = "".join(run.events.partial), run.scope.ledger.usage
+    return {"response": said, "agent": agent.name, "usage": usage.to_json()}
 
 
 def as_caller(handler: Handler) -> Handler:

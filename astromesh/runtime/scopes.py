@@ -14,9 +14,11 @@ ADMIN = "admin"
 SCOPES: Mapping[str, str] = {
     RUN: "run agents",
     "agents:read": "list and describe agents, models and providers",
+    "runs:read": "list and follow one's own runs",
+    "runs:write": "cancel one's own runs",
     "sessions:read": "list one's own sessions and read their history",
     "sessions:write": "erase one's own sessions",
-    "sessions:any": "all of that for the sessions of others in the same tenant",
+    "sessions:any": "all of that for the sessions and runs of others in the same tenant",
     "tools:read": "list tools with their schemas",
     "traces:read": "read the traces of one's own runs",
     "metrics:read": "read the metrics",
@@ -24,7 +26,10 @@ SCOPES: Mapping[str, str] = {
 }
 
 #: what a key is given when nothing is said: all that an application needs for its own users
-CLIENT = (RUN, "agents:read", "sessions:read", "sessions:write", "tools:read", "traces:read")
+CLIENT = (
+    RUN, "agents:read", "runs:read", "runs:write", "sessions:read", "sessions:write", "tools:read",
+    "traces:read",
+)  # fmt: skip
 
 
 def permits(granted: Collection[str], scope: str, resource: str = "") -> bool:

@@ -18,7 +18,6 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from contextlib import AbstractAsyncContextManager
-from dataclasses import replace
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self
 
@@ -186,23 +185,17 @@ class Sessions:
 
 
 def in_its_session(sessions: Sessions) -> Wrapper:
-    """Wraps a run so that its session admits one at a time, by the agent's `spec.sessions`."""
+    """Wraps a run so that its session admits one at a time, by the agent's `spec.sessions`.
+
+    What `merge` merges has become one run before (`AgentRuntime.start`).
+    """
 
     def wrap(handler: Handler) -> Handler:
         async def run_in_session(agent: Agent, request: RunRequest, run: Run) -> RunAnswer:
             spec = agent.manifest.spec.sessions
             owner = None if run.any_owner else run.owner
-            seat = sessions.enter(run.key, spec.concurrency, spec.queue_timeout_seconds, owner=owner)
-            if spec.concurrency != "merge":
-                async with seat:
-                    return await handler(agent, request, run)
-
-            async def answer_all(text: str) -> RunAnswer:
-                async with seat:
-                    return await handler(agent, replace(request, query=text), run)
-
-            window = spec.merge_window_ms / 1000
-            return await sessions.merging.join((run.key, run.owner), request.query, window, answer_all)
+            async with sessions.enter(run.key, spec.concurrency, spec.queue_timeout_seconds, owner=owner):
+                return await handler(agent, request, run)
 
         return run_in_session
 

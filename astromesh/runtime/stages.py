@@ -129,7 +129,7 @@ def release(agent: Agent, answered: tuple[EquippedQuery, Outcome], run: Run) -> 
         "pattern": agent.pattern_name,
         "iterations": outcome.iterations,
         "stop_reason": outcome.stop_reason,
-        "attempts": list(last.attempts) if last else [],
+        "attempts": list(run.model.attempts),
         **outcome.metadata,
     }
     return ReleasedAnswer(admitted, checked.text, (*admitted.actions, *checked.actions), details)

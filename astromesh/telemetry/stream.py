@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from time import time
-from typing import Any
+from typing import Any, Protocol
 
 from astromesh.abc.events import EventSink
 from astromesh.types import Event
 
 DELTA = "model.delta"
+#: the last event of a run is one of these
+TERMINAL = frozenset({"run.completed", "run.failed", "run.cancelled"})
+
+
+class EventLog(Protocol):
+    """What keeps a run's events."""
+
+    def add(self, event: Event) -> None: ...
 
 
 class EventStream:
@@ -18,13 +26,15 @@ class EventStream:
     Args:
         run_id: stands in every event.
         sinks: listeners from the start; more may be added while the run goes on.
+        log: keeps what is sent, deltas too where a listener wants them.
     """
 
-    __slots__ = ("_delta_sinks", "_sinks", "run_id", "seq", "streaming")
+    __slots__ = ("_delta_sinks", "_log", "_sinks", "run_id", "seq", "streaming")
 
-    def __init__(self, run_id: str, sinks: Iterable[EventSink] = ()) -> None:
+    def __init__(self, run_id: str, sinks: Iterable[EventSink] = (), log: EventLog | None = None) -> None:
         self.run_id = run_id
         self.seq = 0
+        self._log = log
         self._listen(tuple(sinks))
 
     def add(self, sink: EventSink) -> None:
@@ -34,11 +44,13 @@ class EventStream:
         self._listen(tuple(s for s in self._sinks if s is not sink))
 
     def emit(self, type: str, /, **data: Any) -> None:
-        sinks = self._delta_sinks if type == DELTA else self._sinks
-        if not sinks:
+        sinks, log = (self._delta_sinks if type == DELTA else self._sinks), self._log
+        if not sinks and (log is None or type == DELTA):
             return
         self.seq = seq = self.seq + 1
         event = Event(self.run_id, seq, time(), type, data)
+        if log is not None:
+            log.add(event)
         for sink in sinks:
             sink.send(event)
 

@@ -1,94 +1,45 @@
-"""Traces: the events of the last runs in a ring, made into spans only when somebody reads them.
-
-A run costs its listener one list append per event; the span tree of document 001 is computed from the
-events at reading time.
-"""
+"""Traces: the events of the last runs, made into the span tree of document 001 when somebody reads them."""
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
-from dataclasses import dataclass, field
+from itertools import islice
 
+from astromesh.telemetry.runs import RunLog, RunLogs
+from astromesh.telemetry.stream import TERMINAL
 from astromesh.types import Event, JsonObject
 
 
-@dataclass(slots=True)
-class RunTrace:
-    """The events of one run; `send` makes it a listener."""
-
-    wants_deltas = False
-
-    run_id: str
-    trace_id: str
-    tenant: str
-    owner: str
-    agent: str
-    parent: str = ""
-    events: list[Event] = field(default_factory=list)
-
-    def send(self, event: Event) -> None:
-        self.events.append(event)
-
-    @property
-    def status(self) -> str:
-        last = self.events[-1].type if self.events else ""
-        return last.removeprefix("run.") if last in TERMINAL else "running"
-
-
-TERMINAL = frozenset({"run.completed", "run.failed", "run.cancelled"})
-
-
 class TraceStore:
-    """The newest runs, bounded by count.
+    """The traces of the runs that are kept.
 
     Args:
-        capacity: runs that are kept.
+        runs: their records.
     """
 
-    def __init__(self, capacity: int = 1000) -> None:
-        self._runs: deque[RunTrace] = deque()
-        self._by_trace: OrderedDict[str, list[RunTrace]] = OrderedDict()
-        self._capacity = capacity
-
-    def open(
-        self, run_id: str, trace_id: str, *, tenant: str, owner: str, agent: str, parent: str = ""
-    ) -> RunTrace:
-        trace = RunTrace(run_id, trace_id, tenant, owner, agent, parent)
-        self._runs.append(trace)
-        self._by_trace.setdefault(trace_id, []).append(trace)
-        if len(self._runs) > self._capacity:
-            self._drop(self._runs.popleft())
-        return trace
+    def __init__(self, runs: RunLogs) -> None:
+        self._runs = runs
 
     def get(self, trace_id: str, *, tenant: str, owner: str | None) -> JsonObject | None:
         """`{"trace_id", "spans"}` of what this principal may see, or None. `owner` None sees the tenant's."""
-        runs = [r for r in self._by_trace.get(trace_id, ()) if _visible(r, tenant, owner)]
-        return {"trace_id": trace_id, "spans": [s for r in runs for s in spans(r)]} if runs else None
+        runs = [run for run in self._runs.of_trace(trace_id) if run.visible(tenant, owner)]
+        return {"trace_id": trace_id, "spans": [s for run in runs for s in spans(run)]} if runs else None
 
     def list(
         self, *, tenant: str, owner: str | None, agent: str = "", status: str = "", limit: int = 50
     ) -> list[JsonObject]:
         """The newest runs first, one line each."""
         found = (
-            r
-            for r in reversed(self._runs)
-            if _visible(r, tenant, owner) and agent in ("", r.agent) and status in ("", r.status)
+            run
+            for run in self._runs.newest()
+            if run.events
+            and run.visible(tenant, owner)
+            and agent in ("", run.agent)
+            and status in ("", run.status)
         )
-        return [_line(r) for r, _ in zip(found, range(limit), strict=False)]
-
-    def _drop(self, old: RunTrace) -> None:
-        rest = [r for r in self._by_trace.get(old.trace_id, ()) if r is not old]
-        if rest:
-            self._by_trace[old.trace_id] = rest
-        else:
-            self._by_trace.pop(old.trace_id, None)
+        return [_line(run) for run in islice(found, limit)]
 
 
-def _visible(run: RunTrace, tenant: str, owner: str | None) -> bool:
-    return run.tenant == tenant and owner in (None, run.owner)
-
-
-def _line(run: RunTrace) -> JsonObject:
+def _line(run: RunLog) -> JsonObject:
     first, last = run.events[0], run.events[-1]
     return {
         "trace_id": run.trace_id,
@@ -114,7 +65,7 @@ _STEPS: dict[str, tuple[str, tuple[str, ...]]] = {
 _INSIDE = frozenset({"llm.complete", "tool.call"})
 
 
-def spans(run: RunTrace) -> list[JsonObject]:
+def spans(run: RunLog) -> list[JsonObject]:
     """The spans of one run (document 001): agent.run over its steps, orchestration over models, tools."""
     if not run.events:
         return []
@@ -135,7 +86,7 @@ def spans(run: RunTrace) -> list[JsonObject]:
     return found
 
 
-def _orchestration(run: RunTrace) -> tuple[Event, Event] | tuple[None, None]:
+def _orchestration(run: RunLog) -> tuple[Event, Event] | tuple[None, None]:
     start = next((e for e in run.events if e.type == "tools.listed"), None)
     if start is None:
         return None, None
@@ -144,7 +95,7 @@ def _orchestration(run: RunTrace) -> tuple[Event, Event] | tuple[None, None]:
     return start, end
 
 
-def _step(run: RunTrace, event: Event) -> JsonObject:
+def _step(run: RunLog, event: Event) -> JsonObject:
     name, attributes = _STEPS[event.type]
     data = event.data
     if name == "guardrails":
@@ -158,7 +109,7 @@ def _step(run: RunTrace, event: Event) -> JsonObject:
     return span
 
 
-def _span(run: RunTrace, span_id: str, parent: str, name: str, start: float, duration: float) -> JsonObject:
+def _span(run: RunLog, span_id: str, parent: str, name: str, start: float, duration: float) -> JsonObject:
     return {
         "span_id": span_id,
         "parent_id": parent or None,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -94,10 +93,3 @@ async def test_interrupt_answers_the_newest(memory):
     results = await asyncio.gather(*(runs.ask(interrupt, str(n)) for n in range(5)), return_exceptions=True)
     assert [type(r) for r in results] == [Interrupted] * 4 + [RunAnswer]
     assert [t.content for t in await runs.stored()] == ["4", "re: 4"]
-
-
-async def test_merge_answers_all_with_one_run(memory):
-    runs, merge = Runs(memory), agent("merge", merge_window_ms=50)
-    answers = await asyncio.gather(*(runs.ask(merge, text) for text in ("Hello.", "Are you", "there?")))
-    assert answers == [replace(answers[0], response="re: Hello.\nAre you\nthere?")] * 3
-    assert [t.role for t in await runs.stored()] == ["user", "assistant"]

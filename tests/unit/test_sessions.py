@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import sys
+from collections.abc import Sequence
 
 import pytest
 
@@ -229,7 +230,8 @@ class Answering:
         self.cancelled = 0
         self.go = asyncio.Event()
 
-    async def __call__(self, text: str) -> str:
+    async def __call__(self, messages: Sequence[str]) -> str:
+        text = " & ".join(messages)
         self.texts.append(text)
         try:
             await self.go.wait()
@@ -250,9 +252,9 @@ async def test_messages_within_a_window_are_one_run_with_one_answer(clock):
     await clock.run_for(0.1)
     third = asyncio.create_task(merging.join((KEY, "ann"), "Bye", 0.5, work))
     await clock.run_for(0.5)
-    both = "answer to 'Hello\\nare you there?'"
+    both = "answer to 'Hello & are you there?'"
     assert [await first, await second, await third] == [both, both, "answer to 'Bye'"]
-    assert work.texts == ["Hello\nare you there?", "Bye"]
+    assert work.texts == ["Hello & are you there?", "Bye"]
     assert merging.open == {}
 
 
@@ -267,14 +269,14 @@ async def test_sessions_and_owners_are_not_merged(clock):
 
 
 async def test_an_error_is_the_result_of_all(clock):
-    async def fail(text: str) -> str:
-        raise SessionBusy(text)
+    async def fail(messages: Sequence[str]) -> str:
+        raise SessionBusy(" & ".join(messages))
 
     merging = Merging(clock)
     tasks = [asyncio.create_task(merging.join((KEY, "ann"), "x", 0.5, fail)) for _ in range(3)]
     await clock.run_for(0.5)
     results = await asyncio.gather(*tasks, return_exceptions=True)
-    assert [str(r) for r in results] == ["x\nx\nx"] * 3
+    assert [str(r) for r in results] == ["x & x & x"] * 3
 
 
 async def test_the_run_goes_on_until_the_last_caller_has_gone(clock):

@@ -13,7 +13,7 @@ from astromesh.api.access import runtime_of, scope
 from astromesh.api.body import ClientGone, read, unless_gone
 from astromesh.api.outbox import Outbox
 from astromesh.api.schemas import ProblemOut, RunBody, RunOut
-from astromesh.api.sse import EventStreamResponse
+from astromesh.api.sse import RunStreamResponse
 from astromesh.api.trace import incoming_trace_id
 from astromesh.runtime.agent import Agent
 from astromesh.runtime.engine import AgentRuntime
@@ -53,9 +53,11 @@ async def run(name: str, request: Request) -> Response:
     )
     if "text/event-stream" in request.headers.get("accept", ""):
         outbox = Outbox()
-        return EventStreamResponse(outbox, partial(start, sinks=(outbox,)))
+        return RunStreamResponse(
+            outbox, partial(start, sinks=(outbox,)), keep_running=agent.outlives_its_client
+        )
     try:
-        answer = await unless_gone(request, start())
+        answer = await (start() if agent.outlives_its_client else unless_gone(request, start()))
     except ClientGone:
         return Response(status_code=499)
     return Response(orjson.dumps(answer.to_json()), media_type="application/json")

@@ -8,23 +8,24 @@ instruction: it never becomes the agent's system prompt.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, Literal
 
 import orjson
 from fastapi import APIRouter, Request, Response
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from astromesh.api.access import caller_of, runtime_of, scope
 from astromesh.api.body import ClientGone, read, unless_gone
-from astromesh.api.errors import problem
+from astromesh.api.errors import problem, problem_response, public_failure
 from astromesh.api.outbox import Outbox
 from astromesh.api.schemas import SessionId
-from astromesh.api.sse import EventStreamResponse
+from astromesh.api.sse import RunStreamResponse
 from astromesh.api.trace import incoming_trace_id
 from astromesh.errors import AstromeshError, Forbidden, InvalidInput
 from astromesh.runtime import ids
+from astromesh.runtime.agent import Agent
 from astromesh.runtime.records import RunAnswer, RunRequest
 from astromesh.runtime.scopes import permits
 from astromesh.types import Event, Image, JsonObject, Message
@@ -76,6 +77,7 @@ class ChatBody(BaseModel):
 
 
 _BODY: TypeAdapter[ChatBody] = TypeAdapter(ChatBody)
+_SESSION: TypeAdapter[str] = TypeAdapter(SessionId)
 _DOC: dict[str, Any] = {
     "requestBody": {
         "required": True,
@@ -104,14 +106,23 @@ async def chat_completions(request: Request) -> Response:
     try:
         body = await read(request, _BODY)
         _refuse(body)
-        start = _start(request, body)
+        agent = _agent(request, body)
+        start = partial(
+            runtime_of(request).start,
+            agent,
+            _run_request(body, request.headers),
+            caller=caller_of(request),
+            trace_id=incoming_trace_id(request.headers),
+        )
         if body.stream:
             outbox = Outbox()
-            usage = bool((body.stream_options or {}).get("include_usage"))
-            return EventStreamResponse(
-                outbox, partial(start, sinks=(outbox,)), encoder=_Chunks(body.model, usage)
+            return RunStreamResponse(
+                outbox,
+                partial(start, sinks=(outbox,)),
+                keep_running=agent.outlives_its_client,
+                encoder=_Chunks(body.model, bool((body.stream_options or {}).get("include_usage"))),
             )
-        answer: RunAnswer = await unless_gone(request, start())
+        answer = await (start() if agent.outlives_its_client else unless_gone(request, start()))
     except ClientGone:
         return Response(status_code=499)
     except AstromeshError as error:
@@ -119,30 +130,20 @@ async def chat_completions(request: Request) -> Response:
     return Response(orjson.dumps(_completion(answer)), media_type="application/json")
 
 
-def _start(request: Request, body: ChatBody) -> Callable[..., Any]:
-    runtime, caller = runtime_of(request), caller_of(request)
-    if not permits(caller.scopes, "agents:run", body.model):
+def _agent(request: Request, body: ChatBody) -> Agent:
+    if not permits(caller_of(request).scopes, "agents:run", body.model):
         raise Forbidden(f"This needs the scope 'agents:run:{body.model}'.")
-    trace_id = incoming_trace_id(request.headers)
-    return partial(
-        runtime.start,
-        runtime.agent(body.model),
-        _run_request(body, request.headers),
-        caller=caller,
-        trace_id=trace_id,
-    )
+    return runtime_of(request).agent(body.model)
 
 
 def _run_request(body: ChatBody, headers: Mapping[str, str]) -> RunRequest:
-    session = headers.get("x-session-id") or body.user
+    session = _session(headers.get("x-session-id")) or body.user
     *before, last = body.messages
     if last.role != "user" or not last.text():
         raise InvalidInput("The last message must be a user message with text.")
     system = "\n".join(m.text() for m in body.messages if m.role in ("system", "developer"))
     context = (Message("user", _CONTEXT + system),) if system else ()
     history = () if session else tuple(_message(m) for m in before if m.role in ("user", "assistant"))
-    if session and len(session) > 256:
-        raise InvalidInput("X-Session-Id has more than 256 characters.")
     return RunRequest(
         last.text(),
         session or ids.ulid(),
@@ -151,6 +152,16 @@ def _run_request(body: ChatBody, headers: Mapping[str, str]) -> RunRequest:
         history=history if not session else None,
         persist=bool(session),
     )
+
+
+def _session(header: str | None) -> str | None:
+    """The header by the same rule as `session_id` in a run's body."""
+    if not header:
+        return None
+    try:
+        return _SESSION.validate_python(header)
+    except ValidationError as error:
+        raise InvalidInput(f"X-Session-Id: {error.errors()[0]['msg']}.") from error
 
 
 def _message(message: ChatMessage) -> Message:
@@ -248,15 +259,10 @@ class _Chunks:
         return [*chunks, b"[DONE]"]
 
     def _run_failed(self, event: Event) -> list[Any]:
-        return [
-            {
-                "error": {
-                    "message": event.data["detail"],
-                    "type": event.data["code"],
-                    "code": event.data["code"],
-                }
-            }
-        ]
+        return [{"error": _error(public_failure(event.data))}]
+
+    def _run_cancelled(self, event: Event) -> list[Any]:
+        return [{"error": _error({"code": "interrupted", "detail": "The run was cancelled."})}]
 
     def _chunk(self, event: Event, delta: JsonObject, finish: str | None = None, **more: Any) -> JsonObject:
         return {
@@ -277,6 +283,9 @@ def _problem(error: AstromeshError) -> Response:
     """A problem document that OpenAI clients can read too; what this route refuses is 400."""
     status, body = problem(error)
     if isinstance(error, InvalidInput):
-        status = body["status"] = 400
-    body["error"] = {"message": body["detail"], "type": body["code"], "code": body["code"], "param": None}
-    return Response(orjson.dumps(body), status, media_type="application/problem+json")
+        status, body["status"] = 400, 400
+    return problem_response(error, status, {**body, "error": _error(body)})
+
+
+def _error(failure: JsonObject) -> JsonObject:
+    return {"message": failure["detail"], "type": failure["code"], "code": failure["code"], "param": None}

@@ -1,0 +1,171 @@
+"""The runs that callers ask about: find, list, follow, cancel (api.md section 1).
+
+`RunRegistry` answers for the runs of this process. What keeps runs on disk answers the same protocol, `Runs`,
+and stands beside it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from typing import NamedTuple, Protocol
+
+from astromesh.abc.clock import Clock
+from astromesh.abc.events import EventSink
+from astromesh.errors import EventsGone, RunNotFound
+from astromesh.telemetry.runs import RunLog, RunLogs
+from astromesh.types import JsonObject, Usage
+
+#: seconds for which the events of an ended run can be read again
+KEPT_SECONDS = 300.0
+#: seconds that a cancel waits for the run's end; a tool may take longer to let go
+PATIENCE_SECONDS = 10.0
+
+
+class Viewer(NamedTuple):
+    """Whose runs are meant. `owner` None: all of the tenant's."""
+
+    tenant: str
+    owner: str | None
+
+
+class RunFilter(NamedTuple):
+    """What a list is limited to; empty: everything. `limit`: most lines."""
+
+    agent: str = ""
+    session: str = ""
+    status: str = ""
+    limit: int = 50
+
+
+class Runs(Protocol):
+    """The seam between the routes and whoever keeps runs.
+
+    Raises (all of them):
+        RunNotFound: there is none of this id, or not for this viewer.
+        EventsGone: there was one, and what is asked for is no longer kept.
+    """
+
+    async def get(self, run_id: str, viewer: Viewer) -> JsonObject:
+        """One run as api.md section 1 shows it."""
+
+    async def list(self, viewer: Viewer, wanted: RunFilter) -> tuple[list[JsonObject], Usage]:
+        """The newest first, and what all that fit have used; a nested run is part of the one above it."""
+
+    async def follow(self, run_id: str, viewer: Viewer, after: int, sink: EventSink) -> Callable[[], None]:
+        """Sends the events behind `after`, then those that come; answers what ends the sending."""
+
+    async def cancel(self, run_id: str, viewer: Viewer) -> JsonObject:
+        """Ends a run and all that it started; what it had said is kept. No new side effect starts after."""
+
+
+class RunRegistry:
+    """`Runs` of this process.
+
+    Args:
+        logs: the records.
+        clock: for how long they are kept.
+    """
+
+    def __init__(self, logs: RunLogs, clock: Clock) -> None:
+        self._logs = logs
+        self._clock = clock
+
+    async def get(self, run_id: str, viewer: Viewer) -> JsonObject:
+        return _line(self._find(run_id, viewer))
+
+    async def list(self, viewer: Viewer, wanted: RunFilter) -> tuple[list[JsonObject], Usage]:
+        found = [log for log in self._logs.newest() if log.visible(*viewer) and _fits(log, wanted)]
+        return [_line(log) for log in found[: wanted.limit]], _used(found)
+
+    async def follow(self, run_id: str, viewer: Viewer, after: int, sink: EventSink) -> Callable[[], None]:
+        log = self._find(run_id, viewer)
+        if log.ended_at is not None and self._clock.monotonic() - log.ended_at > KEPT_SECONDS:
+            raise EventsGone(f"Events are kept for {KEPT_SECONDS:g} s; GET /v1/runs/{run_id} has the result.")
+        stream = log.stream
+        for event in log.after(after):
+            sink.send(event)
+        if stream is None:
+            return _nothing
+        stream.add(sink)
+        return lambda: stream.remove(sink)
+
+    async def cancel(self, run_id: str, viewer: Viewer) -> JsonObject:
+        log = self._find(run_id, viewer)
+        self.stop(run_id, viewer)
+        try:
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                await log.ended()
+        except TimeoutError:
+            pass  # something in it does not let go; its status says `running`
+        return _line(log)
+
+    def stop(self, run_id: str, viewer: Viewer) -> bool:
+        """Begins to cancel a run; False where it had ended.
+
+        Raises:
+            RunNotFound, EventsGone: as in `Runs`.
+        """
+        log = self._find(run_id, viewer)
+        if log.task is None:
+            return False
+        if not log.stopped:  # a second cancel would cut short what the first one tidies up
+            log.stopped = True
+            log.task.cancel()
+        return True
+
+    def _find(self, run_id: str, viewer: Viewer) -> RunLog:
+        log = self._logs.find(run_id)
+        if log is not None and log.visible(*viewer):
+            return log
+        if self._logs.is_gone(run_id, *viewer):
+            raise EventsGone(f"The run {run_id!r} is no longer kept.")
+        raise RunNotFound(f"There is no run {run_id!r}.")
+
+
+def _nothing() -> None:
+    pass
+
+
+def _fits(log: RunLog, wanted: RunFilter) -> bool:
+    return (
+        wanted.agent in ("", log.agent)
+        and wanted.session in ("", log.session_id)
+        and wanted.status in ("", log.status)
+    )
+
+
+def _used(found: Sequence[RunLog]) -> Usage:
+    ids = {log.run_id for log in found}
+    tops = (log for log in found if log.parent.partition(".")[0] not in ids)
+    return sum((log.meter.usage for log in tops), Usage())
+
+
+def _line(log: RunLog) -> JsonObject:
+    status, last = log.status, log.events[-1] if log.events else None
+    data = last.data if last and log.ended_at is not None else {}
+    return {
+        "run_id": log.run_id,
+        "agent": log.agent,
+        "session_id": log.session_id,
+        "status": status,
+        "created_at": _iso(log.events[0].ts) if log.events else None,
+        "finished_at": _iso(last.ts) if last and log.ended_at is not None else None,
+        "result": _result(status, data),
+        "error": {"code": data["code"], "detail": data["detail"]} if "code" in data else None,
+        "usage": log.meter.usage.to_json(),
+        "attempts": list(log.attempts),
+        "waiting_for": last.data.get("approval") if last and status == "waiting" else None,
+    }
+
+
+def _result(status: str, data: JsonObject) -> JsonObject | None:
+    """The whole answer; of a run that has none, what it had said."""
+    if status == "completed":
+        return data
+    return {"response": data["response"]} if data.get("response") else None
+
+
+def _iso(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
