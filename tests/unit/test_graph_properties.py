@@ -1,0 +1,190 @@
+"""Random graphs with random results: what holds for every run, whatever its nodes do."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from astromesh.graph import (
+    END,
+    BaseNode,
+    CycleDetectionHook,
+    FunctionNode,
+    NodeFlag,
+    NodeResult,
+    ParallelNode,
+    PromptGraph,
+    PromptGraphEngine,
+    SubgraphNode,
+)
+from astromesh.testing import ManualClock, ScriptedProvider
+from astromesh.types import Message, ToolCall
+
+NAMES = ["a", "b", "c", "d", "e"]
+STOPS = {
+    "completed", "max_iterations", "stuck_node", "budget", "cycle", "critical_error", "cancelled",
+    "human_denied", "human_timeout", "unknown_node",
+}  # fmt: skip
+TARGETS = [*NAMES, END, "nowhere"]
+
+actions = st.one_of(
+    st.builds(
+        lambda s, t, op: {"op": op, "from": s, "to": t},
+        st.sampled_from(TARGETS), st.sampled_from(TARGETS), st.sampled_from(["add_edge", "remove_edge"]),
+    ),
+    st.builds(lambda n: {"op": "add_node", "name": n}, st.sampled_from([*NAMES, "new", "", 7])),
+    st.just("nonsense"),
+)  # fmt: skip
+
+outputs = st.one_of(
+    st.none(), st.booleans(), st.sampled_from(["word", "error", "x" * 1001]), st.just(([],)),
+    st.builds(lambda k, v: {k: v}, st.sampled_from(["route", "_next", "goto", "error", "ok"]),
+              st.one_of(st.sampled_from(TARGETS), st.booleans())),
+    st.builds(lambda a: {"_graph_action": a}, st.one_of(actions, st.lists(actions, max_size=3))),
+)  # fmt: skip
+
+results = st.one_of(
+    outputs,
+    st.builds(
+        lambda output, error, next_node, stop, calls: NodeResult(
+            output=output, error=error, next_node=next_node, stop_reason=stop,
+            tool_calls=(ToolCall("1", "t"),) if calls else (),
+            transition_reason="tool_calls_present" if calls else "",
+            messages_added=(Message("assistant", "said"),),
+        ),
+        outputs, st.sampled_from(["", "", "broken"]), st.sampled_from(["", "", *TARGETS]),
+        st.sampled_from(["", "", "", "human_denied"]), st.booleans(),
+    ),
+    st.just(RuntimeError("raised")),
+    st.just(asyncio.CancelledError()),
+)  # fmt: skip
+
+#: RETRYABLE is left to its own tests: its pauses belong to a clock
+flags = st.sets(st.sampled_from([f for f in NodeFlag if f is not NodeFlag.RETRYABLE]), max_size=4)
+
+
+def scripted(name: str, script: list[Any], **keywords: Any) -> FunctionNode:
+    """A node that comes to the next of its results with each visit in a run, then begins again."""
+
+    def body(state):
+        said = script[state.node_iterations.get(name, 0) % len(script)] if script else None
+        if isinstance(said, BaseException):
+            raise said
+        if isinstance(said, NodeResult):  # a fresh one, as a node would make it
+            return NodeResult(**{f: getattr(said, f) for f in said.__slots__})
+        return said
+
+    return FunctionNode(name, body, **keywords)
+
+
+@st.composite
+def nodes(draw: st.DrawFn, name: str, *, depth: int = 1) -> BaseNode:
+    keywords: dict[str, Any] = {
+        "flags": draw(flags),
+        "output_schema": {"type": "string"},
+        "input_keys": draw(st.sampled_from([(), ("a_output",)])),
+        "output_key": draw(st.sampled_from(["", "k"])),
+        "transitions": draw(
+            st.sampled_from([{}, {"word": "b"}, {"error": "c", "ok": "d"}, {True: "nowhere"}])
+        ),
+        "default_next": draw(st.sampled_from(["", "", "a", "nowhere"])),
+        "routes": draw(st.sampled_from([(), ("b", "c"), (END,)])),
+        "max_iterations": draw(st.sampled_from([None, None, 1, 3])),
+    }
+    kind = draw(st.sampled_from(["function"] * 4 + ["parallel", "graph"])) if depth else "function"
+    if kind == "function":
+        return scripted(name, draw(st.lists(results, max_size=4)), **keywords)
+    if kind == "graph":
+        return SubgraphNode(name, draw(graphs(depth=0)), **keywords)
+    children = [draw(nodes(f"{name}{i}", depth=0)) for i in range(draw(st.integers(1, 3)))]
+    return ParallelNode(name, children, on_error=draw(st.sampled_from(["fail", "collect"])), **keywords)
+
+
+@st.composite
+def graphs(draw: st.DrawFn, *, depth: int = 1) -> PromptGraph:
+    names = NAMES[: draw(st.integers(1, len(NAMES)))]
+    graph = PromptGraph("g", nodes=[draw(nodes(name, depth=depth)) for name in names])
+    conditions = st.sampled_from([None, bool, lambda r: r.output["missing"], lambda r, s: s.iteration % 2])
+    for _ in range(draw(st.integers(0, 12))):
+        source, target = draw(st.sampled_from(names)), draw(st.sampled_from(TARGETS))
+        graph.add_edge(source, target, condition=draw(conditions), priority=draw(st.integers(0, 2)))
+    if draw(st.booleans()):
+        graph.set_finalizer(draw(st.sampled_from(names)))
+    return graph
+
+
+def engine(graph: PromptGraph, limits: tuple[int, int], *, modify: bool) -> PromptGraphEngine:
+    return PromptGraphEngine(
+        graph,
+        ScriptedProvider("model", repeat=True),
+        hooks=[CycleDetectionHook()] if limits[0] % 2 else [],
+        max_iterations=limits[0],
+        max_node_iterations=limits[1],
+        max_mutations_per_run=2,
+        allow_self_modification=modify,
+        clock=ManualClock(jump=True),
+    )
+
+
+def snapshot(graph: PromptGraph) -> Any:
+    return list(graph.nodes.items()), graph.edges, graph.version, graph.entry, graph.finalizer
+
+
+@settings(max_examples=150, deadline=None)
+@given(graphs(), st.tuples(st.integers(1, 12), st.integers(1, 5)), st.booleans())
+def test_every_run_ends_within_its_limits_with_a_reason(graph, limits, modify) -> None:
+    """No random graph loops past its limits, ends without a stop_reason, raises, or is changed by a run."""
+    before = snapshot(graph)
+    result = asyncio.run(engine(graph, limits, modify=modify).ainvoke("Why?"))
+    report = result.report
+    assert report.stop_reason in STOPS
+    beyond = 26 if graph.finalizer else 0  # the finalizer's own turns, with its children's
+    assert report.iterations == len(report.nodes_visited) <= limits[0] + beyond
+    visits = Counter(report.nodes_visited)
+    assert max(visits.values(), default=0) <= limits[1] + bool(graph.finalizer)
+    if report.stop_reason not in ("completed", "human_denied"):
+        assert report.error
+    assert sum(m.applied for m in report.mutations) <= (2 if modify else 0)
+    assert result.messages[0] == Message("user", "Why?")
+    assert snapshot(graph) == before
+
+
+@settings(max_examples=75, deadline=None)
+@given(graphs(), st.tuples(st.integers(1, 12), st.integers(1, 5)), st.booleans())
+def test_a_run_is_the_same_streamed_and_not_streamed(graph, limits, modify) -> None:
+    """Same visits, same messages, same outcome, same events' names, with a listener and without."""
+
+    async def both() -> tuple[Any, Any, Any]:
+        silent = await engine(graph, limits, modify=modify).ainvoke("Why?")
+        events = [e async for e in engine(graph, limits, modify=modify).astream_events("Why?")]
+        return silent, events, events[-1]
+
+    silent, events, last = asyncio.run(both())
+    told = last.data["metadata"]
+    assert {**told, "duration_ms": 0} == {**silent.report.to_json(), "duration_ms": 0}
+    started = [e.data["node"] for e in events if e.type == "node.started"]
+    finished = [e.data["node"] for e in events if e.type == "node.finished"]
+    assert sorted(started) == sorted(finished)
+    assert set(silent.report.nodes_visited) <= set(started)
+    assert last.type in ("run.completed", "run.failed")
+
+
+@settings(max_examples=50, deadline=None)
+@given(graphs(), st.integers(1, 12))
+def test_runs_at_once_come_to_what_they_come_to_alone(graph, limit) -> None:
+    """Trap 25: three runs at once of one engine each tell the same as one alone."""
+
+    async def runs() -> tuple[Any, list[Any]]:
+        shared = engine(graph, (limit, 3), modify=False)
+        alone = await shared.ainvoke("Why?")
+        return alone, await asyncio.gather(*(shared.ainvoke("Why?") for _ in range(3)))
+
+    alone, together = asyncio.run(runs())
+    expected = {**alone.report.to_json(), "duration_ms": 0}
+    for result in together:
+        assert {**result.report.to_json(), "duration_ms": 0} == expected
+        assert result.output == alone.output
