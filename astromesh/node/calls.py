@@ -16,6 +16,7 @@ from astromesh.abc.events import Emitter
 from astromesh.abc.provider import ModelPort
 from astromesh.abc.tool import ToolPort
 from astromesh.errors import BudgetExhausted, ProviderUnavailable
+from astromesh.node.ledger import MODEL_KEYS
 from astromesh.node.runner import together
 from astromesh.node.scope import NO_EVENTS, Scope
 from astromesh.types import CompletionRequest, CompletionResult, Delta, ToolCall, ToolResult
@@ -34,7 +35,7 @@ async def call_model(
         AllProvidersFailed, ProviderError: from the model.
     """
     ledger, events = scope.ledger, scope.events
-    if (key := ledger.exhausted()) in ("tokens", "cost_usd", "model_calls"):
+    if key := ledger.exhausted(MODEL_KEYS):
         raise BudgetExhausted(f"The run's budget of {key} is used up.")
     ledger.spend("model_calls")
     step = scope.next_step()

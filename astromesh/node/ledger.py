@@ -7,13 +7,14 @@ charges its parents too, so that a tree of runs stays inside the budget of its r
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from astromesh.types import Usage
 
 _NOTHING = Usage()
-#: the budgets that calls use up
-_KEYS = ("tokens", "cost_usd", "model_calls", "tool_calls")
+#: the budgets that model calls use up, and all that calls use up
+MODEL_KEYS = ("tokens", "cost_usd", "model_calls")
+_KEYS = (*MODEL_KEYS, "tool_calls")
 
 
 class RunLedger:
@@ -63,12 +64,12 @@ class RunLedger:
             used["cost_usd"] = used.get("cost_usd", 0.0) + usage.cost_usd
             ledger = ledger.parent
 
-    def exhausted(self) -> str:
-        """The first key whose budget is used up, here or in a parent, or an empty string."""
+    def exhausted(self, keys: Sequence[str] = _KEYS) -> str:
+        """The first of these keys whose budget is used up, here or in a parent, or an empty string."""
         ledger: RunLedger | None = self
         while ledger is not None:
             if ledger.caps:  # asked before every model call, and most ledgers have no caps
-                for key in _KEYS:
+                for key in keys:
                     if key in ledger.caps and ledger.caps[key] <= ledger.used.get(key, 0):
                         return key
             ledger = ledger.parent
