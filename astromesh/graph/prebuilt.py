@@ -23,7 +23,18 @@ from astromesh.graph.nodes import (
     SynthesizeNode,
     ThinkNode,
 )
+from astromesh.graph.reasoning import reasoning_controller
 from astromesh.graph.state import GraphState
+
+__all__ = [
+    "autonomous",
+    "debate",
+    "deliberate",
+    "pipeline",
+    "plan_and_execute",
+    "react",
+    "reasoning_controller",
+]
 
 #: the step of a plan that is being worked on, and its position, in the context
 STEP, POSITION = "step", "_step_position"

@@ -19,7 +19,8 @@ from astromesh.plugins import Plugins
 from astromesh.runtime.models import ModelLike, as_model
 from astromesh.types import CallerContext, Event
 
-Pattern: TypeAlias = "Literal['react', 'plan_and_execute', 'deliberate', 'debate'] | PromptGraph | None"
+Prebuilt = Literal["react", "plan_and_execute", "deliberate", "debate", "reasoning_controller"]
+Pattern: TypeAlias = "Prebuilt | PromptGraph | None"
 Servers: TypeAlias = "Mapping[str, Mapping[str, Any]] | None"
 #: the group and name under which MCP servers come in
 _MCP = ("tools", "mcp")
@@ -29,6 +30,7 @@ PATTERNS: Mapping[str, Callable[[], PromptGraph]] = {
     "plan_and_execute": prebuilt.plan_and_execute,
     "deliberate": prebuilt.deliberate,
     "debate": prebuilt.debate,
+    "reasoning_controller": prebuilt.reasoning_controller,
 }
 
 
