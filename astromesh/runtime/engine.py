@@ -30,14 +30,15 @@ from astromesh.runtime.agent import Agent
 from astromesh.runtime.bootstrap import Bootstrapped, open_runtime
 from astromesh.runtime.pipeline import answer
 from astromesh.runtime.records import RunAnswer, RunRequest
+from astromesh.runtime.registry import RunRegistry
 from astromesh.runtime.run import ANONYMOUS, GatedEvents, Run, RunModel
 from astromesh.runtime.runs import as_caller, compose, keeping_partial, reported, within_deadline
 from astromesh.runtime.sessions import Sessions, in_its_session
 from astromesh.telemetry.metrics import Metrics
+from astromesh.telemetry.runs import RunLog, RunLogs
 from astromesh.telemetry.stream import EventStream
 from astromesh.telemetry.traces import TraceStore
 from astromesh.types import CallerContext, SessionKey
-from astromesh.telemetry.runs import RunLog, RunLogs
 
 #: how deep agents may call agents
 MAX_DEPTH = 8
@@ -218,9 +219,6 @@ class AgentRuntime:
             if not self._active:
                 self._idle.set()
 
-    def _new_run(
-        self,
-        agent: Agent,
     async def _execute(self, agent: Agent, request: RunRequest, run: Run) -> RunAnswer:
         """One run from its first event to its last, known to `runs` meanwhile."""
         log = run.log
@@ -255,6 +253,9 @@ class AgentRuntime:
         window = agent.manifest.spec.sessions.merge_window_ms / 1000
         return await self.sessions.merging.join(group, (request, sinks), window, work)
 
+    def _new_run(
+        self,
+        agent: Agent,
         request: RunRequest,
         caller: CallerContext | None,
         sinks: tuple[EventSink, ...],
@@ -283,6 +284,13 @@ class AgentRuntime:
         model = RunModel(
             agent.router, scope, agent.output_schema.json_schema if agent.output_schema else None
         )
+        log = RunLog(
+            run_id, trace_id, tenant, owner, agent.name, request.session_id, above, ledger, model.attempts
+        )
+        log.stream = stream = EventStream(run_id, (self.metrics, *sinks), log)
+        scope.events = events = GatedEvents(stream, agent, ledger)
+        any_owner = bool(caller and caller.scopes & ANY_SESSION)
+        return Run(scope, stream, log, events, model, session, owner, any_owner, caller, above)
 
     async def _run_nested(
         self, agent: str, query: str, context: Mapping[str, Any], parent: ToolContext
@@ -304,6 +312,27 @@ class AgentRuntime:
             self.agent(agent), request, caller=parent.caller, trace_id=parent.trace_id, parent=parent
         )
         return done.to_json()
+
+
+def _principal(caller: CallerContext | None) -> tuple[str, str]:
+    """Tenant and owner of what this caller starts."""
+    tenant = (caller.tenant_id if caller else "") or "default"
+    return tenant, (caller.user_id if caller else "") or ANONYMOUS
+
+
+def _joined(requests: Sequence[RunRequest]) -> RunRequest:
+    """Several messages as one: texts by newline, pictures in order, the rest of the first."""
+    return replace(
+        requests[0],
+        query="\n".join(request.query for request in requests),
+        images=tuple(image for request in requests for image in request.images),
+    )
+
+
+def _stopped(run: Run) -> Interrupted:
+    error = Interrupted("The run was cancelled.")
+    error.run_id, error.trace_id = run.id, run.trace_id
+    return error
 
 
 def _principal(caller: CallerContext | None) -> tuple[str, str]:

@@ -102,6 +102,8 @@ class RunModel:
 
     Args:
         schema: the agent's output schema, or None.
+
+    `attempts` has one line for each failed try of the whole run, `{provider, error, status}`.
     """
 
     __slots__ = ("_router", "_schema", "_scope", "attempts", "last")
@@ -110,8 +112,7 @@ class RunModel:
         self._router = router
         self._schema = schema
         self._scope = scope
-
-    `attempts` has one line for each failed try of the whole run, `{provider, error, status}`.
+        self.attempts: list[JsonObject] = []
         self.last: CompletionResult | None = None
 
     async def complete(self, request: CompletionRequest) -> CompletionResult:
@@ -124,7 +125,6 @@ class RunModel:
         return self._answered(result)
 
     async def stream(self, request: CompletionRequest) -> AsyncIterator[Delta | CompletionResult]:
-        self.attempts: list[JsonObject] = []
         request = self._shaped(request)
         try:
             async with aclosing(self._router.stream(request, take_retry=self._scope.take_retry)) as pieces:
@@ -161,6 +161,7 @@ class Run:
 
     Args:
         stream: the listeners' side of the events; `scope.events` is the gated side that the pattern emits to.
+        log: its record among the runs of this process.
         owner: id of the principal that the session belongs to: the caller, until step 4 finds another one.
         admitted: the query after the input rules, once step 3 is done.
         remembered: step 11 has begun.
@@ -169,7 +170,7 @@ class Run:
 
     scope: Scope
     stream: EventStream
-        log: its record among the runs of this process.
+    log: RunLog
     events: GatedEvents
     model: RunModel
     key: SessionKey
@@ -178,7 +179,6 @@ class Run:
     caller: CallerContext | None = None
     parent: str = ""
     admitted: str = ""
-    log: RunLog
     remembered: bool = False
     started: float = field(default_factory=perf_counter)
 
