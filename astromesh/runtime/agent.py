@@ -40,6 +40,16 @@ class Agent:
     output_schema: AnswerSchema | None = None
 
     @property
+    def merges(self) -> bool:
+        """Whether messages that come close together become one run."""
+        return self.manifest.spec.sessions.concurrency == "merge"
+
+    @property
+    def outlives_its_client(self) -> bool:
+        """Whether a synchronous run goes on when its client has gone (`on_disconnect: continue`)."""
+        return self.manifest.spec.on_disconnect == "continue"
+
+    @property
     def needs(self) -> tuple[str, ...]:
         """Names of its models; one of them must answer for the agent to work."""
         return tuple(p.name for p in self.router.providers)

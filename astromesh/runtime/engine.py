@@ -294,15 +294,8 @@ class AgentRuntime:
 
     async def _run_nested(
         self, agent: str, query: str, context: Mapping[str, Any], parent: ToolContext
-        log = RunLog(
-            run_id, trace_id, tenant, owner, agent.name, request.session_id, above, ledger, model.attempts
-        )
-        log.stream = stream = EventStream(run_id, (self.metrics, *sinks), log)
-        scope.events = events = GatedEvents(stream, agent, ledger)
-        any_owner = bool(caller and caller.scopes & ANY_SESSION)
-        return Run(scope, stream, log, events, model, session, owner, any_owner, caller, above)
     ) -> Mapping[str, Any]:
-        """A run inside another one: steps 2 to 12 of the target in the parent's trace, budget, deadline."""
+        """A run for an agent tool: steps 2 to 12 of the target in the parent's trace, budget, deadline."""
         outer: Scope = parent.run
         if outer.depth + 1 > MAX_DEPTH:
             raise InvalidInput(f"Agents may call agents {MAX_DEPTH} deep; this call would go deeper.")
@@ -312,27 +305,6 @@ class AgentRuntime:
             self.agent(agent), request, caller=parent.caller, trace_id=parent.trace_id, parent=parent
         )
         return done.to_json()
-
-
-def _principal(caller: CallerContext | None) -> tuple[str, str]:
-    """Tenant and owner of what this caller starts."""
-    tenant = (caller.tenant_id if caller else "") or "default"
-    return tenant, (caller.user_id if caller else "") or ANONYMOUS
-
-
-def _joined(requests: Sequence[RunRequest]) -> RunRequest:
-    """Several messages as one: texts by newline, pictures in order, the rest of the first."""
-    return replace(
-        requests[0],
-        query="\n".join(request.query for request in requests),
-        images=tuple(image for request in requests for image in request.images),
-    )
-
-
-def _stopped(run: Run) -> Interrupted:
-    error = Interrupted("The run was cancelled.")
-    error.run_id, error.trace_id = run.id, run.trace_id
-    return error
 
 
 def _principal(caller: CallerContext | None) -> tuple[str, str]:
