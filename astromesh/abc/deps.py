@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 from astromesh.abc.clock import Clock, SystemClock
 from astromesh.abc.rag import Embedder, Knowledge
 from astromesh.abc.run import RunAgent
+from astromesh.abc.tool import ToolSource
 from astromesh.types import JsonObject
 
 #: a compiled `context_transform`: a tool call's arguments to the nested run's context; raises ToolFailed
@@ -53,7 +54,9 @@ class Deps:
         data_dir: folder for everything that is kept (`ASTROMESH_DATA_DIR`).
         config_dir: folder of the configuration; relative paths in YAML start here.
         knowledge: RAG pipelines by name, filled before tools open.
+        servers: sources of tools by name (mcp.yaml), opened before the agents' tools.
         graphs: graphs by name: a PromptGraph, or the plain data of one.
+        agents: what each agent of the configuration is for, by name; for patterns that choose among them.
         compile_transform: compiles a `context_transform`; raises ConfigError where the template is wrong.
     """
 
@@ -66,6 +69,8 @@ class Deps:
     resources: Resources = field(default_factory=Resources)
     knowledge: Mapping[str, Knowledge] = field(default_factory=dict)
     embedders: Mapping[str, Embedder] = field(default_factory=dict)
+    servers: Mapping[str, ToolSource] = field(default_factory=dict)
     graphs: Mapping[str, Any] = field(default_factory=dict)
+    agents: Mapping[str, str] = field(default_factory=dict)
     run_agent: RunAgent | None = None
     compile_transform: Callable[[str], Transform] | None = None

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
 from astromesh.abc.provider import ModelPort
 from astromesh.abc.tool import ToolContext, ToolPort
-from astromesh.types import JsonObject, Message, ToolSpec, Usage
+from astromesh.types import Image, JsonObject, Message, ToolSpec, Usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +70,44 @@ class Drawable(Protocol):
         """A Mermaid diagram, for an agent with this `max_iterations`."""
 
 
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """How a pattern runs another agent; the defaults are those of an agent tool.
+
+    Args:
+        history: the conversation so far, in place of the agent's stored session; then nothing is stored.
+        images: pictures that belong to the query.
+        instructions: added to the agent's own system prompt.
+        tools: offered beside the agent's own.
+        max_iterations: model calls of the agent's tool loop, where its own bound is not smaller.
+        speaks: its words are the outer run's own voice and stream as such.
+        withheld: of a text that begins like JSON, whether it is no answer (a hand-off written as text).
+    """
+
+    history: tuple[Message, ...] | None = None
+    images: tuple[Image, ...] = ()
+    instructions: str = ""
+    tools: ToolPort | None = None
+    max_iterations: int | None = None
+    speaks: bool = False
+    withheld: Callable[[str], bool] | None = None
+
+
+#: the terms of an agent tool
+OWN_TERMS = Terms()
+
+
 class RunAgent(Protocol):
-    """Starts a nested run of another agent; injected into agent tools so that they do not know the runtime."""
+    """Starts a nested run of another agent; injected into agent tools so that they do not know the runtime.
+
+    Answers the run's answer as `POST /run` does: `{response, agent, session_id, run_id, metadata}`.
+    """
 
     async def __call__(
-        self, agent: str, query: str, context: Mapping[str, Any], parent: ToolContext
+        self,
+        agent: str,
+        query: str,
+        context: Mapping[str, Any],
+        parent: ToolContext,
+        terms: Terms = OWN_TERMS,
     ) -> Mapping[str, Any]: ...

@@ -8,8 +8,17 @@ from typing import NamedTuple
 
 from pydantic import BaseModel
 
-from astromesh.config import endpoints
-from astromesh.config.agent import AgentManifest, Conversational, Memory, Orchestration, RoleModel, Rule
+from astromesh.config import branching, endpoints
+from astromesh.config.agent import (
+    AgentManifest,
+    AgentModel,
+    AgentSpec,
+    Conversational,
+    Memory,
+    Orchestration,
+    RoleModel,
+    Rule,
+)
 from astromesh.config.endpoints import KEYS, Entry
 from astromesh.config.fields import Block
 from astromesh.config.keys import did_you_mean, keys_of, listed, takes
@@ -59,7 +68,7 @@ class Binder:
         spec = manifest.spec
         for role, models in spec.model.sets():
             self._models(models, ("spec", "model", "roles", role) if role else ("spec", "model"))
-        self._pattern(spec.orchestration, ("spec", "orchestration"))
+        self._pattern(spec, ("spec", "orchestration"))
         for i, tool in enumerate(spec.tools):
             self._block(tool, "tools", "type", ("spec", "tools", i))
         self._memory(spec.memory, ("spec", "memory"))
@@ -104,8 +113,9 @@ class Binder:
         for i, rule in enumerate(rules):
             self._block(rule, "guardrails", "type", (*at, i))
 
-    def _pattern(self, block: Orchestration, at: Steps) -> None:
+    def _pattern(self, spec: AgentSpec, at: Steps) -> None:
         """The pattern's keys stand beside `pattern`, or in a mapping under its name."""
+        block = spec.orchestration
         name = block.pattern
         options = self._options("patterns", name, (*at, "pattern"))
         if options is None:
@@ -114,12 +124,34 @@ class Binder:
         own = _own(self._node(at), known, options)
         nested = own.get(name)
         if nested is None or name in keys_of(options) or not isinstance(nested.value, dict):
+            own = self._branches(spec.model, own, at)
             block.bind(self._validated(options, own, at, known))
             return
         beside = own.picked(key for key in own.entries if key != name)
         for twice in nested.entries.keys() & beside.entries.keys():
             self._fault(f"stands beside 'pattern: {name}' too", (*at, name, twice))
-        block.bind(self._validated(options, nested.over(beside), (*at, name), known))
+        nested = self._branches(spec.model, nested.over(beside), (*at, name))
+        block.bind(self._validated(options, nested, (*at, name), known))
+
+    def _branches(self, models: AgentModel, own: Node, at: Steps) -> Node:
+        """A branch's own model becomes a role of the agent; the pattern is told that role."""
+        for i, branch in own.children("branches"):
+            written = branch.get("model")
+            if written is None or not written.value:
+                continue
+            where: Steps = (*at, "branches", i, "model")
+            if branch.get("role") is not None:
+                self._fault("stands beside role: a branch has one model", where, "remove one of them")
+            node = branching.as_block(written)
+            checked = validate(ModelSpec, node, self._file, where)
+            self.faults += checked.faults
+            if checked.record is None:
+                continue
+            self._model(checked.record, where, node=node)
+            role = branching.role_of(i)
+            models.roles[role] = RoleModel(primary=checked.record)
+            own = own.replaced(("branches", i), branching.told(branch, role, checked.record))
+        return own
 
     def _memory(self, memory: Memory, at: Steps) -> None:
         if memory.conversational is not None:
@@ -155,11 +187,15 @@ class Binder:
         for i, block in enumerate(models.fallback):
             self._model(block, (*at, "fallback", i))
 
-    def _model(self, spec: ModelSpec, at: Steps, group: str = "providers") -> None:
-        """A model block, with what providers.yaml says about its provider."""
+    def _model(self, spec: ModelSpec, at: Steps, group: str = "providers", node: Node | None = None) -> None:
+        """A model block, with what providers.yaml says about its provider.
+
+        Args:
+            node: the block's, where it does not stand in the file as one.
+        """
         entry = self._given.entries.get(spec.provider)
         plugin = entry.record.type if entry else spec.provider
-        node = self._node(at)
+        node = node or self._node(at)
         self._check_key(node, at)
         options = self._options(group, plugin, (*at, "provider"), also=self._given.entries)
         if options is None:

@@ -19,6 +19,10 @@ from astromesh.config.seams import TemplateCheck, Unsupported
 
 #: patterns whose `max_iterations` is not the tool loop's: the engine's cap, or none at all
 ITERATIONS: Mapping[str, int | None] = {"graph": 50, "autonomous": 50, "reasoning": None}
+#: patterns of unbounded length: any text may turn out not to be the answer
+UNBOUNDED = frozenset({"autonomous"})
+#: roles that patterns ask for by themselves; without models of their own they have the main ones
+USUAL_ROLES = ("planner", "judge", "worker", "critic")
 #: keys of a server by transport: what it needs, what it cannot have
 _TRANSPORTS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "http": ("url", ("command", "args")),
@@ -126,10 +130,24 @@ def _orchestration(manifest: AgentManifest, root: Node, known: Known) -> Iterato
         yield Finding((*at, "max_iterations"), "the pattern reasoning is bound by its budgets", "remove it")
     if block.pattern == "graph":
         yield from _exists(block.own("graph"), known.graphs, "graph", (*at, "graph"), known)
+    yield from _roles(manifest, root)
     for key in ("workers", "agents"):
         for steps in ((*at, key), (*at, block.pattern, key)):
             for i, node in root.children(*steps):
                 yield from _exists(node.value, known.agents, "agent", (*steps, i), known)
+
+
+def _roles(manifest: AgentManifest, root: Node) -> Iterator[Finding]:
+    """Roles of branches and stages: the agent's own, or the usual ones, which may be without models."""
+    block, at = manifest.spec.orchestration, ("spec", "orchestration")
+    known = {*USUAL_ROLES, *manifest.spec.model.roles}
+    for key in ("branches", "stages"):
+        for steps in ((*at, key), (*at, block.pattern, key)):
+            for i, part in root.children(*steps):
+                role = part.text("role")
+                if role and role not in known:
+                    hint = did_you_mean(role, known) or listed(known)
+                    yield Finding((*steps, i, "role"), f"there is no role {role!r} in spec.model.roles", hint)
 
 
 def _stream(manifest: AgentManifest) -> Iterator[Finding]:
@@ -151,6 +169,10 @@ def _needs_the_whole(manifest: AgentManifest) -> str:
     """
     if manifest.spec.output_schema is not None:
         return "the answer is checked against output_schema"
+    if manifest.spec.orchestration.pattern in UNBOUNDED:
+        return (
+            f"the pattern {manifest.spec.orchestration.pattern} does not know which of its steps is the last"
+        )
     for rule in manifest.spec.guardrails.output:
         if rule.own("action") == "block" or getattr(rule.options, "needs_whole_text", False):
             return f"the output rule {rule.type} needs the whole text"

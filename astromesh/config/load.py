@@ -258,24 +258,28 @@ def _twin(other: File, what: str) -> Finding:
 
 
 def _calls(file: File) -> tuple[str, ...]:
-    """Agents that a file's agent may call, as far as it can be read: agent tools and workers."""
-    root, found = file.root, []
-    for _, tool in root.children("spec", "tools"):
-        if tool.text("type") == "agent":
-            found.append(tool.text("agent"))
-    for at in (("spec", "orchestration", "workers"), ("spec", "orchestration", "supervisor", "workers")):
-        found += [node.value for _, node in root.children(*at) if isinstance(node.value, str)]
-    return tuple(dict.fromkeys(name for name in found if name))
+    """Agents that a file's agent may call, as far as it can be read."""
+    return tuple(dict.fromkeys(name for name, _ in _callings(file.root)))
+
+
+def _callings(root: Node) -> Iterator[tuple[str, Steps]]:
+    """Each agent that is named to be called, and where."""
+    for i, tool in root.children("spec", "tools"):
+        if tool.text("type") == "agent" and tool.text("agent"):
+            yield tool.text("agent"), ("spec", "tools", i, "agent")
+    orchestration: Steps = ("spec", "orchestration")
+    for pattern, key in (("supervisor", "workers"), ("swarm", "agents")):
+        for steps in ((*orchestration, key), (*orchestration, pattern, key)):
+            for i, node in root.children(*steps):
+                if isinstance(node.value, str) and node.value:
+                    yield node.value, (*steps, i)
 
 
 def _circles(agents: Iterable[File], edges: Mapping[str, tuple[str, ...]]) -> Iterator[Any]:
     by_name = {file.name: file for file in agents}
     for circle in checks.circles({name: edges[name] for name in by_name}):
         file = by_name[circle[0]]
-        steps: Steps = ("spec", "tools")
-        for i, tool in file.root.children(*steps):
-            if tool.text("agent") == circle[1]:
-                steps = ("spec", "tools", i, "agent")
+        steps = dict(_callings(file.root)).get(circle[1], ("spec", "tools"))
         message = f"agents call each other in a circle: {' → '.join(circle)}"
         yield fault(file.path, message, file.root.place_of(steps), steps)
 

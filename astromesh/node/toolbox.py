@@ -35,7 +35,7 @@ class ToolBox:
 
     Args:
         tools: tools and Python functions; names must differ.
-        timeout: seconds that one call may take.
+        timeout: seconds that one call may take; None for as long as the run.
         timeouts: seconds by tool name, instead of `timeout`.
 
     Raises:
@@ -46,7 +46,7 @@ class ToolBox:
         self,
         tools: Iterable[ToolLike] = (),
         *,
-        timeout: float = TIMEOUT,
+        timeout: float | None = TIMEOUT,
         timeouts: Mapping[str, float] | None = None,
     ) -> None:
         self._timeout, self._timeouts = timeout, dict(timeouts or {})
@@ -91,6 +91,27 @@ class ToolBox:
             if not limit.expired():  # the tool's own TimeoutError
                 raise
             raise ToolTimeout(f"The tool {tool.spec.name!r} did not answer within {seconds:g} s.") from error
+
+
+class JoinedTools:
+    """Two ports as one; of two tools of one name the first port's counts.
+
+    Args:
+        first, second: in the order in which the model sees their tools.
+    """
+
+    def __init__(self, first: ToolPort, second: ToolPort) -> None:
+        self._first, self._second = first, second
+        own = first.specs()
+        self._names = frozenset(spec.name for spec in own)
+        self._specs = (*own, *(spec for spec in second.specs() if spec.name not in self._names))
+
+    def specs(self) -> tuple[ToolSpec, ...]:
+        return self._specs
+
+    async def execute(self, call: ToolCall, context: ToolContext) -> ToolResult:
+        port = self._first if call.name in self._names else self._second
+        return await port.execute(call, context)
 
 
 class NoTools:

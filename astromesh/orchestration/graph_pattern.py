@@ -72,6 +72,9 @@ class GraphPattern:
         if result.output is None:
             _raise_failure(result, run.state)
         found = outcome(result, len(task.messages))
+        if result.output is None and run.shared.stop_reason == "completed":
+            # a tool ended the run: there may be nothing to say
+            found = found.saying(_last_words(result, len(task.messages)))
         if notes is None:
             return found
         return replace(found, iterations=scope.steps[0] - steps, metadata=notes.metadata())

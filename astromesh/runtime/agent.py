@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from astromesh.abc.run import Pattern
 from astromesh.config.agent import AgentManifest
+from astromesh.config.checks import ITERATIONS
 from astromesh.core.guardrails import GuardrailsEngine, StreamMode
 from astromesh.core.memory import MemoryManager
 from astromesh.core.model_router import ModelRouter
@@ -38,6 +39,12 @@ class Agent:
     stream: StreamMode
     budget: dict[str, float]
     output_schema: AnswerSchema | None = None
+
+    def iterations_within(self, most: int | None) -> int:
+        """Model calls of its tool loop; an outer pattern's bound holds where its pattern has such a loop."""
+        if most is None or self.pattern_name in ITERATIONS:
+            return self.max_iterations
+        return min(most, self.max_iterations)
 
     @property
     def merges(self) -> bool:

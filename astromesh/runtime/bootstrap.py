@@ -157,6 +157,7 @@ class _Bootstrap:
             resources=opened.resources,
             knowledge=opened.knowledge,
             graphs={**{n: m.spec for n, m in configuration.graphs.items()}, **graphs},
+            agents={n: a.spec.identity.description for n, a in configuration.agents.items()},
             run_agent=run_agent,
             compile_transform=compile_transform,
         )
@@ -223,6 +224,8 @@ class _Bootstrap:
         )
         roles = {}
         for name, other in getattr(models, "roles", {}).items():
+            if not other.usable():  # skipped like any model without its key; the main models answer instead
+                continue
             roles[name] = await self._router(agent, other, role=True)
         return ModelRouter(providers, strategy=strategy, roles=roles, health=self._health)
 

@@ -12,6 +12,7 @@ from typing import Any, Self
 
 from astromesh.abc.clock import Clock, SystemClock
 from astromesh.abc.events import EventSink
+from astromesh.abc.run import OWN_TERMS, Terms
 from astromesh.abc.tool import ToolContext
 from astromesh.errors import (
     AgentNotFoundError,
@@ -31,6 +32,7 @@ from astromesh.runtime.bootstrap import Bootstrapped, open_runtime
 from astromesh.runtime.pipeline import answer
 from astromesh.runtime.records import RunAnswer, RunRequest
 from astromesh.runtime.registry import RunRegistry
+from astromesh.runtime.relay import relay
 from astromesh.runtime.run import ANONYMOUS, GatedEvents, Run, RunModel
 from astromesh.runtime.runs import as_caller, compose, keeping_partial, reported, within_deadline
 from astromesh.runtime.sessions import Sessions, in_its_session
@@ -293,16 +295,34 @@ class AgentRuntime:
         return Run(scope, stream, log, events, model, session, owner, any_owner, caller, above)
 
     async def _run_nested(
-        self, agent: str, query: str, context: Mapping[str, Any], parent: ToolContext
+        self,
+        agent: str,
+        query: str,
+        context: Mapping[str, Any],
+        parent: ToolContext,
+        terms: Terms = OWN_TERMS,
     ) -> Mapping[str, Any]:
-        """A run for an agent tool: steps 2 to 12 of the target in the parent's trace, budget, deadline."""
+        """A run inside another one: steps 2 to 12 of the target in the parent's trace, budget, deadline."""
         outer: Scope = parent.run
         if outer.depth + 1 > MAX_DEPTH:
             raise InvalidInput(f"Agents may call agents {MAX_DEPTH} deep; this call would go deeper.")
         session = f"{parent.session.session_id}/{parent.tool or agent}"
-        request = RunRequest(query, session, context)
+        request = RunRequest(
+            query,
+            session,
+            context,
+            images=terms.images,
+            history=terms.history,
+            persist=terms.history is None,
+            terms=terms,
+        )
         done = await self.start(
-            self.agent(agent), request, caller=parent.caller, trace_id=parent.trace_id, parent=parent
+            self.agent(agent),
+            request,
+            caller=parent.caller,
+            sinks=relay(outer, terms),
+            trace_id=parent.trace_id,
+            parent=parent,
         )
         return done.to_json()
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from astromesh.abc.run import OWN_TERMS, Terms
 from astromesh.types import Image, JsonObject, MemoryContext, Message, ToolSpec
 
 
@@ -20,6 +21,7 @@ class RunRequest:
         history: messages that stand in for the stored session, or None to use that.
         preface: untrusted context of the client, between history and query.
         persist: False leaves no turn behind.
+        terms: on which another agent's pattern runs this one.
     """
 
     query: str
@@ -30,6 +32,7 @@ class RunRequest:
     history: tuple[Message, ...] | None = None
     preface: tuple[Message, ...] = ()
     persist: bool = True
+    terms: Terms = OWN_TERMS
 
 
 @dataclass(frozen=True, slots=True)

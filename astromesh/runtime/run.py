@@ -64,9 +64,17 @@ class GatedEvents:
         if type == "model.finished":
             self._finish(data)
         elif type == "model.started" and data["role"] == ASSISTANT:
-            self.partial.clear()
-            self.last = None
+            self.begin()
         self._stream.emit(type, **data)
+
+    def begin(self) -> None:
+        """A new step of the run's own voice begins: what the last one said is not the answer."""
+        self.partial.clear()
+        self.last = None
+
+    def end(self, step: int, output_tokens: int) -> None:
+        """A step that no model call of this run said has ended: what is held back of it may leave."""
+        self._finish({"step": step, "usage": {"output_tokens": output_tokens}})
 
     def _delta(self, data: dict[str, Any]) -> None:
         step, content = data["step"], data["content"]

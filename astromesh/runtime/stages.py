@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from time import perf_counter
+from typing import Any
 
 from astromesh.abc.run import Outcome, Task
+from astromesh.abc.tool import ToolPort
 from astromesh.errors import GuardrailBlocked
 from astromesh.node.calls import ASSISTANT
+from astromesh.node.toolbox import JoinedTools
 from astromesh.runtime.agent import Agent
 from astromesh.runtime.records import (
     AdmittedQuery,
@@ -73,6 +76,8 @@ def render(agent: Agent, recalled: RecalledQuery, run: Run) -> PromptedQuery:
     admitted, memory = recalled.admitted, recalled.memory
     request = admitted.request
     system = agent.prompt.render(memory, request.context, run.scope.clock.now())
+    if request.terms.instructions:
+        system = f"{system}\n\n{request.terms.instructions}".strip()
     messages = (
         Message("system", system),
         *(memory.conversation_history if admitted.history is None else admitted.history),
@@ -85,7 +90,7 @@ def render(agent: Agent, recalled: RecalledQuery, run: Run) -> PromptedQuery:
 
 def equip(agent: Agent, prompted: PromptedQuery, run: Run) -> EquippedQuery:
     """Step 6: the schemas of the permitted tools."""
-    tools = agent.tools.specs()
+    tools = _tools(agent, prompted.recalled.admitted.request).specs()
     run.stream.emit("tools.listed", count=len(tools))
     return EquippedQuery(prompted, tools)
 
@@ -93,8 +98,9 @@ def equip(agent: Agent, prompted: PromptedQuery, run: Run) -> EquippedQuery:
 async def orchestrate(agent: Agent, equipped: EquippedQuery, run: Run) -> tuple[EquippedQuery, Outcome]:
     """Steps 7 to 9: the pattern calls the router (8) and the tools (9) until it has an answer."""
     request = equipped.prompted.recalled.admitted.request
-    task = Task(equipped.prompted.messages, equipped.tools, agent.max_iterations, request.context)
-    outcome = await agent.pattern.run(task, run.model, agent.tools, run.scope)
+    iterations = agent.iterations_within(request.terms.max_iterations)
+    task = Task(equipped.prompted.messages, equipped.tools, iterations, request.context)
+    outcome = await agent.pattern.run(task, run.model, _tools(agent, request), run.scope)
     if agent.output_schema is not None:
         outcome = await structured(agent.output_schema, outcome, task.messages, run)
     return equipped, outcome
@@ -130,7 +136,7 @@ def release(agent: Agent, answered: tuple[EquippedQuery, Outcome], run: Run) -> 
         "iterations": outcome.iterations,
         "stop_reason": outcome.stop_reason,
         "attempts": list(run.model.attempts),
-        **outcome.metadata,
+        **_checked_metadata(agent, outcome, checked.text),
     }
     return ReleasedAnswer(admitted, checked.text, (*admitted.actions, *checked.actions), details)
 
@@ -174,6 +180,12 @@ def respond(agent: Agent, released: ReleasedAnswer, run: Run) -> RunAnswer:
     return RunAnswer(released.response, agent.name, run.key.session_id, run.id, metadata)
 
 
+def _tools(agent: Agent, request: RunRequest) -> ToolPort:
+    """The agent's tools, and those that an outer pattern offers beside them."""
+    offered = request.terms.tools
+    return agent.tools if offered is None else JoinedTools(offered, agent.tools)
+
+
 def _admit_messages(agent: Agent, messages: tuple[Message, ...]) -> tuple[Message, ...]:
     """What a client sends along with its query is user text as well: the same rules hold."""
     return tuple(
@@ -201,6 +213,21 @@ def _episode(released: ReleasedAnswer, run: Run) -> list[JsonObject]:
         }
     )
     return events
+
+
+def _checked_metadata(agent: Agent, outcome: Outcome, response: str) -> JsonObject:
+    """What a pattern adds to the metadata, each text of it under the output rules; the answer as released."""
+    if not outcome.metadata or not agent.guardrails.output_rules:
+        return outcome.metadata
+
+    def checked(value: Any) -> Any:
+        if isinstance(value, str):
+            return response if value == outcome.text else agent.guardrails.check_output(value).text
+        if isinstance(value, dict):
+            return {key: checked(item) for key, item in value.items()}
+        return [checked(item) for item in value] if isinstance(value, list) else value
+
+    return {key: checked(value) for key, value in outcome.metadata.items()}
 
 
 def _report(run: Run, stage: str, actions: tuple[JsonObject, ...], started: float) -> None:

@@ -13,6 +13,7 @@ from aiohttp import web
 
 from astromesh.abc.deps import Deps
 from astromesh.abc.rag import Chunk, Ingested, Passage
+from astromesh.abc.run import OWN_TERMS, Terms
 from astromesh.abc.tool import ToolContext
 from astromesh.config.agent import ToolBlock
 from astromesh.core.context_transform import compile_transform
@@ -91,7 +92,11 @@ async def opened(kind: str, far: Far, **block: Any) -> AsyncIterator[AgentTools]
             return web.Response(status=500, text=str(error))
 
     async def run_agent(
-        agent: str, query: str, context: Mapping[str, Any], parent: ToolContext
+        agent: str,
+        query: str,
+        context: Mapping[str, Any],
+        parent: ToolContext,
+        terms: Terms = OWN_TERMS,
     ) -> Mapping[str, Any]:
         far.contexts.append(context)
         return {"response": await far(query), "agent": agent}

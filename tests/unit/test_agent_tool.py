@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from astromesh.abc.deps import Deps
+from astromesh.abc.run import OWN_TERMS, Terms
 from astromesh.abc.tool import ToolContext
 from astromesh.core.context_transform import compile_transform
 from astromesh.errors import (
@@ -33,7 +34,12 @@ class Billing:
         self._error = error
 
     async def __call__(
-        self, agent: str, query: str, context: Mapping[str, Any], parent: ToolContext
+        self,
+        agent: str,
+        query: str,
+        context: Mapping[str, Any],
+        parent: ToolContext,
+        terms: Terms = OWN_TERMS,
     ) -> Mapping[str, Any]:
         self.runs.append((agent, query, context, parent))
         if self._error:

@@ -1,0 +1,248 @@
+"""supervisor: decomposes a task, delegates to worker agents, collects (document 001, step 7).
+
+decompose   the planner is offered the workers as tools; it calls them, or writes its delegations as JSON
+delegate    nested runs of the workers, at once where independent; the run's own tools as well
+answer      the supervisor answers, or asks for more: then it delegates again
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import orjson
+from pydantic import BaseModel, ConfigDict, Field
+
+from astromesh.abc.deps import Deps
+from astromesh.abc.provider import ModelPort
+from astromesh.abc.run import Outcome, RunAgent, Task, Terms
+from astromesh.abc.tool import ToolPort
+from astromesh.errors import ConfigError, IterationsExhausted
+from astromesh.graph.base import BaseNode
+from astromesh.graph.config import NodeConfig
+from astromesh.graph.flags import NodeFlag
+from astromesh.graph.graph import PromptGraph
+from astromesh.graph.nodes import PromptNode, SynthesizeNode
+from astromesh.graph.records import NodeResult
+from astromesh.graph.state import GraphState
+from astromesh.node.runner import together
+from astromesh.node.scope import Scope
+from astromesh.node.toolbox import JoinedTools, ToolBox
+from astromesh.orchestration.briefing import apart
+from astromesh.orchestration.delegation import Assignment, WorkerTool, assignments_in, waves
+from astromesh.orchestration.fitting import best_fit
+from astromesh.orchestration.graph_pattern import NOTES, GraphPattern, unbounded_engine_of
+from astromesh.types import JsonObject, Message, ToolCall, ToolResult
+
+
+class Supervisor:
+    """Decomposes, delegates to worker agents, collects."""
+
+    class Options(BaseModel):
+        model_config = ConfigDict(extra="forbid")
+
+        workers: tuple[str, ...] = Field(min_length=1, description="Names of the agents that do the work.")
+        max_parallel: int = Field(4, ge=1, description="Workers that run at the same time.")
+
+    @classmethod
+    async def open(cls, options: Options, deps: Deps) -> SupervisorPattern:
+        """Raises: ConfigError: nothing here can run agents."""
+        if deps.run_agent is None:
+            raise ConfigError("The pattern supervisor needs a runtime that runs its workers.")
+        workers = {name: deps.agents.get(name, "") for name in dict.fromkeys(options.workers)}
+        return SupervisorPattern(workers, options.max_parallel, deps.run_agent)
+
+
+class SupervisorPattern(GraphPattern):
+    """A `Pattern` whose tools are its workers, beside those of the agent.
+
+    Args:
+        workers: description by name.
+        max_parallel: of them that run at the same time.
+        run_agent: runs one.
+    """
+
+    def __init__(self, workers: Mapping[str, str], max_parallel: int, run_agent: RunAgent) -> None:
+        make = partial(supervisor_graph, workers, max_parallel)
+        super().__init__(lambda iterations: unbounded_engine_of(make(iterations)), lambda task: Delegations())
+        self._workers, self._run_agent = workers, run_agent
+
+    async def run(self, task: Task, model: ModelPort, tools: ToolPort, scope: Scope) -> Outcome:
+        terms = Terms(max_iterations=task.max_iterations)
+        workers = [WorkerTool(n, about, self._run_agent, terms) for n, about in self._workers.items()]
+        return await super().run(task, model, JoinedTools(ToolBox(workers, timeout=None), tools), scope)
+
+
+def supervisor_graph(workers: Mapping[str, str], max_parallel: int, max_iterations: int) -> PromptGraph:
+    """The graph of the module's docstring.
+
+    Args:
+        workers: description by name.
+        max_parallel: workers that run at the same time.
+        max_iterations: times that the supervisor may try to answer.
+    """
+    critical = {NodeFlag.CRITICAL}
+    graph = PromptGraph("supervisor")
+    graph.add_node(Decompose(workers))
+    graph.add_node(Delegate("delegate", workers, max_parallel))
+    graph.add_node(Answer(max_iterations, flags=critical))
+    graph.set_entry("decompose").always("decompose", "delegate").always("delegate", "answer")
+    return graph.on_tool_call("answer", "delegate")
+
+
+@dataclass(slots=True)
+class Delegations:
+    """What was delegated in a run, and how often the supervisor was asked for the answer."""
+
+    made: list[tuple[str, bool]] = field(default_factory=list)
+    asked: int = 0
+    calls: int = 0
+
+    def metadata(self) -> JsonObject:
+        return {"delegations": [{"agent": agent, "ok": ok} for agent, ok in self.made]}
+
+
+# -- decompose ---------------------------------------------------------------------------------------------
+
+
+class Decompose(BaseNode):
+    """Asks for delegations: tool calls, or JSON. Output: the assignments where they came as text.
+
+    Args:
+        workers: description by name.
+    """
+
+    own = ("workers",)
+
+    def __init__(self, workers: Mapping[str, str]) -> None:
+        super().__init__("decompose", flags={NodeFlag.CRITICAL})
+        self.workers = workers
+        self.prompt = PromptNode(
+            "assign",
+            role="planner",
+            instructions=_DECOMPOSE,
+            model_override="planner",
+            inject_tools=True,
+            tool_loop=False,
+            routing="edges_only",
+        )
+
+    def children(self) -> Iterable[BaseNode]:
+        return (self.prompt,)
+
+    async def execute(self, state: GraphState, config: NodeConfig) -> NodeResult:
+        own = apart(state, state.messages)
+        result = await config.run(self.prompt, own)
+        if result.error:
+            return NodeResult(self.name, error=result.error, exception=result.exception)
+        if result.tool_calls:
+            asked_for = own.messages[len(state.messages) :]
+            return NodeResult(self.name, is_answer=False, messages_added=asked_for)
+        found = assignments_in(str(result.raw_output), self.workers)
+        if found is None:  # a text that delegates nothing: the whole task goes to whom it fits best
+            found = [Assignment(best_fit(state.question, self.workers), state.question)]
+        return NodeResult(self.name, found, is_answer=False)
+
+
+_DECOMPOSE = (
+    "You lead workers; each is one of your tools that takes a `task`. Do not answer yet: break the question "
+    "into tasks, each for the worker it fits and with everything that worker needs to know. Call the workers "
+    "of all tasks that are independent at once. If you cannot call tools, answer with one JSON object: "
+    '{"delegate": [{"worker": "NAME", "task": "TASK", "after": [NUMBERS OF TASKS WHOSE RESULTS IT NEEDS]}]}. '
+    'If nobody is needed, answer {"delegate": []}.'
+)
+
+
+# -- delegate ----------------------------------------------------------------------------------------------
+
+
+class Delegate(BaseNode):
+    """Carries out what was asked for: the calls of the last message, or the assignments that came as text.
+
+    The results stand in the conversation as those of tool calls.
+
+    Args:
+        workers: description by name.
+        max_parallel: calls that run at the same time.
+    """
+
+    own = ("workers", "max_parallel")
+
+    def __init__(self, name: str, workers: Mapping[str, str], max_parallel: int) -> None:
+        super().__init__(name, inject_tools=True)
+        self.workers, self.max_parallel = workers, max_parallel
+
+    async def execute(self, state: GraphState, config: NodeConfig) -> NodeResult:
+        pending = state.messages[-1].tool_calls if state.messages[-1].role == "assistant" else ()
+        if pending:
+            results = await self._call(pending, state, config)
+            return NodeResult(self.name, is_answer=False, messages_added=[_heard(r) for r in results])
+        last = state.last_result
+        assignments: list[Assignment] = last.output if last and isinstance(last.output, list) else []
+        calls, results = await self._assign(assignments, state, config)
+        said = [Message("assistant", "", tuple(calls))] if calls else []
+        return NodeResult(self.name, is_answer=False, messages_added=[*said, *map(_heard, results)])
+
+    async def _assign(
+        self, assignments: Sequence[Assignment], state: GraphState, config: NodeConfig
+    ) -> tuple[list[ToolCall], list[ToolResult]]:
+        calls: dict[int, ToolCall] = {}
+        results: dict[int, ToolResult] = {}
+        for wave in waves(assignments):
+            for i in wave:
+                needed = [results[n - 1].content for n in assignments[i].after]
+                calls[i] = _call(assignments[i], needed, config[NOTES])
+            done = await self._call([calls[i] for i in wave], state, config)
+            results.update(zip(wave, done, strict=True))
+        places = range(len(assignments))
+        return [calls[i] for i in places], [results[i] for i in places]
+
+    async def _call(
+        self, calls: Sequence[ToolCall], state: GraphState, config: NodeConfig
+    ) -> list[ToolResult]:
+        free = asyncio.Semaphore(self.max_parallel)
+
+        async def one(call: ToolCall) -> ToolResult:
+            async with free:
+                return (await config.call_tools((call,), state))[0]
+
+        results = await together([one(call) for call in calls])
+        notes: Delegations = config[NOTES]
+        notes.made += [(result.name, result.ok) for result in results if result.name in self.workers]
+        return results
+
+
+def _call(assignment: Assignment, needed: Sequence[str], notes: Delegations) -> ToolCall:
+    notes.calls += 1
+    known = "\n\n".join(needed)
+    task = f"{assignment.task}\n\n## What is known\n{known}" if known else assignment.task
+    return ToolCall(f"delegate_{notes.calls}", assignment.worker, orjson.dumps({"task": task}).decode())
+
+
+def _heard(result: ToolResult) -> Message:
+    return Message("tool", result.content, tool_call_id=result.call_id, name=result.name)
+
+
+# -- answer ------------------------------------------------------------------------------------------------
+
+
+class Answer(SynthesizeNode):
+    """Writes the answer from what the workers found, or asks for more; so often and no more.
+
+    Args:
+        max_rounds: times that it is asked.
+    """
+
+    def __init__(self, max_rounds: int, **keywords: Any) -> None:
+        super().__init__("answer", inject_tools=True, tool_loop=False, routing="edges_only", **keywords)
+        self.max_rounds = max_rounds
+
+    async def execute(self, state: GraphState, config: NodeConfig) -> NodeResult:
+        notes: Delegations = config[NOTES]
+        if notes.asked >= self.max_rounds:
+            raise IterationsExhausted(f"The supervisor has used up its {self.max_rounds} rounds.")
+        notes.asked += 1
+        return await super().execute(state, config)
