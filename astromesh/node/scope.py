@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, Generic, TypeVar
+
 from astromesh.abc.clock import Clock, SystemClock
 from astromesh.abc.events import Emitter
 from astromesh.abc.tool import ToolContext
@@ -9,25 +11,54 @@ from astromesh.node.ledger import RunLedger
 from astromesh.telemetry.stream import NoEvents
 from astromesh.types import CallerContext, SessionKey
 
+T = TypeVar("T")
+
 #: the events of a scope that nobody listens to
 NO_EVENTS = NoEvents()
 _CLOCK: Clock = SystemClock()
 
 
+class _OfTheRun(Generic[T]):
+    """What all scopes of a run have in common, read and written wherever one of them stands."""
+
+    def __set_name__(self, owner: type[Any], name: str) -> None:
+        self._name = name
+
+    def __get__(self, scope: Scope, owner: type[Any]) -> T:
+        value: T = scope.common[self._name]
+        return value
+
+    def __set__(self, scope: Scope, value: T) -> None:
+        scope.common[self._name] = value
+
+
 class Scope:
-    """One run as its parts see it. Nested units get a child with a longer path, the same ledger and events.
+    """One run as its parts see it. Nested units get a child with a longer path.
 
     Args:
-        path: where in the run's tree this is, e.g. `react/lookup`; recorded steps are keyed by it.
+        events: what the run emits to; `NO_EVENTS` where nobody ever listens.
         deadline: `clock.monotonic()` at which the run must have ended, or None.
         retries: tries that are left for the whole run, over all layers; shared by children.
         depth: how many agents stand above this run.
+
+    `path` is where in the run's tree this is, e.g. `react/lookup`; recorded steps are keyed by it. It and the
+    """One run as its parts see it. Nested units get a child with a longer path.
     """
 
-    __slots__ = (
-        "agent", "caller", "clock", "deadline", "depth", "events", "ledger", "path", "retries", "run_id",
-        "session", "steps", "tools_called", "trace_id",
-    )  # fmt: skip
+    __slots__ = ("common", "ledger", "path")
+
+    run_id = _OfTheRun[str]()
+    agent = _OfTheRun[str]()
+    session = _OfTheRun[SessionKey]()
+    caller = _OfTheRun[CallerContext | None]()
+    trace_id = _OfTheRun[str]()
+    events = _OfTheRun[Emitter]()
+    clock = _OfTheRun[Clock]()
+    deadline = _OfTheRun[float | None]()
+    depth = _OfTheRun[int]()
+    retries = _OfTheRun[list[int]]()
+    steps = _OfTheRun[list[int]]()
+    tools_called = _OfTheRun[list[str]]()
 
     def __init__(  # noqa: PLR0913 (one keyword for each thing that a run is made of)
         self,
@@ -44,49 +75,48 @@ class Scope:
         retries: int = 8,
         depth: int = 0,
     ) -> None:
-        self.run_id = run_id
-        self.agent = agent
-        self.session = session
-        self.caller = caller
-        self.trace_id = trace_id
-        self.events: Emitter = events or NO_EVENTS
-        self.ledger = ledger or RunLedger()
-        self.clock: Clock = clock or _CLOCK
-        self.deadline = deadline
-        self.retries = [retries]
-        self.depth = depth
         self.path = ""
-        self.steps = [0]
-        self.tools_called: list[str] = []
+        self.ledger = ledger or RunLedger()
+        self.common: dict[str, Any] = {
+            "run_id": run_id,
+            "agent": agent,
+            "session": session,
+            "caller": caller,
+            "trace_id": trace_id,
+            "events": events or NO_EVENTS,
+            "clock": clock or _CLOCK,
+            "deadline": deadline,
+            "depth": depth,
+            "retries": [retries],
+            "steps": [0],
+            "tools_called": [],
+        }
 
     def child(self, name: str) -> Scope:
         """The same run, one level down: `path/name`."""
         nested = Scope.__new__(Scope)
-        # written out: a loop over the slots takes six times as long, and every model call comes through here
-        nested.agent, nested.caller, nested.clock = self.agent, self.caller, self.clock
-        nested.deadline, nested.depth, nested.events = self.deadline, self.depth, self.events
-        nested.ledger, nested.retries, nested.run_id = self.ledger, self.retries, self.run_id
-        nested.session, nested.steps, nested.tools_called = self.session, self.steps, self.tools_called
-        nested.trace_id = self.trace_id
+        nested.common, nested.ledger = self.common, self.ledger
         nested.path = f"{self.path}/{name}" if self.path else name
         return nested
 
     def charging(self, ledger: RunLedger) -> Scope:
         """The same place in the run with a ledger of its own; make it a child of this one's."""
-        other = self.child("")
-        other.path, other.ledger = self.path, ledger
+        other = Scope.__new__(Scope)
+        other.common, other.ledger, other.path = self.common, ledger, self.path
         return other
 
     def next_step(self) -> int:
         """Numbers model calls of the whole run from 1."""
-        self.steps[0] += 1
-        return self.steps[0]
+        steps = self.steps
+        steps[0] += 1
+        return steps[0]
 
     def take_retry(self) -> bool:
         """Takes one try from the run's retry budget; False when it is used up."""
-        if self.retries[0] <= 0:
+        retries = self.retries
+        if retries[0] <= 0:
             return False
-        self.retries[0] -= 1
+        retries[0] -= 1
         return True
 
     def tool_context(self, call_id: str, tool: str = "") -> ToolContext:

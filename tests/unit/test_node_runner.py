@@ -125,8 +125,9 @@ async def test_a_child_scope_is_one_level_down_and_shares_everything_else() -> N
     scope = Scope("r", agent="a", retries=2, depth=3, trace_id="t", deadline=9.0).child("react")
     nested = scope.child("lookup")
     assert (scope.path, nested.path) == ("react", "react/lookup")
-    for slot in set(Scope.__slots__) - {"path"}:
-        assert getattr(nested, slot) is getattr(scope, slot), slot
+    assert nested.ledger is scope.ledger
+    for name in ("run_id", "agent", "session", "caller", "trace_id", "events", "clock", "deadline", "depth"):
+        assert getattr(nested, name) is getattr(scope, name), name
     nested.next_step()
     nested.take_retry()
     assert (scope.next_step(), scope.retries) == (2, [1])
