@@ -17,6 +17,7 @@ from astromesh.node.scope import Scope
 from astromesh.runtime.agent import Agent
 from astromesh.telemetry.runs import RunLog
 from astromesh.telemetry.stream import DELTA, EventStream
+from astromesh.tokens import estimate_request
 from astromesh.types import CallerContext, CompletionRequest, CompletionResult, Delta, JsonObject, SessionKey
 
 ANONYMOUS = "anonymous"
@@ -42,13 +43,15 @@ class GatedEvents:
     voice: its whole text as the model said it, and what left of it.
     """
 
-    __slots__ = ("_agent", "_ledger", "_stream", "_voices", "last", "partial")
+    __slots__ = ("_agent", "_ledger", "_stream", "_voices", "asked", "last", "partial")
 
     def __init__(self, stream: EventStream, agent: Agent, ledger: RunLedger) -> None:
         self._stream = stream
         self._agent = agent
         self._ledger = ledger
         self._voices: dict[int, _Voice] = {}
+        #: what the newest streaming call asks; rules that count tokens count its prompt
+        self.asked: CompletionRequest | None = None
         self.partial: list[str] = []
         self.last: tuple[str, Released] | None = None
 
@@ -80,11 +83,16 @@ class GatedEvents:
         step, content = data["step"], data["content"]
         voice = self._voices.get(step)
         if voice is None:
-            before = self._ledger.usage.total_tokens
-            gate = self._agent.guardrails.gate(self._agent.stream, tokens_used=before)
+            gate = self._agent.guardrails.gate(self._agent.stream, tokens_used=self._spent_before())
             voice = self._voices[step] = _Voice(gate, data["role"])
         voice.raw.append(content)
         self._send(step, voice.role, voice.gate.feed(content))
+
+    def _spent_before(self) -> int:
+        """Tokens of the turn before this call's answer: a number that only output rules want."""
+        if self.asked is None or not self._agent.guardrails.output_rules:
+            return 0
+        return self._ledger.usage.total_tokens + estimate_request(self.asked)
 
     def _finish(self, data: dict[str, Any]) -> None:
         step, usage = data["step"], data["usage"]
@@ -134,6 +142,8 @@ class RunModel:
 
     async def stream(self, request: CompletionRequest) -> AsyncIterator[Delta | CompletionResult]:
         request = self._shaped(request)
+        if isinstance(self._scope.events, GatedEvents):
+            self._scope.events.asked = request
         try:
             async with aclosing(self._router.stream(request, take_retry=self._scope.take_retry)) as pieces:
                 async for piece in pieces:
