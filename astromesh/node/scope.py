@@ -41,8 +41,8 @@ class Scope:
         retries: tries that are left for the whole run, over all layers; shared by children.
         depth: how many agents stand above this run.
 
-    `path` is where in the run's tree this is, e.g. `react/lookup`; recorded steps are keyed by it. It and the
-    """One run as its parts see it. Nested units get a child with a longer path.
+    `path` is where in the run's tree this is, e.g. `react/lookup`; recorded steps are keyed by it. Path and
+    ledger are a scope's own. Everything else is the run's, so that a child is cheap: every model call has one.
     """
 
     __slots__ = ("common", "ledger", "path")
