@@ -49,12 +49,12 @@ async def persistent(
                 except known as error:
                     last = error.cause if isinstance(error, NotSent) else error
                     if not again(error):
-                        raise last from None
+                        raise last from last.__cause__
                 await asyncio.sleep(pause)
                 pause = min(pause * 2, LONGEST_PAUSE)
     except TimeoutError:
         if last is not None:
-            raise last from None
+            raise last from last.__cause__
         raise
 
 

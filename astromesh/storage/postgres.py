@@ -26,9 +26,9 @@ from astromesh.storage.patience import NotSent, Unbroken, persistent
 from astromesh.storage.postgres_faults import is_away, translated
 
 T = TypeVar("T")
-Connection: TypeAlias = PoolConnectionProxy[Any]
+Connection: TypeAlias = "PoolConnectionProxy[Any]"
 #: something done with one connection
-Session = Callable[[Connection], Awaitable[T]]
+Session: TypeAlias = Callable[[Connection], Awaitable[T]]
 
 SCHEMES = ("postgresql", "postgres")
 POOL_SIZE, STATEMENT_CACHE = 10, 256

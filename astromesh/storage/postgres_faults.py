@@ -40,6 +40,8 @@ def translated(error: BaseException, name: str) -> AstromeshError:
         return StoreUnavailable(f"The database {name} did not answer in time; try again.")
     if isinstance(error.__cause__, UnicodeEncodeError):  # refused before it was sent
         return InvalidInput("The text holds half of a surrogate pair, which is no character.")
+    if type(error) is asyncpg.DataError:  # the library's own; it repeats the value
+        return StoreError(f"The database {name} was given a value of the wrong kind.")
     if isinstance(error, asyncpg.PostgresError):
         return _by_state(error, error.sqlstate or "", name)
     return StoreUnavailable(f"The database {name} cannot be reached; try again.")

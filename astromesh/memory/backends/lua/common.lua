@@ -1,0 +1,23 @@
+-- Before every script. Names within a key are parted by the unit separator, which no name holds.
+--   PREFIX:s:TENANT AGENT SESSION  hash: owner, index, created, updated, expires, summary, upto
+--   PREFIX:t:TENANT AGENT SESSION  list: one JSON array for each turn; the position is its seq
+--   PREFIX:a:TENANT AGENT          sorted set of session ids
+--   PREFIX:o:TENANT OWNER          sorted set of AGENT SESSION
+--   PREFIX:x                       sorted set of TENANT AGENT SESSION by the time they expire
+local US = '\31'
+
+local function over(expires, now)
+    return expires and tonumber(expires) > 0 and tonumber(expires) <= tonumber(now)
+end
+
+local function forget(prefix, id)
+    local tenant, agent, session = string.match(id, '^(.-)\31(.-)\31(.*)$')
+    local hash = prefix .. ':s:' .. id
+    local index = redis.call('HGET', hash, 'index')
+    redis.call('ZREM', prefix .. ':a:' .. tenant .. US .. agent, session)
+    redis.call('ZREM', prefix .. ':x', id)
+    if index then
+        redis.call('ZREM', index, agent .. US .. session)
+    end
+    return redis.call('DEL', hash, prefix .. ':t:' .. id)
+end

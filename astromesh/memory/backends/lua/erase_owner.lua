@@ -1,0 +1,9 @@
+-- Deletes some sessions of a principal; answers how many. ARGV: prefix, tenant, owner, how many at most.
+local prefix, tenant, owner, most = unpack(ARGV)
+local index = prefix .. ':o:' .. tenant .. US .. owner
+local members = redis.call('ZRANGE', index, 0, most - 1)
+for _, member in ipairs(members) do
+    forget(prefix, tenant .. US .. member)
+    redis.call('ZREM', index, member)
+end
+return #members

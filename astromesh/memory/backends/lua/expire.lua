@@ -1,0 +1,6 @@
+-- Deletes some sessions whose time is over; answers how many. ARGV: prefix, now, how many at most.
+local ids = redis.call('ZRANGEBYSCORE', ARGV[1] .. ':x', '-inf', ARGV[2], 'LIMIT', 0, ARGV[3])
+for _, id in ipairs(ids) do
+    forget(ARGV[1], id)
+end
+return #ids

@@ -1,0 +1,172 @@
+"""Conversations in Redis or Valkey. Every script is in `lua/`; `common.lua` says what the keys are."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from importlib.resources import files
+from typing import Any, ClassVar, Self
+
+import orjson
+from pydantic import BaseModel, ConfigDict, Field, SecretStr
+
+from astromesh.abc.clock import Clock
+from astromesh.abc.deps import Deps
+from astromesh.abc.stores import Recalled, SessionInfo, Summary
+from astromesh.errors import InvalidInput, SessionNotFound
+from astromesh.memory.backends.expiry import expiring
+from astromesh.storage.redis import Redis, Script, shared_redis
+from astromesh.types import SessionKey, Turn
+
+_SEPARATOR = "\x1f"
+#: sessions deleted by one script, which nothing else runs beside
+_CHUNK = 200
+#: seconds after its end at which the server drops a session that no sweeper has met
+_GRACE = 86_400.0
+
+
+def _script(name: str) -> Script:
+    folder = files("astromesh.memory.backends").joinpath("lua")
+    return Script("\n".join(folder.joinpath(f"{part}.lua").read_text("utf-8") for part in ("common", name)))
+
+
+_APPEND, _RECALL, _PAGE, _SUMMARISE = map(_script, ("append", "recall", "page", "summarise"))
+_LIST, _INFO, _ERASE, _ERASE_OWNER, _EXPIRE = map(_script, ("list", "info", "erase", "erase_owner", "expire"))
+
+
+class RedisOptions(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    url: SecretStr = Field(
+        SecretStr(""), description="redis://…, may hold a password; empty: redis.url of runtime.yaml."
+    )
+    prefix: str = Field(
+        "astromesh", min_length=1, pattern=r"^[^\x00-\x1f:]+$", description="Begins every key."
+    )
+
+
+class RedisConversations:
+    """A ConversationStore over one server.
+
+    Args:
+        prefix: begins every key, so that several installations may share a server.
+    """
+
+    Options: ClassVar[type[BaseModel]] = RedisOptions
+
+    def __init__(self, server: Redis, clock: Clock, prefix: str = "astromesh") -> None:
+        self._server = server
+        self._clock = clock
+        self._prefix = prefix
+
+    @classmethod
+    async def open(cls, options: RedisOptions, deps: Deps) -> Self:
+        """Raises: ConfigError: there is no URL."""
+        server = await shared_redis(deps, options.url.get_secret_value())
+        store: Self = await deps.resources.shared(
+            (cls, id(server), options.prefix), lambda: cls._opened(server, deps.clock, options.prefix)
+        )
+        return store
+
+    @classmethod
+    @asynccontextmanager
+    async def _opened(cls, server: Redis, clock: Clock, prefix: str) -> AsyncIterator[Self]:
+        store = cls(server, clock, prefix)
+        async with expiring(store.expire, clock):
+            yield store
+
+    async def recall(self, key: SessionKey, limit: int) -> Recalled:
+        found = await self._server.read(_RECALL, self._keys(key), max(limit, 0), self._clock.now())
+        if found is None:
+            return _NOTHING
+        owner, last_seq, text, upto, turns = found
+        summary = Summary(text.decode(), int(upto)) if text is not None else None
+        return Recalled(_turns(turns, last_seq - len(turns) + 1), summary, owner.decode(), last_seq)
+
+    async def append(
+        self, key: SessionKey, owner: str, turns: Sequence[Turn], *, expires_at: float = 0.0
+    ) -> int:
+        now = self._clock.now()
+        left = int((expires_at - now + _GRACE) * 1000) if expires_at else 0
+        names = (self._prefix, *key, *_names(owner))
+        times = (now, expires_at, max(left, 0))
+        last: int = await self._server.write(_APPEND, self._keys(key), *names, *times, *_packed(turns, now))
+        if last < 0:
+            raise SessionNotFound(f"There is no session {key.session_id!r}.")
+        return last
+
+    async def set_summary(self, key: SessionKey, summary: Summary) -> None:
+        bound = (summary.text, summary.upto, self._clock.now())
+        await self._server.write(_SUMMARISE, self._keys(key), *bound)
+
+    async def page(self, key: SessionKey, *, after: int = 0, limit: int = 50) -> tuple[Turn, ...]:
+        found = await self._server.read(_PAGE, self._keys(key), after, limit, self._clock.now())
+        return _turns(found, after + 1)
+
+    async def info(self, key: SessionKey) -> SessionInfo | None:
+        found = await self._server.read(_INFO, self._keys(key), self._clock.now())
+        return _info(key.session_id.encode(), *found) if found else None
+
+    async def sessions(
+        self, tenant: str, agent: str, *, owner: str | None = None, after: str = "", limit: int = 50
+    ) -> tuple[SessionInfo, ...]:
+        names = _names(tenant, agent, owner or "", after)
+        limits = (limit, self._clock.now(), int(owner is not None))
+        found = await self._server.read(_LIST, (), self._prefix, *names, *limits)
+        return tuple(_info(*about) for about in found)
+
+    async def erase(self, key: SessionKey) -> bool:
+        return bool(await self._server.write(_ERASE, (), self._prefix, *_names(*key)))
+
+    async def erase_owner(self, tenant: str, owner: str) -> int:
+        return await self._delete_in_chunks(_ERASE_OWNER, *_names(tenant, owner))
+
+    async def expire(self, now: float) -> int:
+        return await self._delete_in_chunks(_EXPIRE, now)
+
+    async def ping(self) -> None:
+        await self._server.ping()
+
+    async def close(self) -> None:
+        """Nothing: the pool closes with the runtime's resources."""
+
+    async def _delete_in_chunks(self, script: Script, *bound: str | float) -> int:
+        total = 0
+        while count := await self._server.write(script, (), self._prefix, *bound, _CHUNK):
+            total += count
+        return total
+
+    def _keys(self, key: SessionKey) -> tuple[str, str]:
+        name = _SEPARATOR.join(_names(*key))
+        return f"{self._prefix}:s:{name}", f"{self._prefix}:t:{name}"
+
+
+def _names(*names: str) -> tuple[str, ...]:
+    if any(_SEPARATOR in name for name in names):
+        raise InvalidInput("The name of a session, tenant or principal holds a control character.")
+    return names
+
+
+def _packed(turns: Sequence[Turn], now: float) -> list[bytes]:
+    try:
+        return [
+            orjson.dumps((t.role, t.content, round(t.created_at or now, 3), t.run_id, t.status, t.tokens))
+            for t in turns
+        ]
+    except orjson.JSONEncodeError as error:
+        raise InvalidInput("The text holds half of a surrogate pair, which is no character.") from error
+
+
+def _turns(packed: Sequence[bytes], first: int) -> tuple[Turn, ...]:
+    return tuple(_turn(seq, *orjson.loads(one)) for seq, one in enumerate(packed, first))
+
+
+def _turn(seq: int, role: Any, content: str, *rest: Any) -> Turn:
+    return Turn(role, content, seq, *rest)
+
+
+def _info(session_id: bytes, owner: bytes, turns: int, created: bytes, updated: bytes) -> SessionInfo:
+    return SessionInfo(session_id.decode(), owner.decode(), turns, float(created), float(updated))
+
+
+_NOTHING = Recalled()
