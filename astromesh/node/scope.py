@@ -42,7 +42,7 @@ class Scope:
         depth: how many agents stand above this run.
 
     `path` is where in the run's tree this is, e.g. `react/lookup`; recorded steps are keyed by it. Path and
-    ledger are a scope's own. Everything else is the run's, so that a child is cheap: every model call has one.
+    ledger are a scope's own. The rest is the run's, so that a child is cheap: every model call has one.
     """
 
     __slots__ = ("common", "ledger", "path")
