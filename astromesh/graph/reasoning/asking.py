@@ -84,5 +84,7 @@ async def ask_object(
     reply = await ask(state, config, purpose, material)
     if not reply.ok:
         return None, reply.fault
-    found = object_in(reply.text)
-    return found, "" if found is not None else f"{config.node.name}: the model's answer holds no JSON object."
+    found = object_in(reply.text, tuple((purpose.schema or {})["properties"]))
+    if found is None:
+        return None, f"{config.node.name}: the model's answer holds no JSON object of what was asked for."
+    return found, ""

@@ -75,9 +75,11 @@ def without_hidden(text: str) -> str:
     return text
 
 
-def object_in(text: str) -> JsonObject | None:
-    """The JSON object of an answer, or None."""
-    return extract_object(without_hidden(text))
+def object_in(text: str, keys: Sequence[str]) -> JsonObject | None:
+    """The first JSON object of an answer that has one of the keys that were asked for, or None."""
+    text = without_hidden(text)
+    found = (extract_object(text, key) for key in keys)
+    return next((value for value in found if value is not None), None)
 
 
 def answer_in(text: str) -> str:

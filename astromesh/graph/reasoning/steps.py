@@ -30,6 +30,7 @@ from astromesh.types import JsonObject, Message, ToolCall, ToolResult, ToolSpec
 
 #: characters of a tool's result in the observations, and in the trace
 OBSERVED, TRACED = 1_000, 160
+_STEP_KEYS = ("kind", "next_step", "step")
 _DIRECT: JsonObject = {"kind": "analysis", "step": "answer the question"}
 _MOST_CONCLUSIONS = 4 * LINES
 
@@ -87,7 +88,7 @@ def _step_of(reply: Reply, *, offered: bool) -> tuple[JsonObject, str]:
         args, fault = _arguments(call)
         name = short(call.name, 64)
         return {"kind": TOOL, "step": name, "tool": name, "args": args}, fault
-    found = object_in(reply.text)
+    found = object_in(reply.text, _STEP_KEYS)
     if found is None and offered:  # a model that is offered tools and writes prose needs none of them
         return {"kind": DONE, "step": DONE}, ""
     return step_of(found)
@@ -175,13 +176,19 @@ def _observe(state: GraphState, step: JsonObject, answer: ToolResult) -> None:
     seen: JsonObject = {"source": "tool", "tool": step["tool"], "args": args, "success": answer.ok}
     if answer.ok:
         seen["result"] = short(answer.content, OBSERVED)
-        traced = f"answered: {short(answer.content, TRACED)}"
+        traced = f"answered: {_traced(answer.content)}"
     else:
         seen["error"] = short(answer.content)
         traced = f"failed: {short(answer.content, TRACED)}"
         rc.note_error(f"The tool {step['tool']!r} failed ({answer.error}): {short(answer.content)}")
     rc.observations.append(seen)
     rc.step_trace.append({"step": f"tool {step['tool']}", "result": traced})
+
+
+def _traced(content: str) -> str:
+    """A text's beginning; of data only how much it is: its beginning says nothing."""
+    is_data = content.lstrip().startswith(("{", "["))
+    return f"data, {len(content)} characters" if is_data else short(content, TRACED)
 
 
 # -- evaluating --------------------------------------------------------------------------------------------
