@@ -25,6 +25,7 @@ from astromesh.types import JsonObject, Message
 
 Merge = Literal["concat", "vote", "judge"]
 _WORD = re.compile(r"\w+")
+_NUMBER = re.compile(r"\W*(?:answer|number|nr|no)?\W*(\d{1,3})\W*", re.IGNORECASE)
 
 
 class Branch(NamedTuple):
@@ -213,14 +214,14 @@ def verdict(text: str, count: int) -> int | None:
     """The index of the answer that a judge named, or None.
 
     Args:
-        text: the judge's words: the JSON object asked for, or a text with one number in it.
+        text: the judge's words: the JSON object asked for, or nothing but a number.
         count: of answers.
     """
     for value in extract_values(text):
         if isinstance(value, dict) and (place := _place(value.get("best"), count)) is not None:
             return place
-    numbers = {place for n in re.findall(r"\b\d{1,3}\b", text) if (place := _place(n, count)) is not None}
-    return numbers.pop() if len(numbers) == 1 else None
+    alone = _NUMBER.fullmatch(text.strip())
+    return _place(alone[1], count) if alone else None
 
 
 def _place(value: Any, count: int) -> int | None:

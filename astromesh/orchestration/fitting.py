@@ -28,5 +28,5 @@ def best_fit(task: str, candidates: Mapping[str, str]) -> str:
 
 
 def _stems(text: str) -> set[str]:
-    """Words by their beginnings, so that `passwords` and `password`, `billed` and `billing` meet."""
-    return {word[:5] for word in _WORD.findall(text.casefold()) if word not in _IDLE}
+    """Words by their beginnings, so that `plans` and `plan`, `billed` and `billing` meet."""
+    return {word.rstrip("s")[:4] for word in _WORD.findall(text.casefold()) if word not in _IDLE}
