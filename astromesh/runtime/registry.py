@@ -53,8 +53,13 @@ class Runs(Protocol):
     async def list(self, viewer: Viewer, wanted: RunFilter) -> tuple[list[JsonObject], Usage]:
         """The newest first, and what all that fit have used; a nested run is part of the one above it."""
 
-    async def follow(self, run_id: str, viewer: Viewer, after: int, sink: EventSink) -> Callable[[], None]:
-        """Sends the events behind `after`, then those that come; answers what ends the sending."""
+    async def follow(
+        self, run_id: str, viewer: Viewer, after: int, sink: EventSink
+    ) -> Callable[[], None] | None:
+        """Sends the events behind `after`, then those that come.
+
+        Answers what ends the sending, or None where the run has ended and nothing will come.
+        """
 
     async def cancel(self, run_id: str, viewer: Viewer) -> JsonObject:
         """Ends a run and all that it started; what it had said is kept. No new side effect starts after."""
@@ -79,7 +84,9 @@ class RunRegistry:
         found = [log for log in self._logs.newest() if log.visible(*viewer) and _fits(log, wanted)]
         return [_line(log) for log in found[: wanted.limit]], _used(found)
 
-    async def follow(self, run_id: str, viewer: Viewer, after: int, sink: EventSink) -> Callable[[], None]:
+    async def follow(
+        self, run_id: str, viewer: Viewer, after: int, sink: EventSink
+    ) -> Callable[[], None] | None:
         log = self._find(run_id, viewer)
         if log.ended_at is not None and self._clock.monotonic() - log.ended_at > KEPT_SECONDS:
             raise EventsGone(f"Events are kept for {KEPT_SECONDS:g} s; GET /v1/runs/{run_id} has the result.")
@@ -87,7 +94,7 @@ class RunRegistry:
         for event in log.after(after):
             sink.send(event)
         if stream is None:
-            return _nothing
+            return None
         stream.add(sink)
         return lambda: stream.remove(sink)
 
@@ -122,10 +129,6 @@ class RunRegistry:
         if self._logs.is_gone(run_id, *viewer):
             raise EventsGone(f"The run {run_id!r} is no longer kept.")
         raise RunNotFound(f"There is no run {run_id!r}.")
-
-
-def _nothing() -> None:
-    pass
 
 
 def _fits(log: RunLog, wanted: RunFilter) -> bool:

@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from astromesh.types import Event
+from astromesh.types import Event, JsonObject
 
 #: upper bounds in seconds
 BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
@@ -55,6 +55,15 @@ class Calls:
         self.cost = 0.0
 
 
+class Spent:
+    """What the runs of one agent have used, with those that they started."""
+
+    __slots__ = ("cost", "tokens")
+
+    def __init__(self) -> None:
+        self.tokens, self.cost = 0, 0.0
+
+
 class Metrics(Collector):
     """The runtime's metrics; it listens to every run. One registry each, so that two runtimes do not mix."""
 
@@ -68,6 +77,7 @@ class Metrics(Collector):
         self.guardrails: Counter[tuple[str, str, str]] = Counter()
         self.runs: dict[str, Durations] = {}
         self.models: dict[tuple[str, str], Calls] = {}
+        self.agents: dict[str, Spent] = {}
         self._on: dict[str, Callable[[Event], None]] = {
             "run.started": self._started,
             "run.completed": self._completed,
@@ -100,6 +110,11 @@ class Metrics(Collector):
         latencies = {(agent,): durations for agent, durations in self.runs.items()}
         yield _histogram("astromesh_run_duration_seconds", "Time of a run.", ["agent"], latencies)
         yield from self._collect_models()
+        tokens = {(agent,): spent.tokens for agent, spent in self.agents.items()}
+        yield _counter("astromesh_agent_tokens", "Tokens of runs, with nested ones.", ["agent"], tokens)
+        costs = {(agent,): spent.cost for agent, spent in self.agents.items()}
+        about = "Cost of runs in US dollars, with nested ones."
+        yield _counter("astromesh_agent_cost_usd", about, ["agent"], costs)
         calls = {(tool, str(ok).lower()): count for (tool, ok), count in self.tools.items()}
         yield _counter("astromesh_tool_calls", "Tool calls.", ["tool", "ok"], calls)
         labels = ["stage", "type", "action"]
@@ -131,15 +146,25 @@ class Metrics(Collector):
         if durations is None:
             durations = self.runs[agent] = Durations()
         durations.observe(event.data["metadata"]["latency_ms"] / 1000)
+        self._spent(agent, event.data["metadata"]["usage"])
 
     def _failed(self, event: Event) -> None:
         self.running -= 1
         self.finished["failed"] += 1
         self.failures[event.data["code"]] += 1
+        self._spent(event.data["agent"], event.data["usage"])
 
     def _cancelled(self, event: Event) -> None:
         self.running -= 1
         self.finished["cancelled"] += 1
+        self._spent(event.data["agent"], event.data["usage"])
+
+    def _spent(self, agent: str, usage: JsonObject) -> None:
+        spent = self.agents.get(agent)
+        if spent is None:
+            spent = self.agents[agent] = Spent()
+        spent.tokens += usage["input_tokens"] + usage["output_tokens"]
+        spent.cost += usage["cost_usd"]
 
     def _model_finished(self, event: Event) -> None:
         data = event.data

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
+import uvicorn
 import yaml
 
 from astromesh.api.app import create_app
 from astromesh.api.auth import Auth
+from astromesh.cli.serve import settings
+from astromesh.config.runtime import RuntimeSpec
 from astromesh.plugins import Plugins
 from astromesh.runtime.engine import AgentRuntime
 from astromesh.testing import ScriptedProvider, plugin_of
@@ -58,3 +63,29 @@ async def client_of(runtime: AgentRuntime, auth: Auth | None = None) -> AsyncIte
         transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
             yield client
+
+
+class _Quiet(uvicorn.Server):
+    """A server that leaves the signals to pytest."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+@asynccontextmanager
+async def served(runtime: AgentRuntime, auth: Auth | None = None) -> AsyncIterator[str]:
+    """The runtime's app on a real port, with the settings of `astromesh serve`; answers `host:port`."""
+    config = settings(create_app(runtime, auth), RuntimeSpec())
+    config.loop = "none"
+    server = _Quiet(config)
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        serving = asyncio.create_task(server.serve([listener]))
+        while not server.started and not serving.done():
+            await asyncio.sleep(0.005)
+        try:
+            yield f"127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            await serving

@@ -62,6 +62,8 @@ async def events(
     outbox = Outbox(ends=True)
     viewer = viewer_of(caller_of(request))
     leave = await runtime_of(request).runs.follow(run_id, viewer, last_event_id, outbox)
+    if leave is None:
+        outbox.close()
     return EventStreamResponse(outbox, leave)
 
 
