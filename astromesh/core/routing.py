@@ -37,14 +37,14 @@ class Candidate(NamedTuple):
     """A provider as the ranking sees it.
 
     Args:
-        index: declared position, primary 0.
+        position: as declared, primary 0.
         cost: estimated US dollars of this request; only read where the capabilities say `priced`.
         latency_ms: moving average, 0.0 where it was never tried.
         idle: calls of the router since this one was tried.
         correction: factor from estimated tokens to the model's own count.
     """
 
-    index: int
+    position: int
     capabilities: Capabilities
     cost: float = 0.0
     latency_ms: float = 0.0
@@ -99,7 +99,7 @@ def rank(
     if not fit and strategy != "capability_match":
         # capabilities are declared, not measured: better to ask than to refuse
         fit = list(candidates)
-    return tuple(c.index for c in _ORDERS[strategy](fit, turn))
+    return tuple(c.position for c in _ORDERS[strategy](fit, turn))
 
 
 def _declared(candidates: Sequence[Candidate], turn: int) -> Sequence[Candidate]:

@@ -45,11 +45,11 @@ def candidate(index: int, cost=0.0, latency=0.0, idle=0, **can) -> Candidate:
 def test_nobody_is_asked_twice_and_nobody_who_cannot_before_one_who_can(strategy, given_, wanted, turn):
     order = rank(strategy, given_, wanted, turn)
     assert len(set(order)) == len(order)
-    fit = {c.index for c in given_ if not lacking(c, wanted)}
+    fit = {c.position for c in given_ if not lacking(c, wanted)}
     if fit or strategy == "capability_match":
         assert set(order) == fit
     else:
-        assert set(order) == {c.index for c in given_}
+        assert set(order) == {c.position for c in given_}
 
 
 @given(
