@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 from astromesh.abc.events import Emitter
 from astromesh.types import CallerContext, SessionKey, ToolCall, ToolResult, ToolSpec
@@ -71,6 +71,7 @@ class Tool(Protocol):
     async def call(self, arguments: dict[str, Any], context: ToolContext) -> Any: ...
 
 
+@runtime_checkable
 class ToolSource(Protocol):
     """Something that offers several tools, and may change its mind: an MCP server, a folder of functions."""
 

@@ -119,7 +119,9 @@ class ToolBlock(Block):
         "none", description="required: a person approves each call."
     )
     timeout_seconds: Seconds | None = Field(
-        None, description="Seconds one call may take; absent: 30, for agent tools the run's deadline."
+        None,
+        description="Seconds one call may take; absent: 30, for agent tools the run's deadline, for those of "
+        "an MCP server what mcp.yaml says.",
     )
     rate_limit: RateLimit | None = Field(None, description="Per agent; absent: none.")
     max_result_tokens: Count | None = Field(None, description="Longer results are cut with a note.")
@@ -131,8 +133,8 @@ class ToolBlock(Block):
 
     @property
     def deadline_seconds(self) -> float | None:
-        """Seconds one call may take; None: the run's own deadline."""
-        return self.timeout_seconds or (None if self.type == "agent" else 30.0)
+        """Seconds one call may take; None: what stands behind the tool knows, or the run's own deadline."""
+        return self.timeout_seconds or (None if self.type in ("agent", "mcp") else 30.0)
 
 
 # -- memory ------------------------------------------------------------------------------------------------

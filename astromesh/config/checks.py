@@ -25,8 +25,8 @@ UNBOUNDED = frozenset({"autonomous"})
 USUAL_ROLES = ("planner", "judge", "worker", "critic")
 #: keys of a server by transport: what it needs, what it cannot have
 _TRANSPORTS: Mapping[str, tuple[str, tuple[str, ...]]] = {
-    "http": ("url", ("command", "args")),
-    "stdio": ("command", ("url", "forward_identity")),
+    "http": ("url", ("command", "args", "env", "cwd")),
+    "stdio": ("command", ("url", "headers", "forward_identity")),
 }
 
 
@@ -96,9 +96,17 @@ def _references(tool: ToolBlock, at: Steps, known: Known) -> Iterator[Finding]:
                 tool.own("pipeline"), known.pipelines, "RAG pipeline", (*at, "pipeline"), known
             )
         case "mcp":
+            yield from _of_several(tool, at)
             yield from _exists(tool.own("server"), known.servers, "MCP server", (*at, "server"), known)
         case "agent":
             yield from _exists(tool.own("agent"), known.agents, "agent", (*at, "agent"), known)
+
+
+def _of_several(tool: ToolBlock, at: Steps) -> Iterator[Finding]:
+    """Keys that cannot hold for each of several tools."""
+    for key in ("description", "parameters", "idempotency"):
+        if key in tool.model_fields_set:
+            yield Finding((*at, key), "has no effect: the server's tools have their own", "remove it")
 
 
 def _exists(name: Any, names: Names, what: str, at: Steps, known: Known) -> Iterator[Finding]:

@@ -6,17 +6,28 @@ from typing import Literal
 
 from pydantic import Field
 
-from astromesh.config.fields import Name, Record, Seconds
+from astromesh.config.fields import Name, Record, Seconds, Secret
 from astromesh.config.head import Manifest, Metadata
 
 
 class MCPServer(Record):
-    """One server: `url` for http, `command` and `args` for stdio."""
+    """One server: `url` and `headers` for http; `command`, `args`, `env` and `cwd` for stdio."""
 
     transport: Literal["http", "stdio"] = Field(description="How to reach it.")
     url: str = Field("", description="Address of a server over http.")
+    headers: dict[str, Secret] = Field(
+        default_factory=dict, description="Headers of every request (http only); their values are secret."
+    )
     command: str = Field("", description="Program of a server over stdio.")
     args: tuple[str, ...] = Field((), description="The program's arguments.")
+    env: dict[str, Secret] = Field(
+        default_factory=dict,
+        description="The program's environment, beside PATH, HOME and their like; values are secret.",
+    )
+    cwd: str = Field(
+        "",
+        description="Folder that the program starts in, from the configuration's; absent: our own.",
+    )
     forward_identity: bool = Field(False, description="Send the caller's token with each call (http only).")
     timeout_seconds: Seconds = Field(30.0, description="Seconds one call may take.")
 

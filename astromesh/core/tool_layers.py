@@ -15,11 +15,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from astromesh.abc.clock import Clock
-from astromesh.abc.tool import Tool, ToolContext, ToolPolicy
+from astromesh.abc.tool import Tool, ToolContext, ToolPolicy, ToolSource
 from astromesh.core.rate_limit import SlidingWindow
 from astromesh.errors import InvalidToolCall, ToolPermissionError, ToolRateLimitError, ToolTimeout
 from astromesh.node.tool_results import argument_validator, misfit, parse_arguments
-from astromesh.types import JsonObject, ToolCall, ToolSpec
+from astromesh.types import Effect, JsonObject, ToolCall, ToolSpec
 
 #: the way to a tool: arguments as the model wrote them (JSON text) or as an object, and the call's context
 Invoke: TypeAlias = Callable[[Any, ToolContext], Awaitable[Any]]
@@ -39,6 +39,29 @@ class DeclaredTool:
     spec: ToolSpec
     tool: Tool
     policy: ToolPolicy = field(default_factory=ToolPolicy)
+
+
+@dataclass(frozen=True, slots=True)
+class DeclaredSource:
+    """Several tools that one block of an agent stands for, e.g. those of an MCP server.
+
+    Args:
+        name: the block's; a permission for it permits all of its tools.
+        effect: as the block says, for each of them; None leaves it to the tool.
+    """
+
+    name: str
+    source: ToolSource
+    policy: ToolPolicy = field(default_factory=ToolPolicy)
+    effect: Effect | None = None
+
+    def declared(self) -> tuple[DeclaredTool, ...]:
+        """What is offered now."""
+        return tuple(self._declare(tool) for tool in self.source.current())
+
+    def _declare(self, tool: Tool) -> DeclaredTool:
+        spec = replace(tool.spec, effect=self.effect) if self.effect else tool.spec
+        return DeclaredTool(spec, tool, self.policy)
 
 
 def layered(tool: DeclaredTool, layers: Sequence[Layer]) -> Invoke:
@@ -66,11 +89,12 @@ def permission(agent: str, permitted: Collection[str] | None) -> Layer:
 
 def rate_limit(clock: Clock) -> Layer:
     """Refuses calls beyond the tool's limit, counted by tenant and caller: nobody uses up another's share."""
+    windows: dict[str, SlidingWindow] = {}  # a source's tools are layered anew when its list changes
 
     def layer(invoke: Invoke, tool: DeclaredTool) -> Invoke:
         if tool.policy.rate_limit is None:
             return invoke
-        window = SlidingWindow(tool.policy.rate_limit)
+        window = windows.setdefault(tool.spec.name, SlidingWindow(tool.policy.rate_limit))
 
         async def limited(arguments: Any, context: ToolContext) -> Any:
             who = (context.session.tenant, context.caller.user_id if context.caller else "")

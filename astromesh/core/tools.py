@@ -6,14 +6,20 @@ tool is a row of layers (`core.tool_layers`), put together once when the agent i
 
 from __future__ import annotations
 
+import asyncio
+import operator
+from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
+
+import structlog
 
 from astromesh.abc.clock import Clock, SystemClock
-from astromesh.abc.tool import RateLimit, Tool, ToolContext, ToolPolicy
+from astromesh.abc.tool import RateLimit, Tool, ToolContext, ToolPolicy, ToolSource
 from astromesh.config.agent import ToolBlock
 from astromesh.core.tool_layers import (
+    DeclaredSource,
     DeclaredTool,
     Invoke,
     Layer,
@@ -31,6 +37,11 @@ from astromesh.types import JsonObject, ToolCall, ToolResult, ToolSpec
 #: the usual rule of thumb for English text; exact counts would need every model's own tokenizer
 _CHARACTERS_PER_TOKEN = 4
 _DEFAULT = ToolPolicy()
+_DECLARED = (DeclaredTool, DeclaredSource)
+#: views that are kept: of callers who are offered different tools
+_VIEWS = 64
+
+log = structlog.get_logger("astromesh.tools")
 
 
 def declared(tool: Tool, block: ToolBlock) -> DeclaredTool:
@@ -57,6 +68,11 @@ def policy_of(block: ToolBlock) -> ToolPolicy:
     )
 
 
+def declared_source(source: ToolSource, block: ToolBlock) -> DeclaredSource:
+    """The tools of a source as the one YAML block declares them that stands for all."""
+    return DeclaredSource(block.name, source, policy_of(block), block.effective_effect)
+
+
 class ToolRegistry:
     """The tools of all agents.
 
@@ -73,7 +89,7 @@ class ToolRegistry:
     def bind(
         self,
         agent_name: str,
-        tools: Iterable[Tool | DeclaredTool],
+        tools: Iterable[Tool | DeclaredTool | DeclaredSource],
         permitted: Collection[str] | None = None,
     ) -> AgentTools:
         """Gives an agent its tools, in place of those it had.
@@ -86,15 +102,20 @@ class ToolRegistry:
         Raises:
             ConfigError: two tools of one name, a permitted tool that is not declared, or a broken schema.
         """
-        own = [tool if isinstance(tool, DeclaredTool) else DeclaredTool(tool.spec, tool) for tool in tools]
-        _check_names(agent_name, [tool.spec.name for tool in own], permitted)
-        layers = (
-            permission(agent_name, permitted), rate_limit(self._clock), arguments, *self._layers, idempotency,
-            time_limit,
-        )  # fmt: skip
+        given = [tool if isinstance(tool, _DECLARED) else DeclaredTool(tool.spec, tool) for tool in tools]
+        sources = tuple(one for one in given if isinstance(one, DeclaredSource))
+        own = [one for one in given if isinstance(one, DeclaredTool)]
+        names = [tool.spec.name for tool in own]
+        _check_names(agent_name, names, () if sources else permitted)
+        limited, inner = rate_limit(self._clock), (arguments, *self._layers, idempotency, time_limit)
+        layers = (permission(agent_name, permitted), limited, *inner)
         ways = {tool.spec.name: _Way(layered(tool, layers), tool.policy) for tool in own}
         specs = [tool.spec for tool in own if permitted is None or tool.spec.name in permitted]
-        self._agents[agent_name] = bound = AgentTools(agent_name, tuple(specs), ways)
+        view = _View(tuple(specs), ways)
+        bound = AgentTools(agent_name, view)
+        if sources:
+            bound = LiveAgentTools(agent_name, view, sources, permitted, (limited, *inner))
+        self._agents[agent_name] = bound
         return bound
 
     def of(self, agent_name: str) -> AgentTools:
@@ -138,19 +159,38 @@ class _Way(NamedTuple):
     policy: ToolPolicy
 
 
+class _View(NamedTuple):
+    """The tools of an agent at one time: what models see, and the ways to them."""
+
+    specs: tuple[ToolSpec, ...]
+    ways: Mapping[str, _Way]
+
+
 class AgentTools:
     """A `ToolPort`: the tools of one agent behind its permissions and limits. Made by `ToolRegistry.bind`."""
 
-    __slots__ = ("_specs", "_ways", "agent_name")
+    __slots__ = ("_own", "agent_name")
 
-    def __init__(self, agent_name: str, specs: tuple[ToolSpec, ...], ways: Mapping[str, _Way]) -> None:
+    #: whether tools may come and go; then `prepare` is awaited before a run
+    live: ClassVar[bool] = False
+
+    def __init__(self, agent_name: str, own: _View) -> None:
         self.agent_name = agent_name
-        self._specs = specs
-        self._ways = ways
+        self._own = own
 
     def specs(self) -> tuple[ToolSpec, ...]:
         """The permitted tools, in declared order."""
-        return self._specs
+        return self._view().specs
+
+    def missing(self) -> tuple[str, ...]:
+        """Sentences that say which tools are missing and why."""
+        return ()
+
+    async def prepare(self) -> None:
+        """Waits, within bounds, for tools that only the current caller is offered."""
+
+    def _view(self) -> _View:
+        return self._own
 
     async def execute(self, call: ToolCall, context: ToolContext) -> ToolResult:
         """Exactly one result per call; a failure is a result with `ok=False` that tells the model why.
@@ -158,7 +198,7 @@ class AgentTools:
         Raises:
             LimitReached: a limit of the run was reached.
         """
-        way = self._ways.get(call.name)
+        way = self._view().ways.get(call.name)
         limit = (way.policy if way else _DEFAULT).max_result_tokens * _CHARACTERS_PER_TOKEN
         return await settle(call, self.invoke(call.name, call.arguments, context), limit)
 
@@ -168,10 +208,72 @@ class AgentTools:
         Raises:
             ToolError: of every kind.
         """
-        way = self._ways.get(name)
+        view = self._view()
+        way = view.ways.get(name)
         if way is None:
-            raise InvalidToolCall(unknown_tool(name, [spec.name for spec in self._specs]))
+            raise InvalidToolCall(unknown_tool(name, [spec.name for spec in view.specs]))
         return await way.invoke(arguments, context)
+
+
+class LiveAgentTools(AgentTools):
+    """The tools of an agent some of which come and go, or differ by caller.
+
+    Args:
+        own: tools of its own, which stay; on equal names they win.
+        permitted: names that `permissions.tools` lists; one of a source permits all that it offers.
+        layers: for each tool of a source, outermost first.
+    """
+
+    __slots__ = ("_layers", "_permitted", "_seen", "_sources")
+    live: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        agent_name: str,
+        own: _View,
+        sources: tuple[DeclaredSource, ...],
+        permitted: Collection[str] | None,
+        layers: tuple[Layer, ...],
+    ) -> None:
+        super().__init__(agent_name, own)
+        self._sources, self._permitted, self._layers = sources, permitted, layers
+        self._seen: deque[tuple[list[tuple[Tool, ...]], _View]] = deque(maxlen=_VIEWS)
+
+    def missing(self) -> tuple[str, ...]:
+        return tuple(said for one in self._sources if (said := one.source.missing()))
+
+    async def prepare(self) -> None:
+        await asyncio.gather(*(one.source.prepare() for one in self._sources))
+
+    def _view(self) -> _View:
+        offered = [one.source.current() for one in self._sources]
+        for seen, view in self._seen:
+            if all(map(operator.is_, seen, offered)):
+                return view
+        view = self._build()
+        self._seen.appendleft((offered, view))
+        return view
+
+    def _build(self) -> _View:
+        specs, ways = list(self._own.specs), dict(self._own.ways)
+        for source in self._sources:
+            for tool in source.declared():
+                name = tool.spec.name
+                if not self._permits(source.name, name):
+                    continue
+                if name in ways:
+                    log.warning("tool_left_out", agent=self.agent_name, tool=name, reason="its name is taken")
+                    continue
+                try:
+                    ways[name] = _Way(layered(tool, self._layers), tool.policy)
+                except ConfigError as error:  # its schema is no JSON Schema
+                    log.warning("tool_left_out", agent=self.agent_name, tool=name, reason=str(error))
+                    continue
+                specs.append(tool.spec)
+        return _View(tuple(specs), ways)
+
+    def _permits(self, source: str, name: str) -> bool:
+        return self._permitted is None or name in self._permitted or source in self._permitted
 
 
 def _check_names(agent_name: str, names: Sequence[str], permitted: Collection[str] | None) -> None:

@@ -1,11 +1,12 @@
 """Bootstrap: a configuration folder becomes running agents (document 001, the diagram at its end).
 
-Every wiring stands here. Order: HTTP session, knowledge, then each agent: router, memory, tools, pattern,
-prompt, guardrails. An agent that cannot be opened is broken and named as such; the others run.
+Every wiring stands here. Order: HTTP session, MCP servers, knowledge, then each agent: router, memory, tools,
+pattern, prompt, guardrails. An agent that cannot be opened is broken and named as such; the others run.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 from collections.abc import Awaitable, Callable, Mapping
@@ -19,6 +20,7 @@ from astromesh.abc.clock import Clock
 from astromesh.abc.deps import Deps, Resources
 from astromesh.abc.rag import Knowledge
 from astromesh.abc.run import RunAgent
+from astromesh.abc.tool import ToolSource
 from astromesh.config.agent import AgentManifest, Conversational, Episodic, RoleModel, Semantic, ToolBlock
 from astromesh.config.configuration import Configuration
 from astromesh.config.load import load
@@ -32,8 +34,8 @@ from astromesh.core.memory import ConversationalMemory, EpisodicMemory, MemoryMa
 from astromesh.core.model_router import ModelRouter
 from astromesh.core.prompt_engine import PromptEngine, check_template
 from astromesh.core.structured import AnswerSchema
-from astromesh.core.tool_layers import DeclaredTool
-from astromesh.core.tools import ToolRegistry, declared
+from astromesh.core.tool_layers import DeclaredSource, DeclaredTool
+from astromesh.core.tools import ToolRegistry, declared, declared_source
 from astromesh.errors import AstromeshError, CircularAgentReference, ConfigError, InvalidManifest
 from astromesh.graph.graph import PromptGraph
 from astromesh.net.http import Http
@@ -43,6 +45,8 @@ from astromesh.runtime.knowledge import open_knowledge
 from astromesh.runtime.support import UNSUPPORTED
 
 log = structlog.get_logger("astromesh.bootstrap")
+#: group and name of the plugin for the servers of mcp.yaml
+_MCP = ("tool_sources", "mcp")
 Ping = Callable[[], Awaitable[None]]
 
 
@@ -147,6 +151,7 @@ class _Bootstrap:
         self._health = opened.health = Health(rules, clock)
         self._registry = ToolRegistry(clock)
         self._prompts = PromptEngine()
+        self._servers: dict[str, Any] = {}
         runtime = configuration.runtime.spec
         self._deps = Deps(
             clock=clock,
@@ -156,6 +161,7 @@ class _Bootstrap:
             redis_url=runtime.redis.url.get_secret_value(),
             resources=opened.resources,
             knowledge=opened.knowledge,
+            servers=self._servers,
             graphs={**{n: m.spec for n, m in configuration.graphs.items()}, **graphs},
             agents={n: a.spec.identity.description for n, a in configuration.agents.items()},
             run_agent=run_agent,
@@ -166,6 +172,7 @@ class _Bootstrap:
         allowed = self._opened.configuration.runtime.spec.network.allow_hosts
         http = await self._opened.resources.shared(Http, lambda: Http(allowed))
         self._deps = replace(self._deps, http=http)
+        await self._open_servers()
         for name, manifest in self._opened.configuration.rag.items():
             await self._open_pipeline(name, manifest)
         for name, agent in self._opened.configuration.agents.items():
@@ -179,6 +186,7 @@ class _Bootstrap:
                 )
                 log.error("agent_unavailable", agent=name, error=str(fault))
                 self._opened.broken[name] = (fault,)
+        await asyncio.gather(*(server.settled() for server in self._servers.values()))
 
     # -- parts of an agent ---------------------------------------------------------------------------------
 
@@ -273,9 +281,19 @@ class _Bootstrap:
         self._opened.resources.on_close(store.close)
         return store
 
-    async def _tool(self, block: ToolBlock) -> DeclaredTool:
+    async def _tool(self, block: ToolBlock) -> DeclaredTool | DeclaredSource:
         tool = await self._open("tools", block.type, block.options)
-        return declared(tool, block)
+        return declared_source(tool, block) if isinstance(tool, ToolSource) else declared(tool, block)
+
+    async def _open_servers(self) -> None:
+        """They are connected to in the background: one that is down holds nobody up."""
+        for name, record in self._opened.configuration.mcp.spec.servers.items():
+            plugin = self._plugins.load(*_MCP)
+            options = plugin.Options.model_validate({"name": name, **record.model_dump()})
+            server = await plugin.open(options, self._deps)
+            self._servers[name] = server
+            self._opened.resources.on_close(server.close)
+            self._opened.checks[f"tools:mcp:{name}"] = server.ping
 
     async def _open_pipeline(self, name: str, manifest: RAGManifest) -> None:
         """An index that cannot be opened breaks the agents that use it, and no others."""

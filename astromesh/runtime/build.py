@@ -14,16 +14,17 @@ from astromesh.graph.base import BaseNode
 from astromesh.graph.engine import PromptGraphEngine
 from astromesh.graph.graph import PromptGraph
 from astromesh.graph.records import ExecutionReport, GraphResult
+from astromesh.net.http import Http
 from astromesh.node.toolbox import ToolLike, tool_port
 from astromesh.plugins import Plugins
 from astromesh.runtime.models import ModelLike, as_model
-from astromesh.types import CallerContext, Event
+from astromesh.types import CallerContext, Event, calling_as
 
 Prebuilt = Literal["react", "plan_and_execute", "deliberate", "debate", "reasoning_controller"]
 Pattern: TypeAlias = "Prebuilt | PromptGraph | None"
 Servers: TypeAlias = "Mapping[str, Mapping[str, Any]] | None"
 #: the group and name under which MCP servers come in
-_MCP = ("tools", "mcp")
+_MCP = ("tool_sources", "mcp")
 
 PATTERNS: Mapping[str, Callable[[], PromptGraph]] = {
     "react": prebuilt.react,
@@ -62,7 +63,7 @@ class Agent:
             InvalidGraph: the graph cannot run. Every other failure is in the result's report.
         """
         try:
-            engine = await self._open()
+            engine = await self._open(caller)
             return await engine.ainvoke(input, context=context, caller=caller)
         except InvalidGraph:
             raise
@@ -73,7 +74,7 @@ class Agent:
         self, input: Any, *, caller: CallerContext | None = None, context: dict[str, Any] | None = None
     ) -> AsyncIterator[Event]:
         """The same run as its events, while they happen."""
-        engine = await self._open()
+        engine = await self._open(caller)
         async for event in engine.astream_events(input, context=context, caller=caller):
             yield event
 
@@ -90,10 +91,11 @@ class Agent:
     def __await__(self) -> Generator[Any, None, Self]:
         return self.__aenter__().__await__()
 
-    async def _open(self) -> PromptGraphEngine:
+    async def _open(self, caller: CallerContext | None = None) -> PromptGraphEngine:
         async with self._opening:
             if self._engine is None:
-                tools = await self._parts.with_servers(self._tools)
+                with calling_as(caller):  # a server may list its tools to callers only
+                    tools = await self._parts.with_servers(self._tools)
                 self._engine = PromptGraphEngine(self.graph, self._model, tools=tools)
         return self._engine
 
@@ -118,7 +120,9 @@ class _Parts:
         return tool_port(found)
 
     async def _connect(self, name: str, block: Mapping[str, Any]) -> Sequence[Tool]:
-        source = await self.plugins.open(*_MCP, {"name": name, **block}, Deps(resources=self.resources))
+        http = await self.resources.shared(Http, Http)
+        deps = Deps(resources=self.resources, http=http)
+        source = await self.plugins.open(*_MCP, {"name": name, **block}, deps)
         self.resources.on_close(source.close)
         offered: Sequence[Tool] = await source.tools()
         return offered

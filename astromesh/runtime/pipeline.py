@@ -18,7 +18,7 @@ async def answer(agent: Agent, request: RunRequest, run: Run) -> RunAnswer:
     admitted = admit(agent, request, run)  # 3  input guardrails
     recalled = await recall(agent, admitted, run)  # 4  memory context
     prompted = render(agent, recalled, run)  # 5  prompt
-    equipped = equip(agent, prompted, run)  # 6  tool schemas
+    equipped = await equip(agent, prompted, run)  # 6  tool schemas
     answered = await orchestrate(agent, equipped, run)  # 7-9 pattern, model router, tools
     released = release(agent, answered, run)  # 10 output guardrails
     await remember(agent, released, run)  # 11 persistence

@@ -88,8 +88,10 @@ def render(agent: Agent, recalled: RecalledQuery, run: Run) -> PromptedQuery:
     return PromptedQuery(recalled, messages)
 
 
-def equip(agent: Agent, prompted: PromptedQuery, run: Run) -> EquippedQuery:
+async def equip(agent: Agent, prompted: PromptedQuery, run: Run) -> EquippedQuery:
     """Step 6: the schemas of the permitted tools."""
+    if agent.tools.live:
+        await agent.tools.prepare()
     tools = _tools(agent, prompted.recalled.admitted.request).specs()
     run.stream.emit("tools.listed", count=len(tools))
     return EquippedQuery(prompted, tools)

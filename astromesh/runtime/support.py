@@ -11,7 +11,6 @@ _LEXICAL = "Search by vectors is not supported yet; leave it out for lexical sea
 #: see `astromesh.config.seams.Unsupported`
 UNSUPPORTED: Mapping[str, str] = {
     "Agent.spec.tools.*.approval=required": "Approvals are not supported yet.",
-    "Agent.spec.tools.*.type=mcp": "MCP tools are not supported yet.",
     "Agent.spec.budgets.per_session": _BUDGETS,
     "Agent.spec.budgets.per_principal_daily": _BUDGETS,
     "RAGPipeline.spec.embeddings": _LEXICAL,
@@ -20,7 +19,6 @@ UNSUPPORTED: Mapping[str, str] = {
     "RuntimeConfig.spec.auth.mode=jwt": "JWT is not supported yet; use api_key.",
     "RuntimeConfig.spec.auth.mode=both": "JWT is not supported yet; use api_key.",
     "ChannelConfig.spec.channels.*": "Channels are not supported yet.",
-    "MCPConfig.spec.servers.*": "MCP servers are not supported yet.",
     "RuntimeConfig.spec.auth.jwt": "JWT is not supported yet; use api_key.",
     "RuntimeConfig.spec.redis.url": "Redis is not supported yet.",
     "RuntimeConfig.spec.storage.url=postgres*": "PostgreSQL is not supported yet; use sqlite:///PATH.",

@@ -110,7 +110,7 @@ async def test_servers_bring_their_tools_through_the_plugin():
             Source.closed = True
 
     plugin = plugin_of(Source())
-    plugins = Plugins({"tools": {"mcp": plugin}})
+    plugins = Plugins({"tool_sources": {"mcp": plugin}})
     model = ScriptedProvider([ToolCall("1", "remote"), ToolCall("2", "add", '{"a": 1, "b": 1}')], "ok")
     servers = {"cal": {"transport": "http", "url": "http://127.0.0.1:1/mcp"}}
     async with build_agent(model, servers=servers, tools=[add], plugins=plugins) as agent:

@@ -96,8 +96,13 @@ def _line(agent: Agent) -> JsonObject:
         "display_name": identity.display_name,
         "description": identity.description,
         "pattern": agent.pattern_name,
-        "status": "ready",
+        **_status(agent.tools.missing()),
     }
+
+
+def _status(missing: tuple[str, ...]) -> JsonObject:
+    """An agent some of whose tools are missing runs without them."""
+    return {"status": "degraded", "missing": list(missing)} if missing else {"status": "ready"}
 
 
 def _details(agent: Agent) -> JsonObject:

@@ -210,6 +210,9 @@ OTHER_KEYS = [
     Key("RAGPipeline", ("spec", "retrieval", "top_k"), 3, 0, 5),
     *[Key("MCPConfig", (*SERVER, "transport"), right, "tcp", NOTHING) for right in ("http", "stdio")],
     Key("MCPConfig", (*SERVER, "url"), "https://x/mcp", 1, ""),
+    Key("MCPConfig", (*SERVER, "headers"), {"x-key": "k"}, {"x-key": 1}, {}),
+    Key("MCPConfig", (*SERVER, "env"), {"KEY": "k"}, ["KEY=k"], {}),
+    Key("MCPConfig", (*SERVER, "cwd"), "files", 1, ""),
     Key("MCPConfig", (*SERVER, "command"), "npx", [], ""),
     Key("MCPConfig", (*SERVER, "args"), ["-y"], "-y", ()),
     Key("MCPConfig", (*SERVER, "forward_identity"), True, "on", False),
@@ -278,6 +281,8 @@ def text_with(key: Key, value: Any) -> str:
 def value_at(record: Any, steps: tuple[str | int, ...]) -> Any:
     for step in steps:
         record = record[step] if isinstance(step, int) or isinstance(record, dict) else getattr(record, step)
+    if isinstance(record, dict):
+        return {key: value_at(value, ()) for key, value in record.items()}
     return record.get_secret_value() if isinstance(record, Secret) else record
 
 
