@@ -1,0 +1,132 @@
+"""How fast the graph engine is, beside a bare asyncio loop and, where it is installed, beside LangGraph.
+
+    python scripts/bench_graph.py
+
+Everything is measured in one run, in turns, with a model that answers at once; printed is the best of many
+short batches, in microseconds per invocation. A machine's speed changes while it works: compare rows of one
+run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from itertools import pairwise
+from time import perf_counter
+from typing import Any
+
+from astromesh.graph import FunctionNode, PromptGraph, PromptGraphEngine, PromptNode
+from astromesh.types import CompletionRequest, CompletionResult
+
+ROUNDS, BATCH = 150, 40
+FEW, MANY = 5, 25
+
+
+class Instant:
+    """A model that answers at once."""
+
+    _answer = CompletionResult("done")
+
+    async def complete(self, request: CompletionRequest) -> CompletionResult:
+        return self._answer
+
+    async def stream(self, request: CompletionRequest) -> Any:
+        yield self._answer
+
+
+async def trivial(state: Any) -> None:
+    """What a node does here: nothing."""
+
+
+async def bare(nodes: int) -> tuple[list[Any], list[float]]:
+    """The least that a loop over nodes can do: results and timings."""
+    results, timings = [], []
+    for body in [trivial] * nodes:
+        started = perf_counter()
+        results.append(await body(None))
+        timings.append(perf_counter() - started)
+    return results, timings
+
+
+def chain(nodes: int) -> PromptGraphEngine:
+    """An engine with so many trivial function nodes in a row."""
+    names = [f"n{i}" for i in range(nodes)]
+    graph = PromptGraph("chain", nodes=[FunctionNode(name, trivial) for name in names])
+    return PromptGraphEngine(graph.sequential(*names))
+
+
+def prompt() -> PromptGraphEngine:
+    """An engine with one PromptNode."""
+    return PromptGraphEngine(PromptGraph("ask", nodes=[PromptNode("ask", instructions="Help.")]), Instant())  # type: ignore[arg-type]
+
+
+def langgraph(nodes: int) -> Any | None:
+    """The same chain in LangGraph, or None where it is not installed."""
+    if importlib.util.find_spec("langgraph") is None:
+        return None
+    graph_module = importlib.import_module("langgraph.graph")
+
+    async def body(state: dict[str, Any]) -> dict[str, Any]:
+        return {}
+
+    graph = graph_module.StateGraph(dict)
+    names = [graph_module.START, *(f"n{i}" for i in range(nodes)), graph_module.END]
+    for name in names[1:-1]:
+        graph.add_node(name, body)
+    for source, target in pairwise(names):
+        graph.add_edge(source, target)
+    return graph.compile()
+
+
+async def measure(rows: dict[str, Callable[[], Awaitable[Any]]]) -> dict[str, float]:
+    """Best microseconds of each row, all rows in turns."""
+    best = dict.fromkeys(rows, float("inf"))
+    for _ in range(ROUNDS):
+        for name, run in rows.items():
+            started = perf_counter()
+            for _ in range(BATCH):
+                await run()
+            best[name] = min(best[name], (perf_counter() - started) / BATCH * 1e6)
+    return best
+
+
+def import_ms(tries: int = 7) -> float:
+    """Milliseconds to import astromesh.graph in a fresh interpreter, the best of several."""
+    code = "from time import perf_counter as t; s=t(); import astromesh.graph; print((t()-s)*1000)"
+    return min(float(subprocess.check_output([sys.executable, "-c", code])) for _ in range(tries))
+
+
+async def main() -> None:
+    few, many, ask = chain(FEW), chain(MANY), prompt()
+    rows: dict[str, Callable[[], Awaitable[Any]]] = {
+        "bare few": lambda: bare(FEW),
+        "bare many": lambda: bare(MANY),
+        "few": lambda: few.ainvoke("x"),
+        "many": lambda: many.ainvoke("x"),
+        "prompt": lambda: ask.ainvoke("x"),
+    }
+    peer = langgraph(FEW)
+    if peer is not None:
+        rows["langgraph"] = lambda: peer.ainvoke({})
+    best = await measure(rows)
+    per_node = (best["many"] - best["few"]) / (MANY - FEW)
+    bare_node = (best["bare many"] - best["bare few"]) / (MANY - FEW)
+    table = [
+        (f"bare loop, {FEW} nodes", best["bare few"], "µs", ""),
+        ("bare loop, each further node", bare_node, "µs", ""),
+        (f"astromesh.graph, {FEW} function nodes", best["few"], "µs", "12"),
+        ("astromesh.graph, each further node", per_node, "µs", "2"),
+        ("astromesh.graph, one PromptNode", best["prompt"], "µs", "12"),
+        (f"LangGraph, {FEW} function nodes", best.get("langgraph"), "µs", ""),
+        ("import astromesh.graph", import_ms(), "ms", "150"),
+    ]
+    for name, value, unit, goal in table:
+        shown = "not installed" if value is None else f"{value:8.2f} {unit}"
+        print(f"{name:38} {shown:>14}" + (f"   goal {goal} {unit}" if goal else ""))
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
