@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -118,11 +119,22 @@ class ChunkStores(Protocol):
 class Embedder(Protocol):
     """Texts to unit vectors of `dimensions` floats."""
 
+    #: 0 until the first answer where the model's size is not known beforehand
     dimensions: int
     #: False for hashing embedders, whose nearness is that of words and not of meaning
     semantic: bool
+    #: names the space of its vectors: those of different spaces are never compared, e.g. `openai/MODEL`
+    fingerprint: str
 
-    async def embed(self, texts: Sequence[str]) -> Sequence[Sequence[float]]: ...
+    async def embed(self, texts: Sequence[str]) -> Sequence[array[float]]:
+        """One vector (typecode `f`) for each text, in their order; of any number of texts.
+
+        Raises:
+            ProviderError: the service did not answer, or not with vectors.
+        """
+
+    async def ping(self) -> None:
+        """Raises ProviderError when the service does not answer."""
 
     async def close(self) -> None: ...
 

@@ -94,17 +94,36 @@ class ConversationStore(Protocol):
 
 
 class SemanticStore(Protocol):
-    """Passages found by meaning or words, by tenant and agent."""
+    """Passages found by meaning or words. Every search names tenant, agent and owner, and finds theirs."""
 
     async def add(
         self, tenant: str, agent: str, owner: str, passages: Sequence[tuple[str, JsonObject]]
-    ) -> None: ...
+    ) -> None:
+        """Stores passages with their metadata; the same content again is the same passage, told anew.
+
+        Args:
+            passages: content and metadata: `source` names where it comes from in a word, `session_id` and
+                `run_id` which conversation that was.
+        """
 
     async def search(
         self, tenant: str, agent: str, owner: str, query: str, *, top_k: int = 5, threshold: float = 0.0
-    ) -> tuple[SemanticResult, ...]: ...
+    ) -> tuple[SemanticResult, ...]:
+        """The best passages, best first; any text is a sound query.
 
-    async def erase_owner(self, tenant: str, owner: str) -> int: ...
+        Args:
+            threshold: least score: the cosine where there are vectors, else the share of sought words.
+
+        Raises:
+            ProviderError: the query cannot be embedded now.
+            StoreUnavailable: the store does not answer.
+        """
+
+    async def erase(self, key: SessionKey) -> int:
+        """Deletes what came from one session; answers how many passages."""
+
+    async def erase_owner(self, tenant: str, owner: str) -> int:
+        """Deletes everything of one principal; answers how many passages."""
 
     async def ping(self) -> None: ...
 

@@ -26,14 +26,15 @@ _ENGLISH = """
     which who whom whose why will with would you your yours don didn doesn isn aren wasn weren can
     couldn won wouldn ll re ve s t d m im ive id
 """
-_SMALL_WORDS = frozenset(_ENGLISH.split())
+#: words that say nothing about what is sought
+SMALL_WORDS = frozenset(_ENGLISH.split())
 
 
-def terms(query: str) -> tuple[str, ...]:
+def terms(query: str, most: int | None = MOST_TERMS) -> tuple[str, ...]:
     """The words that are sought, each once, in order; a question of small words only keeps them."""
     found = dict.fromkeys(t.lower()[:LONGEST_TERM] for t in _TERM.findall(query[:MOST_CHARACTERS]))
-    telling = [term for term in found if term not in _SMALL_WORDS]
-    return tuple(telling or found)[:MOST_TERMS]
+    telling = [term for term in found if term not in SMALL_WORDS]
+    return tuple(telling or found)[:most]
 
 
 def any_of(wanted: Iterable[str]) -> str:

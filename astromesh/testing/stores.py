@@ -29,6 +29,11 @@ class ListedPassages:
         near = [result for result in found if result.score and result.score >= threshold]
         return tuple(sorted(near, key=lambda result: -result.score)[:top_k])
 
+    async def erase(self, key: SessionKey) -> int:
+        kept = [p for p in self.passages if (p[0], p[1], p[4].get("session_id")) != key]
+        count, self.passages = len(self.passages) - len(kept), kept
+        return count
+
     async def erase_owner(self, tenant: str, owner: str) -> int:
         kept = [p for p in self.passages if (p[0], p[2]) != (tenant, owner)]
         count, self.passages = len(self.passages) - len(kept), kept

@@ -1,0 +1,1 @@
+"""Texts to vectors: services, and one that needs no network."""
