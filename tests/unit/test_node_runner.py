@@ -136,3 +136,40 @@ async def test_a_child_scope_is_one_level_down_and_shares_everything_else() -> N
     assert (other.path, other.ledger) == ("react", ledger)
     ledger.add_usage(Usage(1, 2))
     assert scope.ledger.usage == Usage(1, 2)
+
+
+async def test_failures_at_once_leave_nobody_marked_as_cancelled() -> None:
+    """Two works that fail in one turn: one failure is raised, the caller is not marked as being cancelled."""
+
+    async def bad(n: int) -> None:
+        raise KeyError(n)
+
+    with pytest.raises(KeyError):
+        await together([bad(0), bad(1), bad(2)])
+    task = asyncio.current_task()
+    assert task is not None
+    assert task.cancelling() == 0
+
+
+async def test_cancelling_works_together_waits_until_they_have_ended() -> None:
+    """No work goes on behind a cancelled caller."""
+    at_work = [0]
+
+    async def work() -> None:
+        at_work[0] += 1
+        try:
+            await asyncio.sleep(60)
+        finally:
+            await asyncio.sleep(0)
+            at_work[0] -= 1
+
+    async def run() -> None:
+        await together([work(), work()])
+
+    task = asyncio.create_task(run())
+    while at_work[0] < 2:
+        await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert at_work == [0]
