@@ -11,8 +11,10 @@ import pytest
 from astromesh.errors import ProviderUnauthorized
 from astromesh.testing import RecordingSink, ScriptedProvider
 from astromesh.types import ToolCall
+from tests.docs.blocks import blocks_of
 from tests.integration.agents_folder import client_of, manifest, runtime_of, write
-from tests.integration.pattern_cases import CASES, QUESTION, WORKERS, Case, runtime_for
+from tests.integration.pattern_cases import CASES, QUESTION, TOOLS, WORKERS, Case, runtime_for
+from tests.platform.astromesh import ROOT
 
 BODY = {"query": QUESTION, "session_id": "s"}
 UNFINISHED = "I could not finish this within the limits that are set for me."
@@ -174,6 +176,28 @@ async def test_a_wrong_block_is_found_at_load(tmp_path: Path, orchestration: Any
     async with runtime:
         assert set(runtime.agents) == {"coffee-agent", "tea-agent"}
         assert fault.lower() in " ".join(map(str, runtime.broken["helper"])).lower()
+
+
+async def test_tools_of_a_swarm_itself_are_refused(tmp_path: Path) -> None:
+    """Its agents use their own, so the key would have no effect."""
+    swarm = manifest(orchestration=CASES["swarm"].orchestration, tools=TOOLS)
+    runtime = runtime_of(write(tmp_path, swarm, *WORKERS), ScriptedProvider())
+    async with runtime:
+        assert "has no effect" in str(runtime.broken["helper"][0])
+
+
+async def test_the_page_on_patterns_shows_what_loads(tmp_path: Path) -> None:
+    """Every manifest of docs/patterns.md, with the patterns' own options."""
+    page = ROOT / "docs" / "patterns.md"
+    for block in blocks_of("patterns.md", page.read_text()):
+        if "file" in block.options:
+            file = tmp_path / block.options["file"]
+            file.parent.mkdir(exist_ok=True)
+            file.write_text(block.content)
+    runtime = runtime_of(tmp_path, ScriptedProvider())
+    async with runtime:
+        assert runtime.broken == {}
+        assert {agent.pattern_name for agent in runtime.agents.values()} == {*CASES, "graph", "react"}
 
 
 @pytest.mark.parametrize("key", [("supervisor", "workers"), ("swarm", "agents")])
