@@ -138,6 +138,10 @@ def _orchestration(manifest: AgentManifest, root: Node, known: Known) -> Iterato
         yield Finding((*at, "max_iterations"), "the pattern reasoning is bound by its budgets", "remove it")
     if block.pattern == "graph":
         yield from _exists(block.own("graph"), known.graphs, "graph", (*at, "graph"), known)
+    if block.pattern == "swarm" and manifest.spec.tools:
+        yield Finding(
+            ("spec", "tools"), "has no effect: the agents of a swarm use their own tools", "remove it"
+        )
     yield from _roles(manifest, root)
     for key in ("workers", "agents"):
         for steps in ((*at, key), (*at, block.pattern, key)):
