@@ -34,6 +34,7 @@ GROUPS = (
     "vector_stores",
     "chunkers",
     "pipelines",
+    "readers",
     "authenticators",
     "publishers",
 )

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
+
+from astromesh.types import JsonObject
+
+#: told how many of how many documents are done
+Progress: TypeAlias = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +48,19 @@ class Passage:
     chunk: Chunk
     score: float
 
+    def to_json(self) -> JsonObject:
+        """With its citation: document, heading, and character offsets into the document's text."""
+        chunk = self.chunk
+        return {
+            "document": chunk.document,
+            "title": chunk.metadata.get("title", ""),
+            "heading": chunk.heading,
+            "start": chunk.start,
+            "end": chunk.end,
+            "score": round(self.score, 4),
+            "text": chunk.text,
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class Ingested:
@@ -78,11 +96,16 @@ class Known:
 
 @dataclass(frozen=True, slots=True)
 class Indexed:
-    """A document with its chunks, ready to be stored."""
+    """A document with its chunks, ready to be stored.
+
+    Args:
+        vectors: one for each chunk, or none at all.
+    """
 
     document: Document
     known: Known
     chunks: tuple[Chunk, ...]
+    vectors: tuple[array[float], ...] = ()
 
 
 class ChunkStore(Protocol):
@@ -100,16 +123,30 @@ class ChunkStore(Protocol):
     async def remove(self, ids: Sequence[str]) -> None: ...
 
     async def search(
-        self, query: str, *, top_k: int, filters: Mapping[str, Any] | None = None
+        self,
+        query: str,
+        *,
+        top_k: int,
+        filters: Mapping[str, Any] | None = None,
+        vector: array[float] | None = None,
     ) -> tuple[Passage, ...]:
-        """The best passages by words, best first. Any text is a sound query; none found is an empty tuple."""
+        """The best passages, best first. Any text is a sound query; none found is an empty tuple.
+
+        Args:
+            query: its words are sought; empty for vectors only.
+            vector: the nearest ones are sought, too, among those of the same embedder; with words, both
+                rankings are one by reciprocal rank fusion.
+        """
+
+    async def settle(self) -> None:
+        """After documents were taken in: builds what makes searching fast, where it is not there yet."""
 
     async def ping(self) -> None:
         """Raises StoreError when the store does not answer."""
 
 
 class ChunkStores(Protocol):
-    """What a `vector_stores` plugin opens."""
+    """What a `vector_stores` plugin opens; `deps.embedder` is the one whose vectors it is given."""
 
     async def collection(self, pipeline: str) -> ChunkStore: ...
 
@@ -156,12 +193,29 @@ class Knowledge(Protocol):
                 `document` is the document's id.
         """
 
-    async def ingest(self, documents: Sequence[Document]) -> Ingested:
+    async def ingest(self, documents: Sequence[Document], progress: Progress | None = None) -> Ingested:
         """Adds or replaces these documents; unchanged ones (by content hash) cost nothing."""
 
-    async def refresh(self) -> Ingested:
+    async def remove(self, ids: Sequence[str]) -> Ingested:
+        """Removes documents that were handed in; ids that are not there are no error."""
+
+    async def refresh(self, progress: Progress | None = None) -> Ingested:
         """Reads the configured sources again; what vanished there is removed."""
 
     async def ping(self) -> None: ...
 
     async def close(self) -> None: ...
+
+
+class Reader(Protocol):
+    """What a `readers` plugin is: the text of one kind of file, as Markdown."""
+
+    #: changes whenever the same file would be read differently, so that it is read anew
+    fingerprint: str
+
+    def read(self, data: bytes) -> tuple[str, JsonObject]:
+        """The text, and what the file says of itself (`title`, …).
+
+        Raises:
+            ValueError: the file is broken or of another kind; the message says in what way.
+        """

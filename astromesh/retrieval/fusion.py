@@ -16,8 +16,16 @@ def fused(rankings: Iterable[Iterable[T]]) -> list[T]:
 
     It asks for nothing but ranks, so that scores of different scales need not be compared.
     """
+    return [one for one, _ in scored(rankings)]
+
+
+def scored(rankings: Iterable[Iterable[T]]) -> list[tuple[T, float]]:
+    """The same with scores in [0, 1]: 1.0 is first in each of the rankings."""
     points: dict[T, float] = {}
+    several = 0
     for ranking in rankings:
+        several += 1
         for place, one in enumerate(ranking, 1):
             points[one] = points.get(one, 0.0) + 1.0 / (K + place)
-    return sorted(points, key=lambda one: -points[one])
+    most = several / (K + 1)
+    return [(one, points[one] / most) for one in sorted(points, key=lambda one: -points[one])]

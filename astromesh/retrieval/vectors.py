@@ -51,12 +51,29 @@ class VectorIndex:
         self._matrix[self._count : end] = rows
         self._count = end
 
-    def nearest(self, vector: Any, most: int) -> list[tuple[int, float]]:
-        """The ids of the nearest vectors with their cosine, nearest first; equals in the order they came."""
+    def keep(self, ids: Iterable[int]) -> None:
+        """Drops every vector but those of these ids."""
+        kept = np.flatnonzero(np.isin(self._ids[: self._count], np.fromiter(ids, np.int64)))
+        self._ids[: len(kept)] = self._ids[kept]
+        self._matrix[: len(kept)] = self._matrix[kept]
+        self._count = len(kept)
+
+    def nearest(self, vector: Any, most: int, among: Iterable[int] | None = None) -> list[tuple[int, float]]:
+        """The ids of the nearest vectors with their cosine, nearest first; equals in the order they came.
+
+        Args:
+            among: only these ids; None for all.
+        """
         if not self._count or most < 1:
             return []
         near = self._matrix[: self._count] @ np.frombuffer(vector, np.float32)
         few = min(most, self._count)
+        if among is not None:
+            allowed = np.isin(self._ids[: self._count], np.fromiter(among, np.int64))
+            near[~allowed] = -np.inf
+            few = min(few, int(allowed.sum()))
+            if not few:
+                return []
         best = np.argpartition(near, self._count - few)[self._count - few :]
         best = best[np.lexsort((best, -near[best]))]
         return list(zip(self._ids[best].tolist(), near[best].tolist(), strict=True))

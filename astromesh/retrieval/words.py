@@ -42,6 +42,11 @@ def any_of(wanted: Iterable[str]) -> str:
     return " OR ".join(f'"{term}"' for term in wanted)
 
 
+def all_of(wanted: Iterable[str]) -> str:
+    """An FTS5 expression for texts with every one of the terms."""
+    return " AND ".join(f'"{term}"' for term in wanted)
+
+
 def beginnings(wanted: Iterable[str]) -> str:
     """An FTS5 expression for texts with words that begin like the terms; empty where all are too short."""
     return " OR ".join(f'"{term}"*' for term in wanted if len(term) >= SHORTEST_PREFIX)

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from astromesh.abc.deps import Deps
-from astromesh.abc.rag import Knowledge, Passage
+from astromesh.abc.rag import Knowledge
 from astromesh.abc.tool import ToolContext
 from astromesh.errors import ConfigError
 from astromesh.types import JsonObject, ToolSpec
@@ -68,18 +68,4 @@ class RagTool:
     async def call(self, arguments: dict[str, Any], context: ToolContext) -> JsonObject:
         top_k = arguments.get("top_k") or self._top_k
         found = await self._knowledge.query(arguments["query"], top_k=top_k, filters=self._filters or None)
-        return {"passages": [as_json(passage) for passage in found]}
-
-
-def as_json(passage: Passage) -> JsonObject:
-    """A passage with its citation: document, heading, and character offsets into the document."""
-    chunk = passage.chunk
-    return {
-        "document": chunk.document,
-        "title": chunk.metadata.get("title", ""),
-        "heading": chunk.heading,
-        "start": chunk.start,
-        "end": chunk.end,
-        "score": round(passage.score, 4),
-        "text": chunk.text,
-    }
+        return {"passages": [passage.to_json() for passage in found]}
