@@ -124,12 +124,14 @@ def _permissions(manifest: AgentManifest, written: Node) -> Iterator[Finding]:
     declared = {tool.text("name") for tool in tools}
     if any(tool.text("type") == "mcp" for tool in tools):
         return
-    for i, name in enumerate(manifest.spec.permissions.tools or ()):
-        if name not in declared:
-            hint = did_you_mean(name, declared) or listed(declared)
-            yield Finding(
-                ("spec", "permissions", "tools", i), f"there is no tool {name!r} in spec.tools", hint
-            )
+    at, pattern = ("spec", "orchestration"), manifest.spec.orchestration.pattern
+    lists = (("spec", "permissions", "tools"), (*at, "allowed_tools"), (*at, pattern, "allowed_tools"))
+    for steps in lists:
+        for i, node in written.children(*steps):
+            name = node.value
+            if isinstance(name, str) and name not in declared:
+                hint = did_you_mean(name, declared) or listed(declared)
+                yield Finding((*steps, i), f"there is no tool {name!r} in spec.tools", hint)
 
 
 def _orchestration(manifest: AgentManifest, root: Node, known: Known) -> Iterator[Finding]:

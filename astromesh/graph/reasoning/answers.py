@@ -87,9 +87,19 @@ def finalize_response(state: GraphState) -> NodeResult:
     _take_over(state, rc)
     rc.budget_used = notes.budgets.used()
     notes.budgets.close()
-    rc.final_output = report.final_output(rc, notes, cut_short=_cut_short(state))
+    finished = _is_finished(state, rc)
+    rc.final_output = report.final_output(rc, notes, finished=finished, cut_short=_cut_short(state))
     answer = Message("assistant", rc.final_output["answer"])
     return NodeResult("finalize_response", rc.final_output, messages_added=(answer,))
+
+
+def _is_finished(state: GraphState, rc: ReasoningState) -> bool:
+    """Whether the draft went all its way. A run that was stopped before its revision loses the claims."""
+    claims = (rc.critique or {}).get("unsupported_claims")
+    unrevised = rc.revised_answer is None and rc.critique is not None and not rc.critique["acceptable"]
+    if unrevised and claims:
+        rc.revised_answer = without_claims(rc.draft_answer or "", claims)
+    return rc.draft_answer is not None and "critique_answer" in state.visited and not unrevised
 
 
 def _cut_short(state: GraphState) -> str:

@@ -145,7 +145,8 @@ def route(facts: Facts) -> Route:
 def stalls(gains: Sequence[float], delta: float, evaluations: int) -> bool:
     """Whether none of the newest evaluations added as much as `delta` to the confidence."""
     newest = gains[-evaluations:]
-    return len(newest) == evaluations and all(gain < delta for gain in newest)
+    # 0.15 - 0.10 is a little less than 0.05
+    return len(newest) == evaluations and all(gain < delta - 1e-9 for gain in newest)
 
 
 # -- status ------------------------------------------------------------------------------------------------

@@ -53,13 +53,14 @@ _WHY = {
 }
 
 
-def final_output(rc: ReasoningState, notes: Notes, *, cut_short: str) -> JsonObject:
+def final_output(rc: ReasoningState, notes: Notes, *, finished: bool, cut_short: str) -> JsonObject:
     """The 12 keys.
 
     Args:
+        finished: the draft was written, criticised and, where that was due, revised.
         cut_short: termination reason of a run that ended before it had decided to.
     """
-    rc.termination_reason = reason = _reason(rc, notes, cut_short)
+    rc.termination_reason = reason = _reason(rc, notes, "" if finished else cut_short)
     settings = rc.engine_config
     rc.status = status_of(
         reason,
@@ -86,7 +87,7 @@ def final_output(rc: ReasoningState, notes: Notes, *, cut_short: str) -> JsonObj
 def _reason(rc: ReasoningState, notes: Notes, cut_short: str) -> str:
     if rc.termination_reason is not None:
         return rc.termination_reason
-    if rc.draft_answer is None or rc.route_decision != "draft" or cut_short == "error":
+    if cut_short:
         return cut_short
     if notes.makeshift:
         return "insufficient_evidence" if notes.budgets.models_left else "budget_exhausted"

@@ -41,8 +41,8 @@ class ToolPolicyOptions(_Strict):
 class ReasoningOptions(_Strict):
     """Options of `reasoning`; a request may narrow them by `context.reasoning`."""
 
-    strategies: tuple[Strategy, ...] = Field(
-        tuple(STRATEGIES),
+    strategies: list[Strategy] = Field(
+        list(STRATEGIES),
         min_length=1,
         description="Strategies that may be chosen.",
         validate_default=True,
