@@ -40,6 +40,8 @@ MAY_IMPORT: Mapping[str, tuple[str, ...]] = {
     "storage": SEAMS,
     # what semantic memory and knowledge both search with, so that neither imports the other
     "retrieval": RECORDS,
+    # tokens: checked by the API, which reaches it through plugins, and by guarded MCP servers
+    "identity": ("net", *SEAMS),
     # the engines
     "node": ("telemetry", *SEAMS),
     "graph": NODES,
@@ -56,7 +58,7 @@ MAY_IMPORT: Mapping[str, tuple[str, ...]] = {
     "durable": ADAPTER,
     "embedders": ADAPTER,
     "guardrails": ADAPTER,
-    "mcp": ADAPTER,
+    "mcp": ("identity", *ADAPTER),
     "memory": ADAPTER,
     "providers": ADAPTER,
     "rag": ADAPTER,

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 from astromesh.abc.deps import Deps
 from astromesh.errors import Forbidden, Unauthorized
+from astromesh.net.http import Http
 from astromesh.runtime.engine import AgentRuntime
 from astromesh.runtime.keyring import ApiKeys, watching
 from astromesh.runtime.keys import TENANT, KeyStore
@@ -118,8 +119,23 @@ async def _api_keys(runtime: AgentRuntime) -> ApiKeys:
     return keys
 
 
+async def _tokens(runtime: AgentRuntime) -> Authenticator:
+    """JSON Web Tokens; what checks them is loaded only where they are used."""
+    jwt = runtime.opened.configuration.runtime.spec.auth.jwt
+    given = jwt.model_dump(exclude={"secret_env"})
+    secret = runtime.env.get(jwt.secret_env, "") if jwt.secret_env else ""
+    resources = runtime.opened.resources
+    deps = Deps(http=await resources.shared(Http, Http), clock=runtime.clock)
+    method: Authenticator = await runtime.plugins.open(
+        "authenticators", "jwt", {**given, "secret": secret}, deps
+    )
+    return method
+
+
 #: a mode that is not here lets nobody in, because it does not start
 _METHODS: Mapping[str, tuple[Callable[[AgentRuntime], Awaitable[Authenticator]], ...]] = {
     "none": (),
     "api_key": (_api_keys,),
+    "jwt": (_tokens,),
+    "both": (_api_keys, _tokens),
 }

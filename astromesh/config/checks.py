@@ -15,6 +15,7 @@ from astromesh.config.fields import JsonMap
 from astromesh.config.keys import did_you_mean, listed
 from astromesh.config.mcp import MCPServer
 from astromesh.config.nodes import Node, Place, Steps
+from astromesh.config.runtime import Auth
 from astromesh.config.seams import TemplateCheck, Unsupported
 
 #: patterns whose `max_iterations` is not the tool loop's: the engine's cap, or none at all
@@ -28,7 +29,8 @@ _TRANSPORTS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "http": ("url", ("command", "args", "env", "cwd")),
     "stdio": ("command", ("url", "headers", "forward_identity")),
 }
-
+#: bytes that a secret of HS256 must have (RFC 7518, 3.2)
+_MIN_SECRET = 32
 
 Names = AbstractSet[str] | None
 
@@ -244,6 +246,32 @@ def server(name: str, record: MCPServer) -> Iterator[Finding]:
     for key in foreign:
         if key in record.model_fields_set:
             yield Finding((*at, key), f"has no effect with transport {record.transport}", "remove it")
+
+
+def authentication(auth: Auth, env: Mapping[str, str]) -> Iterator[Finding]:
+    """What tokens cannot be checked with, or what somebody may take for a protection that is none."""
+    at: Steps = ("spec", "auth", "jwt")
+    given = [key for key in ("issuer", "audience", "jwks_url", "secret_env") if getattr(auth.jwt, key)]
+    if auth.mode not in ("jwt", "both"):
+        for key in given:
+            yield Finding((*at, key), f"has no effect with mode: {auth.mode}", "mode: jwt or both")
+        return
+    if not {"jwks_url", "secret_env"} & {*given}:
+        yield Finding(at, f"mode {auth.mode} needs jwks_url or secret_env")
+    if auth.jwt.jwks_url:
+        for key in ("issuer", "audience"):
+            if key not in given:
+                yield Finding((*at, key), "is missing: its issuer signs tokens for others, too")
+    if name := auth.jwt.secret_env:
+        yield from _secret(env.get(name, ""), name, (*at, "secret_env"))
+
+
+def _secret(secret: str, name: str, at: Steps) -> Iterator[Finding]:
+    size = len(secret.encode())
+    if not size:
+        yield Finding(at, f"the environment variable {name} is not set")
+    elif size < _MIN_SECRET:
+        yield Finding(at, f"the secret in {name} has {size} bytes; HS256 needs {_MIN_SECRET} or more")
 
 
 def circles(edges: Mapping[str, Iterable[str]]) -> Iterator[tuple[str, ...]]:

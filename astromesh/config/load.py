@@ -147,6 +147,7 @@ class _Load:
         url = {"url": f"sqlite:///{data_dir}/astromesh.db"}
         file.validate(lambda root: with_defaults(root, ("spec", "storage"), url))
         file.refuse(self._unsupported)
+        file.check(lambda manifest, _: checks.authentication(manifest.spec.auth, self._given.env))
 
     def _providers(self, file: File) -> None:
         file.validate()

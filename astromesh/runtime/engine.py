@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import difflib
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -135,6 +136,11 @@ class AgentRuntime:
     def is_open(self) -> bool:
         """Whether `bootstrap()` was done and `close()` was not."""
         return self._open is not None
+
+    @property
+    def env(self) -> Mapping[str, str]:
+        """Where `${VAR}` and the names of secrets are looked up."""
+        return os.environ if self._env is None else self._env
 
     @property
     def opened(self) -> Bootstrapped:
