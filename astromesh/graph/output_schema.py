@@ -63,9 +63,23 @@ def _of_type(schema: type) -> OutputSchema:
     return OutputSchema(schema)
 
 
+#: JSON Schemas of nodes, compiled; each is kept beside its reader, so that its identity stays its own
+_OF_MAPPINGS: dict[int, tuple[Mapping[str, Any], OutputSchema]] = {}
+_MOST_MAPPINGS = 256
+
+
 def output_schema(schema: Any) -> OutputSchema:
-    """The reader of a schema; types are compiled once per process."""
-    return _of_type(schema) if isinstance(schema, type) else OutputSchema(schema)
+    """The reader of a schema; types and JSON Schemas are compiled once per process."""
+    if isinstance(schema, type):
+        return _of_type(schema)
+    if not isinstance(schema, Mapping):
+        return OutputSchema(schema)
+    known = _OF_MAPPINGS.get(id(schema))
+    if known is None:
+        if len(_OF_MAPPINGS) >= _MOST_MAPPINGS:
+            _OF_MAPPINGS.clear()
+        known = _OF_MAPPINGS[id(schema)] = schema, OutputSchema(schema)
+    return known[1]
 
 
 def _fits(validator: Any, value: Any) -> Any:

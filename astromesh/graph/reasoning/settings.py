@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args
 
 from astromesh.errors import ConfigError
@@ -127,7 +127,8 @@ class ReasoningSettings:
 
     def to_json(self) -> JsonObject:
         """With plain lists and all five budgets."""
-        data = asdict(self) | {"budgets": self.caps, "strategies": list(self.strategies)}
+        data: JsonObject = {name: getattr(self, name) for name in self.__slots__}
+        data["budgets"], data["strategies"] = self.caps, list(self.strategies)
         data["allowed_tools"] = None if self.allowed_tools is None else list(self.allowed_tools)
         return data
 
