@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections import OrderedDict
+from typing import TypeAlias
 
-Vector = array[float]
+Vector: TypeAlias = "array[float]"
 #: of a vector's object and its key, beside its floats
 _OVERHEAD = 200
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from astromesh.retrieval.fusion import fused
+from astromesh.retrieval.fusion import scored
 
 
 def candidates(top_k: int) -> int:
@@ -29,6 +29,7 @@ def merged(
         threshold: least score; what has none at all is left out in any case.
     """
     scores = {**dict(worded), **{one: cosines[one] for one, _ in worded if one in cosines}, **dict(near)}
-    order = fused(([one for one, _ in near], [one for one, _ in worded]))
+    ranked = scored(([one for one, _ in near], [one for one, _ in worded]))
+    order = [one for one, _ in sorted(ranked, key=lambda r: (-r[1], -scores[r[0]]))]
     good = [(one, min(1.0, scores[one])) for one in order if scores[one] > 0 and scores[one] >= threshold]
     return good[:top_k]

@@ -24,6 +24,8 @@ _REFUSED = (
     ("3D000", "does not exist on that server"),
     ("42501", "refuses a permission: the user needs CREATE on the database, or to own its tables"),
 )
+#: not installed, files missing, not permitted
+_NO_EXTENSION = ("0A000", "58P01", "42501")
 _AWAY = ("08", "57P01", "57P02", "57P03", "53300")
 
 
@@ -48,6 +50,11 @@ def translated(error: BaseException, name: str) -> AstromeshError:
 
 
 def _by_state(error: asyncpg.PostgresError, state: str, name: str) -> AstromeshError:
+    if state.startswith(_NO_EXTENSION) and 'extension "vector"' in str(error.args[:1]):
+        return StoreError(
+            f"The database {name} lacks the extension pgvector: install it on the server, and let a "
+            "superuser run CREATE EXTENSION vector."
+        )
     for prefix, said in _UNAVAILABLE:
         if state.startswith(prefix):
             return StoreUnavailable(f"The database {name} {said}.")

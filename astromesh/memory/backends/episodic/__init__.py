@@ -1,0 +1,1 @@
+"""Episodic memory: what happened in a session."""

@@ -1,0 +1,79 @@
+-- Every search and every change names tenant ($1), agent ($2) and owner ($3). {space}, {type} and {size} are put in as
+-- numbers and a type's name that astromesh chose: an index over a part of a table is found by constants alone.
+
+-- name: space
+SELECT id FROM astromesh.spaces WHERE name = $1
+
+-- name: make_space
+INSERT INTO astromesh.spaces (name) VALUES ($1) ON CONFLICT (name) DO UPDATE SET name = excluded.name RETURNING id
+
+-- name: index
+CREATE INDEX IF NOT EXISTS passages_near_{space} ON astromesh.passages
+USING hnsw ((embedding::{type}({size})) {type}_ip_ops) WHERE space = {space}
+
+-- name: add
+-- The same content again is the same passage: it is told from its newest source.
+INSERT INTO astromesh.passages AS p
+    (tenant, agent, owner, hash, session_id, content, metadata, created_at, expires_at, space, embedding)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11::REAL[]::vector)
+ON CONFLICT (tenant, owner, agent, hash) DO UPDATE
+SET session_id = excluded.session_id, metadata = excluded.metadata, created_at = excluded.created_at,
+    expires_at = excluded.expires_at, space = coalesce(excluded.space, p.space),
+    embedding = coalesce(excluded.embedding, p.embedding)
+
+-- name: trim
+DELETE FROM astromesh.passages WHERE tenant = $1 AND agent = $2 AND owner = $3 AND id <= (
+    SELECT id FROM astromesh.passages WHERE tenant = $1 AND agent = $2 AND owner = $3
+    ORDER BY id DESC LIMIT 1 OFFSET $4)
+
+-- name: near_exactly
+-- All vectors of a scope that has few: exact, and the scope's index finds them.
+WITH mine AS MATERIALIZED (
+    SELECT id, embedding FROM astromesh.passages
+    WHERE tenant = $1 AND agent = $2 AND owner = $3 AND space = {space} LIMIT $6)
+SELECT id, -(embedding <#> $4::REAL[]::vector) AS cosine, (SELECT count(*) FROM mine) AS held
+FROM mine ORDER BY embedding <#> $4::REAL[]::vector LIMIT $5
+
+-- name: near
+SELECT id, -(embedding::{type}({size}) <#> $4::REAL[]::vector::{type}({size})) AS cosine
+FROM astromesh.passages
+WHERE tenant = $1 AND agent = $2 AND owner = $3 AND space = {space}
+ORDER BY embedding::{type}({size}) <#> $4::REAL[]::vector::{type}({size}) LIMIT $5
+
+-- name: scan_on
+-- The index goes on until enough of what it finds belongs to the scope.
+SET LOCAL hnsw.iterative_scan = relaxed_order; SET LOCAL hnsw.ef_search = 100
+
+-- name: words
+-- $4: any of the words, $5: all of them, $6: each of them. Where a word is common, of those that have all words and of
+-- those that have any, a bounded number is ranked.
+WITH found AS (
+    (SELECT id, words FROM astromesh.passages
+     WHERE tenant = $1 AND agent = $2 AND owner = $3 AND words @@ to_tsquery('english', $5) LIMIT 500)
+    UNION
+    (SELECT id, words FROM astromesh.passages
+     WHERE tenant = $1 AND agent = $2 AND owner = $3 AND words @@ to_tsquery('english', $4) LIMIT 500)
+), ranked AS (
+    SELECT id, words, ts_rank_cd(words, to_tsquery('english', $4), 1) AS rank
+    FROM found ORDER BY rank DESC, id LIMIT $7
+)
+SELECT id, rank, (SELECT count(*) FROM unnest($6::TEXT[]) one WHERE words @@ to_tsquery('english', one)) AS matched
+FROM ranked ORDER BY rank DESC, id
+
+-- name: passages
+SELECT id, content, metadata, CASE WHEN space = $6 THEN -(embedding <#> $7::REAL[]::vector) END
+FROM astromesh.passages
+WHERE tenant = $1 AND agent = $2 AND owner = $3 AND id = ANY($4::BIGINT[]) AND (expires_at = 0 OR expires_at > $5)
+
+-- name: erase
+DELETE FROM astromesh.passages WHERE tenant = $1 AND agent = $2 AND session_id = $3 RETURNING 1
+
+-- name: erase_owner
+DELETE FROM astromesh.passages WHERE id IN (
+    SELECT id FROM astromesh.passages WHERE tenant = $1 AND owner = $2 LIMIT $3)
+RETURNING 1
+
+-- name: expire
+DELETE FROM astromesh.passages WHERE id IN (
+    SELECT id FROM astromesh.passages WHERE expires_at > 0 AND expires_at <= $1 LIMIT $2 FOR UPDATE SKIP LOCKED)
+RETURNING 1

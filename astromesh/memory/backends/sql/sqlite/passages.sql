@@ -1,0 +1,60 @@
+-- Every search and every change names a scope: tenant, agent and owner.
+
+-- name: scope
+SELECT id, removed FROM scopes WHERE tenant = ? AND agent = ? AND owner = ?
+
+-- name: make_scope
+INSERT INTO scopes (tenant, agent, owner) VALUES (?, ?, ?)
+
+-- name: tell
+-- The same content again is the same passage: it is told from its newest source.
+UPDATE passages SET session_id = ?3, metadata = ?5, created_at = ?6, expires_at = ?7,
+    space = ifnull(nullif(?8, ''), space), vector = ifnull(?9, vector)
+WHERE scope = ?1 AND hash = ?2 AND content = ?4
+
+-- name: add
+INSERT INTO passages (scope, hash, session_id, content, metadata, created_at, expires_at, space, vector)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
+
+-- name: add_words
+INSERT INTO passage_words (rowid, scope, content) VALUES (?, ?, ?)
+
+-- name: drop
+DELETE FROM passages WHERE id = ?
+
+-- name: drop_words
+INSERT INTO passage_words (passage_words, rowid, scope, content) VALUES ('delete', ?, ?, ?)
+
+-- name: forget_words
+-- What was deleted leaves its words in older segments of the index until they are merged.
+INSERT INTO passage_words (passage_words) VALUES ('optimize')
+
+-- name: vectors
+SELECT id, vector FROM passages WHERE scope = ? AND space = ? AND id > ? ORDER BY id
+
+-- name: ranks
+SELECT rowid, -bm25(passage_words, 0.0, 1.0) FROM passage_words WHERE passage_words MATCH ? ORDER BY 2 DESC LIMIT ?
+
+-- name: has_term
+SELECT rowid FROM passage_words WHERE passage_words MATCH ? AND rowid IN (SELECT value FROM json_each(?))
+
+-- name: passages
+SELECT id, content, metadata FROM passages
+WHERE scope = ? AND id IN (SELECT value FROM json_each(?)) AND (expires_at = 0 OR expires_at > ?)
+
+-- name: beyond
+SELECT id, scope, content FROM passages WHERE scope = ?1 ORDER BY id DESC LIMIT -1 OFFSET ?2
+
+-- name: of_session
+SELECT id, scope, content FROM passages
+WHERE session_id = ?3 AND scope IN (SELECT id FROM scopes WHERE tenant = ?1 AND agent = ?2) LIMIT ?4
+
+-- name: of_owner
+SELECT p.id, p.scope, p.content FROM passages p JOIN scopes s ON s.id = p.scope
+WHERE s.tenant = ? AND s.owner = ? LIMIT ?
+
+-- name: expired
+SELECT id, scope, content FROM passages WHERE expires_at > 0 AND expires_at <= ? LIMIT ?
+
+-- name: erase_scopes
+DELETE FROM scopes WHERE tenant = ? AND owner = ? AND NOT EXISTS (SELECT 1 FROM passages WHERE scope = scopes.id)

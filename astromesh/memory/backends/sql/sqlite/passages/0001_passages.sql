@@ -1,0 +1,46 @@
+-- What may be found again, by tenant, agent and owner. Ids only grow and are never used again: an index in memory
+-- reads what is new by id, and is read anew when `removed` says that something went.
+CREATE TABLE scopes (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    tenant TEXT NOT NULL,
+    agent TEXT NOT NULL,
+    owner TEXT NOT NULL,
+    removed INTEGER NOT NULL DEFAULT 0,
+    UNIQUE (tenant, owner, agent)
+);
+
+CREATE TABLE passages (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    scope INTEGER NOT NULL,
+    hash BLOB NOT NULL,
+    session_id TEXT NOT NULL,
+    content TEXT NOT NULL,
+    metadata TEXT NOT NULL,
+    created_at REAL NOT NULL,
+    expires_at REAL NOT NULL,
+    space TEXT NOT NULL,
+    vector BLOB,
+    UNIQUE (scope, hash)
+);
+
+CREATE INDEX passages_by_space ON passages (scope, space, id);
+
+CREATE INDEX passages_by_session ON passages (scope, session_id);
+
+CREATE INDEX passages_by_expiry ON passages (expires_at) WHERE expires_at > 0;
+
+-- The scope is a word of the index, so that a search never walks through the words of others. No trigger keeps it: a
+-- trusted schema would be needed for that.
+CREATE VIRTUAL TABLE passage_words USING fts5 (
+    scope, content, content = 'passages', content_rowid = 'id', tokenize = "porter unicode61 remove_diacritics 2"
+);
+
+CREATE TRIGGER passages_are_counted_out AFTER DELETE ON passages
+BEGIN
+    UPDATE scopes SET removed = removed + 1 WHERE id = OLD.scope;
+END;
+
+CREATE TRIGGER passages_get_other_vectors AFTER UPDATE OF vector ON passages WHEN OLD.vector IS NOT NEW.vector
+BEGIN
+    UPDATE scopes SET removed = removed + 1 WHERE id = NEW.scope;
+END;
