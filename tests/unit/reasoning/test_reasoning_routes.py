@@ -135,6 +135,17 @@ def test_36_no_rule_sends_a_complex_task_direct(names: list[str], risk: str, nee
     assert (chosen is None) == (set(names) <= {"direct"})
 
 
+async def test_36_after_a_switch_the_new_strategy_has_its_own_evaluations_before_it_stalls() -> None:
+    done = await reason(
+        evaluate_progress=UNSURE,
+        tools=[RecordingTool("lookup")],
+        settings={"strategies": ["decompose", "react_tool_loop"], "budgets": {"steps": 40}},
+    )
+    switched = done.path.index("switch_strategy")
+    assert done.path[:switched].count("evaluate_progress") == 3
+    assert done.path[switched:].count("evaluate_progress") == 2
+
+
 async def test_36_a_direct_answer_that_does_not_hold_goes_over_to_another_strategy() -> None:
     done = await reason(
         analyze_task=SIMPLE,
