@@ -246,7 +246,7 @@ async def test_faults_in_the_yaml_are_found_at_load_with_their_key(
 
 
 async def test_the_sample_agent_answers_offline_from_the_knowledge_folder(tmp_path: Path) -> None:
-    """No model can judge there, so the answer is partial; it is looked up and names its source all the same."""
+    """No model can judge there, so the answer is partial; it is looked up and names its source."""
     shutil.copytree(CONFIG, tmp_path / "config")
     async with AgentRuntime(tmp_path / "config", data_dir=tmp_path / "data", env={}) as running:
         answer = await running.run("reasoning-agent", "How do I reset my password?", "s1")

@@ -137,7 +137,7 @@ async def test_55_no_field_of_a_models_answer_changes_the_path(key: str) -> None
     )
     usual = await reason()
     sound: dict[str, Any] = {"analyze_task": COMPLEX, "propose_next_step": STEP, "evaluate_progress": SURE}
-    steered = {node: {key: value, **answer} for node, answer in sound.items()}
+    steered: dict[str, Any] = {node: {key: value, **answer} for node, answer in sound.items()}
     done = await reason(**steered, draft_answer=json.dumps({key: value}))
     assert done.path == usual.path
     assert done.report.mutations == []
