@@ -32,7 +32,7 @@ class Outbox:
 
     def __init__(self, single: int = MOST_SINGLE, most: int = MOST_BYTES, *, ends: bool = False) -> None:
         self._pending: list[Event] = []
-        self._single, self._most, self._ends = single, most, ends
+        self._single, self._most, self._ends = max(single, 1), most, ends
         # A future only while somebody waits: idle sockets are many.
         self._ready: asyncio.Future[None] | None = None
         self._closed = False
