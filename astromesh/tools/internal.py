@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 from collections.abc import Callable
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from astromesh.abc.deps import Deps
 from astromesh.abc.functions import FunctionTool
@@ -25,6 +26,16 @@ class InternalTool:
             "configuration and in the one above it.",
         )
 
+        @field_validator("function")
+        @classmethod
+        def _can_be_offered(cls, function: str) -> str:
+            """Imported where it is read: a function that is missing is found at load, with its line."""
+            try:
+                FunctionTool(load(function))
+            except ConfigError as error:
+                raise ValueError(str(error)) from error
+            return function
+
     @classmethod
     async def open(cls, options: Options, deps: Deps) -> FunctionTool:
         """Raises: ConfigError: the function cannot be imported, or cannot be offered as a tool."""
@@ -42,18 +53,23 @@ def load(reference: str) -> Callable[..., Any]:
         found: Any = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         raise ConfigError(_missing(reference, module_name, error)) from error
-    except Exception as error:  # the operator's module may raise anything while it loads
+    except (Exception, SystemExit) as error:  # the operator's module may raise anything while it loads
         raise ConfigError(
             f"Importing {module_name!r} for {reference!r} failed: {type(error).__name__}: {error}"
         ) from error
     for part in path.split("."):
         if not hasattr(found, part):
-            raise ConfigError(f"The module {module_name!r} has no {path!r} (function: {reference}).")
+            raise ConfigError(f"The module {module_name!r} has no {path!r}{_nearest(found, part)}.")
         found = getattr(found, part)
     if not callable(found):
         raise ConfigError(f"{reference!r} is not a function but {type(found).__name__}.")
     function: Callable[..., Any] = found
     return function
+
+
+def _nearest(place: object, name: str) -> str:
+    near = difflib.get_close_matches(name, dir(place), n=1)
+    return f" (did you mean {near[0]!r}?)" if near else ""
 
 
 def _missing(reference: str, module: str, error: ModuleNotFoundError) -> str:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from astromesh.errors import ProviderUnavailable
-from astromesh.testing import RecordingSink, ScriptedProvider
+from astromesh.plugins import Plugins
+from astromesh.runtime.bootstrap import load_configuration
+from astromesh.testing import RecordingSink, ScriptedProvider, plugin_of
 from astromesh.types import ToolCall
 from tests.integration.agents_folder import client_of, manifest, runtime_of, write
 
@@ -240,6 +243,22 @@ async def test_one_broken_agent_is_503_and_the_others_run(tmp_path: Path) -> Non
     assert (bad.status_code, bad.json()["code"]) == (503, "agent_unavailable")
     assert listed["broken"]["status"] == "unavailable"
     assert "did you mean 'pattern'" in listed["broken"]["errors"][0].lower()
+
+
+def test_functions_that_are_not_there_are_found_at_load_all_at_once(tmp_path: Path) -> None:
+    """`validate` and `serve --strict` read no more than this, so that a later start has no surprises."""
+    tools = [
+        {"name": "one", "type": "internal", "function": "os:get_cwd"},
+        {"name": "two", "type": "internal", "function": "no_such_module_here:f"},
+    ]
+    folder = write(tmp_path, manifest(tools=tools), manifest("other"))
+    plugins = Plugins({"providers": {"scripted": plugin_of(ScriptedProvider("ok"))}})
+    configuration = load_configuration(folder, plugins, {})
+    faults = [str(fault) for fault in configuration.broken["helper"]]
+    assert [fault.split(": ")[1] for fault in faults] == ["spec.tools[0].function", "spec.tools[1].function"]
+    assert faults[0].endswith("The module 'os' has no 'get_cwd' (did you mean 'getcwd'?).")
+    assert re.match(r".*helper\.agent\.yaml:\d+:\d+: ", faults[1])
+    assert "other" in configuration.agents
 
 
 async def test_a_run_is_bounded_by_max_iterations_without_an_extra_call(tmp_path: Path) -> None:

@@ -35,6 +35,7 @@ async def test_the_function_becomes_a_tool_with_its_signature_and_docstring():
     [
         ("no_such_module_here:f", "no module 'no_such_module_here'"),
         (f"{__name__}:nope", "has no 'nope'"),
+        (f"{__name__}:gret", "did you mean 'greet'"),
         (f"{__name__}:NOT_CALLABLE", "is not a function but int"),
     ],
 )
@@ -46,7 +47,11 @@ def test_what_cannot_be_found_is_named(reference, says):
 
 @pytest.mark.parametrize(
     ("source", "says"),
-    [("1 / 0", "ZeroDivisionError"), ("import no_such_dependency", "needs the module 'no_such_dependency'")],
+    [
+        ("1 / 0", "ZeroDivisionError"),
+        ("raise SystemExit(3)", "SystemExit: 3"),
+        ("import no_such_dependency", "needs the module 'no_such_dependency'"),
+    ],
 )
 def test_a_module_that_breaks_while_it_loads_says_why(source, says, tmp_path, monkeypatch):
     """A fault inside the operator's module is not mistaken for a missing module."""
