@@ -11,6 +11,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
+from astromesh.quick import quick
+
 Role = Literal["system", "user", "assistant", "tool"]
 JsonObject = dict[str, Any]
 
@@ -18,6 +20,7 @@ JsonObject = dict[str, Any]
 # -- conversation ------------------------------------------------------------------------------------------
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Image:
     """A picture in a message: either a URL or inline data.
@@ -33,6 +36,7 @@ class Image:
     media_type: str = "image/png"
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class ToolCall:
     """What the model asks for.
@@ -48,6 +52,7 @@ class ToolCall:
     arguments: str = "{}"
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Message:
     """One chat message.
@@ -97,6 +102,7 @@ class Turn(NamedTuple):
 # -- model calls -------------------------------------------------------------------------------------------
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Usage:
     """What calls cost. `cost_usd` is 0.0 where no price is known. Adds with `+`."""
@@ -130,6 +136,7 @@ class Usage:
 Effect = Literal["read", "write", "external"]
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class ToolSpec:
     """A tool as the model sees it.
@@ -156,6 +163,7 @@ class ToolSpec:
         }
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class CompletionRequest:
     """One model call.
@@ -177,6 +185,7 @@ class CompletionRequest:
     role: str = ""
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class CompletionResult:
     """What a model call answered (document 001, step 8).
@@ -197,6 +206,7 @@ class CompletionResult:
     latency_ms: float = 0.0
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Delta:
     """A piece of text as the provider sent it; never merged, never split."""
@@ -207,6 +217,7 @@ class Delta:
 # -- tools -------------------------------------------------------------------------------------------------
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class ToolResult:
     """The answer to exactly one tool call; becomes one tool message.
@@ -231,6 +242,7 @@ class ToolResult:
 # -- memory ------------------------------------------------------------------------------------------------
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class SemanticResult:
     """A passage from semantic memory or knowledge. `score` is in [0, 1], higher is nearer."""
@@ -241,6 +253,7 @@ class SemanticResult:
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class MemoryContext:
     """What step 4 recalls (document 001).
@@ -281,6 +294,7 @@ class Event:
 # -- who is calling ----------------------------------------------------------------------------------------
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class CallerContext:
     """Who is calling (document 000). The token is never printed, logged or stored."""

@@ -1,0 +1,73 @@
+"""Frozen records that are made quickly: `@quick` above `@dataclass(frozen=True, slots=True)`.
+
+A frozen dataclass sets each field through `object.__setattr__`, at several times the cost of an assignment; a
+run makes a dozen such records. Here a new instance is of an open twin of its class while its fields are
+assigned, and of the class itself before anybody sees it. Everything else stays what dataclasses made it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+T = TypeVar("T")
+
+#: what a field with a factory has as its default in the signature, as in dataclasses
+_FACTORY = type("<factory>", (), {"__repr__": lambda self: "<factory>"})()
+_turn_into = cast("Callable[[object, type], None]", object.__dict__["__class__"].__set__)
+
+
+def quick(cls: type[T]) -> type[T]:
+    """Replaces the constructor of a frozen dataclass with slots by a faster one.
+
+    Raises:
+        TypeError: it is none, it inherits fields, or it has fields that are no plain arguments.
+    """
+    fields = dataclasses.fields(cls)  # type: ignore[arg-type]
+    slots = cls.__dict__.get("__slots__")
+    if slots != tuple(field.name for field in fields) or not cls.__dataclass_params__.frozen:  # type: ignore[attr-defined]
+        raise TypeError(f"{cls.__name__} must be a frozen dataclass with slots of its own alone.")
+    if hasattr(cls, "__post_init__") or any(field.kw_only or not field.init for field in fields):
+        raise TypeError(f"{cls.__name__} must take each of its fields as a plain argument, and nothing else.")
+    usual = cls.__init__
+    made = _compiled(cls, fields, usual)
+    made.__qualname__, made.__module__ = usual.__qualname__, cls.__module__
+    made.__annotations__, made.__doc__ = usual.__annotations__, usual.__doc__
+    setattr(cls, "__init__", made)  # noqa: B010 (mypy takes an assignment for a mistake)
+    return cls
+
+
+def _compiled(cls: type[Any], fields: tuple[dataclasses.Field[Any], ...], usual: Any) -> Any:
+    """`__init__`, written out field by field, as dataclasses writes its own."""
+    names = [field.name for field in fields]
+    known: dict[str, Any] = {
+        "_frozen": cls,
+        "_open": type(cls.__name__, (), {"__slots__": cls.__slots__, "__module__": cls.__module__}),
+        "_turn_into": _turn_into,
+        "_usual": usual,
+        "_factory": _FACTORY,
+    }
+    arguments, values = [], []
+    for field in fields:
+        name, argument, value = field.name, field.name, field.name
+        if field.default is not dataclasses.MISSING:
+            known[f"_default_{name}"] = field.default
+            argument = f"{name}=_default_{name}"
+        elif field.default_factory is not dataclasses.MISSING:
+            known[f"_make_{name}"] = field.default_factory
+            argument = f"{name}=_factory"
+            value = f"_make_{name}() if {name} is _factory else {name}"
+        arguments.append(argument)
+        values.append(value)
+    assignments = (f"self.{name} = {value}" for name, value in zip(names, values, strict=True))
+    source = f"""
+def __init__(self, {", ".join(arguments)}):
+    if type(self) is not _frozen:  # a subclass may have slots of its own
+        return _usual(self, {", ".join(values)})
+    _turn_into(self, _open)
+    {"; ".join(assignments)}
+    self.__class__ = _frozen
+"""
+    exec(source, known)  # noqa: S102 (source made of field names alone, as in dataclasses)
+    return known["__init__"]
