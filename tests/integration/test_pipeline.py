@@ -233,6 +233,14 @@ async def test_unknown_agents_routes_and_methods_are_problem_documents(tmp_path:
     assert all(a.json()["trace_id"] for a in (agent, route, method))
 
 
+async def test_the_openapi_document_lists_the_routes(tmp_path: Path) -> None:
+    """What an unknown path is told to ask answers, and names what can be called."""
+    async with client_of(runtime_of(write(tmp_path, manifest()), ScriptedProvider("ok"))) as client:
+        answer = await client.get("/openapi.json")
+    assert answer.status_code == 200
+    assert {"/v1/agents/{name}/run", "/v1/runs/{run_id}/events"} <= set(answer.json()["paths"])
+
+
 async def test_one_broken_agent_is_503_and_the_others_run(tmp_path: Path) -> None:
     folder = write(tmp_path, manifest(), manifest("broken", orchestration={"patern": "react"}))
     async with client_of(runtime_of(folder, ScriptedProvider("ok"))) as client:

@@ -49,6 +49,7 @@ async def run(run_id: str, request: Request) -> JsonObject:
 @router.get(
     "/v1/runs/{run_id}/events",
     summary="Events of a run",
+    status_code=200,  # said here, as FastAPI cannot read it off a response that has none
     response_class=EventStreamResponse,
     responses={200: {"content": {"text/event-stream": {}}}, **_PROBLEMS},
     dependencies=[scope("runs:read")],
