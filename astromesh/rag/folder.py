@@ -7,7 +7,8 @@ Files that cannot be documents are skipped with a warning that names them, once 
 from __future__ import annotations
 
 import stat
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -15,17 +16,25 @@ from typing import Any
 import structlog
 import yaml
 
-from astromesh.abc.rag import Document
+from astromesh.abc.rag import Document, Reader
+from astromesh.errors import ConfigError
 from astromesh.rag.markdown import front_matter, headings
 
 MAX_FILE = 5 * 1024 * 1024
+#: of files that a reader makes text of, e.g. PDF with its pictures
+MAX_READ_FILE = 50 * 1024 * 1024
 #: a longer block is no front matter but a document that begins with a rule
 MAX_FRONT_MATTER = 4096
 
 MEDIA_TYPES: Mapping[str, str] = {
     ".md": "text/markdown", ".markdown": "text/markdown", ".mdx": "text/markdown",
     ".txt": "text/plain", ".text": "text/plain", ".rst": "text/plain",
+    ".html": "text/html", ".htm": "text/html", ".xhtml": "text/html", ".pdf": "application/pdf",
 }  # fmt: skip
+#: by media type: the `readers` plugin that makes Markdown of it
+READERS: Mapping[str, str] = {"text/html": "html", "application/pdf": "pdf"}
+
+Readers = Callable[[str], Reader]
 
 log = structlog.get_logger("astromesh.rag")
 
@@ -34,23 +43,40 @@ class _Skipped(Exception):
     pass
 
 
+def no_reader(kind: str) -> Reader:
+    """Raises: ConfigError: for those who give a folder no readers."""
+    raise ConfigError(f"Nothing here reads {kind} files; give the pipeline 'readers'.")
+
+
 class Folder:
     """The files of one folder.
 
     Args:
         path: the folder; one that does not exist holds no files.
-        glob: which files below it; hidden files and folders are never taken.
+        glob: which files below it, one pattern or several; hidden files and folders are never taken.
         prefix: stands before every document's id, for pipelines of several folders.
+        readers: the reader of a kind of file; asked for when the first such file is met.
     """
 
-    def __init__(self, path: Path, glob: str = "**/*.md", prefix: str = "") -> None:
+    def __init__(
+        self,
+        path: Path,
+        glob: str | Sequence[str] = "**/*.md",
+        prefix: str = "",
+        readers: Readers = no_reader,
+    ) -> None:
         self.path = path
-        self.glob = glob
+        self.globs = (glob,) if isinstance(glob, str) else tuple(glob)
         self._prefix = prefix
+        self._readers = readers
         self._warned: dict[Path, str] = {}
 
     def scan(self) -> dict[str, str]:
-        """Every file by the id of its document, with its stamp."""
+        """Every file by the id of its document, with its stamp.
+
+        Raises:
+            MissingExtra: a file needs a reader that is not installed.
+        """
         if not self.path.is_dir():
             self._warn(self.path, "missing", "there is no such folder")
             return {}
@@ -61,15 +87,22 @@ class Folder:
             except (OSError, _Skipped) as error:  # gone since it was listed, a link to nowhere or outside
                 self._warn(path, str(error), str(error))
             else:
-                found[self._prefix + path.relative_to(self.path).as_posix()] = stamp
+                name = self._prefix + path.relative_to(self.path).as_posix()
+                reader = self._reader(MEDIA_TYPES.get(path.suffix.lower(), ""))
+                found[name] = f"{reader.fingerprint} {stamp}" if reader else stamp
         return found
 
     def read(self, name: str, stamp: str) -> Document | None:
         """The document of a file by its id, or None where the file cannot be one."""
         path = self.path / name.removeprefix(self._prefix)
         try:
-            return _document(name, _text(path), _media_type(path))
-        except (OSError, _Skipped) as error:
+            kind = _media_type(path)
+            reader = self._reader(kind)
+            if reader is None:
+                return document(name, _decoded(_bytes(path, MAX_FILE)), kind)
+            text, about = reader.read(_bytes(path, MAX_READ_FILE))
+            return converted(name, text, about)
+        except (OSError, ValueError, _Skipped) as error:
             self._warn(path, stamp, str(error))
             return None
 
@@ -77,9 +110,13 @@ class Folder:
         """Whether an id can be one of this folder's."""
         return name.startswith(self._prefix)
 
+    def _reader(self, kind: str) -> Reader | None:
+        return self._readers(READERS[kind]) if kind in READERS else None
+
     def _files(self) -> list[Path]:
         try:
-            found = [path for path in self.path.glob(self.glob) if not _hidden(path, self.path)]
+            listed = {path for glob in self.globs for path in self.path.glob(glob)}
+            found = [path for path in listed if not _hidden(path, self.path)]
         except OSError as error:  # a folder below that may not be read
             self._warn(self.path, str(error), str(error))
             return []
@@ -111,13 +148,12 @@ def _media_type(path: Path) -> str:
         raise _Skipped(f"{path.suffix or 'a file without suffix'} is no supported type") from None
 
 
-def _text(path: Path) -> str:
-    _media_type(path)
+def _bytes(path: Path, most: int) -> bytes:
     with path.open("rb") as file:
-        data = file.read(MAX_FILE + 1)
-    if len(data) > MAX_FILE:
-        raise _Skipped(f"it has more than {MAX_FILE} bytes")
-    return _decoded(data)
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise _Skipped(f"it has more than {most} bytes")
+    return data
 
 
 def _decoded(data: bytes) -> str:
@@ -131,12 +167,20 @@ def _decoded(data: bytes) -> str:
     raise _Skipped("it is binary or not UTF-8")
 
 
-def _document(name: str, text: str, kind: str) -> Document:
+def document(name: str, text: str, kind: str) -> Document:
+    """A document of Markdown or plain text: its title and what its front matter says."""
     if kind != "text/markdown":
         return Document(name, text, _from_name(name), kind)
     about = _front_matter(text)
     title = str(about.pop("title", "")) or next((h.title for h in headings(text) if h.level == 1), "")
     return Document(name, text, title or _from_name(name), kind, about)
+
+
+def converted(name: str, text: str, about: Mapping[str, Any]) -> Document:
+    """A document of what a reader made of a file."""
+    made = document(name, text, "text/markdown")
+    kept = {key: value for key, value in about.items() if key != "title"}
+    return replace(made, title=str(about.get("title") or made.title), metadata={**made.metadata, **kept})
 
 
 def _from_name(name: str) -> str:

@@ -1,30 +1,43 @@
 """A RAG pipeline: documents are cut into chunks, stored, and found again (document 001).
 
 Folders are looked at again when a query comes, at most once per second and in a thread: a file that was
-added, changed or removed counts without a restart and without a separate ingest.
+added, changed or removed counts without a restart and without a separate ingest. A query waits for that only
+so long; where there is much to take in, it is answered from what is there.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from hashlib import blake2b
+from array import array
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-import orjson
 import structlog
 
 from astromesh.abc.clock import Clock, SystemClock
-from astromesh.abc.rag import Chunker, ChunkStore, Document, Indexed, Ingested, Known, Passage
-from astromesh.errors import InvalidInput, StoreError
-from astromesh.rag.folder import Folder
+from astromesh.abc.rag import (
+    Chunker,
+    ChunkStore,
+    Document,
+    Embedder,
+    Ingested,
+    Known,
+    Passage,
+    Progress,
+    Reader,
+)
+from astromesh.errors import AstromeshError, ConfigError, ProviderError
+from astromesh.rag.folder import Folder, no_reader
+from astromesh.rag.intake import Intake, batches, check_ids, summed
+
+Mode = Literal["lexical", "vector", "hybrid"]
 
 #: seconds between two looks at the folders, and how many times as long as a look it takes at least
 LOOK_EVERY = 1.0
 LOOK_SHARE = 20.0
-#: documents that are cut and stored together
-BATCH = 32
+#: seconds that a query waits for what changed in the folders
+PATIENCE = 2.0
 
 log = structlog.get_logger("astromesh.rag")
 
@@ -37,26 +50,39 @@ class RAGPipeline:
         store: holds this pipeline's chunks and nothing else.
         chunker: cuts documents.
         sources: path and glob of each folder.
+        readers: the reader of a kind of file, by its name (`html`, `pdf`); raises MissingExtra.
+        embedder: makes vectors; needed by every mode but `lexical`.
+        mode: how passages are found.
         top_k: passages that a query answers unless it says otherwise.
         clock: for the pause between two looks at the folders.
+
+    Raises:
+        ConfigError: the mode needs an embedder.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (what a pipeline is made of)
         self,
         name: str,
         store: ChunkStore,
         chunker: Chunker,
         *,
         sources: Sequence[tuple[Path, str]] = (),
+        readers: Callable[[str], Reader] | None = None,
+        embedder: Embedder | None = None,
+        mode: Mode = "lexical",
         top_k: int = 5,
         clock: Clock | None = None,
     ) -> None:
+        if mode != "lexical" and embedder is None:
+            raise ConfigError(f"The pipeline {name!r} has 'mode: {mode}', which needs 'embeddings'.")
         self.name = name
-        self._store, self._chunker, self._top_k = store, chunker, top_k
-        self._folders = _folders(sources)
+        self._store, self._embedder, self._mode, self._top_k = store, embedder, mode, top_k
+        self._intake = Intake(store, chunker, embedder)
+        self._folders = _folders(sources, readers or no_reader)
         self._clock = clock or SystemClock()
         self._seen: dict[str, str] | None = None
         self._look_at = float("-inf")
+        self._looking: asyncio.Task[None] | None = None
         self._writing = asyncio.Lock()
 
     async def query(
@@ -66,27 +92,50 @@ class RAGPipeline:
 
         Raises:
             StoreError: the index cannot be read.
+            ProviderError: the query cannot be embedded; in mode `hybrid` it is then answered by words.
         """
         if self._folders and self._clock.monotonic() >= self._look_at:
             await self._look()
-        return await self._store.search(query, top_k=top_k or self._top_k, filters=filters)
+        vector = await self._vector(query)
+        words = "" if self._mode == "vector" else query
+        return await self._store.search(words, top_k=top_k or self._top_k, filters=filters, vector=vector)
 
-    async def ingest(self, documents: Sequence[Document]) -> Ingested:
+    async def ingest(self, documents: Sequence[Document], progress: Progress | None = None) -> Ingested:
         """Adds or replaces documents that a caller hands in.
 
         Raises:
             InvalidInput: two documents of one name, or one that belongs to a file of the folders.
+            ProviderError: they cannot be embedded; what was stored before that stays.
         """
-        _check_ids(documents, self._seen or {})
+        check_ids(documents, self._seen or {})
         async with self._writing:
             known = await self._store.known()
-            return await self._write([(document, "") for document in documents], known)
+            step = _counted(len(documents), progress)
+            done = await self._intake.write([(document, "") for document in documents], known, step)
+            await self._store.settle()
+            return done
 
-    async def refresh(self) -> Ingested:
+    async def remove(self, ids: Sequence[str]) -> Ingested:
+        """Removes documents that were handed in.
+
+        Raises:
+            InvalidInput: one belongs to a file of the folders.
+        """
+        check_ids([Document(name, "") for name in dict.fromkeys(ids)], self._seen or {})
+        async with self._writing:
+            known = await self._store.known()
+            there = [name for name in dict.fromkeys(ids) if name in known]
+            if there:
+                await self._store.remove(there)
+            return Ingested(removed=len(there))
+
+    async def refresh(self, progress: Progress | None = None) -> Ingested:
         """Brings the index up to the folders' files; what vanished there is removed.
 
         Raises:
             StoreError: the index cannot be written.
+            ProviderError: the texts cannot be embedded.
+            MissingExtra: a file needs a reader that is not installed.
         """
         async with self._writing:
             started = self._clock.monotonic()
@@ -95,7 +144,7 @@ class RAGPipeline:
             self._look_at = self._clock.monotonic() + max(LOOK_EVERY, LOOK_SHARE * took)
             if seen == self._seen:
                 return Ingested(unchanged=len(seen))
-            done = await self._take_in(seen)
+            done = await self._take_in(seen, progress)
             self._seen = seen
             return done
 
@@ -103,36 +152,60 @@ class RAGPipeline:
         await self._store.ping()
 
     async def close(self) -> None:
-        """What was opened for the pipeline is closed with the runtime's resources."""
+        """Ends what it is taking in; the rest is closed with the runtime's resources."""
+        if self._looking is not None and not self._looking.done():
+            self._looking.cancel()
+            await asyncio.wait([self._looking])
+
+    # -- inside --------------------------------------------------------------------------------------------
+
+    async def _vector(self, query: str) -> array[float] | None:
+        if self._mode == "lexical" or self._embedder is None or not query.strip():
+            return None
+        try:
+            return (await self._embedder.embed([query]))[0]
+        except ProviderError as error:
+            if self._mode == "vector":
+                raise
+            log.warning("query_not_embedded", pipeline=self.name, error=str(error))
+            return None
 
     async def _look(self) -> None:
         """A query is answered from what is there while the index cannot be written or is being written."""
         if self._writing.locked():
             return
         self._look_at = self._clock.monotonic() + LOOK_EVERY
+        self._looking = asyncio.create_task(self._refreshed())
+        await asyncio.wait([self._looking], timeout=PATIENCE)
+
+    async def _refreshed(self) -> None:
         try:
             await self.refresh()
-        except StoreError as error:
+        except AstromeshError as error:
             log.warning("knowledge_not_refreshed", pipeline=self.name, error=str(error))
 
     def _scan(self) -> dict[str, str]:
-        version = self._chunker.fingerprint
+        version = self._intake.fingerprint
         return {
             name: f"{version} {stamp}" for folder in self._folders for name, stamp in folder.scan().items()
         }
 
-    async def _take_in(self, seen: Mapping[str, str]) -> Ingested:
+    async def _take_in(self, seen: Mapping[str, str], progress: Progress | None) -> Ingested:
         known = await self._store.known()
         changed = [name for name, stamp in seen.items() if name not in known or known[name].stamp != stamp]
-        vanished = [name for name, about in known.items() if about.stamp and name not in seen]
+        vanished = _vanished(known, seen)
         total = Ingested(unchanged=len(seen) - len(changed))
-        for some in _batches(changed):
+        step = _counted(len(changed), progress)
+        for some in batches(changed):
             read = await asyncio.to_thread(self._read, some, seen)
-            vanished += [name for name in some if name in known and name not in {d.id for d, _ in read}]
-            total = _sum(total, await self._write(read, known))
+            unreadable = set(some) - {document.id for document, _ in read}
+            vanished += [name for name in some if name in known and name in unreadable]
+            total = summed(total, await self._intake.write(read, known, step))
+            step(len(unreadable))
         if vanished:
             await self._store.remove(vanished)
-        return _sum(total, Ingested(removed=len(vanished)))
+        await self._store.settle()
+        return summed(total, Ingested(removed=len(vanished)))
 
     def _read(self, ids: Iterable[str], seen: Mapping[str, str]) -> list[tuple[Document, str]]:
         found = ((self._folder(name).read(name, seen[name]), seen[name]) for name in ids)
@@ -141,65 +214,34 @@ class RAGPipeline:
     def _folder(self, name: str) -> Folder:
         return next(folder for folder in self._folders if folder.owns(name))
 
-    async def _write(self, documents: Sequence[tuple[Document, str]], known: Mapping[str, Known]) -> Ingested:
-        total = Ingested()
-        for some in _batches(documents):
-            fresh, stamps = await asyncio.to_thread(self._cut, some, known)
-            if fresh:
-                await self._store.replace(fresh)
-            if stamps:
-                await self._store.touch(stamps)
-            changed = sum(one.document.id in known for one in fresh)
-            total = _sum(total, Ingested(len(fresh) - changed, changed, 0, len(some) - len(fresh)))
-        return total
 
-    def _cut(
-        self, documents: Iterable[tuple[Document, str]], known: Mapping[str, Known]
-    ) -> tuple[list[Indexed], dict[str, str]]:
-        """What must be stored anew, and the new stamps of what is as it was."""
-        fresh, stamps = [], {}
-        for document, stamp in documents:
-            about = Known(_hash(document, self._chunker.fingerprint), stamp)
-            before = known.get(document.id)
-            if before is None or before.hash != about.hash:
-                fresh.append(Indexed(document, about, tuple(self._chunker.split(document))))
-            elif before.stamp != stamp:
-                stamps[document.id] = stamp
-        return fresh, stamps
-
-
-def _folders(sources: Sequence[tuple[Path, str]]) -> tuple[Folder, ...]:
+def _folders(sources: Sequence[tuple[Path, str]], readers: Callable[[str], Reader]) -> tuple[Folder, ...]:
     """Ids are paths within the folder; of several folders, each has its name before its ids."""
     if len(sources) == 1:
-        return (Folder(*sources[0]),)
+        return (Folder(*sources[0], readers=readers),)
     names = [path.name for path, _ in sources]
     prefixes = [f"{name}/" if names.count(name) == 1 else f"{name}-{i}/" for i, name in enumerate(names, 1)]
-    return tuple(Folder(path, glob, prefix) for (path, glob), prefix in zip(sources, prefixes, strict=True))
-
-
-def _check_ids(documents: Sequence[Document], from_folders: Mapping[str, str]) -> None:
-    taken = set(from_folders)
-    for document in documents:
-        if document.id in from_folders:
-            raise InvalidInput(f"The document {document.id!r} comes from a folder; change the file there.")
-        if not document.id or document.id in taken:
-            raise InvalidInput(f"Every document needs an id of its own; {document.id!r} is not.")
-        taken.add(document.id)
-
-
-def _hash(document: Document, fingerprint: str) -> str:
-    content = orjson.dumps([fingerprint, document.title, document.text, dict(document.metadata)])
-    return blake2b(content, digest_size=16).hexdigest()
-
-
-def _batches(items: Sequence[Any]) -> Iterator[Sequence[Any]]:
-    return (items[start : start + BATCH] for start in range(0, len(items), BATCH))
-
-
-def _sum(one: Ingested, other: Ingested) -> Ingested:
-    return Ingested(
-        one.added + other.added,
-        one.changed + other.changed,
-        one.removed + other.removed,
-        one.unchanged + other.unchanged,
+    return tuple(
+        Folder(path, glob, prefix, readers=readers)
+        for (path, glob), prefix in zip(sources, prefixes, strict=True)
     )
+
+
+def _vanished(known: Mapping[str, Known], seen: Mapping[str, str]) -> list[str]:
+    """Documents that came from a file which is no longer there; those that were handed in have no stamp."""
+    return [name for name, about in known.items() if about.stamp and name not in seen]
+
+
+def _counted(total: int, progress: Progress | None) -> Callable[[int], None]:
+    """Adds up steps and tells of them."""
+    done = 0
+
+    def step(more: int) -> None:
+        nonlocal done
+        done += more
+        if progress is not None:
+            progress(done, total)
+
+    if progress is not None:
+        progress(0, total)
+    return step

@@ -1,4 +1,4 @@
-"""Which of a query's words propose passages, so that a word of nearly every passage does not cost as many. Pure.
+"""Which of a query's words propose passages, so that a word of nearly all does not cost as many. Pure.
 
 Ranking costs microseconds per passage. Rare words propose all passages that have them; frequent ones only
 those that have all of them, up to a number; words that stand nearly everywhere say nothing, and propose only
@@ -23,7 +23,7 @@ class Plan(NamedTuple):
         rare: rarest first; all passages with any of them are ranked.
         frequent: passages with all of them are ranked, up to `room`.
         everywhere: of no use to rank by.
-        room: at least a fifth of MOST_RANKED.
+        room: what the rare words leave of it, at least a fifth.
     """
 
     rare: tuple[str, ...]
@@ -32,16 +32,21 @@ class Plan(NamedTuple):
     room: int
 
 
-def planned(counts: Mapping[str, int]) -> Plan:
-    """Args: counts: passages that have each word; EVERYWHERE stands for that many or more."""
+def planned(counts: Mapping[str, int], most: int = MOST_RANKED) -> Plan:
+    """Decides.
+
+    Args:
+        counts: passages that have each word; EVERYWHERE stands for that many or more.
+        most: passages that are ranked, about.
+    """
     rare: list[str] = []
     frequent: list[str] = []
     everywhere: list[str] = []
-    room = MOST_RANKED
+    room = most
     for term, count in sorted(counts.items(), key=lambda one: one[1]):
         if count <= room:
             rare.append(term)
             room -= count
         else:
             (frequent if count < EVERYWHERE else everywhere).append(term)
-    return Plan(tuple(rare), tuple(frequent), tuple(everywhere), max(room, MOST_RANKED // 5))
+    return Plan(tuple(rare), tuple(frequent), tuple(everywhere), max(room, most // 5))

@@ -30,6 +30,11 @@ _ENGLISH = """
 SMALL_WORDS = frozenset(_ENGLISH.split())
 
 
+def words_of(text: str) -> list[str]:
+    """Every word of a text in order, bounded in length."""
+    return [word[:LONGEST_TERM] for word in _TERM.findall(text)]
+
+
 def terms(query: str, most: int | None = MOST_TERMS) -> tuple[str, ...]:
     """The words that are sought, each once, in order; a question of small words only keeps them."""
     found = dict.fromkeys(t.lower()[:LONGEST_TERM] for t in _TERM.findall(query[:MOST_CHARACTERS]))

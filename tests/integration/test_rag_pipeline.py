@@ -230,7 +230,7 @@ async def test_files_that_are_no_documents_are_skipped_with_their_name(tmp_path)
     (folder / "binary.md").write_bytes(b"word\0word")
     (folder / "latin.md").write_bytes("wörd".encode("latin-1"))
     (folder / "huge.md").write_bytes(b"word " * 1_100_000)
-    (folder / "page.html").write_text("<p>word")
+    (folder / "page.docx").write_text("word")
     (folder / ".hidden.md").write_text("word")
     (folder / "folder.md").mkdir()
     (tmp_path / "outside.md").write_text("word")
@@ -244,7 +244,7 @@ async def test_files_that_are_no_documents_are_skipped_with_their_name(tmp_path)
             await pipe.refresh()
         assert sorted(await found(pipe, "word")) == ["bom.md", "good.md", "more.md"]
     named = sorted(Path(entry["file"]).name for entry in logs if entry["event"] == "document_skipped")
-    assert named == ["binary.md", "huge.md", "latin.md", "link.md", "nowhere.md", "page.html"]
+    assert named == ["binary.md", "huge.md", "latin.md", "link.md", "nowhere.md", "page.docx"]
 
 
 async def test_a_file_that_can_no_longer_be_read_is_no_longer_found(tmp_path):
@@ -314,7 +314,7 @@ async def test_many_first_queries_at_once_take_the_folder_in_once(tmp_path):
     write(tmp_path, a="# A\nalpha")
     async with pipeline(tmp_path, clock=clock) as pipe:
         await pipe.refresh()
-        store = pipe._store = Faulty(pipe._store)
+        store = pipe._intake._store = Faulty(pipe._store)
         write(tmp_path, b="# B\nalpha")
         clock.advance(1.1)
         await asyncio.gather(*(pipe.query("alpha") for _ in range(20)))
@@ -327,7 +327,7 @@ async def test_a_full_disk_does_not_stop_answers(tmp_path):
     write(tmp_path, a="# A\nalpha")
     async with pipeline(tmp_path, clock=clock) as pipe:
         await pipe.refresh()
-        pipe._store = Faulty(pipe._store, replace=[StoreUnavailable("the disk is full")])
+        pipe._intake._store = Faulty(pipe._store, replace=[StoreUnavailable("the disk is full")])
         write(tmp_path, b="# B\nbeta")
         clock.advance(1.1)
         with capture_logs() as logs:

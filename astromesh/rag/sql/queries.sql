@@ -22,19 +22,55 @@ DELETE FROM words WHERE rowid IN (SELECT id FROM chunks WHERE document = ?)
 -- name: drop_chunks
 DELETE FROM chunks WHERE document = ?
 
--- name: search
-SELECT words.rowid, -bm25(words, 2.0, 3.0, 1.0) AS rank
-FROM words
-WHERE words MATCH ?
-ORDER BY rank DESC, words.rowid
+-- name: put_vector
+INSERT INTO vectors (chunk, embedder, vector) VALUES (?, ?, ?)
+
+-- name: drop_vectors
+DELETE FROM vectors WHERE chunk IN (SELECT id FROM chunks WHERE document = ?)
+
+-- name: count_removal
+UPDATE removals SET count = count + 1
+
+-- name: state
+SELECT (SELECT count FROM removals), (SELECT max(id) FROM chunks)
+
+-- name: count_chunks
+SELECT count(*) FROM (SELECT 1 FROM words WHERE words MATCH ? LIMIT ?)
+
+-- name: ranked
+SELECT row, rank FROM (
+    SELECT rowid AS row, -bm25(words, 2.0, 3.0, 1.0) AS rank FROM words WHERE words MATCH ? LIMIT ?
+)
+ORDER BY rank DESC, row
 LIMIT ?
 
--- name: search_filtered
-SELECT words.rowid, -bm25(words, 2.0, 3.0, 1.0) AS rank
+-- name: ranked_of
+SELECT row, rank FROM (
+    SELECT rowid AS row, -bm25(words, 2.0, 3.0, 1.0) AS rank
+    FROM words
+    WHERE words MATCH ?1 AND (SELECT document FROM chunks WHERE chunks.id = words.rowid) IN (SELECT value FROM json_each(?4))
+    LIMIT ?2
+)
+ORDER BY rank DESC, row
+LIMIT ?3
+
+-- name: some
+SELECT rowid FROM words WHERE words MATCH ? LIMIT ?
+
+-- name: some_of
+SELECT rowid
 FROM words
-JOIN chunks ON chunks.id = words.rowid
-JOIN documents ON documents.id = chunks.document
-WHERE words MATCH ? AND NOT EXISTS (
+WHERE words MATCH ?1 AND (SELECT document FROM chunks WHERE chunks.id = words.rowid) IN (SELECT value FROM json_each(?3))
+LIMIT ?2
+
+-- name: has_term
+SELECT rowid FROM words WHERE words MATCH ? AND rowid IN (SELECT value FROM json_each(?))
+
+-- name: has_term_between
+SELECT rowid FROM words WHERE words MATCH ? AND rowid BETWEEN ? AND ?
+
+-- name: documents_with
+SELECT id FROM documents WHERE NOT EXISTS (
     SELECT 1 FROM json_each(?) AS filter
     WHERE NOT EXISTS (
         SELECT 1 FROM json_each(filter.value) AS wanted
@@ -46,11 +82,15 @@ WHERE words MATCH ? AND NOT EXISTS (
         )
     )
 )
-ORDER BY rank DESC, words.rowid
-LIMIT ?
 
--- name: has_term
-SELECT rowid FROM words WHERE words MATCH ? AND rowid IN (SELECT value FROM json_each(?))
+-- name: chunks_of
+SELECT id FROM chunks WHERE document IN (SELECT value FROM json_each(?))
+
+-- name: vector_ids
+SELECT chunk FROM vectors WHERE embedder = ? AND chunk <= ?
+
+-- name: newer_vectors
+SELECT chunk, vector FROM vectors WHERE embedder = ? AND chunk > ? AND length(vector) = ? ORDER BY chunk
 
 -- name: passage
 SELECT chunks.document, words.body, chunks.start, chunks."end", words.heading, documents.metadata

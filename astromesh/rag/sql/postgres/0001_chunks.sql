@@ -1,0 +1,53 @@
+-- Knowledge. Every pipeline has a part of rag_chunks of its own, and in it an index by nearness for its space: what
+-- vectors may be compared within, an embedder and its dimensions.
+CREATE EXTENSION IF NOT EXISTS vector;
+
+-- English stems, and no stop words: a question's small words are left out before it comes here
+CREATE TEXT SEARCH DICTIONARY astromesh.stems (TEMPLATE = pg_catalog.snowball, LANGUAGE = english);
+
+CREATE TEXT SEARCH CONFIGURATION astromesh.words (COPY = pg_catalog.simple);
+
+ALTER TEXT SEARCH CONFIGURATION astromesh.words
+    ALTER MAPPING FOR asciiword, asciihword, hword_asciipart, word, hword, hword_part WITH astromesh.stems;
+
+CREATE TABLE astromesh.rag_pipelines (
+    id INTEGER GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    name TEXT COLLATE "C" NOT NULL UNIQUE
+);
+
+CREATE TABLE astromesh.rag_spaces (
+    id INTEGER GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    name TEXT COLLATE "C" NOT NULL UNIQUE
+);
+
+CREATE TABLE astromesh.rag_documents (
+    pipeline INTEGER NOT NULL REFERENCES astromesh.rag_pipelines (id),
+    id TEXT COLLATE "C" NOT NULL,
+    hash TEXT NOT NULL,
+    stamp TEXT NOT NULL,
+    metadata JSONB NOT NULL,
+    PRIMARY KEY (pipeline, id)
+);
+
+CREATE SEQUENCE astromesh.rag_chunk_ids;
+
+CREATE TABLE astromesh.rag_chunks (
+    pipeline INTEGER NOT NULL,
+    id BIGINT NOT NULL DEFAULT nextval('astromesh.rag_chunk_ids'),
+    document TEXT COLLATE "C" NOT NULL,
+    start INTEGER NOT NULL,
+    "end" INTEGER NOT NULL,
+    heading TEXT NOT NULL,
+    body TEXT NOT NULL,
+    words TSVECTOR NOT NULL,
+    space INTEGER REFERENCES astromesh.rag_spaces (id),
+    embedding vector,
+    PRIMARY KEY (pipeline, id)
+) PARTITION BY LIST (pipeline);
+
+CREATE INDEX rag_chunks_by_id ON astromesh.rag_chunks (id);
+
+CREATE INDEX rag_chunks_by_document ON astromesh.rag_chunks (document);
+
+-- fastupdate off: a search never has to read a list of what is not in the index yet
+CREATE INDEX rag_chunks_by_words ON astromesh.rag_chunks USING gin (words) WITH (fastupdate = off);
