@@ -1,0 +1,53 @@
+"""docs/api.md names every route, error code, frame and event that there is."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from astromesh.api.app import create_app
+from astromesh.api.errors import PUBLIC, STATUS
+from astromesh.api.ws import _FRAME_OF, _FRAMES, to_frame
+from astromesh.runtime.engine import AgentRuntime
+from astromesh.types import Event
+from tests.platform.astromesh import ROOT
+
+PAGE = (ROOT / "docs" / "api.md").read_text()
+_EMITTED = re.compile(r'\bemit\(\s*"([a-z]+\.[a-z]+)"')
+_PAYLOADS = {
+    "session_id": "s", "role": "assistant", "content": "", "step": 1, "id": "c", "name": "t",
+    "arguments": {}, "ok": True, "code": "internal", "detail": "", "response": "",
+}  # fmt: skip
+
+
+def test_every_route_stands_there(subtests: pytest.Subtests) -> None:
+    app = create_app(AgentRuntime(Path(tempfile.gettempdir()) / "no-such-folder"))
+    for path, methods in app.openapi()["paths"].items():
+        for method in methods:
+            with subtests.test(f"{method} {path}"):
+                assert f"| `{method.upper()} {path}` |" in PAGE
+    assert "`WS /v1/ws/agent/{agent_name}`" in PAGE
+
+
+def test_every_error_code_stands_with_its_status(subtests: pytest.Subtests) -> None:
+    rows = re.findall(r"^\| (\d{3}) \| ([^|]+) \|", PAGE, re.MULTILINE)
+    documented = {code: int(status) for status, codes in rows for code in re.findall(r"`(\w+)`", codes)}
+    assert documented == {c: s for c, s in STATUS.items() if c not in PUBLIC} | {"internal": 500}
+
+
+def test_every_frame_stands_there(subtests: pytest.Subtests) -> None:
+    events = [Event("r", 1, 0.0, kind, _PAYLOADS) for kind in _FRAME_OF if kind != "frame"]
+    frames = [frame for event in events if (frame := to_frame(event))]
+    for kind in (*(frame["type"] for frame in frames), *_FRAMES, "pong"):
+        with subtests.test(kind):
+            assert f'"type": "{kind}"' in PAGE
+
+
+def test_every_event_stands_there(subtests: pytest.Subtests) -> None:
+    sources = "\n".join(path.read_text() for path in (ROOT / "astromesh").rglob("*.py"))
+    for kind in sorted(set(_EMITTED.findall(sources))):
+        with subtests.test(kind):
+            assert f"`{kind}`" in PAGE
