@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import structlog
 
-from astromesh.errors import AstromeshError, DeadlineExceeded
+from astromesh.errors import AstromeshError, ConfigError, DeadlineExceeded
 from astromesh.runtime.agent import Agent
 from astromesh.runtime.records import RunAnswer, RunRequest
 from astromesh.runtime.run import Run
@@ -48,6 +48,10 @@ def reported(handler: Handler) -> Handler:
             error.run_id, error.trace_id = run.id, run.trace_id
             _failed(agent, run, error)
             _log(agent, run, "failed", error.code)
+            if isinstance(error, ConfigError):  # the operator's to mend: callers are not told what it was
+                log.error(
+                    "run_failed", agent=agent.name, error=str(error), run_id=run.id, trace_id=run.trace_id
+                )
             raise
         except Exception as error:  # border of a run: whatever a plugin raises ends this run, not the server
             failure = AstromeshError(

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from astromesh.errors import ProviderUnavailable
 from astromesh.plugins import Plugins
@@ -231,6 +232,22 @@ async def test_unknown_agents_routes_and_methods_are_problem_documents(tmp_path:
     assert (route.status_code, route.json()["code"]) == (404, "not_found")
     assert (method.status_code, method.json()["code"]) == (405, "method_not_allowed")
     assert all(a.json()["trace_id"] for a in (agent, route, method))
+
+
+async def test_a_template_that_fails_in_a_run_is_told_to_the_log_not_to_the_caller(tmp_path: Path) -> None:
+    """The answer points to the log, so the log names the agent, the line and the reason."""
+    folder = write(tmp_path, manifest(prompts={"system": "one\n{{ 1 / (context.n or 0) }}"}))
+    async with client_of(runtime_of(folder, ScriptedProvider("ok", "ok"))) as client:
+        with capture_logs() as logged:
+            failed = await client.post("/v1/agents/helper/run", json={"query": "q", "session_id": "s"})
+        body = {"query": "q", "session_id": "s", "context": {"n": 1}}
+        good = await client.post("/v1/agents/helper/run", json=body)
+    assert (failed.status_code, failed.json()["code"], good.status_code) == (500, "internal", 200)
+    assert "division" not in failed.text
+    (entry,) = [one for one in logged if one["event"] == "run_failed"]
+    assert (entry["agent"], entry["trace_id"]) == ("helper", failed.json()["trace_id"])
+    assert "line 2" in entry["error"]
+    assert "division by zero" in entry["error"]
 
 
 async def test_the_openapi_document_lists_the_routes(tmp_path: Path) -> None:
