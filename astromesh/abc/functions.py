@@ -132,7 +132,7 @@ def read_signature(
     context = ""
     for index, parameter in enumerate(_parameters(function, called)):
         hint = hints.get(parameter.name, Any)
-        if hint is ToolContext:
+        if isinstance(hint, type) and issubclass(hint, ToolContext):
             context = parameter.name
             continue
         # `pN`: a parameter may be called `copy` or `_x`, a field of a pydantic model may not

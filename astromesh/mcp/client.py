@@ -102,6 +102,8 @@ class MCPServer:
         await self.prepare(self.forwards)
         if fault := self.fault(self.forwards):
             raise ToolFailed(fault)
+        if self._shared.refused and not self.definitions(self.forwards).tools:
+            raise ToolFailed(f"MCP server {self.name!r} shows its tools to callers whose token it accepts.")
         return MCPTools(MCPTools.Options(server=self.name), self).current()
 
     def definitions(self, forwards: bool) -> Definitions:

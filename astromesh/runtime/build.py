@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Generator, Iterable, Mappin
 from typing import Any, Literal, Self, TypeAlias
 
 from astromesh.abc.deps import Deps, Resources
-from astromesh.abc.tool import Tool, ToolPort
+from astromesh.abc.tool import ToolPort
 from astromesh.errors import AstromeshError, ConfigError, InvalidGraph
 from astromesh.graph import prebuilt
 from astromesh.graph.base import BaseNode
@@ -82,7 +82,7 @@ class Agent:
         await self._parts.resources.close()
 
     async def __aenter__(self) -> Self:
-        await self._open()
+        await self._parts.connect()
         return self
 
     async def __aexit__(self, *exc: object) -> None:
@@ -94,6 +94,7 @@ class Agent:
     async def _open(self, caller: CallerContext | None = None) -> PromptGraphEngine:
         async with self._opening:
             if self._engine is None:
+                await self._parts.connect()
                 with calling_as(caller):  # a server may list its tools to callers only
                     tools = await self._parts.with_servers(self._tools)
                 self._engine = PromptGraphEngine(self.graph, self._model, tools=tools)
@@ -106,8 +107,17 @@ class _Parts:
     def __init__(self, plugins: Plugins, servers: Servers) -> None:
         self.plugins, self.servers = plugins, servers or {}
         self.resources = Resources()
+        self._sources: dict[str, Any] = {}
         if self.servers:
             plugins.load(*_MCP)  # found missing here rather than by the first call
+
+    async def connect(self) -> None:
+        """Opens the servers that are not open yet; they connect in the background."""
+        for name in self.servers.keys() - self._sources.keys():
+            deps = Deps(resources=self.resources, http=await self.resources.shared(Http, Http))
+            block = {"name": name, **self.servers[name]}
+            self._sources[name] = source = await self.plugins.open(*_MCP, block, deps)
+            self.resources.on_close(source.close)
 
     async def with_servers(self, tools: ToolPort | Sequence[ToolLike]) -> ToolPort:
         if not self.servers:
@@ -115,17 +125,9 @@ class _Parts:
         if not isinstance(tools, list | tuple):
             raise ConfigError("`servers` go with a list of tools, not with a ready ToolPort.")
         found: list[ToolLike] = list(tools)
-        for name, block in self.servers.items():
-            found.extend(await self._connect(name, block))
+        for name in self.servers:
+            found.extend(await self._sources[name].tools())
         return tool_port(found)
-
-    async def _connect(self, name: str, block: Mapping[str, Any]) -> Sequence[Tool]:
-        http = await self.resources.shared(Http, Http)
-        deps = Deps(resources=self.resources, http=http)
-        source = await self.plugins.open(*_MCP, {"name": name, **block}, deps)
-        self.resources.on_close(source.close)
-        offered: Sequence[Tool] = await source.tools()
-        return offered
 
 
 def build_agent(

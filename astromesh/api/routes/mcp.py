@@ -1,0 +1,106 @@
+"""`/mcp`: the agents as MCP tools, one each, with the authorisation of the HTTP routes.
+
+The SDK is loaded by the first request, in a thread: who publishes nothing pays nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any, cast
+from uuid import uuid4
+
+from fastapi import APIRouter, Request, Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from astromesh.abc.deps import Deps
+from astromesh.api.access import runtime_of, scope
+from astromesh.errors import AgentNotFoundError, Forbidden, InvalidInput, MissingExtra, NotFound
+from astromesh.runtime.engine import AgentRuntime
+from astromesh.runtime.scopes import RUN, permits
+from astromesh.types import CallerContext, JsonObject, ToolSpec
+
+router = APIRouter(tags=["mcp"])
+
+_PARAMETERS: JsonObject = {
+    "type": "object",
+    "properties": {
+        "query": {"type": "string", "minLength": 1, "description": "What to ask, with all it needs to know."},
+        "session_id": {
+            "type": "string",
+            "minLength": 1,
+            "description": "Names a conversation that goes on; without it the call is one of its own.",
+        },
+    },
+    "required": ["query"],
+    "additionalProperties": False,
+}
+
+
+class _Handed(Response):
+    """A response that another ASGI app makes."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        super().__init__()
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._app(scope, receive, send)
+
+
+@router.api_route(
+    "/mcp",
+    methods=["GET", "POST", "DELETE"],
+    summary="The agents as MCP tools",
+    include_in_schema=False,
+    dependencies=[scope(RUN, any_resource=True)],
+)
+async def mcp(request: Request) -> Response:
+    """MCP over streamable HTTP; see docs/mcp.md."""
+    return _Handed((await _serving(runtime_of(request))).asgi)
+
+
+async def _serving(runtime: AgentRuntime) -> Any:
+    return await runtime.opened.resources.shared(_Handed, lambda: _Opened(runtime))
+
+
+class _Opened:
+    """The MCP server of a runtime, opened once."""
+
+    def __init__(self, runtime: AgentRuntime) -> None:
+        self._runtime = runtime
+
+    async def __aenter__(self) -> Any:
+        try:
+            plugin = await asyncio.to_thread(self._runtime.plugins.load, "publishers", "mcp")
+        except MissingExtra as error:
+            raise NotFound(f"This server publishes no MCP tools: {error}") from error
+        options = plugin.Options(tools=_tools, call=_call)
+        return await plugin.open(options, Deps(resources=self._runtime.opened.resources))
+
+    async def __aexit__(self, *_: object) -> None:
+        """The server closes with the runtime's resources, where it opened itself."""
+
+
+def _tools(request: Request) -> Iterator[ToolSpec]:
+    """The agents that this caller may run."""
+    caller = cast(CallerContext, request.state.caller)
+    for name, agent in runtime_of(request).agents.items():
+        if permits(caller.scopes, RUN, name):
+            description = agent.manifest.spec.identity.description or f"Asks the agent {name}."
+            yield ToolSpec(name, description, _PARAMETERS, "external")
+
+
+async def _call(request: Request, name: str, arguments: JsonObject) -> str:
+    """Raises: Forbidden, AgentNotFoundError, InvalidInput, and what a run raises."""
+    caller = cast(CallerContext, request.state.caller)
+    runtime = runtime_of(request)
+    if not permits(caller.scopes, RUN, name):
+        raise Forbidden(f"This needs the scope '{RUN}:{name}'.")
+    if name not in runtime.agents and name not in runtime.broken:
+        raise AgentNotFoundError(name, "tools/list has those that you may run.")
+    query, session = arguments.pop("query", ""), arguments.pop("session_id", None) or f"mcp-{uuid4().hex}"
+    if not isinstance(query, str) or not isinstance(session, str) or arguments:
+        raise InvalidInput("An agent takes the texts query and session_id, and nothing else.")
+    answer = await runtime.run(name, query, session, caller=caller)
+    return answer.response
