@@ -22,9 +22,10 @@ from astromesh.graph.graph import PromptGraph
 from astromesh.graph.nothing import NO_CONFIG
 from astromesh.graph.plan import Plan, Step, compile_graph
 from astromesh.graph.progress import Progress
-from astromesh.graph.records import END, TOOL_CALLS_PRESENT, Mutation, NodeResult, StopReason
+from astromesh.graph.records import END, TOOL_CALLS_PRESENT, ZERO, Mutation, NodeResult, StopReason
 from astromesh.graph.state import GraphState
 from astromesh.graph.transitions import next_way
+from astromesh.node.runner import is_failure
 
 _ISOLATED = BIT[NodeFlag.ISOLATED_CONTEXT]
 
@@ -71,10 +72,25 @@ async def traverse(  # noqa: C901, PLR0912, PLR0915
             state.visited.append(name)
         config = NO_CONFIG if step.plain else run.config_for(step, path)
         said = len(state.messages)
-        if emit is None:
+        if emit is not None:
+            result = await _announced(emit, path, step.call(state, config))
+        elif not step.bare:
             result = await step.call(state, config)
         else:
-            result = await _announced(emit, path, step.call(state, config))
+            started = perf_counter()
+            try:
+                value = await (step.body(state) if step.alone else step.body(state, config))
+            except BaseException as error:  # the border of a node, as in its call
+                if not is_failure(error):
+                    raise
+                result = step.fail(error, state, config, (perf_counter() - started) * 1000)
+            else:
+                spent = (perf_counter() - started) * 1000
+                if type(value) is NodeResult or config.usage is not ZERO:
+                    result = step.settle(value, state, config, spent)
+                else:
+                    result = NodeResult(name, value)
+                    result.duration_ms = spent
         if result.skipped:
             take_back(run, state, path, is_graph=is_graph)
         else:
@@ -87,11 +103,21 @@ async def traverse(  # noqa: C901, PLR0912, PLR0915
         if shared.stop_reason is not None or state.current_node == END:
             shared.stop_reason = shared.stop_reason or "completed"  # by a hook that gave no reason
             break
-        if type(result.output) is dict and mutations.ACTION in result.output:
+        output = result.output
+        if type(output) is dict and mutations.ACTION in output:
             plan = await mutate(run, plan, state, result)
             steps = plan.steps
             step = steps[name]
-        name, reason = next_way(step, result, state)
+        way = step.straight
+        if (  # most results have nothing in them that decides anything
+            way is None
+            or result.next_node
+            or result.tool_calls
+            or result.stop_reason
+            or not (output is None or type(output) is str)
+        ):
+            way = next_way(step, result, state)
+        name, reason = way
         result.transition_reason = reason
         if reason == TOOL_CALLS_PRESENT:
             state.loop = (*state.loop, *result.messages_added)

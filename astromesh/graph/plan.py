@@ -52,14 +52,16 @@ class Kit:
 class Step:
     """A compiled node.
 
-    `call` is its body in its wrappers. A `plain` step looks at nothing but the state, so no config is made
-    for it. `model` and `role` come from `model_override`. The rest is what transitions look at (`Crossing`).
+    `call` is its body in its wrappers. A `bare` step has none: where nobody listens, the loop awaits its
+    `body` itself and makes the result by `settle` and `fail`, as `call` would. A `plain` one looks at nothing
+    but the state, so no config is made for it; the body of one that stands `alone` is not even given one.
+    `model` and `role` come from `model_override`. The rest is what transitions look at (`Crossing`).
     """
 
     __slots__ = (
-        "arrows", "call", "default", "guards", "hooks", "mask", "max_visits", "model", "name", "node",
-        "on_error", "output_key", "output_name", "plain", "role", "routes", "rules", "straight",
-        "tool_loop", "transitions",
+        "alone", "arrows", "bare", "body", "call", "default", "fail", "guards", "hooks", "mask", "max_visits",
+        "model", "name", "node", "on_error", "output_key", "output_name", "plain", "role", "routes", "rules",
+        "settle", "straight", "tool_loop", "transitions",
     )  # fmt: skip
 
     def __init__(self, node: BaseNode, kit: Kit) -> None:
@@ -78,9 +80,14 @@ class Step:
         self.guards: frozenset[str] = frozenset()
         self.rules: tuple[Rule, ...] = (again_with_tools,) if node.tool_loop else ()
         self.straight: Way | None = THE_END
+        takes_state = isinstance(node, FunctionNode) and node.arity == 1
+        self.alone = isinstance(node, FunctionNode) and node.arity == 1 and node.is_async
+        self.body = node.body() if node.timeout is None else bounded(node.body(), node.timeout, self.name)
+        self.settle, self.fail = _settle(self.name), _fail(self.name)
         wrappers = tuple(self._wrappers())
-        self.plain = not wrappers and isinstance(node, FunctionNode) and node.arity == 1
-        self.call: NodeCall = wrapped(self._unit(), wrappers)
+        self.bare = not wrappers
+        self.plain = self.bare and takes_state
+        self.call: NodeCall = wrapped(unit(self.body, self.settle, self.fail, alone=self.alone), wrappers)
 
     def has(self, flag: NodeFlag) -> bool:
         return bool(self.mask & BIT[flag])
@@ -88,13 +95,6 @@ class Step:
     def _most_visits(self, limit: int) -> int:
         own = self.node.max_iterations
         return limit if own is None or self.has(NodeFlag.RETRYABLE) else min(own, limit)
-
-    def _unit(self) -> NodeCall:
-        node, body = self.node, self.node.body()
-        alone = isinstance(node, FunctionNode) and node.is_async and node.arity == 1
-        if node.timeout is not None:
-            body = bounded(body, node.timeout, self.name)
-        return unit(body, _settle(self.name), _fail(self.name), alone=alone)
 
     def _wrappers(self) -> Iterable[NodeWrapper]:
         """Hooks outside flags outside retry: hooks see what flags made of a result, flags the last try."""

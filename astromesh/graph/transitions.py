@@ -73,12 +73,7 @@ THE_END = Way(END, "end")
 
 
 def next_way(crossing: Crossing, result: NodeResult, state: GraphState) -> Way:
-    """Where to go after a node."""
-    if crossing.straight is not None:  # most nodes, most results: nothing in it decides anything
-        output = result.output
-        says_nothing = output is None or type(output) is str
-        if says_nothing and not (result.next_node or result.tool_calls or result.stop_reason):
-            return crossing.straight
+    """Where to go after a node; asked where a result can decide something (else `straight_way` says it)."""
     for rule in crossing.rules:
         way = rule(crossing, result, state)
         if way is not None:

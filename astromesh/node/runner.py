@@ -32,7 +32,6 @@ def unit(
 ) -> Call[S, C, R]:
     """A body as a call that never raises: it is timed, and what it raises becomes a failed result.
 
-    Cancellation of the run passes; a cancellation that the body let out of something of its own is a failure.
     `alone`: the body takes the subject without a context.
     """
 
@@ -40,16 +39,25 @@ def unit(
         started = perf_counter()
         try:
             value = await (body(subject) if alone else body(subject, context))
-        except asyncio.CancelledError as error:
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
+        except BaseException as error:  # the border of a node: whatever breaks in it is its result
+            if not is_failure(error):
                 raise
-            return fail(error, subject, context, (perf_counter() - started) * 1000)
-        except Exception as error:  # noqa: BLE001 (the border of a node: whatever breaks in it is its result)
             return fail(error, subject, context, (perf_counter() - started) * 1000)
         return settle(value, subject, context, (perf_counter() - started) * 1000)
 
     return run
+
+
+def is_failure(error: BaseException) -> bool:
+    """Whether what a unit raised is its own failure.
+
+    The cancellation of the run, and what ends the process, are not; a cancellation that the unit let out of
+    something of its own is.
+    """
+    if isinstance(error, asyncio.CancelledError):
+        task = asyncio.current_task()
+        return task is not None and not task.cancelling()
+    return isinstance(error, Exception)
 
 
 def wrapped(call: Call[S, C, R], wrappers: Sequence[Wrapper[S, C, R]]) -> Call[S, C, R]:
