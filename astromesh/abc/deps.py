@@ -7,13 +7,15 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from astromesh.abc.clock import Clock, SystemClock
 from astromesh.abc.rag import Embedder, Knowledge
 from astromesh.abc.run import RunAgent
 from astromesh.abc.tool import ToolSource
 from astromesh.types import JsonObject
+
+T = TypeVar("T")
 
 #: a compiled `context_transform`: a tool call's arguments to the nested run's context; raises ToolFailed
 Transform: TypeAlias = Callable[[Mapping[str, Any]], JsonObject]
@@ -36,6 +38,10 @@ class Resources:
             if key not in self._opened:
                 self._opened[key] = await self._stack.enter_async_context(make())
         return self._opened[key]
+
+    def of_type(self, kind: type[T]) -> list[T]:
+        """Every opened resource of a type."""
+        return [one for one in self._opened.values() if isinstance(one, kind)]
 
     def on_close(self, close: Callable[[], Awaitable[object]]) -> None:
         self._stack.push_async_callback(close)

@@ -97,6 +97,11 @@ class RunsOut(BaseModel):
     usage: UsageOut = Field(description="Of all runs that fit, with those that they started.")
 
 
+class ErasedOut(BaseModel):
+    principal: str
+    erased: int = Field(description="Sessions, passages, events and runs that were deleted.")
+
+
 class TurnOut(BaseModel):
     model_config = ConfigDict(extra="allow")
 

@@ -8,7 +8,7 @@ on.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -194,24 +194,37 @@ class MemoryManager:
             return
         work = _helping("semantic", store.add(key.tenant, key.agent, owner, passages), None, [])
         if len(self._beside) < MOST_BESIDE:
-            self._go_beside(object(), work)
+            self._go_beside(_Indexing(key, owner), work)
         else:
             await work
 
     # -- erasing -------------------------------------------------------------------------------------------
 
     async def erase(self, key: SessionKey) -> bool:
-        """Deletes a session with its turns, its summary and its events; False where there was none."""
+        """Deletes a session with its turns, its summary, its events and what was indexed of it.
+
+        Returns:
+            False where there was none.
+        """
         if (task := self._beside.get(key)) is not None:
             task.cancel()
+        await self._indexed(lambda going: going.key == key)
         if self.episodic:
             await self.episodic.store.erase(key)
+        if self.semantic:
+            await self.semantic.store.erase(key)
         return await self.conversational.store.erase(key) if self.conversational else False
 
     async def erase_owner(self, tenant: str, owner: str) -> int:
         """Deletes all that is kept for one principal; answers how many things that were."""
+        await self._indexed(lambda going: (going.key.tenant, going.owner) == (tenant, owner))
         parts = (self.conversational, self.semantic, self.episodic)
         return sum([await part.store.erase_owner(tenant, owner) for part in parts if part is not None])
+
+    async def _indexed(self, concerns: Callable[[_Indexing], bool]) -> None:
+        """Waits until what is being indexed is stored, so that it can be deleted."""
+        tasks = [t for going, t in self._beside.items() if isinstance(going, _Indexing) and concerns(going)]
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     # -- beside the runs -----------------------------------------------------------------------------------
 
@@ -230,6 +243,15 @@ class MemoryManager:
     def _go_beside(self, key: object, work: Coroutine[Any, Any, None]) -> None:
         task = self._beside[key] = asyncio.create_task(work)
         task.add_done_callback(lambda _: self._beside.pop(key, None))
+
+
+class _Indexing:
+    """Answers on their way into semantic memory; each is one of its own."""
+
+    __slots__ = ("key", "owner")
+
+    def __init__(self, key: SessionKey, owner: str) -> None:
+        self.key, self.owner = key, owner
 
 
 class Transaction:

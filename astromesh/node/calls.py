@@ -16,12 +16,14 @@ from astromesh.abc.events import Emitter
 from astromesh.abc.provider import ModelPort
 from astromesh.abc.tool import ToolPort
 from astromesh.errors import BudgetExhausted, ProviderUnavailable
-from astromesh.node.ledger import MODEL_KEYS
+from astromesh.node.ledger import MODEL_KEYS, RunLedger
 from astromesh.node.runner import together
 from astromesh.node.scope import NO_EVENTS, Scope
-from astromesh.types import CompletionRequest, CompletionResult, Delta, ToolCall, ToolResult
+from astromesh.types import CompletionRequest, CompletionResult, Delta, JsonObject, ToolCall, ToolResult
 
 ASSISTANT = "assistant"
+#: characters of arguments and of a result that episodic memory is told
+_TOLD = 500
 _NO_MORE_CALLS = "The run's budget of tool calls is used up. Answer with what you have."
 
 
@@ -35,14 +37,10 @@ async def call_model(
         AllProvidersFailed, ProviderError: from the model.
     """
     ledger, events = scope.ledger, scope.events
-    if key := ledger.exhausted(MODEL_KEYS):
-        raise BudgetExhausted(f"The run's budget of {key} is used up.")
-    ledger.spend("model_calls")
     step = scope.next_step()
     if events is NO_EVENTS:
-        result = await model.complete(request)
-        ledger.add_usage(result.usage)
-        return result
+        return await ask_model(ledger, model, request)
+    _reserve(ledger)
     events.emit("model.started", step=step, role=role)
     if events.streaming:
         result = await _streamed(scope, model, request, step, role)
@@ -51,6 +49,25 @@ async def call_model(
     ledger.add_usage(result.usage)
     _finished(events, step, role, result)
     return result
+
+
+async def ask_model(ledger: RunLedger, model: ModelPort, request: CompletionRequest) -> CompletionResult:
+    """One model call that nobody is told of: reserved in the ledger, its usage booked.
+
+    Raises:
+        BudgetExhausted: before the call, when tokens, cost or model calls are used up.
+        AllProvidersFailed, ProviderError: from the model.
+    """
+    _reserve(ledger)
+    result = await model.complete(request)
+    ledger.add_usage(result.usage)
+    return result
+
+
+def _reserve(ledger: RunLedger) -> None:
+    if key := ledger.exhausted(MODEL_KEYS):
+        raise BudgetExhausted(f"The run's budget of {key} is used up.")
+    ledger.spend("model_calls")
 
 
 def _finished(events: Emitter, step: int, role: str, result: CompletionResult) -> None:
@@ -103,7 +120,17 @@ async def call_tool(scope: Scope, tools: ToolPort, call: ToolCall) -> ToolResult
         emit("tool.finished", id=call.id, name=call.name, ok=True, duration_ms=duration)
     else:
         emit("tool.finished", id=call.id, name=call.name, ok=False, duration_ms=duration, error=result.error)
+    if scope.tools_told is not None:
+        scope.tools_told.append(_told(call, result))
     return result
+
+
+def _told(call: ToolCall, result: ToolResult) -> JsonObject:
+    """A tool call as episodic memory keeps it (document 001, step 11): its arguments and what came of it."""
+    arguments = call.arguments if len(call.arguments) > _TOLD else _readable(call.arguments)
+    if isinstance(arguments, str):
+        arguments = arguments[:_TOLD]
+    return {"tool": call.name, "arguments": arguments, "ok": result.ok, "result": result.content[:_TOLD]}
 
 
 def _readable(arguments: str) -> object:

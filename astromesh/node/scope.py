@@ -9,7 +9,7 @@ from astromesh.abc.events import Emitter
 from astromesh.abc.tool import ToolContext
 from astromesh.node.ledger import RunLedger
 from astromesh.telemetry.stream import NoEvents
-from astromesh.types import CallerContext, SessionKey
+from astromesh.types import CallerContext, JsonObject, SessionKey
 
 T = TypeVar("T")
 
@@ -41,6 +41,7 @@ class Scope:
         retries: tries that are left for the whole run, over all layers; shared by children.
         depth: how many agents stand above this run.
 
+    `tools_told` is a list where somebody wants to be told what tools were asked and answered, else None.
     `path` is where in the run's tree this is, e.g. `react/lookup`; recorded steps are keyed by it. Path and
     ledger are a scope's own. The rest is the run's, so that a child is cheap: every model call has one.
     """
@@ -59,6 +60,7 @@ class Scope:
     retries = _OfTheRun[list[int]]()
     steps = _OfTheRun[list[int]]()
     tools_called = _OfTheRun[list[str]]()
+    tools_told = _OfTheRun[list[JsonObject] | None]()
 
     def __init__(  # noqa: PLR0913 (one keyword for each thing that a run is made of)
         self,
@@ -90,6 +92,7 @@ class Scope:
             "retries": [retries],
             "steps": [0],
             "tools_called": [],
+            "tools_told": None,
         }
 
     def child(self, name: str) -> Scope:

@@ -18,7 +18,7 @@ import structlog
 
 from astromesh.abc.clock import Clock
 from astromesh.abc.deps import Deps, Resources
-from astromesh.abc.rag import Knowledge
+from astromesh.abc.rag import Embedder, Knowledge
 from astromesh.abc.run import RunAgent
 from astromesh.abc.tool import ToolSource
 from astromesh.config.agent import AgentManifest, Conversational, Episodic, RoleModel, Semantic, ToolBlock
@@ -41,6 +41,7 @@ from astromesh.graph.graph import PromptGraph
 from astromesh.net.http import Http
 from astromesh.plugins import Plugins
 from astromesh.runtime.agent import Agent
+from astromesh.runtime.embedders import open_embedder
 from astromesh.runtime.knowledge import open_knowledge
 from astromesh.runtime.support import UNSUPPORTED
 
@@ -48,6 +49,7 @@ log = structlog.get_logger("astromesh.bootstrap")
 #: group and name of the plugin for the servers of mcp.yaml
 _MCP = ("tool_sources", "mcp")
 Ping = Callable[[], Awaitable[None]]
+Eraser = Callable[[str, str], Awaitable[int]]
 
 
 @dataclass(slots=True)
@@ -56,6 +58,7 @@ class Bootstrapped:
 
     Args:
         checks: how to ask each store and provider whether it answers, by `store:…` or `provider:…`.
+        erasers: beside the memories, what deletes all of one principal (tenant, id) and answers how much.
     """
 
     configuration: Configuration
@@ -65,6 +68,7 @@ class Bootstrapped:
     knowledge: dict[str, Knowledge] = field(default_factory=dict)
     checks: dict[str, Ping] = field(default_factory=dict)
     health: Health = field(default_factory=Health)
+    erasers: list[Eraser] = field(default_factory=list)
 
 
 def load_configuration(folder: Path, plugins: Plugins, env: Mapping[str, str] | None = None) -> Configuration:
@@ -267,7 +271,10 @@ class _Bootstrap:
     async def _semantic(self, block: Semantic | None) -> SemanticMemory | None:
         if block is None:
             return None
-        store = await self._store("semantic_stores", block)
+        embedder = await open_embedder(block.embeddings, self._plugins, self._deps)
+        if embedder is not None:
+            self._opened.checks.setdefault(f"embedder:{embedder.fingerprint}", embedder.ping)
+        store = await self._store("semantic_stores", block, embedder)
         return SemanticMemory(store, block.top_k, block.similarity_threshold, block.auto_index)
 
     async def _episodic(self, block: Episodic | None) -> EpisodicMemory | None:
@@ -275,8 +282,9 @@ class _Bootstrap:
             return None
         return EpisodicMemory(await self._store("episodic_stores", block), block.max_events)
 
-    async def _store(self, group: str, block: Any) -> Any:
-        store = await self._open(group, block.backend, block.options)
+    async def _store(self, group: str, block: Any, embedder: Embedder | None = None) -> Any:
+        deps = replace(self._deps, embedder=embedder)
+        store = await self._plugins.load(group, block.backend).open(block.options, deps)
         self._opened.checks.setdefault(f"store:{group}:{block.backend}", store.ping)
         self._opened.resources.on_close(store.close)
         return store

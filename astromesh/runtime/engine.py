@@ -108,6 +108,7 @@ class AgentRuntime:
             self._run_nested,
             self._graphs,
         )
+        self._open.erasers.append(self._erase_runs)
 
     async def close(self, grace: float = 30.0) -> None:
         """Takes no new runs, waits at most `grace` seconds for those that run, closes what was opened."""
@@ -129,6 +130,9 @@ class AgentRuntime:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+    async def _erase_runs(self, tenant: str, owner: str) -> int:
+        return self._logs.erase_owner(tenant, owner)
 
     # -- what is loaded ------------------------------------------------------------------------------------
 
@@ -289,6 +293,8 @@ class AgentRuntime:
         )
         if outer:
             scope.retries = outer.retries
+        if agent.memory.episodic is not None:
+            scope.tools_told = []
         model = RunModel(
             agent.router, scope, agent.output_schema.json_schema if agent.output_schema else None
         )

@@ -201,7 +201,7 @@ def _admit_messages(agent: Agent, messages: tuple[Message, ...]) -> tuple[Messag
 def _episode(released: ReleasedAnswer, run: Run) -> list[JsonObject]:
     details = released.details
     events: list[JsonObject] = [
-        {"event": "tool_call", "tool": name, "run_id": run.id} for name in details["tools_called"]
+        {"event": "tool_call", **told, "run_id": run.id} for told in run.scope.tools_told or ()
     ]
     events += [{"event": "guardrail", **action, "run_id": run.id} for action in released.actions]
     events.append(

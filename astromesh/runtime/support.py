@@ -17,8 +17,6 @@ UNSUPPORTED: Mapping[str, str] = {
     "RAGPipeline.spec.retrieval.mode=vector": _LEXICAL,
     "RAGPipeline.spec.retrieval.mode=hybrid": _LEXICAL,
     "ChannelConfig.spec.channels.*": "Channels are not supported yet.",
-    "RuntimeConfig.spec.redis.url": "Redis is not supported yet.",
-    "RuntimeConfig.spec.storage.url=postgres*": "PostgreSQL is not supported yet; use sqlite:///PATH.",
     "RuntimeConfig.spec.telemetry.capture_content": "Traces hold no content yet.",
     "RuntimeConfig.spec.telemetry.sample_ratio": "The export by OTLP is not supported yet.",
     "RuntimeConfig.spec.telemetry.otlp_endpoint": "The export by OTLP is not supported yet.",

@@ -34,6 +34,8 @@ SCHEMES = ("postgresql", "postgres")
 POOL_SIZE, STATEMENT_CACHE = 10, 256
 #: seconds an idle connection is kept
 _IDLE_SECONDS = 300.0
+#: seconds that start-up waits for a server, and that a migration may take there
+_PATIENCE, _MIGRATION_SECONDS = 2.0, 600.0
 #: held while tables are made or changed; any number that nobody else uses
 _MIGRATING = 0x61737472
 _VERSIONS = "CREATE TABLE astromesh.schemas (name TEXT PRIMARY KEY, version INTEGER NOT NULL)"
@@ -154,11 +156,15 @@ class Postgres:
             ConfigError: the database was written by a newer astromesh.
             StoreError: the tables cannot be made.
         """
-        self._pending.append(schema)
+        probe = partial(_fetched, "SELECT 1", ())
         try:
-            await self._do(partial(_fetched, "SELECT 1", ()), _retried)
+            await self._do(probe, _retried, _PATIENCE)
         except StoreUnavailable as error:
+            self._pending.append(schema)
             log.warning("database_away", database=self.address.name, error=str(error))
+            return
+        self._pending.append(schema)
+        await self._do(probe, _retried, _MIGRATION_SECONDS)
 
     async def ping(self) -> None:
         """Raises StoreUnavailable where the server does not answer."""

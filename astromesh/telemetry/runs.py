@@ -191,6 +191,17 @@ class RunLogs:
     def of_trace(self, trace_id: str) -> Iterable[RunLog]:
         return self._traces.get(trace_id, ())
 
+    def erase_owner(self, tenant: str, owner: str) -> int:
+        """Drops the ended runs of one principal; answers how many."""
+        theirs = [one for one in self._ended if (one[0].tenant, one[0].owner) == (tenant, owner)]
+        others = [one for one in self._ended if (one[0].tenant, one[0].owner) != (tenant, owner)]
+        self._ended = deque((*theirs, *others))
+        for _ in theirs:
+            self._drop()
+        for run_id in [run_id for run_id, whose in self._gone.items() if whose == (tenant, owner)]:
+            del self._gone[run_id]
+        return len(theirs)
+
     def newest(self) -> Iterator[RunLog]:
         return reversed(self._runs.values())
 
