@@ -7,10 +7,20 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
+from yarl import URL
 
 from astromesh.errors import MissingKey
 
 _RESERVED = ("messages", "model", "stream", "tools")
+
+
+def is_http(url: str) -> bool:
+    """Whether it is an absolute URL over http or https."""
+    try:
+        parts = URL(url)
+    except ValueError:
+        return False
+    return parts.scheme in ("http", "https") and bool(parts.host)
 
 
 class Price(BaseModel):
@@ -67,6 +77,13 @@ class ModelOptions(BaseModel):
     )
     vision: bool | None = Field(None, description="Whether the model sees pictures, where not known.")
     tools: bool = Field(True, description="Whether the model can call tools.")
+
+    @field_validator("endpoint")
+    @classmethod
+    def _is_http(cls, endpoint: str) -> str:
+        if endpoint and not is_http(endpoint):
+            raise ValueError("must be an http or https URL with a host")
+        return endpoint
 
     @field_validator("parameters")
     @classmethod

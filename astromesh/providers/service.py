@@ -19,7 +19,7 @@ from astromesh.errors import ConfigError, NetError, ProviderError, ProviderRejec
 from astromesh.net import faults
 from astromesh.net.http import Http
 from astromesh.providers.catalog import cost
-from astromesh.providers.options import ModelOptions, Price
+from astromesh.providers.options import ModelOptions, Price, is_http
 from astromesh.tokens import estimate, estimate_request
 from astromesh.types import CompletionRequest, CompletionResult, Delta, ToolCall, Usage
 
@@ -294,11 +294,7 @@ def service_of(
     if not options.chosen:
         raise ConfigError(f"The provider {options.name or kind!r} needs a model.")
     url = options.endpoint or endpoint
-    try:
-        usable = URL(url).scheme in ("http", "https") and bool(URL(url).host)
-    except ValueError:
-        usable = False
-    if not usable:
+    if not is_http(url):
         raise ConfigError(f"The endpoint of the provider {options.name or kind!r} is no http(s) URL.")
     own = {name: value.get_secret_value() for name, value in options.headers.items()}
     return Service(options.name or kind, options.chosen, url, {**headers, **own}, options.timeout, **about)

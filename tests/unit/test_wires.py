@@ -6,6 +6,7 @@ from typing import Any
 
 import orjson
 import pytest
+from pydantic import ValidationError
 
 from astromesh.errors import ProviderRejected, ProviderUnavailable
 from astromesh.net.faults import from_body
@@ -265,3 +266,11 @@ def test_offered_tools_are_encoded_once_as_long_as_they_are_the_same_objects():
     for number in range(600):  # bounded: tools may come and go with a server
         cache.of((ToolSpec(str(number)),))
     assert cache.of((TOOL,)) is not first
+
+
+@pytest.mark.parametrize("endpoint", ["notaurl", "ftp://host/v1", "http://", "http://[::1"])
+def test_an_endpoint_that_is_no_url_is_a_wrong_option(endpoint):
+    """So that the configuration is refused with its line, and not the agent when it is opened."""
+    with pytest.raises(ValidationError, match="must be an http or https URL with a host"):
+        ModelOptions(endpoint=endpoint)
+    assert ModelOptions(endpoint="http://localhost:11434").endpoint == "http://localhost:11434"
