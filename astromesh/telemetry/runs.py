@@ -20,8 +20,6 @@ from astromesh.types import Event, JsonObject, Usage
 OVERHEAD = 500
 #: events at the start of a run that are never dropped, so that its trace keeps its shape
 _HEAD = 16
-#: event types at which the size of a run is looked at; the others are few and small between two of these
-_WEIGHED = frozenset({DELTA, "tool.started", "model.finished", "node.finished", "run.completed"})
 _STATUS = {
     "run.completed": "completed",
     "run.failed": "failed",
@@ -80,10 +78,11 @@ class RunLog:
         self.meter, self.attempts = meter, attempts
         self.events: list[Event] = []
 
-    def add(self, event: Event) -> None:
-        self.events.append(event)
-        if event.type in _WEIGHED:
-            self._weigh(event)
+    def weigh(self, event: Event) -> None:
+        """Counts an event just added; drops the oldest where there are too many."""
+        self._text += text_of(event)
+        if self.size > self.most and len(self.events) > 2 * _HEAD:
+            self._trim()
 
     @property
     def size(self) -> int:
@@ -122,11 +121,6 @@ class RunLog:
         for waiting in self._waiting or ():
             if not waiting.done():
                 waiting.set_result(None)
-
-    def _weigh(self, event: Event) -> None:
-        self._text += text_of(event)
-        if self.size > self.most and len(self.events) > 2 * _HEAD:
-            self._trim()
 
     def _trim(self) -> None:
         """Drops the older half, in place: readers hold no positions, they ask by `seq`."""

@@ -14,10 +14,17 @@ DELTA = "model.delta"
 TERMINAL = frozenset({"run.completed", "run.failed", "run.cancelled"})
 
 
-class EventLog(Protocol):
-    """What keeps a run's events."""
+#: events whose payload may be long
+LONG = frozenset({DELTA, "tool.started", "run.completed"})
 
-    def add(self, event: Event) -> None: ...
+
+class EventLog(Protocol):
+    """What keeps a run's events. `weigh` is called behind long events, and now and then behind others."""
+
+    @property
+    def events(self) -> list[Event]: ...
+
+    def weigh(self, event: Event) -> None: ...
 
 
 class EventStream:
@@ -50,7 +57,9 @@ class EventStream:
         self.seq = seq = self.seq + 1
         event = Event(self.run_id, seq, time(), type, data)
         if log is not None:
-            log.add(event)
+            log.events.append(event)
+            if type in LONG or not seq & 255:
+                log.weigh(event)
         for sink in sinks:
             sink.send(event)
 

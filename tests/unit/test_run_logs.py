@@ -1,0 +1,110 @@
+"""The records of a process's runs: bounded in number and size, and honest about what is gone."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from astromesh.errors import EventsGone
+from astromesh.node.ledger import RunLedger
+from astromesh.telemetry.runs import OVERHEAD, RunLog, RunLogs
+from astromesh.telemetry.stream import DELTA, EventStream
+from astromesh.telemetry.traces import TraceStore
+from astromesh.testing import RecordingSink
+
+
+def log_of(run_id: str = "run_1", trace_id: str = "", owner: str = "ann") -> RunLog:
+    return RunLog(run_id, trace_id or f"t-{run_id}", "acme", owner, "helper", "s", "", RunLedger(), [])
+
+
+def ran(logs: RunLogs, run_id: str, response: str = "ok", trace_id: str = "") -> RunLog:
+    """A run from beginning to end."""
+    log = log_of(run_id, trace_id)
+    logs.open(log)
+    log.stream = stream = EventStream(run_id, (), log)
+    stream.emit("run.started", agent="helper")
+    stream.emit("run.completed", response=response)
+    logs.close(log, 0.0)
+    return log
+
+
+def test_deltas_are_kept_only_where_somebody_listens() -> None:
+    log = log_of()
+    stream = EventStream("run_1", (RecordingSink(wants_deltas=False),), log)
+    stream.emit(DELTA, step=1, role="assistant", content="unheard")
+    listener = RecordingSink()
+    stream.add(listener)
+    stream.emit(DELTA, step=1, role="assistant", content="heard")
+    stream.remove(listener)
+    stream.emit(DELTA, step=1, role="assistant", content="unheard")
+    assert [(e.seq, e.data["content"]) for e in log.events] == [(1, "heard")]
+
+
+@pytest.mark.parametrize("kind", ["deltas", "arguments", "steps"])
+def test_a_run_without_end_keeps_its_beginning_and_its_newest_events(kind: str) -> None:
+    log = log_of()
+    log.most = 200_000
+    stream = EventStream("run_1", (RecordingSink(),), log)
+    stream.emit("run.started", agent="helper")
+    for n in range(5000):
+        if kind == "deltas":
+            stream.emit(DELTA, step=1, role="assistant", content="x" * 1000)
+        elif kind == "arguments":
+            stream.emit("tool.started", id="c", name="t", arguments={"n": n, "text": "x" * 1000})
+        else:
+            stream.emit("node.started", node="n")
+        assert log.size <= log.most + 256 * OVERHEAD
+    stream.emit("run.completed", response="all")
+    assert log.events[0].type == "run.started"
+    assert log.events[-1].type == "run.completed"
+    assert [e.seq for e in log.after(log.gone)] == list(range(log.gone + 1, 5003))
+    with pytest.raises(EventsGone):
+        log.after(log.gone - 1)
+
+
+def test_ended_runs_are_bounded_by_number_and_running_ones_stay() -> None:
+    logs = RunLogs(most_runs=10, most_gone=20)
+    running = log_of("running")
+    logs.open(running)
+    for n in range(100):
+        ran(logs, f"run_{n}")
+    assert len(logs) == 11
+    assert logs.find("running") is running
+    assert [log.run_id for log in logs.newest()][:2] == ["run_99", "run_98"]
+    assert logs.find("run_89") is None
+    assert logs.is_gone("run_89", "acme", "ann")
+    assert not logs.is_gone("run_89", "acme", "bob")
+    assert not logs.is_gone("run_89", "other", None)
+    assert not logs.is_gone("run_10", "acme", None)  # remembered for a while only
+
+
+def test_ended_runs_are_bounded_by_size() -> None:
+    logs = RunLogs(most_bytes=100_000)
+    for n in range(100):
+        ran(logs, f"run_{n}", "x" * 10_000)
+    assert len(logs) <= 10
+
+
+def test_traces_go_with_their_runs() -> None:
+    logs = RunLogs(most_runs=2)
+    traces = TraceStore(logs)
+    ran(logs, "run_1", trace_id="t")
+    ran(logs, "run_2", trace_id="t")
+    ran(logs, "run_3")
+    found = traces.get("t", tenant="acme", owner=None)
+    assert found is not None
+    assert [span["span_id"] for span in found["spans"]] == ["run_2"]
+    ran(logs, "run_4")
+    assert traces.get("t", tenant="acme", owner=None) is None
+
+
+async def test_the_end_of_a_run_can_be_waited_for() -> None:
+    log = log_of()
+    waiting = [asyncio.create_task(log.ended()) for _ in range(2)]
+    await asyncio.sleep(0)
+    waiting[0].cancel()
+    log.close(1.0)
+    await waiting[1]
+    await log.ended()
+    assert log.status == "failed"  # it ended without a last event
