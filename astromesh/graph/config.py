@@ -10,8 +10,8 @@ from astromesh.abc.clock import Clock
 from astromesh.abc.events import Emitter
 from astromesh.abc.provider import ModelPort
 from astromesh.graph.records import ZERO, NodeResult
-from astromesh.graph.state import GraphState
-from astromesh.node.calls import ASSISTANT, call_model
+from astromesh.graph.state import GraphState, Shared
+from astromesh.node.calls import ASSISTANT, ask_model, call_model
 from astromesh.node.ledger import RunLedger
 from astromesh.node.scope import Scope
 from astromesh.types import CallerContext, CompletionRequest, CompletionResult, ToolCall, ToolResult, ToolSpec
@@ -50,6 +50,10 @@ class Child:
 class Nesting(Protocol):
     """What a run does for the nodes in it; `run.Run` is the implementation."""
 
+    shared: Shared
+    #: whether nobody listens and no scope was asked for yet; model calls are counted in `asked` until then
+    unheard: bool
+    asked: int
     values: dict[str, Any]
     lightweight_model: ModelPort | None
     human_handler: Any
@@ -148,7 +152,12 @@ class NodeConfig(MutableMapping[str, Any]):
         """
         if self.role and not request.role:
             request = _with_role(request, self.role)
-        result = await call_model(self.scope, self.model, request, role=role)
+        run = self.nesting
+        if run.unheard:
+            run.asked += 1
+            result = await ask_model(run.shared.ledger, self.model, request)
+        else:
+            result = await call_model(self.scope, self.model, request, role=role)
         self.usage = result.usage if self.usage is ZERO else self.usage + result.usage
         return result
 

@@ -68,6 +68,8 @@ class Run(Progress):
         scope: of the run that this is part of, or None where the engine stands alone.
     """
 
+    unheard = True
+    asked = 0
     root: Scope | None = None
     random: Random | None = None
     result: GraphResult | None = None
@@ -98,6 +100,7 @@ class Run(Progress):
         if setup.allow_self_modification:
             self.mutable, self.max_mutations = True, setup.max_mutations
         if scope is not None:
+            self.unheard = False
             self.root, self.clock = scope.charging(self.shared.ledger), scope.clock
             self.emit = None if scope.events is NO_EVENTS else scope.events.emit
 
@@ -190,7 +193,9 @@ class Run(Progress):
         scope = scopes.get(path)
         if scope is None:
             if self.root is None:
+                self.unheard = False
                 self.root = Scope(ledger=self.shared.ledger, clock=self.clock, retries=PLENTY)
+                self.root.steps[0] = self.asked
             scope = scopes[path] = self.root.child(path)
         return scope
 

@@ -56,11 +56,12 @@ class RunLedger:
 
     def add_usage(self, usage: Usage) -> None:
         """Books what a model call reported."""
+        tokens = usage.input_tokens + usage.output_tokens
         ledger: RunLedger | None = self
         while ledger is not None:
-            ledger.usage = usage if ledger.usage is _NOTHING else ledger.usage + usage
-            used = ledger.used
-            used["tokens"] = used.get("tokens", 0) + usage.total_tokens
+            before, used = ledger.usage, ledger.used
+            ledger.usage = usage if before is _NOTHING else before + usage
+            used["tokens"] = used.get("tokens", 0) + tokens
             used["cost_usd"] = used.get("cost_usd", 0.0) + usage.cost_usd
             ledger = ledger.parent
 

@@ -93,13 +93,13 @@ def _type_of(schema: Any) -> str:
     return "|".join(kind) if isinstance(kind, list) else str(kind)
 
 
-def with_system(messages: Sequence[Message], text: str) -> tuple[Message, ...]:
-    """The conversation with a text added to its one system message, which comes first."""
-    if not text:
+def with_system(messages: Sequence[Message], system: Message) -> tuple[Message, ...]:
+    """The conversation with the text of a system message added to its own one, which comes first."""
+    if not system.content:
         return tuple(messages)
     if messages and messages[0].role == "system":
-        return (Message("system", f"{messages[0].content}\n\n{text}"), *messages[1:])
-    return (Message("system", text), *messages)
+        return (Message("system", f"{messages[0].content}\n\n{system.content}"), *messages[1:])
+    return (system, *messages)
 
 
 _GO_ON = Message("user", "Go on with your task as the instructions say.")

@@ -11,7 +11,7 @@ from astromesh.graph.extract import extract_object
 from astromesh.graph.nodes import assembly
 from astromesh.graph.records import NodeResult
 from astromesh.graph.state import GraphState
-from astromesh.types import CompletionRequest
+from astromesh.types import CompletionRequest, Message
 
 DONE = "__done__"
 #: characters of an earlier step's output that the chooser sees
@@ -79,7 +79,7 @@ class AutonomousNode(BaseNode):
         return NodeResult(self.name, last.output, last.raw_output, stop_reason="max_iterations")
 
     async def _choose(self, state: GraphState, config: NodeConfig, taken: list[str]) -> str:
-        system = assembly.with_system(state.messages, self._prompt(taken))
+        system = assembly.with_system(state.messages, Message("system", self._prompt(taken)))
         answer = await config.complete(CompletionRequest(assembly.ready(system)), role="router")
         found = extract_object(answer.content, "next_node")
         return str(found["next_node"]).strip() if found else answer.content.strip().strip("\"'`.")

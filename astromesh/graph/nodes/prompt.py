@@ -40,12 +40,12 @@ class Bound:
 
     Args:
         head: the static part of the system prompt.
-        system: the whole system prompt where nothing in it depends on the state, else None.
+        system: the whole system prompt as a message where nothing in it depends on the state, else None.
         specs: the offered tools.
     """
 
     head: str
-    system: str | None
+    system: Message | None
     specs: tuple[ToolSpec, ...]
 
 
@@ -93,6 +93,9 @@ class PromptNode(BaseNode):
             block.dynamic for block in self._blocks
         )
         self._plain = not (self._guards or self._strategy or self._after or self._schema)
+        # what is the same in every invocation: words alone, for everything else is asked anew in each
+        asked = self._may_use_tools or self._blocks or self._strategy or self._perspective or self._dynamic
+        self._same: Bound | None = None if asked else Bound(self._words, Message("system", self._words), ())
         self._voice = role or (ASSISTANT if self._plain and not _rewritten(self) else name)
 
     @property
@@ -102,7 +105,7 @@ class PromptNode(BaseNode):
     async def execute(self, state: GraphState, config: NodeConfig) -> NodeResult:
         if self._before:
             await self._before(state, config)
-        bound = self._bound(state, config)
+        bound = self._same or self._bound(state, config)
         request = self._request(bound, state)
         answer = await config.complete(request, role=self._voice)
         if answer.tool_calls:
@@ -129,14 +132,13 @@ class PromptNode(BaseNode):
             own = assembly.join([own, *static])
         # a node without words of its own leaves the caller's system prompt as it is
         head = f"{own}\n\n{assembly.tool_section(specs)}" if own and specs else own
-        return Bound(head, None if self._dynamic else self._shape(head), specs)
+        return Bound(head, None if self._dynamic else Message("system", self._shape(head)), specs)
 
     def _request(self, bound: Bound, state: GraphState) -> CompletionRequest:
-        gathered = state.observations or state.plan or state.reflections
-        if bound.system is not None and not gathered:
-            system = bound.system
-        else:
-            system = self._shape(assembly.join([bound.head, *self._from_state(bound, state)]))
+        system = bound.system
+        if system is None or state.observations or state.plan or state.reflections:
+            text = assembly.join([bound.head, *self._from_state(bound, state)])
+            system = Message("system", self._shape(text))
         messages = assembly.ready(assembly.with_system(state.messages, system))
         # with tools, the structured call comes at the end of the tool loop
         schema = self._schema.json_schema if self._schema and not bound.specs else None

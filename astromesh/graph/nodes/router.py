@@ -70,7 +70,9 @@ class RouterNode(BaseNode):
         return self._to(choice, said) if choice else self._lost(said)
 
     async def _ask(self, state: GraphState, config: NodeConfig) -> NodeResult:
-        messages = assembly.ready(assembly.with_system(state.messages, self._prompt(state)))
+        messages = assembly.ready(
+            assembly.with_system(state.messages, Message("system", self._prompt(state)))
+        )
         answer = CompletionResult()
         for _ in range(self.max_tries):
             answer = await config.complete(CompletionRequest(messages), role="router")
