@@ -6,6 +6,7 @@ worker, critic) are calls that a pattern makes for itself.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from contextlib import aclosing
 from time import perf_counter
@@ -24,6 +25,9 @@ from astromesh.types import CompletionRequest, CompletionResult, Delta, JsonObje
 ASSISTANT = "assistant"
 #: characters of arguments and of a result that episodic memory is told
 _TOLD = 500
+#: tool calls of one turn of the model that run at once, and that are made at all
+AT_ONCE, MOST_CALLS = 16, 128
+_TOO_MANY = f"A turn may call at most {MOST_CALLS} tools; this call was not made."
 _NO_MORE_CALLS = "The run's budget of tool calls is used up. Answer with what you have."
 
 
@@ -101,8 +105,23 @@ async def _streamed(
 
 
 async def call_tools(scope: Scope, tools: ToolPort, calls: Sequence[ToolCall]) -> list[ToolResult]:
-    """All calls of one model turn, together when there are several; one result per call, in their order."""
-    return await together([call_tool(scope, tools, call) for call in calls])
+    """All calls of one model turn, together when there are several; one result per call, in their order.
+
+    `AT_ONCE` of them run at a time. What a turn asks for beyond `MOST_CALLS` is refused.
+    """
+    if len(calls) <= AT_ONCE:
+        return await together([call_tool(scope, tools, call) for call in calls])
+    turn = asyncio.Semaphore(AT_ONCE)
+
+    async def in_turn(call: ToolCall) -> ToolResult:
+        async with turn:
+            return await call_tool(scope, tools, call)
+
+    done = await together([in_turn(call) for call in calls[:MOST_CALLS]])
+    return [
+        *done,
+        *(ToolResult(c.id, c.name, _TOO_MANY, False, "too_many_calls") for c in calls[MOST_CALLS:]),
+    ]
 
 
 async def call_tool(scope: Scope, tools: ToolPort, call: ToolCall) -> ToolResult:

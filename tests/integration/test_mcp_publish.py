@@ -68,10 +68,11 @@ async def test_a_caller_sees_and_runs_the_agents_of_its_scopes_and_no_others(tmp
 
 async def test_without_a_token_or_scope_nothing_of_it_is_served(tmp_path: Path) -> None:
     async with serving(server(tmp_path, ScriptedProvider())) as url, httpx2.AsyncClient() as http:
-        for method in ("GET", "POST", "DELETE"):
-            assert (await http.request(method, f"{url}/mcp")).status_code == 401
-            weak = {"authorization": f"Bearer {token('agents:read')}"}
-            assert (await http.request(method, f"{url}/mcp", headers=weak)).status_code == 403
+        assert (await http.post(f"{url}/mcp")).status_code == 401
+        weak = {"authorization": f"Bearer {token('agents:read')}"}
+        assert (await http.post(f"{url}/mcp", headers=weak)).status_code == 403
+        for method in ("GET", "DELETE"):
+            assert (await http.request(method, f"{url}/mcp", headers=weak)).status_code == 405
 
 
 async def test_a_session_goes_on_and_belongs_to_its_caller(tmp_path: Path) -> None:

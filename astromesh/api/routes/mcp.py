@@ -48,15 +48,14 @@ class _Handed(Response):
         await self._app(scope, receive, send)
 
 
-@router.api_route(
+@router.post(
     "/mcp",
-    methods=["GET", "POST", "DELETE"],
     summary="The agents as MCP tools",
     include_in_schema=False,
     dependencies=[scope(RUN, any_resource=True)],
 )
 async def mcp(request: Request) -> Response:
-    """MCP over streamable HTTP; see docs/mcp.md."""
+    """MCP over streamable HTTP, without sessions and without a stream of our own, so that POST is all."""
     return _Handed((await _serving(runtime_of(request))).asgi)
 
 

@@ -103,7 +103,7 @@ class ToolServer:
                 await serving.open()
                 stack.push_async_callback(serving.close)
                 inner = self._auth.around(serving.asgi) if self._auth is not None else serving.asgi
-                app.router.routes.append(Route(path, _Endpoint(inner)))
+                app.router.routes.append(Route(path, _Endpoint(inner), methods=["POST"]))
                 yield
 
         return Starlette(lifespan=lifespan)
