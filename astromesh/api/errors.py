@@ -97,6 +97,15 @@ def problem_response(error: AstromeshError, status: int, body: JsonObject) -> Re
     return _response(status, body, getattr(error, "retry_after", 0.0))
 
 
+#: what pydantic says in words of its own
+_SENTENCES = {
+    "extra_forbidden": "unknown field",
+    "missing": "required, but missing",
+    "model_type": "it must be a JSON object",
+    "model_attributes_type": "it must be a JSON object",
+}
+
+
 def register(app: FastAPI) -> None:
     """Every error leaves as a problem document, those of the framework too."""
     app.add_exception_handler(AstromeshError, _astromesh)
@@ -110,7 +119,8 @@ def invalid(errors: Any) -> str:
     found = []
     for error in errors:
         where = ".".join(str(p) for p in error["loc"] if p != "body")
-        found.append(f"{where}: {error['msg']}" if where else str(error["msg"]))
+        said = _SENTENCES.get(error["type"], str(error["msg"]))
+        found.append(f"{where}: {said}" if where else said)
     return "The request is not valid: " + "; ".join(found[:10]) + "."
 
 
@@ -134,7 +144,9 @@ async def _http(request: Request, error: Exception) -> Response:
             NotFound(f"There is nothing at {request.url.path}. GET /openapi.json lists the routes.")
         )
     code = "method_not_allowed" if error.status_code == 405 else "invalid_input"
-    response = _response(error.status_code, _body(error.status_code, code, str(error.detail)))
+    allowed = (error.headers or {}).get("Allow", "")
+    detail = f"{request.url.path} takes {allowed}, not {request.method}." if allowed else str(error.detail)
+    response = _response(error.status_code, _body(error.status_code, code, detail))
     response.headers.update(error.headers or {})
     return response
 

@@ -62,7 +62,9 @@ def join(text: str, parts: Sequence[Span], limit: int, overlap: int) -> Iterator
         yield Span(parts[first].start, parts[last].end)
         if last + 1 == len(parts):
             return
-        first = _step_back(sizes, first, last, min(overlap, limit - sizes[last + 1]))
+        begin = _step_back(sizes, first, last, min(overlap, limit - sizes[last + 1]))
+        # a chunk begins at its first piece that is not blank, and the next one behind it
+        first = max(begin, _first_words(text, parts, first, last) + 1)
 
 
 def _step_back(sizes: Sequence[int], first: int, last: int, overlap: int) -> int:
@@ -72,6 +74,11 @@ def _step_back(sizes: Sequence[int], first: int, last: int, overlap: int) -> int
         begin -= 1
         room -= sizes[begin]
     return begin
+
+
+def _first_words(text: str, parts: Sequence[Span], first: int, last: int) -> int:
+    """The first piece that is not blank, or `last`."""
+    return next((i for i in range(first, last) if not text[parts[i].start : parts[i].end].isspace()), last)
 
 
 def trimmed(text: str, span: Span) -> Span:

@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,18 +37,26 @@ from astromesh.core.prompt_engine import PromptEngine, check_template
 from astromesh.core.structured import AnswerSchema
 from astromesh.core.tool_layers import DeclaredSource, DeclaredTool
 from astromesh.core.tools import ToolRegistry, declared, declared_source
-from astromesh.errors import AstromeshError, CircularAgentReference, ConfigError, InvalidManifest
+from astromesh.errors import (
+    AstromeshError,
+    CircularAgentReference,
+    ConfigError,
+    InvalidManifest,
+    StoreUnavailable,
+)
 from astromesh.graph.graph import PromptGraph
 from astromesh.net.http import Http
 from astromesh.plugins import Plugins
 from astromesh.runtime.agent import Agent
 from astromesh.runtime.embedders import open_embedder
-from astromesh.runtime.knowledge import open_knowledge
+from astromesh.runtime.knowledge import open_knowledge, take_in
 from astromesh.runtime.support import UNSUPPORTED
 
 log = structlog.get_logger("astromesh.bootstrap")
 #: group and name of the plugin for the servers of mcp.yaml
 _MCP = ("tool_sources", "mcp")
+#: seconds between two tries to open what needs a store that could not be reached
+HEAL_SECONDS = 2.0
 Ping = Callable[[], Awaitable[None]]
 Eraser = Callable[[str, str], Awaitable[int]]
 
@@ -110,6 +119,13 @@ async def open_runtime(  # noqa: PLR0913 (what a runtime is made of)
     return opened
 
 
+async def open_pipeline(
+    opened: Bootstrapped, manifest: RAGManifest, plugins: Plugins, data_dir: Path, clock: Clock
+) -> Knowledge:
+    """One RAG pipeline without any agent; nothing is taken in yet. Its resources are those of `opened`."""
+    return await _Bootstrap(opened, plugins, data_dir, clock, None, {}).pipeline(manifest)
+
+
 def detect_circular_refs(edges: Mapping[str, tuple[str, ...]]) -> None:
     """Depth-first search over who may call whom (document 001, circular reference safety).
 
@@ -143,7 +159,7 @@ class _Bootstrap:
         plugins: Plugins,
         data_dir: Path,
         clock: Clock,
-        run_agent: RunAgent,
+        run_agent: RunAgent | None,
         graphs: Mapping[str, PromptGraph],
     ) -> None:
         self._opened = opened
@@ -173,15 +189,23 @@ class _Bootstrap:
         )
 
     async def run(self) -> None:
-        allowed = self._opened.configuration.runtime.spec.network.allow_hosts
-        http = await self._opened.resources.shared(Http, lambda: Http(allowed))
-        self._deps = replace(self._deps, http=http)
+        await self._open_http()
         await self._open_servers()
-        for name, manifest in self._opened.configuration.rag.items():
-            await self._open_pipeline(name, manifest)
+        if not await self._open_all():
+            healing = asyncio.create_task(self._heal())
+            self._opened.resources.on_close(partial(_ended, healing))
+        await asyncio.gather(*(server.settled() for server in self._servers.values()))
+
+    async def _open_all(self) -> bool:
+        """Opens every pipeline and agent that is not open yet; False where a store could not be reached."""
+        missed = [m for n, m in self._opened.configuration.rag.items() if n not in self._opened.knowledge]
+        reached = all([await self._open_pipeline(manifest.name, manifest) for manifest in missed])
         for name, agent in self._opened.configuration.agents.items():
+            if name in self._opened.agents:
+                continue
             try:
                 self._opened.agents[name] = await self._agent(agent)
+                self._opened.broken.pop(name, None)
             except AstromeshError as error:
                 fault = (
                     error
@@ -190,7 +214,25 @@ class _Bootstrap:
                 )
                 log.error("agent_unavailable", agent=name, error=str(fault))
                 self._opened.broken[name] = (fault,)
-        await asyncio.gather(*(server.settled() for server in self._servers.values()))
+                reached = reached and not isinstance(error, StoreUnavailable)
+        return reached
+
+    async def _heal(self) -> None:
+        """A store that was locked or away at the start breaks nobody for good."""
+        while True:
+            await self._clock.sleep(HEAL_SECONDS)
+            if await self._open_all():
+                return
+
+    async def pipeline(self, manifest: RAGManifest) -> Knowledge:
+        """One RAG pipeline alone."""
+        await self._open_http()
+        return await open_knowledge(manifest, self._plugins, self._deps, self._reranker)
+
+    async def _open_http(self) -> None:
+        allowed = self._opened.configuration.runtime.spec.network.allow_hosts
+        http = await self._opened.resources.shared(Http, lambda: Http(allowed))
+        self._deps = replace(self._deps, http=http)
 
     # -- parts of an agent ---------------------------------------------------------------------------------
 
@@ -303,18 +345,35 @@ class _Bootstrap:
             self._opened.resources.on_close(server.close)
             self._opened.checks[f"tools:mcp:{name}"] = server.ping
 
-    async def _open_pipeline(self, name: str, manifest: RAGManifest) -> None:
-        """An index that cannot be opened breaks the agents that use it, and no others."""
+    async def _open_pipeline(self, name: str, manifest: RAGManifest) -> bool:
+        """An index that cannot be opened breaks the agents that use it, and no others.
+
+        False where its store could not be reached, which may heal.
+        """
         try:
-            pipeline = await open_knowledge(manifest, self._plugins, self._deps)
+            pipeline = await open_knowledge(manifest, self._plugins, self._deps, self._reranker)
+            await take_in(pipeline)
         except AstromeshError as error:
             log.error("pipeline_unavailable", pipeline=name, error=str(error))
-            return
+            return not isinstance(error, StoreUnavailable)
         self._opened.knowledge[name] = pipeline
         self._opened.checks[f"store:rag:{name}"] = pipeline.ping
+        return True
+
+    async def _reranker(self, pipeline: str, models: RoleModel) -> ModelRouter | None:
+        if not models.usable():
+            reasons = "; ".join(f"{b.name}: {b.skipped}" for b in models.blocks())
+            log.warning("reranker_skipped", pipeline=pipeline, reason=reasons)
+            return None
+        return await self._router(pipeline, models)
 
     async def _open(self, group: str, name: str, options: Any) -> Any:
         return await self._plugins.load(group, name).open(options, self._deps)
+
+
+async def _ended(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.wait([task])
 
 
 def _make_importable(folder: Path) -> None:

@@ -190,7 +190,7 @@ async def test_a_blocked_answer_is_200_with_the_safe_response_and_is_what_is_kep
     ("body", "word"),
     [
         (b"{", "JSON"),
-        (b"[]", "dict"),
+        (b"[]", "JSON object"),
         (b'{"query": "q"}', "session_id"),
         (b'{"query": "", "session_id": "s"}', "query"),
         (b'{"query": 5, "session_id": "s"}', "query"),

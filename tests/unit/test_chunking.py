@@ -147,3 +147,10 @@ def test_another_size_is_another_fingerprint():
     """Documents are cut anew when the configuration changes."""
     prints = {c(ChunkOptions(max_tokens=m)).fingerprint for c in CHUNKERS for m in (100, 200)}
     assert len(prints) == 6
+
+
+def test_blank_pieces_at_the_beginning_of_a_chunk_do_not_make_the_next_one_begin_there_too() -> None:
+    text = "\n# Head\n0\U00010000" + "00000\x80\x80\U00010000# Head\n"
+    options = ChunkOptions(max_tokens=8, overlap=3)
+    starts = [chunk.start for chunk in SentenceChunker(options).split(Document("d", text))]
+    assert starts == sorted(set(starts))

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from astromesh.abc.deps import Deps
 from astromesh.providers.embedded import Embedded, EmbeddedOptions
 from astromesh.providers.embedded.answering import NEAREST, NOTHING
+from astromesh.providers.embedded.arguments import fill
 from astromesh.providers.embedded.choice import choose
 from astromesh.providers.embedded.ranking import pieces
 from astromesh.providers.embedded.words import stem, stems
@@ -336,3 +337,11 @@ def test_forms_of_one_word_have_one_stem(forms):
 def test_stop_words_say_nothing_and_scripts_without_blanks_are_cut():
     assert stems("How do I reset my e-mail?") == ["reset", "email"]
     assert set(stems("パスワードを変更")) & set(stems("パスワードの変更方法"))
+
+
+async def test_two_dates_of_a_question_become_two_arguments_in_their_order() -> None:
+    date = {"type": "string", "format": "date"}
+    parameters = {"type": "object", "required": ["start", "end"], "properties": {"start": date, "end": date}}
+    question = "How many days from 2026-01-01 to 2026-03-01?"
+    assert fill(parameters, question, whole=False) == {"start": "2026-01-01", "end": "2026-03-01"}
+    assert fill(parameters, "How many days since 2026-01-01?", whole=False) is None

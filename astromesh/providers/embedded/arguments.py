@@ -50,12 +50,15 @@ def fill(parameters: Mapping[str, Any], question: str, *, whole: bool) -> JsonOb
     properties = parameters.get("properties") or {}
     required = [name for name in parameters.get("required") or () if isinstance(name, str)]
     arguments: JsonObject = {}
+    left = question
     for name in required:
         schema = _plain(properties.get(name) or {}, parameters)
-        value = _value(name, schema, question, whole=whole and _only_text(required, properties, parameters))
-        if value is _NOT_FOUND or value in arguments.values():  # one word of the user is one argument
+        value = _value(name, schema, left, whole=whole and _only_text(required, properties, parameters))
+        if value is _NOT_FOUND or value in arguments.values():
             return None
         arguments[name] = value
+        if not _takes_question(name, schema):  # one word of the user is one argument
+            left = left.replace(str(value), " ", 1)
     for name, declared in properties.items():
         schema = _plain(declared, parameters)
         if (
