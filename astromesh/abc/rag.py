@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 from astromesh.types import JsonObject
@@ -195,6 +196,9 @@ class Knowledge(Protocol):
 
     async def ingest(self, documents: Sequence[Document], progress: Progress | None = None) -> Ingested:
         """Adds or replaces these documents; unchanged ones (by content hash) cost nothing."""
+
+    async def ingest_path(self, path: Path, progress: Progress | None = None) -> Ingested:
+        """`ingest` of a file, or of all files of a folder that can be read."""
 
     async def remove(self, ids: Sequence[str]) -> Ingested:
         """Removes documents that were handed in; ids that are not there are no error."""

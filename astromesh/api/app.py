@@ -15,7 +15,7 @@ from astromesh import __version__
 from astromesh.api import errors
 from astromesh.api.auth import Auth, configured
 from astromesh.api.body import BodyLimit
-from astromesh.api.routes import agents, health, mcp, observe, openai, principals, runs, sessions, tools
+from astromesh.api.routes import agents, health, mcp, observe, openai, principals, rag, runs, sessions, tools
 from astromesh.api.ws import ConnectionManager
 from astromesh.api.ws import router as ws_router
 from astromesh.runtime.engine import AgentRuntime
@@ -26,6 +26,7 @@ ROUTERS = (
     sessions.router,
     principals.router,
     tools.router,
+    rag.router,
     observe.router,
     openai.router,
     health.router,

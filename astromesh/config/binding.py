@@ -81,6 +81,8 @@ class Binder:
         self._block(spec.store, "vector_stores", "backend", ("spec", "store"))
         if spec.embeddings is not None:
             self._model(spec.embeddings, ("spec", "embeddings"), "embedders")
+        if spec.retrieval.reranker is not None:
+            self._models(spec.retrieval.reranker, ("spec", "retrieval", "reranker"))
 
     def entry(self, name: str, record: ProviderEntry) -> None:
         """An entry of providers.yaml. What only a block says, its model for one, may be missing."""

@@ -223,8 +223,8 @@ def _channel_agents(manifest: ChannelManifest, agents: Names) -> Iterator[Findin
 
 def _pipeline(manifest: RAGManifest, _: Node) -> Iterator[Finding]:
     spec = manifest.spec
-    if spec.embeddings is None and spec.retrieval.mode != "lexical":
-        yield Finding(("spec", "retrieval", "mode"), f"{spec.retrieval.mode} needs spec.embeddings")
+    if spec.embeddings is None and spec.mode != "lexical":
+        yield Finding(("spec", "retrieval", "mode"), f"{spec.mode} needs spec.embeddings")
     for i, source in enumerate(spec.sources):
         if not manifest.folder(source).is_dir():
             yield Finding(("spec", "sources", i, "path"), f"there is no folder {manifest.folder(source)}")

@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
+from astromesh.config.agent import RoleModel
 from astromesh.config.fields import Block, Count, Record
 from astromesh.config.head import Manifest, Metadata
 from astromesh.config.models import Embeddings
+
+
+def _one_or_list(value: Any) -> str:
+    return "list" if isinstance(value, list | tuple) else "one"
+
+
+_Glob = Annotated[str, Field(min_length=1)]
+#: told apart before they are validated, so that a fault is told once
+Globs = Annotated[
+    Annotated[_Glob, Tag("one")] | Annotated[tuple[_Glob, ...], Tag("list")], Discriminator(_one_or_list)
+]
 
 
 class Source(Record):
@@ -17,7 +29,7 @@ class Source(Record):
 
     type: Literal["folder"] = Field("folder", description="A folder of files.")
     path: str = Field(min_length=1, description="The folder, relative to the folder of this file.")
-    glob: str = Field("**/*.md", min_length=1, description="Which files of the folder.")
+    glob: Globs = Field("**/*.md", description="Which files of the folder: a pattern, or a list of them.")
 
 
 class Chunking(Block):
@@ -32,9 +44,18 @@ class VectorStore(Block):
     backend: str = Field("sqlite", min_length=1, description="Name of the store.")
 
 
+class Reranker(RoleModel):
+    """The models that put what was found in order; written like a role of an agent's models."""
+
+    candidates: Annotated[int, Field(ge=2, le=100)] = Field(20, description="How many passages it is shown.")
+
+
 class Retrieval(Record):
-    mode: Literal["lexical", "vector", "hybrid"] = Field("lexical", description="How passages are found.")
+    mode: Literal["lexical", "vector", "hybrid"] | None = Field(
+        None, description="How passages are found; absent: hybrid with embeddings, else lexical."
+    )
     top_k: Count = Field(5, description="How many passages a query answers, unless it says otherwise.")
+    reranker: Reranker | None = Field(None, description="A model grades what was found; absent: none does.")
 
 
 class RAGSpec(Record):
@@ -43,6 +64,11 @@ class RAGSpec(Record):
     embeddings: Embeddings | None = Field(None, description="Absent: lexical search only.")
     store: VectorStore = Field(default_factory=VectorStore)
     retrieval: Retrieval = Retrieval()
+
+    @property
+    def mode(self) -> Literal["lexical", "vector", "hybrid"]:
+        """How passages are found."""
+        return self.retrieval.mode or ("lexical" if self.embeddings is None else "hybrid")
 
 
 class RAGManifest(Manifest):

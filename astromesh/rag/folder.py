@@ -6,6 +6,7 @@ Files that cannot be documents are skipped with a warning that names them, once 
 
 from __future__ import annotations
 
+import glob
 import stat
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -53,7 +54,7 @@ class Folder:
 
     Args:
         path: the folder; one that does not exist holds no files.
-        glob: which files below it, one pattern or several; hidden files and folders are never taken.
+        globs: which files below it, one pattern or several; hidden files and folders are never taken.
         prefix: stands before every document's id, for pipelines of several folders.
         readers: the reader of a kind of file; asked for when the first such file is met.
     """
@@ -115,7 +116,7 @@ class Folder:
 
     def _files(self) -> list[Path]:
         try:
-            listed = {path for glob in self.globs for path in self.path.glob(glob)}
+            listed = {path for pattern in self.globs for path in self.path.glob(pattern)}
             found = [path for path in listed if not _hidden(path, self.path)]
         except OSError as error:  # a folder below that may not be read
             self._warn(self.path, str(error), str(error))
@@ -126,6 +127,13 @@ class Folder:
         if self._warned.get(path) != stamp:
             self._warned[path] = stamp
             log.warning("document_skipped", file=str(path), why=why)
+
+
+def folder_of(path: Path, readers: Readers) -> Folder:
+    """A folder with every file that can be read, or the one file that a path names."""
+    if path.is_dir():
+        return Folder(path, [f"**/*{suffix}" for suffix in MEDIA_TYPES], readers=readers)
+    return Folder(path.parent, glob.escape(path.name), readers=readers)
 
 
 def _hidden(path: Path, root: Path) -> bool:
@@ -172,8 +180,19 @@ def document(name: str, text: str, kind: str) -> Document:
     if kind != "text/markdown":
         return Document(name, text, _from_name(name), kind)
     about = _front_matter(text)
-    title = str(about.pop("title", "")) or next((h.title for h in headings(text) if h.level == 1), "")
+    title = str(about.pop("title", "")) or _first_heading(text)
     return Document(name, text, title or _from_name(name), kind, about)
+
+
+def titled(document: Document) -> Document:
+    """With its first heading as its title, where it has none."""
+    if document.title or document.media_type != "text/markdown":
+        return document
+    return replace(document, title=_first_heading(document.text))
+
+
+def _first_heading(text: str) -> str:
+    return next((heading.title for heading in headings(text) if heading.level == 1), "")
 
 
 def converted(name: str, text: str, about: Mapping[str, Any]) -> Document:

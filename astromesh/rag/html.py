@@ -32,7 +32,6 @@ _AROUND_LINES = re.compile(r"[ \t]*\n[ \t]*")
 _EMPTY_LINES = re.compile(r"\n{3,}")
 _FIRST_CELL = re.compile(r"^ ?\| ", re.MULTILINE)
 _LIKE_HEADING = re.compile(r"^(#{1,6}\s)", re.MULTILINE)
-_FENCE = "\n\n```\n"
 
 
 class HtmlReader:
@@ -72,17 +71,18 @@ def _text(root: LexborNode) -> str:
     parts: list[str] = []
     for piece, verbatim in _pieces(root):
         if verbatim:
-            parts += (_tidy("".join(plain)), _FENCE, piece.strip("\n"), _FENCE)
+            code = piece.strip("\n")
+            parts += (_tidy("".join(plain)), f"```\n{code}\n```" if code.strip() else "")
             plain = []
         else:
             plain.append(piece)
     parts.append(_tidy("".join(plain)))
-    return "".join(parts).strip()
+    return "\n\n".join(filter(None, parts))
 
 
 def _tidy(text: str) -> str:
     text = _AROUND_LINES.sub("\n", text)
-    return _FIRST_CELL.sub("", _EMPTY_LINES.sub("\n\n", text))
+    return _FIRST_CELL.sub("", _EMPTY_LINES.sub("\n\n", text)).strip()
 
 
 def _pieces(root: LexborNode) -> Iterator[tuple[str, bool]]:

@@ -94,15 +94,15 @@ def embedded_text(document: Document, chunk: Chunk) -> str:
     return f"{chunk.heading or document.title}\n\n{chunk.text}"
 
 
-def check_ids(documents: Sequence[Document], from_folders: Mapping[str, str]) -> None:
-    """Raises: InvalidInput: two documents of one id, an empty id, or one that belongs to a file."""
+def check_ids(ids: Sequence[str], known: Mapping[str, Known]) -> None:
+    """Raises: InvalidInput: an id twice, an empty one, or one that belongs to a file of the folders."""
     taken = set()
-    for document in documents:
-        if document.id in from_folders:
-            raise InvalidInput(f"The document {document.id!r} comes from a folder; change the file there.")
-        if not document.id or document.id in taken:
-            raise InvalidInput(f"Every document needs an id of its own; {document.id!r} is not.")
-        taken.add(document.id)
+    for name in ids:
+        if name in known and known[name].stamp:
+            raise InvalidInput(f"The document {name!r} comes from a folder; change the file there.")
+        if not name or name in taken:
+            raise InvalidInput(f"Every document needs an id of its own; {name!r} is not.")
+        taken.add(name)
 
 
 def batches(items: Sequence[T], size: int = BATCH) -> Iterator[Sequence[T]]:

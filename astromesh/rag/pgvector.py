@@ -27,8 +27,8 @@ SCHEMA = Schema("rag", "astromesh.rag", "sql/postgres")
 
 #: vectors that are compared one by one; more get an index
 MOST_COMPARED = 5_000
-#: chunks after which the planner is told how many there are
-_TOLD_AFTER = 1_000
+#: chunks after which the index by words is tidied and the planner told how many there are
+_TIDIED_AFTER = 100
 #: seconds for a batch of documents, and for an index over all vectors
 _BATCH_DEADLINE, _INDEX_DEADLINE = 300.0, 7200.0
 
@@ -131,9 +131,9 @@ class PgvectorChunks:
                 await self._database.transact(
                     partial(_execute, part.sql("make_index")), deadline=_INDEX_DEADLINE
                 )
-        if self._written >= _TOLD_AFTER:
+        if self._written >= _TIDIED_AFTER:
             self._written = 0
-            await self._database.transact(partial(_execute, part.sql("analyze")), deadline=_BATCH_DEADLINE)
+            await self._database.transact(partial(_execute, part.sql("tidy")), deadline=_BATCH_DEADLINE)
 
     async def ping(self) -> None:
         await self._database.ping()

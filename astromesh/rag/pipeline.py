@@ -27,8 +27,8 @@ from astromesh.abc.rag import (
     Progress,
     Reader,
 )
-from astromesh.errors import AstromeshError, ConfigError, ProviderError
-from astromesh.rag.folder import Folder, no_reader
+from astromesh.errors import AstromeshError, ConfigError, InvalidInput, ProviderError
+from astromesh.rag.folder import Folder, folder_of, no_reader, titled
 from astromesh.rag.intake import Intake, batches, check_ids, summed
 
 Mode = Literal["lexical", "vector", "hybrid"]
@@ -66,7 +66,7 @@ class RAGPipeline:
         store: ChunkStore,
         chunker: Chunker,
         *,
-        sources: Sequence[tuple[Path, str]] = (),
+        sources: Sequence[tuple[Path, str | Sequence[str]]] = (),
         readers: Callable[[str], Reader] | None = None,
         embedder: Embedder | None = None,
         mode: Mode = "lexical",
@@ -78,7 +78,8 @@ class RAGPipeline:
         self.name = name
         self._store, self._embedder, self._mode, self._top_k = store, embedder, mode, top_k
         self._intake = Intake(store, chunker, embedder)
-        self._folders = _folders(sources, readers or no_reader)
+        self._readers = readers or no_reader
+        self._folders = _folders(sources, self._readers)
         self._clock = clock or SystemClock()
         self._seen: dict[str, str] | None = None
         self._look_at = float("-inf")
@@ -107,13 +108,36 @@ class RAGPipeline:
             InvalidInput: two documents of one name, or one that belongs to a file of the folders.
             ProviderError: they cannot be embedded; what was stored before that stays.
         """
-        check_ids(documents, self._seen or {})
         async with self._writing:
             known = await self._store.known()
+            check_ids([document.id for document in documents], known)
             step = _counted(len(documents), progress)
-            done = await self._intake.write([(document, "") for document in documents], known, step)
+            done = await self._intake.write([(titled(one), "") for one in documents], known, step)
             await self._store.settle()
             return done
+
+    async def ingest_path(self, path: Path, progress: Progress | None = None) -> Ingested:
+        """Adds or replaces the documents of a file or a folder; their ids are paths in that folder.
+
+        Raises:
+            InvalidInput: there is nothing that can be read, or an id belongs to a file of the sources.
+            MissingExtra: a file needs a reader that is not installed.
+        """
+        async with self._writing:
+            folder = await asyncio.to_thread(folder_of, path, self._readers)
+            seen = await asyncio.to_thread(folder.scan)
+            known = await self._store.known()
+            check_ids(list(seen), known)
+            total, step, found = Ingested(), _counted(len(seen), progress), 0
+            for some in batches(list(seen)):
+                read = await asyncio.to_thread(_read, folder, some, seen)
+                found += len(read)
+                total = summed(total, await self._intake.write([(one, "") for one in read], known, step))
+                step(len(some) - len(read))
+            if not found:
+                raise InvalidInput(f"There is nothing at {path} that can be read.")
+            await self._store.settle()
+            return total
 
     async def remove(self, ids: Sequence[str]) -> Ingested:
         """Removes documents that were handed in.
@@ -121,10 +145,11 @@ class RAGPipeline:
         Raises:
             InvalidInput: one belongs to a file of the folders.
         """
-        check_ids([Document(name, "") for name in dict.fromkeys(ids)], self._seen or {})
+        names = list(dict.fromkeys(ids))
         async with self._writing:
             known = await self._store.known()
-            there = [name for name in dict.fromkeys(ids) if name in known]
+            check_ids(names, known)
+            there = [name for name in names if name in known]
             if there:
                 await self._store.remove(there)
             return Ingested(removed=len(there))
@@ -208,23 +233,29 @@ class RAGPipeline:
         return summed(total, Ingested(removed=len(vanished)))
 
     def _read(self, ids: Iterable[str], seen: Mapping[str, str]) -> list[tuple[Document, str]]:
-        found = ((self._folder(name).read(name, seen[name]), seen[name]) for name in ids)
-        return [(document, stamp) for document, stamp in found if document is not None]
+        found = [(name, self._folder(name).read(name, seen[name])) for name in ids]
+        return [(document, seen[name]) for name, document in found if document is not None]
 
     def _folder(self, name: str) -> Folder:
         return next(folder for folder in self._folders if folder.owns(name))
 
 
-def _folders(sources: Sequence[tuple[Path, str]], readers: Callable[[str], Reader]) -> tuple[Folder, ...]:
+def _folders(
+    sources: Sequence[tuple[Path, str | Sequence[str]]], readers: Callable[[str], Reader]
+) -> tuple[Folder, ...]:
     """Ids are paths within the folder; of several folders, each has its name before its ids."""
     if len(sources) == 1:
         return (Folder(*sources[0], readers=readers),)
     names = [path.name for path, _ in sources]
     prefixes = [f"{name}/" if names.count(name) == 1 else f"{name}-{i}/" for i, name in enumerate(names, 1)]
     return tuple(
-        Folder(path, glob, prefix, readers=readers)
-        for (path, glob), prefix in zip(sources, prefixes, strict=True)
+        Folder(path, globs, prefix, readers=readers)
+        for (path, globs), prefix in zip(sources, prefixes, strict=True)
     )
+
+
+def _read(folder: Folder, ids: Iterable[str], seen: Mapping[str, str]) -> list[Document]:
+    return [one for name in ids if (one := folder.read(name, seen[name])) is not None]
 
 
 def _vanished(known: Mapping[str, Known], seen: Mapping[str, str]) -> list[str]:

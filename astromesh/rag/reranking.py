@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -57,6 +58,9 @@ class Reranked:
 
     async def ingest(self, documents: Sequence[Document], progress: Progress | None = None) -> Ingested:
         return await self._inner.ingest(documents, progress)
+
+    async def ingest_path(self, path: Path, progress: Progress | None = None) -> Ingested:
+        return await self._inner.ingest_path(path, progress)
 
     async def remove(self, ids: Sequence[str]) -> Ingested:
         return await self._inner.remove(ids)

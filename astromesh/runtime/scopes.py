@@ -20,6 +20,8 @@ SCOPES: Mapping[str, str] = {
     "sessions:write": "erase one's own sessions",
     "sessions:any": "all of that for the sessions and runs of others in the same tenant",
     "tools:read": "list tools with their schemas",
+    "rag:query": "search knowledge pipelines",
+    "rag:write": "add documents to knowledge pipelines, replace and remove them",
     "traces:read": "read the traces of one's own runs",
     "metrics:read": "read the metrics",
     ADMIN: "everything",

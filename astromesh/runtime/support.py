@@ -6,16 +6,11 @@ from collections.abc import Mapping
 
 _BUDGETS = "Budgets are not supported yet; bound a run with max_iterations and timeout_seconds."
 
-_LEXICAL = "Search by vectors is not supported yet; leave it out for lexical search."
-
 #: see `astromesh.config.seams.Unsupported`
 UNSUPPORTED: Mapping[str, str] = {
     "Agent.spec.tools.*.approval=required": "Approvals are not supported yet.",
     "Agent.spec.budgets.per_session": _BUDGETS,
     "Agent.spec.budgets.per_principal_daily": _BUDGETS,
-    "RAGPipeline.spec.embeddings": _LEXICAL,
-    "RAGPipeline.spec.retrieval.mode=vector": _LEXICAL,
-    "RAGPipeline.spec.retrieval.mode=hybrid": _LEXICAL,
     "ChannelConfig.spec.channels.*": "Channels are not supported yet.",
     "RuntimeConfig.spec.telemetry.capture_content": "Traces hold no content yet.",
     "RuntimeConfig.spec.telemetry.sample_ratio": "The export by OTLP is not supported yet.",

@@ -141,7 +141,7 @@ async def make_keys(data: Path) -> dict[frozenset[str], str]:
 def status(client: TestClient, route: Guarded, headers: dict[str, str] | None = None) -> int:
     """What a call of the route answers; 101 for a WebSocket that was accepted."""
     path = route.path
-    for name in ("name", "agent_name", "agent"):
+    for name in ("name", "agent_name", "agent", "pipeline"):
         path = path.replace(f"{{{name}}}", "helper")
     path = path.replace("{principal:path}", "somebody").replace("{session_id:path}", "s1").replace("{trace_id}", "t1").replace("{run_id}", "r1")
     assert "{" not in path, f"say here what {path} stands for"

@@ -83,7 +83,10 @@ SET LOCAL maintenance_work_mem = '512MB';
 CREATE INDEX IF NOT EXISTS rag_chunks_{pipeline}_near_{space} ON astromesh.rag_chunks_{pipeline}
 USING hnsw ((embedding::{type}({size})) {type}_ip_ops) WHERE space = {space}
 
--- name: analyze
+-- name: tidy
+SELECT gin_clean_pending_list(inhrelid::REGCLASS) FROM pg_inherits
+WHERE inhparent = 'astromesh.rag_chunks_by_words'::REGCLASS
+    AND inhrelid IN (SELECT indexrelid FROM pg_index WHERE indrelid = 'astromesh.rag_chunks_{pipeline}'::REGCLASS);
 ANALYZE astromesh.rag_chunks_{pipeline}
 
 -- name: documents_with

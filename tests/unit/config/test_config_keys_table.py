@@ -19,6 +19,7 @@ MEANING = ("spec", "memory", "semantic")
 ENTRY = ("spec", "providers", "openai")
 WHATSAPP = ("spec", "channels", "whatsapp")
 SERVER = ("spec", "servers", "calendar")
+RERANKER = ("spec", "retrieval", "reranker")
 NOTHING = object()
 
 MODEL: dict[str, Any] = {"provider": "openai"}
@@ -51,7 +52,13 @@ LEAST: dict[str, dict[str, Any]] = {
             }
         }
     },
-    "RAGPipeline": {"spec": {"sources": [{"path": "docs"}], "embeddings": MODEL}},
+    "RAGPipeline": {
+        "spec": {
+            "sources": [{"path": "docs"}],
+            "embeddings": MODEL,
+            "retrieval": {"reranker": {"primary": MODEL}},
+        }
+    },
     "MCPConfig": {"spec": {"servers": {"calendar": {"transport": "http"}}}},
     "RuntimeConfig": {"spec": {}},
     "Graph": {"metadata": {"name": "g"}, "spec": {}},
@@ -204,10 +211,14 @@ OTHER_KEYS = [
     *model_keys("RAGPipeline", ("spec", "embeddings")),
     Key("RAGPipeline", ("spec", "store", "backend"), "pgvector", 1, "sqlite"),
     *[
-        Key("RAGPipeline", ("spec", "retrieval", "mode"), right, "bm25", "lexical")
+        Key("RAGPipeline", ("spec", "retrieval", "mode"), right, "bm25", None)
         for right in ("lexical", "vector", "hybrid")
     ],
     Key("RAGPipeline", ("spec", "retrieval", "top_k"), 3, 0, 5),
+    Key("RAGPipeline", ("spec", "sources", 0, "glob"), ["*.md", "*.pdf"], [""], "**/*.md"),
+    Key("RAGPipeline", ("spec", "retrieval", "reranker"), {"primary": MODEL, "fallback": [MODEL]}, {}, None),
+    Key("RAGPipeline", (*RERANKER, "candidates"), 30, 1, 20),
+    *model_keys("RAGPipeline", (*RERANKER, "primary")),
     *[Key("MCPConfig", (*SERVER, "transport"), right, "tcp", NOTHING) for right in ("http", "stdio")],
     Key("MCPConfig", (*SERVER, "url"), "https://x/mcp", 1, ""),
     Key("MCPConfig", (*SERVER, "headers"), {"x-key": "k"}, {"x-key": 1}, {}),

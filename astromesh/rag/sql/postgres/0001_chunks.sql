@@ -49,5 +49,5 @@ CREATE INDEX rag_chunks_by_id ON astromesh.rag_chunks (id);
 
 CREATE INDEX rag_chunks_by_document ON astromesh.rag_chunks (document);
 
--- fastupdate off: a search never has to read a list of what is not in the index yet
-CREATE INDEX rag_chunks_by_words ON astromesh.rag_chunks USING gin (words) WITH (fastupdate = off);
+-- what comes in waits in a list, which every search reads: it is emptied after an ingest
+CREATE INDEX rag_chunks_by_words ON astromesh.rag_chunks USING gin (words);

@@ -1,0 +1,117 @@
+"""Knowledge over HTTP: documents in, passages with their citations out."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Request
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+from astromesh.abc.rag import Document, Ingested, Passage
+from astromesh.api.access import runtime_of, scope
+from astromesh.errors import InvalidInput
+from astromesh.runtime.pipelines import knowledge_of
+from astromesh.types import JsonObject
+
+router = APIRouter(tags=["knowledge"])
+
+#: documents of one request, passages of one answer
+MOST_DOCUMENTS, MOST_PASSAGES = 500, 50
+
+DocumentId = Annotated[str, StringConstraints(min_length=1, max_length=512, pattern=r"^[^\x00-\x1f\x7f]+$")]
+#: what a filter can ask for: a plain value, or any of several
+Wanted = str | int | float | bool | list[str | int | float | bool]
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class DocumentIn(_Body):
+    """A text to be found. The same id again replaces it."""
+
+    id: DocumentId = Field(description="Stable name within the pipeline.", examples=["faq/refunds"])
+    text: str = Field(min_length=1, max_length=5_000_000, description="Markdown or plain text.")
+    title: str = Field("", max_length=1000, description="Shown with its passages, and searched.")
+    media_type: Literal["text/markdown", "text/plain"] = "text/markdown"
+    metadata: dict[str, Any] = Field(default={}, description="Plain values and lists of them, for filters.")
+
+
+class DocumentsIn(_Body):
+    documents: list[DocumentIn] = Field(default=[], max_length=MOST_DOCUMENTS)
+    remove: list[DocumentId] = Field(
+        default=[],
+        max_length=MOST_DOCUMENTS,
+        description="Documents to be forgotten, before those are added.",
+    )
+
+
+class IngestedOut(BaseModel):
+    """What was done, in documents."""
+
+    pipeline: str
+    added: int
+    changed: int
+    removed: int
+    unchanged: int
+
+
+class QueryIn(_Body):
+    query: str = Field(min_length=1, max_length=10_000, examples=["How do I reset my password?"])
+    top_k: int | None = Field(None, ge=1, le=MOST_PASSAGES, description="Absent: the pipeline's own.")
+    filters: dict[str, Wanted] = Field(
+        default={}, description="Only documents whose metadata has these values; `document` is the id."
+    )
+
+
+class PassageOut(BaseModel):
+    """A passage with its citation: `text` stands in the document from `start` up to `end`."""
+
+    document: str
+    title: str
+    heading: str
+    start: int
+    end: int
+    score: float
+    text: str
+
+
+class PassagesOut(BaseModel):
+    pipeline: str
+    passages: list[PassageOut]
+
+
+@router.post(
+    "/v1/rag/{pipeline}/documents",
+    summary="Add documents to a pipeline",
+    dependencies=[scope("rag:write")],
+    response_model=IngestedOut,
+)
+async def documents(pipeline: str, body: DocumentsIn, request: Request) -> JsonObject:
+    """Adds, replaces and removes documents; what is unchanged costs nothing. Files of folders are no part."""
+    if not body.documents and not body.remove:
+        raise InvalidInput("There is nothing to do: give documents, or ids to remove.")
+    knowledge = knowledge_of(runtime_of(request).opened, pipeline)
+    removed = await knowledge.remove(body.remove) if body.remove else Ingested()
+    done = await knowledge.ingest([_document(one) for one in body.documents])
+    return {
+        "pipeline": pipeline, "added": done.added, "changed": done.changed, "removed": removed.removed,
+        "unchanged": done.unchanged,
+    }  # fmt: skip
+
+
+@router.post(
+    "/v1/rag/{pipeline}/query",
+    summary="Search a pipeline",
+    dependencies=[scope("rag:query")],
+    response_model=PassagesOut,
+)
+async def query(pipeline: str, body: QueryIn, request: Request) -> JsonObject:
+    """The best passages, best first, each with its source. Nothing found is an empty list."""
+    knowledge = knowledge_of(runtime_of(request).opened, pipeline)
+    found = await knowledge.query(body.query, top_k=body.top_k, filters=body.filters or None)
+    return {"pipeline": pipeline, "passages": list(map(Passage.to_json, found))}
+
+
+def _document(one: DocumentIn) -> Document:
+    return Document(one.id, one.text, one.title, one.media_type, one.metadata)

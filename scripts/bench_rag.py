@@ -1,0 +1,201 @@
+"""How fast knowledge is taken in and found: python scripts/bench_rag.py --chunks 100000 --postgres start
+
+Texts are made of words of a Zipf distribution, as in natural language; vectors lie in clusters, and are made
+beforehand, so that no figure holds the time of an embedder. Queries come one after another.
+
+--postgres URL measures pgvector in a database of its own there; `start` starts the tests' server for it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import random
+import statistics
+import sys
+import tempfile
+import time
+from array import array
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from uuid import uuid4
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import numpy as np
+
+from astromesh.abc.deps import Deps, Resources
+from astromesh.abc.rag import ChunkStore, Document
+from astromesh.plugins import Plugins
+from astromesh.rag.chunking import ChunkOptions
+from astromesh.rag.markdown import MarkdownChunker
+from astromesh.rag.pipeline import RAGPipeline
+from tests.platform.postgres import PostgresServer, database_url, execute
+
+WORDS, CLUSTERS, PER_DOCUMENT = 30_000, 1_000, 50
+
+
+class Corpus:
+    """Documents of PER_DOCUMENT sections each, a section a chunk."""
+
+    def __init__(self, chunks: int, dimensions: int) -> None:
+        self._random, self.chunks = random.Random(7), chunks
+        self._cumulated = list(itertools.accumulate(1 / (rank + 3) for rank in range(WORDS)))
+        made = np.random.default_rng(7)
+        self._centres = made.standard_normal((CLUSTERS, dimensions), dtype=np.float32)
+        self._noise = made
+
+    def text(self, words: int) -> str:
+        found = self._random.choices(range(WORDS), cum_weights=self._cumulated, k=words)
+        return " ".join(map(word, found))
+
+    def documents(self) -> list[Document]:
+        count = -(-self.chunks // PER_DOCUMENT)
+        return [Document(f"d{n}", self._document(), f"Document {n}") for n in range(count)]
+
+    def _document(self) -> str:
+        return "\n\n".join(f"## {self.text(3)}\n\n{self.text(80)}." for _ in range(PER_DOCUMENT))
+
+    def vectors(self, count: int) -> list[array[float]]:
+        centres = self._centres[self._noise.integers(0, CLUSTERS, count)]
+        rows = centres + 0.6 * self._noise.standard_normal(centres.shape, dtype=np.float32)
+        rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+        return [array("f", row.tobytes()) for row in rows]
+
+
+class Prepared:
+    """An embedder whose vectors are there already."""
+
+    semantic, fingerprint = False, "bench/1"
+
+    def __init__(self, corpus: Corpus, dimensions: int) -> None:
+        self.dimensions, self._corpus = dimensions, corpus
+
+    async def embed(self, texts: Sequence[str]) -> list[array[float]]:
+        return self._corpus.vectors(len(texts))
+
+    async def ping(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+def word(rank: int) -> str:
+    """Pronounceable, so that stems and prefixes behave as for words."""
+    letters = ""
+    for _ in range(3):
+        rank, consonant = divmod(rank, 20)
+        rank, vowel = divmod(rank, 5)
+        letters += "bcdfghjklmnpqrstvwxz"[consonant] + "aeiou"[vowel]
+    return letters
+
+
+#: ranks of the words of a query: rare ones, a mixture as in questions, and those of nearly every chunk
+QUERIES = {
+    "rare words": lambda r: [r.randrange(2_000, WORDS) for _ in range(3)],
+    "a question": lambda r: [
+        r.randrange(0, 30),
+        r.randrange(30, 400),
+        r.randrange(400, 3_000),
+        r.randrange(3_000, WORDS),
+    ],
+    "frequent words": lambda r: [r.randrange(20, 300) for _ in range(3)],
+    "words of nearly every chunk": lambda r: [r.randrange(0, 8) for _ in range(3)],
+}
+
+
+async def measure(
+    name: str, store: ChunkStore, corpus: Corpus, embedder: Prepared | None, queries: int
+) -> None:
+    pipeline = RAGPipeline(
+        name, store, MarkdownChunker(ChunkOptions()), embedder=embedder,
+        mode="hybrid" if embedder else "lexical",
+    )  # fmt: skip
+    documents = corpus.documents()
+    kind = f"{embedder.dimensions} dimensions" if embedder else "words only"
+    started = time.perf_counter()
+    settle, store.settle = store.settle, _nothing  # type: ignore[method-assign]
+    await pipeline.ingest(documents)
+    took = time.perf_counter() - started
+    print(f"{name}, {kind}: ingest {corpus.chunks / took:,.0f} chunks/s ({took:.1f} s)", flush=True)
+    started = time.perf_counter()
+    await settle()
+    print(f"{name}, {kind}: settle {time.perf_counter() - started:.1f} s", flush=True)
+    started = time.perf_counter()
+    await pipeline.ingest(documents)
+    print(f"{name}, {kind}: the same again, unchanged: {time.perf_counter() - started:.1f} s", flush=True)
+    await pipeline.query("the first reads the vectors")
+    for what, ranks in QUERIES.items():
+        await _asked(f"{name}, {kind}, {what}", pipeline, ranks, queries)
+
+
+async def _asked(what: str, pipeline: RAGPipeline, ranks, queries: int) -> None:
+    chosen, times, found = random.Random(3), [], 0
+    for _ in range(queries):
+        text = " ".join(map(word, ranks(chosen)))
+        started = time.perf_counter()
+        found += len(await pipeline.query(text))
+        times.append((time.perf_counter() - started) * 1000)
+    times.sort()
+    p95 = times[int(len(times) * 0.95)]
+    print(
+        f"{what}: p50 {statistics.median(times):.1f} ms, p95 {p95:.1f} ms ({found / queries:.1f} found)",
+        flush=True,
+    )
+
+
+async def _nothing() -> None: ...
+
+
+@asynccontextmanager
+async def opened(plugin: str, deps: Deps) -> AsyncIterator[ChunkStore]:
+    loaded = Plugins().load("vector_stores", plugin)
+    try:
+        yield await (await loaded.open(loaded.Options(), deps)).collection("bench")
+    finally:
+        await deps.resources.close()
+
+
+async def run(arguments: argparse.Namespace, url: str) -> None:
+    for embedded in (False, True):
+        for plugin in ("sqlite", "pgvector")[: 2 if url else 1]:
+            corpus = Corpus(arguments.chunks, arguments.dimensions)
+            embedder = Prepared(corpus, arguments.dimensions) if embedded else None
+            with tempfile.TemporaryDirectory() as folder:
+                storage = ""
+                if plugin == "pgvector":
+                    database = f"bench_{uuid4().hex}"
+                    execute(url, f"create database {database}")
+                    storage = database_url(url, database)
+                deps = Deps(
+                    data_dir=Path(folder), storage_url=storage, resources=Resources(), embedder=embedder
+                )
+                async with opened(plugin, deps) as store:
+                    await measure(plugin, store, corpus, embedder, arguments.queries)
+                if storage:
+                    execute(url, f"drop database {database} with (force)")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--chunks", type=int, default=100_000)
+    parser.add_argument("--dimensions", type=int, default=384)
+    parser.add_argument("--queries", type=int, default=100, help="of each kind")
+    parser.add_argument("--postgres", default="", metavar="URL", help="or: start")
+    arguments = parser.parse_args()
+    if arguments.postgres != "start":
+        asyncio.run(run(arguments, arguments.postgres))
+        return
+    server = PostgresServer()
+    server.start()
+    try:
+        asyncio.run(run(arguments, server.url))
+    finally:
+        server.close()
+
+
+if __name__ == "__main__":
+    main()
