@@ -107,9 +107,19 @@ class Branches(BaseNode):
                 notes.failed.append(Answer(node.name, result.error))
             else:
                 notes.answers.append(Answer(node.name, str(result.output)))
+        _drop_blank(notes)
         if not notes.answers:
             raise _worst(results)
         return NodeResult(self.name, {"several": len(notes.answers) > 1}, is_answer=False)
+
+
+def _drop_blank(notes: FanOutNotes) -> None:
+    """A branch that said nothing has failed where another one said something: silence wins no vote."""
+    blank = [answer for answer in notes.answers if not answer.text.strip()]
+    if len(blank) == len(notes.answers):
+        return
+    notes.answers = [answer for answer in notes.answers if answer not in blank]
+    notes.failed += [Answer(answer.branch, "The answer was empty.") for answer in blank]
 
 
 def _worst(results: Sequence[NodeResult]) -> BaseException:
@@ -198,7 +208,12 @@ class Judge(Briefed):
 def judge() -> Judge:
     """The judge's node; it is shown the question and the answers, nothing else."""
     prompt = PromptNode(
-        "decide", role="judge", instructions=_JUDGE, model_override="judge", routing="edges_only"
+        "decide",
+        role="judge",
+        instructions=_JUDGE,
+        model_override="judge",
+        tool_loop=False,
+        routing="edges_only",
     )
     return Judge("judge", prompt, _candidates)
 

@@ -41,10 +41,22 @@ class ToolLoop(PromptNode):
         self.max_rounds = max_rounds
 
     async def execute(self, state: GraphState, config: NodeConfig) -> NodeResult:
-        if sum(message.role == "assistant" for message in state.loop) < self.max_rounds:
+        error = used_up(self.name, state, self.max_rounds)
+        if error is None:
             return await super().execute(state, config)
-        error = IterationsExhausted(f"{self.name!r} has used up its {self.max_rounds} model calls.")
         return NodeResult(self.name, error=str(error), exception=error)
+
+
+def used_up(name: str, state: GraphState, max_rounds: int) -> IterationsExhausted | None:
+    """The error of a tool loop that made all its model calls, or None while it may make another.
+
+    Args:
+        name: of the node that loops.
+        max_rounds: model calls that it may make.
+    """
+    if sum(message.role == "assistant" for message in state.loop) < max_rounds:
+        return None
+    return IterationsExhausted(f"{name!r} has used up its {max_rounds} model calls.")
 
 
 class Briefed(BaseNode):

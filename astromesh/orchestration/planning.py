@@ -15,7 +15,7 @@ from astromesh.graph.graph import PromptGraph
 from astromesh.graph.nodes import PromptNode, SynthesizeNode
 from astromesh.graph.records import NodeResult
 from astromesh.graph.state import GraphState
-from astromesh.orchestration.briefing import Briefed, ToolLoop, asked
+from astromesh.orchestration.briefing import Briefed, ToolLoop, asked, used_up
 from astromesh.orchestration.graph_pattern import NOTES
 from astromesh.types import JsonObject, Message
 
@@ -23,6 +23,7 @@ from astromesh.types import JsonObject, Message
 FAILED = "FAILED"
 #: steps of one plan; a longer list is a text with numbers in it and no plan
 MOST_STEPS = 20
+_GAVE_UP = re.compile(rf"\**{FAILED}\b[*:\s]*")
 _ITEM = re.compile(r"^\s*(?:step\s+)?(\d+)[.):]\s+(.+)$", re.IGNORECASE)
 
 
@@ -78,13 +79,29 @@ class Worker(Briefed):
         result = await super().execute(state, config)
         notes: PlanNotes = config[NOTES]
         said = str(result.output or "").strip()
-        if not result.error and said.startswith(FAILED):
-            reason = said.removeprefix(FAILED).lstrip(": ") or "it could not be done"
-            return NodeResult(self.name, error=reason)
+        if not result.error and (gave_up := _GAVE_UP.match(said)):
+            return NodeResult(self.name, error=said[gave_up.end() :] or "it could not be done")
         if not result.error:
             notes.results.append((notes.step, said))
             state.observations.append(f"Done: {notes.step}\n{said}")
         return result
+
+
+class Answer(SynthesizeNode):
+    """Writes the answer from all results. It has no tools; a model that asks for some is told so, so often.
+
+    Args:
+        max_rounds: model calls.
+    """
+
+    def __init__(self, max_rounds: int, **keywords: Any) -> None:
+        super().__init__("answer", routing="edges_only", **keywords)
+        self.max_rounds = max_rounds
+
+    async def execute(self, state: GraphState, config: NodeConfig) -> NodeResult:
+        if error := used_up(self.name, state, self.max_rounds):
+            raise error
+        return await super().execute(state, config)
 
 
 def plan_graph(max_replans: int, max_iterations: int) -> PromptGraph:
@@ -105,7 +122,7 @@ def plan_graph(max_replans: int, max_iterations: int) -> PromptGraph:
     step = ToolLoop("act", role="worker", model_override="worker", **rounds)
     graph.add_node(Worker("step", step, _brief))
     graph.add_node(FunctionNode("replan", _replan(max_replans)))
-    graph.add_node(SynthesizeNode("answer", flags=critical, is_terminal=True, routing="edges_only"))
+    graph.add_node(Answer(max_iterations, flags=critical, is_terminal=True))
     graph.set_entry("plan").on_output("plan", "direct", "direct", True).always("plan", "next_step")
     graph.on_error("direct", "replan")
     graph.on_output("next_step", "step", "more", True).always("next_step", "answer")
@@ -115,8 +132,14 @@ def plan_graph(max_replans: int, max_iterations: int) -> PromptGraph:
 
 
 def _planner() -> PromptNode:
+    # it has no tools, so that what it says is all: a model that asks for some has written no plan
     return PromptNode(
-        "write", role="planner", instructions=_PLAN, model_override="planner", routing="edges_only"
+        "write",
+        role="planner",
+        instructions=_PLAN,
+        model_override="planner",
+        tool_loop=False,
+        routing="edges_only",
     )
 
 

@@ -37,6 +37,19 @@ async def test_a_failed_step_is_planned_anew_with_what_is_known(tmp_path: Path) 
     assert "did a" in provider.requests[4].messages[-1].content
 
 
+@pytest.mark.parametrize(
+    ("said", "replans"), [("FAILED", 1), ("**FAILED:** no data", 1), ("FAILED_LOGINS has 3 rows", 0)]
+)
+async def test_a_step_fails_by_the_word_and_not_by_a_name_that_begins_with_it(
+    tmp_path: Path, said: str, replans: int
+) -> None:
+    script = ["1. a\n2. b", said, "1. c\n2. d", "did d", "answer", "answer"]
+    runtime, _ = runtime_for(tmp_path, PLAN, script)
+    async with runtime:
+        answer = await runtime.run("helper", QUESTION, "s")
+    assert answer.metadata["replans"] == replans
+
+
 async def test_when_no_plan_is_left_the_answer_says_what_was_found(tmp_path: Path) -> None:
     """`max_replans: 0`: the answer is written from the results so far and the failure."""
     script = ["1. a\n2. b", "did a", "FAILED: no data", "only a is known"]
@@ -56,6 +69,26 @@ async def test_a_plan_of_one_step_is_carried_out_as_the_answer(tmp_path: Path) -
     assert answer.response == "Tea costs 3."
     assert answer.metadata["plan"] == [QUESTION]
     assert [m.content for m in provider.requests[1].messages] == ["You are helper. Helps.", QUESTION]
+
+
+@pytest.mark.parametrize(
+    ("script", "calls", "reason"),
+    [
+        ((LOOK, "Tea costs 3."), 2, "completed"),
+        (("1. a\n2. b", "did a", "did b", LOOK, "Tea costs 3."), 5, "completed"),
+        (("1. a\n2. b", "did a", "did b", *[LOOK] * 2), 5, "max_iterations"),
+    ],
+)
+async def test_planner_and_answer_that_ask_for_tools_they_lack_are_bounded(
+    tmp_path: Path, script: tuple[Any, ...], calls: int, reason: str
+) -> None:
+    """The planner's call of a tool is no plan; the answer's is refused, `max_iterations` times."""
+    runtime, provider = runtime_for(tmp_path, PLAN, script, orchestration={"max_iterations": 2})
+    async with runtime:
+        answer = await runtime.run("helper", QUESTION, "s")
+    assert (len(provider.requests), answer.metadata["stop_reason"]) == (calls, reason)
+    assert answer.metadata["tools_called"].count("lookup") <= 2
+    assert answer.response == ("Tea costs 3." if reason == "completed" else UNFINISHED)
 
 
 async def test_max_iterations_bounds_each_step_by_itself(tmp_path: Path) -> None:
@@ -105,6 +138,16 @@ async def test_a_branch_that_fails_does_not_sink_the_rest(tmp_path: Path) -> Non
     assert failed["error"]
 
 
+@pytest.mark.parametrize("merge", ["concat", "vote"])
+async def test_a_branch_that_says_nothing_wins_no_vote(tmp_path: Path, merge: str) -> None:
+    line = by_words(one=" ", two="", three="from three")
+    runtime, _ = runtime_for(tmp_path, fan_out("one", "two", "three", merge=merge), [line] * 3)
+    async with runtime:
+        answer = await runtime.run("helper", QUESTION, "s")
+    assert answer.response == "from three"
+    assert [branch["ok"] for branch in answer.metadata["branches"]] == [True, False, False]
+
+
 async def test_a_branch_at_its_limit_is_one_that_failed(tmp_path: Path) -> None:
     """Where all are, the run says so."""
     case = fan_out("one", "two", max_iterations=1)
@@ -121,7 +164,7 @@ async def test_a_branch_at_its_limit_is_one_that_failed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("verdict", "chosen"), [('{"best": 2}', "two"), ("neither, really", "one"), (DOWN, "one")]
+    ("verdict", "chosen"), [('{"best": 2}', "two"), ("neither, really", "one"), (LOOK, "one"), (DOWN, "one")]
 )
 async def test_the_judge_picks_and_where_it_does_not_the_vote_decides(
     tmp_path: Path, verdict: Any, chosen: str
