@@ -19,8 +19,6 @@ from astromesh.types import JsonObject, Usage
 
 #: seconds for which the events of an ended run can be read again
 KEPT_SECONDS = 300.0
-#: seconds that a cancel waits for the run's end; a tool may take longer to let go
-PATIENCE_SECONDS = 10.0
 
 
 class Viewer(NamedTuple):
@@ -71,11 +69,13 @@ class RunRegistry:
     Args:
         logs: the records.
         clock: for how long they are kept.
+        patience: seconds that a cancel waits for the run's end; a tool may take longer to let go.
     """
 
-    def __init__(self, logs: RunLogs, clock: Clock) -> None:
+    def __init__(self, logs: RunLogs, clock: Clock, patience: float = 10.0) -> None:
         self._logs = logs
         self._clock = clock
+        self._patience = patience
 
     async def get(self, run_id: str, viewer: Viewer) -> JsonObject:
         return _line(self._find(run_id, viewer))
@@ -102,7 +102,7 @@ class RunRegistry:
         log = self._find(run_id, viewer)
         self.stop(run_id, viewer)
         try:
-            async with asyncio.timeout(PATIENCE_SECONDS):
+            async with asyncio.timeout(self._patience):
                 await log.ended()
         except TimeoutError:
             pass  # something in it does not let go; its status says `running`

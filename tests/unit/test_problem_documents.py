@@ -1,0 +1,50 @@
+"""Errors as clients see them: one table of statuses, the same codes everywhere, honest Retry-After."""
+
+from __future__ import annotations
+
+import pytest
+
+from astromesh import errors
+from astromesh.api.errors import INTERNAL, STATUS, answer, problem, public_failure
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "seconds"),
+    [
+        (errors.RateLimited("Slower.", 2.4), 429, "3"),
+        (errors.BudgetExhausted("Used up.", 3600), 429, "3600"),
+        (errors.BudgetExhausted("Used up."), 429, "1"),
+        (errors.Overloaded("Full."), 503, "1"),
+        (errors.ShuttingDown("Later."), 503, "1"),
+        (errors.AgentUnavailable("Broken."), 503, "1"),
+        (errors.StoreUnavailable("Locked."), 503, "1"),
+        (errors.SessionBusy("Busy."), 409, None),
+        (errors.AllProvidersFailed([]), 502, None),
+        (errors.DeadlineExceeded("Late."), 504, None),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_retry_after_stands_where_trying_again_makes_sense(
+    error: errors.AstromeshError, status: int, seconds: str | None
+) -> None:
+    response = answer(error)
+    assert (response.status_code, response.headers.get("retry-after")) == (status, seconds)
+
+
+def test_what_the_provider_refused_because_of_the_request_is_invalid_input() -> None:
+    status, body = problem(errors.ProviderRejected("The prompt is too long."))
+    assert (status, body["code"], body["detail"]) == (422, "invalid_input", "The prompt is too long.")
+
+
+def test_what_no_client_can_do_anything_about_says_nothing_of_itself() -> None:
+    status, body = problem(errors.TemplateFailed("line 3 of the prompt: secret"))
+    assert (status, body["code"], body["detail"]) == (500, "internal", INTERNAL)
+
+
+@pytest.mark.parametrize("code", [*STATUS, "internal", "template_failed", "store_error"])
+def test_events_have_the_codes_of_problem_documents(code: str) -> None:
+    shown = public_failure({"code": code, "detail": "why"})
+    error = errors.AstromeshError("why")
+    error.code = code  # type: ignore[misc]
+    _, body = problem(error)
+    assert shown == {"code": body["code"], "detail": body["detail"]}
