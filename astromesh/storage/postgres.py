@@ -23,7 +23,7 @@ from astromesh.abc.deps import Deps
 from astromesh.errors import ConfigError, StoreUnavailable
 from astromesh.storage.migrations import Schema
 from astromesh.storage.patience import NotSent, Unbroken, persistent
-from astromesh.storage.postgres_faults import is_away, translated
+from astromesh.storage.postgres_faults import FOREIGN, is_away, translated
 
 T = TypeVar("T")
 Connection: TypeAlias = "PoolConnectionProxy[Any]"
@@ -44,8 +44,6 @@ _WRITE = (
     "INSERT INTO astromesh.schemas VALUES ($1, $2)"
     " ON CONFLICT (name) DO UPDATE SET version = excluded.version"
 )
-
-_FOREIGN = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError)
 
 log = structlog.get_logger("astromesh.storage")
 
@@ -116,7 +114,7 @@ class Postgres:
         try:
             async with asyncio.timeout(self._deadline):
                 await pool.close()
-        except _FOREIGN:
+        except FOREIGN:
             pool.terminate()
 
     async def read(self, query: str, *bound: object) -> list[asyncpg.Record]:
@@ -180,22 +178,24 @@ class Postgres:
 
     async def _do(self, work: Session[T], again: Callable[[BaseException], bool], deadline: float = 0) -> T:
         try:
-            return await persistent(partial(self._once, work), _FOREIGN, again, deadline or self._deadline)
-        except _FOREIGN as error:
+            return await persistent(partial(self._once, work), FOREIGN, again, deadline or self._deadline)
+        except FOREIGN as error:
             raise translated(error, self.address.name) from error
 
     async def _once(self, work: Session[T]) -> T:
         pool = self._opened
         try:
             connection = await pool.acquire()
-        except _FOREIGN as error:
+        except FOREIGN as error:
             raise NotSent(error) from error
         try:
             if self._pending:
                 await self._bring_up(connection)
             return await work(connection)
-        except asyncio.CancelledError:
-            connection.terminate()  # its answer may still come, and nobody would wait for it
+        except (asyncio.CancelledError, NotSent, *FOREIGN) as error:
+            cause = error.cause if isinstance(error, NotSent) else error
+            if isinstance(cause, asyncio.CancelledError) or is_away(cause):
+                connection.terminate()  # broken, or its answer may still come and nobody would wait for it
             raise
         finally:
             await pool.release(connection)
@@ -205,7 +205,7 @@ class Postgres:
             while self._pending:
                 try:
                     await _in_transaction(partial(_migrated, self._pending[0]), connection)
-                except _FOREIGN as error:
+                except FOREIGN as error:
                     raise NotSent(error) from error
                 self._pending.pop(0)
 

@@ -26,6 +26,8 @@ _REFUSED = (
 )
 #: not installed, files missing, not permitted
 _NO_EXTENSION = ("0A000", "58P01", "42501")
+#: the last is what the library says when it goes on with a connection that the server has cut
+FOREIGN = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
 _AWAY = ("08", "57P01", "57P02", "57P03", "53300")
 
 
@@ -33,7 +35,7 @@ def is_away(error: BaseException) -> bool:
     """Whether the server or the connection is gone, so that the same call may work in a moment."""
     if isinstance(error, asyncpg.PostgresError):
         return (error.sqlstate or "").startswith(_AWAY)
-    return isinstance(error, OSError | asyncpg.InterfaceError)
+    return isinstance(error, OSError | asyncpg.InterfaceError | asyncpg.InternalClientError)
 
 
 def translated(error: BaseException, name: str) -> AstromeshError:

@@ -31,6 +31,7 @@ from redis.exceptions import (
 )
 from redis.exceptions import ConnectionError as Broken
 from redis.exceptions import TimeoutError as Silent
+from redis.maint_notifications import MaintNotificationsConfig
 
 from astromesh.abc.deps import Deps
 from astromesh.errors import AstromeshError, ConfigError, InvalidInput, StoreError, StoreUnavailable
@@ -102,6 +103,8 @@ class Redis:
             health_check_interval=_CHECK_SECONDS,
             retry=Retry(NoBackoff(), 0),  # the library would repeat writes, too
             client_name="astromesh",
+            # with these a pool hands out connections that the server has closed
+            maint_notifications_config=MaintNotificationsConfig(enabled=False),
         )
         return self
 
