@@ -140,15 +140,15 @@ async def _announced(emit: Callable[..., None], path: str, call: Awaitable[NodeR
 
 def take_back(run: Progress, state: GraphState, path: str, *, is_graph: bool) -> None:
     """A skipped node was not visited. Its turn counts, so that a circle of skipped nodes ends."""
-    run.skipped.append(len(run.visited) - 1 - run.visited[::-1].index(path))
+    run.skipped = (*run.skipped, len(run.visited) - 1 - run.visited[::-1].index(path))
     if is_graph:
         state.visited.pop()
 
 
 def note_guards(run: Progress, path: str, result: NodeResult) -> None:
     """What guards said, for the report."""
-    run.guards += [f"{path}: {guard} passed" for guard in result.guards_passed]
-    run.guards += [f"{path}: {guard} failed" for guard in result.guards_failed]
+    run.guards += tuple(f"{path}: {guard} passed" for guard in result.guards_passed)
+    run.guards += tuple(f"{path}: {guard} failed" for guard in result.guards_failed)
 
 
 def write(step: Step, state: GraphState, result: NodeResult, said: int) -> None:
@@ -205,7 +205,7 @@ async def mutate(run: Progress, plan: Plan, state: GraphState, result: NodeResul
     node, actions = result.node_name, mutations.requested(result.output)
     graph, done = _changed(run, plan.graph, actions, node)
     result.graph_mutations = done
-    run.mutations += done
+    run.mutations += tuple(done)
     for mutation in done:
         if run.emit is not None:
             run.emit("graph.mutated", node=node, op=mutation.op, rejected=mutation.rejected)

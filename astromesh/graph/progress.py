@@ -25,16 +25,18 @@ class Progress:
 
     #: whether nodes may change the graph, and how often
     mutable = False
+    #: places of what was skipped; what guards said; what became of graph actions: replaced, never changed
+    skipped: tuple[int, ...] = ()
+    guards: tuple[str, ...] = ()
+    mutations: tuple[Mutation, ...] = ()
     max_mutations = 0
     emit: Callable[..., None] | None = None
 
-    def __init__(self, kit: Kit, max_iterations: int, shared: Shared) -> None:
-        self.kit, self.max_iterations, self.shared = kit, max_iterations, shared
-        self.visited: list[str] = []
-        self.skipped: list[int] = []
-        self.counts: dict[str, int] = {}
-        self.mutations: list[Mutation] = []
-        self.guards: list[str] = []
+    kit: Kit
+    max_iterations: int
+    shared: Shared
+    visited: list[str]
+    counts: dict[str, int]
 
     def config_for(self, step: Step, path: str) -> NodeConfig:
         """What a node is given for one execution."""

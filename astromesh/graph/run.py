@@ -89,12 +89,14 @@ class Run(Progress):
         scope: Scope | None = None,
     ) -> None:
         # a ledger of its own, which charges the scope's: the report tells what this run cost
-        super().__init__(setup.kit, setup.max_iterations, Shared(scope.ledger if scope else None))
+        self.shared = shared = Shared(scope.ledger if scope else None)
         self.setup, self.plan = setup, plan
+        self.kit, self.max_iterations = setup.kit, setup.max_iterations
+        self.visited, self.counts = [], {}
         self.model, self.tools = setup.model, setup.tools
         self.lightweight_model, self.human_handler = setup.lightweight_model, setup.human_handler
         self.clock: Clock = setup.clock
-        self.state = GraphState(messages, dict(context) if context else {}, shared=self.shared)
+        self.state = GraphState(messages, dict(context) if context else {}, shared)
         self.values: dict[str, Any] = dict(values) if values else {}
         self.tool_calls: list[str] = []
         if setup.allow_self_modification:
@@ -147,24 +149,24 @@ class Run(Progress):
             self.shared.error = f"{error} The finalizer failed: {last.error}"
 
     def _conclude(self, ending: Ending, started: float) -> GraphResult:
-        state, visited = self.state, self.visited
+        state, visited, shared = self.state, self.visited, self.shared
         if self.skipped:
             visited = [path for place, path in enumerate(visited) if place not in self.skipped]
         _, stuck, reason = ending
         output, error = harvest(state.node_history, self.plan.steps)
-        if stuck and not self.shared.stop_reason:
+        if stuck and not shared.stop_reason:
             output, error = None, stuck
         report = ExecutionReport(
             visited,
             len(visited),
-            self.shared.usage,
+            shared.usage,
             (perf_counter() - started) * 1000,
             self.tool_calls,
-            self.mutations,
-            self.guards,
-            self.shared.stop_reason or reason,
-            self.shared.error or error,
-            self.shared.locals,
+            list(self.mutations),
+            list(self.guards),
+            shared.stop_reason or reason,
+            shared.error or error,
+            shared.locals,
         )
         state.context.pop(NODE_CACHE, None)
         self.result = GraphResult(state.messages, output, state.context, report)

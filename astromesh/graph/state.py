@@ -69,7 +69,6 @@ class GraphState:
         self,
         messages: Sequence[Message] = (),
         context: dict[str, Any] | None = None,
-        *,
         shared: Shared | None = None,
     ) -> None:
         self.messages: list[Message] = list(messages)
