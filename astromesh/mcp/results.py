@@ -37,7 +37,7 @@ def _text(block: ContentBlock) -> str:
         case TextContent():
             return block.text
         case ImageContent() | AudioContent():
-            size = len(block.data) * 3 // 4
+            size = len(block.data) * 3 // 4 - block.data[-2:].count("=")
             return f"[{block.type}: {block.mime_type}, {size} bytes, not shown]"
         case ResourceLink():
             return f"[resource: {block.name} <{block.uri}>]"
