@@ -127,6 +127,8 @@ def main() -> None:
             server.start()
             asyncio.run(first_tokens(server, model, args.streams, args.rounds))
             asyncio.run(idle_sockets(server, args.sockets))
+        except aiohttp.ClientError as error:
+            raise SystemExit(f"{error}; the server's log ends with\n{server.log()[-2000:]}") from error
         finally:
             server.close()
             model.close()
