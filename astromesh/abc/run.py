@@ -8,9 +8,11 @@ from typing import Any, Protocol, runtime_checkable
 
 from astromesh.abc.provider import ModelPort
 from astromesh.abc.tool import ToolContext, ToolPort
+from astromesh.quick import quick
 from astromesh.types import Image, JsonObject, Message, ToolSpec, Usage
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Task:
     """What step 7 gets: everything a pattern may look at.
@@ -29,6 +31,7 @@ class Task:
     output_schema: Mapping[str, Any] | None = None
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """What step 7 answers.
@@ -70,6 +73,7 @@ class Drawable(Protocol):
         """A Mermaid diagram, for an agent with this `max_iterations`."""
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Terms:
     """How a pattern runs another agent; the defaults are those of an agent tool.

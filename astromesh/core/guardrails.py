@@ -14,6 +14,7 @@ from typing import Literal, Protocol
 
 from astromesh.abc.guardrail import Checked, Guardrail, RuleStream, Stage
 from astromesh.errors import GuardrailBlocked
+from astromesh.quick import quick
 from astromesh.types import JsonObject
 
 StreamMode = Literal["token", "sentence", "final"]
@@ -24,6 +25,7 @@ _LONGEST_END = 8
 _SENTENCE_END = re.compile(r"[.!?…][\"'”’)\]*_]{0,6}\s|[。！？][”’」』）]?|\n")
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Admitted:
     """What step 3 lets in.
@@ -36,6 +38,7 @@ class Admitted:
     actions: tuple[JsonObject, ...] = ()
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Released:
     """What step 10 lets out.

@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from astromesh.abc.run import OWN_TERMS, Terms
+from astromesh.quick import quick
 from astromesh.types import Image, JsonObject, MemoryContext, Message, ToolSpec
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class RunRequest:
     """One message to an agent.
@@ -35,6 +37,7 @@ class RunRequest:
     terms: Terms = OWN_TERMS
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class RunAnswer:
     """What step 12 answers; `to_json()` is the body that api.md shows."""
@@ -58,6 +61,7 @@ class RunAnswer:
 # -- what each step hands to the next; a later stage cannot be read early ----------------------------------
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class AdmittedQuery:
     """Step 3: the query after the input rules. From here on nobody sees the raw one."""
@@ -69,6 +73,7 @@ class AdmittedQuery:
     preface: tuple[Message, ...] = ()
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class RecalledQuery:
     """Step 4: with what memory knows."""
@@ -77,6 +82,7 @@ class RecalledQuery:
     memory: MemoryContext
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class PromptedQuery:
     """Step 5: the message array for the model, system message first."""
@@ -85,6 +91,7 @@ class PromptedQuery:
     messages: tuple[Message, ...]
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class EquippedQuery:
     """Step 6: with the schemas of the tools that this agent may use."""
@@ -93,6 +100,7 @@ class EquippedQuery:
     tools: tuple[ToolSpec, ...]
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class ReleasedAnswer:
     """Step 10: the answer after the output rules. From here on nobody sees the raw one."""
