@@ -25,7 +25,7 @@ from astromesh.retrieval.words import SMALL_WORDS
 
 _WORD = re.compile(r"[^\W_]+")
 #: what a part of a word weighs beside the word itself
-_PART_WEIGHT = 0.3
+_PART_WEIGHT = 0.5
 _PART_LENGTH = 4
 _LONGEST_WORD = 40
 #: more texts than these are hashed in a thread: the event loop stays free

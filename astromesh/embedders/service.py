@@ -226,7 +226,8 @@ async def _read_aside(decode: Callable[[Any], Iterable[Any]], body: bytes) -> li
 def _vectors(decode: Callable[[Any], Iterable[Any]], body: bytes) -> list[Vector] | None:
     """Unit vectors; None where the answer is of another shape."""
     try:
-        rows = [_row(one) for one in decode(orjson.loads(body))]
+        with np.errstate(over="ignore"):  # beyond float32 is infinite, which is refused below
+            rows = [_row(one) for one in decode(orjson.loads(body))]
         matrix = np.stack(rows)
     except _WRONG_SHAPE:
         return None
