@@ -65,12 +65,11 @@ class Bridge(httpx2.AsyncBaseTransport):
                     silence=SILENCE_SECONDS, resend=False,
                 )
             )  # fmt: skip
-        except NetUnreachable as error:
-            self._on_end()
-            return _error(503, NOT_SENT, str(error))
         except NetError as error:
+            if request.method == "DELETE":  # the end of a session whose server is gone
+                return httpx2.Response(204)
             self._on_end()
-            return _error(502, BROKEN, str(error))
+            return _error(503, NOT_SENT if isinstance(error, NetUnreachable) else BROKEN, str(error))
         if fault := _fault(incoming.status, "mcp-session-id" in headers, listening):
             await leave.aclose()
             return fault

@@ -17,12 +17,15 @@ from astromesh.abc.run import OWN_TERMS, Terms
 from astromesh.abc.tool import ToolContext
 from astromesh.config.agent import ToolBlock
 from astromesh.core.context_transform import compile_transform
-from astromesh.core.tools import AgentTools, ToolRegistry, declared
+from astromesh.core.tools import AgentTools, ToolRegistry, declared, declared_source
+from astromesh.errors import ToolFailed
+from astromesh.mcp.server.serving import Serving
 from astromesh.net.http import Http
 from astromesh.plugins import Plugins
-from astromesh.types import SessionKey, ToolCall
+from astromesh.types import SessionKey, ToolCall, ToolSpec
+from tests.integration.mcp_places import serving as served
 
-KINDS = ["internal", "webhook", "rag", "agent"]
+KINDS = ["internal", "webhook", "rag", "agent", "mcp"]
 CONTEXT = ToolContext(
     run_id="run_1", call_id="c1", agent="bot", session=SessionKey("t", "bot", "s"), tool="lookup"
 )
@@ -84,6 +87,10 @@ class FarKnowledge:
 @asynccontextmanager
 async def opened(kind: str, far: Far, **block: Any) -> AsyncIterator[AgentTools]:
     """An agent whose one tool is of this kind; `far` answers it."""
+    if kind == "mcp":
+        async with of_a_server(far, block) as tools:
+            yield tools
+        return
 
     async def endpoint(request: web.Request) -> web.Response:
         try:
@@ -125,6 +132,31 @@ async def opened(kind: str, far: Far, **block: Any) -> AsyncIterator[AgentTools]
         yield ToolRegistry().bind("bot", [declared(tool, ToolBlock.model_validate({**shared, **block}))])
     FAR.pop()
     await runner.cleanup()
+
+
+@asynccontextmanager
+async def of_a_server(far: Far, block: Mapping[str, Any]) -> AsyncIterator[AgentTools]:
+    """An agent with the tool of an MCP server, over real HTTP."""
+
+    async def answer(request: Any, tool: str, arguments: dict[str, Any]) -> Any:
+        try:
+            return await far(arguments["query"])
+        except RuntimeError as error:
+            raise ToolFailed(str(error)) from error
+
+    spec = ToolSpec("lookup", "Looks things up.", PARAMETERS)
+    serving = Serving("far", "1", lambda request: [spec], answer)
+    await serving.open()
+    async with served(serving.asgi) as url, Http() as http:
+        server = await Plugins().open(
+            "tool_sources", "mcp", {"name": "far", "transport": "http", "url": url}, Deps(http=http)
+        )
+        source = await Plugins().open("tools", "mcp", {"server": "far"}, Deps(servers={"far": server}))
+        await source.tools()
+        shared = {"name": "far", "type": "mcp", "timeout_seconds": 5.0, **block}
+        yield ToolRegistry().bind("bot", [declared_source(source, ToolBlock.model_validate(shared))])
+        await server.close()
+    await serving.close()
 
 
 async def call(tools: AgentTools, arguments: str = '{"query": "x"}', name: str = "lookup"):
@@ -189,7 +221,7 @@ async def test_a_call_that_hangs_is_given_up(kind):
 
     async with opened(kind, Far(hangs), timeout_seconds=0.1) as tools:
         result = await call(tools)
-        if kind != "webhook":  # the endpoint is another process's affair
+        if kind not in ("webhook", "mcp"):  # what is far away is another process's affair
             assert cancelled.is_set()
     assert (result.ok, result.error) == (False, "tool_timeout")
 
