@@ -70,6 +70,13 @@ def test_a_question_goes_to_the_agent_it_is_for(server: str, agent: str, account
     assert {key: done["metadata"][key] for key in account} == account
 
 
+def test_a_question_for_two_workers_is_not_answered_with_a_list_of_them(server: str) -> None:
+    """The supervisor's prompt lists its workers and what they know: words of the question, but no answer."""
+    done = _run(server, "help-desk-agent", "How do I get a refund and reset my password?")
+    assert "Delegates a task" not in done["response"]
+    assert "Source: " in done["response"]
+
+
 @pytest.mark.parametrize("agent", SAMPLES)
 def test_a_sample_streams_what_it_answers(server: str, agent: str) -> None:
     """The tokens of the last step, joined, are the response of the same request without a stream."""

@@ -248,6 +248,21 @@ async def test_the_system_prompt_is_context_but_its_instructions_are_none():
     assert told.content == NOTHING
 
 
+async def test_a_list_of_tools_in_the_system_prompt_is_no_answer():
+    """Not as a supervisor lists its workers, and not as a swarm lists its agents."""
+    about = "Knows billing: plans, prices, invoices and refunds."
+    tools = (
+        text_tool("billing", "task", f"Delegates a task to the agent billing. {about}"),
+        text_tool("hand_over", "message", f"Hands the conversation over to billing. {about}"),
+    )
+    system = (
+        f"## Tools\n- billing(task: string): {tools[0].description}\n\n## Other agents\n- billing: {about}"
+    )
+    prompt = (Message("system", system), Message("user", "Billing: which plans, prices and refunds?"))
+    assert "Knows billing" in (await say(*prompt)).content
+    assert (await say(*prompt, tools=tools, tool_choice="none")).content == NOTHING
+
+
 async def test_what_the_user_said_earlier_is_remembered():
     result = await say(
         user("My favourite colour is green."),

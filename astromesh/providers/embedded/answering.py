@@ -43,6 +43,7 @@ class Asked:
     Args:
         question: the user's own words, without material they pasted.
         since: the messages after the user's last one: tool calls and their results.
+        offered: descriptions of the tools.
     """
 
     question: str
@@ -50,6 +51,7 @@ class Asked:
     since: tuple[Message, ...]
     before: tuple[Message, ...]
     system: str
+    offered: tuple[str, ...] = ()
 
     @property
     def called(self) -> frozenset[str]:
@@ -64,7 +66,8 @@ def read(request: CompletionRequest) -> Asked:
     said = messages[last].content if last >= 0 else ""
     question, material = _split(said)
     system = "\n\n".join(m.content for m in messages if m.role == "system")
-    return Asked(question, material, messages[last + 1 :], messages[: max(last, 0)], system)
+    offered = tuple(tool.description for tool in request.tools)
+    return Asked(question, material, messages[last + 1 :], messages[: max(last, 0)], system, offered)
 
 
 def answer(asked: Asked, room: int) -> Answer:
@@ -76,7 +79,7 @@ def answer(asked: Asked, room: int) -> Answer:
     """
     tools = of_tools(asked.since)
     context = [Passage(p, origin="question") for p in _parts(asked.material)]
-    others = [*context, *of_system(asked.system), *of_history(asked.before)]
+    others = [*context, *of_system(asked.system, asked.offered), *of_history(asked.before)]
     ranked = rank(asked.question, [*tools, *others])
     found = [s for s in ranked if s.covered >= _COVERED]
     if best := [s for s in found if s.passage.origin == "tool"] or found:

@@ -84,14 +84,30 @@ def read_result(content: str) -> list[Passage]:
     return found
 
 
-def of_system(text: str) -> list[Passage]:
-    """The paragraphs and list items of a system prompt that do not instruct the model."""
+def of_system(text: str, offered: Iterable[str] = ()) -> list[Passage]:
+    """The paragraphs and list items of a system prompt that do not instruct the model.
+
+    Args:
+        text: the prompt.
+        offered: descriptions of the request's tools; the lines that list them say what the model may do.
+    """
+    offered = [about.partition("\n")[0] for about in offered]
     kept: list[str] = []
     for line in text[:MOST_TEXT].splitlines():
+        if _lists(line, offered):
+            continue
         sentences = re.split(r"(?<=[.!?])\s+", line)
         kept.append(" ".join(s for s in sentences if not _INSTRUCTION.match(s)))
     blocks = re.split(r"\n\s*\n", "\n".join(kept))
     return [Passage(block.strip(), origin="system") for block in blocks if _is_prose(block)]
+
+
+def _lists(line: str, offered: Iterable[str]) -> bool:
+    """Whether a line says what a tool is for: `- search(query: text): Finds …`, or a name and its end."""
+    _, _, end = line.partition(": ")
+    return any(
+        about and (line.endswith(about) or (_is_prose(end) and about.endswith(end))) for about in offered
+    )
 
 
 def of_history(messages: Sequence[Message]) -> list[Passage]:
