@@ -195,7 +195,13 @@ async def test_49_an_unreadable_answer_is_not_shown_either(node: str) -> None:
         ("b<think>a", "b"),
         ("x<think>a<think>b</think>c</think>y", "xy"),
         ("a <b>bold</b> text", "a <b>bold</b> text"),
+        ("<Think>a</THINK>b", "b"),
+        ('<thinking depth="2">a</thinking>b', "b"),
+        ("[THINK]a[/THINK]b", "b"),
+        ("a <reasoned> b", "a <reasoned> b"),
         ('{"chain_of_thought": "a", "answer": "b"}', "b"),
+        ('{"Thoughts": "a", "answer": "b"}', "b"),
+        ('{"answer": {"scratchpad": "a", "text": ["b", {"raw": "a"}]}}', '{"answer":{"text":["b",{}]}}'),
         ('{"thoughts": "a", "value": 1}', '{"value":1}'),
         ('{"answer": "b"}', '{"answer": "b"}'),
     ],
@@ -207,6 +213,11 @@ def test_49_what_models_mark_as_thinking_is_taken_out(text: str, shown: str) -> 
 def test_49_taking_it_out_is_linear_in_the_length_of_the_text() -> None:
     assert without_hidden("<think>" * 50_000) == ""
     assert without_hidden("</think>" * 50_000) == ""
+    assert without_hidden("<think " * 50_000) == "<think " * 50_000
+
+
+def test_49_json_of_any_depth_is_read_without_breaking() -> None:
+    assert "…" in answer_in('{"thoughts": "a", "value": ' + "[" * 900 + "1" + "]" * 900 + "}")
 
 
 @pytest.mark.parametrize("node", USUAL)
