@@ -23,20 +23,20 @@ class Progress:
     too. `counts` are executions by path. `emit` is None where nobody listens.
     """
 
-    #: whether nodes may change the graph, and how often
-    mutable = False
-    #: places of what was skipped; what guards said; what became of graph actions: replaced, never changed
-    skipped: tuple[int, ...] = ()
-    guards: tuple[str, ...] = ()
-    mutations: tuple[Mutation, ...] = ()
-    max_mutations = 0
-    emit: Callable[..., None] | None = None
-
     kit: Kit
     max_iterations: int
     shared: Shared
     visited: list[str]
     counts: dict[str, int]
+    #: whether nodes may change the graph, and how often
+    mutable = False
+    max_mutations = 0
+    emit: Callable[..., None] | None = None
+    #: most runs have none of these; a run that has replaces the tuple: places of what was skipped, what guards
+    #: said, what became of graph actions
+    skipped: tuple[int, ...] = ()
+    guards: tuple[str, ...] = ()
+    mutations: tuple[Mutation, ...] = ()
 
     def config_for(self, step: Step, path: str) -> NodeConfig:
         """What a node is given for one execution."""
