@@ -32,8 +32,8 @@ class Progress:
     mutable = False
     max_mutations = 0
     emit: Callable[..., None] | None = None
-    #: most runs have none of these; a run that has replaces the tuple: places of what was skipped, what guards
-    #: said, what became of graph actions
+    #: places of what was skipped, what guards said, what became of graph actions; a run that has any of these
+    #: replaces the tuple
     skipped: tuple[int, ...] = ()
     guards: tuple[str, ...] = ()
     mutations: tuple[Mutation, ...] = ()
