@@ -86,9 +86,9 @@ def finalize_response(state: GraphState) -> NodeResult:
     rc, notes = _whatever_there_is(state)
     _take_over(state, rc)
     rc.budget_used = notes.budgets.used()
-    notes.budgets.close()
     finished = _is_finished(state, rc)
     rc.final_output = report.final_output(rc, notes, finished=finished, cut_short=_cut_short(state))
+    notes.budgets.close()  # the report still asks what is left
     answer = Message("assistant", rc.final_output["answer"])
     return NodeResult("finalize_response", rc.final_output, messages_added=(answer,))
 

@@ -70,7 +70,7 @@ def final_output(rc: ReasoningState, notes: Notes, *, finished: bool, cut_short:
     rc.reasoning_summary = _summary(rc)
     return {
         "status": rc.status,
-        "answer": _answer(rc),
+        "answer": _answer(rc, makeshift=notes.makeshift),
         "reasoning_summary": rc.reasoning_summary,
         "selected_strategy": rc.selected_strategy,
         "strategy_history": [dict(entry) for entry in rc.strategy_history],
@@ -96,11 +96,11 @@ def _reason(rc: ReasoningState, notes: Notes, cut_short: str) -> str:
     return "strategy_unavailable" if notes.selection_failed else "answer_ready"
 
 
-def _answer(rc: ReasoningState) -> str:
+def _answer(rc: ReasoningState, *, makeshift: bool) -> str:
     if rc.status == "invalid_input":
         return "There is no task here. Write what I should do."
     said = rc.revised_answer or rc.draft_answer
-    if said is None:
+    if said is None or makeshift:  # put together anew: only now it is known why the run ended
         return synthesis(rc)
     if rc.status == "ok" or not rc.knowledge_gaps or all(gap in said for gap in rc.knowledge_gaps):
         return said

@@ -47,6 +47,15 @@ async def test_40_without_a_model_the_draft_is_put_together_from_what_is_establi
     assert "critique_answer" not in done.asked
 
 
+async def test_40_status_and_answer_give_one_reason_why_there_is_no_written_draft() -> None:
+    """Five calls are used up before the draft; a model that is down is another matter."""
+    spent = await reason(settings={"budgets": {"model_calls": 5}})
+    assert spent.end == ("partial", "budget_exhausted")
+    assert "the budget for this task is used up" in spent.final["answer"]
+    down = await reason(draft_answer=ProviderUnavailable("down"))
+    assert "there is not enough to rest an answer on" in down.final["answer"]
+
+
 async def test_41_an_accepted_draft_is_not_revised() -> None:
     done = await reason()
     assert "revise_answer" not in done.path
