@@ -54,7 +54,7 @@ async def stalled_websocket(at: str) -> socket.socket:
 
 def new(kind: type[T], earlier: list[Any]) -> list[T]:
     """What there is of a kind, without what earlier tests left to the collector."""
-    return [o for o in gc.get_objects() if isinstance(o, kind) and not any(o is e for e in earlier)]
+    return [o for o in gc.get_objects() if type(o) is kind and not any(o is e for e in earlier)]
 
 
 READERS = {"sse": stalled_sse, "websocket": stalled_websocket}
@@ -62,7 +62,7 @@ READERS = {"sse": stalled_sse, "websocket": stalled_websocket}
 
 @pytest.mark.parametrize("transport", READERS)
 async def test_a_run_ends_while_its_reader_stands_still(tmp_path: Path, transport: str) -> None:
-    earlier = [found for found in gc.get_objects() if isinstance(found, Outbox | RunLog)]
+    earlier = [found for found in gc.get_objects() if type(found) in (Outbox, RunLog)]
     provider = ScriptedProvider(Reply(tool_calls=CALLS), Reply(chunks=SAID), "next")
     runtime = runtime_of(write(tmp_path, manifest(tools=TOOLS)), provider)
     async with served(runtime) as at, httpx.AsyncClient(base_url=f"http://{at}", timeout=60) as client:
