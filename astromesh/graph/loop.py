@@ -221,6 +221,8 @@ def _changed(
         return graph, mutations.refuse(actions, node, "The engine does not allow self-modification.")
     if graph is None:
         return graph, mutations.refuse(actions, node, "A node inside another one cannot change the graph.")
+    if not graph.has_node(node):
+        return graph, mutations.refuse(actions, node, "Nodes of a pool have no edges that could be changed.")
     if "edges_only" in (graph.routing, graph.get_node(node).routing):
         return graph, mutations.refuse(actions, node, "The routing is edges_only.")
     left = run.max_mutations - sum(m.applied for m in run.mutations)

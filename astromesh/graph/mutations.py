@@ -7,7 +7,8 @@ An action is `{"op": "add_node" | "add_edge" | "remove_edge", …}` under `_grap
     remove_edge  from, to
 
 Nothing that is malformed raises: each action has a sentence that says why it was refused. Nodes that exist
-are never replaced, and no change may let a run get around a guard or a human.
+are never replaced, no change may let a run get around a guard or a human, and what lies behind one stays as
+it is: nothing that the guard has not seen comes in between.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from typing import Any, TypeAlias
 
 from astromesh.graph.graph import PromptGraph
 from astromesh.graph.kinds import KINDS, OPEN, make_node
-from astromesh.graph.records import END, Mutation
-from astromesh.graph.ways import declared_targets, exposed, is_protected
+from astromesh.graph.records import END, ERROR_NODE, Mutation
+from astromesh.graph.ways import declared_targets, exposed, is_protected, reachable, targets
 
 ACTION = "_graph_action"
 KEYWORDS = frozenset({"instructions", "description", "input_keys", "output_key", "inherit_context_from"})
@@ -109,6 +110,9 @@ def _make(graph: PromptGraph, kind: str, name: str, keywords: dict[str, Any]) ->
     keys = keywords.get("input_keys", [])
     if texts or not isinstance(keys, list) or not all(isinstance(k, str) for k in keys):
         return f"{', '.join(texts) or 'input_keys'}: must be text, input_keys a list of texts."
+    names = [*keys, keywords.get("output_key", ""), keywords.get("inherit_context_from", "")]
+    if own := [key for key in names if key.startswith("_")]:
+        return f"{', '.join(own)}: names that begin with '_' are the engine's own."
     graph.add_node(make_node(kind, name, **keywords))
     return ""
 
@@ -156,10 +160,15 @@ def _unknown_ends(graph: PromptGraph, source: Any, target: Any) -> str:
 
 def _weakened(old: PromptGraph, new: PromptGraph) -> str:
     """Why a change would let a run get around a guard or a human, or an empty string."""
-    before, after = exposed(old, old.entry), exposed(new, new.entry)
-    existing = {*old.nodes, END}
+    starts = (old.entry, ERROR_NODE)
+    before, after = exposed(old, starts), exposed(new, starts)
+    existing, every = {*old.nodes, END}, reachable(starts, lambda name: targets(old, name))
     for guard, open_to in before.items():
         around = (after[guard] & existing) - open_to
         if around:
             return f"That would lead around {guard!r} to {', '.join(sorted(around))}."
+        # nor may anything come in between after the guard had its say
+        for name in sorted(every - open_to - {guard}):
+            if old.get_edges_from(name) != new.get_edges_from(name):
+                return f"What lies behind {guard!r} stays as it is, {name!r} too."
     return ""

@@ -55,15 +55,15 @@ def is_protected(graph: Drawn, name: str) -> bool:
     return node is not None and node.protected
 
 
-def reachable_around(graph: Drawn, start: str, guards: set[str]) -> set[str]:
-    """What can be reached from a node on ways that pass none of these guards."""
-    return reachable([start], lambda name: () if name in guards else targets(graph, name))
+def reachable_around(graph: Drawn, starts: Iterable[str], guards: set[str]) -> set[str]:
+    """What can be reached from these nodes on ways that pass none of these guards."""
+    return reachable(starts, lambda name: () if name in guards else targets(graph, name))
 
 
-def exposed(graph: Drawn, start: str) -> dict[str, set[str]]:
+def exposed(graph: Drawn, starts: Iterable[str]) -> dict[str, set[str]]:
     """By guard: what can be reached without passing it. A change must not let any of these sets grow."""
     guards = [n.name for n in graph.nodes.values() if n.protected]
-    return {guard: reachable_around(graph, start, {guard}) - {guard} for guard in guards}
+    return {guard: reachable_around(graph, starts, {guard}) - {guard} for guard in guards}
 
 
 def routable(graph: Drawn, name: str) -> set[str]:
@@ -76,7 +76,7 @@ def routable(graph: Drawn, name: str) -> set[str]:
     drawn = {e.target for e in graph.get_edges_from(name)} | set(node.transitions.values())
     spoken = set(node.routes) | ({END} if node.is_terminal else set())
     guards = {n.name for n in graph.nodes.values() if n.protected} - {name}
-    if not guards:
+    if not guards or not spoken:
         return drawn | spoken
     ahead = declared_targets(graph, name)
     free = reachable(ahead, lambda n: () if n in guards else targets(graph, n))

@@ -178,3 +178,39 @@ async def test_a_child_cannot_change_the_graph_it_is_in() -> None:
     report = (await run(PromptGraph(nodes=[Outer("outer")]))).report
     assert report.nodes_visited == ["outer", "outer/inner"]
     assert any("inside another" in m.rejected for m in report.mutations)
+
+
+async def test_a_model_cannot_write_what_belongs_to_the_engine() -> None:
+    """A decision under `_human_decisions` would be an approval that nobody gave."""
+    for keywords in (
+        {"output_key": "_human_decisions"},
+        {"input_keys": ["_x"]},
+        {"inherit_context_from": "_x"},
+    ):
+        report = (await run(PromptGraph(nodes=[says("a", act(add("x", **keywords)))]))).report
+        assert ["engine's own" in m.rejected for m in report.mutations] == [True]
+
+
+async def test_nothing_comes_in_between_behind_a_guard() -> None:
+    """What the guard let through must be what goes on."""
+    actions = [add("x"), edge("late", "x"), edge("late", "end", "remove_edge"), edge("x", "end")]
+    graph = PromptGraph(nodes=[says("a", act(*actions)), gate("gate"), says("late", "l"), says("end", "e")])
+    report = (await run(graph.sequential("a", "gate", "late", "end"))).report
+    assert report.nodes_visited == ["a", "gate", "late", "end"]
+    assert [m.op for m in report.mutations if "behind 'gate'" in m.rejected] == ["add_edge", "remove_edge"]
+
+
+async def test_the_error_node_leads_around_no_guard() -> None:
+    """A stuck node goes to `__error__`, so that is a way into the graph like the entry."""
+    nodes = [says("a", act(edge("__error__", "end"))), gate("gate"), says("end", "e"), says("__error__", "x")]
+    report = (await run(PromptGraph(nodes=nodes).sequential("a", "gate", "end"))).report
+    assert ["around 'gate'" in m.rejected for m in report.mutations] == [True]
+
+
+async def test_a_pool_has_nothing_to_change() -> None:
+    """In autonomous mode the model's path has no edges: the wish is refused and recorded, it never raises."""
+    graph = PromptGraph.from_pool([says("a", act(add("x")), is_terminal=True)])
+    report = (await run(graph, '{"next_node": "a"}')).report
+    assert (report.nodes_visited, report.stop_reason) == (["autonomous", "autonomous/a"], "completed")
+    assert report.mutations
+    assert not any(m.applied for m in report.mutations)
