@@ -8,9 +8,10 @@ counts where it is of the right kind; None leaves things as they are. Data of on
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeAlias
 
 from astromesh.errors import ToolFailed
@@ -105,7 +106,7 @@ class HookSet:
         for method in self.post_node:
             other = await _tell(method, node, result, state)
             if isinstance(other, NodeResult):
-                result = other
+                result = other if other.node_name == node.name else replace(other, node_name=node.name)
         return result
 
     async def before_tool(self, call: ToolCall, state: GraphState) -> ToolCall:
@@ -153,8 +154,15 @@ def _having(hooks: Sequence[Any], name: str) -> tuple[Method, ...]:
 
 
 async def _ask(method: Method, *arguments: Any) -> Any:
-    said = method(*arguments)
-    return await said if hasattr(said, "__await__") else said
+    try:
+        said = method(*arguments)
+        return await said if hasattr(said, "__await__") else said
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        # nobody cancelled the run: the hook let the cancellation of something of its own out
+        raise RuntimeError("The hook was cancelled from within.") from error
 
 
 async def _tell(method: Method, *arguments: Any) -> Any:

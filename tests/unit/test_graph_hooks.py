@@ -459,3 +459,39 @@ async def test_a_hook_sees_the_messages_and_outputs_of_the_nodes_before() -> Non
     said = NodeResult(output="x", messages_added=[Message("assistant", "x")])
     await run(chain(says("a", said), says("b")), [Look()])
     assert seen == [("a", 1, None, "a"), ("b", 2, "x", "b")]
+
+
+class Inner:
+    """Lets the cancellation of something of its own out, wherever it is asked."""
+
+    async def _ask(self, *arguments: Any) -> None:
+        task = asyncio.create_task(asyncio.sleep(9))
+        task.cancel()
+        await task
+
+    pre_node = post_node = post_tool = _ask
+
+
+async def test_a_hooks_own_cancellation_is_not_the_runs() -> None:
+    """Trap 6: whatever a hook lets out harms nothing; in pre_tool it blocks the call."""
+    tool = RecordingTool("look", "seen")
+    result = await run(chain(PromptNode("p", tools=[tool])), [Inner()], ToolCall("1", "look"), "done")
+    assert (result.output, len(tool.calls)) == ("done", 1)
+
+    class Blocks:
+        pre_tool = Inner._ask
+
+    result = await run(chain(PromptNode("p", tools=[tool])), [Blocks()], ToolCall("1", "look"), "done")
+    assert (result.output, len(tool.calls)) == ("done", 1)
+
+
+async def test_a_hooks_result_is_the_nodes_whatever_name_it_has() -> None:
+    """Another name would hide the answer from the run, and the node from its graph actions."""
+
+    class Renames:
+        def post_node(self, node, result, state):
+            return NodeResult("other", {"answer": 1, "_graph_action": {"op": "add_node", "name": "z"}})
+
+    result = await run(chain(says("a")), [Renames()], allow_self_modification=True)
+    assert result.output["answer"] == 1
+    assert [m.node for m in result.report.mutations] == ["a"]
