@@ -30,6 +30,13 @@ class FrozenList(list[Any]):
     append = clear = extend = insert = pop = remove = reverse = sort = refuse
 
 
+def engine_forget(context: dict[str, Any], key: str) -> None:
+    """Forgets for the engine, as `engine_write` writes."""
+    dict.pop(context, key, None)
+    if isinstance(context, FrozenDict):
+        engine_forget(context.shown, key)
+
+
 def engine_write(context: dict[str, Any], key: str, value: Any) -> None:
     """Writes for the engine, which may whatever the node may not: into a view and what it shows."""
     dict.__setitem__(context, key, value)

@@ -20,6 +20,7 @@ from astromesh.graph.config import NodeConfig
 from astromesh.graph.flags import BIT, NodeFlag
 from astromesh.graph.frozen import frozen
 from astromesh.graph.hooks import NodeMetrics
+from astromesh.graph.nodes.guards import as_guards, check_all
 from astromesh.graph.output_schema import output_schema
 from astromesh.graph.records import NodeResult
 from astromesh.graph.retry import NodeCall, NodeWrapper
@@ -99,8 +100,18 @@ BEFORE: tuple[tuple[NodeFlag, Effect], ...] = (
 def summarize_output(visit: Visit) -> Awaitable[None] | None:
     result = visit.done
     if visit.ran and not result.error and not result.wants_tools and is_too_long(result):
-        return summarise(result, visit.config)
+        return _summarised(visit, result)
     return None
+
+
+async def _summarised(visit: Visit, result: NodeResult) -> None:
+    await summarise(result, visit.config)
+    # the summary is what is let out, so the guards have the last word on it
+    checked = await check_all(as_guards(visit.step.node.guards), result.output, visit.state)
+    if checked.refused:
+        result.guards_failed = (*result.guards_failed, *checked.failed)
+        result.error = f"The summary of {visit.step.name!r} was {checked.error}"
+        result.output, result.messages_added = None, ()
 
 
 def validate_output(visit: Visit) -> None:
@@ -124,7 +135,7 @@ def abort_when_critical(visit: Visit) -> None:
 
 
 def restore_history(visit: Visit) -> None:
-    if NodeFlag.ISOLATED_CONTEXT not in visit.step.node.flags:
+    if visit.ran and NodeFlag.ISOLATED_CONTEXT not in visit.step.node.flags:
         visit.base.messages.extend(visit.state.messages[visit.shown :])
 
 
@@ -201,8 +212,7 @@ def flagged(step: Compiled, mask: int) -> NodeWrapper | None:
                 visit.ran = True
                 visit.result = await call(visit.state, config)
             for effect in after:
-                if (work := effect(visit)) is not None:
-                    await work
+                await _follow(visit, effect)
             return visit.done
 
         return run
@@ -219,3 +229,14 @@ async def _prepare(visit: Visit, effects: tuple[Effect, ...]) -> None:
                 return
     except Exception as error:  # noqa: BLE001 (the node's border: its input cannot be copied or compared)
         visit.result = NodeResult(visit.step.name, error=f"{type(error).__name__}: {error}", exception=error)
+
+
+async def _follow(visit: Visit, effect: Effect) -> None:
+    try:
+        if (work := effect(visit)) is not None:
+            await work
+    except Exception as error:  # noqa: BLE001 (the node's border: a schema's own code, a value that cannot be kept)
+        result = visit.done
+        result.error = result.error or f"{type(error).__name__}: {error}"
+        result.exception, result.output, result.messages_added = error, None, ()
+        visit.result = result

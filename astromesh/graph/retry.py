@@ -15,6 +15,7 @@ from astromesh.errors import (
     ToolPermissionError,
 )
 from astromesh.graph.config import NodeConfig
+from astromesh.graph.containers import engine_forget, engine_write
 from astromesh.graph.records import NodeResult
 from astromesh.graph.state import GraphState
 from astromesh.node.runner import Call, Wrapper
@@ -68,9 +69,9 @@ def retrying(attempts: int) -> NodeWrapper:
                 spent += result.duration_ms
                 if not result.error or tries == attempts or not _may_retry(result, config):
                     break
-                state.context[RETRY_ERROR] = result.error
+                engine_write(state.context, RETRY_ERROR, result.error)
                 await config.clock.sleep(pause(tries, config.nesting.chance()))
-            state.context.pop(RETRY_ERROR, None)
+            engine_forget(state.context, RETRY_ERROR)
             result.duration_ms = spent
             return result
 

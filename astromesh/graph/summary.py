@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 
-from astromesh.errors import AstromeshError
 from astromesh.graph.config import NodeConfig
 from astromesh.graph.records import NodeResult
 from astromesh.types import CompletionRequest, Message
@@ -38,7 +37,7 @@ async def summarise(result: NodeResult, config: NodeConfig) -> None:
         answer = await config.complete(
             CompletionRequest((Message("system", PROMPT), Message("user", text))), role="summary"
         )
-    except AstromeshError as error:
+    except Exception as error:  # noqa: BLE001 (the model may be anybody's code)
         log.warning("the output of %s could not be summarised: %s", config.path, error)
         return
     result.usage = config.usage

@@ -7,6 +7,7 @@ import logging
 from typing import Any
 
 import pytest
+from pydantic import BaseModel, field_validator
 
 from astromesh.errors import (
     AllProvidersFailed,
@@ -697,3 +698,67 @@ async def test_results_of_children_are_merged_in_declared_order_whatever_the_tim
     result = await run(chain(p, says("end", lambda s: (s.context["last"], list(s.observations)))))
     assert result.output == ("z", ["x", "y", "z"])
     assert [m.content for m in result.messages] == ["Why?", "x", "y", "z"]
+
+
+# -- together ----------------------------------------------------------------------------------------------
+
+
+async def test_a_node_that_does_not_run_leaves_the_history_as_it_is() -> None:
+    """NO_HISTORY restores what it hid, and nothing where a skip or a cached result came first."""
+    skipped = says("b", flags={F.SKIP_ON_ERROR, F.NO_HISTORY})
+    assert len((await run(chain(fails("a"), skipped))).messages) == 1
+    cached = says("a", "x", flags={F.CACHEABLE, F.NO_HISTORY}, input_keys=["q"])
+    assert len((await run(looped(cached, rounds=3), context={"q": 1})).messages) == 1
+
+
+async def test_a_readonly_node_may_be_tried_again() -> None:
+    """READONLY forbids the node to write, not the engine: `_retry_error` is there between the tries."""
+    seen: list[Any] = []
+
+    @node("a", flags={F.READONLY, F.RETRYABLE})
+    def flaky(state):
+        seen.append(state.context.get("_retry_error"))
+        if len(seen) == 1:
+            raise RuntimeError("broken")
+        return "ok"
+
+    result = await run(PromptGraph(nodes=[flaky]), clock=ManualClock(jump=True))
+    assert (result.output, seen) == ("ok", [None, "RuntimeError: broken"])
+    assert "_retry_error" not in result.context
+
+
+async def test_a_schema_that_breaks_fails_its_node_not_the_run() -> None:
+    """VALIDATE_OUTPUT: a validator of the user's own may raise anything."""
+
+    class Broken(BaseModel):
+        a: int
+
+        @field_validator("a")
+        @classmethod
+        def check(cls, value: int) -> int:
+            raise RuntimeError("broken")
+
+    a = says("a", {"a": 1}, output_schema=Broken, output_key="k", flags={F.VALIDATE_OUTPUT, F.CRITICAL})
+    result = await run(PromptGraph(nodes=[a]))
+    assert (result.output, "k" in result.context) == (None, False)
+    assert (result.report.error, result.report.stop_reason) == ("RuntimeError: broken", "critical_error")
+
+
+async def test_a_summary_is_guarded_like_the_answer_it_stands_for() -> None:
+    """SUMMARIZE_OUTPUT: what guards refuse is let out nowhere, whoever wrote it (trap 8)."""
+    a = PromptNode("a", guards=[lambda o: "secret" not in o], flags={F.SUMMARIZE_OUTPUT}, output_key="k")
+    result = await run(PromptGraph(nodes=[a]), "x" * 1001, "the secret")
+    assert (result.output, "k" in result.context) == (None, False)
+    assert "refused by" in result.report.error
+    assert "secret" not in str(result.messages)
+
+
+async def test_a_model_that_breaks_leaves_the_answer_unsummarised() -> None:
+    """A model is anybody's code and may raise anything."""
+
+    class Broken:
+        async def complete(self, request):
+            raise RuntimeError("down")
+
+    result = await run(PromptGraph(nodes=[says("a", "x" * 1001, flags={F.SUMMARIZE_OUTPUT})]), model=Broken())
+    assert (result.output, result.report.error) == ("x" * 1001, "")
