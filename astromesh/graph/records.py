@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -171,7 +172,7 @@ class GraphResult:
         if isinstance(self.output, str):
             return self.output
         if self.output is not None:
-            return orjson.dumps(self.output, default=_jsonable, option=orjson.OPT_NON_STR_KEYS).decode()
+            return as_json(self.output)
         return self._last_words() if self.report.stop_reason in LIMITS else ""
 
     def _last_words(self) -> str:
@@ -181,6 +182,17 @@ class GraphResult:
             if message.role == "assistant" and message.tool_calls and message.content:
                 return message.content
         return UNFINISHED
+
+
+def as_json(value: Any) -> str:
+    """A value as JSON. Never fails: models write integers beyond 64 bits and halves of surrogate pairs."""
+    try:
+        return orjson.dumps(value, default=_jsonable, option=orjson.OPT_NON_STR_KEYS).decode()
+    except orjson.JSONEncodeError:
+        try:
+            return json.dumps(value, default=_jsonable)
+        except (TypeError, ValueError, RecursionError):  # odd keys, circles
+            return repr(value)
 
 
 def _jsonable(value: Any) -> Any:

@@ -644,3 +644,52 @@ async def test_limits_hold_in_nested_execution():
 def test_a_result_has_defaults_for_everything():
     """So that a function node can return just what it has."""
     assert NodeResult().output is None
+
+
+# -- the answer (trap 22) ------------------------------------------------------------------------------------
+
+
+async def test_what_is_only_passed_on_is_no_answer():
+    """The question behind a guard or a human is not the answer, nor is a tool's result, however wrapped."""
+    tool = ToolNode("t", "look", {})
+    guard, human = GuardNode("g", guards=[lambda o: True]), HumanNode("h")
+    wrapped = [
+        RetryNode("r", tool), LoopNode("l", tool, until=lambda r: True), ParallelNode("p", [tool])
+    ]  # fmt: skip
+    chains = [[guard], [human], [guard, tool], [tool, guard], [tool, human], *([w] for w in wrapped)]
+    for nodes in chains:
+        engine = {"tools": [RecordingTool("look", "raw")], "human_handler": lambda request: True}
+        result, _ = await run(nodes, **engine)
+        assert (result.output, result.report.error) == (None, "")
+        assert result.context[f"{nodes[-1].name}_output"] in ("Why?", "raw", {"t": "raw"})
+    result, _ = await run([says("a", "made"), guard, human], human_handler=lambda request: True)
+    assert result.output == "made"
+
+
+async def test_a_tool_node_may_name_any_tool_of_the_engine():
+    """As docs/graph/yaml.md writes it: `tool: send_mail`, without `tools`."""
+    tool = RecordingTool("send_mail", "sent")
+    result, _ = await run([ToolNode("send", "send_mail", {"to": "ada"}, output_key="k")], tools=[tool])
+    assert (result.context["k"], result.report.error) == ("sent", "")
+    assert tool.calls == [{"to": "ada"}]
+
+
+async def test_each_round_of_a_guard_has_retries_of_its_own():
+    """Retries that an earlier answer used up, and passed, are not the next one's."""
+    verdicts = iter([False, False, True, False, False, True])
+    guard = GuardNode("g", guards=[Guard(lambda output: next(verdicts), "retry")])
+    again = says("again", lambda s: {"more": s.node_iterations["again"] < 2})
+    result, _ = await run(
+        [says("w", "work"), guard, again],
+        edges=lambda g: g.sequential("w", "g", "again").on_output("again", "w", "more"),
+    )
+    assert result.report.stop_reason == "completed"
+    assert result.report.nodes_visited.count("g") == 6
+
+
+async def test_an_answer_that_json_cannot_say_is_text_all_the_same():
+    """A model's JSON may hold integers beyond 64 bits and half a surrogate pair."""
+    for said in ('{"n": 123456789012345678901234567890}', '{"s": "\\ud83d"}'):
+        result, _ = await run([PromptNode("a"), PromptNode("b", inherit_context_from="a")], said, said)
+        assert result.text.encode() == said.encode()
+        assert result.report.error == ""

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import orjson
-
+from astromesh.graph.records import as_json
 from astromesh.graph.state import GraphState
 from astromesh.types import Message, ToolSpec
 
@@ -26,15 +25,8 @@ def join(parts: Iterable[str]) -> str:
 
 def as_text(value: Any) -> str:
     """A value as the model reads it: text as it is, everything else as JSON."""
-    if isinstance(value, str):
-        text = value
-    else:
-        text = orjson.dumps(value, default=_jsonable, option=orjson.OPT_NON_STR_KEYS).decode()
+    text = value if isinstance(value, str) else as_json(value)
     return text if len(text) <= LONGEST else f"{text[:LONGEST]} [cut: {len(text)} characters]"
-
-
-def _jsonable(value: Any) -> Any:
-    return value.model_dump(mode="json") if hasattr(value, "model_dump") else str(value)
 
 
 def inputs(state: GraphState, keys: Sequence[str]) -> str:

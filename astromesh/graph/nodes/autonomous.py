@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any, Unpack
 
 from astromesh.graph.base import BaseNode, NodeKeywords
@@ -76,7 +77,7 @@ class AutonomousNode(BaseNode):
             last = result
             if node.is_terminal and not result.error:
                 return self._ended(result)
-        return NodeResult(self.name, last.output, last.raw_output, stop_reason="max_iterations")
+        return replace(self._passed(last), stop_reason="max_iterations")
 
     async def _choose(self, state: GraphState, config: NodeConfig, taken: list[str]) -> str:
         system = assembly.with_system(state.messages, Message("system", self._prompt(taken)))
@@ -96,7 +97,10 @@ class AutonomousNode(BaseNode):
 
     def _ended(self, last: NodeResult) -> NodeResult:
         error = last.error or ("" if last.output is not None else f"{self.name!r} ended without a result.")
-        return NodeResult(self.name, last.output, last.raw_output, error=error)
+        return replace(self._passed(last), error=error)
+
+    def _passed(self, last: NodeResult) -> NodeResult:
+        return NodeResult(self.name, last.output, last.raw_output, is_answer=last.is_answer)
 
 
 def _line(node: BaseNode) -> str:

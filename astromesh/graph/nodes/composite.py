@@ -52,7 +52,7 @@ class ParallelNode(BaseNode):
     async def execute(self, state: GraphState, config: NodeConfig) -> NodeResult:
         results = await config.together([Child(n) for n in self.nodes], state, on_error=self.on_error)
         outputs = {child.name: _collected(result) for child, result in zip(self.nodes, results, strict=True)}
-        return NodeResult(self.name, outputs, error=_all_failed(results))
+        return NodeResult(self.name, outputs, error=_all_failed(results), is_answer=_answers(results))
 
 
 class FanOutNode(BaseNode):
@@ -104,7 +104,8 @@ class FanOutNode(BaseNode):
             )
         children = [self._child(index, item) for index, item in enumerate(items)]
         results = await config.together(children, state, on_error=self.on_error)
-        return NodeResult(self.name, [_collected(result) for result in results], error=_all_failed(results))
+        outputs = [_collected(result) for result in results]
+        return NodeResult(self.name, outputs, error=_all_failed(results), is_answer=_answers(results))
 
     def _child(self, index: int, item: Any) -> Child:
         return Child(self.node, f"{self.node.name}[{index}]", {self.item_key: item, "index": index})
@@ -153,7 +154,7 @@ class LoopNode(BaseNode):
                 if result.error:
                     return NodeResult(self.name, error=f"{child.name}: {result.error}")
             if await self._done(result, state):
-                return NodeResult(self.name, result.output, result.raw_output)
+                return NodeResult(self.name, result.output, result.raw_output, is_answer=result.is_answer)
         return NodeResult(
             self.name,
             None,
@@ -218,7 +219,12 @@ class RetryNode(BaseNode):
     async def execute(self, state: GraphState, config: NodeConfig) -> NodeResult:
         result = await config.run(self.node, state)
         return NodeResult(
-            self.name, result.output, result.raw_output, error=result.error, exception=result.exception
+            self.name,
+            result.output,
+            result.raw_output,
+            error=result.error,
+            exception=result.exception,
+            is_answer=result.is_answer,
         )
 
 
@@ -236,3 +242,8 @@ def _all_failed(results: Sequence[NodeResult]) -> str:
     if results and all(result.error for result in results):
         return "; ".join(f"{result.node_name}: {result.error}" for result in results)
     return ""
+
+
+def _answers(results: Sequence[NodeResult]) -> bool:
+    """Whether anything in there may be an answer: the results of tools alone are none."""
+    return not results or any(result.is_answer for result in results)

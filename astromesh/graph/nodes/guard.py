@@ -7,7 +7,7 @@ from typing import Any, Unpack
 from astromesh.graph.base import BaseNode, NodeKeywords
 from astromesh.graph.config import NodeConfig
 from astromesh.graph.nodes.guards import Checked, as_guards, check_all
-from astromesh.graph.nodes.transform import declared_input
+from astromesh.graph.nodes.transform import declared_input, may_answer
 from astromesh.graph.records import NodeResult
 from astromesh.graph.state import GraphState
 from astromesh.types import Message
@@ -44,7 +44,8 @@ class GuardNode(BaseNode):
         checked = await check_all(self._guards, value, state)
         result = NodeResult(self.name, guards_passed=checked.passed, guards_failed=checked.failed)
         if not checked.refused:
-            result.output = value
+            result.output, result.is_answer = value, may_answer(value, state)
+            state.context.pop(self._key, None)  # what comes next has tries of its own
         elif (again := self._worker(state)) and checked.may_retry(self._tries(state)):
             self._send_back(state, checked, result, again)
         else:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal, Unpack
 from astromesh.graph.base import BaseNode, NodeKeywords
 from astromesh.graph.config import NodeConfig
 from astromesh.graph.flags import NodeFlag
-from astromesh.graph.nodes.transform import declared_input
+from astromesh.graph.nodes.transform import declared_input, may_answer
 from astromesh.graph.records import NodeResult
 from astromesh.graph.state import GraphState
 
@@ -100,7 +100,9 @@ class HumanNode(BaseNode):
         if decision.decision == "deny":
             return self._stopped(state, "human_denied", f"{self.name!r} was denied.")
         state.context.pop(AWAITING, None)
-        return NodeResult(self.name, value if decision.answer is None else decision.answer)
+        if decision.answer is not None:
+            return NodeResult(self.name, decision.answer)
+        return NodeResult(self.name, value, is_answer=may_answer(value, state))
 
     def _stopped(
         self, state: GraphState, reason: Literal["human_denied", "human_timeout"], error: str

@@ -35,8 +35,9 @@ class ToolNode(BaseNode):
     def __init__(
         self, name: str, tool: str = "", arguments: Arguments | None = None, **keywords: Unpack[NodeKeywords]
     ) -> None:
-        if not tool and not keywords.get("tools"):
-            keywords.setdefault("inject_tools", True)  # what is pending may be any tool
+        if tool or not keywords.get("tools"):
+            # no model chooses here: any of the engine's may be named or pending
+            keywords.setdefault("inject_tools", True)
         super().__init__(name, **keywords)
         self.tool, self.arguments = tool, arguments
 

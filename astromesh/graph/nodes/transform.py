@@ -50,3 +50,9 @@ def declared_input(node: BaseNode, state: GraphState) -> Any:
     if missing:
         raise KeyError(f"{node.name!r} needs {', '.join(missing)} in the context, which nobody wrote.")
     return state.context[keys[0]] if len(keys) == 1 else {key: state.context[key] for key in keys}
+
+
+def may_answer(value: Any, state: GraphState) -> bool:
+    """Whether a value that a node only passes on can be the answer: not the question, no tool's result."""
+    source = next((r for r in reversed(state.node_history) if r.output is value), None)
+    return value is not state.question if source is None else source.is_answer
