@@ -100,11 +100,11 @@ def _shadowed(graph: Checked) -> Iterator[str]:
 
 
 def _endless(graph: Checked) -> Iterator[str]:
-    ends = {END}
-    before = -1
-    while before != len(ends):
-        before = len(ends)
-        ends |= {name for name in graph.nodes if targets(graph, name) & ends}
+    sources: dict[str, list[str]] = {}
+    for name in graph.nodes:
+        for target in targets(graph, name):
+            sources.setdefault(target, []).append(name)
+    ends = reachable([END], lambda name: sources.get(name, ()))
     for name in sorted(reachable([graph.entry], lambda n: declared_targets(graph, n)) - ends):
         if name in graph.nodes:
             yield f"From node {name!r} no way leads to an end."
