@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any, Literal, Self, TypeAlias
 
+from pydantic import ValidationError
+
 from astromesh.abc.deps import Deps, Resources
 from astromesh.abc.tool import ToolPort
 from astromesh.errors import AstromeshError, ConfigError, InvalidGraph
@@ -116,7 +118,10 @@ class _Parts:
         for name in self.servers.keys() - self._sources.keys():
             deps = Deps(resources=self.resources, http=await self.resources.shared(Http, Http))
             block = {"name": name, **self.servers[name]}
-            self._sources[name] = source = await self.plugins.open(*_MCP, block, deps)
+            try:
+                self._sources[name] = source = await self.plugins.open(*_MCP, block, deps)
+            except ValidationError as error:
+                raise ConfigError(f"The block of the MCP server {name!r} is not valid: {error}") from error
             self.resources.on_close(source.close)
 
     async def with_servers(self, tools: ToolPort | Sequence[ToolLike]) -> ToolPort:

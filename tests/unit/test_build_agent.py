@@ -171,3 +171,11 @@ def test_the_packages_face_is_lazy_and_complete():
         assert getattr(astromesh, name)
     with pytest.raises(AttributeError, match="nothing"):
         _ = astromesh.nothing
+
+
+async def test_a_server_block_with_a_fault_is_a_failed_run():
+    """`ainvoke` raises only InvalidGraph and cancellation."""
+    agent = build_agent(ScriptedProvider("x"), servers={"cal": {"command": "x"}})
+    result = await agent.ainvoke("Hi")
+    await agent.close()
+    assert "'cal' is not valid" in result.report.error
