@@ -45,6 +45,8 @@ EXACT = 5000
 MOST_DIMENSIONS, MOST_HALF_DIMENSIONS = 2000, 4000
 #: seconds that making an index may take
 _INDEXING = 600.0
+#: seconds that a passage may take into the index, of many at once
+_ROW_SECONDS = 0.1
 #: passages deleted in one statement
 _CHUNK = 500
 #: scopes whose size is remembered
@@ -166,7 +168,7 @@ class PassageTable:
         sizes = {p.space: len(p.vector) // 4 for p in passages if p.vector is not None}
         spaces = {name: await self.made_space(name, size) for name, size in sizes.items()}
         rows = [_row(scope, passage, spaces.get(passage.space)) for passage in passages]
-        await self.database.transact(partial(_add, rows))
+        await self.database.transact(partial(_add, rows), deadline=max(5.0, len(rows) * _ROW_SECONDS))
         self._added[scope] += len(passages)
         if self._added[scope] >= min(TRIM_EVERY, most):
             del self._added[scope]

@@ -30,7 +30,7 @@ from astromesh.memory.backends.semantic.passage import (
 )
 from astromesh.retrieval.hybrid import candidates, merged
 from astromesh.retrieval.vectors import VectorIndex
-from astromesh.retrieval.words import any_of, score, terms
+from astromesh.retrieval.words import all_of, any_of, score, terms
 from astromesh.storage.database import Database, shared_database
 from astromesh.storage.migrations import Schema, queries
 from astromesh.types import JsonObject, SemanticResult, SessionKey
@@ -39,6 +39,8 @@ _PACKAGE = "astromesh.memory.backends"
 SCHEMA = Schema("passages", _PACKAGE, "sql/sqlite/passages")
 SQL = queries(_PACKAGE, "sql/sqlite/passages.sql")
 
+#: passages that are ranked for one query
+_MOST_RANKED = 1000
 #: passages deleted in one transaction
 _CHUNK = 500
 
@@ -208,13 +210,17 @@ class Shelf:
         if scope is None:
             return ()
         most = candidates(search.top_k)
-        worded = _worded(connection, scope[0], search.terms, most)
+        ranked = _ranked(connection, scope[0], search.terms)[:most]
         near: list[tuple[int, float]] = []
         cosines: dict[int, float] = {}
         if search.vector:
             index = self._index(connection, scope, search.space, len(search.vector) // 4)
             near = index.nearest(search.vector, most)
-            cosines = index.cosines((one for one, _ in worded), search.vector)
+            cosines = index.cosines((one for one, _ in ranked), search.vector)
+        if all(one in cosines for one, _ in ranked):
+            worded = ranked  # only the order counts: each is scored by its vector
+        else:
+            worded = _scored(connection, scope[0], search.terms, ranked)
         best = merged(near, worded, cosines, top_k=most, threshold=search.threshold)
         return _results(connection, scope[0], best, search)
 
@@ -223,8 +229,12 @@ class Shelf:
     ) -> VectorIndex:
         number, removed = scope
         loaded = self._loaded.pop((number, space), None)
-        if loaded is None or loaded.removed != removed:
+        if loaded is None:
             loaded = Loaded(VectorIndex(dimensions), removed, 0)
+        elif loaded.removed != removed:
+            left = connection.execute(SQL["vector_ids"], (number, space, loaded.last))
+            loaded.vectors.keep([row[0] for row in left])
+            loaded = loaded._replace(removed=removed)
         rows = connection.execute(SQL["vectors"], (number, space, loaded.last)).fetchall()
         if rows:
             loaded.vectors.extend([row[0] for row in rows], (row[1] for row in rows))
@@ -249,18 +259,27 @@ def _made(connection: sqlite3.Connection, scope: Scope) -> tuple[int, int]:
     return connection.execute(SQL["make_scope"], scope).lastrowid or 0, 0
 
 
-def _worded(
-    connection: sqlite3.Connection, number: int, wanted: Sequence[str], most: int
-) -> list[tuple[int, float]]:
-    """Ids of passages with any of the words, best first, scored by how many of them they have."""
+def _ranked(connection: sqlite3.Connection, number: int, wanted: Sequence[str]) -> list[tuple[int, float]]:
+    """Ids of passages with any of the words and their BM25, best first.
+
+    Where words are common, a bounded number is ranked: of those with all words, and of those with any.
+    """
     if not wanted:
         return []
-    found = connection.execute(SQL["ranks"], (_match(number, any_of(wanted)), most)).fetchall()
-    if not found:
-        return []
-    matched = _matched(connection, number, wanted, [row[0] for row in found])
-    top = found[0][1]
-    scored = [(one, score(matched[one], len(wanted), rank, top)) for one, rank in found]
+    found = connection.execute(SQL["ranks"], (_match(number, any_of(wanted)), _MOST_RANKED)).fetchall()
+    if len(found) == _MOST_RANKED:
+        found += connection.execute(SQL["ranks"], (_match(number, all_of(wanted)), _MOST_RANKED)).fetchall()
+    best = dict(found)
+    return sorted(best.items(), key=lambda pair: (-pair[1], -pair[0]))
+
+
+def _scored(
+    connection: sqlite3.Connection, number: int, wanted: Sequence[str], ranked: Sequence[tuple[int, float]]
+) -> list[tuple[int, float]]:
+    """The same, scored by how many of the words each has, best first."""
+    matched = _matched(connection, number, wanted, [one for one, _ in ranked])
+    top = ranked[0][1]
+    scored = [(one, score(matched[one], len(wanted), rank, top)) for one, rank in ranked]
     return sorted(scored, key=lambda pair: -pair[1])
 
 
@@ -292,10 +311,16 @@ def _results(
 
 
 def _put(connection: sqlite3.Connection, number: int, passage: Passage) -> None:
-    row = (number, *passage)
-    if not connection.execute(SQL["tell"], row).rowcount:
-        added = connection.execute(SQL["add"], row).lastrowid
-        connection.execute(SQL["add_words"], (added, number, passage.content))
+    """A passage that is there is told anew; one that gets another vector is another one from now on."""
+    same = connection.execute(SQL["same"], (number, passage.hash)).fetchone()
+    if same is not None and (passage.vector is None or same[1] == passage.space):
+        told = (passage.session_id, passage.metadata, passage.created_at, passage.expires_at)
+        connection.execute(SQL["tell"], (same[0], *told))
+        return
+    if same is not None:
+        _drop(connection, "one", (same[0],))
+    added = connection.execute(SQL["add"], (number, *passage)).lastrowid
+    connection.execute(SQL["add_words"], (added, number, passage.content))
 
 
 def _delete(connection: sqlite3.Connection, items: Sequence[tuple[str, tuple[object, ...]]]) -> Sequence[int]:

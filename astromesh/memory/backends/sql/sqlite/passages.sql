@@ -6,11 +6,12 @@ SELECT id, removed FROM scopes WHERE tenant = ? AND agent = ? AND owner = ?
 -- name: make_scope
 INSERT INTO scopes (tenant, agent, owner) VALUES (?, ?, ?)
 
+-- name: same
+SELECT id, space FROM passages WHERE scope = ? AND hash = ?
+
 -- name: tell
 -- The same content again is the same passage: it is told from its newest source.
-UPDATE passages SET session_id = ?3, metadata = ?5, created_at = ?6, expires_at = ?7,
-    space = ifnull(nullif(?8, ''), space), vector = ifnull(?9, vector)
-WHERE scope = ?1 AND hash = ?2 AND content = ?4
+UPDATE passages SET session_id = ?2, metadata = ?3, created_at = ?4, expires_at = ?5 WHERE id = ?1
 
 -- name: add
 INSERT INTO passages (scope, hash, session_id, content, metadata, created_at, expires_at, space, vector)
@@ -32,18 +33,25 @@ INSERT INTO passage_words (passage_words) VALUES ('optimize')
 -- name: vectors
 SELECT id, vector FROM passages WHERE scope = ? AND space = ? AND id > ? ORDER BY id
 
+-- name: vector_ids
+SELECT id FROM passages WHERE scope = ? AND space = ? AND id <= ?
+
 -- name: ranks
-SELECT rowid, -bm25(passage_words, 0.0, 1.0) FROM passage_words WHERE passage_words MATCH ? ORDER BY 2 DESC LIMIT ?
+-- Of more matches than are ranked, the newest are.
+SELECT rowid, -bm25(passage_words, 0.0, 1.0) FROM passage_words WHERE passage_words MATCH ? ORDER BY rowid DESC LIMIT ?
 
 -- name: has_term
 SELECT rowid FROM passage_words WHERE passage_words MATCH ? AND rowid IN (SELECT value FROM json_each(?))
 
 -- name: passages
 SELECT id, content, metadata FROM passages
-WHERE scope = ? AND id IN (SELECT value FROM json_each(?)) AND (expires_at = 0 OR expires_at > ?)
+WHERE +scope = ? AND id IN (SELECT value FROM json_each(?)) AND (expires_at = 0 OR expires_at > ?)
 
 -- name: beyond
 SELECT id, scope, content FROM passages WHERE scope = ?1 ORDER BY id DESC LIMIT -1 OFFSET ?2
+
+-- name: one
+SELECT id, scope, content FROM passages WHERE id = ?
 
 -- name: of_session
 SELECT id, scope, content FROM passages

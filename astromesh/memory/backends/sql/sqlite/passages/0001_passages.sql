@@ -1,5 +1,5 @@
--- What may be found again, by tenant, agent and owner. Ids only grow and are never used again: an index in memory
--- reads what is new by id, and is read anew when `removed` says that something went.
+-- What may be found again, by tenant, agent and owner. Ids only grow and are never used again, and a vector is never
+-- changed: an index in memory reads what is new by id, and looks for what went when `removed` says so.
 CREATE TABLE scopes (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
     tenant TEXT NOT NULL,
@@ -38,9 +38,4 @@ CREATE VIRTUAL TABLE passage_words USING fts5 (
 CREATE TRIGGER passages_are_counted_out AFTER DELETE ON passages
 BEGIN
     UPDATE scopes SET removed = removed + 1 WHERE id = OLD.scope;
-END;
-
-CREATE TRIGGER passages_get_other_vectors AFTER UPDATE OF vector ON passages WHEN OLD.vector IS NOT NEW.vector
-BEGIN
-    UPDATE scopes SET removed = removed + 1 WHERE id = NEW.scope;
 END;
