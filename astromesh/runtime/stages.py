@@ -226,10 +226,15 @@ def _checked_metadata(agent: Agent, outcome: Outcome, response: str) -> JsonObje
         if isinstance(value, str):
             return response if value == outcome.text else agent.guardrails.check_output(value).text
         if isinstance(value, dict):
-            return {key: checked(item) for key, item in value.items()}
+            return {checked(key): checked(item) for key, item in value.items()}
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            said = str(value)  # a card number is one, whether somebody wrote it as text or not
+            found = agent.guardrails.check_output(said).text
+            return value if found == said else found
         return [checked(item) for item in value] if isinstance(value, list) else value
 
-    return {key: checked(value) for key, value in outcome.metadata.items()}
+    found: JsonObject = checked(outcome.metadata)
+    return found
 
 
 def _report(run: Run, stage: str, actions: tuple[JsonObject, ...], started: float) -> None:

@@ -154,19 +154,18 @@ async def test_output_rules_hold_for_the_whole_report(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("more", "last"),
+    ("more", "bounds"),
     [
-        ({"critique_answer": ACCEPTED}, ""),
-        ({"critique_answer": {**ACCEPTED, "acceptable": False}}, ""),
-        ({"evaluate_progress": UNSURE}, ""),
-        ({}, "draft_answer"),
+        ({"critique_answer": ACCEPTED}, {}),
+        ({"critique_answer": {**ACCEPTED, "acceptable": False}}, {}),
+        ({"evaluate_progress": UNSURE}, {}),
+        ({}, {"budgets": {"critique_rounds": 0}}),
     ],
     ids=["accepted", "revised", "partial", "without critique"],
 )
 async def test_streamed_equals_not_streamed_and_only_the_answer_is_token_text(
-    tmp_path: Path, more: dict[str, Any], last: str
+    tmp_path: Path, more: dict[str, Any], bounds: dict[str, Any]
 ) -> None:
-    bounds = {"budgets": {"critique_rounds": 0}} if last else {}
     sink = RecordingSink()
     async with runtime(tmp_path, model_of(**REACT | more), bounds) as running:
         streamed = await running.run("helper", "What is csv?", "s", sinks=[sink])
@@ -175,11 +174,16 @@ async def test_streamed_equals_not_streamed_and_only_the_answer_is_token_text(
     assert streamed.response == plain.response == sink.text("assistant")
     assert streamed.metadata["reasoning"] == plain.metadata["reasoning"]
     roles = {data["role"] for data in sink.data("model.delta")}
-    assert roles == {"planner", "worker", "judge", "assistant"} | (
-        set() if last else roles & {"writer", "critic"}
-    )
-    if last:
-        assert "writer" not in roles
+    assert roles == {"planner", "worker", "judge", "assistant"} | (roles & {"writer", "critic"})
+
+
+async def test_thinking_in_a_draft_is_no_token_text(tmp_path: Path) -> None:
+    said = {"draft_answer": "<think>SECRET</think>The answer."}
+    sink = RecordingSink()
+    async with runtime(tmp_path, model_of(**REACT | said), {"budgets": {"critique_rounds": 0}}) as running:
+        answer = await running.run("helper", "What is csv?", "s", sinks=[sink])
+    assert answer.response == "The answer."
+    assert "SECRET" not in sink.text("assistant")
 
 
 async def test_a_cancelled_run_stops_and_leaves_the_runtime_whole(tmp_path: Path) -> None:

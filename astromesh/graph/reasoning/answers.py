@@ -11,7 +11,6 @@ from astromesh.graph.reasoning.reading import answer_in, critique_of, flagged, w
 from astromesh.graph.reasoning.state import KEY, NOTES, Notes, ReasoningState, notes_of, rc_of
 from astromesh.graph.records import NodeResult
 from astromesh.graph.state import GraphState
-from astromesh.node.calls import ASSISTANT
 from astromesh.types import JsonObject, Message
 
 #: what is left of the confidence when a draft could not be criticised
@@ -26,20 +25,14 @@ async def draft_answer(state: GraphState, config: NodeConfig) -> JsonObject:
     called = any(m.role == "tool" for m in state.messages)
     tools = tuple(s for s in config.specs() if s.name in rc.engine_config["tools"]) if called else ()
     material = prompts.material_of(rc, notes, () if tools else state.messages)
-    purpose = prompts.DRAFT._replace(role=ASSISTANT) if _is_final(rc, notes) else prompts.DRAFT
-    reply = await ask(state, config, purpose, material, tools=tools, tool_choice="none")
+    # never the run's own voice: a draft may hold thinking, which is taken out before anybody reads it
+    reply = await ask(state, config, prompts.DRAFT, material, tools=tools, tool_choice="none")
     rc.note_error(reply.fault)
     rc.draft_answer = answer_in(reply.text)
     if not rc.draft_answer:
         notes.makeshift = True
         rc.draft_answer = report.synthesis(rc)
     return {"rd": "critique"}
-
-
-def _is_final(rc: ReasoningState, notes: Notes) -> bool:
-    """Whether the draft goes to the reader as it is: then it is the run's own voice, and may stream."""
-    supported = rc.confidence >= rc.engine_config["threshold"] and not rc.knowledge_gaps
-    return supported and not notes.budgets.left("critique_rounds")
 
 
 async def critique_answer(state: GraphState, config: NodeConfig) -> JsonObject:

@@ -241,10 +241,10 @@ async def test_50_exceptions_become_errors_and_never_leave_the_graph(node: str, 
     assert done.report.error == ""
 
 
-async def test_the_draft_is_the_runs_own_voice_only_where_nothing_comes_after_it() -> None:
-    """Else its tokens would show what the critique takes out again (api.md section 2)."""
+async def test_the_draft_is_never_the_runs_own_voice() -> None:
+    """Its tokens could show thinking, or what the critique takes out again (behaviour 49)."""
     final = await reason(settings={"budgets": {"critique_rounds": 0}})
-    assert final.request("draft_answer").role == ""
+    assert final.request("draft_answer").role == "writer"
     checked = await reason()
     assert checked.request("draft_answer").role == "writer"
 
