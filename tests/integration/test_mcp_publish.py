@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -112,3 +114,13 @@ async def test_one_runtime_uses_the_agents_of_another(tmp_path: Path) -> None:
             nobody = await runtime.run("asker", "hi", "s2")
     assert answer.response == "from afar"
     assert "There is no tool" in nobody.response
+
+
+def test_who_uses_none_of_it_loads_none_of_it() -> None:
+    """The server, the command and the tools of an agent come without the SDK and without cryptography."""
+    script = (
+        "import sys, astromesh.api.app, astromesh.mcp.tools, astromesh.tools.builtin\n"
+        "print(sorted({'mcp', 'httpx2', 'jwt', 'cryptography'} & sys.modules.keys()))"
+    )
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == "[]"
