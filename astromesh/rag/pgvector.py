@@ -99,7 +99,6 @@ class PgvectorChunks:
         part = await self._ready(next((len(one.vectors[0]) for one in documents if one.vectors), 0))
         await self._database.transact(partial(_replace, part, documents), deadline=_BATCH_DEADLINE)
         self._written += sum(len(one.chunks) for one in documents)
-        self._searching.forget()
 
     async def touch(self, stamps: Mapping[str, str]) -> None:
         part = await self._ready()
@@ -109,7 +108,6 @@ class PgvectorChunks:
     async def remove(self, ids: Sequence[str]) -> None:
         part = await self._ready()
         await self._database.transact(partial(_drop, part, ids), deadline=_BATCH_DEADLINE)
-        self._searching.forget()
 
     async def search(
         self,
@@ -134,6 +132,7 @@ class PgvectorChunks:
         if self._written >= _TIDIED_AFTER:
             self._written = 0
             await self._database.transact(partial(_execute, part.sql("tidy")), deadline=_BATCH_DEADLINE)
+            self._searching.forget()
 
     async def ping(self) -> None:
         await self._database.ping()

@@ -1,8 +1,9 @@
 """How chunks in PostgreSQL are found: words and vectors at once, on two connections.
 
-Words propose passages by `retrieval.frequent`; PostgreSQL says how often a passage has a word, and how many
-passages have it says what that weighs. Words are cut and folded before they come to PostgreSQL, so that its
-own parser (which sees e-mail addresses, versions and paths) does not decide what a word is.
+Words propose passages by `retrieval.frequent`, with the planner's statistics; PostgreSQL says how often a
+passage has each word, and how many passages have it says what that weighs. Words are cut and folded before
+they come to PostgreSQL, so that its own parser (which sees e-mail addresses, versions and paths) does not
+decide what a word is.
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ import unicodedata
 from array import array
 from collections.abc import Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import orjson
 
 from astromesh.abc.rag import Chunk, Passage
-from astromesh.retrieval.frequent import EVERYWHERE, MOST_RANKED, planned
+from astromesh.retrieval.frequent import MOST_RANKED, planned
 from astromesh.retrieval.fusion import scored
 from astromesh.retrieval.hybrid import candidates
 from astromesh.retrieval.words import SHORTEST_PREFIX, score, terms, words_of
@@ -32,10 +34,14 @@ SQL = queries("astromesh.rag", "sql/postgres.sql")
 _MOST_FULL, _MOST_HALF = 2000, 4000
 #: what an approximate search looks at, at least
 _EFFORT = 100
-#: words whose counts are kept
-_MOST_COUNTED = 20_000
+#: words whose stems are kept
+_MOST_KEPT = 20_000
+#: where words stand together in more than this share of all passages, reading them in order finds enough
+_MOST_OF_ALL = 0.05
 #: less than in SQLite: PostgreSQL reads the whole passage to rank it
-_ROOM = MOST_RANKED // 3
+_ROOM = MOST_RANKED // 5
+#: passages that a query proposes at least
+_FEWEST = 60
 
 Ranking = list[tuple[int, float]]
 
@@ -62,23 +68,38 @@ class Part(NamedTuple):
         return query
 
 
-class Counted(NamedTuple):
-    """A word as PostgreSQL's query, and how many chunks have it, EVERYWHERE at most."""
+class Proposal(NamedTuple):
+    """Which passages are looked at.
 
-    query: str
-    chunks: int
+    Args:
+        looks: queries, with how many of the passages that each finds.
+        words: each sought word as a query.
+        column: an expression that no index answers, where nearly every passage has the words.
+    """
+
+    looks: Mapping[str, int]
+    words: tuple[str, ...]
+    column: str = "words"
+
+
+class Frequencies(NamedTuple):
+    """What the planner knows of the words. Args: common: chunks that have each of the most common words."""
+
+    chunks: float = 0.0
+    common: Mapping[str, int] = MappingProxyType({})
 
 
 class Searching:
-    """What is kept between searches: how many chunks have a word. Of a few writes ago is good enough."""
+    """What is kept between searches: stems, and how many chunks have the common words."""
 
     def __init__(self, database: Postgres) -> None:
         self._database = database
-        self._counted: dict[str, Counted] = {}
+        self._queries: dict[str, str] = {}
+        self._frequencies: Frequencies | None = None
 
     def forget(self) -> None:
-        """After a write."""
-        self._counted.clear()
+        """After the planner was told anew."""
+        self._frequencies = None
 
     async def search(
         self,
@@ -124,60 +145,36 @@ class Searching:
         """First words in any inflection; only where that finds nothing, words that begin alike."""
         if not wanted:
             return []
-        counted = await self._counts(part, wanted)
-        words = {term: counted[term] for term in wanted if counted[term].chunks}
-        found = await self._proposed(part, words, most, documents)
-        queries = [one.query for one in words.values()]
-        if not found:
-            queries = [f"'{folded(term)}':*" for term in wanted if len(term) >= SHORTEST_PREFIX]
-            weights = dict.fromkeys(queries, 1.0)
-            found = await self._ranked(part, " | ".join(queries), weights, _ROOM, most, documents)
-        if not found:
-            return []
-        rows = await self._database.read(part.sql("matched"), list(found), queries)
-        top = max(found.values())
-        best = [(row, score(matched, len(wanted), found[row], top)) for row, matched in rows]
-        return sorted(best, key=lambda one: (-one[1], -found[one[0]], one[0]))
+        words = await self._stemmed(part, wanted)
+        about = await self._about(part)
+        for proposal in (_proposal(words, about), _beginnings(wanted)):
+            looks = proposal.looks
+            bound = (list(looks), list(looks.values()), list(proposal.words), documents)
+            rows = await self._database.read(part.sql("ranked", words=proposal.column), *bound)
+            if rows:
+                return _best(rows, proposal, about, len(wanted))[:most]
+        return []
 
-    async def _counts(self, part: Part, wanted: Sequence[str]) -> Mapping[str, Counted]:
-        unknown = [term for term in wanted if term not in self._counted]
+    async def _stemmed(self, part: Part, wanted: Sequence[str]) -> list[str]:
+        """The words as PostgreSQL's queries, each once; what is no word to it is left out."""
+        unknown = [term for term in wanted if term not in self._queries]
         if unknown:
-            rows = await self._database.read(part.sql("count"), list(map(folded, unknown)), EVERYWHERE)
-            if len(self._counted) >= _MOST_COUNTED:
-                self._counted.clear()
-            counted = {term: Counted(query, count) for term, query, count in rows}
-            self._counted.update({term: counted[folded(term)] for term in unknown})
-        return {term: self._counted.get(term, Counted("", 0)) for term in wanted}
+            if len(self._queries) >= _MOST_KEPT:
+                self._queries.clear()
+            rows = await self._database.read(part.sql("queries"), list(map(folded, unknown)))
+            stems: dict[str, str] = dict(map(tuple, rows))
+            self._queries.update({term: stems[folded(term)] for term in unknown})
+        return list(dict.fromkeys(filter(None, (self._queries.get(term, "") for term in wanted))))
 
-    async def _proposed(
-        self, part: Part, words: Mapping[str, Counted], most: int, documents: list[str] | None
-    ) -> dict[int, float]:
-        plan = planned({term: one.chunks for term, one in words.items()}, _ROOM)
-        weights = {one.query: _weight(one.chunks) for one in words.values()}
-        rare = [words[term].query for term in plan.rare]
-        # what stands everywhere is of no use to propose, unless there is nothing else
-        frequent = [words[term].query for term in plan.frequent or (() if rare else plan.everywhere)]
-        found: dict[int, float] = {}
-        for expression, room in ((_any(rare), 2 * _ROOM), (_all(frequent), plan.room)):
-            found.update(await self._ranked(part, expression, weights, room, most, documents))
-        if not found:
-            found = await self._ranked(part, _any(frequent), weights, plan.room, most, documents)
-        return dict(sorted(found.items(), key=lambda one: (-one[1], one[0]))[:most])
-
-    async def _ranked(
-        self,
-        part: Part,
-        expression: str,
-        weights: Mapping[str, float],
-        room: int,
-        most: int,
-        documents: list[str] | None,
-    ) -> dict[int, float]:
-        if not expression:
-            return {}
-        bound = (expression, room, list(weights), list(weights.values()), most, documents)
-        rows = await self._database.read(part.sql("ranked"), *bound)
-        return {row["id"]: row["rank"] for row in rows}
+    async def _about(self, part: Part) -> Frequencies:
+        if self._frequencies is None:
+            [(chunks, words, shares)] = await self._database.read(part.sql("frequencies"))
+            common = {
+                f"'{word}'": round(share * chunks)
+                for word, share in zip(words or (), shares or (), strict=False)
+            }
+            self._frequencies = Frequencies(max(chunks, 0.0), common)
+        return self._frequencies
 
     # -- vectors ---------------------------------------------------------------------------------------------
 
@@ -233,14 +230,49 @@ def _chunk(document: str, text: str, start: int, end: int, heading: str, metadat
     return Chunk(restored(document), restored(text), start, end, restored(heading), about)
 
 
-def _weight(count: int) -> float:
-    """The rarer a word, the more it says; how many chunks there are does not matter to the order."""
-    return 1.0 + math.log(max(1.0, EVERYWHERE / max(count, 1)))
+def _proposal(words: Sequence[str], about: Frequencies) -> Proposal:
+    """Passages with any of the rare words, with all words, and with all frequent ones.
+
+    Words that the planner does not name are rare. What stands everywhere proposes only where there is
+    nothing else.
+    """
+    plan = planned({word: about.common.get(word, 0) for word in words}, _ROOM)
+    if not plan.rare and not plan.frequent:
+        share = math.prod(about.common.get(word, 0) / max(about.chunks, 1.0) for word in plan.everywhere)
+        column = "words" if share < _MOST_OF_ALL else "(words || '')"
+        looks = {_all(plan.everywhere): _ROOM} if plan.everywhere else {}
+        return Proposal(looks, tuple(words), column)
+    looks = dict.fromkeys(plan.rare, max(_ROOM // max(len(plan.rare), 1), _FEWEST))
+    looks[_all(plan.rare + plan.frequent)] = _FEWEST
+    if plan.frequent:
+        looks[_all(plan.frequent)] = _FEWEST if plan.rare else _ROOM
+    if plan.frequent and not plan.rare:
+        looks[" | ".join(plan.frequent)] = _FEWEST
+    return Proposal(looks, tuple(words))
 
 
-def _any(queries: Sequence[str]) -> str:
-    return " | ".join(f"({query})" for query in queries)
+def _beginnings(wanted: Sequence[str]) -> Proposal:
+    words = tuple(f"'{folded(term)}':*" for term in wanted if len(term) >= SHORTEST_PREFIX)
+    return Proposal(dict.fromkeys(words, _ROOM // max(len(words), 1)), words)
 
 
-def _all(queries: Sequence[str]) -> str:
-    return " & ".join(f"({query})" for query in queries)
+def _all(words: Sequence[str]) -> str:
+    return " & ".join(f"({word})" for word in words)
+
+
+def _best(rows: Sequence[Any], proposal: Proposal, about: Frequencies, sought: int) -> Ranking:
+    """By how many of the words a passage has, then by how often it has them and how rare they are."""
+    found = {row["id"]: row["ranks"] for row in rows}
+    having = [sum(1 for ranks in found.values() if ranks[n] > 0) for n in range(len(proposal.words))]
+    counts = [
+        max(about.common.get(word, 0), have, 1) for word, have in zip(proposal.words, having, strict=True)
+    ]
+    weights = [math.log1p(max(about.chunks, len(found)) / count) for count in counts]
+    points = {
+        row: sum(w * rank for w, rank in zip(weights, ranks, strict=True)) for row, ranks in found.items()
+    }
+    top = max(points.values())
+    scores = {
+        row: score(sum(rank > 0 for rank in ranks), sought, points[row], top) for row, ranks in found.items()
+    }
+    return sorted(scores.items(), key=lambda one: (-one[1], -points[one[0]], one[0]))

@@ -41,28 +41,31 @@ UPDATE astromesh.rag_documents SET stamp = new.stamp
 FROM unnest($1::TEXT[], $2::TEXT[]) AS new(id, stamp)
 WHERE pipeline = {pipeline} AND rag_documents.id = new.id
 
--- name: count
--- Each word as a query, and how many chunks have it, as far as $2.
-SELECT term, query::TEXT, (
-    SELECT count(*) FROM (SELECT 1 FROM astromesh.rag_chunks_{pipeline} WHERE words @@ query LIMIT $2) AS first_ones
-)
-FROM (SELECT term, plainto_tsquery('astromesh.words', term) AS query FROM unnest($1::TEXT[]) AS term) AS asked
+-- name: queries
+-- Each word as a query, stemmed; empty for what is no word.
+SELECT term, plainto_tsquery('astromesh.words', term)::TEXT FROM unnest($1::TEXT[]) AS term
+
+-- name: frequencies
+-- Chunks, and the most common words (with their share of the chunks), as the planner knows them.
+SELECT
+    (SELECT reltuples FROM pg_class WHERE oid = 'astromesh.rag_chunks_{pipeline}'::REGCLASS) AS chunks,
+    most_common_elems::TEXT::TEXT[] AS words, most_common_elem_freqs AS shares
+FROM (SELECT 1) AS one LEFT JOIN pg_stats
+    ON schemaname = 'astromesh' AND tablename = 'rag_chunks_{pipeline}' AND attname = 'words'
 
 -- name: ranked
--- Of the first $2 chunks that $1 finds, the best $5, by how often they have the words $3, weighted by $4.
-SELECT id, (
-    SELECT sum(one.weight * ts_rank('{0.33, 0.33, 0.66, 1}', words, one.word::TSQUERY, 1))
-    FROM unnest($3::TEXT[], $4::FLOAT8[]) AS one(word, weight)
-) AS rank
+-- Of the first chunks that each query of $1 finds, as many as $2 says, how much each says of each of the words $3.
+SELECT id, ARRAY(
+    SELECT ts_rank('{0.33, 0.33, 0.66, 1}', words, one.word::TSQUERY, 1)
+    FROM unnest($3::TEXT[]) WITH ORDINALITY AS one(word, place) ORDER BY place
+) AS ranks
 FROM (
-    SELECT id, words FROM astromesh.rag_chunks_{pipeline}
-    WHERE words @@ $1::TEXT::TSQUERY AND ($6::TEXT[] IS NULL OR document = ANY($6)) LIMIT $2
-) AS first_ones
-ORDER BY rank DESC, id LIMIT $5
-
--- name: matched
-SELECT id, (SELECT count(*) FROM unnest($2::TEXT[]) AS word WHERE words @@ word::TSQUERY)
-FROM astromesh.rag_chunks_{pipeline} WHERE id = ANY($1::BIGINT[])
+    SELECT DISTINCT ON (id) id, words
+    FROM unnest($1::TEXT[], $2::INTEGER[]) AS look(query, room) CROSS JOIN LATERAL (
+        SELECT id, words FROM astromesh.rag_chunks_{pipeline}
+        WHERE {words} @@ look.query::TSQUERY AND ($4::TEXT[] IS NULL OR document = ANY($4)) LIMIT look.room
+    ) AS first_ones
+) AS found
 
 -- name: near
 SELECT id, -(embedding::{type}({size}) <#> $1::REAL[]::vector::{type}({size})) AS cosine
