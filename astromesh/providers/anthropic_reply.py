@@ -84,12 +84,11 @@ class AnthropicReader:
     def _start(self, index: int, block: JsonObject) -> str:
         if block["type"] == "tool_use":
             self._calls[index] = block, []
-        return block["text"] if block["type"] == "text" else ""
+        return _string(block["text"]) if block["type"] == "text" else ""
 
     def _delta(self, index: int, delta: JsonObject) -> str:
         if delta["type"] == "text_delta":
-            text = delta["text"]
-            return text if isinstance(text, str) else ""
+            return _string(delta["text"])
         if delta["type"] == "input_json_delta":
             self._calls[index][1].append(delta["partial_json"])
         return ""
@@ -97,6 +96,12 @@ class AnthropicReader:
     def _count(self, usage: JsonObject | None) -> None:
         """Counts are totals so far; a later event may leave some of them out."""
         self._usage |= {name: value for name, value in (usage or {}).items() if value is not None}
+
+
+def _string(text: Any) -> str:
+    if not isinstance(text, str):
+        raise TypeError("text that is none")
+    return text
 
 
 def counted(usage: JsonObject) -> Counted | None:

@@ -96,8 +96,8 @@ class OpenAIReader:
         if index is None:  # some servers number nothing: a new id is a new call
             fresh = bool(piece.get("id")) and all(c.id != piece["id"] for c in self._calls)
             index = len(self._calls) - (0 if fresh or not self._calls else 1)
-        for call in self._calls:
-            if call.index == index:
+        for call in reversed(self._calls):
+            if call.index == index and not call.ended_by(piece):
                 return call
         self._calls.append(_GrowingCall(index))
         return self._calls[-1]
@@ -110,6 +110,14 @@ class _GrowingCall:
         self.index, self.id, self.name = index, "", ""
         self.arguments: list[str] = []
 
+    def ended_by(self, piece: JsonObject) -> bool:
+        """Some servers give every call of a turn the same index: another id with a name is another call.
+
+        Others make up an id for every piece, but name the call once.
+        """
+        named = (piece.get("function") or {}).get("name")
+        return bool(named and self.id and piece.get("id") and piece["id"] != self.id)
+
     def closed(self) -> ToolCall:
         return _call(self.id, {"name": self.name, "arguments": "".join(self.arguments)})
 
@@ -120,9 +128,9 @@ def counted(usage: Any) -> Counted | None:
         return None
     details = usage.get("prompt_tokens_details") or {}
     return Counted(
-        int(usage.get("prompt_tokens") or 0),
-        int(usage.get("completion_tokens") or 0),
-        int(details.get("cached_tokens") or 0),
+        usage.get("prompt_tokens") or 0,
+        usage.get("completion_tokens") or 0,
+        details.get("cached_tokens") or 0,
     )
 
 
@@ -130,11 +138,12 @@ def _finish(reason: str | None, calls: bool) -> str:
     return "tool_calls" if calls else _FINISH.get(reason or "", "stop")
 
 
-def _call(call_id: str | None, function: JsonObject) -> ToolCall:
+def _call(call_id: Any, function: JsonObject) -> ToolCall:
     name = function["name"]
     if not isinstance(name, str) or not name:
         raise TypeError("a tool call without a name")
-    return ToolCall(call_id or f"call_{uuid4().hex}", name, _arguments(function.get("arguments"), "{}"))
+    given = call_id if isinstance(call_id, str) else ""
+    return ToolCall(given or f"call_{uuid4().hex}", name, _arguments(function.get("arguments"), "{}"))
 
 
 def _arguments(value: Any, empty: str) -> str:

@@ -29,6 +29,8 @@ _ERROR_BYTES = 64 * 1024
 _PING_SECONDS = 5.0
 #: tokens of an answer, for estimates before there is one
 _USUAL_OUTPUT = 256
+#: a count beyond this is a mistake of the service
+_MOST_TOKENS = 1_000_000_000
 
 
 class Counted(NamedTuple):
@@ -203,7 +205,7 @@ class ServiceProvider:
             payload = orjson.loads(body)
             if isinstance(payload, dict) and payload.get("error"):
                 raise faults.from_body(payload["error"], self._secrets)
-            return self._wire.decode(payload)
+            return _sound(self._wire.decode(payload))
         except ProviderError as error:
             raise self._named(error) from None
         except WRONG_SHAPE as error:
@@ -219,7 +221,7 @@ class ServiceProvider:
 
     def _finished(self, reader: StreamReader) -> Reply:
         try:
-            return reader.finish()
+            return _sound(reader.finish())
         except ProviderError as error:
             raise self._named(error) from None
         except WRONG_SHAPE as error:
@@ -270,6 +272,20 @@ def json_instruction(schema: Mapping[str, Any]) -> str:
     """Asks for an output schema in words, where the service has no other way."""
     text = orjson.dumps(schema, default=dict).decode()
     return f"Answer with nothing but JSON that fits this JSON Schema: {text}"
+
+
+def _sound(reply: Reply) -> Reply:
+    """The reply, if its tool calls are text; counts that cannot be are none, the answer is worth more.
+
+    Raises:
+        TypeError: an id, a name or arguments are something else.
+    """
+    read: list[Any] = [part for c in reply.tool_calls for part in (c.id, c.name, c.arguments)]
+    if not all(part and isinstance(part, str) for part in read):
+        raise TypeError("a tool call that is not made of text")
+    counts: tuple[Any, ...] = reply.counted or ()
+    believable = all(isinstance(n, int | float) and 0 <= n <= _MOST_TOKENS for n in counts)
+    return reply._replace(counted=Counted(*map(int, counts)) if counts and believable else None)
 
 
 def cut() -> ProviderUnavailable:

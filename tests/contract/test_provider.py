@@ -10,6 +10,7 @@ from typing import Any
 
 import anthropic
 import openai
+import orjson
 import pytest
 
 from astromesh.abc.deps import Deps
@@ -323,6 +324,50 @@ async def test_an_answer_of_another_shape_is_a_service_that_cannot_answer(world,
     world.says(then="raw", raw=raw)
     error, _ = await refused(await world.provider(), asking(), stream=False)
     assert type(error) is ProviderUnavailable
+
+
+def shaped(kind: str, *, name: Any = "search", tokens: Any = 3) -> tuple[bytes, bytes]:
+    """An answer with one tool call in a service's own form: whole, and as a stream."""
+    if kind == "openai":
+        call = {"index": 0, "id": "c", "function": {"name": name, "arguments": "{}"}}
+        usage = {"prompt_tokens": 5, "completion_tokens": tokens}
+        whole = {"choices": [{"message": {"tool_calls": [call]}}], "usage": usage}
+        return orjson.dumps(whole), events(
+            {"choices": [{"delta": {"tool_calls": [call]}, "finish_reason": "tool_calls"}], "usage": usage}
+        )
+    if kind == "anthropic":
+        block = {"type": "tool_use", "id": "c", "name": name, "input": {}}
+        usage = {"input_tokens": 5, "output_tokens": tokens}
+        return orjson.dumps({"content": [block], "usage": usage}), events(
+            {"type": "content_block_start", "index": 0, "content_block": block},
+            {"type": "message_delta", "delta": {"stop_reason": "tool_use"}, "usage": usage},
+            {"type": "message_stop"},
+        )
+    call = {"function": {"name": name, "arguments": {}}}
+    line = {"message": {"tool_calls": [call]}, "done": True, "prompt_eval_count": 5, "eval_count": tokens}
+    return orjson.dumps(line), orjson.dumps(line) + b"\n"
+
+
+def events(*payloads: Any) -> bytes:
+    return b"".join(b"data: %s\n\n" % orjson.dumps(payload) for payload in payloads)
+
+
+@both
+@pytest.mark.parametrize("name", [None, "", 7, ["search"], {"a": 1}])
+async def test_a_tool_call_without_a_name_that_is_text_is_no_answer(world, name, stream):
+    world.says(then="raw", raw=shaped(world.kind, name=name)[stream], after=0)
+    error, _ = await refused(await world.provider(), asking(), stream=stream)
+    assert type(error) is ProviderUnavailable
+
+
+@both
+@pytest.mark.parametrize("tokens", ["many", -3, 1e300, [2]])
+async def test_counts_that_cannot_be_cost_no_answer_and_are_estimated(world, tokens, stream):
+    world.says(then="raw", raw=shaped(world.kind, tokens=tokens)[stream], after=0)
+    provider = await world.provider()
+    result = (await streamed(provider, asking()))[1] if stream else await provider.complete(asking())
+    assert result.tool_calls[0].name == "search"
+    assert 0 < result.usage.output_tokens < 100
 
 
 @pytest.mark.parametrize(

@@ -99,6 +99,14 @@ def test_calls_that_a_server_neither_numbers_nor_names_are_told_apart():
     assert calls == (ToolCall("a", "f", '{"x": 1}'), ToolCall("b", "g", "{}"))
 
 
+def test_calls_that_a_server_gives_the_same_number_are_told_apart_by_id_and_name():
+    reader = openai_wire().reader()
+    stream = chunk(call_piece(0, "a", "f", '{"x"')) + chunk(call_piece(0, "made-up", "", ": 1}"))
+    stream += chunk(call_piece(0, "b", "g", "{")) + chunk(call_piece(0, "", "", "}"))
+    assert list(reader.feed(stream + chunk({}, "tool_calls"))) == []
+    assert [(c.name, c.arguments) for c in reader.finish().tool_calls] == [("f", '{"x": 1}'), ("g", "{}")]
+
+
 def test_arguments_as_an_object_and_a_missing_id_are_put_right():
     message = {"tool_calls": [{"function": {"name": "f", "arguments": {"x": 1}}}]}
     reply = openai_wire().decode({"choices": [{"message": message}]})
