@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -143,7 +144,7 @@ async def test_words_and_vectors_together_are_one_ranking(store):
     [vector] = await EMBEDDER.embed(["coffee beans"])
     found = await store.search("coffee beans", top_k=4, vector=vector)
     assert (found[0].chunk.document, found[0].score) == ("coffee", 1.0)
-    assert all(a.score >= b.score for a, b in zip(found, found[1:], strict=False))
+    assert all(a.score >= b.score for a, b in pairwise(found))
     assert len({p.chunk.document for p in found}) == len(found)
 
 

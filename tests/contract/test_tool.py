@@ -73,10 +73,16 @@ class FarKnowledge:
     ) -> tuple[Passage, ...]:
         return (Passage(Chunk("far.md", str(await self._far(query)), 0, 1, "Far"), 1.0),)
 
-    async def ingest(self, documents: Any) -> Ingested:
+    async def ingest(self, documents: Any, progress: Any = None) -> Ingested:
         return Ingested(unchanged=len(documents))
 
-    async def refresh(self) -> Ingested:
+    async def ingest_path(self, path: Any, progress: Any = None) -> Ingested:
+        return Ingested()
+
+    async def remove(self, ids: Any) -> Ingested:
+        return Ingested(removed=len(ids))
+
+    async def refresh(self, progress: Any = None) -> Ingested:
         return Ingested()
 
     async def ping(self) -> None: ...

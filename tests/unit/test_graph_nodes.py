@@ -656,7 +656,14 @@ async def test_what_is_only_passed_on_is_no_answer():
     wrapped = [
         RetryNode("r", tool), LoopNode("l", tool, until=lambda r: True), ParallelNode("p", [tool])
     ]  # fmt: skip
-    chains = [[guard], [human], [guard, tool], [tool, guard], [tool, human], *([w] for w in wrapped)]
+    chains: list[list[Any]] = [
+        [guard],
+        [human],
+        [guard, tool],
+        [tool, guard],
+        [tool, human],
+        *([w] for w in wrapped),
+    ]
     for nodes in chains:
         engine = {"tools": [RecordingTool("look", "raw")], "human_handler": lambda request: True}
         result, _ = await run(nodes, **engine)

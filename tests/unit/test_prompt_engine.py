@@ -140,7 +140,10 @@ def test_a_sound_template_has_no_fault():
         ("{{ 1 / 0 }}", "in line 1: ZeroDivisionError"),
         ("\n{{ 'a' - 1 }}", "in line 2: TypeError"),
         ("{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}", "steps"),
-        ("{% for a in [1, 2]|map('string') %}{% for b in range(9999) %}{% endfor %}{% endfor %}" * 6, "steps"),
+        (
+            "{% for a in [1, 2]|map('string') %}{% for b in range(9999) %}{% endfor %}{% endfor %}" * 6,
+            "steps",
+        ),
         ("{% macro f(n) %}{{ f(n) }}{% endmacro %}{{ f(1) }}", "RecursionError|steps"),
         ("{% macro f(n) %}{% if n %}{{ f(n-1) }}{{ f(n-1) }}{% endif %}{% endmacro %}{{ f(40) }}", "steps"),
         ("{{ range(99999999) }}", "range"),
