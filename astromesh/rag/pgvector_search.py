@@ -21,8 +21,7 @@ import orjson
 
 from astromesh.abc.rag import Chunk, Passage
 from astromesh.retrieval.frequent import MOST_RANKED, planned
-from astromesh.retrieval.fusion import scored
-from astromesh.retrieval.hybrid import candidates
+from astromesh.retrieval.hybrid import both, candidates
 from astromesh.retrieval.words import SHORTEST_PREFIX, score, terms, words_of
 from astromesh.storage.migrations import queries
 from astromesh.storage.postgres import Connection, Postgres
@@ -118,10 +117,10 @@ class Searching:
         elif not wanted:
             found = await self._nearest(part, vector, most, documents)
         else:
-            both = await asyncio.gather(
+            rankings = await asyncio.gather(
                 self._by_words(part, wanted, most, documents), self._nearest(part, vector, most, documents)
             )
-            found = scored([row for row, _ in one] for one in both)
+            found = both(*rankings)
         return await self._passages(part, found[:top_k])
 
     async def _documents(self, part: Part, filters: Mapping[str, Any]) -> list[str]:

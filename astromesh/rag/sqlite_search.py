@@ -17,8 +17,7 @@ import orjson
 
 from astromesh.abc.rag import Chunk, Passage
 from astromesh.retrieval.frequent import EVERYWHERE, MOST_RANKED, planned
-from astromesh.retrieval.fusion import scored
-from astromesh.retrieval.hybrid import candidates
+from astromesh.retrieval.hybrid import both, candidates
 from astromesh.retrieval.vectors import VectorIndex
 from astromesh.retrieval.words import all_of, any_of, beginnings, score
 from astromesh.storage.migrations import queries
@@ -73,8 +72,7 @@ class Searching:
             found = self._by_words(connection, search, documents)
         if search.vector is not None:
             near = self._nearest(connection, search.vector, candidates(search.top_k), documents)
-            rankings = [[row for row, _ in one] for one in (found, near)]
-            found = scored(rankings) if search.terms else [(row, min(1.0, cosine)) for row, cosine in near]
+            found = both(found, near) if search.terms else [(row, min(1.0, cosine)) for row, cosine in near]
         return tuple(_passage(connection, row, points) for row, points in found[: search.top_k])
 
     # -- words -----------------------------------------------------------------------------------------------

@@ -6,10 +6,26 @@ from collections.abc import Mapping, Sequence
 
 from astromesh.retrieval.fusion import scored
 
+#: share of the best cosine from which on a neighbour says something beside words
+_TELLING = 0.5
+
 
 def candidates(top_k: int) -> int:
     """How many passages each way of searching proposes."""
     return max(20, 4 * top_k)
+
+
+def both(worded: Sequence[tuple[int, float]], near: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
+    """Two rankings as one, with scores in [0, 1]: 1.0 is first in each.
+
+    Reciprocal rank fusion does not see how near a neighbour is: what is less than half as near as the nearest
+    is left out, or the last of the neighbours would count nearly as much as the first words found.
+
+    Args:
+        worded, near: ids with scores, best first.
+    """
+    least = near[0][1] * _TELLING if near else 0.0
+    return scored(([one for one, _ in worded], [one for one, cosine in near if cosine >= least]))
 
 
 def merged(
