@@ -10,6 +10,7 @@ import structlog
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from astromesh.errors import AllProvidersFailed, AstromeshError, GuardrailBlocked, NotFound
 from astromesh.runtime.ids import trace_id as new_trace_id
@@ -111,6 +112,7 @@ def register(app: FastAPI) -> None:
     app.add_exception_handler(AstromeshError, _astromesh)
     app.add_exception_handler(RequestValidationError, _validation)
     app.add_exception_handler(HTTPException, _http)
+    app.add_exception_handler(ClientDisconnect, _left)
     app.add_exception_handler(Exception, _internal)
 
 
@@ -149,6 +151,11 @@ async def _http(request: Request, error: Exception) -> Response:
     response = _response(error.status_code, _body(error.status_code, code, detail))
     response.headers.update(error.headers or {})
     return response
+
+
+async def _left(request: Request, error: Exception) -> Response:
+    """The client went away before its body was there: nobody reads this, and nothing of ours failed."""
+    return Response(status_code=499)
 
 
 async def _internal(request: Request, error: Exception) -> Response:

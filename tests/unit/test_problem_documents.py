@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+from fastapi import FastAPI, Request
 
 from astromesh import errors
-from astromesh.api.errors import INTERNAL, STATUS, answer, problem, public_failure
+from astromesh.api.errors import INTERNAL, STATUS, answer, problem, public_failure, register
 
 
 @pytest.mark.parametrize(
@@ -48,3 +51,25 @@ def test_events_have_the_codes_of_problem_documents(code: str) -> None:
     error.code = code  # type: ignore[misc]
     _, body = problem(error)
     assert shown == {"code": body["code"], "detail": body["detail"]}
+
+
+async def test_a_client_that_leaves_before_its_body_is_there_is_no_crash() -> None:
+    app, sent = FastAPI(), []
+    register(app)
+
+    @app.post("/")
+    async def read(request: Request) -> int:
+        return len(await request.body())
+
+    incoming = iter([{"type": "http.request", "body": b"{", "more_body": True}, {"type": "http.disconnect"}])
+
+    async def receive() -> Any:
+        return next(incoming)
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    await app(
+        {"type": "http", "method": "POST", "path": "/", "query_string": b"", "headers": []}, receive, send
+    )
+    assert sent[0]["status"] == 499
