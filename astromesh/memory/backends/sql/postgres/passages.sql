@@ -48,14 +48,14 @@ SET LOCAL hnsw.iterative_scan = relaxed_order; SET LOCAL hnsw.ef_search = 100
 -- $4: any of the words, $5: all of them, $6: each of them. Where a word is common, of those that have all words and of
 -- those that have any, a bounded number is ranked.
 WITH found AS (
-    (SELECT id, words FROM astromesh.passages
-     WHERE tenant = $1 AND agent = $2 AND owner = $3 AND words @@ to_tsquery('english', $5) LIMIT 500)
+    (SELECT id FROM astromesh.passages
+     WHERE tenant = $1 AND agent = $2 AND owner = $3 AND words @@ to_tsquery('english', $5) LIMIT 250)
     UNION
-    (SELECT id, words FROM astromesh.passages
-     WHERE tenant = $1 AND agent = $2 AND owner = $3 AND words @@ to_tsquery('english', $4) LIMIT 500)
+    (SELECT id FROM astromesh.passages
+     WHERE tenant = $1 AND agent = $2 AND owner = $3 AND words @@ to_tsquery('english', $4) LIMIT 250)
 ), ranked AS (
-    SELECT id, words, ts_rank_cd(words, to_tsquery('english', $4), 1) AS rank
-    FROM found ORDER BY rank DESC, id LIMIT $7
+    SELECT p.id, p.words, ts_rank(p.words, to_tsquery('english', $4), 1) AS rank
+    FROM found JOIN astromesh.passages p ON p.id = found.id ORDER BY rank DESC, p.id LIMIT $7
 )
 SELECT id, rank, (SELECT count(*) FROM unnest($6::TEXT[]) one WHERE words @@ to_tsquery('english', one)) AS matched
 FROM ranked ORDER BY rank DESC, id

@@ -33,4 +33,5 @@ CREATE INDEX passages_by_session ON astromesh.passages (tenant, agent, session_i
 
 CREATE INDEX passages_by_expiry ON astromesh.passages (expires_at) WHERE expires_at > 0;
 
-CREATE INDEX passages_by_words ON astromesh.passages USING gin (words);
+-- without a list of pending entries, which every search would read through
+CREATE INDEX passages_by_words ON astromesh.passages USING gin (words) WITH (fastupdate = off);
