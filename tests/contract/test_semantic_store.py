@@ -65,7 +65,9 @@ def told(*texts: str, session: str = "s-1", run: str = "run_1") -> list:
     return [(text, about) for text in texts]
 
 
-async def found(store: SemanticStore, query: str, *, scope: tuple[str, str, str] = ANN, **options) -> list[str]:
+async def found(
+    store: SemanticStore, query: str, *, scope: tuple[str, str, str] = ANN, **options
+) -> list[str]:
     return [result.content for result in await store.search(*scope, query, **options)]
 
 

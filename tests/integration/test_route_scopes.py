@@ -143,7 +143,12 @@ def status(client: TestClient, route: Guarded, headers: dict[str, str] | None = 
     path = route.path
     for name in ("name", "agent_name", "agent", "pipeline"):
         path = path.replace(f"{{{name}}}", "helper")
-    path = path.replace("{principal:path}", "somebody").replace("{session_id:path}", "s1").replace("{trace_id}", "t1").replace("{run_id}", "r1")
+    path = (
+        path.replace("{principal:path}", "somebody")
+        .replace("{session_id:path}", "s1")
+        .replace("{trace_id}", "t1")
+        .replace("{run_id}", "r1")
+    )
     assert "{" not in path, f"say here what {path} stands for"
     if route.method == "WS":
         return socket_status(client, path, headers=headers or {})
