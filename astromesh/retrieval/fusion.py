@@ -11,16 +11,12 @@ T = TypeVar("T", bound=Hashable)
 K = 60
 
 
-def fused(rankings: Iterable[Iterable[T]]) -> list[T]:
-    """What any of the rankings holds, best first; where two are equal, the one seen first.
-
-    It asks for nothing but ranks, so that scores of different scales need not be compared.
-    """
-    return [one for one, _ in scored(rankings)]
-
-
 def scored(rankings: Iterable[Iterable[T]]) -> list[tuple[T, float]]:
-    """The same with scores in [0, 1]: 1.0 is first in each of the rankings."""
+    """What any of the rankings holds, best first, with scores in [0, 1]; of equals, the one seen first.
+
+    It asks for nothing but ranks, so that scores of different scales need not be compared. 1.0 is first in
+    each of the rankings.
+    """
     points: dict[T, float] = {}
     several = 0
     for ranking in rankings:

@@ -39,13 +39,13 @@ def astromesh(
 class Terminal:
     """The command in a pseudo-terminal: what is typed, and what stands on the screen."""
 
-    def __init__(self, folder: Path, *words: str) -> None:
+    def __init__(self, folder: Path, *words: str, term: str = "dumb") -> None:
         self.screen = ""
         self._master, inner = pty.openpty()
         self._process = subprocess.Popen(
             [PROGRAM, *words],
             cwd=folder,
-            env=environment(folder, {"TERM": "dumb"}),
+            env=environment(folder, {"TERM": term}),
             stdin=inner,
             stdout=inner,
             stderr=inner,
