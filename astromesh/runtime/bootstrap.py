@@ -358,6 +358,10 @@ class _Bootstrap:
             return not isinstance(error, StoreUnavailable)
         self._opened.knowledge[name] = pipeline
         self._opened.checks[f"store:rag:{name}"] = pipeline.ping
+        if manifest.spec.mode != "lexical":
+            embedder = await open_embedder(manifest.spec.embeddings, self._plugins, self._deps)
+            if embedder is not None:
+                self._opened.checks.setdefault(f"embedder:{embedder.fingerprint}", embedder.ping)
         return True
 
     async def _reranker(self, pipeline: str, models: RoleModel) -> ModelRouter | None:

@@ -16,7 +16,7 @@ from structlog.testing import capture_logs
 from astromesh.abc.deps import Deps, Resources
 from astromesh.abc.rag import Document, Ingested, Known, Reader
 from astromesh.embedders.hashing import HashingEmbedder
-from astromesh.errors import ConfigError, InvalidInput, MissingExtra, ProviderUnavailable
+from astromesh.errors import ConfigError, InvalidInput, MissingExtra, ProviderUnavailable, StoreUnavailable
 from astromesh.plugins import Plugins
 from astromesh.rag.chunking import ChunkOptions
 from astromesh.rag.folder import Folder
@@ -247,6 +247,31 @@ async def test_a_query_waits_only_so_long_for_what_changed(tmp_path):
         assert pipe._looking is not None
         await pipe._looking
         assert len(await found(pipe, "beta", top_k=3)) == 3
+
+
+# -- a database that goes away -------------------------------------------------------------------------------
+
+
+async def test_a_database_that_is_away_when_the_pipeline_opens(tmp_path, postgres_server, postgres_database):
+    """It is asked again with each question; once it is back, everything is taken in and found."""
+    write(tmp_path, a_md="# A\nalpha")
+    clock, deps = ManualClock(), Deps(storage_url=postgres_database, embedder=HashingEmbedder(64))
+    postgres_server.stop()
+    plugin = Plugins().load("vector_stores", "pgvector")
+    store = await (await plugin.open(plugin.Options(), deps)).collection("k")
+    pipe = RAGPipeline(
+        "k", store, MarkdownChunker(ChunkOptions()), sources=[(tmp_path / "docs", ALL)], mode="hybrid",
+        embedder=deps.embedder, clock=clock,
+    )  # fmt: skip
+    with pytest.raises(StoreUnavailable):
+        await pipe.refresh()
+    postgres_server.start()
+    clock.advance(1.1)
+    assert await found(pipe, "alpha") == ["a.md"]
+    postgres_server.crash()
+    postgres_server.start()
+    assert await found(pipe, "alpha") == ["a.md"]
+    await deps.resources.close()
 
 
 # -- from earlier versions -----------------------------------------------------------------------------------
