@@ -69,6 +69,17 @@ class Terminal:
                 self.screen += self._read()
         self.screen = self.screen.partition(text)[2]
 
+    def interrupt_until(self, text: str) -> None:
+        """Ctrl-C, pressed again where it came just before the prompt was ready to take it."""
+        for _ in range(10):
+            self.interrupt()
+            try:
+                self.wait_for(text, 3.0)
+            except AssertionError:
+                continue
+            return
+        self.wait_for(text, 0.0)
+
     def _read(self) -> str:
         try:
             return os.read(self._master, 65536).decode(errors="replace")
