@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from astromesh.runtime.engine import AgentRuntime
-from astromesh.testing import ManualClock, ScriptedProvider
+from astromesh.testing import ScriptedProvider
 from astromesh.types import ToolCall
 from tests.integration.agents_folder import manifest, runtime_of, write
 
@@ -110,11 +110,11 @@ CASES = {
 def runtime_for(
     folder: Path, case: Case, script: Sequence[Any], **spec: Any
 ) -> tuple[AgentRuntime, ScriptedProvider]:
-    """A runtime with the case's agents, its model, time that jumps where anybody waits."""
+    """A runtime with the case's agents and its model."""
     orchestration = {**case.orchestration, **spec.pop("orchestration", {})}
     provider = ScriptedProvider(*script)
     agents = (manifest(orchestration=orchestration, **{**case.spec, **spec}), *case.others)
-    return runtime_of(write(folder, *agents), provider, clock=ManualClock(jump=True)), provider
+    return runtime_of(write(folder, *agents), provider), provider
 
 
 def by_words(**lines: Any) -> Callable[[Any], Any]:

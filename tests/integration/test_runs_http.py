@@ -85,7 +85,7 @@ async def test_a_run_is_found_while_it_goes_on_and_when_it_has_ended(tmp_path: P
 
 async def test_a_failed_run_says_why_with_the_codes_of_http(tmp_path: Path) -> None:
     provider = ScriptedProvider(ProviderUnavailable("down"), repeat=True)
-    runtime = runtime_of(helper(tmp_path), provider, clock=ManualClock(jump=True))
+    runtime = runtime_of(helper(tmp_path), provider)
     async with client_of(runtime) as client:
         failed = (await client.post(RUN, json=BODY)).json()
         state = (await client.get(f"/v1/runs/{failed['run_id']}")).json()
