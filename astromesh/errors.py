@@ -13,7 +13,7 @@
     │   ├── NotFound           AgentNotFoundError, SessionNotFound, RunNotFound, …
     │   ├── InvalidInput       PayloadTooLarge, GuardrailBlocked, IdempotencyConflict
     │   ├── Unauthorized, Forbidden, RateLimited
-    │   └── Conflict           SessionBusy, Interrupted, NotWaiting, NotDurable, ApprovalRequired, EventsGone
+    │   └── Conflict           SessionBusy, Interrupted, NotWaiting, NotDurable, ApprovalRequired, LeaseLost, Divergence, EventsGone
     ├── UpstreamError          someone else's service
     │   ├── NetError           NetTimeout, NetUnreachable, AnswerTooLarge, AddressForbidden: what `net` raises
     │   ├── ProviderError      ProviderTimeout, ProviderRateLimited, ProviderUnauthorized, ProviderRejected,
@@ -271,6 +271,18 @@ class ApprovalRequired(Conflict):
     code = "approval_required"
 
 
+class LeaseLost(Conflict):
+    """Another worker has taken over what this one was doing; nothing that this one does counts any more."""
+
+    code = "lease_lost"
+
+
+class Divergence(Conflict):
+    """A run that was taken up again does not do what its log says it did; the message names the place."""
+
+    code = "divergence"
+
+
 class EventsGone(RequestError):
     code = "events_gone"
 
@@ -322,18 +334,27 @@ class ProviderError(UpstreamError):
         provider: name as configured, e.g. `openai/gpt-4o-mini`.
         status: HTTP status of the answer, 0 where there was none.
         retry_after: seconds the provider asked to wait, 0 where it did not say.
+        retryable: whether another try at the same provider can help, where that differs from the class; the
+            router asks the next one in any case.
     """
 
     code = "provider_error"
-    #: whether another try at the same provider can help; the router asks the next one in any case
-    retryable: ClassVar[bool] = True
+    retryable: bool = True
     #: whether the circuit breaker counts it (what the caller caused never opens it)
     counts: ClassVar[bool] = True
 
     def __init__(
-        self, message: str, *, provider: str = "", status: int = 0, retry_after: float = 0.0
+        self,
+        message: str,
+        *,
+        provider: str = "",
+        status: int = 0,
+        retry_after: float = 0.0,
+        retryable: bool = True,
     ) -> None:
         self.provider, self.status, self.retry_after = provider, status, retry_after
+        if not retryable:
+            self.retryable = False
         super().__init__(message)
 
 
@@ -371,16 +392,16 @@ class AllProvidersFailed(UpstreamError):
 
     Args:
         failures: what each tried provider said, in order.
+        begun: the last of them had begun to answer: its text has left, so that nobody else was asked.
     """
 
     code = "all_providers_failed"
 
-    def __init__(self, failures: Sequence[ProviderError]) -> None:
-        self.failures = tuple(failures)
+    def __init__(self, failures: Sequence[ProviderError], *, begun: bool = False) -> None:
+        self.failures, self.begun = tuple(failures), begun
         tried = "; ".join(f"{f.provider or 'provider'}: {f}" for f in self.failures)
-        super().__init__(
-            f"No model provider answered. {tried or 'None is configured or all circuits are open.'}"
-        )
+        said = "The model's answer broke off." if begun else "No model provider answered."
+        super().__init__(f"{said} {tried or 'None is configured or all circuits are open.'}")
 
 
 class InvalidOutput(UpstreamError):

@@ -1,0 +1,237 @@
+"""The seams of durable runs: where runs are kept, and what dispatches their segments.
+
+A run is a row. A durable one is accepted when its row is on disk, and is then worked off in *segments*: a
+segment starts when the run is dispatched and ends when the run has ended or waits for a person or a timer;
+the decision dispatches the next one. What happened inside is the run's own log: steps, keyed by where in the
+run they were made and never by when, and events, in order. Whoever takes a run up again answers the steps
+that are finished from that log.
+
+`RunStore` keeps both. `DurableBackend` only says, at least once and anywhere, "segment N of run R, now".
+The store decides who really works: a claim of (run, segment) by a live worker is a fencing token, and every
+commit names it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, Protocol
+
+from astromesh.types import Event, JsonObject, Usage
+
+Status = Literal["queued", "running", "waiting", "completed", "failed", "cancelled"]
+StepKind = Literal["model", "tool", "run", "wait"]
+#: `intent`: about to happen, may have happened. `done`: its output is known. `unknown`: a person must look.
+StepState = Literal["intent", "done", "unknown"]
+
+ENDED: frozenset[str] = frozenset({"completed", "failed", "cancelled"})
+
+
+@dataclass(frozen=True, slots=True)
+class RunRow:
+    """One run as it is kept. Times in seconds since the epoch, 0 for never.
+
+    Args:
+        parent: `RUN.CALL` that a nested run was started by, else empty.
+        durable: it was accepted for good; otherwise the row is a note of a run that lived in one process.
+        request: what was asked, without what an input rule redacts once step 3 is done (S10).
+        manifest: the agent's manifest as it was when the run was accepted (R16).
+        caller: user, tenant, roles, scopes, metadata; never a token.
+        deadline_at: when it must have ended; enforced also where its worker is dead.
+        wake_at: of a waiting run: when its time is over.
+        segment: number of the segment that runs or is due, from 1; the fencing token.
+        worker: who works on it now.
+        priority: lower comes first.
+        waiting_for: of a waiting run: the approval that it waits for.
+    """
+
+    run_id: str
+    tenant: str
+    owner: str
+    agent: str
+    session_id: str
+    trace_id: str
+    status: Status
+    created_at: float
+    parent: str = ""
+    durable: bool = False
+    request: JsonObject = field(default_factory=dict)
+    manifest: JsonObject | None = None
+    caller: JsonObject = field(default_factory=dict)
+    finished_at: float = 0.0
+    deadline_at: float = 0.0
+    wake_at: float = 0.0
+    segment: int = 1
+    worker: str = ""
+    priority: int = 0
+    cancelling: bool = False
+    result: JsonObject | None = None
+    error: JsonObject | None = None
+    usage: Usage = Usage()
+    attempts: tuple[JsonObject, ...] = ()
+    waiting_for: JsonObject | None = None
+
+
+class Step(NamedTuple):
+    """One finished or begun step of a durable run.
+
+    Args:
+        path: the branch of the run's tree that made it, e.g. `react/tool:call_1` (R17).
+        n: which one of its path, from 1.
+        request_hash: SHA-256 hex digits of what was asked; another one under the same key is a divergence.
+        output: JSON value; None while it is an intent.
+    """
+
+    path: str
+    n: int
+    kind: StepKind
+    request_hash: str
+    state: StepState
+    output: JsonObject | None = None
+
+
+class Change(NamedTuple):
+    """What a commit changes in the row; None leaves a field as it is."""
+
+    status: Status | None = None
+    request: JsonObject | None = None
+    result: JsonObject | None = None
+    error: JsonObject | None = None
+    usage: Usage | None = None
+    attempts: tuple[JsonObject, ...] | None = None
+    waiting_for: JsonObject | None = None
+    wake_at: float | None = None
+    finished_at: float | None = None
+
+
+class Claim(NamedTuple):
+    """The right to work on a segment; the store checks it at every commit."""
+
+    run_id: str
+    segment: int
+    worker: str
+
+
+class IdempotencyKey(NamedTuple):
+    """A caller's `Idempotency-Key`, kept as it was scoped: the same key of somebody else is another one.
+
+    Args:
+        body_hash: SHA-256 hex digits of the request; the body itself is not kept (S10).
+    """
+
+    tenant: str
+    owner: str
+    route: str
+    key: str
+    body_hash: str
+    expires_at: float
+
+
+class Wanted(NamedTuple):
+    """Which runs are listed; empty: all of the tenant. `owner` None: everybody's."""
+
+    tenant: str
+    owner: str | None = None
+    agent: str = ""
+    session: str = ""
+    status: str = ""
+    limit: int = 50
+
+
+class RunStore(Protocol):
+    """Runs, steps, events and workers in a database.
+
+    Raises (all of them):
+        StoreUnavailable: the database does not answer now.
+    """
+
+    async def accept(self, run: RunRow, key: IdempotencyKey | None = None) -> RunRow:
+        """Keeps a new run; answers it, or the run that has the same key and body.
+
+        Raises:
+            IdempotencyConflict: the key was used with another body.
+        """
+
+    def note(self, run: RunRow) -> None:
+        """Keeps the row of a run that was not durable, off the hot path; a failure is logged."""
+
+    async def get(self, run_id: str) -> RunRow | None: ...
+
+    async def list(self, wanted: Wanted) -> tuple[tuple[RunRow, ...], Usage]:
+        """The newest first; and what all that fit have used, each tree of runs counted once."""
+
+    async def claim(self, run_id: str, segment: int, worker: str, now: float) -> RunRow | None:
+        """Makes the worker the one that runs this segment; None where it is not due.
+
+        It is not due where the run has ended, is worked on by a live worker, is at another segment, or was
+        cancelled before it began (then the row has become `cancelled`).
+        """
+
+    async def commit(
+        self, claim: Claim, *, steps: Sequence[Step] = (), events: Sequence[Event] = (),
+        change: Change | None = None,
+    ) -> None:  # fmt: skip
+        """Steps, events and row in one transaction. A step of a key that is there replaces it.
+
+        Raises:
+            LeaseLost: somebody else works on the run, or it has ended; nothing is written.
+        """
+
+    async def steps(self, run_id: str) -> tuple[Step, ...]: ...
+
+    async def events(self, run_id: str, after: int = 0, limit: int = 1000) -> tuple[Event, ...]:
+        """Events behind `after`, in order."""
+
+    async def advance(self, run_id: str, segment: int, change: Change) -> RunRow | None:
+        """From `waiting` in this segment to `queued` in the next one, once; None where it was not waiting."""
+
+    async def cancel(self, run_id: str) -> RunRow | None:
+        """Asks for a run's end. One that nobody works on has ended with that; None where there is no run."""
+
+    async def cancelling(self, worker: str) -> tuple[str, ...]:
+        """Runs of this worker whose end was asked for."""
+
+    async def beat(self, worker: str, now: float) -> None:
+        """The worker lives."""
+
+    async def leave(self, worker: str) -> tuple[tuple[str, int], ...]:
+        """The worker ends. Its runs are `queued` again, in a new segment, and answered for dispatch."""
+
+    async def overdue(self, now: float, lease: float, limit: int = 100) -> tuple[tuple[str, int], ...]:
+        """Runs that somebody must dispatch, as (run_id, segment).
+
+        Those of workers not heard of for `lease` seconds (queued again in a new segment), queued longer than
+        that, and waiting beyond `wake_at`. Those beyond `deadline_at` without a live worker have failed.
+        """
+
+    async def waiting(self, tenant: str, owner: str | None, limit: int = 100) -> tuple[RunRow, ...]:
+        """Runs that wait for a person, the oldest first."""
+
+    async def expire(self, before: float, most: int) -> int:
+        """Deletes ended runs of before that time, and the oldest beyond `most`; answers how many."""
+
+    async def erase_owner(self, tenant: str, owner: str) -> int:
+        """Deletes the ended runs of one principal, with steps, events and keys; asks the others to end."""
+
+    async def ping(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+#: works off one segment; a second call for the same one finds it claimed and does nothing
+RunSegment = Callable[[str, int], Awaitable[None]]
+
+
+class DurableBackend(Protocol):
+    """Dispatches segments to the processes of a database: at least once, one per session at a time."""
+
+    async def start(self, work: RunSegment) -> None:
+        """Begins to dispatch to this process. `work` runs in the event loop that called."""
+
+    async def dispatch(self, run: RunRow) -> None:
+        """Queues the row's segment; twice is once. Other processes may get it."""
+
+    async def drain(self) -> None:
+        """Takes no new segments; those that run go on."""
+
+    async def close(self) -> None: ...
