@@ -13,7 +13,8 @@
     │   ├── NotFound           AgentNotFoundError, SessionNotFound, RunNotFound, …
     │   ├── InvalidInput       PayloadTooLarge, GuardrailBlocked, IdempotencyConflict
     │   ├── Unauthorized, Forbidden, RateLimited
-    │   └── Conflict           SessionBusy, Interrupted, NotWaiting, NotDurable, ApprovalRequired, LeaseLost, Divergence, EventsGone
+    │   └── Conflict           SessionBusy, Interrupted, NotWaiting, NotDurable, ApprovalRequired, EventsGone,
+    │                          LeaseLost, Divergence
     ├── UpstreamError          someone else's service
     │   ├── NetError           NetTimeout, NetUnreachable, AnswerTooLarge, AddressForbidden: what `net` raises
     │   ├── ProviderError      ProviderTimeout, ProviderRateLimited, ProviderUnauthorized, ProviderRejected,
