@@ -101,6 +101,7 @@ class Change(NamedTuple):
     attempts: tuple[JsonObject, ...] | None = None
     waiting_for: JsonObject | None = None
     wake_at: float | None = None
+    deadline_at: float | None = None
     finished_at: float | None = None
 
 
@@ -160,7 +161,7 @@ class RunStore(Protocol):
     async def list(self, wanted: Wanted) -> tuple[tuple[RunRow, ...], Usage]:
         """The newest first; and what all that fit have used, each tree of runs counted once."""
 
-    async def claim(self, run_id: str, segment: int, worker: str, now: float) -> RunRow | None:
+    async def claim(self, run_id: str, segment: int, worker: str) -> RunRow | None:
         """Makes the worker the one that runs this segment; None where it is not due.
 
         It is not due where the run has ended, is worked on by a live worker, is at another segment, or was
@@ -182,8 +183,12 @@ class RunStore(Protocol):
     async def events(self, run_id: str, after: int = 0, limit: int = 1000) -> tuple[Event, ...]:
         """Events behind `after`, in order."""
 
-    async def advance(self, run_id: str, segment: int, change: Change) -> RunRow | None:
-        """From `waiting` in this segment to `queued` in the next one, once; None where it was not waiting."""
+    async def advance(self, run_id: str, segment: int, steps: Sequence[Step] = ()) -> RunRow | None:
+        """From `waiting` in this segment to `queued` in the next one, once; None where it was not waiting.
+
+        Args:
+            steps: the decision, kept in the same transaction.
+        """
 
     async def cancel(self, run_id: str) -> RunRow | None:
         """Asks for a run's end. One that nobody works on has ended with that; None where there is no run."""
@@ -191,13 +196,13 @@ class RunStore(Protocol):
     async def cancelling(self, worker: str) -> tuple[str, ...]:
         """Runs of this worker whose end was asked for."""
 
-    async def beat(self, worker: str, now: float) -> None:
+    async def beat(self, worker: str) -> None:
         """The worker lives."""
 
     async def leave(self, worker: str) -> tuple[tuple[str, int], ...]:
         """The worker ends. Its runs are `queued` again, in a new segment, and answered for dispatch."""
 
-    async def overdue(self, now: float, lease: float, limit: int = 100) -> tuple[tuple[str, int], ...]:
+    async def overdue(self, lease: float, limit: int = 100) -> tuple[tuple[str, int], ...]:
         """Runs that somebody must dispatch, as (run_id, segment).
 
         Those of workers not heard of for `lease` seconds (queued again in a new segment), queued longer than

@@ -1,0 +1,1 @@
+"""Durable runs: where they are kept, and what dispatches them."""

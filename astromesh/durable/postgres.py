@@ -1,0 +1,267 @@
+"""Runs in PostgreSQL. Every query is in `sql/postgres/runs.sql`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from functools import partial
+from typing import Self
+
+import structlog
+
+from astromesh.abc.clock import Clock
+from astromesh.abc.durable import Change, Claim, IdempotencyKey, RunRow, Step, Wanted
+from astromesh.durable.rows import (
+    change_values,
+    columns_of,
+    conflict,
+    event_of,
+    event_values,
+    last_words,
+    lost,
+    run_of,
+    step_of,
+    step_values,
+    text_of,
+    too_late,
+    usage_of,
+    with_columns,
+)
+from astromesh.errors import AstromeshError, IdempotencyConflict, LeaseLost
+from astromesh.storage.migrations import Schema, queries
+from astromesh.storage.postgres import Connection, Postgres
+from astromesh.types import Event, JsonObject, Usage
+
+_PACKAGE = "astromesh.durable"
+SCHEMA = Schema("runs", _PACKAGE, "sql/postgres/runs")
+SQL = with_columns(queries(_PACKAGE, "sql/postgres/runs.sql"), "$")
+
+#: runs deleted in one statement, so that others get their turn in between
+_CHUNK = 200
+#: workers that have not been heard of for so long, in seconds, are forgotten
+_FORGOTTEN = 86_400.0
+#: rows of runs that wait to be noted; beyond that they are left out, and said so in the log
+_MOST_NOTES = 10_000
+
+log = structlog.get_logger("astromesh.durable")
+
+
+class PostgresRuns:
+    """A RunStore over one database, which it shares with others."""
+
+    def __init__(self, database: Postgres, clock: Clock) -> None:
+        self._database = database
+        self._clock = clock
+        self._notes: list[tuple[object, ...]] = []
+        self._noting: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def open(cls, database: Postgres, clock: Clock) -> Self:
+        """Raises: ConfigError: a database of a newer astromesh. StoreError: it refuses us."""
+        await database.migrate(SCHEMA)
+        return cls(database, clock)
+
+    async def accept(self, run: RunRow, key: IdempotencyKey | None = None) -> RunRow:
+        return await self._database.transact(partial(_accept, run, key, self._clock.now()))
+
+    def note(self, run: RunRow) -> None:
+        if len(self._notes) >= _MOST_NOTES:
+            log.warning("run_not_noted", run_id=run.run_id, reason="too many rows wait for the database")
+            return
+        self._notes.append((*columns_of(run), run.created_at))
+        if self._noting is None or self._noting.done():
+            self._noting = asyncio.create_task(self._write_notes())
+
+    async def get(self, run_id: str) -> RunRow | None:
+        rows = await self._database.read(SQL["get"], run_id)
+        return run_of(rows[0]) if rows else None
+
+    async def list(self, wanted: Wanted) -> tuple[tuple[RunRow, ...], Usage]:
+        rows = await self._database.read(SQL["list"], *wanted)
+        numbers = await self._database.read(SQL["used"], *wanted[:5])
+        return tuple(map(run_of, rows)), usage_of(numbers[0])
+
+    async def claim(self, run_id: str, segment: int, worker: str) -> RunRow | None:
+        return await self._database.transact(partial(_claim, run_id, segment, worker, self._clock.now()))
+
+    async def commit(
+        self, claim: Claim, *, steps: Sequence[Step] = (), events: Sequence[Event] = (),
+        change: Change | None = None,
+    ) -> None:  # fmt: skip
+        await self._database.transact(partial(_commit, claim, steps, events, change))
+
+    async def steps(self, run_id: str) -> tuple[Step, ...]:
+        return tuple(map(step_of, await self._database.read(SQL["steps"], run_id)))
+
+    async def events(self, run_id: str, after: int = 0, limit: int = 1000) -> tuple[Event, ...]:
+        rows = await self._database.read(SQL["events"], run_id, after, limit)
+        return tuple(map(partial(event_of, run_id), rows))
+
+    async def advance(self, run_id: str, segment: int, steps: Sequence[Step] = ()) -> RunRow | None:
+        return await self._database.transact(partial(_advance, run_id, segment, steps, self._clock.now()))
+
+    async def cancel(self, run_id: str) -> RunRow | None:
+        return await self._database.transact(partial(_cancel, run_id, self._clock.now()))
+
+    async def cancelling(self, worker: str) -> tuple[str, ...]:
+        return tuple(row[0] for row in await self._database.read(SQL["cancelling"], worker))
+
+    async def beat(self, worker: str) -> None:
+        await self._database.write(SQL["beat"], worker, self._clock.now())
+
+    async def leave(self, worker: str) -> tuple[tuple[str, int], ...]:
+        return await self._database.transact(partial(_leave, worker, self._clock.now()))
+
+    async def overdue(self, lease: float, limit: int = 100) -> tuple[tuple[str, int], ...]:
+        return await self._database.transact(partial(_overdue, self._clock.now(), lease, limit))
+
+    async def waiting(self, tenant: str, owner: str | None, limit: int = 100) -> tuple[RunRow, ...]:
+        rows = await self._database.read(SQL["waiting"], tenant, owner, limit)
+        return tuple(map(run_of, rows))
+
+    async def expire(self, before: float, most: int) -> int:
+        await self._database.write(SQL["expire_keys"], self._clock.now())
+        return await self._in_chunks("expire", before) + await self._in_chunks("expire_many", most)
+
+    async def erase_owner(self, tenant: str, owner: str) -> int:
+        return await self._database.transact(partial(_erase_owner, tenant, owner, self._clock.now()))
+
+    async def ping(self) -> None:
+        await self._database.ping()
+
+    async def close(self) -> None:
+        """Waits until what was noted is written; the pool closes with the runtime's resources."""
+        if self._noting is not None:
+            await self._noting
+
+    async def _write_notes(self) -> None:
+        while self._notes:
+            rows, self._notes = self._notes, []
+            try:
+                await self._database.transact(partial(_note, rows))
+            except AstromeshError as error:  # a note is a help, and there is nobody to tell
+                log.warning("runs_not_noted", count=len(rows), error=str(error))
+
+    async def _in_chunks(self, name: str, bound: float) -> int:
+        total = 0
+        while gone := await self._database.write(SQL[name], bound, _CHUNK):
+            total += len(gone)
+        return total
+
+
+# -- in one transaction each ---------------------------------------------------------------------------------
+
+
+async def _accept(run: RunRow, key: IdempotencyKey | None, now: float, connection: Connection) -> RunRow:
+    if key is not None:
+        await connection.execute(SQL["lock_key"], *key[:4])
+        found = await connection.fetchrow(SQL["key"], *key[:4], now)
+        if found is not None and (earlier := await _get(run_id=found[1], connection=connection)):
+            if found[0] != key.body_hash:
+                raise IdempotencyConflict(conflict(key.key))
+            return earlier
+        await connection.execute(SQL["put_key"], *key[:5], run.run_id, key.expires_at)
+    await connection.execute(SQL["add"], *columns_of(run), now)
+    return run
+
+
+async def _note(rows: Sequence[tuple[object, ...]], connection: Connection) -> None:
+    await connection.executemany(SQL["note"], rows)
+
+
+async def _get(run_id: str, connection: Connection, *, query: str = "get") -> RunRow | None:
+    row = await connection.fetchrow(SQL[query], run_id)
+    return run_of(row) if row else None
+
+
+async def _claim(run_id: str, segment: int, worker: str, now: float, connection: Connection) -> RunRow | None:
+    row = await connection.fetchrow(SQL["claim"], run_id, segment, worker)
+    if row is None:
+        return None
+    await connection.execute(SQL["beat"], worker, now)
+    return run_of(row)
+
+
+async def _commit(
+    claim: Claim,
+    steps: Sequence[Step],
+    events: Sequence[Event],
+    change: Change | None,
+    connection: Connection,
+) -> None:
+    if change is None:
+        held = await connection.fetchrow(SQL["holds"], *claim)
+    else:
+        held = await connection.fetchrow(SQL["change"], *claim, *change_values(change))
+    if held is None:
+        raise LeaseLost(lost(claim))
+    if steps:
+        await connection.executemany(SQL["put_step"], [step_values(claim.run_id, step) for step in steps])
+    if events:
+        await connection.executemany(SQL["put_event"], [event_values(event) for event in events])
+
+
+async def _advance(
+    run_id: str, segment: int, steps: Sequence[Step], now: float, connection: Connection
+) -> RunRow | None:
+    row = await connection.fetchrow(SQL["advance"], run_id, segment, now)
+    if row is None:
+        return None
+    if steps:
+        await connection.executemany(SQL["put_step"], [step_values(run_id, step) for step in steps])
+    return run_of(row)
+
+
+async def _cancel(run_id: str, now: float, connection: Connection) -> RunRow | None:
+    run = await _get(run_id, connection, query="lock")
+    if run is None:
+        return None
+    if run.status in ("queued", "waiting"):
+        await _end(run, "cancelled", now, connection)
+    else:
+        await connection.execute(SQL["ask_end"], run_id)
+    return await _get(run_id, connection)
+
+
+async def _end(
+    run: RunRow, status: str, now: float, connection: Connection, error: JsonObject | None = None
+) -> None:
+    """The end of a run that nobody works on, with its last event."""
+    await connection.execute(SQL["end_idle"], run.run_id, status, now, text_of(error))
+    data = text_of({**(error or {}), **last_words(run)})
+    await connection.execute(SQL["put_last_event"], run.run_id, now, f"run.{status}", data)
+
+
+async def _leave(worker: str, now: float, connection: Connection) -> tuple[tuple[str, int], ...]:
+    await connection.execute(SQL["leave"], worker)
+    return tuple((row[0], row[1]) for row in await connection.fetch(SQL["hand_over"], worker, now))
+
+
+async def _overdue(
+    now: float, lease: float, limit: int, connection: Connection
+) -> tuple[tuple[str, int], ...]:
+    await connection.execute(SQL["forget_workers"], now - _FORGOTTEN)
+    due: list[tuple[str, int]] = []
+    for run in map(run_of, await connection.fetch(SQL["orphans"], now - lease, limit)):
+        if run.cancelling:
+            await _end(run, "cancelled", now, connection)
+        elif 0.0 < run.deadline_at <= now:
+            await _end(run, "failed", now, connection, too_late())
+        else:
+            due += await _requeued(run, now, connection)
+    for run in map(run_of, await connection.fetch(SQL["awake"], now, limit)):
+        due += await _requeued(run, now, connection)
+    due += [(row[0], row[1]) for row in await connection.fetch(SQL["stale"], now - lease, now, limit)]
+    return tuple(dict.fromkeys(due))
+
+
+async def _requeued(run: RunRow, now: float, connection: Connection) -> list[tuple[str, int]]:
+    rows = await connection.fetch(SQL["requeue"], run.run_id, run.segment, now)
+    return [(row[0], row[1]) for row in rows]
+
+
+async def _erase_owner(tenant: str, owner: str, now: float, connection: Connection) -> int:
+    for run in map(run_of, await connection.fetch(SQL["owned_open"], tenant, owner)):
+        await _cancel(run.run_id, now, connection)
+    await connection.execute(SQL["erase_keys"], tenant, owner)
+    return len(await connection.fetch(SQL["erase_owner"], tenant, owner))

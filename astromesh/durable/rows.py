@@ -1,0 +1,137 @@
+"""Runs, steps and events as rows: the columns and their order, in every database the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import orjson
+
+from astromesh.abc.durable import Change, Claim, RunRow, Step
+from astromesh.errors import DeadlineExceeded
+from astromesh.types import Event, JsonObject, Usage
+
+_PLAIN = (
+    "run_id", "tenant", "owner", "agent", "session_id", "trace_id", "parent", "status", "durable", "segment",
+    "worker", "priority", "cancelling", "created_at", "finished_at", "deadline_at", "wake_at",
+)  # fmt: skip
+_USAGE = ("input_tokens", "output_tokens", "cached_tokens", "cost_usd", "estimated")
+_JSON = ("request", "manifest", "caller", "result", "error", "attempts", "waiting_for")
+COLUMNS = (*_PLAIN, *_USAGE, *_JSON)
+
+
+def with_columns(queries: Mapping[str, str], placeholder: str = "?") -> Mapping[str, str]:
+    """Queries in which COLUMNS and VALUES stand for the columns of a run.
+
+    Args:
+        placeholder: `?`, or `$` where values are numbered.
+    """
+    names = ", ".join(COLUMNS)
+    numbered = [placeholder if placeholder == "?" else f"${n + 1}" for n in range(len(COLUMNS))]
+    values = ", ".join(numbered)
+    return {
+        name: text.replace("(VALUES,", f"({values},").replace("COLUMNS", names)
+        for name, text in queries.items()
+    }
+
+
+def columns_of(run: RunRow) -> tuple[object, ...]:
+    """A run as the values of `COLUMNS`."""
+    return (
+        *(getattr(run, name) for name in _PLAIN),
+        *(getattr(run.usage, name) for name in _USAGE),
+        *(text_of(getattr(run, name)) for name in _JSON),
+    )
+
+
+def run_of(values: Iterable[Any]) -> RunRow:
+    """The run of a row of `COLUMNS`."""
+    row = tuple(values)
+    plain = dict(zip(_PLAIN, row, strict=False))
+    plain["durable"], plain["cancelling"] = bool(plain["durable"]), bool(plain["cancelling"])
+    numbers = row[len(_PLAIN) : len(_PLAIN) + len(_USAGE)]
+    data = dict(zip(_JSON, map(value_of, row[-len(_JSON) :]), strict=True))
+    return RunRow(
+        **plain,
+        usage=usage_of(numbers),
+        request=data["request"] or {},
+        manifest=data["manifest"],
+        caller=data["caller"] or {},
+        result=data["result"],
+        error=data["error"],
+        attempts=tuple(data["attempts"] or ()),
+        waiting_for=data["waiting_for"] or None,
+    )
+
+
+def usage_of(numbers: Iterable[Any]) -> Usage:
+    tokens, said, cached, cost, estimated = numbers
+    return Usage(int(tokens), int(said), int(cached), float(cost), bool(estimated))
+
+
+def change_values(change: Change) -> tuple[object, ...]:
+    """A change in the order of the query `change`, behind the three values of the claim."""
+    used = change.usage
+    return (
+        change.status,
+        *(
+            None if value is None else text_of(value)
+            for value in (change.request, change.result, change.error, change.attempts, change.waiting_for)
+        ),
+        change.wake_at,
+        change.deadline_at,
+        change.finished_at,
+        *((None,) * len(_USAGE) if used is None else (getattr(used, name) for name in _USAGE)),
+    )
+
+
+def step_values(run_id: str, step: Step) -> tuple[object, ...]:
+    return (run_id, *step[:5], text_of(step.output))
+
+
+def step_of(row: Iterable[Any]) -> Step:
+    path, n, kind, request_hash, state, output = row
+    return Step(path, n, kind, request_hash, state, value_of(output))
+
+
+def event_values(event: Event) -> tuple[object, ...]:
+    return event.run_id, event.seq, event.ts, event.type, text_of(event.data)
+
+
+def event_of(run_id: str, row: Iterable[Any]) -> Event:
+    seq, ts, name, data = row
+    return Event(run_id, seq, ts, name, value_of(data))
+
+
+def last_words(run: RunRow) -> JsonObject:
+    """What the last event of a run holds that nobody worked on when it ended."""
+    return {"response": "", "agent": run.agent, "usage": run.usage.to_json()}
+
+
+def text_of(value: object) -> str | None:
+    return None if value is None else orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS).decode()
+
+
+def value_of(text: str | None) -> Any:
+    return None if text is None else orjson.loads(text)
+
+
+# -- what both stores say --------------------------------------------------------------------------------
+
+
+def conflict(key: str) -> str:
+    return (
+        f"The Idempotency-Key {key!r} was used with another request; "
+        "send a new key, or the same request again."
+    )
+
+
+def lost(claim: Claim) -> str:
+    return f"The run {claim.run_id!r} is no longer this worker's, or it has ended."
+
+
+def too_late() -> JsonObject:
+    return {
+        "code": DeadlineExceeded.code,
+        "detail": "The run's time was over before another worker could take it up again.",
+    }

@@ -1,0 +1,163 @@
+-- COLUMNS stands for the columns of a run in the order of `rows.COLUMNS`.
+
+-- name: add
+INSERT INTO astromesh.runs (COLUMNS, queued_at) VALUES (VALUES, $30)
+
+-- name: note
+INSERT INTO astromesh.runs (COLUMNS, queued_at) VALUES (VALUES, $30) ON CONFLICT (run_id) DO NOTHING
+
+-- name: get
+SELECT COLUMNS FROM astromesh.runs WHERE run_id = $1
+
+-- name: lock
+SELECT COLUMNS FROM astromesh.runs WHERE run_id = $1 FOR UPDATE
+
+-- name: list
+SELECT COLUMNS FROM astromesh.runs
+WHERE tenant = $1 AND ($2::text IS NULL OR owner = $2) AND ($3 = '' OR agent = $3)
+    AND ($4 = '' OR session_id = $4) AND ($5 = '' OR status = $5)
+ORDER BY id DESC LIMIT $6
+
+-- name: used
+-- What a nested run used is part of what the one above it used.
+SELECT coalesce(sum(input_tokens), 0)::bigint, coalesce(sum(output_tokens), 0)::bigint,
+    coalesce(sum(cached_tokens), 0)::bigint, coalesce(sum(cost_usd), 0.0), coalesce(bool_or(estimated), FALSE)
+FROM astromesh.runs r
+WHERE tenant = $1 AND ($2::text IS NULL OR owner = $2) AND ($3 = '' OR agent = $3)
+    AND ($4 = '' OR session_id = $4) AND ($5 = '' OR status = $5)
+    AND (parent = '' OR NOT EXISTS (
+        SELECT 1 FROM astromesh.runs a WHERE a.run_id = split_part(r.parent, '.', 1)
+            AND a.tenant = $1 AND ($2::text IS NULL OR a.owner = $2) AND ($3 = '' OR a.agent = $3)
+            AND ($4 = '' OR a.session_id = $4) AND ($5 = '' OR a.status = $5)))
+
+-- name: claim
+UPDATE astromesh.runs SET status = 'running', worker = $3
+WHERE run_id = $1 AND segment = $2 AND status = 'queued' AND durable RETURNING COLUMNS
+
+-- name: change
+UPDATE astromesh.runs SET status = coalesce($4, status), request = coalesce($5, request),
+    result = coalesce($6, result), error = coalesce($7, error), attempts = coalesce($8, attempts),
+    waiting_for = coalesce($9, waiting_for), wake_at = coalesce($10, wake_at),
+    deadline_at = coalesce($11, deadline_at), finished_at = coalesce($12, finished_at),
+    input_tokens = coalesce($13, input_tokens), output_tokens = coalesce($14, output_tokens),
+    cached_tokens = coalesce($15, cached_tokens), cost_usd = coalesce($16, cost_usd),
+    estimated = coalesce($17, estimated)
+WHERE run_id = $1 AND segment = $2 AND worker = $3 AND status = 'running' RETURNING 1
+
+-- name: holds
+SELECT 1 FROM astromesh.runs WHERE run_id = $1 AND segment = $2 AND worker = $3 AND status = 'running' FOR UPDATE
+
+-- name: put_step
+INSERT INTO astromesh.run_steps VALUES ($1, $2, $3, $4, $5, $6, $7)
+ON CONFLICT (run_id, path, n) DO UPDATE
+SET kind = excluded.kind, request_hash = excluded.request_hash, state = excluded.state, output = excluded.output
+
+-- name: steps
+SELECT path, n, kind, request_hash, state, output FROM astromesh.run_steps WHERE run_id = $1 ORDER BY path, n
+
+-- name: put_event
+INSERT INTO astromesh.run_events VALUES ($1, $2, $3, $4, $5)
+
+-- name: put_last_event
+INSERT INTO astromesh.run_events
+SELECT $1, coalesce(max(seq), 0) + 1, $2, $3, $4 FROM astromesh.run_events WHERE run_id = $1
+
+-- name: events
+SELECT seq, ts, type, data FROM astromesh.run_events WHERE run_id = $1 AND seq > $2 ORDER BY seq LIMIT $3
+
+-- name: advance
+UPDATE astromesh.runs SET status = 'queued', segment = segment + 1, worker = '', waiting_for = NULL,
+    wake_at = 0.0, queued_at = $3
+WHERE run_id = $1 AND segment = $2 AND status = 'waiting' RETURNING COLUMNS
+
+-- name: end_idle
+UPDATE astromesh.runs SET status = $2, finished_at = $3, error = $4, waiting_for = NULL, wake_at = 0.0
+WHERE run_id = $1 AND status IN ('queued', 'running', 'waiting')
+
+-- name: ask_end
+UPDATE astromesh.runs SET cancelling = TRUE WHERE run_id = $1 AND status = 'running'
+
+-- name: cancelling
+SELECT run_id FROM astromesh.runs
+WHERE status IN ('queued', 'running', 'waiting') AND durable AND status = 'running' AND worker = $1 AND cancelling
+
+-- name: beat
+INSERT INTO astromesh.workers VALUES ($1, $2) ON CONFLICT (worker) DO UPDATE SET seen_at = excluded.seen_at
+
+-- name: leave
+DELETE FROM astromesh.workers WHERE worker = $1
+
+-- name: forget_workers
+DELETE FROM astromesh.workers WHERE seen_at < $1
+
+-- name: hand_over
+UPDATE astromesh.runs SET status = 'queued', segment = segment + 1, worker = '', queued_at = $2
+WHERE status IN ('queued', 'running', 'waiting') AND durable AND status = 'running' AND worker = $1
+RETURNING run_id, segment
+
+-- name: orphans
+SELECT COLUMNS FROM astromesh.runs
+WHERE status IN ('queued', 'running', 'waiting') AND durable AND status = 'running'
+    AND worker NOT IN (SELECT worker FROM astromesh.workers WHERE seen_at > $1)
+LIMIT $2 FOR UPDATE SKIP LOCKED
+
+-- name: requeue
+UPDATE astromesh.runs SET status = 'queued', segment = segment + 1, worker = '', waiting_for = NULL,
+    wake_at = 0.0, queued_at = $3
+WHERE run_id = $1 AND segment = $2 RETURNING run_id, segment
+
+-- name: awake
+SELECT COLUMNS FROM astromesh.runs
+WHERE status IN ('queued', 'running', 'waiting') AND durable AND status = 'waiting' AND wake_at > 0.0
+    AND wake_at <= $1
+LIMIT $2 FOR UPDATE SKIP LOCKED
+
+-- name: stale
+UPDATE astromesh.runs SET queued_at = $2
+WHERE id IN (
+    SELECT id FROM astromesh.runs
+    WHERE status IN ('queued', 'running', 'waiting') AND durable AND status = 'queued' AND queued_at <= $1
+    ORDER BY id LIMIT $3 FOR UPDATE SKIP LOCKED)
+RETURNING run_id, segment
+
+-- name: waiting
+SELECT COLUMNS FROM astromesh.runs
+WHERE status IN ('queued', 'running', 'waiting') AND durable AND status = 'waiting' AND waiting_for IS NOT NULL
+    AND tenant = $1 AND ($2::text IS NULL OR owner = $2)
+ORDER BY id LIMIT $3
+
+-- name: expire
+DELETE FROM astromesh.runs WHERE id IN (
+    SELECT id FROM astromesh.runs WHERE finished_at > 0.0 AND finished_at < $1 LIMIT $2) RETURNING 1
+
+-- name: expire_many
+DELETE FROM astromesh.runs WHERE id IN (
+    SELECT id FROM astromesh.runs WHERE finished_at > 0.0 ORDER BY finished_at DESC LIMIT $2 OFFSET $1)
+RETURNING 1
+
+-- name: expire_keys
+DELETE FROM astromesh.idempotency_keys WHERE expires_at <= $1
+
+-- name: owned_open
+SELECT COLUMNS FROM astromesh.runs
+WHERE tenant = $1 AND owner = $2 AND status IN ('queued', 'running', 'waiting')
+
+-- name: erase_owner
+DELETE FROM astromesh.runs
+WHERE tenant = $1 AND owner = $2 AND status IN ('completed', 'failed', 'cancelled') RETURNING 1
+
+-- name: erase_keys
+DELETE FROM astromesh.idempotency_keys WHERE tenant = $1 AND owner = $2
+
+-- name: lock_key
+-- Two that come at once with one key: the second waits for the first.
+SELECT pg_advisory_xact_lock(hashtextextended(concat_ws(chr(31), $1::text, $2::text, $3::text, $4::text), 0))
+
+-- name: key
+SELECT body_hash, run_id FROM astromesh.idempotency_keys
+WHERE tenant = $1 AND owner = $2 AND route = $3 AND key = $4 AND expires_at > $5
+
+-- name: put_key
+INSERT INTO astromesh.idempotency_keys VALUES ($1, $2, $3, $4, $5, $6, $7)
+ON CONFLICT (tenant, owner, route, key) DO UPDATE
+SET body_hash = excluded.body_hash, run_id = excluded.run_id, expires_at = excluded.expires_at

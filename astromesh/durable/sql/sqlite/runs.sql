@@ -1,0 +1,152 @@
+-- COLUMNS stands for the columns of a run in the order of `rows.COLUMNS`.
+
+-- name: add
+INSERT INTO runs (COLUMNS, queued_at) VALUES (VALUES, ?)
+
+-- name: note
+INSERT INTO runs (COLUMNS, queued_at) VALUES (VALUES, ?) ON CONFLICT (run_id) DO NOTHING
+
+-- name: get
+SELECT COLUMNS FROM runs WHERE run_id = ?
+
+-- name: list
+SELECT COLUMNS FROM runs
+WHERE tenant = ?1 AND (?2 IS NULL OR owner = ?2) AND (?3 = '' OR agent = ?3)
+    AND (?4 = '' OR session_id = ?4) AND (?5 = '' OR status = ?5)
+ORDER BY id DESC LIMIT ?6
+
+-- name: used
+-- What a nested run used is part of what the one above it used.
+SELECT coalesce(sum(input_tokens), 0), coalesce(sum(output_tokens), 0), coalesce(sum(cached_tokens), 0),
+    coalesce(sum(cost_usd), 0.0), coalesce(max(estimated), 0)
+FROM runs r
+WHERE tenant = ?1 AND (?2 IS NULL OR owner = ?2) AND (?3 = '' OR agent = ?3)
+    AND (?4 = '' OR session_id = ?4) AND (?5 = '' OR status = ?5)
+    AND (parent = '' OR NOT EXISTS (
+        SELECT 1 FROM runs a WHERE a.run_id = substr(r.parent, 1, instr(r.parent, '.') - 1)
+            AND a.tenant = ?1 AND (?2 IS NULL OR a.owner = ?2) AND (?3 = '' OR a.agent = ?3)
+            AND (?4 = '' OR a.session_id = ?4) AND (?5 = '' OR a.status = ?5)))
+
+-- name: claim
+UPDATE runs SET status = 'running', worker = ?3
+WHERE run_id = ?1 AND segment = ?2 AND status = 'queued' AND durable = 1 RETURNING COLUMNS
+
+-- name: change
+UPDATE runs SET status = coalesce(?4, status), request = coalesce(?5, request), result = coalesce(?6, result),
+    error = coalesce(?7, error), attempts = coalesce(?8, attempts), waiting_for = coalesce(?9, waiting_for),
+    wake_at = coalesce(?10, wake_at), deadline_at = coalesce(?11, deadline_at),
+    finished_at = coalesce(?12, finished_at), input_tokens = coalesce(?13, input_tokens),
+    output_tokens = coalesce(?14, output_tokens), cached_tokens = coalesce(?15, cached_tokens),
+    cost_usd = coalesce(?16, cost_usd), estimated = coalesce(?17, estimated)
+WHERE run_id = ?1 AND segment = ?2 AND worker = ?3 AND status = 'running'
+
+-- name: holds
+SELECT 1 FROM runs WHERE run_id = ?1 AND segment = ?2 AND worker = ?3 AND status = 'running'
+
+-- name: put_step
+INSERT INTO run_steps VALUES (?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT (run_id, path, n) DO UPDATE
+SET kind = excluded.kind, request_hash = excluded.request_hash, state = excluded.state, output = excluded.output
+
+-- name: steps
+SELECT path, n, kind, request_hash, state, output FROM run_steps WHERE run_id = ? ORDER BY path, n
+
+-- name: put_event
+INSERT INTO run_events VALUES (?, ?, ?, ?, ?)
+
+-- name: put_last_event
+INSERT INTO run_events
+SELECT ?1, coalesce(max(seq), 0) + 1, ?2, ?3, ?4 FROM run_events WHERE run_id = ?1
+
+-- name: events
+SELECT seq, ts, type, data FROM run_events WHERE run_id = ? AND seq > ? ORDER BY seq LIMIT ?
+
+-- name: advance
+UPDATE runs SET status = 'queued', segment = segment + 1, worker = '', waiting_for = NULL, wake_at = 0.0,
+    queued_at = ?3
+WHERE run_id = ?1 AND segment = ?2 AND status = 'waiting' RETURNING COLUMNS
+
+-- name: end_idle
+UPDATE runs SET status = ?2, finished_at = ?3, error = ?4, waiting_for = NULL, wake_at = 0.0
+WHERE run_id = ?1 AND status IN ('queued', 'running', 'waiting')
+
+-- name: ask_end
+UPDATE runs SET cancelling = 1 WHERE run_id = ? AND status = 'running'
+
+-- name: cancelling
+SELECT run_id FROM runs
+WHERE status IN ('queued', 'running', 'waiting') AND durable = 1 AND status = 'running' AND worker = ? AND cancelling = 1
+
+-- name: beat
+INSERT INTO workers VALUES (?, ?) ON CONFLICT (worker) DO UPDATE SET seen_at = excluded.seen_at
+
+-- name: leave
+DELETE FROM workers WHERE worker = ?
+
+-- name: forget_workers
+DELETE FROM workers WHERE seen_at < ?
+
+-- name: hand_over
+UPDATE runs SET status = 'queued', segment = segment + 1, worker = '', queued_at = ?2
+WHERE status IN ('queued', 'running', 'waiting') AND durable = 1 AND status = 'running' AND worker = ?1
+RETURNING run_id, segment
+
+-- name: orphans
+SELECT COLUMNS FROM runs
+WHERE status IN ('queued', 'running', 'waiting') AND durable = 1 AND status = 'running'
+    AND worker NOT IN (SELECT worker FROM workers WHERE seen_at > ?1)
+LIMIT ?2
+
+-- name: requeue
+UPDATE runs SET status = 'queued', segment = segment + 1, worker = '', waiting_for = NULL, wake_at = 0.0,
+    queued_at = ?3
+WHERE run_id = ?1 AND segment = ?2 RETURNING run_id, segment
+
+-- name: awake
+SELECT COLUMNS FROM runs
+WHERE status IN ('queued', 'running', 'waiting') AND durable = 1 AND status = 'waiting' AND wake_at > 0.0
+    AND wake_at <= ?1
+LIMIT ?2
+
+-- name: stale
+UPDATE runs SET queued_at = ?2
+WHERE id IN (
+    SELECT id FROM runs
+    WHERE status IN ('queued', 'running', 'waiting') AND durable = 1 AND status = 'queued' AND queued_at <= ?1
+    ORDER BY id LIMIT ?3)
+RETURNING run_id, segment
+
+-- name: waiting
+SELECT COLUMNS FROM runs
+WHERE status IN ('queued', 'running', 'waiting') AND durable = 1 AND status = 'waiting' AND waiting_for IS NOT NULL
+    AND tenant = ?1 AND (?2 IS NULL OR owner = ?2)
+ORDER BY id LIMIT ?3
+
+-- name: expire
+DELETE FROM runs WHERE id IN (
+    SELECT id FROM runs WHERE finished_at > 0.0 AND finished_at < ?1 LIMIT ?2)
+
+-- name: expire_many
+DELETE FROM runs WHERE id IN (
+    SELECT id FROM runs WHERE finished_at > 0.0 ORDER BY finished_at DESC LIMIT ?2 OFFSET ?1)
+
+-- name: expire_keys
+DELETE FROM idempotency_keys WHERE expires_at <= ?
+
+-- name: owned_open
+SELECT COLUMNS FROM runs WHERE tenant = ? AND owner = ? AND status IN ('queued', 'running', 'waiting')
+
+-- name: erase_owner
+DELETE FROM runs WHERE tenant = ? AND owner = ? AND status IN ('completed', 'failed', 'cancelled')
+
+-- name: erase_keys
+DELETE FROM idempotency_keys WHERE tenant = ? AND owner = ?
+
+-- name: key
+SELECT body_hash, run_id FROM idempotency_keys
+WHERE tenant = ? AND owner = ? AND route = ? AND key = ? AND expires_at > ?
+
+-- name: put_key
+INSERT INTO idempotency_keys VALUES (?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT (tenant, owner, route, key) DO UPDATE
+SET body_hash = excluded.body_hash, run_id = excluded.run_id, expires_at = excluded.expires_at

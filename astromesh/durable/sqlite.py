@@ -1,0 +1,320 @@
+"""Runs in SQLite. Every query is in `sql/sqlite/runs.sql`.
+
+The functions of a connection run in the database's threads, each for all the items that wait
+(`storage.lane`).
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple, Self, TypeVar
+
+from astromesh.abc.clock import Clock
+from astromesh.abc.durable import Change, Claim, IdempotencyKey, RunRow, Step, Wanted
+from astromesh.durable.rows import (
+    change_values,
+    columns_of,
+    conflict,
+    event_of,
+    event_values,
+    last_words,
+    lost,
+    run_of,
+    step_of,
+    step_values,
+    text_of,
+    too_late,
+    usage_of,
+    with_columns,
+)
+from astromesh.errors import IdempotencyConflict, LeaseLost
+from astromesh.storage.database import Database
+from astromesh.storage.migrations import Schema, queries
+from astromesh.types import Event, JsonObject, Usage
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+_PACKAGE = "astromesh.durable"
+SCHEMA = Schema("runs", _PACKAGE, "sql/sqlite/runs")
+SQL = with_columns(queries(_PACKAGE, "sql/sqlite/runs.sql"))
+
+#: runs deleted in one transaction, so that others get their turn in between
+_CHUNK = 200
+#: workers that have not been heard of for so long, in seconds, are forgotten
+_FORGOTTEN = 86_400.0
+
+
+class SqliteRuns:
+    """A RunStore over one SQLite file, which it may share with others."""
+
+    def __init__(self, database: Database, clock: Clock) -> None:
+        self._database = database
+        self._clock = clock
+
+    @classmethod
+    async def open(cls, database: Database, clock: Clock) -> Self:
+        """Raises: StoreUnavailable: the file cannot be used. ConfigError: it is of a newer astromesh."""
+        await database.migrate(SCHEMA)
+        return cls(database, clock)
+
+    async def accept(self, run: RunRow, key: IdempotencyKey | None = None) -> RunRow:
+        return await self._database.write(_accept, (run, key, self._clock.now()))
+
+    def note(self, run: RunRow) -> None:
+        self._database.post(_note, (*columns_of(run), run.created_at))
+
+    async def get(self, run_id: str) -> RunRow | None:
+        return await self._database.read(_get, run_id)
+
+    async def list(self, wanted: Wanted) -> tuple[tuple[RunRow, ...], Usage]:
+        return await self._database.read(_list, wanted)
+
+    async def claim(self, run_id: str, segment: int, worker: str) -> RunRow | None:
+        return await self._database.write(_claim, (run_id, segment, worker, self._clock.now()))
+
+    async def commit(
+        self, claim: Claim, *, steps: Sequence[Step] = (), events: Sequence[Event] = (),
+        change: Change | None = None,
+    ) -> None:  # fmt: skip
+        await self._database.write(_commit, Commit(claim, steps, events, change))
+
+    async def steps(self, run_id: str) -> tuple[Step, ...]:
+        return await self._database.read(_steps, run_id)
+
+    async def events(self, run_id: str, after: int = 0, limit: int = 1000) -> tuple[Event, ...]:
+        return await self._database.read(_events, (run_id, after, limit))
+
+    async def advance(self, run_id: str, segment: int, steps: Sequence[Step] = ()) -> RunRow | None:
+        return await self._database.write(_advance, (run_id, segment, steps, self._clock.now()))
+
+    async def cancel(self, run_id: str) -> RunRow | None:
+        return await self._database.write(_cancel, (run_id, self._clock.now()))
+
+    async def cancelling(self, worker: str) -> tuple[str, ...]:
+        return await self._database.read(_cancelling, worker)
+
+    async def beat(self, worker: str) -> None:
+        await self._database.write(_beat, (worker, self._clock.now()))
+
+    async def leave(self, worker: str) -> tuple[tuple[str, int], ...]:
+        return await self._database.write(_leave, (worker, self._clock.now()))
+
+    async def overdue(self, lease: float, limit: int = 100) -> tuple[tuple[str, int], ...]:
+        return await self._database.write(_overdue, (self._clock.now(), lease, limit))
+
+    async def waiting(self, tenant: str, owner: str | None, limit: int = 100) -> tuple[RunRow, ...]:
+        return await self._database.read(_waiting, (tenant, owner, limit))
+
+    async def expire(self, before: float, most: int) -> int:
+        await self._database.write(_expire_keys, self._clock.now())
+        return await self._in_chunks("expire", before) + await self._in_chunks("expire_many", most)
+
+    async def erase_owner(self, tenant: str, owner: str) -> int:
+        return await self._database.write(_erase_owner, (tenant, owner, self._clock.now()))
+
+    async def ping(self) -> None:
+        await self._database.ping()
+
+    async def close(self) -> None:
+        """Nothing: the file closes with the runtime's resources."""
+
+    async def _in_chunks(self, name: str, bound: float) -> int:
+        total = 0
+        while gone := await self._database.write(_delete, (name, bound)):
+            total += gone
+        return total
+
+
+# -- in the database's threads -------------------------------------------------------------------------------
+
+
+class Commit(NamedTuple):
+    claim: Claim
+    steps: Sequence[Step]
+    events: Sequence[Event]
+    change: Change | None
+
+
+def _each(
+    work: Callable[[sqlite3.Connection, Item], Result],
+    connection: sqlite3.Connection,
+    items: Sequence[Item],
+) -> Sequence[Result | BaseException]:
+    """`work` for one item after the other; an error of ours is that item's result."""
+    results: list[Result | BaseException] = []
+    for item in items:
+        try:
+            results.append(work(connection, item))
+        except (IdempotencyConflict, LeaseLost) as error:
+            results.append(error)
+    return results
+
+
+def _accept_one(connection: sqlite3.Connection, item: tuple[RunRow, IdempotencyKey | None, float]) -> RunRow:
+    run, key, now = item
+    if key is not None:
+        found = connection.execute(SQL["key"], (*key[:4], now)).fetchone()
+        if found is not None and (earlier := _run(connection, found[1])) is not None:
+            if found[0] != key.body_hash:
+                raise IdempotencyConflict(conflict(key.key))
+            return earlier
+        connection.execute(SQL["put_key"], (*key[:5], run.run_id, key.expires_at))
+    connection.execute(SQL["add"], (*columns_of(run), now))
+    return run
+
+
+def _note(connection: sqlite3.Connection, items: Sequence[tuple[object, ...]]) -> Sequence[None]:
+    connection.executemany(SQL["note"], items)
+    return [None] * len(items)
+
+
+def _run(connection: sqlite3.Connection, run_id: str) -> RunRow | None:
+    row = connection.execute(SQL["get"], (run_id,)).fetchone()
+    return run_of(row) if row else None
+
+
+def _list_one(connection: sqlite3.Connection, wanted: Wanted) -> tuple[tuple[RunRow, ...], Usage]:
+    rows = connection.execute(SQL["list"], wanted).fetchall()
+    numbers = connection.execute(SQL["used"], wanted[:5]).fetchone()
+    return tuple(map(run_of, rows)), usage_of(numbers)
+
+
+def _claim_one(connection: sqlite3.Connection, item: tuple[str, int, str, float]) -> RunRow | None:
+    run_id, segment, worker, now = item
+    row = connection.execute(SQL["claim"], (run_id, segment, worker)).fetchone()
+    if row is None:
+        return None
+    connection.execute(SQL["beat"], (worker, now))
+    return run_of(row)
+
+
+def _commit_one(connection: sqlite3.Connection, item: Commit) -> None:
+    claim, run_id = item.claim, item.claim.run_id
+    if item.change is None:
+        held = connection.execute(SQL["holds"], claim).fetchone() is not None
+    else:
+        held = connection.execute(SQL["change"], (*claim, *change_values(item.change))).rowcount == 1
+    if not held:
+        raise LeaseLost(lost(claim))
+    if item.steps:
+        connection.executemany(SQL["put_step"], [step_values(run_id, step) for step in item.steps])
+    if item.events:
+        connection.executemany(SQL["put_event"], [event_values(event) for event in item.events])
+
+
+def _steps_one(connection: sqlite3.Connection, run_id: str) -> tuple[Step, ...]:
+    return tuple(map(step_of, connection.execute(SQL["steps"], (run_id,)).fetchall()))
+
+
+def _events_one(connection: sqlite3.Connection, item: tuple[str, int, int]) -> tuple[Event, ...]:
+    rows = connection.execute(SQL["events"], item).fetchall()
+    return tuple(map(partial(event_of, item[0]), rows))
+
+
+def _advance_one(
+    connection: sqlite3.Connection, item: tuple[str, int, Sequence[Step], float]
+) -> RunRow | None:
+    run_id, segment, steps, now = item
+    row = connection.execute(SQL["advance"], (run_id, segment, now)).fetchone()
+    if row is None:
+        return None
+    connection.executemany(SQL["put_step"], [step_values(run_id, step) for step in steps])
+    return run_of(row)
+
+
+def _cancel_one(connection: sqlite3.Connection, item: tuple[str, float]) -> RunRow | None:
+    run_id, now = item
+    run = _run(connection, run_id)
+    if run is None:
+        return None
+    if run.status in ("queued", "waiting"):
+        _end(connection, run, "cancelled", now)
+    else:
+        connection.execute(SQL["ask_end"], (run_id,))
+    return _run(connection, run_id)
+
+
+def _end(
+    connection: sqlite3.Connection, run: RunRow, status: str, now: float, error: JsonObject | None = None
+) -> None:
+    """The end of a run that nobody works on, with its last event."""
+    connection.execute(SQL["end_idle"], (run.run_id, status, now, text_of(error)))
+    data = text_of({**(error or {}), **last_words(run)})
+    connection.execute(SQL["put_last_event"], (run.run_id, now, f"run.{status}", data))
+
+
+def _cancelling_one(connection: sqlite3.Connection, worker: str) -> tuple[str, ...]:
+    return tuple(row[0] for row in connection.execute(SQL["cancelling"], (worker,)).fetchall())
+
+
+def _beat_one(connection: sqlite3.Connection, item: tuple[str, float]) -> None:
+    connection.execute(SQL["beat"], item)
+
+
+def _leave_one(connection: sqlite3.Connection, item: tuple[str, float]) -> tuple[tuple[str, int], ...]:
+    connection.execute(SQL["leave"], item[:1])
+    return tuple(connection.execute(SQL["hand_over"], item).fetchall())
+
+
+def _overdue_one(
+    connection: sqlite3.Connection, item: tuple[float, float, int]
+) -> tuple[tuple[str, int], ...]:
+    now, lease, limit = item
+    connection.execute(SQL["forget_workers"], (now - _FORGOTTEN,))
+    orphans = map(run_of, connection.execute(SQL["orphans"], (now - lease, limit)).fetchall())
+    awake = map(run_of, connection.execute(SQL["awake"], (now, limit)).fetchall())
+    due: list[tuple[str, int]] = []
+    for run in orphans:
+        if run.cancelling:
+            _end(connection, run, "cancelled", now)
+        elif 0.0 < run.deadline_at <= now:
+            _end(connection, run, "failed", now, too_late())
+        else:
+            due += connection.execute(SQL["requeue"], (run.run_id, run.segment, now)).fetchall()
+    for run in awake:
+        due += connection.execute(SQL["requeue"], (run.run_id, run.segment, now)).fetchall()
+    due += connection.execute(SQL["stale"], (now - lease, now, limit)).fetchall()
+    return tuple(dict.fromkeys(due))
+
+
+def _waiting_one(connection: sqlite3.Connection, item: tuple[str, str | None, int]) -> tuple[RunRow, ...]:
+    return tuple(map(run_of, connection.execute(SQL["waiting"], item).fetchall()))
+
+
+def _expire_keys_one(connection: sqlite3.Connection, now: float) -> None:
+    connection.execute(SQL["expire_keys"], (now,))
+
+
+def _delete_one(connection: sqlite3.Connection, item: tuple[str, float]) -> int:
+    name, bound = item
+    return connection.execute(SQL[name], (bound, _CHUNK)).rowcount
+
+
+def _erase_one(connection: sqlite3.Connection, item: tuple[str, str, float]) -> int:
+    tenant, owner, now = item
+    for run in map(run_of, connection.execute(SQL["owned_open"], (tenant, owner)).fetchall()):
+        _cancel_one(connection, (run.run_id, now))
+    connection.execute(SQL["erase_keys"], (tenant, owner))
+    return connection.execute(SQL["erase_owner"], (tenant, owner)).rowcount
+
+
+_accept = partial(_each, _accept_one)
+_get = partial(_each, _run)
+_list = partial(_each, _list_one)
+_claim = partial(_each, _claim_one)
+_commit = partial(_each, _commit_one)
+_steps = partial(_each, _steps_one)
+_events = partial(_each, _events_one)
+_advance = partial(_each, _advance_one)
+_cancel = partial(_each, _cancel_one)
+_cancelling = partial(_each, _cancelling_one)
+_beat = partial(_each, _beat_one)
+_leave = partial(_each, _leave_one)
+_overdue = partial(_each, _overdue_one)
+_waiting = partial(_each, _waiting_one)
+_expire_keys = partial(_each, _expire_keys_one)
+_delete = partial(_each, _delete_one)
+_erase_owner = partial(_each, _erase_one)

@@ -1,0 +1,314 @@
+"""One suite for every store of runs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from astromesh.abc.durable import Change, Claim, IdempotencyKey, RunRow, RunStore, Step, Wanted
+from astromesh.durable.stores import open_run_store
+from astromesh.errors import IdempotencyConflict, LeaseLost
+from astromesh.testing import ManualClock
+from astromesh.types import Event, Usage
+from tests.platform.stores import deps_of
+
+NOW, LEASE = 1_700_000_000.0, 10.0
+KEY = IdempotencyKey("acme", "ann", "runs/support", "k-1", "hash", NOW + 86_400)
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock(NOW)
+
+
+@pytest.fixture(params=("sqlite", "postgres"))
+async def store(
+    request: pytest.FixtureRequest, tmp_path: Path, clock: ManualClock
+) -> AsyncIterator[RunStore]:
+    deps = deps_of(request, clock, tmp_path)
+    yield await open_run_store(deps)
+    await deps.resources.close()
+
+
+def run(name: str = "run_1", **more) -> RunRow:
+    row = RunRow(
+        name, "acme", "ann", "support", "s-1", "t" * 32, "queued", NOW,
+        durable=True, request={"query": "Hello λ \x00"}, manifest={"kind": "Agent"},
+        caller={"user_id": "ann"},
+    )  # fmt: skip
+    return replace(row, **more)
+
+
+def event(seq: int, name: str = "node.started", run_id: str = "run_1", **data) -> Event:
+    return Event(run_id, seq, NOW + seq, name, data)
+
+
+async def running(store: RunStore, name: str = "run_1", worker: str = "w1", **more) -> Claim:
+    await store.accept(run(name, **more))
+    claimed = await store.claim(name, 1, worker)
+    assert claimed is not None
+    return Claim(name, claimed.segment, worker)
+
+
+# -- accepting -----------------------------------------------------------------------------------------------
+
+
+async def test_an_accepted_run_is_there_as_it_was_given(store):
+    given = run(priority=3, deadline_at=NOW + 60, usage=Usage(3, 4, 1, 0.5, True), attempts=({"a": 1},))
+    assert await store.accept(given) == given
+    assert await store.get("run_1") == given
+    assert await store.get("run_2") is None
+
+
+async def test_fifty_duplicates_at_once_are_one_run(store):
+    """R5: everybody is answered the run that was first."""
+    rows = await asyncio.gather(*(store.accept(run(f"run_{n}"), KEY) for n in range(50)))
+    assert len({row.run_id for row in rows}) == 1
+    assert len((await store.list(Wanted("acme")))[0]) == 1
+
+
+async def test_a_key_with_another_body_is_a_conflict_and_of_somebody_else_another_key(store):
+    await store.accept(run(), KEY)
+    with pytest.raises(IdempotencyConflict, match="k-1"):
+        await store.accept(run("run_2"), KEY._replace(body_hash="other"))
+    for n, other in enumerate((KEY._replace(owner="bob"), KEY._replace(tenant="b"), KEY._replace(route="r"))):
+        assert (await store.accept(run(f"run_other_{n}"), other)).run_id == f"run_other_{n}"
+    assert await store.get("run_2") is None
+
+
+async def test_a_key_is_kept_until_its_time_is_over(store, clock):
+    await store.accept(run(), KEY)
+    clock.advance(86_401)
+    assert (await store.accept(run("run_2"), KEY._replace(body_hash="other"))).run_id == "run_2"
+
+
+# -- working -------------------------------------------------------------------------------------------------
+
+
+async def test_one_of_many_workers_gets_a_segment(store):
+    await store.accept(run())
+    claims = await asyncio.gather(*(store.claim("run_1", 1, f"w{n}") for n in range(10)))
+    won = [claimed for claimed in claims if claimed is not None]
+    assert len(won) == 1
+    assert won[0].status == "running"
+    assert await store.claim("run_1", 2, "w1") is None
+
+
+async def test_steps_events_and_row_are_written_together_or_not_at_all(store):
+    claim = await running(store)
+    step = Step("react/tool:1", 1, "tool", "h", "intent")
+    await store.commit(claim, steps=[step], events=[event(1), event(2, text="λ\x00")])
+    await store.commit(
+        claim,
+        steps=[step._replace(state="done", output={"value": [1, "x"]})],
+        events=[event(3)],
+        change=Change(request={"query": "redacted"}, usage=Usage(5, 6)),
+    )
+    assert await store.steps("run_1") == (step._replace(state="done", output={"value": [1, "x"]}),)
+    assert [(e.seq, e.type, e.data) for e in await store.events("run_1", 1)] == [
+        (2, "node.started", {"text": "λ\x00"}),
+        (3, "node.started", {}),
+    ]
+    assert [e.seq for e in await store.events("run_1", 0, 2)] == [1, 2]
+    row = await store.get("run_1")
+    assert (row.request, row.usage, row.status) == ({"query": "redacted"}, Usage(5, 6), "running")
+
+    stranger = claim._replace(worker="w2")
+    for change in (None, Change("completed")):
+        with pytest.raises(LeaseLost, match="run_1"):
+            await store.commit(stranger, steps=[step], events=[event(4)], change=change)
+    assert len(await store.events("run_1")) == 3
+    assert (await store.get("run_1")).status == "running"
+
+
+async def test_nothing_is_written_behind_the_end(store):
+    """R4: a run ends once."""
+    claim = await running(store)
+    done = Change("completed", result={"response": "Hi"}, finished_at=NOW + 1)
+    await store.commit(claim, events=[event(1, "run.completed")], change=done)
+    with pytest.raises(LeaseLost):
+        await store.commit(claim, events=[event(2)], change=Change("failed"))
+    assert (await store.cancel("run_1")).status == "completed"
+    assert await store.claim("run_1", 1, "w2") is None
+    assert await store.advance("run_1", 1) is None
+    row = await store.get("run_1")
+    assert (row.status, row.result, row.finished_at) == ("completed", {"response": "Hi"}, NOW + 1)
+
+
+async def test_branches_keep_their_own_steps(store):
+    """R17: a step is found by its path, whenever it was made."""
+    claim = await running(store)
+    steps = [Step(f"graph/{b}", n, "model", f"{b}{n}", "done", {"b": b}) for n in (1, 2) for b in "ba"]
+    await asyncio.gather(*(store.commit(claim, steps=[step]) for step in steps))
+    assert {(s.path, s.n): s.request_hash for s in await store.steps("run_1")} == {
+        ("graph/a", 1): "a1", ("graph/a", 2): "a2", ("graph/b", 1): "b1", ("graph/b", 2): "b2",
+    }  # fmt: skip
+
+
+# -- waiting -------------------------------------------------------------------------------------------------
+
+
+async def test_a_decision_counts_once(store):
+    claim = await running(store)
+    await store.commit(claim, change=Change("waiting", waiting_for={"tool": "pay"}, wake_at=NOW + 60))
+    assert [r.waiting_for for r in await store.waiting("acme", "ann")] == [{"tool": "pay"}]
+    assert await store.waiting("acme", "bob") == await store.waiting("other", None) == ()
+    decided = Step("wait", 1, "wait", "", "done", {"decision": "approve"})
+    rows = await asyncio.gather(*(store.advance("run_1", 1, [decided]) for _ in range(5)))
+    (row,) = [row for row in rows if row is not None]
+    assert (row.status, row.segment, row.waiting_for, row.wake_at) == ("queued", 2, None, 0.0)
+    assert await store.steps("run_1") == (decided,)
+    assert await store.waiting("acme", None) == ()
+
+
+async def test_who_waits_too_long_is_woken(store, clock):
+    claim = await running(store)
+    await store.commit(claim, change=Change("waiting", waiting_for={"tool": "pay"}, wake_at=NOW + 60))
+    clock.advance(59)
+    assert await store.overdue(LEASE) == ()
+    clock.advance(1)
+    assert await store.overdue(LEASE) == (("run_1", 2),)
+    assert await store.overdue(LEASE) == ()
+
+
+# -- workers -------------------------------------------------------------------------------------------------
+
+
+async def test_a_dead_workers_runs_are_taken_over_and_it_cannot_write_any_more(store, clock):
+    claim = await running(store)
+    await running(store, "run_2", "w2")
+    clock.advance(LEASE - 1)
+    await store.beat("w2")
+    assert await store.overdue(LEASE) == ()
+    clock.advance(2)
+    assert await store.overdue(LEASE) == (("run_1", 2),)
+    with pytest.raises(LeaseLost):
+        await store.commit(claim, events=[event(1)])
+    taken = await store.claim("run_1", 2, "w2")
+    assert (taken.segment, taken.worker) == (2, "w2")
+
+
+async def test_several_sweepers_take_a_run_over_once(store, clock):
+    await running(store)
+    clock.advance(LEASE + 1)
+    found = await asyncio.gather(*(store.overdue(LEASE) for _ in range(5)))
+    assert [due for one in found for due in one] == [("run_1", 2)]
+
+
+async def test_what_was_accepted_and_never_dispatched_is_found(store, clock):
+    await store.accept(run())
+    assert await store.overdue(LEASE) == ()
+    clock.advance(LEASE + 1)
+    assert await store.overdue(LEASE) == (("run_1", 1),)
+    assert await store.overdue(LEASE) == ()
+
+
+async def test_a_deadline_holds_for_the_runs_of_the_dead(store, clock):
+    claim = await running(store)
+    await store.commit(claim, events=[event(1)], change=Change(deadline_at=NOW + 5))
+    clock.advance(LEASE + 1)
+    assert await store.overdue(LEASE) == ()
+    row = await store.get("run_1")
+    assert (row.status, row.error["code"]) == ("failed", "deadline_exceeded")
+    last = (await store.events("run_1"))[-1]
+    assert (last.seq, last.type, last.data["code"]) == (2, "run.failed", "deadline_exceeded")
+
+
+async def test_a_worker_that_leaves_hands_its_runs_over(store):
+    claim = await running(store)
+    assert await store.leave("w1") == (("run_1", 2),)
+    with pytest.raises(LeaseLost):
+        await store.commit(claim)
+    assert (await store.claim("run_1", 2, "w2")).worker == "w2"
+
+
+# -- cancelling ----------------------------------------------------------------------------------------------
+
+
+async def test_cancel_ends_what_nobody_works_on_at_once(store):
+    await store.accept(run())
+    assert (await store.cancel("run_1")).status == "cancelled"
+    assert [e.type for e in await store.events("run_1")] == ["run.cancelled"]
+    assert await store.claim("run_1", 1, "w1") is None
+    assert (await store.cancel("run_1")).status == "cancelled"
+    assert len(await store.events("run_1")) == 1
+    assert await store.cancel("run_9") is None
+
+
+async def test_cancel_tells_the_worker_and_holds_where_it_is_dead(store, clock):
+    await running(store)
+    row = await store.cancel("run_1")
+    assert (row.status, row.cancelling) == ("running", True)
+    assert await store.cancelling("w1") == ("run_1",)
+    assert await store.cancelling("w2") == ()
+    clock.advance(LEASE + 1)
+    assert await store.overdue(LEASE) == ()
+    assert (await store.get("run_1")).status == "cancelled"
+
+
+# -- lists, retention, erasing -------------------------------------------------------------------------------
+
+
+async def test_lists_are_by_tenant_owner_and_filter_newest_first(store):
+    for n, more in enumerate(
+        ({}, {"owner": "bob"}, {"agent": "sales"}, {"session_id": "s-2"}, {"tenant": "b"})
+    ):
+        await store.accept(run(f"run_{n}", usage=Usage(10**n, 0), **more))
+
+    async def listed(wanted: Wanted):
+        rows, used = await store.list(wanted)
+        return [row.run_id[-1] for row in rows], used.input_tokens
+
+    assert await listed(Wanted("acme")) == (["3", "2", "1", "0"], 1111)
+    assert await listed(Wanted("acme", "ann")) == (["3", "2", "0"], 1101)
+    assert await listed(Wanted("acme", agent="sales")) == (["2"], 100)
+    assert await listed(Wanted("acme", session="s-2")) == (["3"], 1000)
+    assert await listed(Wanted("acme", status="failed")) == ([], 0)
+    assert await listed(Wanted("acme", limit=2)) == (["3", "2"], 1111)
+
+
+async def test_a_nested_runs_usage_is_counted_once(store):
+    await store.accept(run("run_1", usage=Usage(10, 1)))
+    await store.accept(run("run_2", agent="helper", parent="run_1.call_1", usage=Usage(4, 1)))
+    assert (await store.list(Wanted("acme")))[1].input_tokens == 10
+    assert (await store.list(Wanted("acme", agent="helper")))[1].input_tokens == 4
+
+
+async def test_notes_of_plain_runs_are_kept_once(store):
+    for _ in range(2):
+        store.note(run("run_1", status="completed", durable=False, finished_at=NOW + 1))
+    await store.ping()  # what was posted before it is written
+    await store.close()
+    rows, _ = await store.list(Wanted("acme"))
+    assert [(row.run_id, row.durable, row.status) for row in rows] == [("run_1", False, "completed")]
+
+
+async def test_old_runs_and_too_many_go_with_their_logs(store):
+    for n in range(6):
+        claim = await running(store, f"run_{n}")
+        done = Change("completed", finished_at=NOW + n)
+        steps = [Step("a", 1, "model", "h", "done", {})]
+        await store.commit(claim, steps=steps, events=[event(1, run_id=f"run_{n}")], change=done)
+    await running(store, "run_9")
+    assert await store.expire(NOW + 2, 100) == 2
+    assert await store.expire(0.0, 3) == 1
+    rows, _ = await store.list(Wanted("acme"))
+    assert [row.run_id for row in rows] == ["run_9", "run_5", "run_4", "run_3"]
+    assert await store.events("run_0") == await store.steps("run_0") == ()
+
+
+async def test_erasing_a_principal_leaves_nothing_of_it_that_has_ended(store):
+    claim = await running(store)
+    await store.commit(claim, events=[event(1)], change=Change("completed", finished_at=NOW))
+    await store.accept(run("run_2"), KEY)
+    await running(store, "run_3")
+    await store.accept(run("run_4", owner="bob"))
+    assert await store.erase_owner("acme", "ann") == 2  # one had ended, one that waited has been ended
+    rows, _ = await store.list(Wanted("acme"))
+    assert [(row.run_id, row.cancelling) for row in rows] == [("run_4", False), ("run_3", True)]
+    assert await store.events("run_1") == ()
+    assert (await store.accept(run("run_5"), KEY._replace(body_hash="new"))).run_id == "run_5"
