@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from astromesh.types import JsonObject, SemanticResult, SessionKey, Turn
 
@@ -43,6 +43,24 @@ class Recalled:
     last_seq: int = 0
 
 
+class OwnedPassage(NamedTuple):
+    """A passage as its principal is shown it. Args: number: what `after` goes on from."""
+
+    number: int
+    agent: str
+    content: str
+    metadata: JsonObject
+
+
+class OwnedEvent(NamedTuple):
+    """An event as its principal is shown it. Args: number: what `after` goes on from."""
+
+    number: int
+    agent: str
+    session_id: str
+    event: JsonObject
+
+
 class ConversationStore(Protocol):
     """Append-only turns by session. Every key and every query holds tenant, agent and session.
 
@@ -78,6 +96,11 @@ class ConversationStore(Protocol):
     ) -> tuple[SessionInfo, ...]:
         """Sessions of an agent ordered by session_id, those of one owner where `owner` is given."""
 
+    async def owned(
+        self, tenant: str, owner: str, *, after: SessionKey | None = None, limit: int = 50
+    ) -> tuple[SessionKey, ...]:
+        """Every session of one principal, over all agents, ordered by agent and session_id."""
+
     async def erase(self, key: SessionKey) -> bool:
         """Deletes the session with all its turns; False where there was none."""
 
@@ -94,7 +117,14 @@ class ConversationStore(Protocol):
 
 
 class SemanticStore(Protocol):
-    """Passages found by meaning or words. Every search names tenant, agent and owner, and finds theirs."""
+    """Passages found by meaning or words. Every search names tenant, agent and owner, and finds theirs.
+
+    Args:
+        place: where it keeps them: equal for stores of several agents that keep in the same place.
+    """
+
+    @property
+    def place(self) -> Hashable: ...
 
     async def add(
         self, tenant: str, agent: str, owner: str, passages: Sequence[tuple[str, JsonObject]]
@@ -119,6 +149,11 @@ class SemanticStore(Protocol):
             StoreUnavailable: the store does not answer.
         """
 
+    async def owned(
+        self, tenant: str, owner: str, *, after: int = 0, limit: int = 50
+    ) -> tuple[OwnedPassage, ...]:
+        """Passages of one principal with number > after, over all agents of the place, by number."""
+
     async def erase(self, key: SessionKey) -> int:
         """Deletes what came from one session; answers how many passages."""
 
@@ -131,7 +166,14 @@ class SemanticStore(Protocol):
 
 
 class EpisodicStore(Protocol):
-    """What happened, by session, oldest first."""
+    """What happened, by session, oldest first.
+
+    Args:
+        place: where it keeps them: equal for stores of several agents that keep in the same place.
+    """
+
+    @property
+    def place(self) -> Hashable: ...
 
     async def record(
         self, key: SessionKey, owner: str, events: Sequence[JsonObject], *, now: float
@@ -141,6 +183,11 @@ class EpisodicStore(Protocol):
         self, key: SessionKey, limit: int, *, owner: str | None = None
     ) -> tuple[JsonObject, ...]:
         """The newest events, oldest first; those recorded for one owner where `owner` is given."""
+
+    async def owned(
+        self, tenant: str, owner: str, *, after: int = 0, limit: int = 50
+    ) -> tuple[OwnedEvent, ...]:
+        """Events of one principal with number > after, over all agents of the place, by number."""
 
     async def erase(self, key: SessionKey) -> None: ...
 

@@ -217,9 +217,13 @@ class MemoryManager:
 
     async def erase_owner(self, tenant: str, owner: str) -> int:
         """Deletes all that is kept for one principal; answers how many things that were."""
-        await self._indexed(lambda going: (going.key.tenant, going.owner) == (tenant, owner))
+        await self.indexed(tenant, owner)
         parts = (self.conversational, self.semantic, self.episodic)
         return sum([await part.store.erase_owner(tenant, owner) for part in parts if part is not None])
+
+    async def indexed(self, tenant: str, owner: str) -> None:
+        """Waits until what one principal was told is stored, so that it can be found."""
+        await self._indexed(lambda going: (going.key.tenant, going.owner) == (tenant, owner))
 
     async def _indexed(self, concerns: Callable[[_Indexing], bool]) -> None:
         """Waits until what is being indexed is stored, so that it can be deleted."""

@@ -1,9 +1,31 @@
-"""Everything that was kept for one principal: erased, over all stores."""
+"""Everything that was kept for one principal: shown or erased, over all stores."""
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+
+from astromesh.core.owned import owned_records
 from astromesh.runtime.engine import AgentRuntime
+from astromesh.runtime.registry import RunFilter, Viewer
 from astromesh.storage.database import Database
+from astromesh.types import JsonObject
+
+#: runs of one principal that are shown
+_MOST_RUNS = 100_000
+
+
+async def principal_data(runtime: AgentRuntime, tenant: str, principal: str) -> AsyncIterator[JsonObject]:
+    """Turns, summaries, passages, events and runs of one principal, each with its `kind`.
+
+    Raises:
+        StoreUnavailable: a store does not answer; before the first record, where it is away already.
+    """
+    memories = [agent.memory for agent in runtime.agents.values()]
+    async for record in owned_records(memories, tenant, principal):
+        yield record
+    runs, _ = await runtime.runs.list(Viewer(tenant, principal), RunFilter(limit=_MOST_RUNS))
+    for run in runs:
+        yield {"kind": "run", **run}
 
 
 async def erase_principal(runtime: AgentRuntime, tenant: str, principal: str) -> int:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
+from astromesh.abc.stores import OwnedEvent, OwnedPassage
 from astromesh.types import JsonObject, SemanticResult, SessionKey
 
 
@@ -28,6 +29,20 @@ class ListedPassages:
         ]
         near = [result for result in found if result.score and result.score >= threshold]
         return tuple(sorted(near, key=lambda result: -result.score)[:top_k])
+
+    @property
+    def place(self) -> Hashable:
+        return id(self)
+
+    async def owned(
+        self, tenant: str, owner: str, *, after: int = 0, limit: int = 50
+    ) -> tuple[OwnedPassage, ...]:
+        numbered = [
+            OwnedPassage(number, agent, content, metadata)
+            for number, (of, agent, who, content, metadata) in enumerate(self.passages, 1)
+            if (of, who) == (tenant, owner) and number > after
+        ]
+        return tuple(numbered[:limit])
 
     async def erase(self, key: SessionKey) -> int:
         kept = [p for p in self.passages if (p[0], p[1], p[4].get("session_id")) != key]
@@ -60,6 +75,20 @@ class ListedEvents:
     ) -> tuple[JsonObject, ...]:
         found = [event for of, who, event in self.events if of == key and owner in (None, who)]
         return tuple(found[-limit:])
+
+    @property
+    def place(self) -> Hashable:
+        return id(self)
+
+    async def owned(
+        self, tenant: str, owner: str, *, after: int = 0, limit: int = 50
+    ) -> tuple[OwnedEvent, ...]:
+        numbered = [
+            OwnedEvent(number, key.agent, key.session_id, event)
+            for number, (key, who, event) in enumerate(self.events, 1)
+            if (key.tenant, who) == (tenant, owner) and number > after
+        ]
+        return tuple(numbered[:limit])
 
     async def erase(self, key: SessionKey) -> None:
         self.events = [e for e in self.events if e[0] != key]

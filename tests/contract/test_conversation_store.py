@@ -129,6 +129,24 @@ async def test_erasing_an_owner_leaves_the_others(store):
     assert await store.page(KEY._replace(session_id="a1")) == ()
 
 
+async def test_all_sessions_of_a_principal_are_found_by_pages(store, clock):
+    """Over all agents, those of nobody else, and none whose time is over."""
+    keys = [SessionKey("acme", agent, f"s{n}") for agent in ("sales", "support") for n in range(4)]
+    for key in reversed(keys):
+        await store.append(key, "ann", [ASKED])
+    await store.append(KEY, "bob", [ASKED])
+    await store.append(KEY._replace(tenant="other"), "ann", [ASKED])
+    await store.append(KEY._replace(session_id="s0a"), "ann", [ASKED], expires_at=NOW + 1)
+    clock.advance(2)
+    seen, last = [], None
+    while page := await store.owned("acme", "ann", after=last, limit=3):
+        assert len(page) <= 3
+        seen += page
+        last = page[-1]
+    assert seen == keys
+    assert await store.owned("acme", "nobody") == ()
+
+
 # -- paging --------------------------------------------------------------------------------------------------
 
 

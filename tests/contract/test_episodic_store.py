@@ -122,6 +122,27 @@ async def test_erasing_an_owner_leaves_the_others(store):
     assert await store.recent(elsewhere, 10) == tuple(numbered(5))
 
 
+async def test_all_events_of_a_principal_are_found_by_pages(store):
+    """Over all agents and sessions, and those of nobody else."""
+    await store.record(KEY, "ann", numbered(1, 2, 3), now=NOW)
+    await store.record(KEY, "bob", numbered(4), now=NOW)
+    await store.record(KEY._replace(agent="sales"), "ann", numbered(5, 6), now=NOW)
+    await store.record(KEY._replace(tenant="other"), "ann", numbered(7), now=NOW)
+    seen, after = [], 0
+    while page := await store.owned("acme", "ann", after=after, limit=2):
+        seen += [(one.agent, one.session_id, one.event["n"]) for one in page]
+        after = page[-1].number
+    assert seen == [*(("support", "s-1", n) for n in (1, 2, 3)), ("sales", "s-1", 5), ("sales", "s-1", 6)]
+
+
+async def test_agents_that_share_a_place_say_so(backend, deps):
+    """So that what a principal has there is shown once."""
+    one, other = await opened(backend, deps), await opened(backend, deps)
+    await one.record(KEY, "ann", numbered(1), now=NOW)
+    shared = await other.owned("acme", "ann") != ()
+    assert (one.place == other.place) is shared
+
+
 async def test_time_over_means_gone_before_anybody_swept(backend, deps, clock):
     store = await opened(backend, deps, ttl=10)
     await store.record(KEY, "ann", numbered(1), now=clock.now())

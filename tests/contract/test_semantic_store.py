@@ -175,6 +175,27 @@ async def test_erasing_an_owner_leaves_the_others(store):
     assert TEXTS[0] not in await found(store, "router")
 
 
+async def test_all_passages_of_a_principal_are_found_by_pages(store):
+    """Over all agents, and those of nobody else."""
+    sales, bob, elsewhere = ("acme", "sales", "ann"), ("acme", "support", "bob"), ("other", "support", "ann")
+    await store.add(*ANN, told(*TEXTS[:3], session="s-1"))
+    for scope in (sales, bob, elsewhere):
+        await store.add(*scope, told(TEXTS[0], session="s-2"))
+    seen, after = [], 0
+    while page := await store.owned("acme", "ann", after=after, limit=2):
+        seen += [(one.agent, one.content, one.metadata["session_id"]) for one in page]
+        after = page[-1].number
+    assert seen == [*(("support", text, "s-1") for text in TEXTS[:3]), ("sales", TEXTS[0], "s-2")]
+
+
+async def test_agents_that_share_a_place_say_so(backend, deps):
+    """So that what a principal has there is shown once."""
+    one, other = await opened(backend, deps), await opened(backend, deps)
+    await one.add(*ANN, told(TEXTS[0]))
+    shared = await other.owned("acme", "ann") != ()
+    assert (one.place == other.place) is shared
+
+
 async def test_erasing_a_session_takes_what_came_from_it(store):
     await store.add(*ANN, told(TEXTS[0], session="s-1"))
     await store.add(*ANN, told(TEXTS[3], session="s-2"))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,10 +12,12 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
+from astromesh.abc.stores import Summary
 from astromesh.api.auth import Auth
+from astromesh.core.owned import PAGE
 from astromesh.runtime.engine import AgentRuntime
 from astromesh.testing import ScriptedProvider
-from astromesh.types import CallerContext, ToolCall
+from astromesh.types import CallerContext, SessionKey, ToolCall, Turn
 from tests.integration.agents_folder import client_of, manifest, runtime_of, write
 from tests.platform.postgres import execute
 from tests.platform.valkey import ask
@@ -93,7 +97,7 @@ class Named:
     """Tells callers by their token, which is their name; `root` is an admin."""
 
     async def authenticate(self, token: str) -> CallerContext:
-        scopes = {"admin"} if token == "root" else {"sessions:write", "agents:run"}
+        scopes = {"admin"} if token == "root" else {"sessions:read", "sessions:write", "agents:run"}
         return CallerContext(token, "default", scopes=frozenset(scopes))
 
 
@@ -158,6 +162,48 @@ async def test_an_erased_principal_has_left_nothing(place):
         assert OTHER in runs.text
 
 
+async def shown(client: Any, who: str) -> list[dict[str, Any]]:
+    answer = await client.get("/v1/principals/principalann/data", headers=as_user(who))
+    assert (answer.status_code, answer.headers["content-type"]) == (200, "application/x-ndjson")
+    return [json.loads(line) for line in answer.text.splitlines()]
+
+
+async def test_a_principal_is_shown_everything_that_was_kept_once(place):
+    """Two agents share their stores, and nothing of another principal is among it."""
+    async with runtime_of(place.folder, echo()) as runtime, client_of(runtime, Auth((Named(),))) as client:
+        for agent in ("helper", "sales"):
+            await talk(runtime, "principalann", SECRET, agent=agent)
+            await talk(runtime, "principalbob", OTHER, agent=agent)
+        records = await shown(client, "principalann")
+        kinds = Counter((record["kind"], record.get("agent")) for record in records)
+        each = {"turn": 2, "passage": 1, "event": 1, "run": 1}
+        agents = ("helper", "sales")
+        assert kinds == {("end", None): 1} | {(k, a): n for k, n in each.items() for a in agents}
+        assert records[-1] == {"kind": "end", "records": len(records) - 1}
+        assert records[0]["content"] == f"What is {SECRET}?"
+        assert OTHER not in json.dumps(records)
+        assert await shown(client, "root") == records
+        await client.delete("/v1/principals/principalann/data", headers=as_user("principalann"))
+        assert await shown(client, "principalann") == [{"kind": "end", "records": 0}]
+
+
+async def test_a_long_session_is_shown_whole_with_its_summary(tmp_path):
+    """More turns than are read at once, in order."""
+    write(tmp_path, manifest(memory={"conversational": {"backend": "sqlite"}}))
+    async with runtime_of(tmp_path, echo()) as runtime, client_of(runtime, Auth((Named(),))) as client:
+        store, key = runtime.agent("helper").memory.conversations, SessionKey("default", "helper", "s-1")
+        turns = [Turn(("user", "assistant")[n % 2], f"turn {n}") for n in range(2 * PAGE + 10)]
+        await store.append(key, "principalann", turns)
+        await store.set_summary(key, Summary("They talked.", 4))
+        records = await shown(client, "principalann")
+        assert (records[0]["kind"], records[0]["content"], records[0]["upto"]) == (
+            "summary",
+            "They talked.",
+            4,
+        )
+        assert [r["content"] for r in records[1:-1]] == [turn.content for turn in turns]
+
+
 async def test_an_erased_session_has_left_nothing(place):
     async with runtime_of(place.folder, echo()) as runtime, client_of(runtime, Auth((Named(),))) as client:
         await talk(runtime, "principalann", SECRET)
@@ -178,6 +224,9 @@ async def test_one_erases_oneself_and_an_admin_anybody(tmp_path):
         path = "/v1/principals/auth0%7Cann/1/data"
         refused = await client.delete(path, headers=as_user("bob"))
         assert (refused.status_code, refused.json()["code"]) == (404, "not_found")
+        assert (await client.get(path, headers=as_user("bob"))).status_code == 404
+        own = await client.get(path, headers=as_user("auth0|ann/1"))
+        assert SECRET in own.text
         erased = await client.delete(path, headers=as_user("root"))
         assert (erased.status_code, erased.json()) == (200, {"principal": "auth0|ann/1", "erased": 4})
         again = await client.delete(path, headers=as_user("root"))

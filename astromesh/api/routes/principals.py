@@ -2,16 +2,44 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+
+import orjson
 from fastapi import APIRouter, Request
+from fastapi.responses import StreamingResponse
 
 from astromesh.api.access import caller_of, runtime_of, scope
+from astromesh.api.errors import public_failure
 from astromesh.api.schemas import ErasedOut, ProblemOut
-from astromesh.errors import NotFound
-from astromesh.runtime.principals import erase_principal
+from astromesh.errors import AstromeshError, NotFound
+from astromesh.runtime.principals import erase_principal, principal_data
 from astromesh.runtime.scopes import ADMIN
+from astromesh.types import JsonObject
 
 router = APIRouter(tags=["principals"])
 _PROBLEM = {"model": ProblemOut, "content": {"application/problem+json": {}}}
+
+
+#: bytes that go out together, about
+_PORTION = 65_536
+_LINES = "application/x-ndjson"
+
+
+@router.get(
+    "/v1/principals/{principal:path}/data",
+    summary="Show a principal's data",
+    response_class=StreamingResponse,
+    responses={200: {"content": {_LINES: {}}}, 404: _PROBLEM, 503: _PROBLEM},
+    dependencies=[scope("sessions:read")],
+)
+async def show(principal: str, request: Request) -> StreamingResponse:
+    """Everything that was kept for a principal, a JSON object in each line; the last one is of kind `end`."""
+    tenant = _permitted(request, principal)
+    records = principal_data(runtime_of(request), tenant, principal)
+    first = await anext(records, None)  # a store that is away is a problem, not the end of a stream
+    return StreamingResponse(
+        _portions(_lines(first, records)), media_type=_LINES, headers={"cache-control": "no-store"}
+    )
 
 
 @router.delete(
@@ -22,8 +50,40 @@ _PROBLEM = {"model": ProblemOut, "content": {"application/problem+json": {}}}
 )
 async def erase(principal: str, request: Request) -> ErasedOut:
     """Deletes everything that was kept for a principal of the caller's tenant: by itself, or by an admin."""
+    count = await erase_principal(runtime_of(request), _permitted(request, principal), principal)
+    return ErasedOut(principal=principal, erased=count)
+
+
+def _permitted(request: Request, principal: str) -> str:
+    """The tenant, where the caller is that principal or an admin; for others there is nothing."""
     caller = caller_of(request)
     if principal != caller.user_id and ADMIN not in caller.scopes:
-        raise NotFound(f"There is nothing of {principal!r} that you may erase; it may itself, or an admin.")
-    count = await erase_principal(runtime_of(request), caller.tenant_id, principal)
-    return ErasedOut(principal=principal, erased=count)
+        raise NotFound(f"There is nothing of {principal!r} that you may use; it may itself, or an admin.")
+    return caller.tenant_id
+
+
+async def _lines(first: JsonObject | None, others: AsyncIterator[JsonObject]) -> AsyncIterator[bytes]:
+    count = 0
+    try:
+        if first is not None:
+            count = 1
+            yield orjson.dumps(first)
+        async for record in others:
+            count += 1
+            yield orjson.dumps(record)
+    except (
+        AstromeshError
+    ) as error:  # the status has gone out already: whoever reads must see that it broke off
+        yield orjson.dumps({"kind": "error", **public_failure({"code": error.code, "detail": str(error)})})
+    else:
+        yield orjson.dumps({"kind": "end", "records": count})
+
+
+async def _portions(lines: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    portion = bytearray()
+    async for line in lines:
+        portion += line + b"\n"
+        if len(portion) >= _PORTION:
+            yield bytes(portion)
+            portion.clear()
+    yield bytes(portion)

@@ -106,6 +106,17 @@ class InMemoryConversations:
         ]
         return tuple(sorted(found, key=lambda info: info.session_id)[:limit])
 
+    async def owned(
+        self, tenant: str, owner: str, *, after: SessionKey | None = None, limit: int = 50
+    ) -> tuple[SessionKey, ...]:
+        found = [
+            key
+            for key in list(self._sessions)
+            if key.tenant == tenant and (after is None or key > after)
+            if (session := self._alive(key)) and session.owner == owner
+        ]
+        return tuple(sorted(found)[:limit])
+
     async def erase(self, key: SessionKey) -> bool:
         return self._sessions.pop(key, None) is not None
 

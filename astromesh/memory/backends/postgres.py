@@ -98,6 +98,13 @@ class PostgresConversations:
         rows = await self._database.read(SQL[name], tenant, agent, after, self._clock.now(), limit, *extra)
         return tuple(SessionInfo(*row) for row in rows)
 
+    async def owned(
+        self, tenant: str, owner: str, *, after: SessionKey | None = None, limit: int = 50
+    ) -> tuple[SessionKey, ...]:
+        _, *place = after or ("", "", "")
+        rows = await self._database.read(SQL["owned"], tenant, owner, *place, self._clock.now(), limit)
+        return tuple(SessionKey(*row) for row in rows)
+
     async def erase(self, key: SessionKey) -> bool:
         return bool(await self._database.write(SQL["erase"], *key))
 

@@ -31,7 +31,8 @@ def _script(name: str) -> Script:
 
 
 _APPEND, _RECALL, _PAGE, _SUMMARISE = map(_script, ("append", "recall", "page", "summarise"))
-_LIST, _INFO, _ERASE, _ERASE_OWNER, _EXPIRE = map(_script, ("list", "info", "erase", "erase_owner", "expire"))
+_LIST, _INFO, _OWNED = map(_script, ("list", "info", "owned"))
+_ERASE, _ERASE_OWNER, _EXPIRE = map(_script, ("erase", "erase_owner", "expire"))
 
 
 class RedisOptions(BaseModel):
@@ -114,6 +115,14 @@ class RedisConversations:
         limits = (limit, self._clock.now(), int(owner is not None))
         found = await self._server.read(_LIST, (), self._prefix, *names, *limits)
         return tuple(_info(*about) for about in found)
+
+    async def owned(
+        self, tenant: str, owner: str, *, after: SessionKey | None = None, limit: int = 50
+    ) -> tuple[SessionKey, ...]:
+        last = _SEPARATOR.join(after[1:]) if after else ""
+        names = _names(tenant, owner)
+        found = await self._server.read(_OWNED, (), self._prefix, *names, last, limit, self._clock.now())
+        return tuple(SessionKey(tenant, *member.decode().split(_SEPARATOR)) for member in found)
 
     async def erase(self, key: SessionKey) -> bool:
         return bool(await self._server.write(_ERASE, (), self._prefix, *_names(*key)))

@@ -93,6 +93,13 @@ class SqliteConversations:
         bound = (tenant, agent, after, self._clock.now(), limit, *extra)
         return tuple(SessionInfo(*row) for row in await self._database.read(_rows, (name, bound)))
 
+    async def owned(
+        self, tenant: str, owner: str, *, after: SessionKey | None = None, limit: int = 50
+    ) -> tuple[SessionKey, ...]:
+        _, *place = after or ("", "", "")
+        bound = (tenant, owner, *place, self._clock.now(), limit)
+        return tuple(SessionKey(*row) for row in await self._database.read(_rows, ("owned", bound)))
+
     async def erase(self, key: SessionKey) -> bool:
         return await self._database.write(_delete, ("erase", tuple(key))) > 0
 

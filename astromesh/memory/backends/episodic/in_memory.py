@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
+from itertools import count
 from typing import ClassVar, NamedTuple, Self
 
 import orjson
@@ -11,6 +12,7 @@ from pydantic import BaseModel, Field
 
 from astromesh.abc.clock import Clock
 from astromesh.abc.deps import Deps
+from astromesh.abc.stores import OwnedEvent
 from astromesh.memory.backends.episodic.event import EpisodicOptions, packed
 from astromesh.memory.backends.expiry import expiring
 from astromesh.types import JsonObject, SessionKey
@@ -23,6 +25,7 @@ class InMemoryOptions(EpisodicOptions):
 
 
 class _Event(NamedTuple):
+    number: int
     owner: str
     text: str
     expires_at: float
@@ -35,6 +38,7 @@ class InMemoryEvents:
 
     def __init__(self, options: InMemoryOptions, clock: Clock) -> None:
         self._options, self._clock = options, clock
+        self._numbers = count(1)
         self._kept: OrderedDict[SessionKey, list[_Event]] = OrderedDict()
 
     @classmethod
@@ -46,7 +50,7 @@ class InMemoryEvents:
     async def record(self, key: SessionKey, owner: str, events: Sequence[JsonObject], *, now: float) -> None:
         expires_at = now + self._options.ttl if self._options.ttl else 0.0
         kept = self._kept.setdefault(key, [])
-        kept += [_Event(owner, text, expires_at) for text in packed(events)]
+        kept += [_Event(next(self._numbers), owner, text, expires_at) for text in packed(events)]
         del kept[: -self._options.keep]
         self._kept.move_to_end(key)
         if len(self._kept) > self._options.max_sessions:
@@ -58,6 +62,23 @@ class InMemoryEvents:
         now = self._clock.now()
         found = [e for e in self._kept.get(key, ()) if owner in (None, e.owner) and _lives(e, now)]
         return tuple(orjson.loads(e.text) for e in found[-limit:]) if limit > 0 else ()
+
+    @property
+    def place(self) -> Hashable:
+        return id(self)
+
+    async def owned(
+        self, tenant: str, owner: str, *, after: int = 0, limit: int = 50
+    ) -> tuple[OwnedEvent, ...]:
+        now = self._clock.now()
+        found = [
+            OwnedEvent(e.number, key.agent, key.session_id, orjson.loads(e.text))
+            for key, events in self._kept.items()
+            if key.tenant == tenant
+            for e in events
+            if e.owner == owner and e.number > after and _lives(e, now)
+        ]
+        return tuple(sorted(found, key=lambda one: one.number)[:limit])
 
     async def erase(self, key: SessionKey) -> None:
         self._kept.pop(key, None)
@@ -76,11 +97,11 @@ class InMemoryEvents:
         self._kept.clear()
 
     def _only(self, key: SessionKey, kept: list[_Event]) -> int:
-        count = len(self._kept[key]) - len(kept)
+        gone = len(self._kept[key]) - len(kept)
         self._kept[key] = kept
         if not kept:
             del self._kept[key]
-        return count
+        return gone
 
 
 def _lives(event: _Event, now: float) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Hashable, Sequence
 from contextlib import asynccontextmanager
 from typing import ClassVar, Self
 
@@ -11,6 +11,7 @@ from pydantic import BaseModel, Field, SecretStr
 
 from astromesh.abc.clock import Clock
 from astromesh.abc.deps import Deps
+from astromesh.abc.stores import OwnedEvent
 from astromesh.memory.backends.episodic.event import EpisodicOptions, packed
 from astromesh.memory.backends.expiry import expiring
 from astromesh.storage.migrations import Schema, queries
@@ -63,6 +64,17 @@ class PostgresEvents:
     ) -> tuple[JsonObject, ...]:
         rows = await self._database.read(SQL["recent"], *key, owner, self._clock.now(), limit)
         return tuple(orjson.loads(row[0]) for row in reversed(rows))
+
+    @property
+    def place(self) -> Hashable:
+        return self._database
+
+    async def owned(
+        self, tenant: str, owner: str, *, after: int = 0, limit: int = 50
+    ) -> tuple[OwnedEvent, ...]:
+        bound = (tenant, owner, after, self._clock.now(), limit)
+        rows = await self._database.read(SQL["owned"], *bound)
+        return tuple(OwnedEvent(row[0], row[1], row[2], orjson.loads(row[3])) for row in rows)
 
     async def erase(self, key: SessionKey) -> None:
         await self._database.write(SQL["erase"], *key)

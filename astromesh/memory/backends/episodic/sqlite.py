@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Hashable, Sequence
 from contextlib import asynccontextmanager
-from typing import ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import orjson
 from pydantic import BaseModel, Field
 
 from astromesh.abc.clock import Clock
 from astromesh.abc.deps import Deps
+from astromesh.abc.stores import OwnedEvent
 from astromesh.memory.backends.episodic.event import EpisodicOptions, packed
 from astromesh.memory.backends.expiry import expiring
 from astromesh.storage.database import Database, shared_database
@@ -64,6 +65,17 @@ class SqliteEvents:
     ) -> tuple[JsonObject, ...]:
         return await self._database.read(_recent, (*key, owner, self._clock.now(), limit))
 
+    @property
+    def place(self) -> Hashable:
+        return self._database
+
+    async def owned(
+        self, tenant: str, owner: str, *, after: int = 0, limit: int = 50
+    ) -> tuple[OwnedEvent, ...]:
+        bound = (tenant, owner, after, self._clock.now(), limit)
+        rows = await self._database.read(_rows, ("owned", bound))
+        return tuple(OwnedEvent(row[0], row[1], row[2], orjson.loads(row[3])) for row in rows)
+
     async def erase(self, key: SessionKey) -> None:
         await self._database.write(_delete, ("erase", tuple(key)))
 
@@ -108,6 +120,12 @@ def _recent(
 ) -> Sequence[tuple[JsonObject, ...]]:
     found = [connection.execute(SQL["recent"], item).fetchone() for item in items]
     return [tuple(map(orjson.loads, orjson.loads(row[0])))[::-1] for row in found]
+
+
+def _rows(
+    connection: sqlite3.Connection, items: Sequence[tuple[str, tuple[object, ...]]]
+) -> Sequence[list[tuple[Any, ...]]]:
+    return [connection.execute(SQL[name], bound).fetchall() for name, bound in items]
 
 
 def _delete(connection: sqlite3.Connection, items: Sequence[tuple[str, tuple[object, ...]]]) -> Sequence[int]:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from itertools import count
 from typing import ClassVar, Self
 
+import orjson
 from pydantic import BaseModel, Field
 
 from astromesh.abc.clock import Clock
 from astromesh.abc.deps import Deps
 from astromesh.abc.rag import Embedder
+from astromesh.abc.stores import OwnedPassage
 from astromesh.memory.backends.expiry import expiring
 from astromesh.memory.backends.semantic.passage import (
     Passage,
@@ -69,6 +71,23 @@ class InMemoryPassages:
         near, cosines = await self._near(kept, query, [one for one, _ in worded], candidates(top_k))
         best = merged(near, worded, cosines, top_k=top_k, threshold=threshold)
         return tuple(result(kept[one].content, kept[one].metadata, points) for one, points in best)
+
+    @property
+    def place(self) -> Hashable:
+        return id(self)
+
+    async def owned(
+        self, tenant: str, owner: str, *, after: int = 0, limit: int = 50
+    ) -> tuple[OwnedPassage, ...]:
+        now = self._clock.now()
+        found = [
+            OwnedPassage(number, scope.agent, p.content, orjson.loads(p.metadata))
+            for scope, kept in self._kept.items()
+            if (scope.tenant, scope.owner) == (tenant, owner)
+            for number, p in kept.items()
+            if number > after and not 0 < p.expires_at <= now
+        ]
+        return tuple(sorted(found, key=lambda one: one.number)[:limit])
 
     async def erase(self, key: SessionKey) -> int:
         scopes = [s for s in self._kept if (s.tenant, s.agent) == (key.tenant, key.agent)]

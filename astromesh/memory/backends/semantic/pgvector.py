@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Hashable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, ClassVar, NamedTuple, Self
 
+import orjson
 from pydantic import BaseModel, Field, SecretStr
 
 from astromesh.abc.clock import Clock
 from astromesh.abc.deps import Deps
 from astromesh.abc.rag import Embedder
+from astromesh.abc.stores import OwnedPassage
 from astromesh.memory.backends.expiry import expiring
 from astromesh.memory.backends.semantic.passage import (
     TRIM_EVERY,
@@ -124,6 +126,20 @@ class PgvectorPassages:
         best = merged(near, worded, cosines, top_k=most, threshold=threshold)
         alive = [(found[one], points) for one, points in best if one in found][:top_k]
         return tuple(result(restored(row.content), row.metadata, points) for row, points in alive)
+
+    @property
+    def place(self) -> Hashable:
+        return self._table
+
+    async def owned(
+        self, tenant: str, owner: str, *, after: int = 0, limit: int = 50
+    ) -> tuple[OwnedPassage, ...]:
+        bound = (tenant, owner, after, self._clock.now(), limit)
+        rows = await self._table.database.read(SQL["owned"], *bound)
+        return tuple(
+            OwnedPassage(number, agent, restored(content), orjson.loads(metadata))
+            for number, agent, content, metadata in rows
+        )
 
     async def erase(self, key: SessionKey) -> int:
         return await self._table.delete("erase", *key)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import sqlite3
 from collections import Counter, OrderedDict
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Hashable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import orjson
 from pydantic import BaseModel, Field
@@ -18,6 +18,7 @@ from pydantic import BaseModel, Field
 from astromesh.abc.clock import Clock
 from astromesh.abc.deps import Deps
 from astromesh.abc.rag import Embedder
+from astromesh.abc.stores import OwnedPassage
 from astromesh.memory.backends.expiry import expiring
 from astromesh.memory.backends.semantic.passage import (
     TRIM_EVERY,
@@ -95,6 +96,17 @@ class SqlitePassages:
             Scope(tenant, agent, owner), terms(query), vector, space, top_k, threshold, self._clock.now()
         )
         return await self._shelf.database.read(self._shelf.search, search)
+
+    @property
+    def place(self) -> Hashable:
+        return self._shelf
+
+    async def owned(
+        self, tenant: str, owner: str, *, after: int = 0, limit: int = 50
+    ) -> tuple[OwnedPassage, ...]:
+        bound = (tenant, owner, after, self._clock.now(), limit)
+        rows = await self._shelf.database.read(_owned, bound)
+        return tuple(OwnedPassage(row[0], row[1], row[2], orjson.loads(row[3])) for row in rows)
 
     async def erase(self, key: SessionKey) -> int:
         return await self._shelf.delete("of_session", *key)
@@ -321,6 +333,12 @@ def _put(connection: sqlite3.Connection, number: int, passage: Passage) -> None:
         _drop(connection, "one", (same[0],))
     added = connection.execute(SQL["add"], (number, *passage)).lastrowid
     connection.execute(SQL["add_words"], (added, number, passage.content))
+
+
+def _owned(
+    connection: sqlite3.Connection, items: Sequence[tuple[object, ...]]
+) -> Sequence[list[tuple[Any, ...]]]:
+    return [connection.execute(SQL["owned"], bound).fetchall() for bound in items]
 
 
 def _delete(connection: sqlite3.Connection, items: Sequence[tuple[str, tuple[object, ...]]]) -> Sequence[int]:

@@ -55,6 +55,11 @@ SELECT session_id, owner, last_seq, created_at, updated_at FROM astromesh.sessio
 WHERE tenant = $1 AND agent = $2 AND session_id > $3 AND (expires_at = 0 OR expires_at > $4) AND owner = $6
 ORDER BY session_id LIMIT $5
 
+-- name: owned
+SELECT tenant, agent, session_id FROM astromesh.sessions
+WHERE tenant = $1 AND owner = $2 AND (agent, session_id) > ($3, $4) AND (expires_at = 0 OR expires_at > $5)
+ORDER BY agent, session_id LIMIT $6
+
 -- name: erase
 DELETE FROM astromesh.sessions WHERE tenant = $1 AND agent = $2 AND session_id = $3 RETURNING 1
 

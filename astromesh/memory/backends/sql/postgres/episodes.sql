@@ -14,6 +14,10 @@ WHERE tenant = $1 AND agent = $2 AND session_id = $3 AND ($4::TEXT IS NULL OR ow
     AND (expires_at = 0 OR expires_at > $5)
 ORDER BY id DESC LIMIT greatest($6::INTEGER, 0)
 
+-- name: owned
+SELECT id, agent, session_id, event FROM astromesh.events
+WHERE tenant = $1 AND owner = $2 AND id > $3 AND (expires_at = 0 OR expires_at > $4) ORDER BY id LIMIT $5
+
 -- name: erase
 DELETE FROM astromesh.events WHERE tenant = $1 AND agent = $2 AND session_id = $3
 

@@ -65,6 +65,11 @@ SELECT id, content, metadata, CASE WHEN space = $6 THEN -(embedding <#> $7::REAL
 FROM astromesh.passages
 WHERE tenant = $1 AND agent = $2 AND owner = $3 AND id = ANY($4::BIGINT[]) AND (expires_at = 0 OR expires_at > $5)
 
+-- name: owned
+-- Of all agents: the one query that names no agent.
+SELECT id, agent, content, metadata FROM astromesh.passages
+WHERE tenant = $1 AND owner = $2 AND id > $3 AND (expires_at = 0 OR expires_at > $4) ORDER BY id LIMIT $5
+
 -- name: erase
 DELETE FROM astromesh.passages WHERE tenant = $1 AND agent = $2 AND session_id = $3 RETURNING 1
 

@@ -14,6 +14,10 @@ SELECT json_group_array(event) FROM (
         AND (expires_at = 0 OR expires_at > ?5)
     ORDER BY id DESC LIMIT max(?6, 0))
 
+-- name: owned
+SELECT id, agent, session_id, event FROM events
+WHERE tenant = ?1 AND owner = ?2 AND id > ?3 AND (expires_at = 0 OR expires_at > ?4) ORDER BY id LIMIT ?5
+
 -- name: erase
 DELETE FROM events WHERE tenant = ? AND agent = ? AND session_id = ?
 

@@ -47,6 +47,11 @@ SELECT rowid FROM passage_words WHERE passage_words MATCH ? AND rowid IN (SELECT
 SELECT id, content, metadata FROM passages
 WHERE +scope = ? AND id IN (SELECT value FROM json_each(?)) AND (expires_at = 0 OR expires_at > ?)
 
+-- name: owned
+-- Of all agents: the one query that names no agent.
+SELECT p.id, s.agent, p.content, p.metadata FROM passages p JOIN scopes s ON s.id = p.scope
+WHERE s.tenant = ? AND s.owner = ? AND p.id > ? AND (p.expires_at = 0 OR p.expires_at > ?) ORDER BY p.id LIMIT ?
+
 -- name: beyond
 SELECT id, scope, content FROM passages WHERE scope = ?1 ORDER BY id DESC LIMIT -1 OFFSET ?2
 
