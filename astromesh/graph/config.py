@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -140,11 +140,18 @@ class NodeConfig(MutableMapping[str, Any]):
 
     # -- model and tools ----------------------------------------------------------------------------------
 
-    async def complete(self, request: CompletionRequest, *, role: str = ASSISTANT) -> CompletionResult:
+    async def complete(
+        self,
+        request: CompletionRequest,
+        *,
+        role: str = ASSISTANT,
+        shown: Callable[[CompletionResult], str] | None = None,
+    ) -> CompletionResult:
         """Asks the node's model: budgets, events, deltas; what it cost becomes part of the result's usage.
 
         `role` is `assistant` for the run's own voice, whose deltas listeners see as the answer; anything else
-        (`router`, `judge`, …) for calls that a node makes for itself.
+        (`router`, `judge`, …) for calls that a node makes for itself. `shown` says what listeners may see of
+        the answer where that is not every word; they get it as one delta at its end.
 
         Raises:
             BudgetExhausted: before the call; let it pass, it ends the run.
@@ -157,7 +164,7 @@ class NodeConfig(MutableMapping[str, Any]):
             run.asked += 1
             result = await ask_model(run.shared.ledger, self.model, request)
         else:
-            result = await call_model(self.scope, self.model, request, role=role)
+            result = await call_model(self.scope, self.model, request, role=role, shown=shown)
         self.usage = result.usage if self.usage is ZERO else self.usage + result.usage
         return result
 

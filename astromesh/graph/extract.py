@@ -47,7 +47,16 @@ def whole_object(text: str) -> dict[str, Any] | None:
         return None
 
 
+def placed_objects(text: str) -> Iterator[tuple[int, int, Any]]:
+    """Start, end and value of every JSON object in a text that is not part of an earlier one."""
+    return _placed(text, _OBJECTS)
+
+
 def _found(text: str, opening: re.Pattern[str]) -> Iterator[Any]:
+    return (value for _, _, value in _placed(text, opening))
+
+
+def _placed(text: str, opening: re.Pattern[str]) -> Iterator[tuple[int, int, Any]]:
     end = 0
     for _ in range(_TRIES):
         start = opening.search(text, end)
@@ -58,4 +67,4 @@ def _found(text: str, opening: re.Pattern[str]) -> Iterator[Any]:
         except (JSONDecodeError, RecursionError):
             end = start.end()
         else:
-            yield found
+            yield start.start(), end, found

@@ -7,7 +7,7 @@ worker, critic) are calls that a pattern makes for itself.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from time import perf_counter
 
@@ -32,9 +32,17 @@ _NO_MORE_CALLS = "The run's budget of tool calls is used up. Answer with what yo
 
 
 async def call_model(
-    scope: Scope, model: ModelPort, request: CompletionRequest, *, role: str = ASSISTANT
+    scope: Scope,
+    model: ModelPort,
+    request: CompletionRequest,
+    *,
+    role: str = ASSISTANT,
+    shown: Callable[[CompletionResult], str] | None = None,
 ) -> CompletionResult:
     """One model call: reserved in the ledger, streamed where somebody listens, its usage booked.
+
+    Args:
+        shown: what listeners may see of the answer; they get it as one delta, once the answer is whole.
 
     Raises:
         BudgetExhausted: before the call, when tokens, cost or model calls are used up.
@@ -47,7 +55,7 @@ async def call_model(
     _reserve(ledger)
     events.emit("model.started", step=step, role=role)
     if events.streaming:
-        result = await _streamed(scope, model, request, step, role)
+        result = await _streamed(scope, model, request, step, role, shown)
     else:
         result = await model.complete(request)
     ledger.add_usage(result.usage)
@@ -89,18 +97,25 @@ def _finished(events: Emitter, step: int, role: str, result: CompletionResult) -
 
 
 async def _streamed(
-    scope: Scope, model: ModelPort, request: CompletionRequest, step: int, role: str
+    scope: Scope,
+    model: ModelPort,
+    request: CompletionRequest,
+    step: int,
+    role: str,
+    shown: Callable[[CompletionResult], str] | None,
 ) -> CompletionResult:
     result: CompletionResult | None = None
     emit = scope.events.emit
     async with aclosing(model.stream(request)) as pieces:  # type: ignore[type-var]
         async for piece in pieces:
-            if isinstance(piece, Delta):
-                emit("model.delta", step=step, role=role, content=piece.content)
-            else:
+            if not isinstance(piece, Delta):
                 result = piece
+            elif shown is None:
+                emit("model.delta", step=step, role=role, content=piece.content)
     if result is None:
         raise ProviderUnavailable("The model's stream ended without a result.")
+    if shown is not None and (content := shown(result)):
+        emit("model.delta", step=step, role=role, content=content)
     return result
 
 

@@ -14,7 +14,7 @@ from astromesh.errors import ProviderUnavailable
 from astromesh.graph.reasoning.report import KEYS
 from astromesh.plugins import Plugins
 from astromesh.runtime.engine import AgentRuntime
-from astromesh.testing import RecordingSink, ScriptedProvider, plugin_of
+from astromesh.testing import RecordingSink, Reply, ScriptedProvider, plugin_of
 from tests.integration.agents_folder import client_of, manifest, runtime_of, write
 from tests.unit.reasoning.reasoning_runs import (
     ACCEPTED,
@@ -23,6 +23,7 @@ from tests.unit.reasoning.reasoning_runs import (
     STEP,
     SURE,
     UNSURE,
+    USUAL,
     model_of,
     node_of,
 )
@@ -177,13 +178,50 @@ async def test_streamed_equals_not_streamed_and_only_the_answer_is_token_text(
     assert roles == {"planner", "worker", "judge", "assistant"} | (roles & {"writer", "critic"})
 
 
-async def test_thinking_in_a_draft_is_no_token_text(tmp_path: Path) -> None:
-    said = {"draft_answer": "<think>SECRET</think>The answer."}
+HARMONY = "<|channel|>analysis<|message|>{}<|end|><|start|>assistant<|channel|>final<|message|>"
+WRAPPED = json.dumps({"thoughts": "SECRET", "answer": "The answer."})
+
+
+@pytest.mark.parametrize(
+    "draft",
+    [
+        "<think>SECRET</think>The answer.",
+        "<analysis>SECRET</analysis>The answer.",
+        f"{HARMONY.format('SECRET')}The answer.",
+        WRAPPED,
+        f"```json\n{WRAPPED}\n```\n",
+        "Thought: SECRET\nFinal Answer: The answer.",
+    ],
+)
+async def test_thinking_is_in_no_event_and_no_answer(tmp_path: Path, draft: str) -> None:
+    """Whatever marks it, whichever node wrote it, however the stream was cut."""
+    said: dict[str, Any] = {"draft_answer": draft}
+    for node, line in (USUAL | REACT).items():
+        if isinstance(line, dict):
+            said[node] = (
+                f"SECRET {HARMONY.format('SECRET')}{json.dumps({'thoughts': 'SECRET', **line})} SECRET"
+            )
+    said["critique_answer"] = json.dumps({"reasoning": "SECRET", **ACCEPTED, "clarity_issues": ["vague"]})
+    said["revise_answer"] = draft
     sink = RecordingSink()
-    async with runtime(tmp_path, model_of(**REACT | said), {"budgets": {"critique_rounds": 0}}) as running:
+    async with runtime(tmp_path, in_pieces(model_of(**REACT | said))) as running:
         answer = await running.run("helper", "What is csv?", "s", sinks=[sink])
     assert answer.response == "The answer."
-    assert "SECRET" not in sink.text("assistant")
+    assert answer.metadata["reasoning"]["status"] == "ok"
+    assert "SECRET" not in json.dumps([event.data for event in sink.events], default=str)
+    shown = {data["role"]: data["content"] for data in sink.data("model.delta")}
+    assert set(shown) == {"planner", "worker", "judge", "writer", "critic", "assistant"}
+    assert json.loads(shown["worker"]) == USUAL["execute_reasoning_step"]
+
+
+def in_pieces(lines: ScriptedProvider) -> ScriptedProvider:
+    """The same model, whose streams are cut after every second character."""
+
+    async def cut(request: Any) -> Reply:
+        text = (await lines.complete(request)).content
+        return Reply(chunks=[text[i : i + 2] for i in range(0, len(text), 2)])
+
+    return ScriptedProvider(cut, repeat=True)
 
 
 async def test_a_cancelled_run_stops_and_leaves_the_runtime_whole(tmp_path: Path) -> None:

@@ -7,7 +7,8 @@ from astromesh.graph.config import NodeConfig
 from astromesh.graph.reasoning import prompts, report
 from astromesh.graph.reasoning.asking import ask, ask_object
 from astromesh.graph.reasoning.budgets import Budgets
-from astromesh.graph.reasoning.reading import answer_in, critique_of, flagged, without_claims
+from astromesh.graph.reasoning.hidden import answer_in
+from astromesh.graph.reasoning.reading import critique_of, flagged, without_claims
 from astromesh.graph.reasoning.state import KEY, NOTES, Notes, ReasoningState, notes_of, rc_of
 from astromesh.graph.records import NodeResult
 from astromesh.graph.state import GraphState

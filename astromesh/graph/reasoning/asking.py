@@ -6,12 +6,13 @@ from typing import NamedTuple
 
 from astromesh.errors import AstromeshError, BudgetExhausted
 from astromesh.graph.config import NodeConfig
+from astromesh.graph.reasoning.hidden import answer_in, fields_in, object_in
 from astromesh.graph.reasoning.prompts import Purpose, conversation
-from astromesh.graph.reasoning.reading import object_in, short
+from astromesh.graph.reasoning.reading import short
 from astromesh.graph.reasoning.state import notes_of, rc_of
 from astromesh.graph.state import GraphState
 from astromesh.node.calls import ASSISTANT
-from astromesh.types import CompletionRequest, JsonObject, ToolCall, ToolSpec
+from astromesh.types import CompletionRequest, CompletionResult, JsonObject, ToolCall, ToolSpec
 
 #: failed calls in a row after which the model is not asked any more
 MOST_FAILURES = 3
@@ -60,14 +61,18 @@ async def ask(
         output_schema=purpose.schema,
         role="" if purpose.role == ASSISTANT else purpose.role,
     )
-    reply = await _called(config, request, purpose.role)
+    reply = await _called(config, request, purpose)
     notes.failures = 0 if reply.ok else notes.failures + 1
     return reply
 
 
-async def _called(config: NodeConfig, request: CompletionRequest, role: str) -> Reply:
+async def _called(config: NodeConfig, request: CompletionRequest, purpose: Purpose) -> Reply:
+    def shown(result: CompletionResult) -> str:
+        """What listeners may see: what the report may, whatever else the model wrote."""
+        return fields_in(result.content, purpose.fields) if purpose.fields else answer_in(result.content)
+
     try:
-        result = await config.complete(request, role=role)
+        result = await config.complete(request, role=purpose.role, shown=shown)
     except BudgetExhausted:  # of a surrounding run: tokens or money
         return Reply()
     except AstromeshError as error:
@@ -84,7 +89,7 @@ async def ask_object(
     reply = await ask(state, config, purpose, material)
     if not reply.ok:
         return None, reply.fault
-    found = object_in(reply.text, tuple((purpose.schema or {})["properties"]))
+    found = object_in(reply.text, purpose.fields)
     if found is None:
         return None, f"{config.node.name}: the model's answer holds no JSON object of what was asked for."
     return found, ""

@@ -20,18 +20,28 @@ MATERIAL, PIECE = 24_000, 6_000
 _JSON = "Answer with one JSON object and nothing else. Say results only, never how you thought."
 
 
+#: by any of which a proposed step is known
+STEP_FIELDS = ("kind", "next_step", "step")
+
+
 class Purpose(NamedTuple):
     """What a node asks its model for.
 
     Args:
         role: who speaks: the role of `model.roles`, and of the events.
         told: the node's part of the system message.
-        schema: of the answer; None where a text is wanted.
+        schema: of the answer; None where a text is wanted, or a tool call.
+        fields: of the JSON that is read of the answer; none where it is a text for the user.
     """
 
     role: str
     told: str
     schema: JsonObject | None = None
+    fields: tuple[str, ...] = ()
+
+
+def _data(role: str, told: str, schema: JsonObject) -> Purpose:
+    return Purpose(role, told, schema, tuple(schema["properties"]))
 
 
 def _schema(title: str, properties: JsonObject) -> JsonObject:
@@ -54,7 +64,7 @@ def _one_of(names: Sequence[str]) -> JsonObject:
     return {"type": "string", "enum": list(names)}
 
 
-ANALYZE = Purpose(
+ANALYZE = _data(
     "planner",
     "Profile the task of the user; do not answer it. `complexity`: simple (one step answers it), moderate or "
     "complex. `risk`: what a wrong answer would cost. `tool_needs`: names of the tools below that it needs. "
@@ -76,14 +86,14 @@ ANALYZE = Purpose(
         },
     ),
 )
-EXECUTE = Purpose(
+EXECUTE = _data(
     "worker",
     "Carry out the step that is given below, and only that. `summary`: one line for a reader. `conclusions`: "
     "what is now established, each a line with its number or source. `open_questions`: what is missing. "
     f"State nothing that the material or sound knowledge does not support. {_JSON}",
     _schema("execute_reasoning_step", {"summary": _TEXT, "conclusions": _TEXTS, "open_questions": _TEXTS}),
 )
-EVALUATE = Purpose(
+EVALUATE = _data(
     "judge",
     "Judge whether the task can be answered well from what is known so far. `confidence`: from 0 to 1. "
     "`gaps`: what is missing, empty if nothing is. `done`: no further step would help. `mismatch`: this way "
@@ -95,7 +105,7 @@ DRAFT = Purpose(
     "Write the answer for the user now. Rest it on what is established above and below; say plainly what is "
     "not known. Keep to the constraints. Write the answer alone, without remarks on how it came about.",
 )
-CRITIQUE = Purpose(
+CRITIQUE = _data(
     "critic",
     "Review the draft against the task, the constraints and what is known. `unsupported_claims`: the claims "
     "that nothing supports, word for word as they stand in the draft. `missing_constraints`: what the task "
@@ -126,7 +136,7 @@ def select(strategies: Sequence[str]) -> Purpose:
         f"criticised and revised. `reason`: one short line. {_JSON}"
     )
     schema = _schema("select_reasoning_strategy", {"strategy": _one_of(strategies), "reason": _TEXT})
-    return Purpose("planner", told, schema)
+    return _data("planner", told, schema)
 
 
 def propose(told: str, *, tools: bool) -> Purpose:
@@ -137,9 +147,9 @@ def propose(told: str, *, tools: bool) -> Purpose:
         f"help any more. `step`: a name of a few words. {_JSON}"
     )
     if tools:
-        return Purpose("planner", f"{told} To use a tool, call it instead.")
+        return Purpose("planner", f"{told} To use a tool, call it instead.", None, STEP_FIELDS)
     properties = {"kind": _one_of((*STEP_KINDS, "done")), "step": _TEXT}
-    return Purpose("planner", told, _schema("propose_next_step", properties))
+    return Purpose("planner", told, _schema("propose_next_step", properties), STEP_FIELDS)
 
 
 # -- what is shown -----------------------------------------------------------------------------------------

@@ -13,14 +13,12 @@ from typing import Any
 
 import orjson
 
-from astromesh.graph.extract import extract_object, whole_object
+from astromesh.graph.reasoning.hidden import shown, without_hidden
 from astromesh.types import JsonObject
 
 #: characters of a line in trace, gaps, conclusions; how many of them
 LINE, LINES = 240, 12
 _ARGUMENTS = 1_000
-#: of JSON that is shown; what lies deeper is left out
-_LEVELS = 50
 LEVELS = ("low", "medium", "high")
 STEP_KINDS = ("decomposition", "analysis", "comparison", "synthesis_preparation")
 #: what the planner says when nothing useful is left to do, and when it wants a tool
@@ -32,14 +30,6 @@ _SAME = {
     "finish": DONE,
     "draft": DONE,
 }
-#: how models mark, or name, what they think to themselves
-_TAGS = ("think", "thinking", "thought", "thoughts", "reasoning", "scratchpad", "chain_of_thought")
-#: `<think>`, `[THINK]`, `<thinking depth="2">`, and how they close
-_MARKS = tuple(
-    (re.compile(rf"<{tag}(?:\s[^<>]*)?>|\[{tag}\]", re.I), re.compile(rf"</{tag}\s*>|\[/{tag}\]", re.I))
-    for tag in _TAGS
-)
-_HIDDEN_KEYS = frozenset({*_TAGS, "raw", "deliberation"})
 CONSERVATIVE: JsonObject = {
     "complexity": "complex",
     "domain": "general",
@@ -67,56 +57,9 @@ def lines(value: Any, most: int = LINES) -> list[str]:
 
 def shown_arguments(arguments: JsonObject) -> JsonObject:
     """A tool call's arguments as others may see them: cut where they are long."""
-    kept: JsonObject = _shown(arguments)
+    kept: JsonObject = shown(arguments)
     text = orjson.dumps(kept, default=str).decode()
     return kept if len(text) <= _ARGUMENTS else {"cut": text[:_ARGUMENTS]}
-
-
-def without_hidden(text: str) -> str:
-    """A model's text without what it marks as its thinking; an open mark hides everything behind it."""
-    for opening, closing in _MARKS:
-        first, *others = opening.split(text)
-        text = _behind(first, closing) or ("" if closing.search(first) else first)
-        text += "".join(_behind(after, closing) for after in others)
-    return text
-
-
-def _behind(text: str, closing: re.Pattern[str]) -> str:
-    """What stands behind the last mark that closes; empty where there is none."""
-    _, *closed = closing.split(text)
-    return closed[-1] if closed else ""
-
-
-def object_in(text: str, keys: Sequence[str]) -> JsonObject | None:
-    """The first JSON object of an answer that has one of the keys that were asked for, or None."""
-    text = without_hidden(text)
-    found = (extract_object(text, key) for key in keys)
-    return next((value for value in found if value is not None), None)
-
-
-def answer_in(text: str) -> str:
-    """An answer for the reader: without thinking, also where the model wrapped both into JSON."""
-    text = without_hidden(text).strip()
-    found = whole_object(text)
-    kept = _shown(found)
-    if found is None or kept == found:
-        return text
-    said = kept.get("answer")
-    if isinstance(said, str):
-        return said.strip()
-    return orjson.dumps(kept).decode() if kept else ""
-
-
-def _shown(value: Any, levels: int = _LEVELS) -> Any:
-    """JSON without the fields, on any level, in which models write down what they think."""
-    if not isinstance(value, dict | list):
-        return value
-    if not levels:
-        return "…"
-    if isinstance(value, list):
-        return [_shown(item, levels - 1) for item in value]
-    said = {key: item for key, item in value.items() if str(key).casefold() not in _HIDDEN_KEYS}
-    return {key: _shown(item, levels - 1) for key, item in said.items()}
 
 
 def profile_of(found: JsonObject) -> tuple[JsonObject, str]:

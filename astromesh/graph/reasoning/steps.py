@@ -9,6 +9,7 @@ from astromesh.graph.config import NodeConfig
 from astromesh.graph.reasoning import prompts
 from astromesh.graph.reasoning.asking import MOST_FAILURES, Reply, ask, ask_object
 from astromesh.graph.reasoning.decisions import Facts, Route, by_rule, eligible, route, stalls
+from astromesh.graph.reasoning.hidden import object_in
 from astromesh.graph.reasoning.reading import (
     DONE,
     LINES,
@@ -16,7 +17,6 @@ from astromesh.graph.reasoning.reading import (
     analysis_step,
     confidence_of,
     lines,
-    object_in,
     short,
     shown_arguments,
     step_of,
@@ -30,7 +30,6 @@ from astromesh.types import JsonObject, Message, ToolCall, ToolResult, ToolSpec
 
 #: characters of a tool's result in the observations, and in the trace
 OBSERVED, TRACED = 1_000, 160
-_STEP_KEYS = ("kind", "next_step", "step")
 _DIRECT: JsonObject = {"kind": "analysis", "step": "answer the question"}
 _MOST_CONCLUSIONS = 4 * LINES
 
@@ -88,7 +87,7 @@ def _step_of(reply: Reply, *, offered: bool) -> tuple[JsonObject, str]:
         args, fault = _arguments(call)
         name = short(call.name, 64)
         return {"kind": TOOL, "step": name, "tool": name, "args": args}, fault
-    found = object_in(reply.text, _STEP_KEYS)
+    found = object_in(reply.text, prompts.STEP_FIELDS)
     if found is None and offered:  # a model that is offered tools and writes prose needs none of them
         return {"kind": DONE, "step": DONE}, ""
     return step_of(found)
