@@ -36,6 +36,7 @@ GROUPS = (
     "pipelines",
     "readers",
     "authenticators",
+    "run_stores",
     "publishers",
 )
 

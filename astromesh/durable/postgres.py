@@ -8,8 +8,10 @@ from functools import partial
 from typing import Self
 
 import structlog
+from pydantic import BaseModel, ConfigDict
 
 from astromesh.abc.clock import Clock
+from astromesh.abc.deps import Deps
 from astromesh.abc.durable import Change, Claim, IdempotencyKey, RunRow, Step, Wanted
 from astromesh.durable.rows import (
     change_values,
@@ -29,7 +31,7 @@ from astromesh.durable.rows import (
 )
 from astromesh.errors import AstromeshError, IdempotencyConflict, LeaseLost
 from astromesh.storage.migrations import Schema, queries
-from astromesh.storage.postgres import Connection, Postgres
+from astromesh.storage.postgres import Connection, Postgres, shared_postgres
 from astromesh.types import Event, JsonObject, Usage
 
 _PACKAGE = "astromesh.durable"
@@ -49,6 +51,11 @@ log = structlog.get_logger("astromesh.durable")
 class PostgresRuns:
     """A RunStore over one database, which it shares with others."""
 
+    class Options(BaseModel):
+        """None: `storage.url` of runtime.yaml says where."""
+
+        model_config = ConfigDict(extra="forbid")
+
     def __init__(self, database: Postgres, clock: Clock) -> None:
         self._database = database
         self._clock = clock
@@ -56,10 +63,11 @@ class PostgresRuns:
         self._noting: asyncio.Task[None] | None = None
 
     @classmethod
-    async def open(cls, database: Postgres, clock: Clock) -> Self:
+    async def open(cls, options: BaseModel, deps: Deps) -> Self:
         """Raises: ConfigError: a database of a newer astromesh. StoreError: it refuses us."""
+        database = await shared_postgres(deps)
         await database.migrate(SCHEMA)
-        return cls(database, clock)
+        return cls(database, deps.clock)
 
     async def accept(self, run: RunRow, key: IdempotencyKey | None = None) -> RunRow:
         return await self._database.transact(partial(_accept, run, key, self._clock.now()))

@@ -11,7 +11,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple, Self, TypeVar
 
+from pydantic import BaseModel, ConfigDict
+
 from astromesh.abc.clock import Clock
+from astromesh.abc.deps import Deps
 from astromesh.abc.durable import Change, Claim, IdempotencyKey, RunRow, Step, Wanted
 from astromesh.durable.rows import (
     change_values,
@@ -30,7 +33,7 @@ from astromesh.durable.rows import (
     with_columns,
 )
 from astromesh.errors import IdempotencyConflict, LeaseLost
-from astromesh.storage.database import Database
+from astromesh.storage.database import Database, shared_database
 from astromesh.storage.migrations import Schema, queries
 from astromesh.types import Event, JsonObject, Usage
 
@@ -50,15 +53,21 @@ _FORGOTTEN = 86_400.0
 class SqliteRuns:
     """A RunStore over one SQLite file, which it may share with others."""
 
+    class Options(BaseModel):
+        """None: `storage.url` of runtime.yaml says where."""
+
+        model_config = ConfigDict(extra="forbid")
+
     def __init__(self, database: Database, clock: Clock) -> None:
         self._database = database
         self._clock = clock
 
     @classmethod
-    async def open(cls, database: Database, clock: Clock) -> Self:
+    async def open(cls, options: BaseModel, deps: Deps) -> Self:
         """Raises: StoreUnavailable: the file cannot be used. ConfigError: it is of a newer astromesh."""
+        database = await shared_database(deps)
         await database.migrate(SCHEMA)
-        return cls(database, clock)
+        return cls(database, deps.clock)
 
     async def accept(self, run: RunRow, key: IdempotencyKey | None = None) -> RunRow:
         return await self._database.write(_accept, (run, key, self._clock.now()))

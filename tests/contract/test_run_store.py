@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from astromesh.abc.durable import Change, Claim, IdempotencyKey, RunRow, RunStore, Step, Wanted
-from astromesh.durable.stores import open_run_store
 from astromesh.errors import IdempotencyConflict, LeaseLost
+from astromesh.plugins import Plugins
 from astromesh.testing import ManualClock
 from astromesh.types import Event, Usage
 from tests.platform.stores import deps_of
@@ -30,7 +30,9 @@ async def store(
     request: pytest.FixtureRequest, tmp_path: Path, clock: ManualClock
 ) -> AsyncIterator[RunStore]:
     deps = deps_of(request, clock, tmp_path)
-    yield await open_run_store(deps)
+    opened = await Plugins().open("run_stores", request.param, {}, deps)
+    yield opened
+    await opened.close()
     await deps.resources.close()
 
 
