@@ -20,7 +20,10 @@ class NodeKeywords(TypedDict, total=False):
     Args:
         instructions: the node's own part of the system prompt.
         description: one line for those who choose among nodes; the beginning of the instructions by default.
-        blocks, strategy, perspective, preprocessor, postprocessor, guards: used by nodes that ask a model.
+        blocks, strategy, perspective: parts of the prompt of a PromptNode; see their modules.
+        preprocessor: function of `(state[, config])`, before the node does anything.
+        postprocessor: function of `(output[, state[, config]])`: what it answers is the node's output.
+        guards: functions of `(output[, state])` or `Guard`s, that look at the final output.
         tools: `Tool` objects, or names of tools of the engine.
         inject_tools: all tools of the engine, the same as the flag INJECT_TOOLS.
         tool_loop: whether a step that asked for tools is entered again (else edges `on_tool_call` decide).
@@ -96,6 +99,12 @@ DEFAULTS: NodeKeywords = {
 }
 
 
+#: keywords for what only a PromptNode asks its model
+ASKING = frozenset({"blocks", "strategy", "perspective"})
+#: these, and what else means nothing to a node that asks no model and calls no tools
+WITHOUT_MODEL = ASKING | {"tools", "inject_tools", "tool_loop", "model_override"}
+
+
 class BaseNode:
     """A step of a graph. Subclasses implement `execute`; a run never changes a node.
 
@@ -112,6 +121,10 @@ class BaseNode:
     default_flags: ClassVar[frozenset[Hashable]] = frozenset()
     #: never skipped because a model says so, never replaced or bypassed by a graph action (guards, humans)
     protected: ClassVar[bool] = False
+    #: what `execute` sees to of preprocessor, guards and postprocessor; for the rest the engine does
+    handles: ClassVar[frozenset[str]] = frozenset()
+    #: keywords that mean nothing to this class: giving them is a problem of the graph
+    ignores: ClassVar[frozenset[str]] = frozenset()
     #: arguments of the class's constructor beside the keywords, in the order in which YAML writes them
     own: ClassVar[tuple[str, ...]] = ()
 
@@ -185,6 +198,10 @@ class BaseNode:
     def children(self) -> Iterable[Node | Graph]:
         """The nodes and graphs that this one runs itself: they are compiled with it, checked and drawn."""
         return ()
+
+    def meaningless(self) -> Iterable[str]:
+        """Keywords that were given and mean nothing to this node."""
+        return sorted(key for key in self.ignores if getattr(self, key) != DEFAULTS[key])  # type: ignore[literal-required]
 
     def problems(self) -> Iterable[str]:
         """What is wrong with the node by itself, for `PromptGraph.validate`; subclasses add theirs."""

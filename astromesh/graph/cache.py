@@ -1,10 +1,17 @@
-"""CACHEABLE: results of a run by what their nodes read, in `context["_node_cache"]` (document 000)."""
+"""CACHEABLE: results of a run by what their nodes read, in `context["_node_cache"]` (document 000).
+
+The key is canonical JSON: an input that has none cannot be told from another, so that its node runs every
+time, and the log says why. What is kept and what is handed out are copies.
+"""
 
 from __future__ import annotations
 
+import logging
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any
 
+from astromesh.graph.canonical import canonical
 from astromesh.graph.flags import NodeFlag
 from astromesh.graph.records import ZERO, NodeResult
 from astromesh.graph.state import GraphState
@@ -18,6 +25,8 @@ from astromesh.graph.visit import (
     declared_names,
     without_history,
 )
+
+log = logging.getLogger("astromesh.graph")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,18 +46,24 @@ class Entry:
 
 def look_up(visit: Visit) -> NodeResult | None:
     """The result of an earlier execution with the same inputs, its writes repeated, at no cost."""
-    visit.cache_key = key(visit)
+    try:
+        visit.cache_key = key(visit)
+    except (TypeError, RecursionError) as error:
+        _not_cached(visit, "its input", error)
+        return None
     entry: Entry | None = _entries(visit.base).get(visit.cache_key)
     if entry is None:
         return None
-    entry.writes.repeat(visit.base)
-    said = [replace(message) for message in entry.result.messages_added]  # said once more
-    return replace(entry.result, usage=ZERO, duration_ms=0.0, transition_reason="cached", messages_added=said)
+    # messages are said once more, so they are new ones, too
+    result, writes = deepcopy((entry.result, entry.writes))
+    writes.repeat(visit.base)
+    return replace(result, usage=ZERO, duration_ms=0.0, transition_reason="cached")
 
 
 def remember_before(visit: Visit) -> None:
     """Marks the state, so that the node's own writes can be told."""
-    visit.before = Traces(visit.base)
+    if visit.cache_key:
+        visit.before = Traces(visit.base)
 
 
 def store(visit: Visit) -> None:
@@ -56,9 +71,12 @@ def store(visit: Visit) -> None:
     if visit.before is None:
         return
     reads = frozenset(declared_names(visit.step.node))
-    kept = replace(visit.done, exception=None)
-    writes = visit.before.written(visit.base)
-    visit.base.context.setdefault(NODE_CACHE, {})[visit.cache_key] = Entry(reads, kept, writes)
+    try:
+        kept = deepcopy((replace(visit.done, exception=None), visit.before.written(visit.base)))
+    except Exception as error:  # noqa: BLE001 (copying runs anybody's code; the node has succeeded all the same)
+        _not_cached(visit, "its output", error)
+        return
+    visit.base.context.setdefault(NODE_CACHE, {})[visit.cache_key] = Entry(reads, *kept)
 
 
 def forget_readers(visit: Visit) -> None:
@@ -69,13 +87,17 @@ def forget_readers(visit: Visit) -> None:
         del entries[stale]
 
 
-def key(visit: Visit) -> str:
-    """Path and declared inputs; where none are declared, what the node sees of the conversation as well."""
+def key(visit: Visit) -> bytes:
+    """Path and declared inputs; where none are declared, what the node sees of the conversation as well.
+
+    Raises:
+        TypeError: something of it has no canonical JSON.
+    """
     node, state = visit.step.node, visit.base
     parts: list[Any] = [visit.config.path, declared_inputs(node, state.context)]
     if not node.input_keys and not node.pure:
         parts += [_visible_messages(visit), state.plan, state.observations, state.reflections]
-    return repr(parts)
+    return canonical(parts)
 
 
 def _visible_messages(visit: Visit) -> list[Any]:
@@ -84,6 +106,10 @@ def _visible_messages(visit: Visit) -> list[Any]:
     return list(visit.base.messages)
 
 
-def _entries(state: GraphState) -> dict[str, Entry]:
-    entries: dict[str, Entry] = state.context.get(NODE_CACHE, {})
+def _not_cached(visit: Visit, what: str, error: BaseException) -> None:
+    log.info("%s is not cached: %s: %s", visit.config.path, what, error)
+
+
+def _entries(state: GraphState) -> dict[bytes, Entry]:
+    entries: dict[bytes, Entry] = state.context.get(NODE_CACHE, {})
     return entries

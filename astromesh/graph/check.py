@@ -58,14 +58,46 @@ def _nodes(graph: Checked) -> Iterator[str]:
         yield from (f"Node {node.name!r}: {problem}" for problem in inner_problems(node, set()))
 
 
+def _idle_keywords(node: BaseNode) -> Iterator[str]:
+    """What was written and would be ignored: a graph must not do that in silence."""
+    summed = {"model_override"} if node.has_flag(NodeFlag.SUMMARIZE_OUTPUT) else set()
+    if idle := [key for key in node.meaningless() if key not in summed]:
+        yield f"{', '.join(idle)}: means nothing to a {type(node).__name__}; it would be ignored."
+    if "guards" in node.handles and "strategy" not in node.ignores:
+        return  # a PromptNode puts the rest into its prompt and its request
+    if node.output_schema is not None and not node.has_flag(NodeFlag.VALIDATE_OUTPUT) and _is_built_in(node):
+        yield "output_schema: give the flag VALIDATE_OUTPUT as well, so that the output is checked by it."
+    if node.inherit_context_from and not (_INHERITING & node.flags) and not _has_prompt(node):
+        yield "inherit_context_from: there is no prompt that it could stand in."
+
+
+def _is_built_in(node: BaseNode) -> bool:
+    return type(node).__module__.startswith("astromesh.graph.")
+
+
+def _has_prompt(node: BaseNode) -> bool:
+    return "model_override" not in node.ignores or not _is_built_in(node)
+
+
+_INHERITING = frozenset({NodeFlag.CACHEABLE, NodeFlag.ISOLATED_CONTEXT})
+
+
+def _idle_ways(node: BaseNode) -> Iterator[str]:
+    ways = [key for key in ("transitions", "default_next") if getattr(node, key)]
+    if ways:
+        yield f"{', '.join(ways)}: a node that another one runs leads nowhere."
+
+
 def inner_problems(node: BaseNode, seen: set[int]) -> Iterator[str]:
     """Problems of a node by itself, and of the nodes and graphs that it runs."""
     if id(node) in seen:
         return
     seen.add(id(node))
     yield from node.problems()
+    yield from _idle_keywords(node)
     for child in node.children():
         if isinstance(child, BaseNode):
+            yield from (f"{child.name}: {problem}" for problem in _idle_ways(child))
             yield from (f"{child.name}: {problem}" for problem in inner_problems(child, seen))
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from astromesh.graph.base import BaseNode
 from astromesh.graph.check import Checked
-from astromesh.graph.edges import Edge
+from astromesh.graph.edges import Edge, in_words
 from astromesh.graph.flags import NodeFlag
 from astromesh.graph.records import END, ERROR_NODE
 from astromesh.graph.ways import declared_targets
@@ -60,7 +60,7 @@ def _ways(graph: Checked, node: BaseNode) -> Iterator[tuple[str, str]]:
 def _label(edge: Edge) -> str:
     if edge.label or edge.condition is None:
         return edge.label
-    return getattr(edge.condition, "__name__", type(edge.condition).__name__).strip("<>")
+    return in_words(edge.condition)
 
 
 def _kind(node: BaseNode) -> str:

@@ -36,9 +36,15 @@ class Edge:
         return f"{self.source} → {self.target}" + (f" ({self.label})" if self.label else "")
 
 
+# The conditions that come with the engine are records that say in words when they hold.
+
+
 @dataclass(frozen=True, slots=True)
 class OnToolCall:
     """The model asked for tools."""
+
+    def __str__(self) -> str:
+        return "tool call"
 
     def __call__(self, result: NodeResult) -> bool:
         return bool(result.tool_calls)
@@ -48,6 +54,9 @@ class OnToolCall:
 class OnNoToolCall:
     """The node answered without asking for tools."""
 
+    def __str__(self) -> str:
+        return "no tool call"
+
     def __call__(self, result: NodeResult) -> bool:
         return not result.tool_calls and not result.error
 
@@ -56,6 +65,9 @@ class OnNoToolCall:
 class OnError:
     """The node failed. A field `error` of its output does not count."""
 
+    def __str__(self) -> str:
+        return "error"
+
     def __call__(self, result: NodeResult) -> bool:
         return bool(result.error)
 
@@ -63,6 +75,9 @@ class OnError:
 @dataclass(frozen=True, slots=True)
 class OnGuardFail:
     """A guard of the node failed."""
+
+    def __str__(self) -> str:
+        return "guard failed"
 
     def __call__(self, result: NodeResult) -> bool:
         return bool(result.guards_failed)
@@ -74,6 +89,9 @@ class OnOutput:
 
     key: str
     value: Any = True
+
+    def __str__(self) -> str:
+        return f"{self.key} = {self.value}"
 
     def __call__(self, result: NodeResult) -> bool:
         found = field_of(result.output, self.key)
@@ -87,9 +105,19 @@ class OnConfidence:
 
     min_confidence: float
 
+    def __str__(self) -> str:
+        return f"confidence ≥ {self.min_confidence:g}"
+
     def __call__(self, result: NodeResult) -> bool:
         found = field_of(result.output, "confidence")
         return isinstance(found, int | float) and not isinstance(found, bool) and found >= self.min_confidence
+
+
+def in_words(condition: Condition) -> str:
+    """When a condition holds, as a label: the built-in ones in words, others by their name."""
+    if type(condition).__module__ == __name__:
+        return str(condition)
+    return getattr(condition, "__name__", type(condition).__name__).strip("<>")
 
 
 def field_of(output: Any, key: str) -> Any:

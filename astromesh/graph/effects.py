@@ -99,9 +99,11 @@ BEFORE: tuple[tuple[NodeFlag, Effect], ...] = (
 
 def summarize_output(visit: Visit) -> Awaitable[None] | None:
     result = visit.done
-    if visit.ran and not result.error and not result.wants_tools and is_too_long(result):
-        return _summarised(visit, result)
-    return None
+    if not visit.ran or result.error or result.wants_tools:
+        return None
+    if visit.step.node.output_schema is not None and not isinstance(result.output, str):
+        return None  # data that was promised a form keeps it: prose would not fit
+    return _summarised(visit, result) if is_too_long(result) else None
 
 
 async def _summarised(visit: Visit, result: NodeResult) -> None:

@@ -41,6 +41,7 @@ class PromptGraphEngine:
         human_handler: what human nodes ask.
         clock: what pauses between retries go by.
         seed: for the jitter of these pauses.
+        finalizer_seconds: that the finalizer of a stopped or cancelled run may take; then it is cut short.
 
     Raises:
         ConfigError: two tools have one name, or a tool is none.
@@ -61,6 +62,7 @@ class PromptGraphEngine:
         human_handler: Any = None,
         clock: Clock | None = None,
         seed: int | None = None,
+        finalizer_seconds: float = 10.0,
     ) -> None:
         if max_iterations < 1 or max_node_iterations < 1 or max_mutations_per_run < 0:
             raise ValueError(
@@ -79,6 +81,7 @@ class PromptGraphEngine:
             max_mutations_per_run,
             allow_self_modification,
             seed,
+            finalizer_seconds,
         )
         self._plan: Plan | None = None
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable
-from typing import Any, Unpack
+from typing import Any, ClassVar, Unpack
 
-from astromesh.graph.base import BaseNode, NodeKeywords
+from astromesh.graph.base import ASKING, WITHOUT_MODEL, BaseNode, NodeKeywords
 from astromesh.graph.config import NodeConfig
 from astromesh.graph.records import NodeResult
 from astromesh.graph.signature import positional_arguments
@@ -23,6 +23,7 @@ class FunctionNode(BaseNode):
     """
 
     own = ("function",)
+    ignores: ClassVar[frozenset[str]] = ASKING
 
     def __init__(self, name: str, function: Function, **keywords: Unpack[NodeKeywords]) -> None:
         keywords.setdefault("description", (inspect.getdoc(function) or "").partition("\n")[0])
@@ -30,6 +31,8 @@ class FunctionNode(BaseNode):
         self.function = function
         self.arity = positional_arguments(function, f"Node {name!r}", most=2)
         self.is_async = inspect.iscoroutinefunction(function)
+        if self.arity == 1:  # it is not given what reaches model and tools
+            self.ignores = WITHOUT_MODEL - {"tool_loop"}  # type: ignore[misc]  # of this node
 
     async def execute(self, state: GraphState, config: NodeConfig) -> NodeResult:
         value = self.function(state) if self.arity == 1 else self.function(state, config)
@@ -53,7 +56,7 @@ def node(name: str, **keywords: Unpack[NodeKeywords]) -> Callable[[Function], Fu
 
 def as_result(name: str, value: Any) -> NodeResult:
     """A node's answer as a result: itself, or any other value as the output."""
-    if type(value) is NodeResult:
+    if isinstance(value, NodeResult):
         value.node_name = value.node_name or name
         return value
     return NodeResult(name, value)

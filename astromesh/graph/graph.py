@@ -166,6 +166,10 @@ class PromptGraph:
     ) -> Self:
         return self.add_edge(source, target, condition=condition, label=label, priority=priority)
 
+    def _when(self, source: str, target: str, condition: Condition, priority: int = 0) -> Self:
+        """A built-in condition, which labels its edge itself."""
+        return self.when(source, target, condition, label=str(condition), priority=priority)
+
     def sequential(self, *names: str) -> Self:
         """Each to the next, unconditionally."""
         for source, target in pairwise(names):
@@ -174,26 +178,25 @@ class PromptGraph:
 
     def on_tool_call(self, source: str, target: str) -> Self:
         """For nodes with `tool_loop=False`; the others are entered again by themselves."""
-        return self.when(source, target, OnToolCall(), label="tool call")
+        return self._when(source, target, OnToolCall())
 
     def on_no_tool_call(self, source: str, target: str) -> Self:
-        return self.when(source, target, OnNoToolCall(), label="no tool call")
+        return self._when(source, target, OnNoToolCall())
 
     def on_error(self, source: str, target: str, *, priority: int = FIRST) -> Self:
         """Where to go when the node failed, or is stuck."""
-        return self.when(source, target, OnError(), label="error", priority=priority)
+        return self._when(source, target, OnError(), priority)
 
     def on_guard_fail(self, source: str, target: str, *, priority: int = FIRST) -> Self:
-        return self.when(source, target, OnGuardFail(), label="guard failed", priority=priority)
+        return self._when(source, target, OnGuardFail(), priority)
 
     def on_output(self, source: str, target: str, key: str, value: Any = True, *, priority: int = 0) -> Self:
         """When a field of the output has a value."""
-        return self.when(source, target, OnOutput(key, value), label=f"{key} = {value}", priority=priority)
+        return self._when(source, target, OnOutput(key, value), priority)
 
     def on_confidence(self, source: str, target: str, min_confidence: float, *, priority: int = 0) -> Self:
         """When the output's `confidence` is at least so much."""
-        label = f"confidence ≥ {min_confidence:g}"
-        return self.when(source, target, OnConfidence(min_confidence), label=label, priority=priority)
+        return self._when(source, target, OnConfidence(min_confidence), priority)
 
     def loop_until(self, source: str, target: str, condition: Condition, *, back_to: str = "") -> Self:
         """Goes back, to the node itself or to `back_to`, until the condition holds, then on to the target."""

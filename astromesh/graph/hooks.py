@@ -17,6 +17,7 @@ from typing import Any, Protocol, TypeAlias
 from astromesh.errors import ToolFailed
 from astromesh.graph.base import BaseNode
 from astromesh.graph.records import ZERO, Mutation, NodeResult
+from astromesh.graph.results import fault
 from astromesh.graph.state import GraphState
 from astromesh.types import ToolCall, ToolResult, Usage
 
@@ -78,13 +79,19 @@ class HookSet:
     """The hooks of an engine, by method; an engine without hooks pays nothing for them."""
 
     __slots__ = (
-        "on_error", "on_graph_mutation", "on_human_required", "on_metrics", "post_node", "post_tool",
+        "begun", "on_error", "on_graph_mutation", "on_human_required", "on_metrics", "post_node", "post_tool",
         "pre_node", "pre_tool",
     )  # fmt: skip
 
     def __init__(self, hooks: Sequence[Any] = ()) -> None:
         self.pre_node = _having(hooks, "pre_node")
         self.post_node = _having(hooks, "post_node")
+        #: for each `pre_node`, how many `post_node` belong to the hooks up to and with its own
+        self.begun = tuple(
+            len(_having(hooks[: place + 1], "post_node"))
+            for place, hook in enumerate(hooks)
+            if _having((hook,), "pre_node")
+        )
         self.pre_tool = _having(hooks, "pre_tool")
         self.post_tool = _having(hooks, "post_tool")
         self.on_error = _having(hooks, "on_error")
@@ -97,17 +104,42 @@ class HookSet:
         return bool(self.pre_node or self.post_node or self.on_error)
 
     async def before_node(self, node: BaseNode, state: GraphState) -> None:
-        for method in self.pre_node:
-            other = await _tell(method, node, state)
+        for method, begun in zip(self.pre_node, self.begun, strict=True):
+            try:
+                other = await _tell(method, node, state)
+            except BaseException:  # cancelled: hooks that began are told the end, the others nothing
+                await self.cut_short(node, state, 0, begun)
+                raise
             if isinstance(other, GraphState) and other is not state:
                 state.become(other)
 
     async def after_node(self, node: BaseNode, result: NodeResult, state: GraphState) -> NodeResult:
-        for method in self.post_node:
-            other = await _tell(method, node, result, state)
+        for place, method in enumerate(self.post_node):
+            try:
+                other = await _tell(method, node, result, state)
+            except BaseException:  # cancelled: the rest are told all the same
+                await self.cut_short(node, state, place + 1)
+                raise
             if isinstance(other, NodeResult):
-                result = other if other.node_name == node.name else replace(other, node_name=node.name)
+                result = self._changed(node, result, other)
         return result
+
+    async def cut_short(
+        self, node: BaseNode, state: GraphState, first: int = 0, last: int | None = None
+    ) -> None:
+        """Tells some of the hooks that a node was cancelled."""
+        for method in self.post_node[first:last]:
+            await _tell(method, node, NodeResult(node.name, error="cancelled"), state)
+
+    def _changed(self, node: BaseNode, result: NodeResult, other: NodeResult) -> NodeResult:
+        """What a hook answered; an odd one changes nothing."""
+        if other.node_name == node.name:
+            return other
+        other = replace(other, node_name=node.name)
+        if (wrong := fault(other)) is not None:
+            log.warning("a post_node hook of %r answered a result whose %s", node.name, wrong)
+            return result
+        return other
 
     async def before_tool(self, call: ToolCall, state: GraphState) -> ToolCall:
         """The call as the hooks want it.

@@ -17,7 +17,16 @@ OPEN = frozenset(
 #: the kind whose `(name, pool)` runs a graph in autonomous mode
 AUTONOMOUS = "autonomous"
 
-__all__ = ["AUTONOMOUS", "KINDS", "OPEN", "make_node"]
+__all__ = ["AUTONOMOUS", "KINDS", "OPEN", "make_node", "speaks_for_itself"]
+
+#: kinds whose results are what a user's function made
+_OF_FUNCTIONS = frozenset({KINDS["function"], KINDS["transform"]})
+_BUILT_IN = frozenset(KINDS.values()) - _OF_FUNCTIONS
+
+
+def speaks_for_itself(node: BaseNode) -> bool:
+    """Whether a node's results are made by the engine's own code, and need not be looked at."""
+    return type(node) in _BUILT_IN
 
 
 def make_node(kind: str, name: str, *arguments: Any, **keywords: Any) -> BaseNode:

@@ -86,7 +86,7 @@ async def traverse(  # noqa: C901, PLR0912, PLR0915
                 result = step.fail(error, state, config, (perf_counter() - started) * 1000)
             else:
                 spent = (perf_counter() - started) * 1000
-                if type(value) is NodeResult or config.usage is not ZERO:
+                if isinstance(value, NodeResult) or config.usage is not ZERO:
                     result = step.settle(value, state, config, spent)
                 else:
                     result = NodeResult(name, value)

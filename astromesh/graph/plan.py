@@ -16,8 +16,10 @@ from astromesh.graph.flags import BIT, NodeFlag, mask
 from astromesh.graph.function import FunctionNode
 from astromesh.graph.graph import PromptGraph
 from astromesh.graph.hooks import HookSet
-from astromesh.graph.kinds import AUTONOMOUS, make_node
-from astromesh.graph.records import END, ERROR_NODE, ZERO, NodeResult
+from astromesh.graph.kinds import AUTONOMOUS, make_node, speaks_for_itself
+from astromesh.graph.processing import processed
+from astromesh.graph.records import END, ERROR_NODE, TOOL_CALLS_PRESENT, ZERO, NodeResult
+from astromesh.graph.results import fault
 from astromesh.graph.retry import ATTEMPTS, NodeCall, NodeWrapper, retrying
 from astromesh.graph.state import GraphState
 from astromesh.graph.transitions import (
@@ -82,8 +84,11 @@ class Step:
         self.straight: Way | None = THE_END
         takes_state = isinstance(node, FunctionNode) and node.arity == 1
         self.alone = isinstance(node, FunctionNode) and node.arity == 1 and node.is_async
-        self.body = node.body() if node.timeout is None else bounded(node.body(), node.timeout, self.name)
-        self.settle, self.fail = _settle(self.name), _fail(self.name)
+        body = node.body()
+        if (around := processed(node, body, alone=self.alone)) is not None:
+            body, self.alone, takes_state = around, False, False
+        self.body = body if node.timeout is None else bounded(body, node.timeout, self.name)
+        self.settle, self.fail = _settle(self.name, foreign=not speaks_for_itself(node)), _fail(self.name)
         wrappers = tuple(self._wrappers())
         self.bare = not wrappers
         self.plain = self.bare and takes_state
@@ -227,7 +232,7 @@ def _closed(call: NodeCall) -> NodeCall:
 
     async def run(state: GraphState, config: NodeConfig) -> NodeResult:
         result = await call(state, config)
-        if result.error and not result.stop_reason:
+        if result.error and not result.stop_reason and not result.next_node:
             result.stop_reason = "critical_error"
         return result
 
@@ -242,12 +247,15 @@ def _hooked(node: BaseNode, hooks: HookSet) -> NodeWrapper:
             try:
                 if state.current_node != END:
                     result = await call(state, config)
+                if result.error:
+                    await hooks.error(node, result, state)
             except BaseException:  # cancelled: what was begun is told its end
-                await hooks.after_node(node, NodeResult(node.name, error="cancelled"), state)
+                await hooks.cut_short(node, state)
                 raise
-            if result.error:
-                await hooks.error(node, result, state)
             result = await hooks.after_node(node, result, state)
+            if (wrong := fault(result)) is not None:
+                error = f"A hook left a NodeResult of {node.name!r} whose {wrong}."
+                return NodeResult(node.name, error=error)
             result.node_name = result.node_name or node.name
             return result
 
@@ -256,9 +264,16 @@ def _hooked(node: BaseNode, hooks: HookSet) -> NodeWrapper:
     return wrap
 
 
-def _settle(name: str) -> Any:
+def _settle(name: str, *, foreign: bool) -> Any:
+    """`foreign`: its results are made by somebody else's code and looked at before they are believed."""
+
     def settle(value: Any, state: GraphState, config: NodeConfig, duration_ms: float) -> NodeResult:
-        if type(value) is NodeResult:
+        if isinstance(value, NodeResult):
+            if foreign:
+                if (wrong := fault(value)) is not None:
+                    value = NodeResult(name, error=f"{name!r} answered a NodeResult whose {wrong}.")
+                elif value.transition_reason not in ("", TOOL_CALLS_PRESENT):  # of an earlier visit
+                    value = replace(value, transition_reason="", usage=ZERO)
             result = value if value.node_name == name else _own(name, value, state)
             if result.usage is not ZERO and config.usage is ZERO:  # spent past the engine: it counts too
                 state.ledger.add_usage(result.usage)

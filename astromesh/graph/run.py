@@ -54,6 +54,7 @@ class Setup:
     max_mutations: int
     allow_self_modification: bool
     seed: int | None
+    finalizer_seconds: float
 
 
 class Run(Progress):
@@ -142,11 +143,17 @@ class Run(Progress):
         self.model, self.lightweight_model = STOPPED_MODEL, None
         self.max_iterations = len(self.visited) + _LAST_TURNS
         self.shared.stop_reason = None
-        step = Step(step.node, self.kit)
-        last, _, _ = await traverse(self, Plan({name: step}, name, self.plan.graph), self.state)
+        plan = Plan({name: Step(step.node, self.kit)}, name, self.plan.graph)
+        failure = ""
+        try:
+            async with asyncio.timeout(self.setup.finalizer_seconds):
+                last, _, _ = await traverse(self, plan, self.state)
+            failure = last.error if last else ""
+        except TimeoutError:
+            failure = f"it did not end within {self.setup.finalizer_seconds:g} s."
         self.shared.stop_reason, self.shared.error = reason, error
-        if last and last.error:
-            self.shared.error = f"{error} The finalizer failed: {last.error}"
+        if failure:
+            self.shared.error = f"{error} The finalizer failed: {failure}"
 
     def _conclude(self, ending: Ending, started: float) -> GraphResult:
         state, visited, shared = self.state, self.visited, self.shared
@@ -216,7 +223,8 @@ class Run(Progress):
             wanted = await hooks.before_tool(call, state) if hooks.pre_tool else call
         except ToolError as error:
             return failed(call, error)
-        self.tool_calls.append(wanted.name)
+        if any(spec.name == wanted.name for spec in port.specs()):  # what nobody has is not called
+            self.tool_calls.append(wanted.name)
         result = await call_tool(scope, port, wanted)
         if hooks.post_tool:
             result = await hooks.after_tool(wanted, result, state)

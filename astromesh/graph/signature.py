@@ -24,3 +24,36 @@ def positional_arguments(function: Callable[..., Any], owner: str, *, most: int)
     if not positional or needed > most:
         raise TypeError(f"{owner}: {function!r} must take 1 to {most} positional arguments, not {needed}.")
     return max(needed, 1)
+
+
+class Processor:
+    """A pre- or postprocessor, sync or async, given as many arguments as it takes.
+
+    Args:
+        function: of at least one argument.
+        what: for messages.
+        most: arguments that it may take.
+
+    Raises:
+        TypeError: it takes none, or more.
+    """
+
+    __slots__ = ("arity", "function")
+
+    def __init__(self, function: Callable[..., Any], what: str, most: int) -> None:
+        self.function = function
+        self.arity = positional_arguments(function, what, most=most)
+
+    async def __call__(self, *arguments: Any) -> Any:
+        value = self.function(*arguments[: self.arity])
+        return await value if inspect.isawaitable(value) else value
+
+
+def preprocessor(function: Callable[..., Any] | None) -> Processor | None:
+    """Of `(state[, config])`, where there is one."""
+    return Processor(function, "Preprocessor", 2) if function else None
+
+
+def postprocessor(function: Callable[..., Any] | None) -> Processor | None:
+    """Of `(output[, state[, config]])`, where there is one."""
+    return Processor(function, "Postprocessor", 3) if function else None

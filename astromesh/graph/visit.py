@@ -48,7 +48,7 @@ class Visit:
         self.result: NodeResult | None = None
         self.ran = False
         self.shown = 0
-        self.cache_key = ""
+        self.cache_key = b""
         self.before: Traces | None = None
 
     @property

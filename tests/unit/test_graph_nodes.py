@@ -485,7 +485,7 @@ async def test_without_a_handler_nobody_has_approved_and_the_decision_can_follow
     assert (result.output, result.report.stop_reason) == (None, "human_denied")
     assert result.context["_awaiting_human"] == "h"
     kept = {k: v for k, v in result.context.items() if isinstance(v, str)}
-    again, _ = await run(HUMAN, context={**kept, "_human_decisions": {"h": "approve"}})
+    again, _ = await run(HUMAN, context={**kept, "_human_decisions": {kept["_human_ticket"]: "approve"}})
     assert again.output == "done draft"
     assert "_awaiting_human" not in again.context
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any, Unpack
+from typing import Any, ClassVar, Unpack
 
-from astromesh.graph.base import BaseNode, NodeKeywords
+from astromesh.graph.base import WITHOUT_MODEL, BaseNode, NodeKeywords
 from astromesh.graph.config import NodeConfig
 from astromesh.graph.extract import extract_object
 from astromesh.graph.nodes import assembly
@@ -36,6 +36,7 @@ class AutonomousNode(BaseNode):
     """
 
     own = ("pool", "max_steps")
+    ignores: ClassVar[frozenset[str]] = WITHOUT_MODEL - {"model_override"}
 
     def __init__(
         self,

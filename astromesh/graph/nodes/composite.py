@@ -9,7 +9,7 @@ import inspect
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, ClassVar, Unpack
 
-from astromesh.graph.base import BaseNode, NodeKeywords
+from astromesh.graph.base import WITHOUT_MODEL, BaseNode, NodeKeywords
 from astromesh.graph.config import Child, Graph, Node, NodeConfig, OnError
 from astromesh.graph.flags import NodeFlag
 from astromesh.graph.nodes.transform import declared_input
@@ -31,6 +31,7 @@ class ParallelNode(BaseNode):
     """
 
     own = ("nodes", "on_error")
+    ignores: ClassVar[frozenset[str]] = WITHOUT_MODEL
 
     def __init__(
         self,
@@ -70,6 +71,7 @@ class FanOutNode(BaseNode):
     default_flags: ClassVar[frozenset[Hashable]] = frozenset({NodeFlag.PARALLEL_SAFE})
 
     own = ("node", "items", "item_key", "on_error", "max_items")
+    ignores: ClassVar[frozenset[str]] = WITHOUT_MODEL
 
     def __init__(
         self,
@@ -123,6 +125,7 @@ class LoopNode(BaseNode):
     """
 
     own = ("body", "until", "max_loops")
+    ignores: ClassVar[frozenset[str]] = WITHOUT_MODEL
 
     def __init__(
         self,
@@ -147,13 +150,16 @@ class LoopNode(BaseNode):
         return self.steps
 
     async def execute(self, state: GraphState, config: NodeConfig) -> NodeResult:
-        result = NodeResult(self.name)
+        result, first = NodeResult(self.name), 0
         for _ in range(self.max_loops):
-            for child in self.steps:
+            for child in self.steps[first:]:
                 result = await config.run(child, state)
                 if result.error:
-                    return NodeResult(self.name, error=f"{child.name}: {result.error}")
-            if await self._done(result, state):
+                    break
+            first = self._back_to(result)
+            if first < 0:
+                return NodeResult(self.name, error=f"{result.node_name}: {result.error}")
+            if not result.error and await self._done(result, state):
                 return NodeResult(self.name, result.output, result.raw_output, is_answer=result.is_answer)
         return NodeResult(
             self.name,
@@ -161,6 +167,13 @@ class LoopNode(BaseNode):
             result.raw_output,
             error=f"{self.name!r} did not end within {self.max_loops} rounds.",
         )
+
+    def _back_to(self, result: NodeResult) -> int:
+        """Where the next round begins: where a guard sent the work back to; -1 where the body failed."""
+        if not result.error:
+            return 0
+        names = [child.name for child in self.steps]
+        return names.index(result.next_node) if result.next_node in names else -1
 
     async def _done(self, result: NodeResult, state: GraphState) -> bool:
         if isinstance(self.until, str):
@@ -180,6 +193,7 @@ class SubgraphNode(BaseNode):
     """
 
     own = ("graph",)
+    ignores: ClassVar[frozenset[str]] = WITHOUT_MODEL
 
     def __init__(self, name: str, graph: Graph, **keywords: Unpack[NodeKeywords]) -> None:
         super().__init__(name, **keywords)
@@ -205,6 +219,7 @@ class RetryNode(BaseNode):
     default_flags: ClassVar[frozenset[Hashable]] = frozenset({NodeFlag.RETRYABLE})
 
     own = ("node",)
+    ignores: ClassVar[frozenset[str]] = WITHOUT_MODEL
 
     def __init__(
         self, name: str, node: BaseNode, *, max_attempts: int = 3, **keywords: Unpack[NodeKeywords]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Unpack
+from typing import Any, ClassVar, Unpack
 
-from astromesh.graph.base import BaseNode, NodeKeywords
+from astromesh.graph.base import WITHOUT_MODEL, BaseNode, NodeKeywords
 from astromesh.graph.config import NodeConfig
 from astromesh.graph.nodes.guards import Checked, as_guards, check_all
 from astromesh.graph.nodes.transform import declared_input, may_answer
@@ -17,8 +17,9 @@ class GuardNode(BaseNode):
     """Checks the last output (or the input it declares) and lets it through, or does not.
 
     What it refuses ends the run, unless an edge `on_guard_fail`, an error edge or a transition leads on. A
-    guard of mode `retry` sends the work back to the node that did it, with the feedback as a message.
-    `guards` are functions or `Guard`s; see the module `guards`.
+    guard of mode `retry` sends the work back to the node that did it, with the feedback as a message. Inside
+    a LoopNode that is an earlier node of its body; other nodes that run children cannot send work back, there
+    it has failed. `guards` are functions or `Guard`s; see the module `guards`.
 
     Args:
         retry_node: who does the work again; by default the node that ran last.
@@ -27,6 +28,8 @@ class GuardNode(BaseNode):
 
     protected = True
     own = ("retry_node",)
+    handles: ClassVar[frozenset[str]] = frozenset({"guards"})
+    ignores: ClassVar[frozenset[str]] = WITHOUT_MODEL
 
     def __init__(self, name: str, *, retry_node: str = "", **keywords: Unpack[NodeKeywords]) -> None:
         keywords["routes"] = (*keywords.get("routes", ()), *([retry_node] if retry_node else ()))
@@ -53,7 +56,16 @@ class GuardNode(BaseNode):
         return result
 
     def _worker(self, state: GraphState) -> str:
-        return self.retry_node or next((n for n in reversed(state.visited) if n != self.name), "")
+        if self.retry_node:
+            return self.retry_node
+        if self._is_alone(state):
+            last = state.last_result
+            return last.node_name if last else ""
+        return next((n for n in reversed(state.visited) if n != self.name), "")
+
+    def _is_alone(self, state: GraphState) -> bool:
+        """Whether another node runs this one: then it is not the graph's current node."""
+        return state.current_node != self.name
 
     def _tries(self, state: GraphState) -> int:
         return int(state.context.get(self._key, 0))
@@ -67,3 +79,5 @@ class GuardNode(BaseNode):
         text = f"That answer cannot be accepted:\n{checked.feedback}\nAnswer again, corrected."
         result.messages_added = (Message("user", text),)
         result.next_node = worker
+        if self._is_alone(state):  # until whoever runs it goes back, nothing has passed
+            result.error = f"The output was {checked.error}"

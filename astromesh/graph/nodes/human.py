@@ -8,8 +8,10 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Unpack
 
-from astromesh.graph.base import BaseNode, NodeKeywords
+from astromesh.graph.base import WITHOUT_MODEL, BaseNode, NodeKeywords
+from astromesh.graph.canonical import digest
 from astromesh.graph.config import NodeConfig
+from astromesh.graph.containers import engine_forget, engine_write
 from astromesh.graph.flags import NodeFlag
 from astromesh.graph.nodes.transform import declared_input, may_answer
 from astromesh.graph.records import NodeResult
@@ -19,7 +21,9 @@ Decision = Literal["approve", "deny", "answer"]
 
 #: where in the context the name of the node that waits for a person stands
 AWAITING = "_awaiting_human"
-#: where in the context a person's decisions are put, by the name of the node that waits for them
+#: where in the context the ticket of what is to be decided stands
+TICKET = "_human_ticket"
+#: where in the context a person's decisions are put, by their tickets
 DECISIONS = "_human_decisions"
 
 
@@ -30,12 +34,14 @@ class HumanRequest:
     Args:
         question: the node's instructions.
         value: what is to be decided on: the node's input, or the last output.
+        ticket: of this visit and this value, for decisions that are kept.
     """
 
     node: str
     question: str
     value: Any
     state: GraphState
+    ticket: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +60,9 @@ class HumanNode(BaseNode):
     that is none of these are denials.
 
     Without a handler the run ends as `human_denied` and stays pending: `context["_awaiting_human"]` names the
-    node. Persist the context and the messages; to resume, add the decision under
-    `context["_human_decisions"][NAME]` and invoke again.
+    node, `context["_human_ticket"]` is the ticket of what is to be decided. Persist them; to resume, invoke
+    again with the decision under `context["_human_decisions"][TICKET]`. An approval holds for this visit
+    and this draft alone; a denial and an answer for this visit, whatever the draft has become.
 
     Args:
         approval_timeout: seconds a person has; then it is a denial. None: as long as it takes.
@@ -65,6 +72,7 @@ class HumanNode(BaseNode):
     default_flags: ClassVar[frozenset[Hashable]] = frozenset({NodeFlag.REQUIRES_HUMAN})
     protected = True
     own = ("approval_timeout",)
+    ignores: ClassVar[frozenset[str]] = WITHOUT_MODEL
 
     def __init__(
         self, name: str, *, approval_timeout: float | None = None, **keywords: Unpack[NodeKeywords]
@@ -74,17 +82,19 @@ class HumanNode(BaseNode):
 
     async def execute(self, state: GraphState, config: NodeConfig) -> NodeResult:
         value = declared_input(self, state)
-        recorded = state.context.get(DECISIONS, {})
-        if self.name in recorded:
-            return self._decided(_decision(recorded[self.name]), value, state)
+        visit = f"{config.path}#{1 + sum(done.node_name == self.name for done in state.node_history)}:"
+        ticket = visit + digest(value)
+        decision = _recorded(state.context.get(DECISIONS), visit, ticket)
+        if decision is not None:
+            return self._decided(decision, value, state)
         if config.human_handler is None:
-            state.context[AWAITING] = self.name
-            why = f"{self.name!r} waits for a person and there is no handler."
+            engine_write(state.context, AWAITING, self.name)
+            engine_write(state.context, TICKET, ticket)
+            why = f"{self.name!r} waits for a person and there is no handler; its ticket is {ticket!r}."
             return NodeResult(self.name, error=why, stop_reason="human_denied")
         try:
-            said = await self._ask(
-                config.human_handler, HumanRequest(self.name, self.instructions, value, state)
-            )
+            request = HumanRequest(self.name, self.instructions, value, state, ticket)
+            said = await self._ask(config.human_handler, request)
         except TimeoutError:
             return self._stopped(state, "human_timeout", f"{self.name!r} got no decision in time.")
         except Exception as error:  # noqa: BLE001 (a node's border: whatever breaks, nobody has approved)
@@ -99,7 +109,7 @@ class HumanNode(BaseNode):
     def _decided(self, decision: HumanDecision, value: Any, state: GraphState) -> NodeResult:
         if decision.decision == "deny":
             return self._stopped(state, "human_denied", f"{self.name!r} was denied.")
-        state.context.pop(AWAITING, None)
+        _no_longer_awaited(state)
         if decision.answer is not None:
             return NodeResult(self.name, decision.answer)
         return NodeResult(self.name, value, is_answer=may_answer(value, state))
@@ -107,8 +117,23 @@ class HumanNode(BaseNode):
     def _stopped(
         self, state: GraphState, reason: Literal["human_denied", "human_timeout"], error: str
     ) -> NodeResult:
-        state.context.pop(AWAITING, None)
+        _no_longer_awaited(state)
         return NodeResult(self.name, error=error, stop_reason=reason)
+
+
+def _recorded(decisions: Any, visit: str, ticket: str) -> HumanDecision | None:
+    """What was decided before: for this visit and draft, or by a denial or an answer for this visit."""
+    if not isinstance(decisions, Mapping):
+        return None
+    if ticket in decisions and ticket != visit:  # a draft without a fingerprint is like no other
+        return _decision(decisions[ticket])
+    others = (_decision(said) for key, said in decisions.items() if str(key).startswith(visit))
+    return next((other for other in others if other.decision != "approve"), None)
+
+
+def _no_longer_awaited(state: GraphState) -> None:
+    for key in (AWAITING, TICKET):
+        engine_forget(state.context, key)
 
 
 def _decision(said: Any) -> HumanDecision:

@@ -12,8 +12,7 @@ from step 7 on happens on the final answer alone.
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Unpack
 
@@ -28,7 +27,7 @@ from astromesh.graph.nodes.perspectives import PERSPECTIVES, Perspective
 from astromesh.graph.nodes.strategies import STRATEGIES, Strategy
 from astromesh.graph.output_schema import output_schema
 from astromesh.graph.records import TOOL_CALLS_PRESENT, NodeResult
-from astromesh.graph.signature import positional_arguments
+from astromesh.graph.signature import postprocessor, preprocessor
 from astromesh.graph.state import GraphState
 from astromesh.node.calls import ASSISTANT
 from astromesh.types import CompletionRequest, CompletionResult, Message, ToolCall, ToolSpec
@@ -74,6 +73,7 @@ class PromptNode(BaseNode):
     #: instructions of a class of nodes; a node's own come after them
     purpose: str = ""
     own: ClassVar[tuple[str, ...]] = ("role",)
+    handles: ClassVar[frozenset[str]] = frozenset({"preprocessor", "guards", "postprocessor"})
 
     def __init__(self, name: str, *, role: str = "", **keywords: Unpack[NodeKeywords]) -> None:
         super().__init__(name, **keywords)
@@ -87,8 +87,8 @@ class PromptNode(BaseNode):
         # an answer that does not fit its schema is refused like one that a guard refuses; where there are
         # tools, the first try is the end of the tool loop, the second the structured call, then its repair
         self._fits = Guard(_never, "retry", name="output_schema", max_retries=2 if self._may_use_tools else 1)
-        self._before = _Step(self.preprocessor, "Preprocessor", 2) if self.preprocessor else None
-        self._after = _Step(self.postprocessor, "Postprocessor", 3) if self.postprocessor else None
+        self._before = preprocessor(self.preprocessor)
+        self._after = postprocessor(self.postprocessor)
         self._dynamic = bool(self.input_keys or self.inherit_context_from) or any(
             block.dynamic for block in self._blocks
         )
@@ -255,20 +255,6 @@ class PromptNode(BaseNode):
     def _finish(self, result: NodeResult, state: GraphState) -> NodeResult:
         """For nodes that do something with their answer."""
         return result
-
-
-class _Step:
-    """A processor, sync or async: before `(state[, config])`, after `(output[, state[, config]])`."""
-
-    __slots__ = ("arity", "function")
-
-    def __init__(self, function: Callable[..., Any], what: str, most: int) -> None:
-        self.function = function
-        self.arity = positional_arguments(function, what, most=most)
-
-    async def __call__(self, *arguments: Any) -> Any:
-        value = self.function(*arguments[: self.arity])
-        return await value if inspect.isawaitable(value) else value
 
 
 async def _never(output: Any) -> bool:

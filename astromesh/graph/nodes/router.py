@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, Unpack
+from typing import Any, ClassVar, Unpack
 
-from astromesh.graph.base import BaseNode, NodeKeywords
+from astromesh.graph.base import WITHOUT_MODEL, BaseNode, NodeKeywords
 from astromesh.graph.config import NodeConfig
 from astromesh.graph.extract import extract_object
 from astromesh.graph.nodes import assembly
 from astromesh.graph.records import NodeResult
+from astromesh.graph.retry import RETRY_ERROR
 from astromesh.graph.state import GraphState
 from astromesh.types import CompletionRequest, CompletionResult, Message
 
@@ -36,6 +37,7 @@ class RouterNode(BaseNode):
     """
 
     own = ("choose", "max_tries")
+    ignores: ClassVar[frozenset[str]] = WITHOUT_MODEL - {"model_override"}
 
     def __init__(
         self,
@@ -84,8 +86,10 @@ class RouterNode(BaseNode):
 
     def _prompt(self, state: GraphState) -> str:
         listed = "\n".join(f"- {c}: {text}" if text else f"- {c}" for c, text in self.choices.items())
+        refused = state.context.get(RETRY_ERROR)
         return assembly.join([
             self.instructions,
+            f"Your last choice cannot be accepted: {refused}" if refused else "",
             assembly.inputs(state, self.input_keys),
             assembly.inherited(state, self.inherit_context_from),
             f"Choose what is to happen next:\n{listed}\nAnswer with exactly one of these and nothing else.",

@@ -5,11 +5,11 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from os import urandom
-from typing import Any, Unpack
+from typing import Any, ClassVar, Unpack
 
 import orjson
 
-from astromesh.graph.base import BaseNode, NodeKeywords
+from astromesh.graph.base import ASKING, BaseNode, NodeKeywords
 from astromesh.graph.config import NodeConfig
 from astromesh.graph.records import NodeResult
 from astromesh.graph.state import GraphState
@@ -31,6 +31,7 @@ class ToolNode(BaseNode):
     """
 
     own = ("tool", "arguments")
+    ignores: ClassVar[frozenset[str]] = ASKING | {"model_override", "tool_loop"}
 
     def __init__(
         self, name: str, tool: str = "", arguments: Arguments | None = None, **keywords: Unpack[NodeKeywords]

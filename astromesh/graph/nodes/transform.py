@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any, Unpack
+from typing import Any, ClassVar, Unpack
 
-from astromesh.graph.base import BaseNode, NodeKeywords
+from astromesh.graph.base import WITHOUT_MODEL, BaseNode, NodeKeywords
 from astromesh.graph.config import NodeConfig
 from astromesh.graph.function import as_result
 from astromesh.graph.records import NodeResult
@@ -24,6 +24,7 @@ class TransformNode(BaseNode):
     """
 
     own = ("transform",)
+    ignores: ClassVar[frozenset[str]] = WITHOUT_MODEL
 
     def __init__(self, name: str, transform: Callable[..., Any], **keywords: Unpack[NodeKeywords]) -> None:
         super().__init__(name, **keywords)
