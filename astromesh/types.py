@@ -105,12 +105,18 @@ class Turn(NamedTuple):
 @quick
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What calls cost. `cost_usd` is 0.0 where no price is known. Adds with `+`."""
+    """What calls cost. Adds with `+`.
+
+    Args:
+        cost_usd: 0.0 where no price is known.
+        estimated: some of it no provider has counted.
+    """
 
     input_tokens: int = 0
     output_tokens: int = 0
     cached_tokens: int = 0
     cost_usd: float = 0.0
+    estimated: bool = False
 
     @property
     def total_tokens(self) -> int:
@@ -122,15 +128,29 @@ class Usage:
             self.output_tokens + other.output_tokens,
             self.cached_tokens + other.cached_tokens,
             self.cost_usd + other.cost_usd,
+            self.estimated or other.estimated,
         )
 
     def to_json(self) -> JsonObject:
-        return {
+        counts: JsonObject = {
             "input_tokens": self.input_tokens,
             "output_tokens": self.output_tokens,
             "cached_tokens": self.cached_tokens,
             "cost_usd": self.cost_usd,
         }
+        if self.estimated:
+            counts["estimated"] = True
+        return counts
+
+
+def charge(error: BaseException, usage: Usage) -> None:
+    """Notes on an error what the model call that it ended had cost by then; a cancellation is one, too."""
+    error.__dict__["charged"] = usage
+
+
+def charged(error: BaseException) -> Usage | None:
+    """What was noted by `charge`; None where nobody knows."""
+    return error.__dict__.get("charged")
 
 
 Effect = Literal["read", "write", "external"]
@@ -144,12 +164,16 @@ class ToolSpec:
     Args:
         parameters: JSON Schema of the arguments, `type: object`.
         effect: `read` may be repeated after a crash; `write` and `external` may not.
+        repeatable: they may, too: the other side knows a repeat by its key, or the tool is a recorded run.
+        recorded: False for what changes only the run itself: it is done anew when a run is taken up again.
     """
 
     name: str
     description: str = ""
     parameters: Mapping[str, Any] = field(default_factory=lambda: {"type": "object", "properties": {}})
     effect: Effect = "read"
+    repeatable: bool = False
+    recorded: bool = True
 
     def to_function(self) -> JsonObject:
         """The OpenAI function-calling form that document 001 shows for step 6."""

@@ -26,6 +26,7 @@ class UsageOut(BaseModel):
     output_tokens: int
     cached_tokens: int
     cost_usd: float
+    estimated: bool = Field(default=False, description="Some of it no provider has counted.")
 
 
 class GuardrailOut(BaseModel):

@@ -7,10 +7,10 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
 
-import orjson
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from astromesh.api.encoding import encoded
 from astromesh.api.errors import public_failure
 from astromesh.api.outbox import Outbox
 from astromesh.errors import AstromeshError
@@ -20,7 +20,7 @@ from astromesh.types import Event
 def encode(event: Event) -> bytes:
     """One event as SSE bytes: id, event, data."""
     data = public_failure(event.data) if event.type == "run.failed" else event.data
-    return b"id: %d\nevent: %s\ndata: %s\n\n" % (event.seq, event.type.encode(), orjson.dumps(data))
+    return b"id: %d\nevent: %s\ndata: %s\n\n" % (event.seq, event.type.encode(), encoded(data))
 
 
 class EventStreamResponse(Response):

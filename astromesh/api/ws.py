@@ -8,23 +8,27 @@ from contextlib import suppress
 from typing import Any, Literal
 
 import orjson
+import structlog
 from fastapi import APIRouter, WebSocket, WebSocketDisconnect
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from astromesh.api import errors
 from astromesh.api.access import viewer_of
 from astromesh.api.auth import Auth
+from astromesh.api.encoding import encoded
 from astromesh.api.errors import invalid, problem, public_failure
 from astromesh.api.outbox import Outbox
 from astromesh.api.schemas import Query, SessionId
 from astromesh.errors import AstromeshError, InvalidInput, Overloaded, RunNotFound
 from astromesh.runtime.agent import Agent
 from astromesh.runtime.engine import AgentRuntime
+from astromesh.runtime.ids import trace_id as new_trace_id
 from astromesh.runtime.records import RunRequest
 from astromesh.telemetry.stream import TERMINAL
 from astromesh.types import CallerContext, Event, JsonObject
 
 router = APIRouter()
+log = structlog.get_logger("astromesh.api")
 MOST_RUNS = 8
 UNKNOWN_AGENT = 4404
 SERVICE_RESTART = 1012
@@ -157,6 +161,8 @@ class Connection:
                     self._say({"type": "pong"})
         except AstromeshError as error:
             self._say(_error(error))
+        except Exception as error:  # noqa: BLE001  border of a frame: the socket and its runs live
+            self._say(_crashed(error))
 
     def _start(self, frame: RunFrame) -> None:
         if len(self._runs) >= MOST_RUNS:
@@ -172,6 +178,8 @@ class Connection:
         except AstromeshError as error:
             if not error.run_id:  # refused before its first event
                 self._say(_error(error))
+        except Exception as error:  # noqa: BLE001  border of a run: nobody else would hear of it
+            self._say(_crashed(error))
 
     def _cancel(self, run_id: str) -> None:
         if not self._runtime.runs.stop(run_id, viewer_of(self._caller)):
@@ -215,7 +223,7 @@ class Connection:
     async def _write(self, outbox: Outbox) -> None:
         while events := await outbox.take():
             for event in events:
-                frame = to_frame(event)
+                frame = _frame(event)
                 if frame is not None:
                     try:
                         await self.socket.send_text(_text(frame))
@@ -263,6 +271,13 @@ def to_frame(event: Event) -> JsonObject | None:
     if frame is None:
         return None
     return frame if event.type == "frame" else {**frame, "run_id": event.run_id, "seq": event.seq}
+
+
+def _frame(event: Event) -> JsonObject | None:
+    try:
+        return to_frame(event)
+    except Exception as error:  # noqa: BLE001  border of a frame: the rest is still to be told
+        return {**_crashed(error), "run_id": event.run_id, "seq": event.seq}
 
 
 def _failure(data: JsonObject) -> JsonObject:
@@ -317,8 +332,16 @@ def _error(error: AstromeshError) -> JsonObject:
     return {"type": "error", "code": body["code"], "detail": body["detail"]}
 
 
+def _crashed(error: Exception) -> JsonObject:
+    """The frame of a fault of ours; what it was stands in the log alone."""
+    failure = AstromeshError("a fault of ours")
+    failure.trace_id = new_trace_id()
+    log.error("frame_crashed", trace_id=failure.trace_id, exc_info=error)
+    return _error(failure) | {"trace_id": failure.trace_id}
+
+
 def _text(frame: JsonObject) -> str:
-    return orjson.dumps(frame).decode()
+    return encoded(frame).decode()
 
 
 async def _admit(socket: WebSocket, agent_name: str) -> tuple[CallerContext, str | None]:

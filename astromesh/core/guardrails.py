@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from io import StringIO
 from typing import Literal, Protocol
 
 from astromesh.abc.guardrail import Checked, Guardrail, RuleStream, Stage
@@ -153,18 +154,18 @@ class StreamGate(Protocol):
 class _OpenGate:
     """No rules: everything leaves at once."""
 
-    __slots__ = ("_parts",)
+    __slots__ = ("_said",)
     done = False
 
     def __init__(self) -> None:
-        self._parts: list[str] = []
+        self._said = StringIO()
 
     @property
     def released(self) -> Released:
-        return Released("".join(self._parts))
+        return Released(self._said.getvalue())
 
     def feed(self, delta: str) -> str:
-        self._parts.append(delta)
+        self._said.write(delta)
         return delta
 
     def finish(self, *, tokens_used: int = 0, output_tokens: int = 0) -> str:
@@ -174,12 +175,12 @@ class _OpenGate:
 class _TokenGate:
     """Text leaves as soon as no rule can change it any more; each rule's stream feeds the next one's."""
 
-    __slots__ = ("_parts", "_rules", "_streams")
+    __slots__ = ("_rules", "_said", "_streams")
 
     def __init__(self, rules: Sequence[Guardrail], about: Checked) -> None:
         self._rules = rules
         self._streams: list[RuleStream] = [rule.stream(about) for rule in rules]
-        self._parts: list[str] = []
+        self._said = StringIO()
 
     @property
     def done(self) -> bool:
@@ -192,7 +193,7 @@ class _TokenGate:
             for rule, stream in zip(self._rules, self._streams, strict=True)
             if stream.count
         )
-        return Released("".join(self._parts), actions)
+        return Released(self._said.getvalue(), actions)
 
     def feed(self, delta: str) -> str:
         for stream in self._streams:
@@ -200,14 +201,14 @@ class _TokenGate:
                 return ""
             delta = stream.feed(delta)
         if delta:
-            self._parts.append(delta)
+            self._said.write(delta)
         return delta
 
     def finish(self, *, tokens_used: int = 0, output_tokens: int = 0) -> str:
         rest = ""
         for stream in self._streams:
             rest = stream.feed(rest) + stream.finish() if rest else stream.finish()
-        self._parts.append(rest)
+        self._said.write(rest)
         return rest
 
 
@@ -248,20 +249,20 @@ class _SentenceGate:
 class _FinalGate:
     """Text leaves when it is whole."""
 
-    __slots__ = ("_engine", "_parts", "released")
+    __slots__ = ("_engine", "_said", "released")
     done = False
 
     def __init__(self, engine: GuardrailsEngine) -> None:
         self._engine = engine
-        self._parts: list[str] = []
+        self._said = StringIO()
         self.released = Released("")
 
     def feed(self, delta: str) -> str:
-        self._parts.append(delta)
+        self._said.write(delta)
         return ""
 
     def finish(self, *, tokens_used: int = 0, output_tokens: int = 0) -> str:
         self.released = self._engine.check_output(
-            "".join(self._parts), tokens_used=tokens_used, output_tokens=output_tokens
+            self._said.getvalue(), tokens_used=tokens_used, output_tokens=output_tokens
         )
         return self.released.text

@@ -3,16 +3,19 @@
 What is retried, and by whom: the next provider is asked after any failure, for nothing. The same provider is
 asked again only when no other is left, the error can heal, and the run still has retries (one budget per run,
 over all layers). Nothing is retried once a delta has left: the text can't be taken back.
+
+What failed tries have cost (`types.charge`) is part of the answer's usage, or noted on the error.
 """
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from time import perf_counter
-from typing import cast
+from typing import TypeVar, cast
 
 from astromesh.abc.clock import Clock
 from astromesh.abc.provider import Provider
@@ -27,9 +30,18 @@ from astromesh.errors import (
     ProviderUnavailable,
 )
 from astromesh.tokens import estimate_request
-from astromesh.types import CompletionRequest, CompletionResult, Delta, JsonObject
+from astromesh.types import (
+    CompletionRequest,
+    CompletionResult,
+    Delta,
+    JsonObject,
+    Usage,
+    charge,
+    charged,
+)
 
 TakeRetry = Callable[[], bool]
+E = TypeVar("E", bound=Exception)
 #: reported token counts that a model's correction is learned from: the first few, then one of sixteen
 _LEARN_FIRST, _LEARN_EVERY = 4, 16
 
@@ -113,6 +125,9 @@ class ModelRouter:
                 result = await provider.complete(request)
             except ProviderError as error:
                 call.failed(error)
+            except asyncio.CancelledError as cancelled:
+                call.cancelled(cancelled)
+                raise
             else:
                 return call.succeeded(result)
             finally:
@@ -142,7 +157,10 @@ class ModelRouter:
             except ProviderError as error:
                 call.failed(error)
                 if sent:
-                    raise AllProvidersFailed([error]) from error
+                    raise call.charging(AllProvidersFailed([error], begun=True)) from error
+            except asyncio.CancelledError as cancelled:
+                call.cancelled(cancelled)
+                raise
             finally:
                 call.left()
         raise call.verdict()
@@ -186,7 +204,7 @@ class _RoutedCall:
 
     __slots__ = (
         "_again", "_attempts", "_failures", "_index", "_order", "_position", "_probe", "_request",
-        "_retry_after", "_router", "_settled", "_started", "_take_retry", "_tries",
+        "_retry_after", "_router", "_settled", "_started", "_take_retry", "_tries", "_wasted",
     )  # fmt: skip
 
     def __init__(self, router: ModelRouter, request: CompletionRequest, take_retry: TakeRetry | None) -> None:
@@ -203,6 +221,7 @@ class _RoutedCall:
         self._retry_after = 0.0
         self._failures: list[ProviderError] = []
         self._attempts: list[JsonObject] = []
+        self._wasted: Usage | None = None
 
     async def next_provider(self) -> Provider | None:
         """The provider to ask now, its circuit entered; waits where the last one left may heal."""
@@ -225,6 +244,8 @@ class _RoutedCall:
         monitor.timed(latency_ms)
         self._settle("success")
         self._learn(monitor, result)
+        if self._wasted is not None:
+            result = replace(result, usage=self._wasted + result.usage)
         if self._attempts or not result.latency_ms:
             return replace(result, attempts=tuple(self._attempts), latency_ms=result.latency_ms or latency_ms)
         return result
@@ -239,10 +260,23 @@ class _RoutedCall:
         wait = self._jittered(error.retry_after) if error.retry_after else 0.0
         self._settle(_outcome(error, first), wait)
         self._note(error)
+        self._waste(charged(error))
         if isinstance(error, ProviderTimeout):  # it has used its time, and was that slow
             monitor.timed((perf_counter() - self._started) * 1000)
         elif error.retryable:
             self._again, self._retry_after = self._index, wait
+
+    def cancelled(self, error: asyncio.CancelledError) -> None:
+        """The call was given up: it has cost what it had by then, and what the tries before have."""
+        if self._wasted is not None:
+            now = charged(error) or Usage(estimate_request(self._request), estimated=True)
+            charge(error, self._wasted + now)
+
+    def charging(self, error: E) -> E:
+        """The error, with what all tries of this call have cost."""
+        if self._wasted is not None:
+            charge(error, self._wasted)
+        return error
 
     def left(self) -> None:
         """However the call was left: a probe must not stay out for ever."""
@@ -251,6 +285,9 @@ class _RoutedCall:
 
     def verdict(self) -> Exception:
         """The error where nobody answered."""
+        return self.charging(self._verdict())
+
+    def _verdict(self) -> Exception:
         if not self._order and self._router.providers:
             return ProviderRejected(
                 f"No configured model can serve this request; missing: {self._router.unfit(self._request)}."
@@ -301,8 +338,16 @@ class _RoutedCall:
             return False
         self._tries += 1
         self._retry_after = 0.0
-        await router.clock.sleep(wait)
+        try:
+            await router.clock.sleep(wait)
+        except asyncio.CancelledError as cancelled:
+            charge(cancelled, self._wasted or Usage())
+            raise
         return True
+
+    def _waste(self, usage: Usage | None) -> None:
+        if usage is not None:
+            self._wasted = usage if self._wasted is None else self._wasted + usage
 
     def _jittered(self, seconds: float) -> float:
         """A floor: never less than asked, up to a fifth more."""

@@ -35,6 +35,8 @@ _STATUS: dict[int, type[ProviderError]] = {
     429: ProviderRateLimited,
     504: ProviderTimeout,
 }
+#: what stays as it is until the operator mends it; so do redirects, which are not followed
+_LASTING = frozenset({404, 405, 407, 410, 501, 505})
 #: what the services call their errors, where an error comes inside a 200 answer or a stream
 _NAMED: dict[str, int] = {
     "rate_limit_error": 429,
@@ -78,7 +80,8 @@ def from_status(
     kind = _STATUS.get(status, ProviderRejected if rejected else ProviderUnavailable)
     detail = _detail(body, secrets) if rejected and kind not in _QUIET else ""
     message = f"answered {status}: {_SAYS[kind]}{': ' + detail if detail else ''}"
-    return kind(message, status=status, retry_after=retry_after(headers))
+    lasting = status in _LASTING or status < 400
+    return kind(message, status=status, retry_after=retry_after(headers), retryable=not lasting)
 
 
 def from_body(error: object, secrets: Sequence[str] = ()) -> ProviderError:

@@ -9,18 +9,30 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
+from functools import partial
+from io import StringIO
 from time import perf_counter
 
 import orjson
 
 from astromesh.abc.events import Emitter
 from astromesh.abc.provider import ModelPort
-from astromesh.abc.tool import ToolPort
+from astromesh.abc.tool import ToolContext, ToolPort
 from astromesh.errors import BudgetExhausted, ProviderUnavailable
 from astromesh.node.ledger import MODEL_KEYS, RunLedger
 from astromesh.node.runner import together
 from astromesh.node.scope import NO_EVENTS, Scope
-from astromesh.types import CompletionRequest, CompletionResult, Delta, JsonObject, ToolCall, ToolResult
+from astromesh.tokens import estimate, estimate_request
+from astromesh.types import (
+    CompletionRequest,
+    CompletionResult,
+    Delta,
+    JsonObject,
+    ToolCall,
+    ToolResult,
+    Usage,
+    charged,
+)
 
 ASSISTANT = "assistant"
 #: characters of arguments and of a result that episodic memory is told
@@ -41,6 +53,8 @@ async def call_model(
 ) -> CompletionResult:
     """One model call: reserved in the ledger, streamed where somebody listens, its usage booked.
 
+    A call that breaks off is booked too: what the provider had reported, else an estimate.
+
     Args:
         shown: what listeners may see of the answer; they get it as one delta, once the answer is whole.
 
@@ -48,32 +62,68 @@ async def call_model(
         BudgetExhausted: before the call, when tokens, cost or model calls are used up.
         AllProvidersFailed, ProviderError: from the model.
     """
-    ledger, events = scope.ledger, scope.events
+    ledger = scope.ledger
     step = scope.next_step()
-    if events is NO_EVENTS:
+    if scope.events is NO_EVENTS:
         return await ask_model(ledger, model, request)
+    if (journal := scope.journal) is not None:
+        ask = partial(_ask_heard, scope, model, request, role, shown)
+        return await journal.model(scope, step, request, role, ask)
+    return await _ask_heard(scope, model, request, role, shown, step)
+
+
+async def _ask_heard(
+    scope: Scope,
+    model: ModelPort,
+    request: CompletionRequest,
+    role: str,
+    shown: Callable[[CompletionResult], str] | None,
+    step: int,
+) -> CompletionResult:
+    ledger, events = scope.ledger, scope.events
     _reserve(ledger)
-    events.emit("model.started", step=step, role=role)
+    events.emit("model.started", step=step, role=role, tools=len(request.tools))
     if events.streaming:
         result = await _streamed(scope, model, request, step, role, shown)
     else:
-        result = await model.complete(request)
+        result = await _whole(ledger, model, request)
     ledger.add_usage(result.usage)
     _finished(events, step, role, result)
     return result
 
 
 async def ask_model(ledger: RunLedger, model: ModelPort, request: CompletionRequest) -> CompletionResult:
-    """One model call that nobody is told of: reserved in the ledger, its usage booked.
+    """One model call that nobody is told of: reserved in the ledger, its usage booked as in `call_model`.
 
     Raises:
         BudgetExhausted: before the call, when tokens, cost or model calls are used up.
         AllProvidersFailed, ProviderError: from the model.
     """
     _reserve(ledger)
-    result = await model.complete(request)
+    result = await _whole(ledger, model, request)
     ledger.add_usage(result.usage)
     return result
+
+
+async def _whole(ledger: RunLedger, model: ModelPort, request: CompletionRequest) -> CompletionResult:
+    try:
+        return await model.complete(request)
+    except BaseException as error:
+        _book_broken(ledger, error, request, "")
+        raise
+
+
+def _book_broken(ledger: RunLedger, error: BaseException, request: CompletionRequest, said: str) -> None:
+    """What a call without a result has cost: what its provider knows of it, else an estimate.
+
+    A call that failed before it said anything was refused, or never arrived: it costs nothing. One that was
+    cancelled was heard.
+    """
+    usage = charged(error)
+    if usage is None and (said or isinstance(error, asyncio.CancelledError)):
+        usage = Usage(estimate_request(request), estimate(said), estimated=True)
+    if usage is not None:
+        ledger.add_usage(usage)
 
 
 def _reserve(ledger: RunLedger) -> None:
@@ -105,15 +155,21 @@ async def _streamed(
     shown: Callable[[CompletionResult], str] | None,
 ) -> CompletionResult:
     result: CompletionResult | None = None
-    emit = scope.events.emit
-    async with aclosing(model.stream(request)) as pieces:  # type: ignore[type-var]
-        async for piece in pieces:
-            if not isinstance(piece, Delta):
-                result = piece
-            elif shown is None:
-                emit("model.delta", step=step, role=role, content=piece.content)
-    if result is None:
-        raise ProviderUnavailable("The model's stream ended without a result.")
+    emit, said = scope.events.emit, StringIO()
+    try:
+        async with aclosing(model.stream(request)) as pieces:  # type: ignore[type-var]
+            async for piece in pieces:
+                if not isinstance(piece, Delta):
+                    result = piece
+                    continue
+                said.write(piece.content)
+                if shown is None:
+                    emit("model.delta", step=step, role=role, content=piece.content)
+        if result is None:
+            raise ProviderUnavailable("The model's stream ended without a result.")
+    except BaseException as error:
+        _book_broken(scope.ledger, error, request, said.getvalue())
+        raise
     if shown is not None and (content := shown(result)):
         emit("model.delta", step=step, role=role, content=content)
     return result
@@ -141,12 +197,19 @@ async def call_tools(scope: Scope, tools: ToolPort, calls: Sequence[ToolCall]) -
 
 async def call_tool(scope: Scope, tools: ToolPort, call: ToolCall) -> ToolResult:
     """One tool call with its events. A failed tool is a result with `ok=False`, never an exception."""
+    if (journal := scope.journal) is not None:
+        do, retell = partial(_do, scope, tools, call), partial(_retell, scope, call)
+        return await journal.tool(scope, tools, call, do, retell)
+    return await _do(scope, tools, call, scope.tool_context(call.id, call.name))
+
+
+async def _do(scope: Scope, tools: ToolPort, call: ToolCall, context: ToolContext) -> ToolResult:
     emit = scope.events.emit
     emit("tool.started", id=call.id, name=call.name, arguments=_readable(call.arguments))
     scope.tools_called.append(call.name)
     started = perf_counter()
     if scope.ledger.try_spend("tool_calls"):
-        result = await tools.execute(call, scope.tool_context(call.id, call.name))
+        result = await tools.execute(call, context)
     else:
         result = ToolResult(call.id, call.name, _NO_MORE_CALLS, False, "budget_exhausted")
     duration = round((perf_counter() - started) * 1000, 3)
@@ -157,6 +220,17 @@ async def call_tool(scope: Scope, tools: ToolPort, call: ToolCall) -> ToolResult
     if scope.tools_told is not None:
         scope.tools_told.append(_told(call, result))
     return result
+
+
+def _retell(scope: Scope, call: ToolCall, result: ToolResult) -> None:
+    """Books what a call did that a durable run made before it was taken up again."""
+    scope.events.emit("tool.started", id=call.id, name=call.name, arguments=_readable(call.arguments))
+    scope.tools_called.append(call.name)
+    scope.ledger.spend("tool_calls")
+    failed = {} if result.ok else {"error": result.error}
+    scope.events.emit("tool.finished", id=call.id, name=call.name, ok=result.ok, **failed)
+    if scope.tools_told is not None:
+        scope.tools_told.append(_told(call, result))
 
 
 def _told(call: ToolCall, result: ToolResult) -> JsonObject:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from io import StringIO
 from typing import Any
 
 import orjson
 
 from astromesh.net import faults
 from astromesh.net.sse import SseParser
+from astromesh.providers.pairs import Pairs, loads
 from astromesh.providers.service import Counted, Reply, cut
 from astromesh.types import JsonObject, ToolCall
 
@@ -41,18 +43,21 @@ class AnthropicReader:
     def __init__(self) -> None:
         self.done = False
         self._sse = SseParser()
-        self._text: list[str] = []
+        self._pairs = Pairs()
+        self._text = StringIO()
         self._calls: dict[int, tuple[JsonObject, list[str]]] = {}
         self._finish = ""
         self._usage: JsonObject = {}
 
     def feed(self, chunk: bytes) -> Iterator[str]:
         for event in self._sse.feed(chunk):
-            if text := self._take(orjson.loads(event.data)):
-                self._text.append(text)
+            if text := self._pairs.feed(self._take(loads(event.data))):
+                self._text.write(text)
                 yield text
 
     def finish(self) -> Reply:
+        for event in self._sse.finish():
+            self._take(loads(event.data))
         if not self.done:
             raise cut()
         calls = tuple(
@@ -61,7 +66,11 @@ class AnthropicReader:
             )
             for _, (block, pieces) in sorted(self._calls.items())
         )
-        return Reply("".join(self._text), calls, _FINISH.get(self._finish, "stop"), counted(self._usage))
+        return Reply(self._text.getvalue(), calls, _FINISH.get(self._finish, "stop"), counted(self._usage))
+
+    def so_far(self) -> Reply:
+        calls = tuple(ToolCall("", block["name"], "".join(pieces)) for block, pieces in self._calls.values())
+        return Reply(self._text.getvalue(), calls, "", counted(self._usage))
 
     def _take(self, event: JsonObject) -> str:
         """The text of an event, if it has any."""

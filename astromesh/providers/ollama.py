@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from io import StringIO
 from typing import Any
 from uuid import uuid4
 
@@ -16,6 +17,7 @@ from astromesh.net.ndjson import LineParser
 from astromesh.providers.catalog import capabilities_of
 from astromesh.providers.encoding import FragmentCache
 from astromesh.providers.options import ModelOptions, Price, read_key
+from astromesh.providers.pairs import Pairs, loads
 from astromesh.providers.service import Counted, Reply, ServiceProvider, cut, service_of
 from astromesh.types import CompletionRequest, JsonObject, Message, ToolCall
 
@@ -100,21 +102,27 @@ class OllamaReader:
     def __init__(self) -> None:
         self.done = False
         self._lines = LineParser()
-        self._text: list[str] = []
+        self._pairs = Pairs()
+        self._text = StringIO()
         self._calls: tuple[ToolCall, ...] = ()
         self._last: JsonObject = {}
 
     def feed(self, chunk: bytes) -> Iterator[str]:
         for line in self._lines.feed(chunk):
-            if text := self._take(orjson.loads(line)):
+            if text := self._take(loads(line)):
                 yield text
 
     def finish(self) -> Reply:
         for line in self._lines.finish():
-            self._take(orjson.loads(line))
+            self._take(loads(line))
         if not self.done:
             raise cut()
-        return Reply("".join(self._text), self._calls, _finish(self._last, self._calls), counted(self._last))
+        return Reply(
+            self._text.getvalue(), self._calls, _finish(self._last, self._calls), counted(self._last)
+        )
+
+    def so_far(self) -> Reply:
+        return Reply(self._text.getvalue(), self._calls, "", counted(self._last))
 
     def _take(self, line: JsonObject) -> str:
         if line.get("error"):
@@ -123,8 +131,8 @@ class OllamaReader:
         self._calls += _calls(message)
         if line.get("done"):
             self.done, self._last = True, line
-        text = _text(message)
-        self._text.append(text)
+        text = self._pairs.feed(_text(message))
+        self._text.write(text)
         return text
 
 

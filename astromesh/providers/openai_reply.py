@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from io import StringIO
 from typing import Any
 from uuid import uuid4
 
@@ -10,6 +11,7 @@ import orjson
 
 from astromesh.net import faults
 from astromesh.net.sse import SseParser
+from astromesh.providers.pairs import Pairs, loads
 from astromesh.providers.service import Counted, Reply, cut, text_of
 from astromesh.types import JsonObject, ToolCall
 
@@ -36,7 +38,8 @@ class OpenAIReader:
     def __init__(self) -> None:
         self.done = False
         self._sse = SseParser()
-        self._text: list[str] = []
+        self._pairs = Pairs()
+        self._text = StringIO()
         self._calls: list[_GrowingCall] = []
         self._finish = ""
         self._refused = False
@@ -54,14 +57,18 @@ class OpenAIReader:
             raise cut()
         calls = tuple(call.closed() for call in self._calls)
         reason = "content_filter" if self._refused else _finish(self._finish, bool(calls))
-        return Reply("".join(self._text), calls, reason, self._counted)
+        return Reply(self._text.getvalue(), calls, reason, self._counted)
+
+    def so_far(self) -> Reply:
+        calls = tuple(call.as_it_stands() for call in self._calls)
+        return Reply(self._text.getvalue(), calls, "", self._counted)
 
     def _take(self, data: bytes) -> str:
         """The text of an event, if it has any."""
         if data == b"[DONE]":
             self.done = True
             return ""
-        event = orjson.loads(data)
+        event = loads(data)
         if usage := event.get("usage"):
             self._counted = counted(usage)
         if choices := event.get("choices"):
@@ -78,9 +85,9 @@ class OpenAIReader:
             self._finish = reason
         refusal = delta.get("refusal")
         self._refused = self._refused or bool(refusal)
-        text = text_of(delta.get("content") or refusal)
+        text = self._pairs.feed(text_of(delta.get("content") or refusal))
         if text:
-            self._text.append(text)
+            self._text.write(text)
         return text
 
     def _grow(self, piece: JsonObject) -> None:
@@ -117,6 +124,9 @@ class _GrowingCall:
         """
         named = (piece.get("function") or {}).get("name")
         return bool(named and self.id and piece.get("id") and piece["id"] != self.id)
+
+    def as_it_stands(self) -> ToolCall:
+        return ToolCall(self.id, self.name, "".join(self.arguments))
 
     def closed(self) -> ToolCall:
         return _call(self.id, {"name": self.name, "arguments": "".join(self.arguments)})

@@ -6,22 +6,32 @@ deadlines, the errors, the usage and its price.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from dataclasses import dataclass
 from time import perf_counter
+from types import TracebackType
 from typing import Any, NamedTuple, Protocol
 
 import orjson
 from yarl import URL
 
 from astromesh.abc.provider import Capabilities
-from astromesh.errors import ConfigError, NetError, ProviderError, ProviderRejected, ProviderUnavailable
+from astromesh.errors import (
+    ConfigError,
+    NetError,
+    ProviderError,
+    ProviderRejected,
+    ProviderTimeout,
+    ProviderUnavailable,
+)
 from astromesh.net import faults
 from astromesh.net.http import Http
 from astromesh.providers.catalog import cost
 from astromesh.providers.options import ModelOptions, Price, is_http
+from astromesh.providers.pairs import loads, whole
 from astromesh.tokens import estimate, estimate_request
-from astromesh.types import CompletionRequest, CompletionResult, Delta, ToolCall, Usage
+from astromesh.types import CompletionRequest, CompletionResult, Delta, ToolCall, Usage, charge
 
 #: what a wire format's reading may raise on an answer of another shape
 WRONG_SHAPE = (AttributeError, IndexError, KeyError, TypeError, ValueError)
@@ -64,6 +74,9 @@ class StreamReader(Protocol):
 
     def finish(self) -> Reply:
         """The whole answer. Raises ProviderUnavailable where the stream ended early."""
+
+    def so_far(self) -> Reply:
+        """What has come of an answer that will never be whole."""
 
 
 class Wire(Protocol):
@@ -123,17 +136,18 @@ class ServiceProvider:
     async def complete(self, request: CompletionRequest) -> CompletionResult:
         started = perf_counter()
         body = self._encoded(request, stream=False)
-        try:
-            answer = await self._http.request(
-                "POST",
-                self._url,
-                body=body,
-                headers=self._headers,
-                timeout=self._service.timeout,
-                resend=True,
-            )
-        except NetError as error:
-            raise self._named(faults.from_net(error)) from error
+        with _Tab(self, request):
+            try:
+                answer = await self._http.request(
+                    "POST",
+                    self._url,
+                    body=body,
+                    headers=self._headers,
+                    timeout=self._service.timeout,
+                    resend=True,
+                )
+            except NetError as error:
+                raise self._named(faults.from_net(error)) from error
         if answer.status != 200:
             raise self._refused(answer.status, answer.headers, answer.body)
         return self._result(request, self._decoded(answer.body), started)
@@ -142,27 +156,29 @@ class ServiceProvider:
         started = perf_counter()
         body = self._encoded(request, stream=True)
         reader = self._wire.reader()
-        try:
-            async with self._http.stream(
-                "POST", self._url, body=body, headers=self._headers, silence=self._service.timeout
-            ) as incoming:
-                if incoming.status != 200:
-                    said = await incoming.read(_ERROR_BYTES)
-                    raise self._refused(incoming.status, incoming.headers, said)
-                if incoming.headers.get("content-type", "").startswith("application/json"):
-                    # an endpoint that cannot stream answers at once
-                    reply = self._decoded(await incoming.read())
-                    if reply.content:
-                        yield Delta(reply.content)
-                    yield self._result(request, reply, started)
-                    return
-                while not reader.done and (chunk := await incoming.chunk()):
-                    for text in self._fed(reader, chunk):
-                        yield Delta(text)
-                await incoming.drain()
-        except NetError as error:
-            raise self._named(faults.from_net(error)) from error
-        yield self._result(request, self._finished(reader), started)
+        with _Tab(self, request, reader):
+            try:
+                async with self._http.stream(
+                    "POST", self._url, body=body, headers=self._headers, silence=self._service.timeout
+                ) as incoming:
+                    if incoming.status != 200:
+                        said = await incoming.read(_ERROR_BYTES)
+                        raise self._refused(incoming.status, incoming.headers, said)
+                    if incoming.headers.get("content-type", "").startswith("application/json"):
+                        # an endpoint that cannot stream answers at once
+                        reply = self._decoded(await incoming.read())
+                        if reply.content:
+                            yield Delta(reply.content)
+                        yield self._result(request, reply, started)
+                        return
+                    while not reader.done and (chunk := await incoming.chunk()):
+                        for text in self._fed(reader, chunk):
+                            yield Delta(text)
+                    await incoming.drain()
+            except NetError as error:
+                raise self._named(faults.from_net(error)) from error
+            reply = self._finished(reader)
+        yield self._result(request, reply, started)
 
     def estimated_cost(self, request: CompletionRequest) -> float:
         if self._service.price is None:
@@ -202,7 +218,7 @@ class ServiceProvider:
 
     def _decoded(self, body: bytes) -> Reply:
         try:
-            payload = orjson.loads(body)
+            payload = loads(body)
             if isinstance(payload, dict) and payload.get("error"):
                 raise faults.from_body(payload["error"], self._secrets)
             return _sound(self._wire.decode(payload))
@@ -240,13 +256,23 @@ class ServiceProvider:
         )
 
     def _usage(self, request: CompletionRequest, reply: Reply) -> Usage:
-        counted = reply.counted
-        if counted is None:
-            asked = sum(estimate(c.name) + estimate(c.arguments) for c in reply.tool_calls)
-            counted = Counted(estimate_request(request), estimate(reply.content) + asked)
+        if reply.counted is not None:
+            return self._priced(reply.counted)
+        return self._priced(Counted(estimate_request(request), _estimated_output(reply)), estimated=True)
+
+    def _priced(self, counted: Counted, *, estimated: bool = False) -> Usage:
         price = self._service.price
         spent = cost(price, *counted) if price is not None else 0.0
-        return Usage(counted.input, counted.output, counted.cached, spent)
+        return Usage(counted.input, counted.output, counted.cached, spent, estimated)
+
+    def used_by(self, request: CompletionRequest, reply: Reply) -> Usage:
+        """What an answer that broke off has cost: what was reported before, beyond it an estimate."""
+        so_far, output = _believed(reply), _estimated_output(reply)
+        if so_far is None:
+            return self._priced(Counted(estimate_request(request), output), estimated=True)
+        if so_far.output >= output:
+            return self._priced(so_far)
+        return self._priced(so_far._replace(output=output), estimated=True)
 
     def _refused(self, status: int, headers: Mapping[str, str], body: bytes) -> ProviderError:
         return self._named(faults.from_status(status, headers, body, self._secrets))
@@ -256,7 +282,50 @@ class ServiceProvider:
         return error
 
     def _unreadable(self) -> ProviderError:
-        return ProviderUnavailable("answered something that is not of its wire format", provider=self.name)
+        said = "answered something that is not of its wire format"
+        return ProviderUnavailable(said, provider=self.name, retryable=False)
+
+
+class _Tab:
+    """Notes on whatever ends a call early what it has cost.
+
+    That is what the service had reported, beyond it an estimate. What it refused, and what never arrived,
+    costs nothing; of a call that was given up, or took too long, nobody knows: it counts as heard.
+    """
+
+    __slots__ = ("_provider", "_reader", "_request")
+
+    def __init__(
+        self, provider: ServiceProvider, request: CompletionRequest, reader: StreamReader | None = None
+    ) -> None:
+        self._provider, self._request, self._reader = provider, request, reader
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            return
+        reply = self._so_far()
+        given_up = isinstance(error, asyncio.CancelledError) or (
+            isinstance(error, ProviderTimeout) and not error.status
+        )
+        if given_up or reply.content or reply.tool_calls or reply.counted:
+            charge(error, self._provider.used_by(self._request, reply))
+
+    def _so_far(self) -> Reply:
+        try:
+            return self._reader.so_far() if self._reader is not None else Reply()
+        except WRONG_SHAPE:
+            return Reply()
+
+
+def _estimated_output(reply: Reply) -> int:
+    # of a call that broke off nobody has checked whether it is made of text
+    asked = sum(estimate(str(c.name)) + estimate(str(c.arguments)) for c in reply.tool_calls)
+    return estimate(reply.content) + asked
 
 
 def text_of(value: Any) -> str:
@@ -283,9 +352,14 @@ def _sound(reply: Reply) -> Reply:
     read: list[Any] = [part for c in reply.tool_calls for part in (c.id, c.name, c.arguments)]
     if not all(part and isinstance(part, str) for part in read):
         raise TypeError("a tool call that is not made of text")
+    calls = tuple(ToolCall(whole(c.id), whole(c.name), whole(c.arguments)) for c in reply.tool_calls)
+    return Reply(whole(reply.content), calls, reply.finish_reason, _believed(reply))
+
+
+def _believed(reply: Reply) -> Counted | None:
     counts: tuple[Any, ...] = reply.counted or ()
     believable = all(isinstance(n, int | float) and 0 <= n <= _MOST_TOKENS for n in counts)
-    return reply._replace(counted=Counted(*map(int, counts)) if counts and believable else None)
+    return Counted(*map(int, counts)) if counts and believable else None
 
 
 def cut() -> ProviderUnavailable:

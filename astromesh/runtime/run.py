@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
+from io import StringIO
 from time import perf_counter
 from typing import Any
 
+from astromesh.core.checked_data import checked_data
 from astromesh.core.guardrails import Released, StreamGate
 from astromesh.core.model_router import ModelRouter
 from astromesh.errors import AllProvidersFailed, ProviderError, UpstreamError
@@ -31,11 +33,14 @@ class _Voice:
     def __init__(self, gate: StreamGate, role: str) -> None:
         self.gate = gate
         self.role = role
-        self.raw: list[str] = []
+        # one growing text, not a list of pieces: an answer of 100,000 deltas would hold 100,000 strings
+        self.raw = StringIO()
 
 
 class GatedEvents:
     """The run's emitter: lets model text out only when no output rule can change it any more (R10).
+
+    What the model asks of tools is text of its own, too: events show it as the rules leave it.
 
     With `stream: final` it asks no model to stream; step 10 sends the released text as one delta.
 
@@ -43,7 +48,7 @@ class GatedEvents:
     voice: its whole text as the model said it, and what left of it.
     """
 
-    __slots__ = ("_agent", "_ledger", "_stream", "_voices", "asked", "last", "partial")
+    __slots__ = ("_agent", "_ledger", "_partial", "_stream", "_voices", "asked", "last")
 
     def __init__(self, stream: EventStream, agent: Agent, ledger: RunLedger) -> None:
         self._stream = stream
@@ -52,13 +57,17 @@ class GatedEvents:
         self._voices: dict[int, _Voice] = {}
         #: what the newest streaming call asks; rules that count tokens count its prompt
         self.asked: CompletionRequest | None = None
-        self.partial: list[str] = []
+        self._partial: StringIO | None = None
         self.last: tuple[str, Released] | None = None
 
     @property
     def streaming(self) -> bool:
         """Whether models are to stream; a listener that comes later makes the next call stream."""
         return self._stream.streaming and self._agent.stream != "final"
+
+    @property
+    def partial(self) -> str:
+        return self._partial.getvalue() if self._partial is not None else ""
 
     def emit(self, type: str, /, **data: Any) -> None:
         if type == DELTA:
@@ -68,11 +77,13 @@ class GatedEvents:
             self._finish(data)
         elif type == "model.started" and data["role"] == ASSISTANT:
             self.begin()
+        elif type == "tool.started" and self._agent.guardrails.output_rules:
+            data["arguments"] = checked_data(self._agent.guardrails, data["arguments"])
         self._stream.emit(type, **data)
 
     def begin(self) -> None:
         """A new step of the run's own voice begins: what the last one said is not the answer."""
-        self.partial.clear()
+        self._partial = None
         self.last = None
 
     def end(self, step: int, output_tokens: int) -> None:
@@ -85,7 +96,7 @@ class GatedEvents:
         if voice is None:
             gate = self._agent.guardrails.gate(self._agent.stream, tokens_used=self._spent_before())
             voice = self._voices[step] = _Voice(gate, data["role"])
-        voice.raw.append(content)
+        voice.raw.write(content)
         self._send(step, voice.role, voice.gate.feed(content))
 
     def _spent_before(self) -> int:
@@ -104,12 +115,14 @@ class GatedEvents:
             step, voice.role, voice.gate.finish(tokens_used=used, output_tokens=usage["output_tokens"])
         )
         if voice.role == ASSISTANT:
-            self.last = ("".join(voice.raw), voice.gate.released)
+            self.last = (voice.raw.getvalue(), voice.gate.released)
 
     def _send(self, step: int, role: str, text: str) -> None:
         if text:
             if role == ASSISTANT:
-                self.partial.append(text)
+                if self._partial is None:
+                    self._partial = StringIO()
+                self._partial.write(text)
             self._stream.emit(DELTA, step=step, role=role, content=text)
 
 

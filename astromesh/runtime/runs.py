@@ -74,7 +74,7 @@ def _failed(agent: Agent, run: Run, error: AstromeshError) -> None:
 
 def _left(agent: Agent, run: Run) -> JsonObject:
     """What a run without an answer leaves: the text that had left, and what it cost."""
-    said, usage = "".join(run.events.partial), run.scope.ledger.usage
+    said, usage = run.events.partial, run.scope.ledger.usage
     return {"response": said, "agent": agent.name, "usage": usage.to_json()}
 
 

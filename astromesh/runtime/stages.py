@@ -137,6 +137,7 @@ def release(agent: Agent, answered: tuple[EquippedQuery, Outcome], run: Run) -> 
         "pattern": agent.pattern_name,
         "iterations": outcome.iterations,
         "stop_reason": outcome.stop_reason,
+        "finish_reason": last.finish_reason if last else "stop",
         "attempts": list(run.model.attempts),
         **_checked_metadata(agent, outcome, checked.text),
     }
@@ -162,7 +163,7 @@ async def remember(agent: Agent, released: ReleasedAnswer, run: Run) -> None:
 
 async def remember_partial(agent: Agent, request: RunRequest, run: Run) -> None:
     """What a cancelled run had said: both turns, the answer marked `partial`; nothing where there is none."""
-    text = "".join(run.events.partial)
+    text = run.events.partial
     if not text or not request.persist or run.remembered:
         return
     now = run.scope.clock.now()

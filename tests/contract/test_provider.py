@@ -27,7 +27,16 @@ from astromesh.errors import (
 )
 from astromesh.net.http import Http
 from astromesh.plugins import Plugins
-from astromesh.types import CompletionRequest, CompletionResult, Delta, Image, Message, ToolCall, ToolSpec
+from astromesh.types import (
+    CompletionRequest,
+    CompletionResult,
+    Delta,
+    Image,
+    Message,
+    ToolCall,
+    ToolSpec,
+    charged,
+)
 from tests.platform.model_server import Call, ModelServer, Scenario
 
 KEY = "zq-very-secret-0123456789"
@@ -417,6 +426,87 @@ async def test_nobody_there_is_unavailable(world, stream):
     provider = await world.provider(endpoint="http://127.0.0.1:9")
     error, _ = await refused(provider, asking(), stream=stream)
     assert type(error) is ProviderUnavailable
+
+
+# -- what it has cost when it broke off ----------------------------------------------------------------------
+
+PRICED = {"prices": {"m-1": {"input_per_million": 1.0, "output_per_million": 10.0}}}
+
+
+@pytest.mark.parametrize("fault", [{"then": "cut"}, {"then": "error"}, {"then": "raw", "raw": b"{no"}, {}])
+async def test_a_stream_that_breaks_off_has_cost_what_came_and_what_was_asked(world, fault):
+    """What the service had counted by then holds; beyond it an estimate that says so."""
+    world.says(after=4, **fault)
+    error, text = await refused(await world.provider(**PRICED), asking(), stream=True)
+    usage = charged(error)
+    assert text
+    assert usage.estimated
+    assert usage.output_tokens >= 1
+    if world.kind == "anthropic":  # it says first how long the prompt was
+        assert (usage.input_tokens, usage.cached_tokens) == (12, 8)
+    else:
+        assert usage.input_tokens > 5
+    assert usage.cost_usd > 0
+
+
+@both
+async def test_a_call_that_took_too_long_was_heard(world, stream):
+    world.says(then="silent", after=0)
+    error, _ = await refused(await world.provider(timeout=0.3), asking(), stream=stream)
+    assert charged(error).input_tokens > 5
+
+
+@both
+async def test_a_call_that_is_cancelled_has_cost_what_came(world, stream):
+    world.says(then="silent", after=5)
+    provider = await world.provider()
+    if stream:
+        task = asyncio.create_task(streamed(provider, asking()))
+    else:
+        task = asyncio.create_task(provider.complete(asking()))
+    while not world.server.seen:
+        await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError) as cancelled:
+        await task
+    assert charged(cancelled.value).input_tokens > 5
+
+
+@both
+@pytest.mark.parametrize("status", [400, 401, 404, 429, 500, 504])
+async def test_what_a_service_refuses_costs_nothing(world, status, stream):
+    world.says(status=status)
+    error, _ = await refused(await world.provider(), asking(), stream=stream)
+    assert charged(error) is None
+
+
+@both
+async def test_what_never_arrived_costs_nothing(world, stream):
+    error, _ = await refused(await world.provider(endpoint="http://127.0.0.1:9"), asking(), stream=stream)
+    assert charged(error) is None
+
+
+# -- what is odd ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("status", [204, 302, 404, 405, 410, 501])
+async def test_what_only_the_operator_can_mend_is_not_asked_again(world, status):
+    world.says(status=status)
+    error, _ = await refused(await world.provider(), asking(), stream=False)
+    assert not error.retryable
+
+
+@both
+async def test_a_character_that_is_cut_in_two_is_one(world, stream):
+    """Services that count UTF-16 units may send the halves of a surrogate pair in two deltas."""
+    world.says(pieces=("a \ud83d", "\ude00 b", " \ud83d", " c"))
+    provider = await world.provider()
+    if stream:
+        texts, result = await streamed(provider, asking())
+        assert "".join(texts) == result.content
+    else:
+        result = await provider.complete(asking())
+    assert result.content == "a \U0001f600 b \ufffd c"
 
 
 async def test_text_that_is_no_unicode_is_the_requests_fault(world):

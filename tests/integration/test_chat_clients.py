@@ -92,6 +92,32 @@ async def test_a_stream_has_the_models_deltas_and_tool_activity_beside_them(hous
     assert all(c.choices[0].delta.tool_calls is None for c in chunks if c.choices)
 
 
+@says(Reply(chunks=("Let me ", "look."), tool_calls=[CALL]), Reply(chunks=("Found ", "it", ".")))
+async def test_text_of_a_step_that_ends_in_tool_calls_is_no_part_of_a_stream(house: House) -> None:
+    """A client joins what it gets, and has no way to tell steps apart."""
+    stream = await house.openai.chat.completions.create(model="helper", messages=USER, stream=True)
+    said = [c.choices[0].delta.content async for c in stream if c.choices and c.choices[0].delta.content]
+    assert said == ["Found ", "it", "."]
+
+
+@says(Reply(chunks=("Fou", "nd"), error=ProviderUnavailable("cut")))
+async def test_a_step_that_breaks_off_says_what_it_had(house: House) -> None:
+    stream = await house.openai.chat.completions.create(model="helper", messages=USER, stream=True)
+    chunks = aiter(stream)
+    said = [(await anext(chunks)).choices[0].delta.content for _ in range(3)]
+    assert said == ["", "Fou", "nd"]
+    with pytest.raises(openai.APIError, match="broke off"):
+        await anext(chunks)
+
+
+@says(Reply("It is", finish_reason="length"), Reply("It is", finish_reason="length"))
+async def test_an_answer_that_the_models_limit_cut_says_so(house: House) -> None:
+    create = house.openai.chat.completions.create
+    assert (await create(model="helper", messages=USER)).choices[0].finish_reason == "length"
+    chunks = [chunk async for chunk in await create(model="helper", messages=USER, stream=True)]
+    assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == "length"
+
+
 @says("one", "two", "three")
 async def test_a_session_comes_by_header_before_user_and_without_one_nothing_is_kept(house: House) -> None:
     create = house.openai.chat.completions.create
@@ -142,6 +168,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         {"tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}]},
         "brings its own tools",
     ),
+    "a tool's message": ({"messages": [{"role": "tool", "content": "x"}, *USER]}, "role tool"),
     "n": ({"n": 2}, "n must be 1"),
     "no messages": ({"messages": []}, "messages"),
     "an answer last": ({"messages": [{"role": "assistant", "content": "x"}]}, "user message"),

@@ -142,6 +142,18 @@ def test_text_before_a_fault_in_the_same_chunk_still_goes_out():
 # -- anthropic -----------------------------------------------------------------------------------------------
 
 
+def test_an_anthropic_stream_without_its_last_blank_line_is_whole():
+    reader = anthropic_wire().reader()
+    events = [
+        {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "Hi"}},
+        {"type": "message_delta", "delta": {"stop_reason": "end_turn"}},
+        {"type": "message_stop"},
+    ]
+    data = b"\n\n".join(b"data: " + orjson.dumps(event) for event in events)
+    assert list(reader.feed(data)) == ["Hi"]
+    assert reader.finish().content == "Hi"
+
+
 def test_results_of_parallel_calls_are_one_message_and_roles_take_turns():
     calls = (ToolCall("1", "f", "{}"), ToolCall("2", "f", "no JSON"))
     body = sent(

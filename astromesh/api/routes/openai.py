@@ -8,16 +8,16 @@ instruction: it never becomes the agent's system prompt.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, Literal
 
-import orjson
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from astromesh.api.access import caller_of, runtime_of, scope
 from astromesh.api.body import ClientGone, read, unless_gone
+from astromesh.api.encoding import encoded
 from astromesh.api.errors import problem, problem_response, public_failure
 from astromesh.api.outbox import Outbox
 from astromesh.api.schemas import SessionId
@@ -47,7 +47,7 @@ class Part(BaseModel):
 class ChatMessage(BaseModel):
     model_config = ConfigDict(extra="ignore")
 
-    role: Literal["system", "developer", "user", "assistant"]
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: str | list[Part] | None = None
 
     def text(self) -> str:
@@ -127,7 +127,7 @@ async def chat_completions(request: Request) -> Response:
         return Response(status_code=499)
     except AstromeshError as error:
         return _problem(error)
-    return Response(orjson.dumps(_completion(answer)), media_type="application/json")
+    return Response(encoded(_completion(answer)), media_type="application/json")
 
 
 def _agent(request: Request, body: ChatBody) -> Agent:
@@ -182,6 +182,10 @@ def _refuse(body: ChatBody) -> None:
     """What an agent cannot do for a client is refused, not ignored."""
     if body.tools or body.functions:
         raise InvalidInput("Client tools are not accepted: an agent brings its own tools.")
+    if any(m.role in ("tool", "function") for m in body.messages):
+        raise InvalidInput(
+            "Messages of role tool or function are not accepted: an agent brings its own tools."
+        )
     if (body.n or 1) != 1:
         raise InvalidInput("n must be 1: an agent gives one answer.")
     if (body.response_format or {}).get("type", "text") != "text":
@@ -210,8 +214,13 @@ def _completion(answer: RunAnswer) -> JsonObject:
 
 
 def _finish_reason(metadata: Mapping[str, Any]) -> str:
-    blocked = any(g["stage"] == "output" and g["action"] == "block" for g in metadata["guardrails"])
-    return "content_filter" if blocked else "stop"
+    did = {g["action"] for g in metadata["guardrails"] if g["stage"] == "output"}
+    if "block" in did:
+        return "content_filter"
+    if "truncate" in did:
+        return "length"
+    said = metadata.get("finish_reason")
+    return said if said in ("length", "content_filter") else "stop"
 
 
 def _usage(metadata: Mapping[str, Any]) -> JsonObject:
@@ -225,16 +234,31 @@ def _usage(metadata: Mapping[str, Any]) -> JsonObject:
 
 
 class _Chunks:
-    """A run's events as `chat.completion.chunk`s; tool activity stands in the extension field `astromesh`."""
+    """A run's events as `chat.completion.chunk`s; tool activity stands in the extension field `astromesh`.
+
+    A client joins the chunks, and has no way to take text back. So the text of a step that may still end in
+    tool calls, and is then no part of the response (api.md section 2), waits for the end of the step.
+    """
 
     def __init__(self, model: str, usage: bool) -> None:
         self._model = model
         self._usage = usage
         self._created = int(time.time())
+        #: deltas of steps that offer tools, until they end
+        self._held: dict[int, list[str]] = {}
 
     def __call__(self, event: Event) -> bytes:
         make = getattr(self, "_" + event.type.replace(".", "_"), None)
         return b"".join(_data(c) for c in make(event)) if make else b""
+
+    def _model_started(self, event: Event) -> list[Any]:
+        if event.data["role"] == "assistant" and event.data.get("tools"):
+            self._held[event.data["step"]] = []
+        return []
+
+    def _model_finished(self, event: Event) -> Iterable[Any]:
+        held = self._held.pop(event.data["step"], [])
+        return () if event.data["tool_calls"] else self._texts(event, held)
 
     def _run_started(self, event: Event) -> list[Any]:
         return [self._chunk(event, {"role": "assistant", "content": ""})]
@@ -242,7 +266,11 @@ class _Chunks:
     def _model_delta(self, event: Event) -> list[Any]:
         if event.data["role"] != "assistant":
             return []
-        return [self._chunk(event, {"content": event.data["content"]})]
+        held = self._held.get(event.data["step"])
+        if held is None:
+            return [self._chunk(event, {"content": event.data["content"]})]
+        held.append(event.data["content"])
+        return []
 
     def _tool_started(self, event: Event) -> list[Any]:
         return [self._chunk(event, {}, astromesh={"type": event.type, **event.data})]
@@ -259,10 +287,19 @@ class _Chunks:
         return [*chunks, b"[DONE]"]
 
     def _run_failed(self, event: Event) -> list[Any]:
-        return [{"error": _error(public_failure(event.data))}]
+        return [*self._unfinished(event), {"error": _error(public_failure(event.data))}]
 
     def _run_cancelled(self, event: Event) -> list[Any]:
-        return [{"error": _error({"code": "interrupted", "detail": "The run was cancelled."})}]
+        stopped = {"code": "interrupted", "detail": "The run was cancelled."}
+        return [*self._unfinished(event), {"error": _error(stopped)}]
+
+    def _unfinished(self, event: Event) -> Iterator[JsonObject]:
+        """What a run that broke off had said."""
+        held, self._held = self._held, {}
+        return self._texts(event, (text for texts in held.values() for text in texts))
+
+    def _texts(self, event: Event, texts: Iterable[str]) -> Iterator[JsonObject]:
+        return (self._chunk(event, {"content": text}) for text in texts)
 
     def _chunk(self, event: Event, delta: JsonObject, finish: str | None = None, **more: Any) -> JsonObject:
         return {
@@ -276,7 +313,7 @@ class _Chunks:
 
 
 def _data(value: Any) -> bytes:
-    return b"data: %s\n\n" % (value if isinstance(value, bytes) else orjson.dumps(value))
+    return b"data: %s\n\n" % (value if isinstance(value, bytes) else encoded(value))
 
 
 def _problem(error: AstromeshError) -> Response:

@@ -1,0 +1,123 @@
+"""A model call without a result is booked all the same: what its provider knows of it, else an estimate."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from astromesh.core.model_router import ModelRouter
+from astromesh.errors import AllProvidersFailed, ProviderError, ProviderRejected, ProviderUnavailable
+from astromesh.node.calls import ask_model, call_model
+from astromesh.node.ledger import RunLedger
+from astromesh.node.scope import Scope
+from astromesh.telemetry.stream import EventStream
+from astromesh.testing import RecordingSink, Reply, ScriptedProvider
+from astromesh.types import CompletionRequest, Message, Usage, charge, charged
+
+ASK = CompletionRequest((Message("user", "What is the answer?"),))
+
+
+def costly(error: ProviderError, *usage: int) -> ProviderError:
+    charge(error, Usage(*usage))
+    return error
+
+
+def scope_of(*, deltas: bool = True, ledger: RunLedger | None = None) -> Scope:
+    events = EventStream("r", [RecordingSink(wants_deltas=deltas)])
+    return Scope("r", events=events, ledger=ledger)
+
+
+async def test_what_the_provider_knows_is_booked() -> None:
+    scope = scope_of()
+    cut = costly(ProviderUnavailable("cut"), 40, 2)
+    with pytest.raises(ProviderUnavailable):
+        await call_model(scope, ScriptedProvider(Reply(chunks=["a", "b"], error=cut)), ASK)
+    assert scope.ledger.usage == Usage(40, 2)
+
+
+async def test_text_that_nobody_counted_is_estimated() -> None:
+    scope = scope_of()
+    broken = Reply(chunks=["four letters make ", "a token"], error=ProviderUnavailable("cut"))
+    with pytest.raises(ProviderUnavailable):
+        await call_model(scope, ScriptedProvider(broken), ASK)
+    assert scope.ledger.usage.estimated
+    assert scope.ledger.usage.input_tokens > 4
+    assert scope.ledger.usage.output_tokens == 7
+    assert scope.ledger.usage.to_json()["estimated"] is True
+
+
+async def test_a_refusal_costs_nothing() -> None:
+    scope = scope_of()
+    with pytest.raises(ProviderRejected):
+        await call_model(scope, ScriptedProvider(ProviderRejected("no")), ASK)
+    assert scope.ledger.usage == Usage()
+    assert "estimated" not in scope.ledger.usage.to_json()
+
+
+Ways = dict[str, Callable[[Scope, Any], Any]]
+WAYS: Ways = {
+    "streamed": lambda scope, model: call_model(scope, model, ASK),
+    "whole": lambda scope, model: call_model(scope, model, ASK),
+    "unheard": lambda scope, model: ask_model(scope.ledger, model, ASK),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_cancelled_call_was_heard(way: str) -> None:
+    begun = asyncio.Event()
+
+    async def never(request: CompletionRequest) -> str:
+        begun.set()
+        await asyncio.Event().wait()
+        return ""
+
+    scope = scope_of(deltas=way == "streamed")
+    task = asyncio.ensure_future(WAYS[way](scope, ScriptedProvider(never)))
+    await begun.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert scope.ledger.usage.input_tokens > 4
+    assert scope.ledger.usage.estimated
+
+
+async def test_budgets_see_what_broken_calls_cost() -> None:
+    ledger = RunLedger({"tokens": 100})
+    with pytest.raises(ProviderUnavailable):
+        await ask_model(ledger, ScriptedProvider(costly(ProviderUnavailable("cut"), 90, 20)), ASK)
+    assert ledger.exhausted() == "tokens"
+
+
+# -- over the tries of one call ------------------------------------------------------------------------------
+
+
+def router(*lines: Any) -> ModelRouter:
+    return ModelRouter([ScriptedProvider(line, name=f"p{n}/m") for n, line in enumerate(lines)])
+
+
+async def test_the_answer_has_cost_what_the_tries_before_it_cost() -> None:
+    routed = router(costly(ProviderUnavailable("late"), 40, 3), Reply("yes", usage=Usage(30, 1)))
+    assert (await routed.route(ASK)).usage == Usage(70, 4)
+    assert routed.monitors[1].correction.factor < 5  # learned from its own count alone
+
+
+async def test_where_nobody_answers_the_error_has_the_sum() -> None:
+    routed = router(
+        costly(ProviderRejected("late"), 40, 3), ProviderRejected("no"), costly(ProviderRejected("late"), 2)
+    )
+    with pytest.raises(ProviderRejected) as failed:
+        await routed.route(ASK)
+    assert charged(failed.value) == Usage(42, 3)
+
+
+async def test_a_stream_that_breaks_off_has_the_tries_before_it() -> None:
+    cut = Reply(chunks=["a"], error=costly(ProviderUnavailable("cut"), 40, 3))
+    routed = router(costly(ProviderUnavailable("late"), 10), cut)
+    with pytest.raises(AllProvidersFailed) as failed:
+        async for _ in routed.stream(ASK):
+            pass
+    assert charged(failed.value) == Usage(50, 3)
+    assert str(failed.value) == "The model's answer broke off. p1/m: cut"
