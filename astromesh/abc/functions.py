@@ -125,6 +125,7 @@ def read_signature(
 ) -> Signature:
     """Reads a function once, for its schema and for its calls; see `tool_schema`."""
     called = name or _name(function)
+    _check_callable(function, called)
     hints, doc = _hints(function, called), docstring_parser.parse(inspect.getdoc(function) or "")
     described = {p.arg_name: " ".join((p.description or "").split()) for p in doc.params}
     fields: dict[str, Any] = {}
@@ -141,6 +142,29 @@ def read_signature(
     model = _model(called, fields)
     spec = ToolSpec(called, description or _summary(doc), _schema(called, model), effect)
     return Signature(spec, model, names, context)
+
+
+def _check_callable(function: Callable[..., Any], called: str) -> None:
+    """Refuses what would only fail, or answer nonsense, when a model calls it."""
+    bare = inspect.unwrap(function.func if isinstance(function, partial) else function)
+    asked = bare if inspect.isroutine(bare) or isinstance(bare, type) else type(bare).__call__
+    if inspect.isgeneratorfunction(asked) or inspect.isasyncgenfunction(asked):
+        raise ConfigError(
+            f"The tool {called!r} is a generator: return one value, e.g. a list, without yield."
+        )
+    if _is_unbound(bare):
+        raise ConfigError(
+            f"The tool {called!r} is a method without its object: offer a bound one, such as "
+            f"`tool = {bare.__qualname__.replace('.', '(…).')}` in the module."
+        )
+
+
+def _is_unbound(function: Callable[..., Any]) -> bool:
+    """Whether this is a method as it stands in its class, which waits for `self`."""
+    if not inspect.isfunction(function) or "." not in function.__qualname__.rpartition("<locals>.")[2]:
+        return False
+    first = next(iter(inspect.signature(function).parameters.values()), None)
+    return first is not None and first.name in ("self", "cls") and first.default is first.empty
 
 
 def _name(function: Callable[..., Any]) -> str:

@@ -6,13 +6,15 @@ from typing import Any, cast
 
 from fastapi import Depends, Request
 
-from astromesh.api.auth import Auth
+from astromesh.api.auth import Auth, is_loopback
 from astromesh.runtime.engine import ANY_SESSION, AgentRuntime
 from astromesh.runtime.registry import Viewer
 from astromesh.types import CallerContext
 
 #: the routes that need no credential; every other one declares a scope
-PUBLIC = frozenset({"/health/live", "/health/ready", "/openapi.json", "/docs"})
+PUBLIC = frozenset({"/health/live", "/health/ready"})
+#: headers that programs send on behalf of others: proxies and browsers
+_HANDED_ON = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip", "via", "origin")
 
 
 class RequiredScope:
@@ -36,6 +38,22 @@ class RequiredScope:
             request.state.caller = await auth.authorise_some(request.headers, self.name)
             return
         request.state.caller = await auth.authorise(request.headers, self.name, resource)
+
+
+class ScopeElsewhere(RequiredScope):
+    """A scope for callers of other machines; a program on this one needs none (api.md, Authentication)."""
+
+    async def __call__(self, request: Request) -> None:
+        if not from_this_machine(request):
+            await super().__call__(request)
+
+
+def from_this_machine(request: Request) -> bool:
+    """Whether a program on this machine asks for itself: no page of a browser, and nobody through a proxy."""
+    headers = request.headers
+    if request.client is None or any(name in headers for name in _HANDED_ON):
+        return False
+    return is_loopback(request.client.host) and is_loopback(request.url.hostname or "")
 
 
 def scope(name: str, resource: str = "", *, any_resource: bool = False) -> Any:

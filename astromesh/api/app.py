@@ -15,7 +15,19 @@ from astromesh import __version__
 from astromesh.api import errors
 from astromesh.api.auth import Auth, configured
 from astromesh.api.body import BodyLimit
-from astromesh.api.routes import agents, health, mcp, observe, openai, principals, rag, runs, sessions, tools
+from astromesh.api.routes import (
+    agents,
+    described,
+    health,
+    mcp,
+    observe,
+    openai,
+    principals,
+    rag,
+    runs,
+    sessions,
+    tools,
+)
 from astromesh.api.ws import ConnectionManager
 from astromesh.api.ws import router as ws_router
 from astromesh.runtime.engine import AgentRuntime
@@ -31,6 +43,7 @@ ROUTERS = (
     openai.router,
     health.router,
     mcp.router,
+    described.router,
     ws_router,
 )
 
@@ -65,8 +78,7 @@ def create_app(
         title="astromesh",
         version=__version__,
         lifespan=lifespan,
-        redoc_url=None,
-        swagger_ui_oauth2_redirect_url=None,
+        openapi_url=None,  # described.router has it, with a scope
     )
     app.state.runtime = runtime
     app.state.connections = ConnectionManager()

@@ -86,7 +86,14 @@ class Auth:
 def is_local(origin: str) -> bool:
     """Whether an Origin header names a page of this machine."""
     try:
-        host = urlsplit(origin).hostname or ""
+        return is_loopback(urlsplit(origin).hostname or "")
+    except ValueError:
+        return False
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a name or address can only mean this machine."""
+    try:
         return host == "localhost" or ip_address(host).is_loopback
     except ValueError:
         return False

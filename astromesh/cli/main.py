@@ -15,6 +15,7 @@ from typing import Annotated
 
 import typer
 
+from astromesh import __version__
 from astromesh.cli.folders import CONFIG, DATA
 from astromesh.errors import AstromeshError
 
@@ -42,6 +43,21 @@ Json = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
 Session = Annotated[
     str, typer.Option("--session", "-s", metavar="ID", help="The conversation to go on with.")
 ]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"astromesh {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """An agent runtime: agents from YAML, served over HTTP or used from here."""
 
 
 def main() -> None:
@@ -183,6 +199,25 @@ def tools_list(config: Config = CONFIG, data: Data = DATA, json: Json = False) -
     from astromesh.cli import tools as command
 
     command.list_tools(_at(config, data), as_json=json)
+
+
+@tools_app.command("call")
+def tools_call(
+    tool: Annotated[str, typer.Argument(metavar="NAME", help="As 'tools list' shows it.")],
+    arguments: Annotated[
+        str, typer.Argument(metavar="[JSON]", help="The arguments, an object; '-' reads it from stdin.")
+    ] = "{}",
+    config: Config = CONFIG,
+    data: Data = DATA,
+    agent: Annotated[
+        str, typer.Option("--agent", "-a", metavar="NAME", help="Whose tool, where several have one.")
+    ] = "",
+    json: Json = False,
+) -> None:
+    """Call a tool as an agent would, behind its permissions, limits and checks."""
+    from astromesh.cli import tools as command
+
+    command.call(_at(config, data), tool, arguments, agent, as_json=json)
 
 
 # -- knowledge -----------------------------------------------------------------------------------------------

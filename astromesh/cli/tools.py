@@ -1,15 +1,24 @@
-"""`astromesh tools list`."""
+"""`astromesh tools list` and `astromesh tools call`."""
 
 from __future__ import annotations
 
 import asyncio
+import sys
 from pathlib import Path
 
-from astromesh.cli.output import note, print_json, print_table
+import typer
+
+from astromesh.cli.failure import CALL_WRONG, CANCELLED, RUN_FAILED, report
+from astromesh.cli.output import note, plain, print_json, print_table
+from astromesh.errors import AstromeshError
 from astromesh.runtime.engine import AgentRuntime
 from astromesh.runtime.listing import tools_of
+from astromesh.runtime.toolcalls import call_tool, who_has
 from astromesh.telemetry.logs import configure_logging
-from astromesh.types import JsonObject
+from astromesh.types import JsonObject, ToolResult
+
+#: what the call got wrong, not the tool
+_WRONG = frozenset({"invalid_tool_call", "tool_not_permitted"})
 
 
 def list_tools(places: tuple[Path, Path], *, as_json: bool) -> None:
@@ -24,6 +33,43 @@ def list_tools(places: tuple[Path, Path], *, as_json: bool) -> None:
         note("No agent has a tool.")
 
 
+def call(places: tuple[Path, Path], tool: str, arguments: str, agent: str, *, as_json: bool) -> None:
+    """Prints what a tool answers, as a model would read it.
+
+    Args:
+        arguments: JSON, or `-` for stdin.
+        agent: whose tool, with its permissions and limits; empty where one agent alone has it.
+
+    Raises:
+        typer.Exit: 2 where the call is wrong, 1 where the tool failed.
+    """
+    configure_logging("warning")
+    arguments = sys.stdin.read() if arguments == "-" else arguments
+    try:
+        result = asyncio.run(_call(places, tool, arguments, agent))
+    except AstromeshError as error:
+        raise typer.Exit(report(error, as_json=as_json)) from None
+    except KeyboardInterrupt:
+        note("cancelled")
+        raise typer.Exit(CANCELLED) from None
+    if as_json:
+        print_json(_told(result))
+    elif result.ok:
+        print(plain(result.content))
+    else:
+        note(f"error: {result.content}", "red")
+    if not result.ok:
+        raise typer.Exit(CALL_WRONG if result.error in _WRONG else RUN_FAILED)
+
+
+def _told(result: ToolResult) -> JsonObject:
+    error = None if result.ok else result.error
+    return {
+        "tool": result.name, "ok": result.ok, "content": result.content, "error": error,
+        "duration_ms": result.duration_ms,
+    }  # fmt: skip
+
+
 def _row(tool: JsonObject) -> tuple[str, str, str, str]:
     description = tool["function"]["description"].partition("\n")[0]
     return tool["name"], tool["effect"], ", ".join(tool["agents"]), description
@@ -32,3 +78,9 @@ def _row(tool: JsonObject) -> tuple[str, str, str, str]:
 async def _tools(places: tuple[Path, Path]) -> list[JsonObject]:
     async with AgentRuntime(places[0], data_dir=places[1]) as runtime:
         return tools_of(runtime.agents.values())
+
+
+async def _call(places: tuple[Path, Path], tool: str, arguments: str, agent: str) -> ToolResult:
+    async with AgentRuntime(places[0], data_dir=places[1]) as runtime:
+        whose = runtime.agent(agent) if agent else who_has(runtime, tool)
+        return await call_tool(runtime, whose, tool, arguments)

@@ -21,7 +21,8 @@ from pydantic_core import CoreSchema, core_schema
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 #: what providers accept as a function name
 ToolName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
-Seconds = Annotated[float, Field(gt=0)]
+#: ten years at most: what is longer, or endless, is a slip of the pen, and timers count in whole nanoseconds
+Seconds = Annotated[float, Field(gt=0, le=315_360_000)]
 Count = Annotated[int, Field(ge=1)]
 Ratio = Annotated[float, Field(ge=0, le=1)]
 Amount = Annotated[float, Field(ge=0)]

@@ -20,8 +20,9 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def listed(names: Iterable[str]) -> str:
-    """`known: a, b`."""
-    return f"known: {', '.join(sorted(set(names))) or 'none'}"
+    """`known: a, b`, or that there are none."""
+    known = sorted(set(names))
+    return f"known: {', '.join(known)}" if known else "none is declared"
 
 
 @cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -75,7 +76,7 @@ def sentence(
     wrong = node.get(*steps)
     about_key = kind in ("extra_forbidden", "missing") or (steps and wrong is None)
     place = node.place_of(loc, key=bool(about_key))
-    hint = _hint(_Case(model, detail, wrong, known if len(loc) == 1 else ()))
+    hint = _hint(_Case(model, detail, wrong, known if len(loc) == 1 else (), node.get(*steps[:-1])))
     return fault(file, _sentence(detail, wrong), place, (*at, *steps), hint)
 
 
@@ -116,6 +117,7 @@ class _Case(NamedTuple):
     detail: ErrorDetails
     wrong: Node | None
     known: tuple[str, ...]
+    around: Node | None
 
 
 def _hint(case: _Case) -> str:
@@ -133,6 +135,14 @@ def _meant_key(case: _Case) -> str:
     loc = case.detail["loc"]
     names = (*case.known, *keys_at(case.model, loc[:-1]))
     return did_you_mean(str(loc[-1]), names) or listed(names)
+
+
+def _misspelt(case: _Case) -> str:
+    """The key that stands in place of a missing one, in blocks that leave unknown keys to their plugin."""
+    loc, around = case.detail["loc"], case.around
+    strange = set(map(str, around.entries if around else ())) - set(keys_at(case.model, loc[:-1]))
+    near = difflib.get_close_matches(str(loc[-1]), sorted(strange), 1, 0.6)
+    return f"did you mean it by {near[0]!r}?" if near else ""
 
 
 def _quotes(case: _Case) -> str:
@@ -158,6 +168,7 @@ def _described(case: _Case) -> str:
 
 _HINTS: Mapping[str, Callable[[_Case], str]] = {
     "extra_forbidden": _meant_key,
+    "missing": _misspelt,
     "string_type": _quotes,
     "bool_type": _truth,
     "literal_error": _meant_word,

@@ -61,8 +61,9 @@ class RagTool:
         if knowledge is None:
             near = difflib.get_close_matches(options.pipeline, deps.knowledge, 1)
             guess = f" Did you mean {near[0]!r}?" if near else ""
-            known = ", ".join(sorted(deps.knowledge)) or "none; write rag/NAME.rag.yaml"
-            raise ConfigError(f"There is no RAG pipeline {options.pipeline!r}.{guess} Known: {known}.")
+            names = ", ".join(sorted(deps.knowledge))
+            known = f"Known: {names}." if names else "None is declared: write rag/NAME.rag.yaml."
+            raise ConfigError(f"There is no RAG pipeline {options.pipeline!r}.{guess} {known}")
         return cls(options, knowledge)
 
     async def call(self, arguments: dict[str, Any], context: ToolContext) -> JsonObject:

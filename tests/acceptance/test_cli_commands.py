@@ -11,6 +11,7 @@ from pathlib import Path
 import jsonschema_rs
 import pytest
 
+from astromesh import __version__
 from tests.acceptance.terminal import Terminal, astromesh
 from tests.platform.astromesh import ROOT
 from tests.platform.model import MockModel
@@ -301,6 +302,28 @@ def test_tools_list_shows_who_may_use_what(project: Path) -> None:
         ("search_knowledge", ["clerk"]),
     ]
     assert "number of days" in astromesh(project, "tools", "list").stdout
+
+
+def test_tools_call_answers_as_the_model_would_read_it(project: Path) -> None:
+    days = '{"start": "2026-01-01", "end": "2026-01-31"}'
+    told = json.loads(astromesh(project, "tools", "call", "days_between", days, "--json").stdout)
+    assert (told["tool"], told["ok"], told["error"]) == ("days_between", True, None)
+    assert "30" in told["content"]
+    plain = astromesh(project, "tools", "call", "days_between", "-", "--agent", "clerk", given=days)
+    assert (plain.returncode, plain.stdout.strip()) == (0, told["content"])
+
+
+def test_tools_call_says_what_is_wrong_with_the_call(project: Path) -> None:
+    wrong = astromesh(project, "tools", "call", "days_between", '{"start": 1}')
+    assert (wrong.returncode, wrong.stdout) == (2, "")
+    assert "do not fit" in wrong.stderr
+    unknown = astromesh(project, "tools", "call", "days_betwen")
+    assert unknown.returncode == 2
+    assert "Did you mean 'days_between'?" in unknown.stderr
+
+
+def test_the_version_is_told(tmp_path: Path) -> None:
+    assert astromesh(tmp_path, "--version").stdout == f"astromesh {__version__}\n"
 
 
 def test_graph_draws_the_agent(project: Path) -> None:

@@ -54,6 +54,19 @@ def edited(folder: Path, name: str, *changes: tuple[str, str]) -> list[str]:
 SUPPORT = "agents/support.agent.yaml"
 
 
+def test_the_key_that_stands_in_place_of_a_missing_one_is_named(good: Path) -> None:
+    """The wrong one may be the plugin's, which nobody can ask before the right one is there."""
+    assert edited(good, SUPPORT, ("provider: ollama", "providr: ollama"))[0].endswith(
+        "spec.model.primary.provider: is missing (did you mean it by 'providr'?)"
+    )
+
+
+@pytest.mark.parametrize("seconds", ["1.0e+308", "315360001"])
+def test_seconds_that_no_timer_counts_are_refused(good: Path, seconds: str) -> None:
+    (fault,) = edited(good, SUPPORT, ("timeout_seconds: 10", f"timeout_seconds: {seconds}"))
+    assert "timeout_seconds: must be at most" in fault
+
+
 # -- sound folders -------------------------------------------------------------------------------------------
 
 

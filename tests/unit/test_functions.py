@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Literal
@@ -149,6 +150,56 @@ async def test_callable_objects_and_partials_work():
     assert tool.spec.parameters["required"] == ["a"]
     assert await tool.call({"a": 2}, ToolContext()) == 3
     assert len(await FunctionTool(partial(search, top_k=2)).call({"query": "q"}, ToolContext())) == 2
+
+
+class Desk:
+    """Whose methods are tools where a desk stands."""
+
+    def ring(self, times: int) -> str:
+        """Rings."""
+        return "ding " * times
+
+    @classmethod
+    def made(cls, kind: str) -> str:
+        """Makes one."""
+        return f"{cls.__name__} of {kind}"
+
+    @staticmethod
+    def size(kind: str) -> int:
+        """Measures."""
+        return len(kind)
+
+
+async def test_methods_of_an_object_a_class_and_static_ones_are_tools():
+    assert await FunctionTool(Desk().ring).call({"times": 1}, ToolContext()) == "ding "
+    assert await FunctionTool(Desk.made).call({"kind": "oak"}, ToolContext()) == "Desk of oak"
+    assert await FunctionTool(Desk.size).call({"kind": "oak"}, ToolContext()) == 3
+
+
+def counting(top: int):
+    """Counts."""
+    yield from range(top)
+
+
+async def streaming(top: int):
+    """Counts later."""
+    for number in range(top):
+        yield number
+
+
+@pytest.mark.parametrize(
+    ("function", "says"),
+    [
+        (counting, "is a generator: return one value"),
+        (streaming, "is a generator: return one value"),
+        (partial(counting, top=2), "is a generator: return one value"),
+        (Desk.ring, "is a method without its object"),
+    ],
+)
+def test_what_could_only_fail_when_it_is_called_is_refused(function: Callable[..., object], says: str):
+    """A model would be shown the text of a generator object, or be asked for `self`."""
+    with pytest.raises(ConfigError, match=says):
+        FunctionTool(function)
 
 
 def test_awkward_parameter_names_are_kept():

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Depends, Query, Request, Response
 
-from astromesh.api.access import caller_of, owner_filter, runtime_of, scope
+from astromesh.api.access import ScopeElsewhere, caller_of, owner_filter, runtime_of, scope
 from astromesh.errors import TraceNotFound
 from astromesh.types import JsonObject
 
@@ -38,7 +38,7 @@ async def trace(trace_id: str, request: Request) -> JsonObject:
     return found
 
 
-@router.get("/metrics", summary="Prometheus metrics", dependencies=[scope("metrics:read")])
+@router.get("/metrics", summary="Prometheus metrics", dependencies=[Depends(ScopeElsewhere("metrics:read"))])
 async def metrics(request: Request) -> Response:
     """The text exposition format of Prometheus."""
     return Response(runtime_of(request).metrics.render(), media_type="text/plain; version=0.0.4")

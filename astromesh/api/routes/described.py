@@ -1,0 +1,26 @@
+"""The routes themselves: for machines as OpenAPI, for people as a page."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi.openapi.docs import get_swagger_ui_html
+
+from astromesh.api.access import scope
+
+router = APIRouter(include_in_schema=False)
+
+
+@router.get("/openapi.json", dependencies=[scope("agents:read")])
+async def openapi(request: Request) -> dict[str, Any]:
+    """OpenAPI 3.1."""
+    return cast(FastAPI, request.app).openapi()
+
+
+@router.get("/docs", dependencies=[scope("agents:read")])
+async def docs(request: Request) -> Response:
+    """A page over the description; browsers send no key, so that it is of use where none is needed."""
+    return get_swagger_ui_html(
+        openapi_url=f"{request.scope.get('root_path', '')}/openapi.json", title="astromesh"
+    )
