@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 from time import perf_counter
-from typing import Any
 
 from astromesh.abc.run import Outcome, Task
 from astromesh.abc.tool import ToolPort
+from astromesh.core.checked_data import checked_data
 from astromesh.errors import GuardrailBlocked
 from astromesh.node.calls import ASSISTANT
 from astromesh.node.toolbox import JoinedTools
@@ -222,19 +222,7 @@ def _checked_metadata(agent: Agent, outcome: Outcome, response: str) -> JsonObje
     """What a pattern adds to the metadata, each text of it under the output rules; the answer as released."""
     if not outcome.metadata or not agent.guardrails.output_rules:
         return outcome.metadata
-
-    def checked(value: Any) -> Any:
-        if isinstance(value, str):
-            return response if value == outcome.text else agent.guardrails.check_output(value).text
-        if isinstance(value, dict):
-            return {checked(key): checked(item) for key, item in value.items()}
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            said = str(value)  # a card number is one, whether somebody wrote it as text or not
-            found = agent.guardrails.check_output(said).text
-            return value if found == said else found
-        return [checked(item) for item in value] if isinstance(value, list) else value
-
-    found: JsonObject = checked(outcome.metadata)
+    found: JsonObject = checked_data(agent.guardrails, outcome.metadata, {outcome.text: response})
     return found
 
 
