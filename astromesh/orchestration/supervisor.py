@@ -3,13 +3,15 @@
 decompose   the planner is offered the workers as tools; it calls them, or writes its delegations as JSON
 delegate    nested runs of the workers, at once where independent; the run's own tools as well
 answer      the supervisor answers, or asks for more: then it delegates again
+
+At most `MOST_TASKS` delegations are made at a time, and none whose results nobody would read.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -23,6 +25,7 @@ from astromesh.abc.tool import ToolPort
 from astromesh.errors import ConfigError, IterationsExhausted
 from astromesh.graph.base import BaseNode
 from astromesh.graph.config import NodeConfig
+from astromesh.graph.extract import extract_values
 from astromesh.graph.flags import NodeFlag
 from astromesh.graph.graph import PromptGraph
 from astromesh.graph.nodes import PromptNode, SynthesizeNode
@@ -35,7 +38,12 @@ from astromesh.orchestration.briefing import apart
 from astromesh.orchestration.delegation import Assignment, WorkerTool, assignments_in, waves
 from astromesh.orchestration.fitting import best_fit
 from astromesh.orchestration.graph_pattern import NOTES, GraphPattern, unbounded_engine_of
-from astromesh.types import JsonObject, Message, ToolCall, ToolResult
+from astromesh.types import CompletionRequest, CompletionResult, JsonObject, Message, ToolCall, ToolResult
+
+#: delegations of one round; a model that asks for more is told so
+MOST_TASKS = 32
+_TOO_MANY = f"At most {MOST_TASKS} tasks are delegated at a time; this one was not."
+_CUT = "{} further tasks were not delegated: at most {} are at a time."
 
 
 class Supervisor:
@@ -88,18 +96,25 @@ def supervisor_graph(workers: Mapping[str, str], max_parallel: int, max_iteratio
     graph = PromptGraph("supervisor")
     graph.add_node(Decompose(workers))
     graph.add_node(Delegate("delegate", workers, max_parallel))
-    graph.add_node(Answer(max_iterations, flags=critical))
+    graph.add_node(Answer(workers, max_iterations, flags=critical))
     graph.set_entry("decompose").always("decompose", "delegate").always("delegate", "answer")
-    return graph.on_tool_call("answer", "delegate")
+    return graph.on_tool_call("answer", "delegate").on_output("answer", "delegate", "again", True)
 
 
 @dataclass(slots=True)
 class Delegations:
-    """What was delegated in a run, and how often the supervisor was asked for the answer."""
+    """What was delegated in a run, and how often the supervisor was asked for the answer.
+
+    Args:
+        wanted: what the model wrote down to be delegated next.
+        in_words: the model delegates by writing.
+    """
 
     made: list[tuple[str, bool]] = field(default_factory=list)
     asked: int = 0
     calls: int = 0
+    wanted: list[Assignment] = field(default_factory=list)
+    in_words: bool = False
 
     def metadata(self) -> JsonObject:
         return {"delegations": [{"agent": agent, "ok": ok} for agent, ok in self.made]}
@@ -109,7 +124,7 @@ class Delegations:
 
 
 class Decompose(BaseNode):
-    """Asks for delegations: tool calls, or JSON. Output: the assignments where they came as text.
+    """Asks for delegations: tool calls, or JSON, which is noted.
 
     Args:
         workers: description by name.
@@ -141,10 +156,13 @@ class Decompose(BaseNode):
         if result.tool_calls:
             asked_for = own.messages[len(state.messages) :]
             return NodeResult(self.name, is_answer=False, messages_added=asked_for)
+        notes: Delegations = config[NOTES]
         found = assignments_in(str(result.raw_output), self.workers)
+        notes.in_words = found is not None
         if found is None:  # a text that delegates nothing: the whole task goes to whom it fits best
             found = [Assignment(best_fit(state.question, self.workers), state.question)]
-        return NodeResult(self.name, found, is_answer=False)
+        notes.wanted = found
+        return NodeResult(self.name, {"tasks": len(found)}, is_answer=False)
 
 
 _DECOMPOSE = (
@@ -180,9 +198,12 @@ class Delegate(BaseNode):
         if pending:
             results = await self._call(pending, state, config)
             return NodeResult(self.name, is_answer=False, messages_added=[_heard(r) for r in results])
-        last = state.last_result
-        assignments: list[Assignment] = last.output if last and isinstance(last.output, list) else []
-        calls, results = await self._assign(assignments, state, config)
+        notes: Delegations = config[NOTES]
+        wanted, notes.wanted = notes.wanted, []
+        calls, results = await self._assign(wanted[:MOST_TASKS], state, config)
+        if cut := len(wanted) - len(calls):
+            told = f"{results[-1].content}\n\n{_CUT.format(cut, MOST_TASKS)}"
+            results[-1] = replace(results[-1], content=told)
         said = [Message("assistant", "", tuple(calls))] if calls else []
         return NodeResult(self.name, is_answer=False, messages_added=[*said, *map(_heard, results)])
 
@@ -209,10 +230,11 @@ class Delegate(BaseNode):
             async with free:
                 return (await config.call_tools((call,), state))[0]
 
-        results = await together([one(call) for call in calls])
+        results = await together([one(call) for call in calls[:MOST_TASKS]])
         notes: Delegations = config[NOTES]
         notes.made += [(result.name, result.ok) for result in results if result.name in self.workers]
-        return results
+        refused = (ToolResult(c.id, c.name, _TOO_MANY, False, "too_many_calls") for c in calls[MOST_TASKS:])
+        return [*results, *refused]
 
 
 def _call(assignment: Assignment, needed: Sequence[str], notes: Delegations) -> ToolCall:
@@ -232,17 +254,54 @@ def _heard(result: ToolResult) -> Message:
 class Answer(SynthesizeNode):
     """Writes the answer from what the workers found, or asks for more; so often and no more.
 
+    What it asks for with its last call is not done: nobody would read what comes of it.
+
     Args:
+        workers: description by name.
         max_rounds: times that it is asked.
     """
 
-    def __init__(self, max_rounds: int, **keywords: Any) -> None:
+    own = ("workers", "max_rounds")
+
+    def __init__(self, workers: Mapping[str, str], max_rounds: int, **keywords: Any) -> None:
         super().__init__("answer", inject_tools=True, tool_loop=False, routing="edges_only", **keywords)
-        self.max_rounds = max_rounds
+        self.workers, self.max_rounds = workers, max_rounds
 
     async def execute(self, state: GraphState, config: NodeConfig) -> NodeResult:
         notes: Delegations = config[NOTES]
-        if notes.asked >= self.max_rounds:
-            raise IterationsExhausted(f"The supervisor has used up its {self.max_rounds} rounds.")
         notes.asked += 1
-        return await super().execute(state, config)
+        result = await super().execute(state, config)
+        if not result.tool_calls:
+            notes.wanted = self._wanted(str(result.raw_output or ""))
+        if not (result.tool_calls or notes.wanted):
+            return result
+        if notes.asked >= self.max_rounds:
+            if result.tool_calls and result.raw_output:
+                state.messages.append(Message("assistant", str(result.raw_output)))
+            raise IterationsExhausted(f"The supervisor has used up its {self.max_rounds} rounds.")
+        if notes.wanted:
+            return NodeResult(self.name, {"again": True}, is_answer=False)
+        return result
+
+    def _ask(self, request: CompletionRequest, config: NodeConfig) -> Awaitable[CompletionResult]:
+        """Who delegates by writing may do so again; the words are shown once they are no delegation."""
+        notes: Delegations = config[NOTES]
+        if not notes.in_words:
+            return super()._ask(request, config)
+        system, *others = request.messages
+        told = replace(system, content=f"{system.content}\n\n{_AGAIN}")
+        return config.complete(
+            replace(request, messages=(told, *others)),
+            role=self._voice,
+            shown=lambda result: "" if self._wanted(result.content) else result.content,
+        )
+
+    def _wanted(self, text: str) -> list[Assignment]:
+        asks = any(isinstance(found, dict) and "delegate" in found for found in extract_values(text))
+        return (assignments_in(text, self.workers) or []) if asks else []
+
+
+_AGAIN = (
+    "If something that you need is still missing, answer with nothing but the JSON object that delegates "
+    'further tasks: {"delegate": [{"worker": "NAME", "task": "TASK"}]}. Otherwise write the answer.'
+)

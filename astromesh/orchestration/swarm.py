@@ -7,10 +7,9 @@ conversation in a run does not get it again, so that nobody plays ping-pong.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -28,7 +27,6 @@ from astromesh.orchestration.handoff import (
     Handoff,
     HandoffTools,
     instructions,
-    message_of,
     said_handoff,
     written,
 )
@@ -133,15 +131,16 @@ class AgentNode(BaseNode):
         handed, notes.handed = notes.handed, None
         notes.turns.append(self.name)
         others = self._others(notes)
+        told = (_received(notes, handed), instructions(others))
         offer = HandoffTools(others)
-        answer = await self._answer(notes, others, offer, handed, config)
-        said, details = answer["response"], answer["metadata"]
-        _note(notes, details, config)
+        said, details = await self._answer(notes, told, offer, config)
         notes.handed = offer.chosen or said_handoff(said, others)
         if notes.handed is not None:
             return NodeResult(self.name, next_node=notes.handed.agent, is_answer=False)
-        if (found := written(said)) is not None:  # a hand-off to nobody is no answer
-            return NodeResult(self.name, message_of(found) or UNFINISHED, stop_reason="max_iterations")
+        if written(said) is not None:  # to itself, to nobody, or to who had it: meant for no reader
+            said, details = await self._answer(notes, (told[0], _ALONE), HandoffTools({}), config)
+        if written(said) is not None:
+            return NodeResult(self.name, UNFINISHED, stop_reason="max_iterations")
         reason = details["stop_reason"]
         return NodeResult(self.name, said, stop_reason="" if reason == "completed" else reason)
 
@@ -151,19 +150,13 @@ class AgentNode(BaseNode):
         return {name: about for name, about in self._agents.items() if name not in notes.turns}
 
     async def _answer(
-        self,
-        notes: SwarmNotes,
-        others: Mapping[str, str],
-        offer: HandoffTools,
-        handed: Handoff | None,
-        config: NodeConfig,
-    ) -> Mapping[str, Any]:
+        self, notes: SwarmNotes, told: Sequence[str], offer: HandoffTools, config: NodeConfig
+    ) -> tuple[str, JsonObject]:
         system, *history, question = notes.task.messages
-        told = (system.content, _received(notes, handed), instructions(others))
         terms = Terms(
             history=tuple(history),
             images=question.images,
-            instructions="\n\n".join(filter(None, told)),
+            instructions="\n\n".join(filter(None, (system.content, *told))),
             tools=offer,
             max_iterations=self._rounds,
             speaks=True,
@@ -171,7 +164,14 @@ class AgentNode(BaseNode):
         )
         # "o" is how traces call the span of the orchestration: the run stands right below it
         parent = config.scope.tool_context("o", self.name)
-        return await self._run(self.name, question.content, notes.task.context, parent, terms)
+        answer = await self._run(self.name, question.content, notes.task.context, parent, terms)
+        _note(notes, answer["metadata"], config)
+        return answer["response"], answer["metadata"]
+
+
+_ALONE = (
+    "You tried to hand this conversation over, and nobody else can take it now. Answer the user yourself."
+)
 
 
 def _is_handoff(text: str) -> bool:

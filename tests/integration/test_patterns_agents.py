@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from astromesh.errors import ProviderUnauthorized
+from astromesh.orchestration.supervisor import MOST_TASKS
 from astromesh.testing import RecordingSink, Reply
 from astromesh.types import ToolCall
 from tests.integration.agents_folder import client_of, manifest
@@ -105,14 +107,58 @@ async def test_words_that_delegate_nothing_go_to_the_worker_they_fit(tmp_path: P
 
 
 async def test_the_supervisor_may_delegate_again_so_often_and_no_more(tmp_path: Path) -> None:
-    """`max_iterations: 2`: it is asked for the answer twice."""
+    """`max_iterations: 2`: it is asked for the answer twice; what it asks for then, nobody would read."""
     again = ToolCall("d2", "tea-agent", '{"task": "again"}')
-    script = ["hm", "tea 1", again, "tea 2", Reply("one more look", [again]), "tea 3"]
+    script = ["hm", "tea 1", again, "tea 2", Reply("one more look", [again])]
     runtime, provider = runtime_for(tmp_path, LEAD, script, orchestration={"max_iterations": 2})
     async with runtime:
         answer = await runtime.run("helper", QUESTION, "s")
     assert (answer.metadata["stop_reason"], answer.response) == ("max_iterations", "one more look")
     assert len(provider.requests) == len(script)
+
+
+def delegating(*tasks: str, worker: str = "tea-agent") -> str:
+    return json.dumps({"delegate": [{"worker": worker, "task": task} for task in tasks]})
+
+
+@pytest.mark.parametrize("fence", ["{}", "```json\n{}\n```", "I need more: {}"])
+async def test_a_supervisor_that_only_writes_delegates_again_too(tmp_path: Path, fence: str) -> None:
+    """Its delegations are no answer and no token; how to delegate stands in what it is told."""
+    script = [delegating("green"), "green is 3", fence.format(delegating("black")), "black is 4", "3 and 4."]
+    runtime, provider = runtime_for(tmp_path, LEAD, script)
+    sink = RecordingSink()
+    async with runtime:
+        answer = await runtime.run("helper", QUESTION, "s", sinks=[sink])
+    assert answer.response == sink.text() == "3 and 4."
+    assert [d["agent"] for d in answer.metadata["delegations"]] == ["tea-agent", "tea-agent"]
+    assert provider.requests[3].messages[-1].content == "black"
+    assert '{"delegate": [' in provider.requests[2].messages[0].content
+    assert [m.content for m in provider.requests[4].messages if m.role == "tool"] == [
+        "green is 3",
+        "black is 4",
+    ]
+
+
+async def test_at_its_limit_a_delegation_in_words_is_not_made_and_not_shown(tmp_path: Path) -> None:
+    script = [delegating("green"), "green is 3", delegating("black")]
+    runtime, provider = runtime_for(tmp_path, LEAD, script, orchestration={"max_iterations": 1})
+    async with runtime:
+        answer = await runtime.run("helper", QUESTION, "s")
+    assert (answer.response, answer.metadata["stop_reason"]) == (UNFINISHED, "max_iterations")
+    assert len(provider.requests) == len(script)
+
+
+@pytest.mark.parametrize("by_tool", [False, True])
+async def test_one_answer_starts_so_many_workers_and_no_more(tmp_path: Path, by_tool: bool) -> None:
+    """`MOST_TASKS`; the supervisor is told what was not done."""
+    calls = [ToolCall(f"d{i}", "tea-agent", f'{{"task": "t{i}"}}') for i in range(MOST_TASKS + 5)]
+    asked: Any = calls if by_tool else delegating(*(f"t{i}" for i in range(MOST_TASKS + 5)))
+    runtime, provider = runtime_for(tmp_path, LEAD, [asked, *["3"] * MOST_TASKS, "All 3."])
+    async with runtime:
+        answer = await runtime.run("helper", QUESTION, "s")
+    assert answer.response == "All 3."
+    assert len(answer.metadata["delegations"]) == MOST_TASKS
+    assert "delegated" in provider.requests[-1].messages[-1].content
 
 
 async def test_max_iterations_bounds_each_worker(tmp_path: Path) -> None:
@@ -205,15 +251,31 @@ async def test_hand_offs_are_bounded_and_nobody_gets_it_twice(tmp_path: Path, mo
     assert len(answer.metadata["handoffs"]) == min(most, 2)
 
 
-async def test_a_hand_off_to_nobody_is_no_answer(tmp_path: Path) -> None:
-    """Back to who had it: the message stands for the missing answer, never the JSON."""
-    back = '{"handoff": "coffee-agent", "message": "Please ask again."}'
-    runtime, _ = runtime_for(tmp_path, SWARM, ['{"handoff": "tea-agent"}', back])
+@pytest.mark.parametrize("to", ["coffee-agent", "tea-agent", "nobody at all"])
+async def test_who_hands_over_to_nobody_is_asked_for_the_answer(tmp_path: Path, to: str) -> None:
+    """To who had it, to itself, to nobody: the message was meant for no reader."""
+    nowhere = json.dumps({"handoff": to, "message": "SECRET note"})
+    runtime, provider = runtime_for(tmp_path, SWARM, ['{"handoff": "tea-agent"}', nowhere, "Tea costs 3."])
     sink = RecordingSink()
     async with runtime:
         answer = await runtime.run("helper", QUESTION, "s", sinks=[sink])
-    assert (answer.response, answer.metadata["stop_reason"]) == ("Please ask again.", "max_iterations")
-    assert sink.text() == "Please ask again."
+    assert answer.response == sink.text() == "Tea costs 3."
+    assert answer.metadata["stop_reason"] == "completed"
+    assert answer.metadata["answered_by"] == "tea-agent"
+    assert len(answer.metadata["handoffs"]) == 1
+    assert "Answer the user yourself" in provider.requests[-1].messages[0].content
+
+
+async def test_who_will_not_answer_is_not_asked_for_ever(tmp_path: Path) -> None:
+    """Once more; then a fixed sentence stands for the answer, never the JSON or its message."""
+    back = '{"handoff": "coffee-agent", "message": "SECRET note"}'
+    runtime, provider = runtime_for(tmp_path, SWARM, [back, back])
+    sink = RecordingSink()
+    async with runtime:
+        answer = await runtime.run("helper", QUESTION, "s", sinks=[sink])
+    assert (answer.response, answer.metadata["stop_reason"]) == (UNFINISHED, "max_iterations")
+    assert sink.text() == UNFINISHED
+    assert len(provider.requests) == 2
 
 
 async def test_guardrails_of_the_agent_and_of_the_swarm_hold_for_its_stream(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from step 7 on happens on the final answer alone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Unpack
 
@@ -107,7 +107,7 @@ class PromptNode(BaseNode):
             await self._before(state, config)
         bound = self._same or self._bound(state, config)
         request = self._request(bound, state)
-        answer = await config.complete(request, role=self._voice)
+        answer = await self._ask(request, config)
         if answer.tool_calls:
             return await self._use_tools(answer, state, config)
         if self._plain:
@@ -115,6 +115,9 @@ class PromptNode(BaseNode):
         else:
             result = await self._conclude(request, answer, state, config)
         return self._finish(result, state)
+
+    def _ask(self, request: CompletionRequest, config: NodeConfig) -> Awaitable[CompletionResult]:
+        return config.complete(request, role=self._voice)
 
     # -- steps 2 to 4: what the model is asked -------------------------------------------------------------
 
@@ -186,7 +189,7 @@ class PromptNode(BaseNode):
 
     def _said(self, answer: CompletionResult) -> NodeResult:
         """The answer as it was said: nothing stands between the model and the reader."""
-        result = NodeResult(self.name, self._parse(answer.content), answer.content)
+        result = NodeResult.said(self.name, self._parse(answer.content), answer.content)
         result.messages_added = (Message("assistant", answer.content),)
         return result
 
@@ -198,7 +201,7 @@ class PromptNode(BaseNode):
         while final.checked.refused and final.checked.may_retry(tries):
             tries += 1
             request = self._ask_again(request, answer, final.checked)
-            answer = await config.complete(request, role=self._voice)
+            answer = await self._ask(request, config)
             final = await self._settle(answer, state, config)
         return self._result(answer, final)
 
