@@ -24,6 +24,7 @@ from astromesh.api.routes import (
     openai,
     principals,
     rag,
+    results,
     runs,
     sessions,
     tools,
@@ -35,6 +36,7 @@ from astromesh.runtime.engine import AgentRuntime
 ROUTERS = (
     agents.router,
     runs.router,
+    results.router,
     sessions.router,
     principals.router,
     tools.router,

@@ -11,11 +11,13 @@ import operator
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import structlog
 
 from astromesh.abc.clock import Clock, SystemClock
+from astromesh.abc.kept import KeptResults
 from astromesh.abc.tool import RateLimit, Tool, ToolContext, ToolPolicy, ToolSource
 from astromesh.config.agent import ToolBlock
 from astromesh.core.tool_layers import (
@@ -79,10 +81,13 @@ class ToolRegistry:
     Args:
         clock: for rate limits.
         layers: further rules between the checked arguments and the timeout, outermost first, e.g. approval.
+        kept: where results go that are too long for a model; None: nowhere.
     """
 
-    def __init__(self, clock: Clock | None = None, layers: Sequence[Layer] = ()) -> None:
-        self._clock = clock or SystemClock()
+    def __init__(
+        self, clock: Clock | None = None, layers: Sequence[Layer] = (), kept: KeptResults | None = None
+    ) -> None:
+        self._clock, self._kept = clock or SystemClock(), kept
         self._layers = tuple(layers)
         self._agents: dict[str, AgentTools] = {}
 
@@ -115,6 +120,7 @@ class ToolRegistry:
         bound = AgentTools(agent_name, view)
         if sources:
             bound = LiveAgentTools(agent_name, view, sources, permitted, (limited, *inner))
+        bound.kept = self._kept
         self._agents[agent_name] = bound
         return bound
 
@@ -169,7 +175,7 @@ class _View(NamedTuple):
 class AgentTools:
     """A `ToolPort`: the tools of one agent behind its permissions and limits. Made by `ToolRegistry.bind`."""
 
-    __slots__ = ("_own", "agent_name")
+    __slots__ = ("_own", "agent_name", "kept")
 
     #: whether tools may come and go; then `prepare` is awaited before a run
     live: ClassVar[bool] = False
@@ -177,6 +183,7 @@ class AgentTools:
     def __init__(self, agent_name: str, own: _View) -> None:
         self.agent_name = agent_name
         self._own = own
+        self.kept: KeptResults | None = None
 
     def specs(self) -> tuple[ToolSpec, ...]:
         """The permitted tools, in declared order."""
@@ -200,7 +207,8 @@ class AgentTools:
         """
         way = self._view().ways.get(call.name)
         limit = (way.policy if way else _DEFAULT).max_result_tokens * _CHARACTERS_PER_TOKEN
-        return await settle(call, self.invoke(call.name, call.arguments, context), limit)
+        keep = partial(_keep, self.kept, call.id, context) if self.kept is not None else None
+        return await settle(call, self.invoke(call.name, call.arguments, context), limit, keep)
 
     async def invoke(self, name: str, arguments: str | Mapping[str, Any], context: ToolContext) -> Any:
         """What the tool answers.
@@ -274,6 +282,11 @@ class LiveAgentTools(AgentTools):
 
     def _permits(self, source: str, name: str) -> bool:
         return self._permitted is None or name in self._permitted or source in self._permitted
+
+
+def _keep(kept: KeptResults, call_id: str, context: ToolContext, text: str) -> str:
+    owner = (context.caller.user_id if context.caller else "") or "anonymous"
+    return kept.keep(context.run_id, call_id, text, context.session, owner)
 
 
 def _check_names(agent_name: str, names: Sequence[str], permitted: Collection[str] | None) -> None:

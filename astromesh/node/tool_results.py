@@ -10,9 +10,9 @@ import dataclasses
 import difflib
 import json
 import re
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeAlias
 
 import jsonschema_rs
 import orjson
@@ -20,6 +20,8 @@ import orjson
 from astromesh.errors import ConfigError, InvalidToolCall, LimitReached, ToolError, ToolFailed
 from astromesh.types import JsonObject, ToolCall, ToolResult, ToolSpec
 
+#: keeps a whole result and answers its id
+Keep: TypeAlias = Callable[[str], str]
 #: characters of a result that the model is shown; more would only push the conversation out of its window
 MAX_RESULT = 100_000
 #: characters of one fault that the model is shown
@@ -35,13 +37,16 @@ _SECRETS = re.compile(
 )
 
 
-async def settle(call: ToolCall, value: Awaitable[Any], max_characters: int = MAX_RESULT) -> ToolResult:
+async def settle(
+    call: ToolCall, value: Awaitable[Any], max_characters: int = MAX_RESULT, keep: Keep | None = None
+) -> ToolResult:
     """The border of a tool call: its value, or the fault it ended with, as the call's one result.
 
     Args:
         call: what the model asked for.
         value: the call under way.
         max_characters: of the text that the model is shown.
+        keep: takes the whole of a text that is longer, and answers where it is.
 
     Raises:
         LimitReached: a limit of the run is not the tool's failure.
@@ -50,7 +55,7 @@ async def settle(call: ToolCall, value: Awaitable[Any], max_characters: int = MA
     started = perf_counter()
     try:
         answer = await value
-        content = to_text(answer, max_characters)
+        content = to_text(answer, max_characters, keep)
     except LimitReached:
         raise
     except ToolError as error:
@@ -139,14 +144,15 @@ def unknown_tool(name: str, known: Sequence[str]) -> str:
 # -- what the model is shown -------------------------------------------------------------------------------
 
 
-def to_text(value: Any, max_characters: int = MAX_RESULT) -> str:
+def to_text(value: Any, max_characters: int = MAX_RESULT, keep: Keep | None = None) -> str:
     """A tool's value as text for the model: strings as they are, everything else as JSON."""
     text = value if isinstance(value, str) else _json(value)
     if not text.isascii():  # half a surrogate pair could not be sent to anybody
         text = text.encode("utf-8", "replace").decode()
     if len(text) <= max_characters:
         return text
-    return f"{text[:max_characters]}\n[cut: the result has {len(text)} characters]"
+    where = f", kept as {keep(text)!r}" if keep else ""
+    return f"{text[:max_characters]}\n[cut: the result has {len(text)} characters{where}]"
 
 
 _OPTIONS = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY

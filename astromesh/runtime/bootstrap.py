@@ -19,6 +19,7 @@ import structlog
 
 from astromesh.abc.clock import Clock
 from astromesh.abc.deps import Deps, Resources
+from astromesh.abc.kept import KeptResults
 from astromesh.abc.rag import Embedder, Knowledge
 from astromesh.abc.run import RunAgent
 from astromesh.abc.tool import ToolSource
@@ -169,7 +170,6 @@ class _Bootstrap:
         breaker = configuration.providers.spec.routing.circuit_breaker
         rules = BreakerRules(breaker.failure_threshold, breaker.recovery_timeout)
         self._health = opened.health = Health(rules, clock)
-        self._registry = ToolRegistry(clock)
         self._prompts = PromptEngine()
         self._servers: dict[str, Any] = {}
         runtime = configuration.runtime.spec
@@ -191,6 +191,7 @@ class _Bootstrap:
     async def run(self) -> None:
         await self._open_http()
         await self._open_servers()
+        await self._keep_results()
         if not await self._open_all():
             healing = asyncio.create_task(self._heal())
             self._opened.resources.on_close(partial(_ended, healing))
@@ -233,6 +234,15 @@ class _Bootstrap:
         allowed = self._opened.configuration.runtime.spec.network.allow_hosts
         http = await self._opened.resources.shared(Http, lambda: Http(allowed))
         self._deps = replace(self._deps, http=http)
+
+    async def _keep_results(self) -> None:
+        kept: KeptResults = await self._opened.resources.shared(KeptResults, lambda: KeptResults(self._clock))
+        self._registry = ToolRegistry(self._clock, kept=kept)
+
+        async def erase(tenant: str, owner: str) -> int:
+            return kept.erase_owner(tenant, owner)
+
+        self._opened.erasers.append(erase)
 
     # -- parts of an agent ---------------------------------------------------------------------------------
 

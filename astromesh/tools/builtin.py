@@ -13,7 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from astromesh.abc.clock import Clock
 from astromesh.abc.deps import Deps
 from astromesh.abc.functions import FunctionTool
-from astromesh.abc.tool import Tool
+from astromesh.abc.kept import KeptResults
+from astromesh.abc.tool import Tool, ToolContext
 from astromesh.errors import InvalidToolCall, NetError, NetTimeout, ToolFailed, ToolTimeout
 from astromesh.net.http import Http
 from astromesh.tools.calculator import calculate
@@ -26,6 +27,8 @@ _OURS = frozenset(
 )
 #: the time limit of a call is a layer around the tool; this one only ends calls that nobody limits
 _SECONDS = 60.0
+#: characters of a kept result that are read at once: within what a tool may answer
+_PORTION = 24_000
 
 Method = Literal["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"]
 
@@ -36,9 +39,9 @@ class BuiltinTool:
     class Options(BaseModel):
         model_config = ConfigDict(extra="forbid")
 
-        builtin: Literal["http_request", "current_time", "calculator", "read_file", "write_file"] = Field(
-            description="Which tool."
-        )
+        builtin: Literal[
+            "http_request", "current_time", "calculator", "read_file", "write_file", "read_result"
+        ] = Field(description="Which tool.")
         root: str = Field(
             "",
             description="read_file, write_file: the folder they stay in, from the configuration's; absent: "
@@ -65,6 +68,8 @@ class BuiltinTool:
                 return read_file(root)
             case "write_file":
                 return write_file(root)
+            case "read_result":
+                return read_result(await deps.resources.shared(KeptResults, lambda: KeptResults(deps.clock)))
 
 
 def _root(root: str, deps: Deps) -> Path:
@@ -124,6 +129,25 @@ def write_file(root: Root) -> FunctionTool:
         return {"path": path, "bytes": await root.write(path, content)}
 
     return FunctionTool(write_file, effect="write")
+
+
+def read_result(kept: KeptResults) -> FunctionTool:
+    async def read_result(id: str, context: ToolContext, start: int = 0) -> str:
+        """Reads on in a tool's result that was cut.
+
+        Args:
+            id: what the note at the end of the result says that it is kept as
+            start: the first character, e.g. where the result was cut
+        """
+        found = kept.find(context.run_id, id)
+        if found is None:
+            raise InvalidToolCall(f"Nothing is kept as {id[:64]!r} in this run, or no longer.")
+        if not 0 <= start < len(found.text):
+            raise InvalidToolCall(f"start must be between 0 and {len(found.text) - 1}.")
+        end = min(start + _PORTION, len(found.text))
+        return f"{found.text[start:end]}\n[characters {start} to {end} of {found.characters}]"
+
+    return FunctionTool(read_result)
 
 
 def http_request(http: Http, methods: tuple[str, ...], most: int) -> FunctionTool:

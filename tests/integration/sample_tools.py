@@ -15,3 +15,12 @@ async def lookup(query: str) -> str:
 def explode() -> str:
     """Fails."""
     raise RuntimeError("boom")
+
+
+def novel(pages: int) -> str:
+    """Tells a long story, page by page.
+
+    Args:
+        pages: how many, of 1000 characters each.
+    """
+    return "".join(f"{page:06d}" + "é" * 994 for page in range(pages))

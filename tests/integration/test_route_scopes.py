@@ -148,6 +148,7 @@ def status(client: TestClient, route: Guarded, headers: dict[str, str] | None = 
         .replace("{session_id:path}", "s1")
         .replace("{trace_id}", "t1")
         .replace("{run_id}", "r1")
+        .replace("{result_id}", "c1")
     )
     assert "{" not in path, f"say here what {path} stands for"
     if route.method == "WS":
