@@ -22,6 +22,8 @@ from astromesh.config.seams import TemplateCheck, Unsupported
 ITERATIONS: Mapping[str, int | None] = {"graph": 50, "autonomous": 50, "reasoning": None}
 #: patterns of unbounded length: any text may turn out not to be the answer
 UNBOUNDED = frozenset({"autonomous"})
+#: patterns that run other agents → the key that lists them
+CALLED: Mapping[str, str] = {"supervisor": "workers", "swarm": "agents"}
 #: roles that patterns ask for by themselves; without models of their own they have the main ones
 USUAL_ROLES = ("planner", "judge", "worker", "critic")
 #: keys of a server by transport: what it needs, what it cannot have
@@ -147,10 +149,10 @@ def _orchestration(manifest: AgentManifest, root: Node, known: Known) -> Iterato
             ("spec", "tools"), "has no effect: the agents of a swarm use their own tools", "remove it"
         )
     yield from _roles(manifest, root)
-    for key in ("workers", "agents"):
-        for steps in ((*at, key), (*at, block.pattern, key)):
-            for i, node in root.children(*steps):
-                yield from _exists(node.value, known.agents, "agent", (*steps, i), known)
+    key = CALLED.get(block.pattern)
+    for steps in ((*at, key), (*at, block.pattern, key)) if key else ():
+        for i, node in root.children(*steps):
+            yield from _exists(node.value, known.agents, "agent", (*steps, i), known)
 
 
 def _roles(manifest: AgentManifest, root: Node) -> Iterator[Finding]:

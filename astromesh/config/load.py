@@ -98,7 +98,7 @@ class _Load:
         )
         for file in agents:
             self._agent(file, defaults, known)
-        edges = {file.name: _calls(file) for file in agents}
+        edges = {file.name: _calls(file, defaults.pattern) for file in agents}
         single = (runtime, providers, mcp, channels)
         every = (*single, *agents, *pipelines, *graphs)
         return Configuration(
@@ -107,7 +107,7 @@ class _Load:
             broken=_by_name(agents),
             faults=tuple(found for file in single for found in file.sorted_faults()),
             unusable={str(f.path): f.sorted_faults() for f in (*pipelines, *graphs) if f.faults},
-            circles=tuple(_circles(agents, edges)),
+            circles=tuple(_circles(agents, edges, defaults.pattern)),
             warnings=(*self._strangers(), *(found for file in every for found in file.warnings)),
             rag={file.name: file.manifest for file in pipelines if not file.faults},
             graphs={file.name: file.manifest for file in graphs if not file.faults},
@@ -258,29 +258,34 @@ def _twin(other: File, what: str) -> Finding:
     return Finding(("metadata", "name"), f"another {what} has the name {other.name!r}: {where}")
 
 
-def _calls(file: File) -> tuple[str, ...]:
-    """Agents that a file's agent may call, as far as it can be read."""
-    return tuple(dict.fromkeys(name for name, _ in _callings(file.root)))
+def _calls(file: File, pattern: str) -> tuple[str, ...]:
+    """Agents that a file's agent may call, as far as it can be read.
+
+    Args:
+        pattern: that of an agent that names none.
+    """
+    return tuple(dict.fromkeys(name for name, _ in _callings(file.root, pattern)))
 
 
-def _callings(root: Node) -> Iterator[tuple[str, Steps]]:
-    """Each agent that is named to be called, and where."""
+def _callings(root: Node, default: str) -> Iterator[tuple[str, Steps]]:
+    """Each agent that is named to be called, and where. A key that its pattern does not know calls nobody."""
     for i, tool in root.children("spec", "tools"):
         if tool.text("type") == "agent" and tool.text("agent"):
             yield tool.text("agent"), ("spec", "tools", i, "agent")
     orchestration: Steps = ("spec", "orchestration")
-    for pattern, key in (("supervisor", "workers"), ("swarm", "agents")):
-        for steps in ((*orchestration, key), (*orchestration, pattern, key)):
-            for i, node in root.children(*steps):
-                if isinstance(node.value, str) and node.value:
-                    yield node.value, (*steps, i)
+    pattern = root.text(*orchestration, "pattern") or default
+    key = checks.CALLED.get(pattern)
+    for steps in ((*orchestration, key), (*orchestration, pattern, key)) if key else ():
+        for i, node in root.children(*steps):
+            if isinstance(node.value, str) and node.value:
+                yield node.value, (*steps, i)
 
 
-def _circles(agents: Iterable[File], edges: Mapping[str, tuple[str, ...]]) -> Iterator[Any]:
+def _circles(agents: Iterable[File], edges: Mapping[str, tuple[str, ...]], pattern: str) -> Iterator[Any]:
     by_name = {file.name: file for file in agents}
     for circle in checks.circles({name: edges[name] for name in by_name}):
         file = by_name[circle[0]]
-        steps = dict(_callings(file.root)).get(circle[1], ("spec", "tools"))
+        steps = dict(_callings(file.root, pattern)).get(circle[1], ("spec", "tools"))
         message = f"agents call each other in a circle: {' → '.join(circle)}"
         yield fault(file.path, message, file.root.place_of(steps), steps)
 

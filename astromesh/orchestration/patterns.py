@@ -10,10 +10,11 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic_core import InitErrorDetails
 
 from astromesh.abc.deps import Deps
-from astromesh.errors import ConfigError
+from astromesh.errors import ConfigError, InvalidGraph
 from astromesh.graph import prebuilt
 from astromesh.graph.graph import PromptGraph
 from astromesh.orchestration.branching import Branch, FanOutNotes, Merge, fan_out_graph
@@ -164,9 +165,29 @@ class Autonomous:
         )
         max_steps: int = Field(10, ge=1, description="Choices of the model.")
 
+        @field_validator("pool")
+        @classmethod
+        def _sound(cls, pool: tuple[dict[str, Any], ...]) -> tuple[dict[str, Any], ...]:
+            try:
+                autonomous_graph(pool, 1)
+            except InvalidGraph as error:
+                faults = [_fault_of_pool(problem) for problem in error.problems]
+                raise ValidationError.from_exception_data("pool", faults) from error
+            return pool
+
     @classmethod
     async def open(cls, options: Options, deps: Deps) -> GraphPattern:
-        """Raises: InvalidGraph: a node of the pool is wrong; all faults at once."""
+        """Raises: InvalidGraph: the pool cannot run."""
         graph = autonomous_graph(options.pool, options.max_steps)
         engine_of(graph, 1).plan  # noqa: B018 (compiles it now: a pool that cannot run is found at load)
         return GraphPattern(partial(engine_of, graph))
+
+
+def _fault_of_pool(problem: str) -> InitErrorDetails:
+    """A problem with its place, `nodes.1.guards: …`, as pydantic's, so that it is told at its line."""
+    place, _, message = problem.partition(": ")
+    nodes, *steps = place.split(".")
+    if nodes != "nodes":
+        steps, message = [], problem
+    path = tuple(int(step) if step.isdecimal() else step for step in steps)
+    return InitErrorDetails(type="value_error", loc=path, input=None, ctx={"error": ValueError(message)})

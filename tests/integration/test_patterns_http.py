@@ -217,3 +217,41 @@ async def test_autonomous_runs_stream_their_end_only(tmp_path: Path) -> None:
     runtime = runtime_of(write(tmp_path, manifest(**spec)), ScriptedProvider())
     async with runtime:
         assert "must be final" in str(runtime.broken["helper"][0])
+
+
+@pytest.mark.parametrize("names", [["helper"], ["other"]])
+async def test_workers_under_another_pattern_are_an_unknown_key_and_no_circle(
+    tmp_path: Path, names: list[str]
+) -> None:
+    stray = manifest(orchestration={"pattern": "react", "workers": names})
+    back = manifest("other", orchestration={"pattern": "supervisor", "workers": ["helper"]})
+    async with runtime_of(write(tmp_path, stray, back), ScriptedProvider()) as runtime:
+        (fault,) = runtime.broken["helper"]
+    assert (fault.key, fault.message) == ("spec.orchestration.workers", "is no known key")
+    assert fault.line
+
+
+@pytest.mark.parametrize(
+    ("node", "fault"),
+    [
+        ({"name": "b", "kind": "promt"}, "did you mean 'prompt'?"),
+        ({"name": "b", "instruction": "x"}, "did you mean 'instructions'?"),
+        ({"name": "b", "guards": ["nowhere:nothing"]}, "nowhere"),
+        ({"kind": "prompt"}, "name"),
+        ({"name": "a"}, "'a'"),
+    ],
+)
+@pytest.mark.parametrize("nested", [False, True])
+async def test_a_wrong_node_of_a_pool_is_found_at_its_line(
+    tmp_path: Path, node: dict[str, Any], fault: str, nested: bool
+) -> None:
+    pool = {"pool": [{"name": "a", "instructions": "A"}, node]}
+    block = {"pattern": "autonomous", **({"autonomous": pool} if nested else pool)}
+    folder = write(tmp_path, manifest(orchestration=block))
+    async with runtime_of(folder, ScriptedProvider()) as runtime:
+        (found,) = runtime.broken["helper"]
+    lines = (folder / "agents" / "helper.agent.yaml").read_text().splitlines()
+    second = [number for number, line in enumerate(lines, 1) if line.strip().startswith("- ")][1]
+    assert fault.lower() in found.message.lower()
+    assert "pool[1]" in found.key
+    assert second <= found.line <= second + len(node)
