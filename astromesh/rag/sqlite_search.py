@@ -16,7 +16,7 @@ from typing import NamedTuple
 import orjson
 
 from astromesh.abc.rag import Chunk, Passage
-from astromesh.retrieval.frequent import EVERYWHERE, MOST_RANKED, planned
+from astromesh.retrieval.frequent import EVERYWHERE, MOST_RANKED, planned, proposed
 from astromesh.retrieval.hybrid import both, candidates
 from astromesh.retrieval.vectors import VectorIndex
 from astromesh.retrieval.words import all_of, any_of, beginnings, score
@@ -154,14 +154,7 @@ class _Words:
     def proposed(self, counts: Mapping[str, int]) -> dict[int, float]:
         """Passages with their BM25, see `retrieval.frequent`."""
         plan = planned(counts)
-        found: dict[int, float] = {}
-        if plan.rare:
-            found = self.ranked(any_of(plan.rare), 2 * MOST_RANKED)
-        if plan.frequent:
-            for row, rank in self.ranked(all_of(plan.frequent), plan.room).items():
-                found[row] = found.get(row, 0.0) + rank
-        if plan.frequent and not found:
-            found = self.ranked(any_of(plan.frequent), plan.room)
+        found = proposed(plan, self.ranked)
         if plan.everywhere and not found:
             found = self._some(plan.everywhere)
         return dict(sorted(found.items(), key=lambda one: (-one[1], one[0]))[: self._most])

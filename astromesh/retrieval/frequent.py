@@ -7,8 +7,10 @@ where there are no others. How many words a proposed passage has is counted over
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
+
+from astromesh.retrieval.words import all_of, any_of
 
 #: passages that are ranked for one query, about
 MOST_RANKED = 1500
@@ -50,3 +52,18 @@ def planned(counts: Mapping[str, int], most: int = MOST_RANKED) -> Plan:
         else:
             (frequent if count < EVERYWHERE else everywhere).append(term)
     return Plan(tuple(rare), tuple(frequent), tuple(everywhere), max(room, most // 5))
+
+
+def proposed(plan: Plan, ranked: Callable[[str, int], Mapping[int, float]]) -> dict[int, float]:
+    """Passages that the rare and the frequent words propose, with their BM25.
+
+    Args:
+        ranked: passages that an FTS5 expression matches, so many at most, with their BM25.
+    """
+    found = dict(ranked(any_of(plan.rare), 2 * MOST_RANKED)) if plan.rare else {}
+    if plan.frequent:
+        for row, rank in ranked(all_of(plan.frequent), plan.room).items():
+            found[row] = found.get(row, 0.0) + rank
+    if plan.frequent and not found:
+        found = dict(ranked(any_of(plan.frequent), plan.room))
+    return found

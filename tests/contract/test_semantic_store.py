@@ -196,6 +196,18 @@ async def test_agents_that_share_a_place_say_so(backend, deps):
     assert (one.place == other.place) is shared
 
 
+async def test_a_rare_word_is_found_among_many_passages_with_a_common_one(backend, deps):
+    """However old or new its passage is, and although another sought word is nowhere."""
+    store = await opened(backend, deps, None)
+    await store.add(*ANN, told("The router in the attic likes zebras."))
+    for start in range(0, 1700, 850):
+        await store.add(*ANN, told(*(f"The router says {n}." for n in range(start, start + 850))))
+    await store.add(*ANN, told("The router in the cellar likes camels."))
+    for words, says in (("attic zebras", "attic likes zebras"), ("cellar camels", "cellar likes camels")):
+        best = await found(store, f"router {words} balloon", top_k=1)
+        assert best == [f"The router in the {says}."]
+
+
 async def test_erasing_a_session_takes_what_came_from_it(store):
     await store.add(*ANN, told(TEXTS[0], session="s-1"))
     await store.add(*ANN, told(TEXTS[3], session="s-2"))

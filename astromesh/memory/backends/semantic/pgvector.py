@@ -54,6 +54,11 @@ _CHUNK = 500
 #: scopes whose size is remembered
 _MOST_LARGE = 10_000
 
+#: passages that the words of a query propose, and that each of them proposes at least
+_ROOM, _FEWEST = 250, 60
+#: seconds until the planner is asked again which words are common; words whose stems are kept
+_COMMON_SECONDS, _MOST_STEMS = 60.0, 20_000
+
 
 class PgvectorOptions(SemanticOptions):
     url: SecretStr = Field(
@@ -166,8 +171,11 @@ class Found(NamedTuple):
 class PassageTable:
     """The passages of one database."""
 
-    def __init__(self, database: Postgres) -> None:
-        self.database = database
+    def __init__(self, database: Postgres, clock: Clock) -> None:
+        self.database, self._clock = database, clock
+        self._common: frozenset[str] = frozenset()
+        self._look_at = float("-inf")
+        self._stems: dict[str, list[str]] = {}
         self._spaces: dict[str, Space] = {}
         self._large: set[tuple[Scope, int]] = set()
         self._added: Counter[Scope] = Counter()
@@ -176,7 +184,7 @@ class PassageTable:
     @asynccontextmanager
     async def opened(cls, database: Postgres, clock: Clock) -> AsyncIterator[Self]:
         await database.migrate(SCHEMA)
-        table = cls(database)
+        table = cls(database, clock)
         async with expiring(table.expire, clock):
             yield table
 
@@ -227,11 +235,27 @@ class PassageTable:
         """Ids with the score of their words, best first."""
         if not wanted:
             return []
+        rare = await self._rare(wanted)
         quoted = [f"'{term}'" for term in wanted]
-        bound = (" | ".join(quoted), " & ".join(quoted), quoted, most)
-        rows = await self.database.read(SQL["words"], *scope, *bound)
-        scored = [(i, score(matched, len(wanted), rank, rows[0][1])) for i, rank, matched in rows]
+        proposing = [f"'{term}'" for term in rare] or [" | ".join(quoted)]
+        bound = (proposing, " & ".join(quoted), quoted, " | ".join(quoted), most)
+        rows = await self.database.read(SQL["words"], *scope, *bound, max(_ROOM // len(proposing), _FEWEST))
+        top = max((rank for _, rank, _ in rows), default=0.0)
+        scored = [(i, score(matched, len(wanted), rank, top)) for i, rank, matched in rows]
         return sorted(scored, key=lambda pair: -pair[1])
+
+    async def _rare(self, wanted: Sequence[str]) -> list[str]:
+        """Those that the planner does not name among the most common words: they propose passages."""
+        if self._clock.monotonic() >= self._look_at:
+            self._look_at = self._clock.monotonic() + _COMMON_SECONDS
+            rows = await self.database.read(SQL["common"])
+            self._common = frozenset(rows[0][0] or ()) if rows else frozenset()
+        if unknown := [term for term in wanted if term not in self._stems]:
+            if len(self._stems) >= _MOST_STEMS:
+                self._stems.clear()
+            rows = await self.database.read(SQL["stems"], unknown)
+            self._stems.update([(row[0], row[1]) for row in rows])
+        return [term for term in wanted if not self._common.intersection(self._stems.get(term, ()))]
 
     async def passages(
         self, scope: Scope, ids: Sequence[int], space: Space | None, vector: Sequence[float], now: float

@@ -29,9 +29,10 @@ from astromesh.memory.backends.semantic.passage import (
     result,
     space_of,
 )
+from astromesh.retrieval.frequent import MOST_RANKED, planned, proposed
 from astromesh.retrieval.hybrid import candidates, merged
 from astromesh.retrieval.vectors import VectorIndex
-from astromesh.retrieval.words import all_of, any_of, score, terms
+from astromesh.retrieval.words import any_of, score, terms
 from astromesh.storage.database import Database, shared_database
 from astromesh.storage.migrations import Schema, queries
 from astromesh.types import JsonObject, SemanticResult, SessionKey
@@ -40,8 +41,8 @@ _PACKAGE = "astromesh.memory.backends"
 SCHEMA = Schema("passages", _PACKAGE, "sql/sqlite/passages")
 SQL = queries(_PACKAGE, "sql/sqlite/passages.sql")
 
-#: passages that are ranked for one query
-_MOST_RANKED = 1000
+#: words whose counts are kept; they are counted anew after so many passages of a file, or removals of a scope
+_MOST_COUNTED, _COUNTED_FOR = 20_000, 500
 #: passages deleted in one transaction
 _CHUNK = 500
 
@@ -164,6 +165,7 @@ class Shelf:
         self._cache = cache
         self._loaded: OrderedDict[tuple[int, str], Loaded] = OrderedDict()
         self._added: Counter[int] = Counter()
+        self._counts: dict[tuple[int, str], tuple[tuple[int, int], int]] = {}
 
     @classmethod
     @asynccontextmanager
@@ -222,7 +224,7 @@ class Shelf:
         if scope is None:
             return ()
         most = candidates(search.top_k)
-        ranked = _ranked(connection, scope[0], search.terms)[:most]
+        ranked = self._ranked(connection, scope, search.terms)[:most]
         near: list[tuple[int, float]] = []
         cosines: dict[int, float] = {}
         if search.vector:
@@ -235,6 +237,34 @@ class Shelf:
             worded = _scored(connection, scope[0], search.terms, ranked)
         best = merged(near, worded, cosines, top_k=most, threshold=search.threshold)
         return _results(connection, scope[0], best, search)
+
+    def _ranked(
+        self, connection: sqlite3.Connection, scope: tuple[int, int], wanted: Sequence[str]
+    ) -> list[tuple[int, float]]:
+        """Ids of passages that the words propose (see `retrieval.frequent`) and their BM25, best first."""
+        if not wanted:
+            return []
+        number, removed = scope
+        if connection.execute(SQL["scopes"]).fetchone()[0] == 1:
+            number = 0  # BM25 counts the passages of every word, and the scope is one
+        newest = connection.execute(SQL["newest"]).fetchone()[0] or 0
+        state = (newest // _COUNTED_FOR, removed // _COUNTED_FOR)
+        counts = {term: self._count(connection, number, term, state) for term in wanted}
+
+        def ranked(expression: str, most: int) -> dict[int, float]:
+            return dict(connection.execute(SQL["ranks"], (_match(number, expression), most)).fetchall())
+
+        found = proposed(planned(counts), ranked)
+        return sorted(found.items(), key=lambda pair: (-pair[1], -pair[0]))
+
+    def _count(self, connection: sqlite3.Connection, number: int, term: str, state: tuple[int, int]) -> int:
+        """About how many passages of a scope have a word; more than MOST_RANKED is one number."""
+        known = self._counts.get((number, term))
+        if known is None or known[0] != state:
+            if len(self._counts) >= _MOST_COUNTED:
+                self._counts.clear()
+            known = self._counts[number, term] = state, _counted(connection, number, term)
+        return known[1]
 
     def _index(
         self, connection: sqlite3.Connection, scope: tuple[int, int], space: str, dimensions: int
@@ -271,18 +301,14 @@ def _made(connection: sqlite3.Connection, scope: Scope) -> tuple[int, int]:
     return connection.execute(SQL["make_scope"], scope).lastrowid or 0, 0
 
 
-def _ranked(connection: sqlite3.Connection, number: int, wanted: Sequence[str]) -> list[tuple[int, float]]:
-    """Ids of passages with any of the words and their BM25, best first.
-
-    Where words are common, a bounded number is ranked: of those with all words, and of those with any.
-    """
-    if not wanted:
-        return []
-    found = connection.execute(SQL["ranks"], (_match(number, any_of(wanted)), _MOST_RANKED)).fetchall()
-    if len(found) == _MOST_RANKED:
-        found += connection.execute(SQL["ranks"], (_match(number, all_of(wanted)), _MOST_RANKED)).fetchall()
-    best = dict(found)
-    return sorted(best.items(), key=lambda pair: (-pair[1], -pair[0]))
+def _counted(connection: sqlite3.Connection, number: int, term: str) -> int:
+    """A word that is rare in the file is rare in a scope: only for others the scope is walked through."""
+    word = any_of((term,))
+    for expression in (f"content : ({word})", _match(number, word)):
+        count: int = connection.execute(SQL["count"], (expression, MOST_RANKED + 1)).fetchone()[0]
+        if count <= MOST_RANKED:
+            return count
+    return count
 
 
 def _scored(
@@ -308,7 +334,9 @@ def _matched(
 
 
 def _match(number: int, expression: str) -> str:
-    return f'scope : "{number}" AND content : ({expression})'
+    """Args: number: of the scope; 0 where the file has no other, so that nothing needs to be parted."""
+    within = f'scope : "{number}" AND ' if number else ""
+    return f"{within}content : ({expression})"
 
 
 def _results(

@@ -44,21 +44,29 @@ ORDER BY embedding::{type}({size}) <#> $4::REAL[]::vector::{type}({size}) LIMIT 
 -- The index goes on until enough of what it finds belongs to the scope.
 SET LOCAL hnsw.iterative_scan = relaxed_order; SET LOCAL hnsw.ef_search = 100
 
+-- name: common
+-- The most common words, as the planner knows them; null before it has looked.
+SELECT most_common_elems::TEXT::TEXT[] FROM pg_stats
+WHERE schemaname = 'astromesh' AND tablename = 'passages' AND attname = 'words'
+
+-- name: stems
+SELECT one, tsvector_to_array(to_tsvector('english', one)) FROM unnest($1::TEXT[]) one
+
 -- name: words
--- $4: any of the words, $5: all of them, $6: each of them. Where a word is common, of those that have all words and of
--- those that have any, a bounded number is ranked.
+-- $4: queries that propose, $9 passages each, $5: all of the words, $6: each of them, $7: any of them.
 WITH found AS (
     (SELECT id FROM astromesh.passages
      WHERE tenant = $1 AND agent = $2 AND owner = $3 AND words @@ to_tsquery('english', $5) LIMIT 250)
     UNION
-    (SELECT id FROM astromesh.passages
-     WHERE tenant = $1 AND agent = $2 AND owner = $3 AND words @@ to_tsquery('english', $4) LIMIT 250)
+    (SELECT proposed.id FROM unnest($4::TEXT[]) one, LATERAL (
+        SELECT id FROM astromesh.passages
+        WHERE tenant = $1 AND agent = $2 AND owner = $3 AND words @@ to_tsquery('english', one) LIMIT $9) proposed)
 ), ranked AS (
-    SELECT p.id, p.words, ts_rank(p.words, to_tsquery('english', $4), 1) AS rank
-    FROM found JOIN astromesh.passages p ON p.id = found.id ORDER BY rank DESC, p.id LIMIT $7
+    SELECT p.id, p.words, ts_rank(p.words, to_tsquery('english', $7), 1) AS rank,
+        (SELECT count(*) FROM unnest($6::TEXT[]) one WHERE p.words @@ to_tsquery('english', one)) AS matched
+    FROM found JOIN astromesh.passages p ON p.id = found.id
 )
-SELECT id, rank, (SELECT count(*) FROM unnest($6::TEXT[]) one WHERE words @@ to_tsquery('english', one)) AS matched
-FROM ranked ORDER BY rank DESC, id
+SELECT id, rank, matched FROM ranked ORDER BY matched DESC, rank DESC, id LIMIT $8
 
 -- name: passages
 SELECT id, content, metadata, CASE WHEN space = $6 THEN -(embedding <#> $7::REAL[]::vector) END

@@ -36,6 +36,16 @@ SELECT id, vector FROM passages WHERE scope = ? AND space = ? AND id > ? ORDER B
 -- name: vector_ids
 SELECT id FROM passages WHERE scope = ? AND space = ? AND id <= ?
 
+-- name: scopes
+-- One, or several.
+SELECT count(*) FROM (SELECT 1 FROM scopes LIMIT 2)
+
+-- name: newest
+SELECT max(id) FROM passages
+
+-- name: count
+SELECT count(*) FROM (SELECT 1 FROM passage_words WHERE passage_words MATCH ? LIMIT ?)
+
 -- name: ranks
 -- Of more matches than are ranked, the newest are.
 SELECT rowid, -bm25(passage_words, 0.0, 1.0) FROM passage_words WHERE passage_words MATCH ? ORDER BY rowid DESC LIMIT ?
