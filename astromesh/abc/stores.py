@@ -6,6 +6,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from astromesh.abc.leases import SessionLeases
 from astromesh.types import JsonObject, SemanticResult, SessionKey, Turn
 
 
@@ -65,13 +66,18 @@ class ConversationStore(Protocol):
     """Append-only turns by session. Every key and every query holds tenant, agent and session.
 
     Cost of `recall` and `append` does not grow with the session's length.
+
+    Attributes:
+        leases: over its sessions; None where only one process can ever use the store.
     """
+
+    leases: SessionLeases | None
 
     async def recall(self, key: SessionKey, limit: int) -> Recalled:
         """The newest `limit` turns, in one round trip."""
 
     async def append(
-        self, key: SessionKey, owner: str, turns: Sequence[Turn], *, expires_at: float = 0.0
+        self, key: SessionKey, owner: str, turns: Sequence[Turn], *, expires_at: float = 0.0, token: int = 0
     ) -> int:
         """Writes all turns or none, numbered behind the last one; answers the last seq.
 
@@ -81,7 +87,11 @@ class ConversationStore(Protocol):
 
         Raises:
             SessionNotFound: the session belongs to somebody else; nothing is written.
+            LeaseLost: `token` is not that of the session's lease any more; nothing is written.
         """
+
+    async def written(self, key: SessionKey, run_id: str) -> bool:
+        """Whether the session holds turns of a run; unlike the others its cost grows with the session."""
 
     async def set_summary(self, key: SessionKey, summary: Summary) -> None:
         """Keeps a summary that reaches farther than the one there is, and not beyond the last turn."""

@@ -16,6 +16,7 @@ from typing import Any, Self, TypeVar
 import structlog
 
 from astromesh.abc.clock import Clock, SystemClock
+from astromesh.abc.leases import SessionLeases
 from astromesh.abc.memory import MemoryStrategy
 from astromesh.abc.provider import ModelPort
 from astromesh.abc.stores import ConversationStore, EpisodicStore, Recalled, SemanticStore
@@ -92,11 +93,18 @@ class MemoryManager:
         self._model = model
         self._clock: Clock = clock or SystemClock()
         self._about = about or {}
+        # stores of others may not know leases
+        self._leases = getattr(self.conversations, "leases", None)
         self._beside: dict[object, asyncio.Task[None]] = {}
 
     @property
     def conversations(self) -> ConversationStore | None:
         return self.conversational.store if self.conversational else None
+
+    @property
+    def leases(self) -> SessionLeases | None:
+        """Over the sessions of the conversation; None where no other process can write to them."""
+        return self._leases
 
     def describe(self) -> JsonObject:
         """Which memories there are, for `GET /v1/agents/{name}`."""
@@ -167,13 +175,17 @@ class MemoryManager:
 
     # -- step 11 -------------------------------------------------------------------------------------------
 
-    def transaction(self, key: SessionKey, owner: str) -> Transaction:
+    def transaction(
+        self, key: SessionKey, owner: str, *, once: bool = False, token: int = 0
+    ) -> Transaction:
         """What a run keeps: written when the block ends without an exception, all turns in one append.
 
         Args:
             owner: principal that the session belongs to, or will if it is new.
+            once: the run may have written its turns before; then they are not written again.
+            token: of the session's lease, which is checked; 0 where there is none.
         """
-        return Transaction(self, key, owner)
+        return Transaction(self, key, owner, once, token)
 
     async def keep(self, kept: Transaction) -> None:
         """Writes a transaction; see `Transaction`."""
@@ -181,7 +193,9 @@ class MemoryManager:
         if self.conversational and kept.turns:
             memory = self.conversational
             expires_at = self._clock.now() + memory.ttl if memory.ttl else 0.0
-            await memory.store.append(key, owner, kept.turns, expires_at=expires_at)
+            more: dict[str, Any] = {"token": kept.token} if kept.token else {}
+            if not kept.once or not await memory.store.written(key, kept.turns[0].run_id):
+                await memory.store.append(key, owner, kept.turns, expires_at=expires_at, **more)
         if self.episodic and kept.events:
             recorded = self.episodic.store.record(key, owner, kept.events, now=self._clock.now())
             await _helping("episodic", recorded, None, [])
@@ -261,10 +275,12 @@ class _Indexing:
 class Transaction:
     """What one run keeps. Once the block has ended, a cancel does not take it back: the turns are written."""
 
-    __slots__ = ("_manager", "events", "key", "owner", "turns")
+    __slots__ = ("_manager", "events", "key", "once", "owner", "token", "turns")
 
-    def __init__(self, manager: MemoryManager, key: SessionKey, owner: str) -> None:
-        self._manager = manager
+    def __init__(
+        self, manager: MemoryManager, key: SessionKey, owner: str, once: bool = False, token: int = 0
+    ) -> None:
+        self._manager, self.once, self.token = manager, once, token
         self.key, self.owner = key, owner
         self.turns: list[Turn] = []
         self.events: list[JsonObject] = []

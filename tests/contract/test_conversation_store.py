@@ -55,6 +55,17 @@ async def test_an_unknown_session_has_nothing(store):
     assert await store.erase(KEY) is False
 
 
+async def test_a_store_knows_whether_a_run_has_written_its_turns(store):
+    """R1: a run that is taken up again behind its append writes nothing twice."""
+    await store.append(KEY, "ann", [ASKED._replace(run_id="run_1"), ANSWERED._replace(run_id="run_1")])
+    await converse(store, KEY, 30)
+    assert await store.written(KEY, "run_1") is True
+    assert await store.written(KEY, "run_2") is False
+    assert await store.written(KEY._replace(session_id="other"), "run_1") is False
+    await store.append(KEY._replace(session_id="brief"), "ann", [ASKED._replace(run_id="run_3")], expires_at=NOW)
+    assert await store.written(KEY._replace(session_id="brief"), "run_3") is False
+
+
 async def test_turns_come_back_whole_and_numbered(store):
     turn = Turn("user", "Zeile 1\nλ 🎉 \x00 'q\"", created_at=NOW + 0.125, run_id="run_1", tokens=7)
     cut = Turn("assistant", "", run_id="run_1", status="partial")

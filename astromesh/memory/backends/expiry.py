@@ -13,6 +13,8 @@ from astromesh.errors import StoreError
 
 #: seconds between two looks
 PERIOD = 60.0
+#: seconds for which a lease that nobody gave back is left behind its end
+LEFT_SECONDS = 3600.0
 
 log = structlog.get_logger("astromesh.memory")
 

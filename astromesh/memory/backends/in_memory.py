@@ -46,6 +46,7 @@ class InMemoryConversations:
     """
 
     Options: ClassVar[type[BaseModel]] = InMemoryOptions
+    leases = None
 
     def __init__(self, max_sessions: int = 10_000, clock: Clock | None = None) -> None:
         self._most = max_sessions
@@ -67,7 +68,7 @@ class InMemoryConversations:
         return Recalled(turns, session.summary, session.owner, len(session.turns))
 
     async def append(
-        self, key: SessionKey, owner: str, turns: Sequence[Turn], *, expires_at: float = 0.0
+        self, key: SessionKey, owner: str, turns: Sequence[Turn], *, expires_at: float = 0.0, token: int = 0
     ) -> int:
         now = self._clock.now()
         session = self._alive(key) or self._begin(key, owner, now)
@@ -81,6 +82,10 @@ class InMemoryConversations:
         session.updated_at, session.expires_at = now, expires_at
         self._sessions.move_to_end(key)
         return len(session.turns)
+
+    async def written(self, key: SessionKey, run_id: str) -> bool:
+        session = self._alive(key)
+        return session is not None and any(turn.run_id == run_id for turn in session.turns)
 
     async def set_summary(self, key: SessionKey, summary: Summary) -> None:
         session = self._alive(key)

@@ -10,9 +10,11 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
 from astromesh.abc.clock import Clock
 from astromesh.abc.deps import Deps
+from astromesh.abc.leases import Held
 from astromesh.abc.stores import Recalled, SessionInfo, Summary
-from astromesh.errors import SessionNotFound
-from astromesh.memory.backends.expiry import expiring
+from astromesh.errors import LeaseLost, SessionNotFound
+from astromesh.memory.backends.expiry import LEFT_SECONDS, expiring
+from astromesh.memory.backends.leases.postgres import PostgresLeases
 from astromesh.storage.migrations import Schema, queries
 from astromesh.storage.postgres import Postgres, shared_postgres
 from astromesh.storage.postgres_text import restored, stored
@@ -42,6 +44,7 @@ class PostgresConversations:
     def __init__(self, database: Postgres, clock: Clock) -> None:
         self._database = database
         self._clock = clock
+        self.leases = PostgresLeases(database, clock)
 
     @classmethod
     async def open(cls, options: PostgresOptions, deps: Deps) -> Self:
@@ -69,16 +72,21 @@ class PostgresConversations:
         return Recalled(tuple(map(_turn, turns)), summary, owner, last_seq)
 
     async def append(
-        self, key: SessionKey, owner: str, turns: Sequence[Turn], *, expires_at: float = 0.0
+        self, key: SessionKey, owner: str, turns: Sequence[Turn], *, expires_at: float = 0.0, token: int = 0
     ) -> int:
         now = self._clock.now()
-        bound = (*key, owner, now, expires_at, *_columns(turns, now))
+        bound = (*key, owner, now, expires_at, *_columns(turns, now), token)
         rows = await self._database.write(SQL["append"], *bound)
         if not rows and await self._database.write(SQL["erase_expired"], *key, now):
             rows = await self._database.write(SQL["append"], *bound)
+        if not rows and token and not await self.leases.holds(Held(key, token)):
+            raise LeaseLost(f"The session {key.session_id!r} has been taken over by another process.")
         if not rows:
             raise SessionNotFound(f"There is no session {key.session_id!r}.")
         return int(rows[0][0])
+
+    async def written(self, key: SessionKey, run_id: str) -> bool:
+        return bool(await self._database.read(SQL["written"], *key, run_id, self._clock.now()))
 
     async def set_summary(self, key: SessionKey, summary: Summary) -> None:
         await self._database.write(SQL["summarise"], *key, stored(summary.text), summary.upto)
@@ -112,6 +120,7 @@ class PostgresConversations:
         return await self._delete_in_chunks("erase_owner", tenant, owner)
 
     async def expire(self, now: float) -> int:
+        await self.leases.forget(now - LEFT_SECONDS)
         return await self._delete_in_chunks("expire", now)
 
     async def ping(self) -> None:

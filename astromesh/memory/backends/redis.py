@@ -13,16 +13,21 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr
 from astromesh.abc.clock import Clock
 from astromesh.abc.deps import Deps
 from astromesh.abc.stores import Recalled, SessionInfo, Summary
-from astromesh.errors import InvalidInput, SessionNotFound
+from astromesh.errors import InvalidInput, LeaseLost, SessionNotFound
 from astromesh.memory.backends.expiry import expiring
+from astromesh.memory.backends.leases.redis import RedisLeases
 from astromesh.storage.redis import Redis, Script, shared_redis
 from astromesh.types import SessionKey, Turn
 
 _SEPARATOR = "\x1f"
+#: turns that are looked through in one round trip
+_TURNS_AT_ONCE = 500
 #: sessions deleted by one script, which nothing else runs beside
 _CHUNK = 200
 #: seconds after its end at which the server drops a session that no sweeper has met
 _GRACE = 86_400.0
+#: what `append` answers whose lease somebody else has
+_LOST = -2
 
 
 def _script(name: str) -> Script:
@@ -59,6 +64,7 @@ class RedisConversations:
         self._server = server
         self._clock = clock
         self._prefix = prefix
+        self.leases = RedisLeases(server, clock, prefix, _script, self._lease)
 
     @classmethod
     async def open(cls, options: RedisOptions, deps: Deps) -> Self:
@@ -85,16 +91,27 @@ class RedisConversations:
         return Recalled(_turns(turns, last_seq - len(turns) + 1), summary, owner.decode(), last_seq)
 
     async def append(
-        self, key: SessionKey, owner: str, turns: Sequence[Turn], *, expires_at: float = 0.0
+        self, key: SessionKey, owner: str, turns: Sequence[Turn], *, expires_at: float = 0.0, token: int = 0
     ) -> int:
         now = self._clock.now()
         left = int((expires_at - now + _GRACE) * 1000) if expires_at else 0
-        names = (self._prefix, *key, *_names(owner))
+        names = (self._prefix, *key, *_names(owner), token)
         times = (now, expires_at, max(left, 0))
-        last: int = await self._server.write(_APPEND, self._keys(key), *names, *times, *_packed(turns, now))
+        keys = (*self._keys(key), self._lease(key))
+        last: int = await self._server.write(_APPEND, keys, *names, *times, *_packed(turns, now))
+        if last == _LOST:
+            raise LeaseLost(f"The session {key.session_id!r} has been taken over by another process.")
         if last < 0:
             raise SessionNotFound(f"There is no session {key.session_id!r}.")
         return last
+
+    async def written(self, key: SessionKey, run_id: str) -> bool:
+        after = 0
+        while turns := await self.page(key, after=after, limit=_TURNS_AT_ONCE):
+            if any(turn.run_id == run_id for turn in turns):
+                return True
+            after = turns[-1].seq
+        return False
 
     async def set_summary(self, key: SessionKey, summary: Summary) -> None:
         bound = (summary.text, summary.upto, self._clock.now())
@@ -148,6 +165,9 @@ class RedisConversations:
     def _keys(self, key: SessionKey) -> tuple[str, str]:
         name = _SEPARATOR.join(_names(*key))
         return f"{self._prefix}:s:{name}", f"{self._prefix}:t:{name}"
+
+    def _lease(self, key: SessionKey) -> str:
+        return f"{self._prefix}:l:{_SEPARATOR.join(_names(*key))}"
 
 
 def _names(*names: str) -> tuple[str, ...]:

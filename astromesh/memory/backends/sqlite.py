@@ -6,6 +6,7 @@ The functions of a connection run in the database's threads, each for all the it
 
 from __future__ import annotations
 
+import math
 import sqlite3
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -17,10 +18,12 @@ from pydantic import BaseModel, ConfigDict, Field
 from astromesh.abc.clock import Clock
 from astromesh.abc.deps import Deps
 from astromesh.abc.stores import Recalled, SessionInfo, Summary
-from astromesh.errors import SessionNotFound
-from astromesh.memory.backends.expiry import expiring
+from astromesh.errors import LeaseLost, SessionNotFound
+from astromesh.memory.backends.expiry import LEFT_SECONDS, expiring
+from astromesh.memory.backends.leases.sqlite import SqliteLeases, holds
 from astromesh.storage.database import Database, shared_database
 from astromesh.storage.migrations import Schema, queries
+from astromesh.storage.sole import Sole
 from astromesh.types import SessionKey, Turn
 
 _PACKAGE = "astromesh.memory.backends"
@@ -45,9 +48,10 @@ class SqliteConversations:
 
     Options: ClassVar[type[BaseModel]] = SqliteOptions
 
-    def __init__(self, database: Database, clock: Clock) -> None:
+    def __init__(self, database: Database, clock: Clock, leases: SqliteLeases | None = None) -> None:
         self._database = database
         self._clock = clock
+        self.leases = leases
 
     @classmethod
     async def open(cls, options: SqliteOptions, deps: Deps) -> Self:
@@ -62,18 +66,25 @@ class SqliteConversations:
     @asynccontextmanager
     async def _opened(cls, database: Database, clock: Clock) -> AsyncIterator[Self]:
         await database.migrate(SCHEMA)
-        store = cls(database, clock)
-        async with expiring(store.expire, clock):
-            yield store
+        async with Sole(database.path) as sole:
+            leases = SqliteLeases(database, clock, sole)
+            if sole.alone:
+                await leases.forget(math.inf)  # what a process left that was killed
+            store = cls(database, clock, leases)
+            async with expiring(store.expire, clock):
+                yield store
 
     async def recall(self, key: SessionKey, limit: int) -> Recalled:
         return await self._database.read(recall, (key, limit, self._clock.now()))
 
     async def append(
-        self, key: SessionKey, owner: str, turns: Sequence[Turn], *, expires_at: float = 0.0
+        self, key: SessionKey, owner: str, turns: Sequence[Turn], *, expires_at: float = 0.0, token: int = 0
     ) -> int:
-        item = Appended(key, owner, turns, expires_at, self._clock.now())
+        item = Appended(key, owner, turns, expires_at, self._clock.now(), token)
         return await self._database.write(append, item)
+
+    async def written(self, key: SessionKey, run_id: str) -> bool:
+        return bool(await self._database.read(_rows, ("written", (*key, run_id, self._clock.now()))))
 
     async def set_summary(self, key: SessionKey, summary: Summary) -> None:
         await self._database.write(set_summary, (key, summary))
@@ -107,6 +118,8 @@ class SqliteConversations:
         return await self._delete_in_chunks("erase_owner", tenant, owner)
 
     async def expire(self, now: float) -> int:
+        if self.leases is not None:
+            await self.leases.forget(now - LEFT_SECONDS)
         return await self._delete_in_chunks("expire", now)
 
     async def ping(self) -> None:
@@ -130,6 +143,7 @@ class Appended(NamedTuple):
     turns: Sequence[Turn]
     expires_at: float
     now: float
+    token: int
 
 
 def recall(
@@ -154,7 +168,9 @@ def append(connection: sqlite3.Connection, items: Sequence[Appended]) -> Sequenc
 
 
 def _append(connection: sqlite3.Connection, item: Appended) -> int | BaseException:
-    key, owner, turns, expires_at, now = item
+    key, owner, turns, expires_at, now, token = item
+    if token and not holds(connection, key, token):
+        return LeaseLost(f"The session {key.session_id!r} has been taken over by another process.")
     bound = (*key, owner, len(turns), now, expires_at)
     row = connection.execute(_ADVANCE, bound).fetchone()
     if row is None and connection.execute(SQL["erase_expired"], (*key, now)).rowcount:

@@ -1,6 +1,10 @@
--- Appends turns, all or none. KEYS: session, turns. ARGV: prefix, tenant, agent, session id, owner, now, expires,
--- milliseconds until the server forgets it by itself (0 never), turns … Answers the last seq, -1 to a stranger.
-local prefix, tenant, agent, session, who, now, expires, forgotten = unpack(ARGV, 1, 8)
+-- Appends turns, all or none. KEYS: session, turns, lease. ARGV: prefix, tenant, agent, session id, owner, token of
+-- the lease (0 none), now, expires, milliseconds until the server forgets it by itself (0 never), turns …
+-- Answers the last seq, -1 to a stranger, -2 where the lease is somebody else's.
+local prefix, tenant, agent, session, who, token, now, expires, forgotten = unpack(ARGV, 1, 9)
+if token ~= '0' and redis.call('HGET', KEYS[3], 'token') ~= token then
+    return -2
+end
 local id = tenant .. US .. agent .. US .. session
 local owner, ends = unpack(redis.call('HMGET', KEYS[1], 'owner', 'expires'))
 if owner and over(ends, now) then
@@ -16,7 +20,7 @@ if not owner then
     redis.call('ZADD', prefix .. ':a:' .. tenant .. US .. agent, 0, session)
     redis.call('ZADD', index, 0, agent .. US .. session)
 end
-for n = 9, #ARGV do
+for n = 10, #ARGV do
     redis.call('RPUSH', KEYS[2], ARGV[n])
 end
 redis.call('HSET', KEYS[1], 'updated', now, 'expires', expires)

@@ -3,6 +3,8 @@
 --   PREFIX:t:TENANT AGENT SESSION  list: one JSON array for each turn; the position is its seq
 --   PREFIX:a:TENANT AGENT          sorted set of session ids
 --   PREFIX:o:TENANT OWNER          sorted set of AGENT SESSION
+--   PREFIX:l:TENANT AGENT SESSION  hash: token, holder, expires, interrupted
+--   PREFIX:tokens                  number of the last lease
 --   PREFIX:x                       sorted set of TENANT AGENT SESSION by the time they expire
 local US = '\31'
 

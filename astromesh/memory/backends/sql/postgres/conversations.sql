@@ -9,10 +9,15 @@ WHERE s.tenant = $1 AND s.agent = $2 AND s.session_id = $3 AND (s.expires_at = 0
 
 -- name: append
 -- One statement, one round trip: the row of the session is locked, so that writers number their turns in turn.
-WITH session AS (
+-- So is the lease, where there is one: who takes it over waits for the turns that are written under it.
+WITH lease AS (
+    SELECT 1 FROM astromesh.session_leases
+    WHERE tenant = $1 AND agent = $2 AND session_id = $3 AND token = $13 FOR UPDATE
+), session AS (
     INSERT INTO astromesh.sessions AS s
         (tenant, agent, session_id, owner, last_seq, created_at, updated_at, expires_at)
-    VALUES ($1, $2, $3, $4, cardinality($7::TEXT[]), $5, $5, $6)
+    SELECT $1, $2, $3, $4, cardinality($7::TEXT[]), $5, $5, $6
+    WHERE $13::BIGINT = 0 OR EXISTS (SELECT 1 FROM lease)
     ON CONFLICT (tenant, agent, session_id) DO UPDATE
     SET last_seq = s.last_seq + excluded.last_seq, updated_at = excluded.updated_at, expires_at = excluded.expires_at
     WHERE s.owner = excluded.owner AND (s.expires_at = 0 OR s.expires_at > excluded.updated_at)
@@ -25,6 +30,12 @@ WITH session AS (
         WITH ORDINALITY AS t(role, content, created_at, run_id, status, tokens, n)
 )
 SELECT last_seq FROM session
+
+-- name: written
+SELECT 1 FROM astromesh.sessions s JOIN astromesh.turns t ON t.session = s.id
+WHERE s.tenant = $1 AND s.agent = $2 AND s.session_id = $3 AND t.run_id = $4
+    AND (s.expires_at = 0 OR s.expires_at > $5)
+LIMIT 1
 
 -- name: erase_expired
 DELETE FROM astromesh.sessions

@@ -17,6 +17,11 @@ SET last_seq = last_seq + excluded.last_seq, updated_at = excluded.updated_at, e
 WHERE owner = excluded.owner AND (sessions.expires_at = 0 OR sessions.expires_at > excluded.updated_at)
 RETURNING id, last_seq
 
+-- name: written
+SELECT 1 FROM sessions s JOIN turns t ON t.session = s.id
+WHERE s.tenant = ? AND s.agent = ? AND s.session_id = ? AND t.run_id = ? AND (s.expires_at = 0 OR s.expires_at > ?)
+LIMIT 1
+
 -- name: add_turn
 INSERT INTO turns (role, content, seq, created_at, run_id, status, tokens, session) VALUES (?, ?, ?, ?, ?, ?, ?, ?)
 

@@ -1,0 +1,1 @@
+"""Session leases beside the turns they guard, by store."""

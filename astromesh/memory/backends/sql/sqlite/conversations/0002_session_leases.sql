@@ -1,0 +1,11 @@
+-- The token is the row's number, which is never used again.
+CREATE TABLE session_leases (
+    token INTEGER PRIMARY KEY AUTOINCREMENT,
+    tenant TEXT NOT NULL,
+    agent TEXT NOT NULL,
+    session_id TEXT NOT NULL,
+    holder TEXT NOT NULL,
+    expires_at REAL NOT NULL,
+    interrupted INTEGER NOT NULL DEFAULT 0,
+    UNIQUE (tenant, agent, session_id)
+);

@@ -1,0 +1,22 @@
+-- name: clear
+DELETE FROM session_leases
+WHERE tenant = ?1 AND agent = ?2 AND session_id = ?3 AND (expires_at <= ?5 OR holder = ?4)
+
+-- name: take
+INSERT INTO session_leases (tenant, agent, session_id, holder, expires_at) VALUES (?1, ?2, ?3, ?4, ?6)
+ON CONFLICT (tenant, agent, session_id) DO NOTHING RETURNING token
+
+-- name: renew
+UPDATE session_leases SET expires_at = ?2 WHERE token = ?1 RETURNING interrupted
+
+-- name: release
+DELETE FROM session_leases WHERE token = ?
+
+-- name: interrupt
+UPDATE session_leases SET interrupted = 1 WHERE tenant = ? AND agent = ? AND session_id = ?
+
+-- name: holds
+SELECT 1 FROM session_leases WHERE token = ?4 AND tenant = ?1 AND agent = ?2 AND session_id = ?3
+
+-- name: forget
+DELETE FROM session_leases WHERE expires_at <= ?
