@@ -25,7 +25,7 @@ from astromesh.abc.tool import ToolPort
 from astromesh.errors import ConfigError, IterationsExhausted
 from astromesh.graph.base import BaseNode
 from astromesh.graph.config import NodeConfig
-from astromesh.graph.extract import extract_values
+from astromesh.graph.extract import extract_values, whole_object
 from astromesh.graph.flags import NodeFlag
 from astromesh.graph.graph import PromptGraph
 from astromesh.graph.nodes import PromptNode, SynthesizeNode
@@ -271,17 +271,18 @@ class Answer(SynthesizeNode):
         notes: Delegations = config[NOTES]
         notes.asked += 1
         result = await super().execute(state, config)
-        if not result.tool_calls:
-            notes.wanted = self._wanted(str(result.raw_output or ""))
-        if not (result.tool_calls or notes.wanted):
+        said = str(result.raw_output or "")
+        again = not result.tool_calls and self._delegates(said)
+        if not (result.tool_calls or again):
             return result
         if notes.asked >= self.max_rounds:
-            if result.tool_calls and result.raw_output:
-                state.messages.append(Message("assistant", str(result.raw_output)))
+            if result.tool_calls and said:
+                state.messages.append(Message("assistant", said))
             raise IterationsExhausted(f"The supervisor has used up its {self.max_rounds} rounds.")
-        if notes.wanted:
-            return NodeResult(self.name, {"again": True}, is_answer=False)
-        return result
+        if result.tool_calls:
+            return result
+        notes.wanted = assignments_in(said, self.workers) or []
+        return NodeResult(self.name, {"again": True}, is_answer=False)
 
     def _ask(self, request: CompletionRequest, config: NodeConfig) -> Awaitable[CompletionResult]:
         """Who delegates by writing may do so again; the words are shown once they are no delegation."""
@@ -293,12 +294,16 @@ class Answer(SynthesizeNode):
         return config.complete(
             replace(request, messages=(told, *others)),
             role=self._voice,
-            shown=lambda result: "" if self._wanted(result.content) else result.content,
+            shown=lambda result: "" if self._delegates(result.content) else result.content,
         )
 
-    def _wanted(self, text: str) -> list[Assignment]:
+    def _delegates(self, text: str) -> bool:
+        """Whether a text is no answer: it delegates, or is nothing but JSON that was to delegate."""
+        alone = whole_object(text)
+        if alone is not None and "delegate" in alone:
+            return True
         asks = any(isinstance(found, dict) and "delegate" in found for found in extract_values(text))
-        return (assignments_in(text, self.workers) or []) if asks else []
+        return asks and bool(assignments_in(text, self.workers))
 
 
 _AGAIN = (

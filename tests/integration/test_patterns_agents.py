@@ -139,6 +139,26 @@ async def test_a_supervisor_that_only_writes_delegates_again_too(tmp_path: Path,
     ]
 
 
+@pytest.mark.parametrize(
+    "nothing", ['{"delegate": []}', '{"delegate": [{"worker": "tea-agent"}]}', '{"delegate": 1}']
+)
+async def test_json_that_delegates_nothing_is_no_answer_either(tmp_path: Path, nothing: str) -> None:
+    """The supervisor is asked again."""
+    runtime, _ = runtime_for(tmp_path, LEAD, [delegating("green"), "green is 3", nothing, "It is 3."])
+    sink = RecordingSink()
+    async with runtime:
+        answer = await runtime.run("helper", QUESTION, "s", sinks=[sink])
+    assert answer.response == sink.text() == "It is 3."
+    assert len(answer.metadata["delegations"]) == 1
+
+
+async def test_an_answer_may_speak_of_delegation(tmp_path: Path) -> None:
+    said = 'Write {"delegate": true} into the file.'
+    runtime, _ = runtime_for(tmp_path, LEAD, [delegating("green"), "green is 3", said])
+    async with runtime:
+        assert (await runtime.run("helper", QUESTION, "s")).response == said
+
+
 async def test_at_its_limit_a_delegation_in_words_is_not_made_and_not_shown(tmp_path: Path) -> None:
     script = [delegating("green"), "green is 3", delegating("black")]
     runtime, provider = runtime_for(tmp_path, LEAD, script, orchestration={"max_iterations": 1})
