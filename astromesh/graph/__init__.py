@@ -25,7 +25,9 @@ function with `@node`. During `execute`:
 * A class that must not be skipped or bypassed at the model's word sets `protected = True` (guards, humans).
 """
 
-from astromesh.graph import prebuilt
+from importlib import import_module
+from types import ModuleType
+
 from astromesh.graph.base import BaseNode
 from astromesh.graph.config import Child, NodeConfig
 from astromesh.graph.edges import Edge
@@ -122,3 +124,10 @@ __all__ = [
     "node",
     "prebuilt",
 ]
+
+
+def __getattr__(name: str) -> ModuleType:
+    """`prebuilt`, when it is first asked for: the reasoning controller is a tenth of the time to import."""
+    if name == "prebuilt":
+        return import_module("astromesh.graph.prebuilt")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -27,6 +27,7 @@ from astromesh.graph.state import GraphState
 from astromesh.graph.transitions import next_way
 from astromesh.node.runner import is_failure
 
+_blank = object.__new__
 _ISOLATED = BIT[NodeFlag.ISOLATED_CONTEXT]
 
 
@@ -72,6 +73,7 @@ async def traverse(  # noqa: C901, PLR0912, PLR0915
             state.visited.append(name)
         config = NO_CONFIG if step.plain else run.config_for(step, path)
         said = len(state.messages)
+        quiet = False  # whether the result has nothing in it but perhaps a text
         if emit is not None:
             result = await _announced(emit, path, step.call(state, config))
         elif not step.bare:
@@ -86,12 +88,18 @@ async def traverse(  # noqa: C901, PLR0912, PLR0915
                 result = step.fail(error, state, config, (perf_counter() - started) * 1000)
             else:
                 spent = (perf_counter() - started) * 1000
-                if isinstance(value, NodeResult) or config.usage is not ZERO:
+                if config.usage is not ZERO or isinstance(value, NodeResult):
                     result = step.settle(value, state, config, spent)
                 else:
-                    result = NodeResult(name, value)
-                    result.duration_ms = spent
-        if result.skipped:
+                    result = _blank(NodeResult)  # as `NodeResult.said`, without the call
+                    result.node_name, result.output, result.duration_ms = name, value, spent
+                    quiet = value is None or type(value) is str
+        if quiet:
+            stuck = ""
+            state.node_history.append(result)
+            if value is not None or step.output_key:
+                write(step, state, result, said)
+        elif result.skipped:
             take_back(run, state, path, is_graph=is_graph)
         else:
             stuck = ""
@@ -103,26 +111,22 @@ async def traverse(  # noqa: C901, PLR0912, PLR0915
         if shared.stop_reason is not None or state.current_node == END:
             shared.stop_reason = shared.stop_reason or "completed"  # by a hook that gave no reason
             break
-        output = result.output
-        if type(output) is dict and mutations.ACTION in output:
-            plan = await mutate(run, plan, state, result)
-            steps = plan.steps
-            step = steps[name]
+        if not quiet:
+            output = result.output
+            if type(output) is dict and mutations.ACTION in output:
+                plan = await mutate(run, plan, state, result)
+                steps = plan.steps
+                step = steps[name]
+            quiet = not (result.next_node or result.tool_calls or result.stop_reason) and (
+                output is None or type(output) is str
+            )
         way = step.straight
-        if (  # most results have nothing in them that decides anything
-            way is None
-            or result.next_node
-            or result.tool_calls
-            or result.stop_reason
-            or not (output is None or type(output) is str)
-        ):
+        if way is None or not quiet:  # most results have nothing in them that decides anything
             way = next_way(step, result, state)
         name, reason = way
         result.transition_reason = reason
-        if reason == TOOL_CALLS_PRESENT:
-            state.loop = (*state.loop, *result.messages_added)
-        elif state.loop:
-            state.loop = ()
+        if state.loop or reason is TOOL_CALLS_PRESENT:
+            state.loop = (*state.loop, *result.messages_added) if reason is TOOL_CALLS_PRESENT else ()
     else:
         if result is not None and result.stop_reason:
             state.stop(result.stop_reason, result.error)
@@ -164,13 +168,13 @@ def write(step: Step, state: GraphState, result: NodeResult, said: int) -> None:
         )
     if result.error or result.tool_calls:
         return
-    output = result.output
+    output, context = result.output, state.context
+    put = dict.__setitem__ if type(context) is dict else engine_write
     if step.output_key:
-        engine_write(state.context, step.output_key, output)
+        put(context, step.output_key, output)
     if output is not None:
         raw = result.raw_output
-        text = output if raw is None or isinstance(output, str) else raw
-        engine_write(state.context, step.output_name, text)
+        put(context, step.output_name, output if raw is None or isinstance(output, str) else raw)
 
 
 def harvest(history: Sequence[NodeResult], names: Container[str]) -> tuple[Any, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import fields
 from operator import attrgetter
 from typing import Any, get_args
 
@@ -44,15 +45,18 @@ _FIELDS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
 )
 _values = attrgetter(*(field for field, _, _ in _FIELDS[1:]))
 _DEFAULTS = _values(NodeResult())
+_KNOWN = frozenset(field.name for field in fields(NodeResult))
 
 
 def fault(result: NodeResult) -> str | None:
     """Which field of a result is odd and what it should be, or None."""
     try:
-        if _values(result) == _DEFAULTS and type(result.node_name) is str:  # as most are
+        if _values(result) == _DEFAULTS and type(result.node_name) is str and vars(result).keys() <= _KNOWN:
             return None
     except Exception:  # noqa: BLE001, S110 (comparing runs anybody's code; the table tells what is odd)
         pass
+    for unknown in vars(result).keys() - _KNOWN if type(result) is NodeResult else ():
+        return f"{unknown} is no field of a result"
     for field, will_do, wanted in _FIELDS:
         value = getattr(result, field, None)  # a class of the user's own may have left it out
         if not will_do(value):

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import subprocess
+import sys
+from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -544,3 +548,24 @@ def test_edges_without_a_label_are_drawn_in_words() -> None:
         assert f'|"{words}"|' in drawn
     assert "On" not in drawn
     assert "[error]" in graph.describe()
+
+
+def test_prebuilt_graphs_are_there_when_they_are_first_asked_for() -> None:
+    """Importing the engine does not import them; the attribute and the star find them all the same."""
+    code = (
+        "import sys, astromesh.graph as g; assert 'astromesh.graph.reasoning' not in sys.modules;"
+        "assert g.prebuilt.react().entry == 'react'; assert not hasattr(g, 'prebuild');"
+        "from astromesh.graph import *; assert prebuilt is g.prebuilt"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+async def test_a_quick_result_is_like_any_other() -> None:
+    """`NodeResult.said` leaves the fields that it was not told to the class; nobody can tell."""
+    quick, slow = NodeResult.said("a", "x", "raw"), NodeResult("a", "x", "raw")
+    assert quick == slow
+    assert repr(quick) == repr(slow)
+    assert replace(quick, error="e") == replace(slow, error="e")
+    assert deepcopy(quick) == slow
+    quick.error = "mine"
+    assert NodeResult().error == ""
