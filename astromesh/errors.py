@@ -3,6 +3,7 @@
     AstromeshError
     ├── ConfigError            the operator must change a file
     │   ├── InvalidManifest    (file, line, column, key)
+    │   ├── InvalidConfiguration     InvalidWorkflow (ManifestLoadError, SchemaValidationError, …)
     │   ├── UnknownPlugin
     │   ├── MissingExtra
     │   ├── MissingKey         a provider's key is not set: the provider is skipped
@@ -21,10 +22,11 @@
     │   │                      ProviderUnavailable
     │   ├── AllProvidersFailed
     │   ├── InvalidOutput
-    │   ├── ToolError          ToolTimeout, ToolFailed, InvalidToolCall, ToolPermissionError,
+    │   ├── ToolError          ToolTimeout, ToolFailed, OutcomeUnknown, InvalidToolCall, ToolPermissionError,
     │   │                      ToolRateLimitError
+    │   ├── ChannelError       ChannelRejected, OutsideWindow: what a messenger answers
     │   └── StoreError         StoreUnavailable
-    ├── Unavailable            the server cannot take it now: AgentUnavailable, Overloaded, ShuttingDown
+    ├── Unavailable            the server cannot take it now: AgentUnavailable, Overloaded, QueueFull, …
     ├── LimitReached           a bound that was set: IterationsExhausted, BudgetExhausted, DeadlineExceeded
     └── GraphError             inside a graph's run, never out of it: NodeFailed, GraphStopped
 
@@ -67,20 +69,30 @@ class InvalidManifest(ConfigError):
         line, column: 1-based; 0 where the fault has no place in the file.
         key: dotted path of the key, e.g. `spec.model.primary.timeout`.
         hint: what to do, e.g. `did you mean 'timeout'?`.
+        rule: stable name of the rule that is broken, e.g. `cycle`; empty where only the message says.
     """
 
     code = "invalid_manifest"
 
-    def __init__(
-        self, message: str, *, file: str = "", line: int = 0, column: int = 0, key: str = "", hint: str = ""
+    def __init__(  # noqa: PLR0913 (one keyword for each thing that a fault says)
+        self,
+        message: str,
+        *,
+        file: str = "",
+        line: int = 0,
+        column: int = 0,
+        key: str = "",
+        hint: str = "",
+        rule: str = "",
     ) -> None:
-        self.message, self.file, self.line, self.column, self.key, self.hint = (
+        self.message, self.file, self.line, self.column, self.key, self.hint, self.rule = (
             message,
             file,
             line,
             column,
             key,
             hint,
+            rule,
         )
         super().__init__(str(self))
 
@@ -103,6 +115,30 @@ class InvalidConfiguration(ConfigError):
     def __init__(self, faults: Sequence[InvalidManifest]) -> None:
         self.faults = tuple(faults)
         super().__init__("\n".join(str(f) for f in self.faults))
+
+
+class InvalidWorkflow(InvalidConfiguration):
+    """A workflow's folder cannot run; all faults at once, whatever their type (document 004, section 4)."""
+
+    code = "invalid_workflow"
+
+
+class ManifestLoadError(InvalidWorkflow):
+    """A file is missing, cannot be read, or refers to what does not exist."""
+
+    code = "manifest_load_error"
+
+
+class SchemaValidationError(InvalidWorkflow):
+    """A file holds keys or values that its schema does not allow."""
+
+    code = "schema_validation_error"
+
+
+class DAGValidationError(InvalidWorkflow):
+    """The files are sound by themselves, but their nodes and edges are no workflow."""
+
+    code = "dag_validation_error"
 
 
 class UnknownPlugin(ConfigError):
@@ -182,6 +218,12 @@ class RunNotFound(NotFound):
 
 class PipelineNotFound(NotFound):
     code = "pipeline_not_found"
+
+
+class ChannelNotFound(NotFound):
+    """No such channel is set up in channels.yaml."""
+
+    code = "channel_not_found"
 
 
 class TraceNotFound(NotFound):
@@ -425,6 +467,12 @@ class ToolFailed(ToolError):
     code = "tool_failed"
 
 
+class OutcomeUnknown(ToolError):
+    """The process died while the tool was called: what it does may have happened, and is not repeated."""
+
+    code = "unknown_outcome"
+
+
 class InvalidToolCall(ToolError):
     """Unknown tool, arguments that are no JSON or do not fit the schema."""
 
@@ -460,6 +508,32 @@ class StoreUnavailable(StoreError):
     retry_after: ClassVar[float] = 1.0
 
 
+class ChannelError(UpstreamError):
+    """A messenger did not take a message; another try may work.
+
+    Args:
+        retry_after: seconds the messenger asked to wait, 0 where it did not say.
+    """
+
+    code = "channel_error"
+
+    def __init__(self, message: str, retry_after: float = 0.0) -> None:
+        self.retry_after = retry_after
+        super().__init__(message)
+
+
+class ChannelRejected(ChannelError):
+    """The messenger will never take this message."""
+
+    code = "channel_rejected"
+
+
+class OutsideWindow(ChannelRejected):
+    """The person has not written for so long that only a template reaches them."""
+
+    code = "channel_outside_window"
+
+
 # -- the server cannot take it now -------------------------------------------------------------------------
 
 
@@ -476,6 +550,12 @@ class AgentUnavailable(Unavailable):
 
 class Overloaded(Unavailable):
     code = "overloaded"
+
+
+class QueueFull(Unavailable):
+    """As many Tasks wait as may; the message says how many."""
+
+    code = "queue_full"
 
 
 class ShuttingDown(Unavailable):

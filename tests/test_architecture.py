@@ -49,7 +49,7 @@ MAY_IMPORT: Mapping[str, tuple[str, ...]] = {
     "plugins": SEAMS,
     "core": ("config", *GRAPHS),
     "orchestration": GRAPHS,
-    "workflow": ("config", *GRAPHS),
+    "workflow": ("config", "core", "net", "plugins", "retrieval", *GRAPHS),
     # the house
     "runtime": ("config", "net", "storage", *PARTS),
     "api": HOUSE,

@@ -32,6 +32,9 @@ app.add_typer(tools_app, name="tools")
 rag_app = typer.Typer(no_args_is_help=True, help="Knowledge pipelines: take documents in, search them.")
 app.add_typer(rag_app, name="rag")
 
+workflow_app = typer.Typer(no_args_is_help=True, help="Workflows: the DAGs of workflows/NAME/.")
+app.add_typer(workflow_app, name="workflow")
+
 Config = Annotated[
     Path, typer.Option("--config", "-c", metavar="DIR", envvar="ASTROMESH_CONFIG_DIR", help="Configuration.")
 ]
@@ -257,6 +260,44 @@ def rag_query(
     from astromesh.cli import rag as command
 
     command.query(_at(config, data), pipeline, text, command.filters(where or []), top_k, as_json=json)
+
+
+# -- workflows -----------------------------------------------------------------------------------------------
+
+Workflow = Annotated[str, typer.Argument(metavar="NAME", help="Folder in workflows/, or a path.")]
+
+
+@workflow_app.command("validate")
+def workflow_validate(name: Workflow, config: Config = CONFIG, json: Json = False) -> None:
+    """Say everything that is wrong with a workflow."""
+    from astromesh.cli import workflow as command
+
+    raise typer.Exit(command.validate(config, name, as_json=json))
+
+
+@workflow_app.command("graph")
+def workflow_graph(name: Workflow, config: Config = CONFIG) -> None:
+    """Draw a workflow as a Mermaid diagram."""
+    from astromesh.cli import workflow as command
+
+    raise typer.Exit(command.graph(config, name))
+
+
+@workflow_app.command("run")
+def workflow_run(
+    name: Workflow,
+    input: Annotated[str, typer.Argument(help="JSON or text; '@FILE' reads a file, '-' stdin.")] = "null",
+    config: Config = CONFIG,
+    data: Data = DATA,
+    start: Annotated[str, typer.Option(metavar="NODE", help="Start node; default: the default one.")] = "",
+    json: Json = False,
+    trace: Annotated[bool, typer.Option("--trace", help="Print Tasks and history as well, as JSON.")] = False,
+    stream: Annotated[bool, typer.Option("--stream", help="Print the run's events as they come.")] = False,
+) -> None:
+    """Run a workflow on one input, without a server."""
+    from astromesh.cli import workflow as command
+
+    command.run(_at(config, data), name, input, start, as_json=json, trace=trace, stream=stream)
 
 
 # -- keys ----------------------------------------------------------------------------------------------------

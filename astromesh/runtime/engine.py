@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from astromesh.abc.clock import Clock, SystemClock
 from astromesh.abc.events import EventSink
-from astromesh.abc.run import OWN_TERMS, Terms
+from astromesh.abc.run import OWN_TERMS, RunAgent, Terms
 from astromesh.abc.tool import ToolContext
 from astromesh.errors import (
     AgentNotFoundError,
@@ -151,6 +151,11 @@ class AgentRuntime:
         if self._open is None:
             raise ShuttingDown("The runtime is not open: call bootstrap() first, or it is shutting down.")
         return self._open
+
+    @property
+    def run_agent(self) -> RunAgent:
+        """Runs an agent inside another run, for workflows."""
+        return self._run_nested
 
     @property
     def agents(self) -> Mapping[str, Agent]:

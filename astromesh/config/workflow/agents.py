@@ -1,0 +1,121 @@
+"""agents.yaml, tools.yaml, providers.yaml and provider_credentials.yaml of a workflow.
+
+Another spelling of the runtime's own records: a model becomes a provider plugin's block, an agent a pattern.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Field, Tag
+
+from astromesh.config.fields import Count, JsonMap, Seconds
+from astromesh.config.workflow.nodes import SchemaRef
+from astromesh.config.workflow.part import FilePart, Id, Part
+from astromesh.types import Effect
+
+
+class AgentConfig(Part):
+    temperature: float | None = Field(None, ge=0, description="Sent with every call.")
+    top_p: float | None = Field(None, gt=0, le=1, description="Sent with every call.")
+    max_tokens: Count | None = Field(None, description="Most tokens of one answer.")
+    seed: int | None = Field(None, description="Sent with every call.")
+    max_tool_rounds: Count = Field(10, description="Rounds of tool calls before the answer.")
+
+
+class OwnAgent(Part):
+    id: Id = Field(description="Unique among the agents.")
+    model: str = Field(min_length=1, description="Id of a model in providers.yaml.")
+    system_prompt: str = Field("", description="What the agent is told; plain text.")
+    pattern: str = Field("react", min_length=1, description="Name of the orchestration pattern.")
+    pattern_options: JsonMap = Field(default_factory=dict, description="The pattern's own options.")
+    schema_in: SchemaRef | None = Field(None, description="Of its input, where the node says nothing.")
+    schema_out: SchemaRef | None = Field(None, description="Of its output, where the node says nothing.")
+    context: str = Field("none", min_length=1, description="The profile that it was written for.")
+    tools: tuple[str, ...] = Field((), description="Tools that it can use, where the node allows them.")
+    config: AgentConfig = AgentConfig()
+
+
+class AgentsFile(FilePart):
+    agents: tuple[OwnAgent, ...] = ()
+
+
+# -- tools -------------------------------------------------------------------------------------------------
+
+
+class ToolHead(Part):
+    id: Id = Field(description="Unique among the tools; the name that models see.")
+    description: str = Field("", description="What the model is told.")
+    schema_in: SchemaRef | None = Field(None, description="Of the arguments, type: object.")
+    schema_out: SchemaRef | None = Field(None, description="Of the result.")
+    timeout_s: Seconds = Field(30.0, description="Seconds that one call may take.")
+    effect: Effect = Field("external", description="What it does to the world.")
+
+
+class PythonTool(ToolHead):
+    type: Literal["python"] = "python"
+    entrypoint: str = Field(
+        pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$", description="module:function, called with the arguments."
+    )
+
+
+class BuiltinTool(ToolHead):
+    type: str = Field(min_length=1, description="A kind of tool of the runtime: builtin, webhook, internal …")
+    options: JsonMap = Field(default_factory=dict, description="The options of that kind.")
+    root: str | None = Field(None, description="Folder that file tools are kept in.")
+    allow_network: bool = Field(False, description="Whether the tool may use the network.")
+    allow_shell: bool = Field(False, description="Whether the tool may run programs.")
+
+
+def _tool_tag(value: Any) -> str:
+    kind = value.get("type", "python") if isinstance(value, dict) else getattr(value, "type", "python")
+    return "python" if kind == "python" else "other"
+
+
+ToolSpecs = Annotated[
+    Annotated[PythonTool, Tag("python")] | Annotated[BuiltinTool, Tag("other")], Discriminator(_tool_tag)
+]
+
+
+class ToolsFile(FilePart):
+    tools: tuple[ToolSpecs, ...] = ()
+
+
+# -- models ------------------------------------------------------------------------------------------------
+
+
+class ProviderSpec(Part):
+    id: Id = Field(description="Unique among the models.")
+    kind: Literal["llm"] = Field("llm", description="What it provides.")
+    adapter: str = Field(min_length=1, description="Provider plugin: openai_compat, anthropic, ollama …")
+    model: str = Field("", description="The model's name at the service.")
+    base_url: str = Field("", description="The service's address; empty: its own.")
+    credential: str | None = Field(None, description="Id in provider_credentials.yaml.")
+    fallback: tuple[str, ...] = Field((), description="Models that are asked when this one does not answer.")
+    version: str = Field("", description="Of the adapter's settings, free text.")
+    timeout_s: Seconds = Field(60.0, description="Seconds of one model call.")
+    options: JsonMap = Field(default_factory=dict, description="Further options of the plugin.")
+
+
+class ProvidersFile(FilePart):
+    providers: tuple[ProviderSpec, ...] = ()
+
+
+class AuthSpec(Part):
+    type: Literal["api_key", "bearer", "encrypted"] = Field("api_key", description="What kind of secret.")
+    source: Literal["env", "file"] = Field(description="Where it is.")
+    env_var: str | None = Field(None, min_length=1, description="Variable that holds it (source: env).")
+    file_path: str | None = Field(None, min_length=1, description="File that holds it (source: file).")
+    file_key: str | None = Field(None, min_length=1, description="Dotted key within a JSON file.")
+    key_env: str | None = Field(None, min_length=1, description="Variable with the key (encrypted).")
+    key_file: str | None = Field(None, min_length=1, description="File with the key (encrypted).")
+
+
+class CredentialSpec(Part):
+    id: Id = Field(description="Unique among the credentials.")
+    provider: str = Field(min_length=1, description="Adapter that it is for.")
+    auth: AuthSpec
+
+
+class CredentialsFile(FilePart):
+    provider_credentials: tuple[CredentialSpec, ...] = ()
