@@ -54,6 +54,10 @@ class RunLedger:
         if self.parent:
             self.parent.spend(key, amount)
 
+    def spent_by_all(self, key: str) -> float:
+        """What the whole tree of runs has spent of a key."""
+        return self.parent.spent_by_all(key) if self.parent else self.used.get(key, 0)
+
     def add_usage(self, usage: Usage) -> None:
         """Books what a model call reported."""
         tokens = usage.input_tokens + usage.output_tokens

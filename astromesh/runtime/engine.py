@@ -43,8 +43,8 @@ from astromesh.telemetry.stream import EventStream
 from astromesh.telemetry.traces import TraceStore
 from astromesh.types import CallerContext, SessionKey
 
-#: how deep agents may call agents
-MAX_DEPTH = 8
+#: how deep agents may call agents, and how many such calls the whole tree of one run may make
+MAX_DEPTH, MAX_NESTED = 8, 256
 #: scopes that open the sessions of others in the same tenant
 ANY_SESSION = frozenset({"admin", "sessions:any", "sessions:*"})
 
@@ -323,6 +323,9 @@ class AgentRuntime:
         outer: Scope = parent.run
         if outer.depth + 1 > MAX_DEPTH:
             raise InvalidInput(f"Agents may call agents {MAX_DEPTH} deep; this call would go deeper.")
+        if outer.ledger.spent_by_all("nested_runs") >= MAX_NESTED:
+            raise InvalidInput(f"One run and all below it may call agents {MAX_NESTED} times, no more.")
+        outer.ledger.spend("nested_runs")
         session = f"{parent.session.session_id}/{parent.tool or agent}"
         request = RunRequest(
             query,
