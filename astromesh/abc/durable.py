@@ -20,7 +20,8 @@ from typing import Literal, NamedTuple, Protocol
 from astromesh.types import Event, JsonObject, Usage
 
 Status = Literal["queued", "running", "waiting", "completed", "failed", "cancelled"]
-StepKind = Literal["model", "tool", "run", "wait"]
+#: `value`: what the run was told from outside: its memory, its admitted query
+StepKind = Literal["model", "tool", "value", "wait"]
 #: `intent`: about to happen, may have happened. `done`: its output is known. `unknown`: a person must look.
 StepState = Literal["intent", "done", "unknown"]
 
@@ -79,7 +80,7 @@ class Step(NamedTuple):
         path: the branch of the run's tree that made it, e.g. `react/tool:call_1` (R17).
         n: which one of its path, from 1.
         request_hash: SHA-256 hex digits of what was asked; another one under the same key is a divergence.
-        output: JSON value; None while it is an intent.
+        output: JSON value; of an intent what is known so far, or None.
     """
 
     path: str
@@ -153,8 +154,14 @@ class RunStore(Protocol):
             IdempotencyConflict: the key was used with another body.
         """
 
-    def note(self, run: RunRow) -> None:
-        """Keeps the row of a run that was not durable, off the hot path; a failure is logged."""
+    def note(self, runs: Sequence[tuple[RunRow, Sequence[Event]]]) -> None:
+        """Keeps rows of runs that were not durable, and what traces are made of, off the hot path.
+
+        A run that there is already only gets its trace. A failure is logged.
+        """
+
+    async def trace(self, trace_id: str) -> tuple[tuple[RunRow, tuple[Event, ...]], ...]:
+        """The runs of a trace, in the order in which they came, each with the events that were noted."""
 
     async def get(self, run_id: str) -> RunRow | None: ...
 

@@ -21,11 +21,13 @@ from astromesh.durable.rows import (
     event_values,
     last_words,
     lost,
+    noted,
     run_of,
     step_of,
     step_values,
     text_of,
     too_late,
+    traced,
     usage_of,
     with_columns,
 )
@@ -59,7 +61,7 @@ class PostgresRuns:
     def __init__(self, database: Postgres, clock: Clock) -> None:
         self._database = database
         self._clock = clock
-        self._notes: list[tuple[object, ...]] = []
+        self._notes: list[tuple[tuple[object, ...], tuple[object, ...]]] = []
         self._noting: asyncio.Task[None] | None = None
 
     @classmethod
@@ -72,13 +74,16 @@ class PostgresRuns:
     async def accept(self, run: RunRow, key: IdempotencyKey | None = None) -> RunRow:
         return await self._database.transact(partial(_accept, run, key, self._clock.now()))
 
-    def note(self, run: RunRow) -> None:
+    def note(self, runs: Sequence[tuple[RunRow, Sequence[Event]]]) -> None:
         if len(self._notes) >= _MOST_NOTES:
-            log.warning("run_not_noted", run_id=run.run_id, reason="too many rows wait for the database")
+            log.warning("runs_not_noted", count=len(runs), error="too many rows wait for the database")
             return
-        self._notes.append((*columns_of(run), run.created_at))
+        self._notes += [noted(run, events) for run, events in runs]
         if self._noting is None or self._noting.done():
             self._noting = asyncio.create_task(self._write_notes())
+
+    async def trace(self, trace_id: str) -> tuple[tuple[RunRow, tuple[Event, ...]], ...]:
+        return tuple(map(traced, await self._database.read(SQL["trace"], trace_id)))
 
     async def get(self, run_id: str) -> RunRow | None:
         rows = await self._database.read(SQL["get"], run_id)
@@ -173,8 +178,11 @@ async def _accept(run: RunRow, key: IdempotencyKey | None, now: float, connectio
     return run
 
 
-async def _note(rows: Sequence[tuple[object, ...]], connection: Connection) -> None:
-    await connection.executemany(SQL["note"], rows)
+async def _note(
+    rows: Sequence[tuple[tuple[object, ...], tuple[object, ...]]], connection: Connection
+) -> None:
+    await connection.executemany(SQL["note"], [row for row, _ in rows])
+    await connection.executemany(SQL["put_trace"], [trace for _, trace in rows])
 
 
 async def _get(run_id: str, connection: Connection, *, query: str = "get") -> RunRow | None:

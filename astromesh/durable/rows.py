@@ -103,6 +103,19 @@ def event_of(run_id: str, row: Iterable[Any]) -> Event:
     return Event(run_id, seq, ts, name, value_of(data))
 
 
+def noted(run: RunRow, events: Iterable[Event]) -> tuple[tuple[object, ...], tuple[object, ...]]:
+    """A run's row and the row of its trace."""
+    told = text_of([(e.seq, round(e.ts, 6), e.type, e.data) for e in events])
+    return (*columns_of(run), run.created_at), (run.run_id, told)
+
+
+def traced(values: Iterable[Any]) -> tuple[RunRow, tuple[Event, ...]]:
+    """A run and its events of a row of `trace`."""
+    *columns, told = values
+    run = run_of(columns)
+    return run, tuple(Event(run.run_id, *event) for event in value_of(told) or ())
+
+
 def last_words(run: RunRow) -> JsonObject:
     """What the last event of a run holds that nobody worked on when it ended."""
     return {"response": "", "agent": run.agent, "usage": run.usage.to_json()}

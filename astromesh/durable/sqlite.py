@@ -24,11 +24,13 @@ from astromesh.durable.rows import (
     event_values,
     last_words,
     lost,
+    noted,
     run_of,
     step_of,
     step_values,
     text_of,
     too_late,
+    traced,
     usage_of,
     with_columns,
 )
@@ -72,8 +74,11 @@ class SqliteRuns:
     async def accept(self, run: RunRow, key: IdempotencyKey | None = None) -> RunRow:
         return await self._database.write(_accept, (run, key, self._clock.now()))
 
-    def note(self, run: RunRow) -> None:
-        self._database.post(_note, (*columns_of(run), run.created_at))
+    def note(self, runs: Sequence[tuple[RunRow, Sequence[Event]]]) -> None:
+        self._database.post(_note, runs)
+
+    async def trace(self, trace_id: str) -> tuple[tuple[RunRow, tuple[Event, ...]], ...]:
+        return await self._database.read(_trace, trace_id)
 
     async def get(self, run_id: str) -> RunRow | None:
         return await self._database.read(_get, run_id)
@@ -175,9 +180,17 @@ def _accept_one(connection: sqlite3.Connection, item: tuple[RunRow, IdempotencyK
     return run
 
 
-def _note(connection: sqlite3.Connection, items: Sequence[tuple[object, ...]]) -> Sequence[None]:
-    connection.executemany(SQL["note"], items)
+def _note(
+    connection: sqlite3.Connection, items: Sequence[Sequence[tuple[RunRow, Sequence[Event]]]]
+) -> Sequence[None]:
+    rows = [noted(run, events) for item in items for run, events in item]
+    connection.executemany(SQL["note"], [row for row, _ in rows])
+    connection.executemany(SQL["put_trace"], [trace for _, trace in rows])
     return [None] * len(items)
+
+
+def _trace_one(connection: sqlite3.Connection, trace_id: str) -> tuple[tuple[RunRow, tuple[Event, ...]], ...]:
+    return tuple(map(traced, connection.execute(SQL["trace"], (trace_id,)).fetchall()))
 
 
 def _run(connection: sqlite3.Connection, run_id: str) -> RunRow | None:
@@ -313,6 +326,7 @@ def _erase_one(connection: sqlite3.Connection, item: tuple[str, str, float]) -> 
 _accept = partial(_each, _accept_one)
 _get = partial(_each, _run)
 _list = partial(_each, _list_one)
+_trace = partial(_each, _trace_one)
 _claim = partial(_each, _claim_one)
 _commit = partial(_each, _commit_one)
 _steps = partial(_each, _steps_one)

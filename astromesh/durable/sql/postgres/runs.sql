@@ -6,6 +6,13 @@ INSERT INTO astromesh.runs (COLUMNS, queued_at) VALUES (VALUES, $30)
 -- name: note
 INSERT INTO astromesh.runs (COLUMNS, queued_at) VALUES (VALUES, $30) ON CONFLICT (run_id) DO NOTHING
 
+-- name: put_trace
+INSERT INTO astromesh.run_traces VALUES ($1, $2) ON CONFLICT (run_id) DO UPDATE SET events = excluded.events
+
+-- name: trace
+SELECT COLUMNS, (SELECT events FROM astromesh.run_traces t WHERE t.run_id = r.run_id)
+FROM astromesh.runs r WHERE trace_id = $1 ORDER BY id
+
 -- name: get
 SELECT COLUMNS FROM astromesh.runs WHERE run_id = $1
 

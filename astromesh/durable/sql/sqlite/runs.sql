@@ -6,6 +6,13 @@ INSERT INTO runs (COLUMNS, queued_at) VALUES (VALUES, ?)
 -- name: note
 INSERT INTO runs (COLUMNS, queued_at) VALUES (VALUES, ?) ON CONFLICT (run_id) DO NOTHING
 
+-- name: put_trace
+INSERT INTO run_traces VALUES (?, ?) ON CONFLICT (run_id) DO UPDATE SET events = excluded.events
+
+-- name: trace
+SELECT COLUMNS, (SELECT events FROM run_traces t WHERE t.run_id = r.run_id)
+FROM runs r WHERE trace_id = ? ORDER BY id
+
 -- name: get
 SELECT COLUMNS FROM runs WHERE run_id = ?
 

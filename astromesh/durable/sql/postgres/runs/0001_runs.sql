@@ -61,6 +61,14 @@ CREATE TABLE astromesh.run_events (
     PRIMARY KEY (run_id, seq)
 );
 
+-- What a run did, in one row: the events that its trace is made of.
+CREATE TABLE astromesh.run_traces (
+    run_id TEXT PRIMARY KEY REFERENCES astromesh.runs (run_id) ON DELETE CASCADE,
+    events TEXT NOT NULL
+);
+
+CREATE INDEX runs_by_trace ON astromesh.runs (trace_id);
+
 CREATE TABLE astromesh.idempotency_keys (
     tenant TEXT NOT NULL,
     owner TEXT NOT NULL,

@@ -61,6 +61,14 @@ CREATE TABLE run_events (
     PRIMARY KEY (run_id, seq)
 ) WITHOUT ROWID;
 
+-- What a run did, in one row: the events that its trace is made of.
+CREATE TABLE run_traces (
+    run_id TEXT PRIMARY KEY,
+    events TEXT NOT NULL
+) WITHOUT ROWID;
+
+CREATE INDEX runs_by_trace ON runs (trace_id);
+
 CREATE TABLE idempotency_keys (
     tenant TEXT NOT NULL,
     owner TEXT NOT NULL,
@@ -80,4 +88,5 @@ CREATE TRIGGER runs_take_their_log AFTER DELETE ON runs
 BEGIN
     DELETE FROM run_steps WHERE run_id = OLD.run_id;
     DELETE FROM run_events WHERE run_id = OLD.run_id;
+    DELETE FROM run_traces WHERE run_id = OLD.run_id;
 END;
