@@ -32,7 +32,7 @@ def problems(graph: Checked) -> list[str]:
     """Every problem of a graph, in words."""
     if not graph.nodes:
         return [f"The graph {graph.name!r} has no nodes."]
-    ways = () if graph.mode == "autonomous" else WAYS
+    ways = POOL if graph.mode == "autonomous" else WAYS
     return [problem for find in (*CHECKS, *ways) for problem in find(graph)]
 
 
@@ -85,7 +85,7 @@ _INHERITING = frozenset({NodeFlag.CACHEABLE, NodeFlag.ISOLATED_CONTEXT})
 def _idle_ways(node: BaseNode) -> Iterator[str]:
     ways = [key for key in ("transitions", "default_next") if getattr(node, key)]
     if ways:
-        yield f"{', '.join(ways)}: a node that another one runs leads nowhere."
+        yield f"{', '.join(ways)}: nobody follows the ways of a node that another one runs."
 
 
 def inner_problems(node: BaseNode, seen: set[int]) -> Iterator[str]:
@@ -142,5 +142,15 @@ def _endless(graph: Checked) -> Iterator[str]:
             yield f"From node {name!r} no way leads to an end."
 
 
+def _unfollowed(graph: Checked) -> Iterator[str]:
+    """In autonomous mode the model chooses."""
+    if graph.edges:
+        drawn = ", ".join(map(str, graph.edges))
+        yield f"The graph {graph.name!r} is autonomous; its edges would be ignored: {drawn}."
+    for node in graph.nodes.values():
+        yield from (f"Node {node.name!r}: {problem}" for problem in _idle_ways(node))
+
+
+POOL = (_unfollowed,)
 CHECKS = (_entry, _finalizer, _nodes)
 WAYS = (_targets, _sources, _reached, _shadowed, _endless)

@@ -68,6 +68,8 @@ class PromptGraphEngine:
             raise ValueError(
                 "max_iterations and max_node_iterations are at least 1, max_mutations_per_run 0."
             )
+        if finalizer_seconds <= 0:
+            raise ValueError(f"finalizer_seconds must be more than 0, not {finalizer_seconds}.")
         self.graph = graph
         self.hooks = tuple(hooks)
         self._setup = Setup(

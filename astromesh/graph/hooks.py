@@ -75,6 +75,12 @@ class Hook(Protocol):
 Method: TypeAlias = Callable[..., Any]
 
 
+_METHODS = (
+    "pre_node", "post_node", "pre_tool", "post_tool", "on_error", "on_node_metrics", "on_observable_event",
+    "on_human_required", "on_graph_mutation",
+)  # fmt: skip
+
+
 class HookSet:
     """The hooks of an engine, by method; an engine without hooks pays nothing for them."""
 
@@ -84,6 +90,9 @@ class HookSet:
     )  # fmt: skip
 
     def __init__(self, hooks: Sequence[Any] = ()) -> None:
+        for hook in hooks:
+            if not any(callable(getattr(hook, name, None)) for name in _METHODS):
+                log.warning("The hook %r is never called: it has none of %s.", hook, ", ".join(_METHODS))
         self.pre_node = _having(hooks, "pre_node")
         self.post_node = _having(hooks, "post_node")
         #: for each `pre_node`, how many `post_node` belong to the hooks up to and with its own

@@ -27,6 +27,7 @@ from astromesh.graph import (
     PromptGraphEngine,
     PromptNode,
     RouterNode,
+    ToolNode,
     TransformNode,
 )
 from astromesh.testing import RecordingTool, ScriptedProvider
@@ -569,3 +570,34 @@ async def test_a_quick_result_is_like_any_other() -> None:
     assert deepcopy(quick) == slow
     quick.error = "mine"
     assert NodeResult().error == ""
+
+
+def test_ways_in_an_autonomous_graph_are_a_problem() -> None:
+    """The model chooses there: edges and transitions would be ignored."""
+    pool = [says("a", 1, transitions={"x": "b"}), says("b", 2, is_terminal=True)]
+    problems = PromptGraph.from_pool(pool).always("a", "b").validate()
+    assert any("a → b" in problem for problem in problems)
+    assert any("'a'" in problem and "transitions" in problem for problem in problems)
+    assert PromptGraph.from_pool([says("a", 1), says("b", 2, is_terminal=True)]).validate() == []
+
+
+def test_a_hook_without_a_method_that_is_ever_called_is_told(caplog: Any) -> None:
+    class Slip:
+        def pre_nodes(self, node: Any, state: Any) -> None: ...
+
+    PromptGraphEngine(chain(says("a", 1)), hooks=[Slip()])
+    assert "Slip" in caplog.text
+    assert "pre_node" in caplog.text
+
+
+async def test_a_transform_that_changes_nothing_does_not_echo_the_question() -> None:
+    """Trap 22: what is only passed on is no answer; neither is a tool's result."""
+    assert (await ran(TransformNode("t", lambda value: value))).output is None
+    passed = [ToolNode("look", "look"), TransformNode("t", lambda value: value)]
+    assert (await ran(*passed, tools=[RecordingTool("look", "raw")])).output is None
+    assert (await ran(TransformNode("t", str.upper))).output == "WHY?"
+
+
+def test_an_engine_needs_time_for_its_finalizer() -> None:
+    with pytest.raises(ValueError, match="finalizer_seconds"):
+        PromptGraphEngine(chain(says("a", 1)), finalizer_seconds=0)

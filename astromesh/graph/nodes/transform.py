@@ -34,7 +34,10 @@ class TransformNode(BaseNode):
     async def execute(self, state: GraphState, config: NodeConfig) -> NodeResult:
         value = declared_input(self, state)
         made = self.transform(value) if self._arity == 1 else self.transform(value, state)
-        return as_result(self.name, await made if inspect.isawaitable(made) else made)
+        result = as_result(self.name, await made if inspect.isawaitable(made) else made)
+        if result.output is value and not may_answer(value, state):  # only passed on
+            result.is_answer = False
+        return result
 
 
 def declared_input(node: BaseNode, state: GraphState) -> Any:
