@@ -21,7 +21,7 @@ from astromesh.abc.deps import Deps
 from astromesh.abc.tool import Tool, ToolContext
 from astromesh.errors import ToolError, ToolFailed
 from astromesh.mcp.connection import OPEN_SECONDS, Connection, NotRun, Refused, Transport
-from astromesh.mcp.definitions import Definitions, Pins
+from astromesh.mcp.definitions import Definitions, Pins, changed
 from astromesh.mcp.tools import MCPTools
 from astromesh.mcp.transport import over_http, over_pipes
 from astromesh.types import get_current_caller
@@ -62,7 +62,7 @@ class MCPServer:
         self._options, self._deps, self._clock = options, deps, deps.clock
         self._pins = Pins(options.name, deps.data_dir / "mcp" / f"{options.name}.pins.json")
         self._shared = _Supervised(options.name, partial(self._connection, ""), deps.clock, self._pins)
-        self._callers = _Callers(deps.clock)
+        self._callers = _Callers(options.name, deps.clock)
 
     @classmethod
     async def open(cls, options: Options, deps: Deps) -> MCPServer:
@@ -115,11 +115,11 @@ class MCPServer:
     async def prepare(self, forwards: bool) -> None:
         """Connects for the current caller where the server lists its tools to no one else."""
         token = _token()
-        if not (forwards and self._shared.refused and token) or self._callers.definitions(token):
+        if not (forwards and self._shared.refused and token) or self._callers.knows(token):
             return
         try:
             async with asyncio.timeout(PATIENCE):
-                await self._of(token)
+                await self._callers.refresh(token, partial(self._connection, token))
         except (ToolError, TimeoutError) as error:
             log.warning("mcp_server_unavailable", server=self.name, error=str(error))
 
@@ -158,7 +158,8 @@ class MCPServer:
 
     def _connection(self, token: str) -> Connection:
         seconds = self._options.timeout_seconds
-        return Connection(self.name, self._transport(token), seconds, __version__, follows=not token)
+        follows = not token or self._shared.refused  # else the list of all is the caller's, too
+        return Connection(self.name, self._transport(token), seconds, __version__, follows=follows)
 
     def _transport(self, token: str) -> Transport:
         options = self._options
@@ -313,24 +314,51 @@ async def _within(seconds: float, event: asyncio.Event) -> None:
 
 @dataclass(slots=True)
 class _Place:
-    """One caller's session. `lock`: two calls at once open one session."""
+    """One caller's session. `lock`: two calls at once open one session. `definitions`: the last good list."""
 
     lock: asyncio.Lock
     connection: Connection | None = None
+    definitions: Definitions | None = None
     used: float = 0.0
+
+    @property
+    def knows(self) -> bool:
+        """Whether its list is what the server offers this caller now, as far as anybody has said."""
+        connection = self.connection
+        return connection is not None and not connection.lost and not connection.stale
 
 
 class _Callers:
     """One session per token, the least recently used closed first. Tokens stand here as hashes only."""
 
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
+    def __init__(self, server: str, clock: Clock) -> None:
+        self._server, self._clock = server, clock
         self._places: OrderedDict[str, _Place] = OrderedDict()
         self._closing: set[asyncio.Task[None]] = set()
 
     def definitions(self, token: str) -> Definitions | None:
         place = self._places.get(_hash(token))
-        return place.connection.definitions if place and place.connection else None
+        return place.definitions if place else None
+
+    def knows(self, token: str) -> bool:
+        """Whether the caller's list is there and nobody has said that it changed."""
+        place = self._places.get(_hash(token))
+        return place is not None and place.knows
+
+    async def refresh(self, token: str, make: Any) -> None:
+        """Asks for the caller's list where it may have changed.
+
+        Raises:
+            ToolError: the server cannot be reached or refuses the token; the list stays as it was.
+        """
+        connection = await self.connection(token, make)
+        place = self._places.get(_hash(token))
+        if place is None:  # closed meanwhile to make room; the next run asks again
+            return
+        async with place.lock:
+            if connection.stale:
+                await connection.refresh()
+            self._learn(place, connection)
 
     async def connection(self, token: str, make: Any) -> Connection:
         """Raises: ToolError: the server cannot be reached or refuses the token."""
@@ -345,7 +373,14 @@ class _Callers:
                 connection: Connection = make()
                 await connection.open()
                 place.connection = connection
+                self._learn(place, connection)
         return place.connection
+
+    def _learn(self, place: _Place, connection: Connection) -> None:
+        """Lists differ by caller, so that a change is one against what this caller was offered before."""
+        before, place.definitions = place.definitions, connection.definitions
+        for name in changed(before, connection.definitions) if before else ():
+            log.warning("mcp_tool_changed", server=self._server, tool=name)
 
     def _make_room(self, newest: _Place) -> None:
         oldest = self._clock.monotonic() - IDLE_SECONDS

@@ -105,6 +105,11 @@ class Connection:
         """Something ended that may mean the end of the server."""
         self._stirred.set()
 
+    @property
+    def stale(self) -> bool:
+        """Whether the list may have changed since it was asked for, where nobody awaits `stirred`."""
+        return self._stirred.is_set()
+
     async def stirred(self) -> bool:
         """Waits until the list may have changed or the session may be over; False where it is over."""
         await self._stirred.wait()
@@ -133,6 +138,7 @@ class Connection:
 
     async def refresh(self) -> None:
         """Asks for the tools again. Raises: ToolError: as a call does."""
+        self._stirred.clear()  # before it is asked: what changes meanwhile is asked for once more
         try:
             async with asyncio.timeout(OPEN_SECONDS):
                 self.definitions = await self._list(self._client)
@@ -170,6 +176,7 @@ class Connection:
             return
         try:
             async with client.listen(tools_list_changed=True) as changes:
+                self._stirred.set()  # the list was asked for before anybody listened
                 async for _ in changes:
                     self._stirred.set()
         except SubscriptionLost:

@@ -39,6 +39,12 @@ class Definitions:
     tools: tuple[Definition, ...] = ()
 
 
+def changed(before: Definitions, after: Definitions) -> tuple[str, ...]:
+    """Names of tools that are in both lists and are not the same."""
+    was = {tool.name: tool for tool in before.tools}
+    return tuple(tool.name for tool in after.tools if was.get(tool.name, tool) != tool)
+
+
 class Pins:
     """The hashes that were seen first, in a file.
 
