@@ -21,6 +21,7 @@ class Document:
     Args:
         id: stable name within the pipeline, e.g. the path relative to the folder.
         media_type: e.g. `text/markdown`.
+        data: a file of that type instead of `text`; a pipeline makes text of it.
     """
 
     id: str
@@ -28,6 +29,7 @@ class Document:
     title: str = ""
     media_type: str = "text/markdown"
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    data: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,8 +40,8 @@ Readers = Callable[[str], Reader]
 log = structlog.get_logger("astromesh.rag")
 
 
-class _Skipped(Exception):
-    pass
+class Unreadable(Exception):
+    """A file that cannot be a document; says why."""
 
 
 def no_reader(kind: str) -> Reader:
@@ -85,7 +85,7 @@ class Folder:
         for path in self._files():
             try:
                 stamp = _stamp(path, root)
-            except (OSError, _Skipped) as error:  # gone since it was listed, a link to nowhere or outside
+            except (OSError, Unreadable) as error:  # gone since it was listed, a link to nowhere or outside
                 self._warn(path, str(error), str(error))
             else:
                 name = self._prefix + path.relative_to(self.path).as_posix()
@@ -100,10 +100,10 @@ class Folder:
             kind = _media_type(path)
             reader = self._reader(kind)
             if reader is None:
-                return document(name, _decoded(_bytes(path, MAX_FILE)), kind)
+                return document(name, decoded(_bytes(path, MAX_FILE)), kind)
             text, about = reader.read(_bytes(path, MAX_READ_FILE))
             return converted(name, text, about)
-        except (OSError, ValueError, _Skipped) as error:
+        except (OSError, ValueError, Unreadable) as error:
             self._warn(path, stamp, str(error))
             return None
 
@@ -143,9 +143,9 @@ def _hidden(path: Path, root: Path) -> bool:
 def _stamp(path: Path, root: Path) -> str:
     about = path.stat()
     if path.is_symlink() and not path.resolve().is_relative_to(root):
-        raise _Skipped("it is a link that leads out of the folder")
+        raise Unreadable("it is a link that leads out of the folder")
     if not stat.S_ISREG(about.st_mode):
-        raise _Skipped("it is no regular file")
+        raise Unreadable("it is no regular file")
     return f"{about.st_mtime_ns}.{about.st_ctime_ns}.{about.st_size}.{about.st_ino}"
 
 
@@ -153,18 +153,19 @@ def _media_type(path: Path) -> str:
     try:
         return MEDIA_TYPES[path.suffix.lower()]
     except KeyError:
-        raise _Skipped(f"{path.suffix or 'a file without suffix'} is no supported type") from None
+        raise Unreadable(f"{path.suffix or 'a file without suffix'} is no supported type") from None
 
 
 def _bytes(path: Path, most: int) -> bytes:
     with path.open("rb") as file:
         data = file.read(most + 1)
     if len(data) > most:
-        raise _Skipped(f"it has more than {most} bytes")
+        raise Unreadable(f"it has more than {most} bytes")
     return data
 
 
-def _decoded(data: bytes) -> str:
+def decoded(data: bytes) -> str:
+    """Raises: Unreadable: it is no text."""
     try:
         if data.startswith((b"\xff\xfe", b"\xfe\xff")):
             return data.decode("utf-16")
@@ -172,7 +173,7 @@ def _decoded(data: bytes) -> str:
             return data.decode("utf-8-sig")
     except UnicodeDecodeError:
         pass
-    raise _Skipped("it is binary or not UTF-8")
+    raise Unreadable("it is binary or not UTF-8")
 
 
 def document(name: str, text: str, kind: str) -> Document:

@@ -28,7 +28,8 @@ from astromesh.abc.rag import (
     Reader,
 )
 from astromesh.errors import AstromeshError, ConfigError, InvalidInput, ProviderError
-from astromesh.rag.folder import Folder, folder_of, no_reader, titled
+from astromesh.rag.folder import Folder, folder_of, no_reader
+from astromesh.rag.handed import as_text
 from astromesh.rag.intake import Intake, batches, check_ids, summed
 
 Mode = Literal["lexical", "vector", "hybrid"]
@@ -105,14 +106,17 @@ class RAGPipeline:
         """Adds or replaces documents that a caller hands in.
 
         Raises:
-            InvalidInput: two documents of one name, or one that belongs to a file of the folders.
+            InvalidInput: two documents of one name, one that belongs to a file of the folders, a file that
+                cannot be read.
+            MissingExtra: a file needs a reader that is not installed.
             ProviderError: they cannot be embedded; what was stored before that stays.
         """
         async with self._writing:
             known = await self._store.known()
             check_ids([document.id for document in documents], known)
             step = _counted(len(documents), progress)
-            done = await self._intake.write([(titled(one), "") for one in documents], known, step)
+            texts = await asyncio.to_thread(lambda: [as_text(one, self._readers) for one in documents])
+            done = await self._intake.write([(one, "") for one in texts], known, step)
             await self._store.settle()
             return done
 

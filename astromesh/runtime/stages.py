@@ -78,9 +78,12 @@ def render(agent: Agent, recalled: RecalledQuery, run: Run) -> PromptedQuery:
     system = agent.prompt.render(memory, request.context, run.scope.clock.now())
     if request.terms.instructions:
         system = f"{system}\n\n{request.terms.instructions}".strip()
+    history = memory.conversation_history if admitted.history is None else admitted.history
+    while history and history[0].role == "system":  # a summary; some chat templates take one system message
+        system, history = f"{system}\n\n{history[0].content}".strip(), history[1:]
     messages = (
         Message("system", system),
-        *(memory.conversation_history if admitted.history is None else admitted.history),
+        *history,
         *admitted.preface,
         Message("user", admitted.query, images=request.images),
     )

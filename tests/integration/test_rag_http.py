@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -10,9 +11,13 @@ import pytest
 
 from astromesh.testing import ScriptedProvider
 from tests.integration.agents_folder import client_of, manifest, runtime_of, write
-from tests.integration.rag_files import pipeline_file
+from tests.integration.rag_files import pdf, pipeline_file
 
 TEA = "# Tea\n\nintro\n\n## Green tea\n\nSteep it at 80 degrees."
+
+
+def based(data: bytes) -> str:
+    return b64encode(data).decode()
 
 
 @pytest.fixture
@@ -61,6 +66,45 @@ async def test_documents_come_in_and_passages_come_out_with_their_citation(clien
     assert "tea" not in {p["document"] for p in left.json()["passages"]}
 
 
+async def test_files_come_in_as_base64(client):
+    """A PDF and a page become text with their own titles, unless the caller says otherwise."""
+    page = "<html><head><title>Coffee</title></head><body><h1>Espresso</h1><p>Nine bar.</p></body></html>"
+    files = [
+        {"id": "water", "media_type": "application/pdf", "data": based(pdf("Water boils", title="On water"))},
+        {"id": "coffee", "media_type": "text/html", "text": page, "metadata": {"lang": "en"}},
+        {"id": "cocoa", "title": "Cocoa", "media_type": "text/html", "data": based(page.encode())},
+        {"id": "milk", "media_type": "text/plain", "data": based("Milk fröthes".encode())},
+    ]
+    put = await client.post("/v1/rag/notes/documents", json={"documents": files})
+    assert (put.status_code, put.json()["added"]) == (200, 4)
+    assert (await client.post("/v1/rag/notes/documents", json={"documents": files})).json()["unchanged"] == 4
+    found = {}
+    for word in ("boils", "nine", "fröthes"):
+        asked = await client.post("/v1/rag/notes/query", json={"query": word, "top_k": 2})
+        found |= {p["document"]: (p["title"], p["heading"]) for p in asked.json()["passages"][:2]}
+    assert found["water"] == ("On water", "Page 1")
+    assert found["coffee"] == ("Coffee", "Espresso")
+    assert found["cocoa"] == ("Cocoa", "Espresso")
+    assert "milk" in found
+
+
+@pytest.mark.parametrize(
+    ("document", "says"),
+    [
+        ({"media_type": "application/pdf", "data": "bm8gcGRm"}, "'d' cannot be read"),
+        ({"media_type": "application/pdf", "text": "words"}, "base64"),
+        ({"media_type": "text/plain", "data": "AAAA"}, "binary"),
+        ({"data": "no base64!"}, "base64"),
+        ({"text": "a", "data": "YQ=="}, "either"),
+        ({}, "either"),
+    ],
+)
+async def test_what_is_no_such_file_is_refused_with_its_reason(client, document, says):
+    answer = await client.post("/v1/rag/notes/documents", json={"documents": [{"id": "d", **document}]})
+    assert (answer.status_code, answer.json()["code"]) == (422, "invalid_input")
+    assert says.lower() in answer.text.lower()
+
+
 async def test_filters_and_top_k(client):
     """Only documents with these values; a list means any of them."""
     documents = [
@@ -94,10 +138,10 @@ async def test_an_unknown_pipeline_is_404_and_says_which_there_are(client):
         ("documents", {}, "nothing to do"),
         ("documents", {"documents": [{"id": "a", "text": "x"}] * 501}, "documents"),
         ("documents", {"documents": [{"id": "", "text": "x"}]}, "documents.0.id"),
-        ("documents", {"documents": [{"id": "a"}]}, "documents.0.text"),
+        ("documents", {"documents": [{"id": "a"}]}, "documents.0"),
         (
             "documents",
-            {"documents": [{"id": "a", "text": "x", "media_type": "application/pdf"}]},
+            {"documents": [{"id": "a", "text": "x", "media_type": "image/png"}]},
             "media_type",
         ),
         ("documents", {"documents": [{"id": "a", "text": "x"}, {"id": "a", "text": "y"}]}, "'a'"),

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from base64 import b64decode
+from typing import Annotated, Any, Literal, Self
 
 from fastapi import APIRouter, Request
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
 
 from astromesh.abc.rag import Document, Ingested, Passage
 from astromesh.api.access import runtime_of, scope
@@ -27,14 +28,37 @@ class _Body(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
+_BASE64 = {"type": "string", "format": "byte", "contentEncoding": "base64"}
+
+
+def _from_base64(value: Any) -> bytes:
+    if not isinstance(value, str):
+        raise ValueError("has to be a text in base64")
+    try:
+        return b64decode(value, validate=True)
+    except ValueError as error:
+        raise ValueError(f"is no base64: {error}") from error
+
+
 class DocumentIn(_Body):
     """A text to be found. The same id again replaces it."""
 
     id: DocumentId = Field(description="Stable name within the pipeline.", examples=["faq/refunds"])
-    text: str = Field(min_length=1, max_length=5_000_000, description="Markdown or plain text.")
+    text: str = Field("", max_length=5_000_000, description="Markdown, plain text or HTML.")
+    data: Annotated[bytes, BeforeValidator(_from_base64), Field(json_schema_extra=_BASE64)] = Field(
+        b"", description="A file in base64 instead of `text`: PDF, HTML or text."
+    )
     title: str = Field("", max_length=1000, description="Shown with its passages, and searched.")
-    media_type: Literal["text/markdown", "text/plain"] = "text/markdown"
+    media_type: Literal["text/markdown", "text/plain", "text/html", "application/pdf"] = "text/markdown"
     metadata: dict[str, Any] = Field(default={}, description="Plain values and lists of them, for filters.")
+
+    @model_validator(mode="after")
+    def _has_one_content(self) -> Self:
+        if bool(self.text) == bool(self.data):
+            raise ValueError("give either 'text' or 'data', and not empty")
+        if self.text and self.media_type == "application/pdf":
+            raise ValueError("a PDF comes as 'data', in base64")
+        return self
 
 
 class DocumentsIn(_Body):
@@ -114,4 +138,4 @@ async def query(pipeline: str, body: QueryIn, request: Request) -> JsonObject:
 
 
 def _document(one: DocumentIn) -> Document:
-    return Document(one.id, one.text, one.title, one.media_type, one.metadata)
+    return Document(one.id, one.text, one.title, one.media_type, one.metadata, one.data)
