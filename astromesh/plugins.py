@@ -30,6 +30,8 @@ GROUPS = (
     "patterns",
     "nodes",
     "channels",
+    "inboxes",
+    "desks",
     "embedders",
     "vector_stores",
     "chunkers",

@@ -17,6 +17,7 @@ from astromesh.api.auth import Auth, configured
 from astromesh.api.body import BodyLimit
 from astromesh.api.routes import (
     agents,
+    channels,
     described,
     health,
     mcp,
@@ -31,10 +32,12 @@ from astromesh.api.routes import (
 )
 from astromesh.api.ws import ConnectionManager
 from astromesh.api.ws import router as ws_router
+from astromesh.runtime.desk import open_desk
 from astromesh.runtime.engine import AgentRuntime
 
 ROUTERS = (
     agents.router,
+    channels.router,
     runs.router,
     results.router,
     sessions.router,
@@ -71,6 +74,7 @@ def create_app(
             await runtime.bootstrap()
         try:
             app.state.auth = auth or await configured(runtime)
+            app.state.desk = await open_desk(runtime)
             yield
         finally:
             await app.state.connections.close_all()

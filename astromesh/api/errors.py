@@ -27,6 +27,7 @@ STATUS: dict[str, int] = {
     "task_not_found": 404,
     "workflow_not_found": 404,
     "pipeline_not_found": 404,
+    "channel_not_found": 404,
     "trace_not_found": 404,
     "approval_not_found": 404,
     "method_not_allowed": 405,

@@ -19,6 +19,7 @@ from astromesh.config.agent import (
     RoleModel,
     Rule,
 )
+from astromesh.config.channels import ChannelBlock
 from astromesh.config.endpoints import KEYS, Entry
 from astromesh.config.fields import Block
 from astromesh.config.keys import did_you_mean, keys_of, listed, takes
@@ -83,6 +84,14 @@ class Binder:
             self._model(spec.embeddings, ("spec", "embeddings"), "embedders")
         if spec.retrieval.reranker is not None:
             self._models(spec.retrieval.reranker, ("spec", "retrieval", "reranker"))
+
+    def channel(self, name: str, block: ChannelBlock) -> None:
+        """A channel, whose plugin has its name."""
+        at = ("spec", "channels", name)
+        options = self._options("channels", name, at)
+        if options is not None:
+            known = keys_of(ChannelBlock)
+            block.bind(self._validated(options, _own(self._node(at), known, options), at, known))
 
     def entry(self, name: str, record: ProviderEntry) -> None:
         """An entry of providers.yaml. What only a block says, its model for one, may be missing."""
@@ -291,6 +300,7 @@ _SINGULAR = {
     "embedders": "embedder",
     "vector_stores": "vector store",
     "chunkers": "chunker",
+    "channels": "channel",
 }
 
 

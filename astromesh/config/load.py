@@ -168,6 +168,7 @@ class _Load:
     def _channels(self, file: File, agents: Names) -> None:
         file.validate()
         file.refuse(self._unsupported)
+        file.bind(self._given, _bind_channels)
         file.check(lambda manifest, _: _channel_agents(manifest, agents))
 
     def _pipelines(self, files: Iterable[File]) -> None:
@@ -208,17 +209,24 @@ def _bind_entries(binder: Binder, manifest: ProviderManifest) -> None:
         binder.entry(name, record)
 
 
+def _bind_channels(binder: Binder, manifest: ChannelManifest) -> None:
+    for name, block in manifest.spec.channels.items():
+        binder.channel(name, block)
+
+
 def _servers(manifest: MCPManifest, _: Node) -> Iterator[Finding]:
     for name, record in manifest.spec.servers.items():
         yield from checks.server(name, record)
 
 
 def _channel_agents(manifest: ChannelManifest, agents: Names) -> Iterator[Finding]:
-    whatsapp = manifest.spec.channels.whatsapp
-    if whatsapp is not None and agents is not None and whatsapp.default_agent not in agents:
-        at = ("spec", "channels", "whatsapp", "default_agent")
-        hint = did_you_mean(whatsapp.default_agent, agents)
-        yield Finding(at, f"there is no agent {whatsapp.default_agent!r}", hint)
+    for name, block in manifest.spec.channels.items():
+        at: Steps = ("spec", "channels", name)
+        named = {(*at, "default_agent"): block.default_agent}
+        named |= {(*at, "agents", ours): agent for ours, agent in block.agents.items()}
+        for where, agent in named.items():
+            if agents is not None and agent not in agents:
+                yield Finding(where, f"there is no agent {agent!r}", did_you_mean(agent, agents))
 
 
 def _pipeline(manifest: RAGManifest, _: Node) -> Iterator[Finding]:

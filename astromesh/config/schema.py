@@ -68,8 +68,29 @@ def schema(kind: str, resolver: OptionsResolver) -> JsonMap:
     for block, namings in _BLOCKS.items():
         if block.__name__ in definitions:
             definitions[block.__name__] = _block(block, namings, definitions, resolver)
+    if kind == "ChannelConfig":
+        of = definitions["ChannelSpec"]["properties"]
+        of["channels"] = _channels(of["channels"], definitions, resolver)
     _allow_variables(whole)
     return {"$schema": _DIALECT, **whole}
+
+
+def _channels(described: JsonMap, definitions: JsonMap, resolver: OptionsResolver) -> JsonMap:
+    """The channels by their names, each with its plugin's keys."""
+    own = definitions.pop("ChannelBlock")
+    named = {}
+    for name in resolver.names("channels"):
+        theirs = _options(resolver.options("channels", name), f"channels.{name}", definitions)
+        named[name] = {
+            "title": name,
+            "description": theirs.get("description", own["description"]),
+            "type": "object",
+            "properties": {**theirs["properties"], **own["properties"]},
+            "required": [*theirs.get("required", ()), *own["required"]],
+            "additionalProperties": False,
+        }
+    kept: JsonMap = {k: described[k] for k in ("title", "description", "default", "type") if k in described}
+    return {**kept, "properties": named, "additionalProperties": False}
 
 
 def _block(

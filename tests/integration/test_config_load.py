@@ -77,7 +77,7 @@ def test_the_page_s_own_files_load_without_a_fault(good: Path) -> None:
     assert list(found.rag) == ["product-knowledge"]
     assert list(found.graphs) == ["flow"]
     assert list(found.mcp.spec.servers) == ["calendar", "files"]
-    assert found.channels.spec.channels.whatsapp is not None
+    assert found.channels.spec.channels["whatsapp"].default_agent == "support-agent"
     assert found.edges == {"support-agent": ("billing-agent",), "billing-agent": ()}
     agent = found.agents["support-agent"]
     assert [block.name for block in agent.spec.model.usable()] == ["ollama/llama3.1:8b", "openai/gpt-4o-mini"]

@@ -147,6 +147,7 @@ def status(client: TestClient, route: Guarded, headers: dict[str, str] | None = 
         path.replace("{principal:path}", "somebody")
         .replace("{session_id:path}", "s1")
         .replace("{trace_id}", "t1")
+        .replace("{channel}", "whatsapp")
         .replace("{run_id}", "r1")
         .replace("{result_id}", "c1")
     )

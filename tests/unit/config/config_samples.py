@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
 
+from astromesh.channels.whatsapp import WhatsAppOptions
 from astromesh.config.file import File
 from astromesh.config.loader import Document, parse
 from astromesh.config.nodes import Node, Place
@@ -153,6 +154,7 @@ PLUGINS: Mapping[str, Mapping[str, type[BaseModel]]] = {
     },
     "chunkers": {"markdown": Markdown},
     "vector_stores": {"sqlite": Sqlite},
+    "channels": {"whatsapp": WhatsAppOptions},
 }
 
 

@@ -265,7 +265,7 @@ def test_no_secret_is_printed_or_dumped() -> None:
     for thing in (file.manifest, channels.manifest, runtime.manifest):
         for text in (repr(thing), str(thing), thing.model_dump_json(), repr(thing.model_dump()), repr(block)):
             assert "seeded" not in text
-    assert '"access_token":"***"' in channels.manifest.model_dump_json()
+    assert "access_token" not in channels.manifest.model_dump_json()
 
 
 def test_a_record_cannot_be_changed() -> None:

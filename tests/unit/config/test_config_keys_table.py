@@ -21,6 +21,7 @@ WHATSAPP = ("spec", "channels", "whatsapp")
 SERVER = ("spec", "servers", "calendar")
 RERANKER = ("spec", "retrieval", "reranker")
 NOTHING = object()
+SORRY = "Sorry, something went wrong here. Please try again later."
 
 MODEL: dict[str, Any] = {"provider": "openai"}
 #: the least file of each kind in which every block below stands
@@ -39,19 +40,7 @@ LEAST: dict[str, dict[str, Any]] = {
         },
     },
     "ProviderConfig": {"spec": {"providers": {"openai": {"type": "openai", "prices": {"m": {}}}}}},
-    "ChannelConfig": {
-        "spec": {
-            "channels": {
-                "whatsapp": {
-                    "verify_token": "v",
-                    "access_token": "a",
-                    "phone_number_id": "1",
-                    "app_secret": "s",
-                    "default_agent": "a",
-                }
-            }
-        }
-    },
+    "ChannelConfig": {"spec": {"channels": {"whatsapp": {"default_agent": "a"}}}},
     "RAGPipeline": {
         "spec": {
             "sources": [{"path": "docs"}],
@@ -196,11 +185,11 @@ OTHER_KEYS = [
     ],
     Key("ProviderConfig", ("spec", "routing", "circuit_breaker", "failure_threshold"), 5, 0, 3),
     Key("ProviderConfig", ("spec", "routing", "circuit_breaker", "recovery_timeout"), 10, 0, 60.0),
-    *[
-        Key("ChannelConfig", (*WHATSAPP, secret), "token", 5, NOTHING)
-        for secret in ("verify_token", "access_token", "app_secret")
-    ],
-    Key("ChannelConfig", (*WHATSAPP, "phone_number_id"), "123", 123, NOTHING),
+    Key("ChannelConfig", (*WHATSAPP, "agents"), {"123": "sales"}, {"123": 5}, {}),
+    Key("ChannelConfig", (*WHATSAPP, "tenant"), "acme", "", "default"),
+    Key("ChannelConfig", (*WHATSAPP, "identity_key"), "key", 5, ""),
+    Key("ChannelConfig", (*WHATSAPP, "lease_seconds"), 5, 0, 15.0),
+    Key("ChannelConfig", (*WHATSAPP, "failure_reply"), "Sorry.", 5, SORRY),
     Key("ChannelConfig", (*WHATSAPP, "default_agent"), "whatsapp-assistant", "a b", NOTHING),
     Key("ChannelConfig", (*WHATSAPP, "debounce_ms"), 500, -1, 0),
     Key("ChannelConfig", (*WHATSAPP, "api_base"), "http://localhost", "", "https://graph.facebook.com/v23.0"),
