@@ -39,6 +39,7 @@ GROUPS = (
     "readers",
     "authenticators",
     "run_stores",
+    "durable_backends",
     "publishers",
 )
 

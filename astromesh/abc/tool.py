@@ -10,6 +10,17 @@ from astromesh.abc.events import Emitter
 from astromesh.types import CallerContext, SessionKey, ToolCall, ToolResult, ToolSpec
 
 
+class ToolStep(Protocol):
+    """A tool call of a durable run, as the layers around its tool see it."""
+
+    async def intend(self, spec: ToolSpec) -> None:
+        """The call is about to happen: said on disk before it does, where it may not be repeated.
+
+        Raises:
+            OutcomeUnknown: it was about to happen when the process died, and nobody wants it repeated.
+        """
+
+
 @dataclass(frozen=True, slots=True)
 class ToolContext:
     """Of which run a tool call is part. Identity comes from here, never from the arguments.
@@ -17,6 +28,7 @@ class ToolContext:
     Args:
         call_id: the model's id of this call.
         tool: the name that was called; a nested run's session is `PARENT/TOOL`.
+        step: the call's step in the record of a durable run, else None.
         idempotency_key: run_id and call_id, for a tool with `idempotency: key` to pass on; else empty.
         path: where in the run's tree the call stands, e.g. `react/lookup`.
         deadline: `Clock.monotonic` seconds at which the run must have ended, or None.
@@ -35,6 +47,7 @@ class ToolContext:
     run: Any = field(default=None, repr=False)
     idempotency_key: str = ""
     tool: str = ""
+    step: ToolStep | None = field(default=None, repr=False)
 
 
 class RateLimit(NamedTuple):

@@ -154,7 +154,7 @@ class Connection:
                 case RunFrame() as frame:
                     self._start(frame)
                 case CancelFrame(run_id=run_id):
-                    self._cancel(run_id)
+                    await self._cancel(run_id)
                 case ResumeFrame(run_id=run_id, after=after):
                     await self._resume(run_id, after)
                 case _:
@@ -181,8 +181,8 @@ class Connection:
         except Exception as error:  # noqa: BLE001  border of a run: nobody else would hear of it
             self._say(_crashed(error))
 
-    def _cancel(self, run_id: str) -> None:
-        if not self._runtime.runs.stop(run_id, viewer_of(self._caller)):
+    async def _cancel(self, run_id: str) -> None:
+        if not await self._runtime.runs.stop(run_id, viewer_of(self._caller)):
             raise RunNotFound(f"The run {run_id!r} has ended.")
 
     async def _resume(self, run_id: str, after: int) -> None:

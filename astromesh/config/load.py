@@ -45,6 +45,7 @@ def load(
     resolver: OptionsResolver | None = None,
     check_template: TemplateCheck | None = None,
     unsupported: Unsupported | None = None,
+    instead: Mapping[str, Path] | None = None,
 ) -> Configuration:
     """Reads a folder. What is wrong with it stands in the answer; nothing is raised.
 
@@ -54,21 +55,29 @@ def load(
         resolver: the plugins, e.g. `astromesh.plugins.Plugins()`; absent: plugin blocks are not looked into.
         check_template: says what is wrong with a Jinja template; absent: templates are not looked into.
         unsupported: what this runtime does not do yet.
+        instead: by agent, a file that stands in for the agent's own.
     """
     folder = Path(folder)
     if not folder.is_dir():
         what = "is not a folder" if folder.exists() else "there is no such folder"
         return Configuration(folder, faults=(fault(folder, what, Place()),))
     variables = os.environ if env is None else env
-    return _Load(folder, Given(folder, variables, resolver), check_template, unsupported or {}).run()
+    given = Given(folder, variables, resolver)
+    return _Load(folder, given, check_template, unsupported or {}, instead or {}).run()
 
 
 class _Load:
     """One load. Files come in an order in which each finds what it refers to."""
 
     def __init__(
-        self, folder: Path, given: Given, check_template: TemplateCheck | None, unsupported: Unsupported
+        self,
+        folder: Path,
+        given: Given,
+        check_template: TemplateCheck | None,
+        unsupported: Unsupported,
+        instead: Mapping[str, Path],
     ) -> None:
+        self._instead = instead
         self._folder = folder
         self._given = given
         self._check_template = check_template
@@ -127,6 +136,9 @@ class _Load:
         suffix, kind, what = MANY[name]
         paths = sorted((self._folder / name).glob(f"*{suffix}"))
         files = [File.read(kind, path, self._given.env) for path in paths]
+        if kind == "Agent" and self._instead:
+            files = [file for file in files if file.name not in self._instead]
+            files += [File.read(kind, path, self._given.env) for path in self._instead.values()]
         _refuse_twins(files, what)
         return files
 

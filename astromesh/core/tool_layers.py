@@ -4,7 +4,7 @@ A layer takes the rest of the way and returns it guarded, or as it was where its
 order, outermost first, is document 001's (step 9):
 
     permission → rate limit → arguments (read, checked) → what else was given (approval) → idempotency →
-    timeout → tool
+    intent (of durable runs) → timeout → tool
 """
 
 from __future__ import annotations
@@ -61,6 +61,8 @@ class DeclaredSource:
 
     def _declare(self, tool: Tool) -> DeclaredTool:
         spec = replace(tool.spec, effect=self.effect) if self.effect else tool.spec
+        if self.policy.idempotency == "key":
+            spec = replace(spec, repeatable=True)
         return DeclaredTool(spec, tool, self.policy)
 
 
@@ -131,6 +133,19 @@ def idempotency(invoke: Invoke, tool: DeclaredTool) -> Invoke:
         return await invoke(given, replace(context, idempotency_key=key))
 
     return keyed
+
+
+def intent(invoke: Invoke, tool: DeclaredTool) -> Invoke:
+    """Says on disk that a durable run is about to do what may not be done twice."""
+    if tool.spec.effect == "read":
+        return invoke
+
+    async def intended(given: Any, context: ToolContext) -> Any:
+        if context.step is not None:
+            await context.step.intend(tool.spec)
+        return await invoke(given, context)
+
+    return intended
 
 
 def time_limit(invoke: Invoke, tool: DeclaredTool) -> Invoke:

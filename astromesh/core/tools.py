@@ -27,6 +27,7 @@ from astromesh.core.tool_layers import (
     Layer,
     arguments,
     idempotency,
+    intent,
     layered,
     permission,
     rate_limit,
@@ -54,6 +55,7 @@ def declared(tool: Tool, block: ToolBlock) -> DeclaredTool:
         description=block.description or tool.spec.description,
         parameters=block.parameters or tool.spec.parameters,
         effect=block.effective_effect or tool.spec.effect,
+        repeatable=block.idempotency == "key" or tool.spec.repeatable,
     )
     return DeclaredTool(spec, tool, policy_of(block))
 
@@ -112,7 +114,7 @@ class ToolRegistry:
         own = [one for one in given if isinstance(one, DeclaredTool)]
         names = [tool.spec.name for tool in own]
         _check_names(agent_name, names, () if sources else permitted)
-        limited, inner = rate_limit(self._clock), (arguments, *self._layers, idempotency, time_limit)
+        limited, inner = rate_limit(self._clock), (arguments, *self._layers, idempotency, intent, time_limit)
         layers = (permission(agent_name, permitted), limited, *inner)
         ways = {tool.spec.name: _Way(layered(tool, layers), tool.policy) for tool in own}
         specs = [tool.spec for tool in own if permitted is None or tool.spec.name in permitted]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
+from functools import partial
 from io import StringIO
 from time import perf_counter
 
@@ -16,7 +17,7 @@ import orjson
 
 from astromesh.abc.events import Emitter
 from astromesh.abc.provider import ModelPort
-from astromesh.abc.tool import ToolPort
+from astromesh.abc.tool import ToolContext, ToolPort
 from astromesh.errors import BudgetExhausted, ProviderUnavailable
 from astromesh.node.ledger import MODEL_KEYS, RunLedger
 from astromesh.node.runner import together
@@ -61,10 +62,25 @@ async def call_model(
         BudgetExhausted: before the call, when tokens, cost or model calls are used up.
         AllProvidersFailed, ProviderError: from the model.
     """
-    ledger, events = scope.ledger, scope.events
+    ledger = scope.ledger
     step = scope.next_step()
-    if events is NO_EVENTS:
+    if scope.events is NO_EVENTS:
         return await ask_model(ledger, model, request)
+    if (journal := scope.journal) is not None:
+        ask = partial(_ask_heard, scope, model, request, role, shown)
+        return await journal.model(scope, step, request, role, ask)
+    return await _ask_heard(scope, model, request, role, shown, step)
+
+
+async def _ask_heard(
+    scope: Scope,
+    model: ModelPort,
+    request: CompletionRequest,
+    role: str,
+    shown: Callable[[CompletionResult], str] | None,
+    step: int,
+) -> CompletionResult:
+    ledger, events = scope.ledger, scope.events
     _reserve(ledger)
     events.emit("model.started", step=step, role=role, tools=len(request.tools))
     if events.streaming:
@@ -181,12 +197,19 @@ async def call_tools(scope: Scope, tools: ToolPort, calls: Sequence[ToolCall]) -
 
 async def call_tool(scope: Scope, tools: ToolPort, call: ToolCall) -> ToolResult:
     """One tool call with its events. A failed tool is a result with `ok=False`, never an exception."""
+    if (journal := scope.journal) is not None:
+        do, retell = partial(_do, scope, tools, call), partial(_retell, scope, call)
+        return await journal.tool(scope, tools, call, do, retell)
+    return await _do(scope, tools, call, scope.tool_context(call.id, call.name))
+
+
+async def _do(scope: Scope, tools: ToolPort, call: ToolCall, context: ToolContext) -> ToolResult:
     emit = scope.events.emit
     emit("tool.started", id=call.id, name=call.name, arguments=_readable(call.arguments))
     scope.tools_called.append(call.name)
     started = perf_counter()
     if scope.ledger.try_spend("tool_calls"):
-        result = await tools.execute(call, scope.tool_context(call.id, call.name))
+        result = await tools.execute(call, context)
     else:
         result = ToolResult(call.id, call.name, _NO_MORE_CALLS, False, "budget_exhausted")
     duration = round((perf_counter() - started) * 1000, 3)
@@ -197,6 +220,17 @@ async def call_tool(scope: Scope, tools: ToolPort, call: ToolCall) -> ToolResult
     if scope.tools_told is not None:
         scope.tools_told.append(_told(call, result))
     return result
+
+
+def _retell(scope: Scope, call: ToolCall, result: ToolResult) -> None:
+    """Books what a call did that a durable run made before it was taken up again."""
+    scope.events.emit("tool.started", id=call.id, name=call.name, arguments=_readable(call.arguments))
+    scope.tools_called.append(call.name)
+    scope.ledger.spend("tool_calls")
+    failed = {} if result.ok else {"error": result.error}
+    scope.events.emit("tool.finished", id=call.id, name=call.name, ok=result.ok, **failed)
+    if scope.tools_told is not None:
+        scope.tools_told.append(_told(call, result))
 
 
 def _told(call: ToolCall, result: ToolResult) -> JsonObject:

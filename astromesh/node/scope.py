@@ -7,6 +7,7 @@ from typing import Any, Generic, TypeVar
 from astromesh.abc.clock import Clock, SystemClock
 from astromesh.abc.events import Emitter
 from astromesh.abc.tool import ToolContext
+from astromesh.node.journal import Journal
 from astromesh.node.ledger import RunLedger
 from astromesh.telemetry.stream import NoEvents
 from astromesh.types import CallerContext, JsonObject, SessionKey
@@ -42,6 +43,7 @@ class Scope:
         depth: how many agents stand above this run.
 
     `tools_told` is a list where somebody wants to be told what tools were asked and answered, else None.
+    `journal` is the record of a durable run, None of every other one.
     `path` is where in the run's tree this is, e.g. `react/lookup`; recorded steps are keyed by it. Path and
     ledger are a scope's own. The rest is the run's, so that a child is cheap: every model call has one.
     """
@@ -61,6 +63,7 @@ class Scope:
     steps = _OfTheRun[list[int]]()
     tools_called = _OfTheRun[list[str]]()
     tools_told = _OfTheRun[list[JsonObject] | None]()
+    journal = _OfTheRun[Journal | None]()
 
     def __init__(  # noqa: PLR0913 (one keyword for each thing that a run is made of)
         self,
@@ -93,6 +96,7 @@ class Scope:
             "steps": [0],
             "tools_called": [],
             "tools_told": None,
+            "journal": None,
         }
 
     def child(self, name: str) -> Scope:

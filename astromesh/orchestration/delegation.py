@@ -30,7 +30,7 @@ class WorkerTool:
         task = {"type": "string", "description": "What to do, with everything it needs to know."}
         schema = {"type": "object", "properties": {"task": task}, "required": ["task"]}
         about = f"Delegates a task to the agent {agent}. {description}".strip()
-        self.spec = ToolSpec(agent, about, schema, "external")
+        self.spec = ToolSpec(agent, about, schema, "external", repeatable=True)
         self._run, self._terms = run_agent, terms
         self._active: set[int] = set()
 

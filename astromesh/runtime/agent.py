@@ -22,6 +22,7 @@ class Agent:
     Args:
         timeout_seconds: the deadline of a run, without the time it waits for its session.
         budget: what one run may spend, by key of the ledger.
+        source: its manifest as it was written, without literal keys; durable runs keep it (R16).
         stream: how text may leave while it is made: `token`, `sentence` or `final`.
     """
 
@@ -39,6 +40,7 @@ class Agent:
     stream: StreamMode
     budget: dict[str, float]
     output_schema: AnswerSchema | None = None
+    source: str = ""
 
     def iterations_within(self, most: int | None) -> int:
         """Model calls of its tool loop; an outer pattern's bound holds where its pattern has such a loop."""

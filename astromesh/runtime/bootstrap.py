@@ -51,6 +51,7 @@ from astromesh.plugins import Plugins
 from astromesh.runtime.agent import Agent
 from astromesh.runtime.embedders import open_embedder
 from astromesh.runtime.knowledge import open_knowledge, take_in
+from astromesh.runtime.snapshots import load_snapshot, source_of
 from astromesh.runtime.support import UNSUPPORTED
 
 log = structlog.get_logger("astromesh.bootstrap")
@@ -68,6 +69,8 @@ class Bootstrapped:
 
     Args:
         checks: how to ask each store and provider whether it answers, by `store:…` or `provider:…`.
+        deps: what plugins that are opened later are given.
+        reopen: makes an agent of a manifest's text, for runs that began under it.
         erasers: beside the memories, what deletes all of one principal (tenant, id) and answers how much.
     """
 
@@ -79,6 +82,8 @@ class Bootstrapped:
     checks: dict[str, Ping] = field(default_factory=dict)
     health: Health = field(default_factory=Health)
     erasers: list[Eraser] = field(default_factory=list)
+    deps: Deps = field(default_factory=Deps)
+    reopen: Callable[[str, str], Awaitable[Agent]] | None = None
 
 
 def load_configuration(folder: Path, plugins: Plugins, env: Mapping[str, str] | None = None) -> Configuration:
@@ -113,7 +118,7 @@ async def open_runtime(  # noqa: PLR0913 (what a runtime is made of)
     detect_circular_refs(configuration.edges)
     opened = Bootstrapped(configuration, Resources(), broken=dict(configuration.broken))
     try:
-        await _Bootstrap(opened, plugins, data_dir, clock, run_agent, graphs).run()
+        await _Bootstrap(opened, plugins, data_dir, clock, run_agent, graphs, env).run()
     except BaseException:
         await opened.resources.close()
         raise
@@ -154,7 +159,7 @@ def detect_circular_refs(edges: Mapping[str, tuple[str, ...]]) -> None:
 class _Bootstrap:
     """One bootstrap on its way."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (what a runtime is made of)
         self,
         opened: Bootstrapped,
         plugins: Plugins,
@@ -162,8 +167,10 @@ class _Bootstrap:
         clock: Clock,
         run_agent: RunAgent | None,
         graphs: Mapping[str, PromptGraph],
+        env: Mapping[str, str] | None = None,
     ) -> None:
         self._opened = opened
+        self._env = env
         self._plugins = plugins
         self._clock = clock
         configuration = opened.configuration
@@ -192,6 +199,7 @@ class _Bootstrap:
         await self._open_http()
         await self._open_servers()
         await self._keep_results()
+        self._opened.deps, self._opened.reopen = self._deps, self._reopen
         if not await self._open_all():
             healing = asyncio.create_task(self._heal())
             self._opened.resources.on_close(partial(_ended, healing))
@@ -275,7 +283,15 @@ class _Bootstrap:
             stream=manifest.stream,
             budget=spec.budgets.per_run.caps(),
             output_schema=AnswerSchema(spec.output_schema) if spec.output_schema is not None else None,
+            source=source_of(manifest),
         )  # fmt: skip
+
+    async def _reopen(self, name: str, source: str) -> Agent:
+        """Raises: InvalidManifest: it cannot be opened with the other files as they are now."""
+        configuration = self._opened.configuration
+        return await self._agent(
+            load_snapshot(configuration.folder, name, source, self._env, self._plugins)
+        )
 
     async def _router(self, agent: str, models: RoleModel, *, role: bool = False) -> ModelRouter:
         blocks = models.usable()

@@ -6,12 +6,14 @@ import asyncio
 import difflib
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from astromesh.abc.clock import Clock, SystemClock
+from astromesh.abc.durable import DurableBackend, RunRow, RunStore
 from astromesh.abc.events import EventSink
 from astromesh.abc.run import OWN_TERMS, RunAgent, Terms
 from astromesh.abc.tool import ToolContext
@@ -30,13 +32,19 @@ from astromesh.plugins import Plugins
 from astromesh.runtime import ids
 from astromesh.runtime.agent import Agent
 from astromesh.runtime.bootstrap import Bootstrapped, open_runtime
+from astromesh.runtime.durable import DurableRuns
+from astromesh.runtime.journal import RunJournal
+from astromesh.runtime.leases import Leases, in_its_session
 from astromesh.runtime.pipeline import answer
 from astromesh.runtime.records import RunAnswer, RunRequest
 from astromesh.runtime.registry import RunRegistry
 from astromesh.runtime.relay import relay
 from astromesh.runtime.run import ANONYMOUS, GatedEvents, Run, RunModel
-from astromesh.runtime.runs import as_caller, compose, keeping_partial, reported, within_deadline
-from astromesh.runtime.sessions import Sessions, in_its_session
+from astromesh.runtime.runs import Handler, as_caller, compose, keeping_partial, reported, within_deadline
+from astromesh.runtime.segment import by_its_record, patiently
+from astromesh.runtime.sessions import Sessions
+from astromesh.runtime.snapshots import Snapshots
+from astromesh.runtime.stored_runs import StoredRuns
 from astromesh.telemetry.metrics import Metrics
 from astromesh.telemetry.runs import RunLog, RunLogs
 from astromesh.telemetry.stream import EventStream
@@ -76,9 +84,11 @@ class AgentRuntime:
         self.clock: Clock = clock or SystemClock()
         self.metrics = Metrics()
         self._logs = RunLogs()
-        self.runs = RunRegistry(self._logs, self.clock)
+        self.registry = RunRegistry(self._logs, self.clock)
         self.traces = TraceStore(self._logs)
         self.sessions = Sessions(self.clock)
+        self._leases = Leases()
+        self._snapshots = Snapshots()
         self._env = env
         self._graphs = graphs or {}
         self._open: Bootstrapped | None = None
@@ -87,8 +97,18 @@ class AgentRuntime:
         self._idle = asyncio.Event()
         self._idle.set()
         self._handle = compose(
-            answer, (reported, as_caller, in_its_session(self.sessions), keeping_partial, within_deadline)
+            answer,
+            (
+                reported,
+                as_caller,
+                in_its_session(self.sessions, self._leases),
+                keeping_partial,
+                within_deadline,
+            ),
         )
+
+        self.durable = DurableRuns(self, self._durably())
+        self.runs = StoredRuns(self.registry, self.durable)
 
     # -- life ----------------------------------------------------------------------------------------------
 
@@ -113,11 +133,14 @@ class AgentRuntime:
     async def close(self, grace: float = 30.0) -> None:
         """Takes no new runs, waits at most `grace` seconds for those that run, closes what was opened."""
         self._draining = True
+        ends = self.clock.monotonic() + grace
+        await self.durable.close(grace)
         try:
-            async with asyncio.timeout(grace):
+            async with asyncio.timeout(max(ends - self.clock.monotonic(), 0.0)):
                 await self._idle.wait()
         except TimeoutError:
             pass  # what still runs is cut off with its resources; durable runs are taken up again
+        await self._leases.close()
         if self._open is not None:
             opened, self._open = self._open, None
             await opened.resources.close()
@@ -236,13 +259,83 @@ class AgentRuntime:
             if not self._active:
                 self._idle.set()
 
-    async def _execute(self, agent: Agent, request: RunRequest, run: Run) -> RunAnswer:
+    async def work_off(self, agent: Agent, request: RunRequest, run: Run, handle: Handler) -> RunAnswer:
+        """One segment of a durable run, counted among what a shutdown waits for."""
+        self._active += 1
+        self._idle.clear()
+        try:
+            return await self._execute(agent, request, run, handle)
+        finally:
+            self._active -= 1
+            if not self._active:
+                self._idle.set()
+
+    async def accept(
+        self,
+        agent: Agent,
+        request: RunRequest,
+        *,
+        caller: CallerContext | None = None,
+        trace_id: str = "",
+    ) -> RunRow:
+        """A durable run: accepted for good when this returns, and worked on from then (api.md section 1).
+
+        Raises:
+            StoreUnavailable, ShuttingDown: it was not accepted.
+        """
+        return await self.durable.accept(
+            agent, request, caller or CallerContext(), principal(caller), trace_id=trace_id
+        )
+
+    def new_run(self, agent: Agent, request: RunRequest, caller: CallerContext, row: RunRow) -> Run:
+        """A durable run as this process begins a segment of it."""
+        run = self._new_run(agent, request, caller, (), row.trace_id, None, row.run_id)
+        run.key, run.owner = SessionKey(row.tenant, row.agent, row.session_id), row.owner
+        run.log.durable = True
+        return run
+
+    async def agent_of(self, row: RunRow) -> Agent:
+        """The agent of a run's own manifest, which is most often the present one.
+
+        Raises:
+            AgentNotFoundError, InvalidManifest: there is none any more.
+        """
+        source = (row.manifest or {}).get("source", "")
+        present = self.opened.agents.get(row.agent)
+        if present is not None and source in ("", present.source):
+            return present
+        if not source or self.opened.reopen is None:
+            return self.agent(row.agent)
+        return await self._snapshots.get(row.agent, source, self.opened.reopen)
+
+    async def open_durable(self) -> tuple[RunStore, DurableBackend]:
+        """The store of runs in `storage.url`, and what dispatches them."""
+        deps, plugins = self.opened.deps, self.plugins
+        kind = "sqlite" if deps.storage_url.startswith("sqlite:") or not deps.storage_url else "postgres"
+        store: RunStore = await plugins.open("run_stores", kind, {}, deps)
+        self.opened.checks[f"store:runs:{kind}"] = store.ping
+        self.opened.resources.on_close(store.close)
+        self.opened.erasers.append(store.erase_owner)
+        backend: DurableBackend = await plugins.open("durable_backends", "in_process", {}, deps)
+        return store, backend
+
+    def _durably(self) -> Handler:
+        """The pipeline in what wraps a durable run: that of every run, and its record."""
+        around = (
+            reported, as_caller, patiently, in_its_session(self.sessions, self._leases), keeping_partial,
+            within_deadline, by_its_record,
+        )  # fmt: skip
+        return compose(answer, around)
+
+    async def _execute(
+        self, agent: Agent, request: RunRequest, run: Run, handle: Handler | None = None
+    ) -> RunAnswer:
         """One run from its first event to its last, known to `runs` meanwhile."""
         log = run.log
         log.task = task = asyncio.current_task()
         self._logs.open(log)
         try:
-            return await self._handle(agent, request, run)
+            return await (handle or self._handle)(agent, request, run)
         except asyncio.CancelledError as cancelled:
             if log.stopped and task is not None and task.uncancel() == 0:
                 raise _stopped(run) from cancelled
@@ -265,12 +358,12 @@ class AgentRuntime:
             run = self._new_run(agent, request, caller, everybody, trace_id, None)
             return await self._execute(agent, _joined([asked for asked, _ in messages]), run)
 
-        tenant, owner = _principal(caller)
+        tenant, owner = principal(caller)
         group = (SessionKey(tenant, agent.name, request.session_id), owner)
         window = agent.manifest.spec.sessions.merge_window_ms / 1000
         return await self.sessions.merging.join(group, (request, sinks), window, work)
 
-    def _new_run(
+    def _new_run(  # noqa: PLR0913 (what a run is made of)
         self,
         agent: Agent,
         request: RunRequest,
@@ -278,12 +371,17 @@ class AgentRuntime:
         sinks: tuple[EventSink, ...],
         trace_id: str,
         parent: ToolContext | None,
+        run_id: str = "",
     ) -> Run:
-        run_id, trace_id = ids.run_id(), trace_id or ids.trace_id()
-        tenant, owner = _principal(caller)
+        run_id, trace_id = run_id or ids.run_id(), trace_id or ids.trace_id()
+        tenant, owner = principal(caller)
         session = SessionKey(tenant, agent.name, request.session_id)
         above = f"{parent.run_id}.{parent.call_id}" if parent else ""
         outer: Scope | None = parent.run if parent else None
+        record: RunJournal | None = outer.journal if outer else None  # type: ignore[assignment]
+        place = ""
+        if record is not None and parent is not None:
+            place, run_id = record.nested(parent.path, parent.call_id, agent.name)
         ledger = RunLedger(agent.budget, outer.ledger if outer else None)
         scope = Scope(
             run_id,
@@ -309,7 +407,11 @@ class AgentRuntime:
         log.stream = stream = EventStream(run_id, (self.metrics, *sinks), log)
         scope.events = events = GatedEvents(stream, agent, ledger)
         any_owner = bool(caller and caller.scopes & ANY_SESSION)
-        return Run(scope, stream, log, events, model, session, owner, any_owner, caller, above)
+        run = Run(scope, stream, log, events, model, session, owner, any_owner, caller, above)
+        if record is not None:
+            run.asked_at, log.durable = record.book.asked_at, True
+            run.journal = scope.journal = RunJournal(record.book, place, run_id, model)
+        return run
 
     async def _run_nested(
         self,
@@ -336,18 +438,21 @@ class AgentRuntime:
             persist=terms.history is None,
             terms=terms,
         )
-        done = await self.start(
-            self.agent(agent),
-            request,
-            caller=parent.caller,
-            sinks=relay(outer, terms),
-            trace_id=parent.trace_id,
-            parent=parent,
-        )
+        record: RunJournal | None = outer.journal  # type: ignore[assignment]
+        counting = record.book.waiting.within() if record is not None and parent.step else nullcontext()
+        with counting:
+            done = await self.start(
+                self.agent(agent),
+                request,
+                caller=parent.caller,
+                sinks=relay(outer, terms),
+                trace_id=parent.trace_id,
+                parent=parent,
+            )
         return done.to_json()
 
 
-def _principal(caller: CallerContext | None) -> tuple[str, str]:
+def principal(caller: CallerContext | None) -> tuple[str, str]:
     """Tenant and owner of what this caller starts."""
     tenant = (caller.tenant_id if caller else "") or "default"
     return tenant, (caller.user_id if caller else "") or ANONYMOUS

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hashlib import sha256
 from os import urandom
 from time import time_ns
 
@@ -22,3 +23,9 @@ def run_id() -> str:
 def trace_id() -> str:
     """32 hex digits (W3C Trace Context)."""
     return urandom(16).hex()
+
+
+def derived_run_id(above: str, place: str) -> str:
+    """The id of a run nested in a durable one: the same whenever that one is taken up again."""
+    digest = int.from_bytes(sha256(f"{above}\n{place}".encode()).digest()[:10])
+    return above[:14] + "".join([_PAIRS[(digest >> shift) & 1023] for shift in range(70, -1, -10)])

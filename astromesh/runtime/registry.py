@@ -81,7 +81,11 @@ class RunRegistry:
         return _line(self._find(run_id, viewer))
 
     async def list(self, viewer: Viewer, wanted: RunFilter) -> tuple[list[JsonObject], Usage]:
-        found = [log for log in self._logs.newest() if log.visible(*viewer) and _fits(log, wanted)]
+        found = [
+            log
+            for log in self._logs.newest()
+            if not log.durable and log.visible(*viewer) and _fits(log, wanted)
+        ]
         return [_line(log) for log in found[: wanted.limit]], _used(found)
 
     async def follow(
@@ -145,18 +149,25 @@ def _used(found: Sequence[RunLog]) -> Usage:
     return sum((log.meter.usage for log in tops), Usage())
 
 
+def outcome_of(log: RunLog) -> tuple[JsonObject | None, JsonObject | None]:
+    """Result and error of a run, as far as it has come."""
+    data = log.events[-1].data if log.events and log.ended_at is not None else {}
+    error = {"code": data["code"], "detail": data["detail"]} if "code" in data else None
+    return _result(log.status, data), error
+
+
 def _line(log: RunLog) -> JsonObject:
     status, last = log.status, log.events[-1] if log.events else None
-    data = last.data if last and log.ended_at is not None else {}
+    result, error = outcome_of(log)
     return {
         "run_id": log.run_id,
         "agent": log.agent,
         "session_id": log.session_id,
         "status": status,
-        "created_at": _iso(log.events[0].ts) if log.events else None,
-        "finished_at": _iso(last.ts) if last and log.ended_at is not None else None,
-        "result": _result(status, data),
-        "error": {"code": data["code"], "detail": data["detail"]} if "code" in data else None,
+        "created_at": iso(log.events[0].ts) if log.events else None,
+        "finished_at": iso(last.ts) if last and log.ended_at is not None else None,
+        "result": result,
+        "error": error,
         "usage": log.meter.usage.to_json(),
         "attempts": list(log.attempts),
         "waiting_for": last.data.get("approval") if last and status == "waiting" else None,
@@ -170,5 +181,5 @@ def _result(status: str, data: JsonObject) -> JsonObject | None:
     return {"response": data["response"]} if data.get("response") else None
 
 
-def _iso(seconds: float) -> str:
+def iso(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")

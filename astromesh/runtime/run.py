@@ -7,7 +7,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from io import StringIO
 from time import perf_counter
-from typing import Any
+from typing import Any, Protocol
 
 from astromesh.core.checked_data import checked_data
 from astromesh.core.guardrails import Released, StreamGate
@@ -17,8 +17,9 @@ from astromesh.node.calls import ASSISTANT
 from astromesh.node.ledger import RunLedger
 from astromesh.node.scope import Scope
 from astromesh.runtime.agent import Agent
+from astromesh.runtime.journal import RunJournal
 from astromesh.telemetry.runs import RunLog
-from astromesh.telemetry.stream import DELTA, EventStream
+from astromesh.telemetry.stream import DELTA, Stream
 from astromesh.tokens import estimate_request
 from astromesh.types import CallerContext, CompletionRequest, CompletionResult, Delta, JsonObject, SessionKey
 
@@ -50,7 +51,7 @@ class GatedEvents:
 
     __slots__ = ("_agent", "_ledger", "_partial", "_stream", "_voices", "asked", "last")
 
-    def __init__(self, stream: EventStream, agent: Agent, ledger: RunLedger) -> None:
+    def __init__(self, stream: Stream, agent: Agent, ledger: RunLedger) -> None:
         self._stream = stream
         self._agent = agent
         self._ledger = ledger
@@ -165,6 +166,10 @@ class RunModel:
             self._failed(error)
             raise
 
+    def replayed(self, result: CompletionResult) -> None:
+        """What a model answered before this run was taken up again."""
+        self._answered(result)
+
     def _answered(self, result: CompletionResult) -> CompletionResult:
         self.last = result
         if result.attempts:
@@ -186,6 +191,20 @@ class RunModel:
         return replace(request, output_schema=self._schema)
 
 
+class Fence(Protocol):
+    """What a run holds in its session: `token` of the lease, 0 where there is none."""
+
+    @property
+    def token(self) -> int: ...
+
+
+class _NoSeat:
+    token = 0
+
+
+NO_SEAT = _NoSeat()
+
+
 @dataclass(slots=True)
 class Run:
     """One run in flight.
@@ -196,11 +215,16 @@ class Run:
         owner: id of the principal that the session belongs to: the caller, until step 4 finds another one.
         admitted: the query after the input rules, once step 3 is done.
         remembered: step 11 has begun.
+        seat: its place in the session.
         any_owner: the caller may use sessions of others (scope `sessions:any`).
+        journal: of a durable run, and of what is nested in it: the record.
+        asked_at: of a durable run: when it was accepted, in seconds since the epoch; else 0.
+        suspended: the segment of a durable run ends, and not the run: nothing is said, nothing kept.
+        said: of a durable run taken up again: what its newest step has said before.
     """
 
     scope: Scope
-    stream: EventStream
+    stream: Stream
     log: RunLog
     events: GatedEvents
     model: RunModel
@@ -211,6 +235,11 @@ class Run:
     parent: str = ""
     admitted: str = ""
     remembered: bool = False
+    seat: Fence = NO_SEAT
+    asked_at: float = 0.0
+    suspended: bool = False
+    journal: RunJournal | None = None
+    said: str = ""
     started: float = field(default_factory=perf_counter)
 
     @property

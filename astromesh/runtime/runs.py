@@ -41,6 +41,8 @@ def reported(handler: Handler) -> Handler:
         try:
             answer = await handler(agent, request, run)
         except asyncio.CancelledError:
+            if run.suspended:
+                raise
             run.stream.emit("run.cancelled", **_left(agent, run))
             _log(agent, run, "cancelled", "cancelled")
             raise
@@ -113,7 +115,8 @@ def keeping_partial(handler: Handler) -> Handler:
         try:
             return await handler(agent, request, run)
         except asyncio.CancelledError:
-            await asyncio.shield(remember_partial(agent, request, run))
+            if not run.suspended:
+                await asyncio.shield(remember_partial(agent, request, run))
             raise
 
     return run_keeping_partial

@@ -8,26 +8,20 @@
     merge       messages within `merge_window_ms` become one run, texts joined by newline, one result for all;
                 that run then waits its turn like enqueue
 
-This is the lock of one process. A lease in a store, for several processes, wraps it: it enters here first,
-so that only one run per process asks the store, then takes the lease and sets `Seat.token`, the fencing
-token that the store checks when the run writes.
+This is the lock of one process. Where several use the store of the turns, a run that has its seat takes the
+session's lease as well (`runtime.leases`): only one run per process asks the store.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from contextlib import AbstractAsyncContextManager
 from types import TracebackType
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Literal, Self
 
 from astromesh.abc.clock import Clock, SystemClock
-from astromesh.errors import Interrupted, SessionBusy, SessionNotFound
-from astromesh.runtime.agent import Agent
+from astromesh.errors import Interrupted, LeaseLost, SessionBusy, SessionNotFound
 from astromesh.runtime.merge import Merging
-from astromesh.runtime.records import RunAnswer, RunRequest
-from astromesh.runtime.run import Run
-from astromesh.runtime.runs import Handler, Wrapper
 from astromesh.types import SessionKey
 
 Policy = Literal["enqueue", "reject", "interrupt", "merge"]
@@ -50,6 +44,7 @@ class Seat:
     given: asyncio.Future[None] | None = None
     waiting: deque[Seat] | None = None
     interrupted: bool = False
+    lost: bool = False
 
     def __init__(
         self, sessions: Sessions, key: SessionKey, policy: Policy, timeout: float, owner: str | None
@@ -73,8 +68,8 @@ class Seat:
             self.pass_on()
         else:
             del self.sessions.held[self.key]
-        if self.interrupted and task is not None:
-            _end_interrupted(task, error)
+        if (self.interrupted or self.lost) and task is not None:
+            _end_interrupted(task, error, self.lost)
 
     def pass_on(self) -> None:
         """Gives the seat to the first who still waits."""
@@ -98,6 +93,12 @@ class Seat:
         for older in self.waiting or ():
             if older.given is not None and not older.given.done():
                 older.given.set_exception(Interrupted(_INTERRUPTED))
+
+    def lose(self) -> None:
+        """Ends the run that sits here: another process has taken the session's lease."""
+        if self.task is not None and not (self.lost or self.interrupted):
+            self.task.cancel()
+            self.lost = True
 
     async def _come_after(self, holder: Seat) -> None:
         if None not in (holder.owner, self.owner) and holder.owner != self.owner:
@@ -142,18 +143,12 @@ class Seat:
             holder.waiting.remove(self)
 
 
-def _end_interrupted(task: asyncio.Task[Any], error: BaseException | None) -> None:
-    """Turns our own cancel into Interrupted; where another cancel came as well, it stays one."""
+def _end_interrupted(task: asyncio.Task[Any], error: BaseException | None, lost: bool) -> None:
+    """Turns our own cancel into Interrupted or LeaseLost; where another cancel came as well, it stays one."""
     if task.uncancel() == 0 and isinstance(error, asyncio.CancelledError):
+        if lost:
+            raise LeaseLost("Another process has taken the session over.") from error
         raise Interrupted(_INTERRUPTED) from error
-
-
-class SessionLocks(Protocol):
-    """The seam: what hands out seats. `Sessions` in one process; a lease over a store wraps one."""
-
-    def enter(
-        self, key: SessionKey, policy: Policy = "enqueue", timeout: float = 60.0, *, owner: str | None = None
-    ) -> AbstractAsyncContextManager[Seat]: ...
 
 
 class Sessions:
@@ -182,21 +177,3 @@ class Sessions:
             SessionNotFound: the session is in use by another principal.
         """
         return Seat(self, key, policy, timeout, owner)
-
-
-def in_its_session(sessions: Sessions) -> Wrapper:
-    """Wraps a run so that its session admits one at a time, by the agent's `spec.sessions`.
-
-    What `merge` merges has become one run before (`AgentRuntime.start`).
-    """
-
-    def wrap(handler: Handler) -> Handler:
-        async def run_in_session(agent: Agent, request: RunRequest, run: Run) -> RunAnswer:
-            spec = agent.manifest.spec.sessions
-            owner = None if run.any_owner else run.owner
-            async with sessions.enter(run.key, spec.concurrency, spec.queue_timeout_seconds, owner=owner):
-                return await handler(agent, request, run)
-
-        return run_in_session
-
-    return wrap

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from dataclasses import replace
+from functools import partial
 from time import perf_counter
 
+from astromesh.abc.durable import Change
 from astromesh.abc.run import Outcome, Task
 from astromesh.abc.tool import ToolPort
 from astromesh.core.checked_data import checked_data
 from astromesh.errors import GuardrailBlocked
 from astromesh.node.calls import ASSISTANT
 from astromesh.node.toolbox import JoinedTools
+from astromesh.runtime import failpoints
 from astromesh.runtime.agent import Agent
+from astromesh.runtime.recorded import (
+    admitted_of,
+    admitted_to_json,
+    memory_of,
+    memory_to_json,
+    request_to_json,
+)
 from astromesh.runtime.records import (
     AdmittedQuery,
     EquippedQuery,
@@ -24,7 +35,7 @@ from astromesh.runtime.records import (
 from astromesh.runtime.run import Run
 from astromesh.runtime.structure import structured
 from astromesh.telemetry.stream import DELTA
-from astromesh.types import JsonObject, Message, Turn
+from astromesh.types import JsonObject, MemoryContext, Message, Turn
 
 
 def admit(agent: Agent, request: RunRequest, run: Run) -> AdmittedQuery:
@@ -33,6 +44,18 @@ def admit(agent: Agent, request: RunRequest, run: Run) -> AdmittedQuery:
     Raises:
         GuardrailBlocked: with the rule's type and the configured message.
     """
+    if run.journal is None:
+        return _admit(agent, request, run)
+    made = run.journal.once(
+        "input", lambda: _admit(agent, request, run), admitted_to_json, partial(admitted_of, request)
+    )
+    run.admitted = made.query
+    if not run.journal.place:  # S10: from here on nobody needs the raw query
+        run.journal.book.writer.change(Change(request=request_to_json(request, made.query)))
+    return made
+
+
+def _admit(agent: Agent, request: RunRequest, run: Run) -> AdmittedQuery:
     started = perf_counter()
     try:
         checked = agent.guardrails.check_input(request.query)
@@ -50,14 +73,12 @@ def admit(agent: Agent, request: RunRequest, run: Run) -> AdmittedQuery:
 async def recall(agent: Agent, admitted: AdmittedQuery, run: Run) -> RecalledQuery:
     """Step 4: history, knowledge and past events of this session."""
     started = perf_counter()
-    memory = await agent.memory.build_context(
-        agent.name,
-        run.key.session_id,
-        admitted.query,
-        tenant=run.key.tenant,
-        owner=run.owner,
-        any_owner=run.any_owner,
-    )
+    if run.journal is None:
+        memory = await _remembered(agent, admitted, run)
+    else:
+        memory = await run.journal.value(
+            "memory", lambda: _remembered(agent, admitted, run), memory_to_json, memory_of
+        )
     run.owner = memory.owner or run.owner
     run.stream.emit(
         "memory.loaded",
@@ -70,12 +91,23 @@ async def recall(agent: Agent, admitted: AdmittedQuery, run: Run) -> RecalledQue
     return RecalledQuery(admitted, memory)
 
 
+def _remembered(agent: Agent, admitted: AdmittedQuery, run: Run) -> Awaitable[MemoryContext]:
+    return agent.memory.build_context(
+        agent.name,
+        run.key.session_id,
+        admitted.query,
+        tenant=run.key.tenant,
+        owner=run.owner,
+        any_owner=run.any_owner,
+    )
+
+
 def render(agent: Agent, recalled: RecalledQuery, run: Run) -> PromptedQuery:
     """Step 5: the system prompt, then the history, then the query."""
     started = perf_counter()
     admitted, memory = recalled.admitted, recalled.memory
     request = admitted.request
-    system = agent.prompt.render(memory, request.context, run.scope.clock.now())
+    system = agent.prompt.render(memory, request.context, run.asked_at or run.scope.clock.now())
     if request.terms.instructions:
         system = f"{system}\n\n{request.terms.instructions}".strip()
     history = memory.conversation_history if admitted.history is None else admitted.history
@@ -126,7 +158,7 @@ def release(agent: Agent, answered: tuple[EquippedQuery, Outcome], run: Run) -> 
             tokens_used=usage.total_tokens,
             output_tokens=last.usage.output_tokens if last else 0,
         )
-        if run.stream.streaming and checked.text:
+        if run.stream.streaming and checked.text and checked.text != run.said:
             # text that no step has streamed is a step of its own
             step = run.scope.next_step() if run.events.streaming else run.scope.steps[0]
             run.stream.emit(DELTA, step=step, role=ASSISTANT, content=checked.text)
@@ -153,15 +185,26 @@ async def remember(agent: Agent, released: ReleasedAnswer, run: Run) -> None:
     if not request.persist:
         return
     started = perf_counter()
-    now = run.scope.clock.now()
     run.remembered = (
         True  # a cancel from here on does not take the turns back, so that none are written twice
     )
-    async with agent.memory.transaction(run.key, run.owner) as transaction:
+    if run.journal is None:
+        await _keep(agent, released, run)
+    else:
+        await run.journal.hold()
+        failpoints.passing(failpoints.BEFORE_STEP_11)
+        await run.journal.value("kept", lambda: _keep(agent, released, run), lambda _: {}, lambda _: None)
+        failpoints.passing(failpoints.AFTER_STEP_11)
+    run.stream.emit("memory.persisted", turns=2, duration_ms=_since(started))
+
+
+async def _keep(agent: Agent, released: ReleasedAnswer, run: Run) -> None:
+    now = run.scope.clock.now()
+    once, token = run.journal is not None, run.seat.token
+    async with agent.memory.transaction(run.key, run.owner, once=once, token=token) as transaction:
         transaction.persist_turn(Turn("user", released.admitted.query, created_at=now, run_id=run.id))
         transaction.persist_turn(Turn("assistant", released.response, created_at=now, run_id=run.id))
         transaction.record(_episode(released, run))
-    run.stream.emit("memory.persisted", turns=2, duration_ms=_since(started))
 
 
 async def remember_partial(agent: Agent, request: RunRequest, run: Run) -> None:
@@ -170,7 +213,8 @@ async def remember_partial(agent: Agent, request: RunRequest, run: Run) -> None:
     if not text or not request.persist or run.remembered:
         return
     now = run.scope.clock.now()
-    async with agent.memory.transaction(run.key, run.owner) as transaction:
+    once, token = run.journal is not None, run.seat.token
+    async with agent.memory.transaction(run.key, run.owner, once=once, token=token) as transaction:
         transaction.persist_turn(Turn("user", run.admitted, created_at=now, run_id=run.id))
         transaction.persist_turn(Turn("assistant", text, created_at=now, run_id=run.id, status="partial"))
 

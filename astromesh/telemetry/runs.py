@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
 
 from astromesh.errors import EventsGone
-from astromesh.telemetry.stream import DELTA, EventStream
+from astromesh.telemetry.stream import DELTA, Stream
 from astromesh.types import Event, JsonObject, Usage
 
 #: what an event counts for, in bytes, beside its text
@@ -47,15 +47,17 @@ class RunLog:
         stream: while it runs: where listeners are added.
         task: while it runs: what a cancel cancels.
         stopped: somebody asked for its end.
+        durable: it is part of a run that is kept on disk, and listed there.
         gone: `seq` of the last event that is no longer kept.
         ended_at: `clock.monotonic()` of its end.
     """
 
     # class attributes, so that a plain run sets only what it needs
     most: int = 1 << 20
-    stream: EventStream | None = None
+    stream: Stream | None = None
     task: asyncio.Task[Any] | None = None
     stopped: bool = False
+    durable: bool = False
     ended_at: float | None = None
     gone: int = 0
     _text: int = 0
@@ -163,6 +165,8 @@ class RunLogs:
         return len(self._runs)
 
     def open(self, log: RunLog) -> None:
+        if log.run_id in self._runs:  # a durable run is taken up again where it began
+            self._replace(log.run_id)
         self._runs[log.run_id] = log
         self._traces.setdefault(log.trace_id, []).append(log)
 
@@ -198,6 +202,15 @@ class RunLogs:
 
     def newest(self) -> Iterator[RunLog]:
         return reversed(self._runs.values())
+
+    def _replace(self, run_id: str) -> None:
+        """Forgets an earlier part of a run."""
+        earlier = next((one for one in self._ended if one[0].run_id == run_id), None)
+        if earlier is not None:
+            self._ended.remove(earlier)
+            self._ended.appendleft(earlier)
+            self._drop()
+            self._gone.pop(run_id, None)
 
     def _drop(self) -> None:
         old, size = self._ended.popleft()

@@ -27,6 +27,19 @@ class EventLog(Protocol):
     def weigh(self, event: Event) -> None: ...
 
 
+class Stream(Protocol):
+    """Where the events of a run go, and who hears them."""
+
+    @property
+    def streaming(self) -> bool: ...
+
+    def add(self, sink: EventSink) -> None: ...
+
+    def remove(self, sink: EventSink) -> None: ...
+
+    def emit(self, type: str, /, **data: Any) -> None: ...
+
+
 class EventStream:
     """Numbers events and hands them to the listeners, in order, at once.
 

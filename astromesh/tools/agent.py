@@ -39,6 +39,7 @@ class AgentTool:
                 "required": ["query"],
             },
             "external",
+            repeatable=True,  # the nested run has a record of its own
         )
         self._agent = agent
         self._run = run_agent

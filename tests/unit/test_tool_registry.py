@@ -102,7 +102,7 @@ def test_the_block_overrides_what_the_tool_says_of_itself():
     """Name, description, schema and effect come from YAML where it says them; the rest is the tool's."""
     block = ToolBlock(name="lookup", type="webhook", timeout_seconds=5.0, idempotency="key")
     tool = declared(search(), block)
-    assert tool.spec == ToolSpec("lookup", "search", QUERY, "external")
+    assert tool.spec == ToolSpec("lookup", "search", QUERY, "external", repeatable=True)
     assert tool.policy == ToolPolicy(timeout_seconds=5.0, idempotency="key")
     assert declared(search(), ToolBlock(name="a", type="agent")).policy.timeout_seconds is None
     own = ToolBlock(name="b", type="rag", parameters={"type": "object"}, description="D", effect="write")

@@ -1,0 +1,102 @@
+"""Dispatching inside one process, where no engine is installed: `pip install astromesh[durable]` brings one.
+
+Nothing is lost by that: the rows are on disk, and after a restart the sweeper dispatches them again. What is
+missing is other machines: each process works off what it has accepted, or has taken over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from heapq import heappop, heappush
+from itertools import count
+from typing import ClassVar, Self
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from astromesh.abc.deps import Deps
+from astromesh.abc.durable import RunRow, RunSegment
+
+
+class InProcessBackend:
+    """A DurableBackend without a queue of its own on disk.
+
+    Args:
+        concurrency: segments that run at once; of one session one at a time, in their order.
+    """
+
+    class Options(BaseModel):
+        model_config = ConfigDict(extra="forbid")
+
+        concurrency: int = Field(64, ge=1, description="Runs that are worked on at once.")
+
+    name: ClassVar[str] = "in_process"
+
+    def __init__(self, concurrency: int = 64) -> None:
+        self._most = concurrency
+        self._work: RunSegment | None = None
+        self._ready: list[tuple[int, int, str]] = []
+        self._lanes: dict[str, deque[tuple[str, int, int]]] = {}
+        self._known: set[tuple[str, int]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._order = count()
+        self._open = True
+
+    @classmethod
+    async def open(cls, options: Options, deps: Deps) -> Self:
+        return cls(options.concurrency)
+
+    async def start(self, work: RunSegment) -> None:
+        self._work = work
+        self._go()
+
+    async def dispatch(self, run: RunRow) -> None:
+        if not self._open or (run.run_id, run.segment) in self._known:
+            return
+        self._known.add((run.run_id, run.segment))
+        lane = self._lanes.setdefault(partition_of(run), deque())
+        lane.append((run.run_id, run.segment, run.priority))
+        if len(lane) == 1:
+            self._offer(partition_of(run))
+        self._go()
+
+    async def drain(self) -> None:
+        self._open = False
+
+    async def close(self) -> None:
+        self._open = False
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    def _offer(self, partition: str) -> None:
+        heappush(self._ready, (self._lanes[partition][0][2], next(self._order), partition))
+
+    def _go(self) -> None:
+        while self._open and self._work and self._ready and len(self._tasks) < self._most:
+            partition = heappop(self._ready)[2]
+            task = asyncio.create_task(self._one(partition, self._work))
+            self._tasks.add(task)
+
+    async def _one(self, partition: str, work: RunSegment) -> None:
+        lane = self._lanes[partition]
+        run_id, segment, _ = lane[0]
+        try:
+            await work(run_id, segment)
+        finally:
+            lane.popleft()
+            self._known.discard((run_id, segment))
+            if lane:
+                self._offer(partition)
+            else:
+                del self._lanes[partition]
+            task = asyncio.current_task()
+            if task is not None:
+                self._tasks.discard(task)
+            self._go()
+
+
+def partition_of(run: RunRow) -> str:
+    """Runs of one session are worked off one after the other."""
+    return f"{run.tenant}/{run.agent}/{run.session_id}"

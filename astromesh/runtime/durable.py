@@ -1,0 +1,318 @@
+"""The durable runs of one process: accepted, dispatched, worked off segment by segment, taken over.
+
+The row of a run is the truth: it is there before a caller hears 202. Dispatching comes behind it and may
+happen any number of times; the claim of a segment decides who works. A sweeper dispatches again what nobody
+has worked on for a while, and what a dead worker had.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from socket import gethostname
+from time import monotonic
+from typing import Protocol
+
+import structlog
+
+from astromesh.abc.durable import (
+    Change,
+    Claim,
+    DurableBackend,
+    IdempotencyKey,
+    RunRow,
+    RunStore,
+)
+from astromesh.errors import ApprovalNotFound, AstromeshError, LeaseLost, NotWaiting, ShuttingDown, StoreError
+from astromesh.runtime import failpoints, ids
+from astromesh.runtime.agent import Agent
+from astromesh.runtime.recorded import caller_of, caller_to_json, request_to_json
+from astromesh.runtime.records import RunRequest
+from astromesh.runtime.runs import Handler
+from astromesh.runtime.segment import Host, Segment
+from astromesh.runtime.writer import surely
+from astromesh.types import CallerContext, Event, JsonObject
+
+#: seconds after which a worker that is not heard of is dead, and between two signs of life
+LEASE, BEAT = 10.0, 2.0
+#: seconds between two looks for runs that were cancelled elsewhere, and for those nobody works on
+_CANCELS, _SWEEP = 0.5, 1.0
+
+log = structlog.get_logger("astromesh.durable")
+
+
+class Opening(Host, Protocol):
+    """What durable runs need of the runtime beside its runs."""
+
+    async def open_durable(self) -> tuple[RunStore, DurableBackend]: ...
+
+    async def agent_of(self, row: RunRow) -> Agent: ...
+
+
+class DurableRuns:
+    """Opened by the first run that needs it, or by `start`.
+
+    Args:
+        handle: the pipeline with all that wraps a durable run.
+    """
+
+    def __init__(self, host: Opening, handle: Handler) -> None:
+        self.worker = f"{gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+        self._host, self._handle = host, handle
+        self._store: RunStore | None = None
+        self._backend: DurableBackend | None = None
+        self._opening = asyncio.Lock()
+        self._working = False
+        self._draining = False
+        self._segments: dict[str, Segment] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._tending: asyncio.Task[None] | None = None
+        self._callers: dict[str, CallerContext] = {}
+        self._news: dict[str, set[asyncio.Event]] = {}
+
+    # -- life ----------------------------------------------------------------------------------------------
+
+    @property
+    def is_open(self) -> bool:
+        return self._store is not None
+
+    @property
+    def store(self) -> RunStore:
+        if self._store is None:
+            raise ShuttingDown("The store of runs is not open.")
+        return self._store
+
+    async def open(self) -> RunStore:
+        """The store; runs can be asked about, and none is worked on by that."""
+        async with self._opening:
+            if self._store is None:
+                self._store, self._backend = await self._host.open_durable()
+            return self._store
+
+    async def start(self) -> None:
+        """Works on runs from now on, those that a dead process left too."""
+        store = await self.open()
+        async with self._opening:
+            if self._working or self._backend is None:
+                return
+            self._working = True
+            await store.beat(self.worker)
+            await self._backend.start(self.work)
+            self._tending = asyncio.create_task(self._tend())
+
+    async def close(self, grace: float) -> None:
+        """Takes no new segments, waits at most `grace` seconds for those under way, hands over the rest."""
+        self._draining = True
+        if self._store is None or self._backend is None:
+            return
+        if self._working:
+            await self._backend.drain()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=grace)
+        for segment in tuple(self._segments.values()):
+            segment.suspend()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        if self._tending is not None:
+            self._tending.cancel()
+            await asyncio.wait([self._tending])
+        if self._working:
+            await self._hand_over()
+        await self._backend.close()
+
+    async def _hand_over(self) -> None:
+        try:
+            for run_id, _ in await self.store.leave(self.worker):
+                await self._dispatch(run_id)
+        except StoreError as error:  # they are taken over when the lease has passed
+            log.warning("runs_not_handed_over", error=str(error))
+
+    # -- accepting -----------------------------------------------------------------------------------------
+
+    async def accept(  # noqa: PLR0913 (what a run is accepted with)
+        self,
+        agent: Agent,
+        request: RunRequest,
+        caller: CallerContext,
+        who: tuple[str, str],
+        *,
+        trace_id: str = "",
+        priority: int = 0,
+        key: IdempotencyKey | None = None,
+    ) -> RunRow:
+        """Keeps a run for good; when this returns it survives any crash.
+
+        Args:
+            who: tenant and owner.
+            key: the caller's own name of this request; the run that has it already is answered.
+
+        Raises:
+            StoreUnavailable: it was not accepted.
+            IdempotencyConflict: the key was used with another body.
+        """
+        if self._draining:
+            raise ShuttingDown("The server is shutting down; send the request again.")
+        await self.start()
+        tenant, owner = who
+        row = RunRow(
+            run_id=ids.run_id(),
+            tenant=tenant,
+            owner=owner,
+            agent=agent.name,
+            session_id=request.session_id,
+            trace_id=trace_id or ids.trace_id(),
+            status="queued",
+            created_at=self._host.clock.now(),
+            durable=True,
+            request=request_to_json(request, request.query),
+            manifest={"source": agent.source},
+            caller=caller_to_json(caller),
+            priority=priority,
+        )
+        kept = await self.store.accept(row, key)
+        failpoints.passing(failpoints.ACCEPTED)
+        if kept.run_id == row.run_id:
+            self._callers[row.run_id] = caller
+            await self._send(kept)
+        return kept
+
+    async def decide(self, row: RunRow, decision: JsonObject) -> RunRow:
+        """What a person decided about a run that waits; the run goes on.
+
+        Args:
+            decision: `{"decision", "arguments"?, "answer"?, "by"}`.
+
+        Raises:
+            NotWaiting: it does not wait, or no longer.
+        """
+        if row.status != "waiting" or row.waiting_for is None:
+            raise NotWaiting(f"The run {row.run_id!r} does not wait for anybody; it is {row.status}.")
+        await self.start()
+        asked = row.waiting_for
+        steps = await self.store.steps(row.run_id)
+        step = next((s for s in steps if (s.path, s.n) == (asked["path"], asked["n"])), None)
+        if step is None:
+            raise ApprovalNotFound(f"The run {row.run_id!r} has no such question.")
+        done = step._replace(state="done", output={**(step.output or {}), **decision})
+        advanced = await self.store.advance(row.run_id, row.segment, [done])
+        if advanced is None:
+            raise NotWaiting(f"The run {row.run_id!r} has been decided already.")
+        await self._send(advanced)
+        return advanced
+
+    # -- working -------------------------------------------------------------------------------------------
+
+    async def work(self, run_id: str, segment: int) -> None:
+        """Works off a segment if it is due; a segment goes on when its dispatcher stops waiting for it."""
+        if self._draining:
+            return  # it stays queued, and is dispatched again
+        row = await surely(partial(self.store.claim, run_id, segment, self.worker))
+        if row is None:
+            return
+        task = asyncio.create_task(self._work(row))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        await asyncio.wait([task])
+
+    async def _work(self, row: RunRow) -> None:
+        caller = self._callers.pop(row.run_id, None) or caller_of(row.caller)
+        try:
+            agent = await self._host.agent_of(row)
+            segment = Segment(self._host, self.store, row, agent, caller, partial(self._tell, row.run_id))
+            self._segments[row.run_id] = segment
+            await segment.work(self._handle)
+        except asyncio.CancelledError:
+            pass  # somebody else has the run, or will have it
+        except AstromeshError as error:  # it could not begin: its agent cannot be opened any more
+            await self._fail(row, error)
+        except Exception as error:  # border of a background run: whatever breaks ends this run alone
+            log.exception("segment_crashed", run_id=row.run_id)
+            await self._fail(
+                row, AstromeshError(f"The run failed for an internal reason: {type(error).__name__}.")
+            )
+        finally:
+            self._segments.pop(row.run_id, None)
+            self._tell(row.run_id)
+
+    async def _fail(self, row: RunRow, error: AstromeshError) -> None:
+        said = {"code": error.code, "detail": str(error)}
+        past = await surely(partial(self.store.events, row.run_id, 0, 1_000_000))
+        seq, now = (past[-1].seq if past else 0) + 1, self._host.clock.now()
+        last = Event(row.run_id, seq, now, "run.failed", {**said, "response": "", "agent": row.agent})
+        change = Change(status="failed", error=said, finished_at=now, request={**row.request, "query": ""})
+        claim = Claim(row.run_id, row.segment, row.worker)
+        with suppress(LeaseLost):
+            await surely(partial(self.store.commit, claim, events=[last], change=change))
+
+    def stop(self, run_id: str) -> bool:
+        """Begins to cancel a run that this process works on; False where it does not."""
+        segment = self._segments.get(run_id)
+        if segment is None:
+            return False
+        segment.stop()
+        return True
+
+    # -- news ----------------------------------------------------------------------------------------------
+
+    def listen(self, run_id: str, news: asyncio.Event) -> Callable[[], None]:
+        """Sets `news` whenever something of a run was written here. Answers what ends that."""
+        self._news.setdefault(run_id, set()).add(news)
+
+        def leave() -> None:
+            listening = self._news.get(run_id)
+            if listening is not None:
+                listening.discard(news)
+                if not listening:
+                    del self._news[run_id]
+
+        return leave
+
+    def _tell(self, run_id: str) -> None:
+        for news in self._news.get(run_id, ()):
+            news.set()
+
+    # -- tending -------------------------------------------------------------------------------------------
+
+    async def _tend(self) -> None:
+        """Signs of life, cancels from elsewhere, runs that nobody works on."""
+        due = dict.fromkeys((self._beat, self._cancel_asked, self._sweep), 0.0)
+        every = {self._beat: BEAT, self._cancel_asked: _CANCELS, self._sweep: _SWEEP}
+        while True:
+            for work, at in due.items():
+                if monotonic() >= at:
+                    due[work] = monotonic() + every[work]
+                    try:
+                        await work()
+                    except StoreError as error:  # the next time may find it
+                        log.warning("run_store_away", error=str(error))
+            await asyncio.sleep(_CANCELS)
+
+    async def _beat(self) -> None:
+        await self.store.beat(self.worker)
+
+    async def _cancel_asked(self) -> None:
+        if self._segments:
+            for run_id in await self.store.cancelling(self.worker):
+                self.stop(run_id)
+
+    async def _sweep(self) -> None:
+        if not self._draining:
+            for run_id, _ in await self.store.overdue(LEASE):
+                await self._dispatch(run_id)
+
+    async def _dispatch(self, run_id: str) -> None:
+        row = await self.store.get(run_id)
+        if row is not None and row.status == "queued":
+            await self._send(row)
+
+    async def _send(self, row: RunRow) -> None:
+        """Its row is on disk: where this fails, the sweeper does it again."""
+        assert self._backend is not None
+        try:
+            await self._backend.dispatch(row)
+        except AstromeshError as error:
+            log.warning("run_not_dispatched", run_id=row.run_id, error=str(error))

@@ -1,0 +1,259 @@
+"""One segment of a durable run: the ordinary pipeline, with a record.
+
+A segment ends in one transaction with the change of the run's row, or silently: where somebody else has the
+run, or will have it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Protocol
+
+from astromesh.abc.clock import Clock
+from astromesh.abc.durable import Change, Claim, RunRow, RunStore, Step
+from astromesh.abc.events import EventSink
+from astromesh.errors import AstromeshError, SessionBusy
+from astromesh.runtime import failpoints
+from astromesh.runtime.agent import Agent
+from astromesh.runtime.durable_stream import DurableStream
+from astromesh.runtime.journal import Book, RunJournal
+from astromesh.runtime.records import RunAnswer, RunRequest
+from astromesh.runtime.run import GatedEvents, Run
+from astromesh.runtime.runs import Handler
+from astromesh.runtime.waiting import Waiting
+from astromesh.runtime.writer import Writer, surely
+from astromesh.types import CallerContext, Event, JsonObject
+
+#: events that are read at once
+_PAGE = 1000
+_STATUS: dict[str, Any] = {
+    "run.completed": "completed",
+    "run.failed": "failed",
+    "run.cancelled": "cancelled",
+    "run.waiting": "waiting",
+}
+
+
+class Host(Protocol):
+    """What a segment needs of the runtime."""
+
+    clock: Clock
+
+    @property
+    def metrics(self) -> EventSink: ...
+
+    def new_run(self, agent: Agent, request: RunRequest, caller: CallerContext, row: RunRow) -> Run: ...
+
+    async def work_off(self, agent: Agent, request: RunRequest, run: Run, handle: Handler) -> RunAnswer: ...
+
+
+class Segment:
+    """One segment under way. `await work(handle)` once.
+
+    Args:
+        row: as it was claimed.
+        agent: that the row's manifest describes.
+        caller: who asked.
+        told: called behind every transaction.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        store: RunStore,
+        row: RunRow,
+        agent: Agent,
+        caller: CallerContext,
+        told: Callable[[], None],
+    ) -> None:
+        self.row, self.agent = row, agent
+        self._host, self._store, self._told = host, store, told
+        self.request = request_of(row)
+        self.run = host.new_run(agent, self.request, caller, row)
+        self.writer = Writer(store, Claim(row.run_id, row.segment, row.worker), self._lost, self._written)
+        self.waiting = Waiting(host.clock, self._pause)
+        self.stream: DurableStream | None = None
+        self._task: asyncio.Task[Any] | None = None
+        self._paused = False
+
+    async def work(self, handle: Handler) -> None:
+        """Works it off to its end, a pause, or until somebody else has it."""
+        self._task = asyncio.current_task()
+        try:
+            await self._open()
+            answer = await self._host.work_off(self.agent, self.request, self.run, handle)
+        except asyncio.CancelledError:
+            if not self._paused:
+                self.writer.close()
+                raise
+            self._task.uncancel() if self._task else None
+            await self._wait()
+        except AstromeshError as error:
+            await self._end(None, error)
+        else:
+            await self._end(answer, None)
+        finally:
+            self.waiting.close()
+
+    def stop(self) -> None:
+        """Begins to cancel the run."""
+        log = self.run.log
+        if log.task is not None and not log.stopped and not self.run.suspended:
+            log.stopped = True
+            log.task.cancel()
+
+    def suspend(self) -> None:
+        """Ends the segment, and not the run: nothing more is said, nothing begins."""
+        self.run.suspended = True
+        if self.run.journal is not None:
+            self.run.journal.book.suspended = True
+        if self._task is not None:
+            self._task.cancel()
+
+    # -- its beginning -------------------------------------------------------------------------------------
+
+    async def _open(self) -> None:
+        row, run = self.row, self.run
+        steps = await surely(partial(self._store.steps, row.run_id))
+        past = await self._past()
+        self.stream = stream = DurableStream(row.run_id, self.writer, run.log, (self._host.metrics,), past)
+        run.stream = run.log.stream = stream
+        run.events = run.scope.events = GatedEvents(stream, self.agent, run.scope.ledger)
+        run.asked_at, run.said = row.created_at, stream.said
+        book = Book(row, self.writer, self.waiting, steps)
+        run.journal = run.scope.journal = RunJournal(book, "", row.run_id, run.model, stream)
+        run.scope.deadline = self._deadline(steps)
+        if steps:
+            stream.emit("run.resumed", segment=row.segment)
+
+    async def _past(self) -> list[Event]:
+        found: list[Event] = []
+        while page := await surely(
+            partial(self._store.events, self.row.run_id, found[-1].seq if found else 0, _PAGE)
+        ):
+            found += page
+        return found
+
+    def _deadline(self, steps: tuple[Step, ...]) -> float | None:
+        """By the run's record: time that it waited for a person does not count."""
+        clock, now = self._host.clock, self._host.clock.now()
+        if self.row.deadline_at:
+            return clock.monotonic() + self.row.deadline_at - now
+        waits = [s.output for s in steps if s.kind == "wait" and s.output and "left" in s.output]
+        if not waits:
+            return None
+        left: float = max(waits, key=lambda said: said["asked_at"])["left"]
+        return clock.monotonic() + left
+
+    # -- its end -------------------------------------------------------------------------------------------
+
+    async def _end(self, answer: RunAnswer | None, error: AstromeshError | None) -> None:
+        run, last = self.run, self.writer.last
+        if last is None:  # lost before its last event
+            self.writer.close()
+            return
+        usage, log = run.scope.ledger.usage, run.log
+        said = last.data.get("response")
+        result = answer.to_json() if answer else {"response": said} if said else None
+        failure = None
+        if last.type == "run.failed":
+            failure = {"code": last.data["code"], "detail": last.data["detail"]}
+        failpoints.passing(failpoints.BEFORE_LAST_EVENT)
+        never_admitted = None if run.admitted else {**self.row.request, "query": ""}  # S10
+        await self.writer.finish(
+            Change(
+                status=_STATUS[last.type],
+                result=result,
+                error=failure,
+                usage=usage,
+                attempts=tuple(log.attempts),
+                finished_at=self._host.clock.now(),
+                request=never_admitted,
+            )
+        )
+
+    async def _wait(self) -> None:
+        """The row becomes `waiting` with its event; the coroutines of the run are gone."""
+        if self.stream is None:
+            return
+        clock, deadline = self._host.clock, self.run.scope.deadline
+        left = None if deadline is None else max(deadline - clock.monotonic(), 1.0)
+        questions = [said for _, said in self.waiting.open]
+        for step, said in self.waiting.open:
+            self.writer.step(step._replace(output={**said, "left": left} if left else said))
+        approval = shown(self.row.run_id, questions[0])
+        self.run.suspended = False
+        self.stream.emit("run.waiting", approval=approval)
+        await self.writer.finish(
+            Change(
+                status="waiting",
+                waiting_for=approval,
+                wake_at=min(said["expires_at"] for said in questions),
+                deadline_at=0.0,
+                usage=self.run.scope.ledger.usage,
+            )
+        )
+
+    def _pause(self) -> None:
+        self._paused = True
+        self.suspend()
+
+    def _lost(self) -> None:
+        self.suspend()
+
+    def _written(self, events: Any) -> None:
+        if self.stream is not None:
+            self.stream.deliver(events)
+        self._told()
+
+
+def shown(run_id: str, question: JsonObject) -> JsonObject:
+    """What a person is shown of a question."""
+    kept = ("kind", "name", "arguments", "question", "asked_at", "expires_at", "path", "n")
+    return {"run_id": run_id, **{key: question[key] for key in kept}}
+
+
+def request_of(row: RunRow) -> RunRequest:
+    asked = row.request
+    return RunRequest(
+        asked["query"], asked["session_id"], asked.get("context", {}), asked.get("metadata", {})
+    )
+
+
+def by_its_record(handler: Handler) -> Handler:
+    """The innermost wrapper of a durable run: its deadline is in its row, its divergence is its end."""
+
+    async def run_by_its_record(agent: Agent, request: RunRequest, run: Run) -> RunAnswer:
+        journal = run.journal
+        assert journal is not None
+        book, clock = journal.book, run.scope.clock
+        if run.scope.deadline is not None:
+            book.writer.change(Change(deadline_at=clock.now() + run.scope.deadline - clock.monotonic()))
+        try:
+            answer = await handler(agent, request, run)
+        except AstromeshError:
+            if book.failure is not None:
+                raise book.failure from None
+            raise
+        if book.failure is not None:
+            raise book.failure
+        return answer
+
+    return run_by_its_record
+
+
+def patiently(handler: Handler) -> Handler:
+    """An accepted run waits for its session as long as it takes, where its policy is to wait."""
+
+    async def run_patiently(agent: Agent, request: RunRequest, run: Run) -> RunAnswer:
+        waits = agent.manifest.spec.sessions.concurrency in ("enqueue", "merge")
+        while True:
+            try:
+                return await handler(agent, request, run)
+            except SessionBusy:
+                if not waits or run.admitted:
+                    raise
+
+    return run_patiently

@@ -1,0 +1,217 @@
+"""`Runs` over the runs of this process and those that are kept on disk: one face for the routes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+from astromesh.abc.durable import ENDED, RunRow, RunStore, Wanted
+from astromesh.abc.events import EventSink
+from astromesh.errors import NotDurable, RunNotFound, StoreError
+from astromesh.runtime.durable import DurableRuns
+from astromesh.runtime.registry import RunFilter, RunRegistry, Viewer, iso
+from astromesh.telemetry.stream import TERMINAL
+from astromesh.types import JsonObject, Usage
+
+#: seconds between two looks for events of a run that another process works on, and of one that waits
+_LOOK, _LOOK_WAITING = 0.075, 1.0
+_PAGE = 1000
+
+
+class Said(NamedTuple):
+    """What a person decides.
+
+    Args:
+        arguments: of an approved call, instead of those that the model wrote.
+        answer: to a question.
+    """
+
+    decision: Literal["approve", "deny", "answer"]
+    arguments: JsonObject | None = None
+    answer: object = None
+
+
+class StoredRuns:
+    """`Runs` of this process and of the database.
+
+    Args:
+        registry: the runs of this process.
+        durable: those on disk.
+        patience: seconds that a cancel waits for the run's end.
+    """
+
+    def __init__(self, registry: RunRegistry, durable: DurableRuns, patience: float = 10.0) -> None:
+        self._registry, self._durable, self._patience = registry, durable, patience
+
+    async def get(self, run_id: str, viewer: Viewer) -> JsonObject:
+        row = await self._row(run_id, viewer)
+        return line_of(row) if row is not None else await self._registry.get(run_id, viewer)
+
+    async def follow(
+        self, run_id: str, viewer: Viewer, after: int, sink: EventSink
+    ) -> Callable[[], None] | None:
+        row = await self._row(run_id, viewer)
+        if row is None or self._store is None:
+            return await self._registry.follow(run_id, viewer, after, sink)
+        follower = _Follower(self._store, self._durable, row.run_id, after, sink)
+        if row.status in ENDED:
+            await follower.read()
+            return None
+        return follower.start()
+
+    async def cancel(self, run_id: str, viewer: Viewer) -> JsonObject:
+        row = await self._row(run_id, viewer)
+        if row is None or self._store is None:
+            return await self._registry.cancel(run_id, viewer)
+        await self._ask_end(row)
+        return line_of(await self._ended(row))
+
+    async def stop(self, run_id: str, viewer: Viewer) -> bool:
+        """Begins to cancel a run; False where it had ended."""
+        row = await self._row(run_id, viewer)
+        if row is None:
+            return self._registry.stop(run_id, viewer)
+        if row.status in ENDED:
+            return False
+        await self._ask_end(row)
+        return True
+
+    async def _ask_end(self, row: RunRow) -> None:
+        if self._store is not None and row.status not in ENDED:
+            await self._store.cancel(row.run_id)
+            self._durable.stop(row.run_id)
+
+    async def _ended(self, row: RunRow) -> RunRow:
+        """The row when the run has ended; as it is where something in it does not let go."""
+        news = asyncio.Event()
+        leave = self._durable.listen(row.run_id, news)
+        try:
+            async with asyncio.timeout(self._patience):
+                while row.status not in ENDED:
+                    news.clear()
+                    row = await self._durable.store.get(row.run_id) or row
+                    if row.status not in ENDED:
+                        await _soon(news, _LOOK)
+        except TimeoutError:
+            pass
+        finally:
+            leave()
+        return row
+
+    # -- people --------------------------------------------------------------------------------------------
+
+    async def approvals(self, viewer: Viewer) -> list[JsonObject]:
+        """What waits for a person, the oldest first."""
+        if self._store is None:
+            return []
+        rows = await self._store.waiting(*viewer)
+        return [{**(row.waiting_for or {}), "agent": row.agent, "session_id": row.session_id} for row in rows]
+
+    async def resume(self, run_id: str, viewer: Viewer, by: str, said: Said) -> JsonObject:
+        """Decides for a run that waits.
+
+        Args:
+            by: who decides; recorded.
+
+        Raises:
+            NotWaiting: it does not wait. NotDurable: it never will.
+        """
+        row = await self._row(run_id, viewer)
+        if row is None:
+            await self._registry.get(run_id, viewer)
+            raise NotDurable(f"The run {run_id!r} is not durable: it never waits for a person.")
+        decision = {key: value for key, value in said._asdict().items() if value is not None}
+        return line_of(await self._durable.decide(row, {**decision, "by": by}))
+
+    # -- inside --------------------------------------------------------------------------------------------
+
+    @property
+    def _store(self) -> RunStore | None:
+        return self._durable.store if self._durable.is_open else None
+
+    async def _row(self, run_id: str, viewer: Viewer) -> RunRow | None:
+        """The row of a durable run; None where it is none of those, or there is no store."""
+        if self._store is None:
+            return None
+        row = await self._store.get(run_id)
+        if row is None or not row.durable:
+            return None
+        if row.tenant != viewer.tenant or viewer.owner not in (None, row.owner):
+            raise RunNotFound(f"There is no run {run_id!r}.")
+        return row
+
+    async def list(self, viewer: Viewer, wanted: RunFilter) -> tuple[list[JsonObject], Usage]:
+        found, used = await self._registry.list(viewer, wanted)
+        store = self._store
+        if store is None:
+            return found, used
+        agent, session, status, limit = wanted
+        rows, more = await store.list(Wanted(*viewer, agent, session, status, limit))
+        known = {row.run_id for row in rows}
+        found = [line_of(row) for row in rows] + [line for line in found if line["run_id"] not in known]
+        found.sort(key=lambda line: str(line["created_at"]), reverse=True)
+        return found[: wanted.limit], used + more
+
+
+class _Follower:
+    """One listener to one run on disk, wherever it is worked on."""
+
+    def __init__(
+        self, store: RunStore, durable: DurableRuns, run_id: str, after: int, sink: EventSink
+    ) -> None:
+        self._store, self._durable, self._run_id = store, durable, run_id
+        self._after, self._sink = after, sink
+        self._last = ""
+
+    def start(self) -> Callable[[], None]:
+        task = asyncio.create_task(self._follow())
+        return task.cancel  # type: ignore[return-value]
+
+    async def read(self) -> bool:
+        """Sends what is there; whether the run's last event was."""
+        while page := await self._store.events(self._run_id, self._after, _PAGE):
+            for event in page:
+                self._sink.send(event)
+            self._after, self._last = page[-1].seq, page[-1].type
+        return self._last in TERMINAL
+
+    async def _follow(self) -> None:
+        news = asyncio.Event()
+        leave = self._durable.listen(self._run_id, news)
+        try:
+            while True:
+                news.clear()
+                try:
+                    if await self.read():
+                        return
+                except StoreError:
+                    pass  # it may be there again
+                await _soon(news, _LOOK_WAITING if self._last == "run.waiting" else _LOOK)
+        finally:
+            leave()
+
+
+async def _soon(news: asyncio.Event, seconds: float) -> None:
+    try:
+        async with asyncio.timeout(seconds):
+            await news.wait()
+    except TimeoutError:
+        pass
+
+
+def line_of(row: RunRow) -> JsonObject:
+    """A row as api.md section 1 shows a run."""
+    return {
+        "run_id": row.run_id,
+        "agent": row.agent,
+        "session_id": row.session_id,
+        "status": row.status,
+        "created_at": iso(row.created_at),
+        "finished_at": iso(row.finished_at) if row.finished_at else None,
+        "result": row.result,
+        "error": row.error,
+        "usage": row.usage.to_json(),
+        "attempts": list(row.attempts),
+        "waiting_for": row.waiting_for,
+    }

@@ -1,0 +1,177 @@
+"""What a durable run does, on its way to disk: in order, batched, under the fencing token of its segment.
+
+Steps, events and changes of the row that queue up while a transaction is under way go into the next one
+together. What nobody waits for (deltas) goes at the latest after 25 ms. A store that is away is asked again
+until it is there; one that says the lease is lost ends the writing: nothing of this segment counts any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import NamedTuple, TypeVar
+
+import structlog
+
+from astromesh.abc.durable import Change, Claim, RunStore, Step
+from astromesh.errors import LeaseLost, StoreError
+from astromesh.types import Event
+
+T = TypeVar("T")
+
+#: seconds that an event waits for others, and between two tries at a store that is away
+PATIENCE, PAUSE = 0.025, 0.2
+_NO_CHANGE = Change()
+
+log = structlog.get_logger("astromesh.durable")
+
+
+async def surely(work: Callable[[], Awaitable[T]]) -> T:
+    """Waits for a store that is away: what was accepted is not lost by that."""
+    while True:
+        try:
+            return await work()
+        except StoreError as error:
+            log.warning("run_store_away", error=str(error))
+            await asyncio.sleep(PAUSE)
+
+
+class _Batch(NamedTuple):
+    steps: Sequence[Step]
+    events: Sequence[Event]
+    change: Change | None
+    mark: int
+
+
+class Writer:
+    """The one writer of a segment.
+
+    Args:
+        lost: called once, when somebody else has the run.
+        written: called with the events of each transaction behind it.
+
+    Attributes:
+        last: the event that ends the segment, once it was made.
+    """
+
+    def __init__(
+        self,
+        store: RunStore,
+        claim: Claim,
+        lost: Callable[[], None],
+        written: Callable[[Sequence[Event]], None],
+    ) -> None:
+        self.claim = claim
+        self._store, self._lost, self._written = store, lost, written
+        self._steps: dict[tuple[str, int], Step] = {}
+        self._events: list[Event] = []
+        self._change: Change | None = None
+        self.last: Event | None = None
+        self._added = 0
+        self._waiting: list[tuple[int, asyncio.Future[None]]] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._task: asyncio.Task[None] | None = None
+        self.closed = False
+
+    def step(self, step: Step) -> None:
+        """Adds a step; it goes with what comes next."""
+        self._steps[step.path, step.n] = step
+        self._add()
+
+    def event(self, event: Event, *, last: bool = False) -> None:
+        """Adds an event. The `last` one goes with the change that ends the segment, and not before."""
+        if last:
+            self.last = event
+            return
+        self._events.append(event)
+        self._add()
+
+    def change(self, change: Change) -> None:
+        """Adds a change of the row; later values take the place of earlier ones."""
+        news = {name: value for name, value in change._asdict().items() if value is not None}
+        self._change = (self._change or _NO_CHANGE)._replace(**news)
+        self._add()
+
+    async def flush(self) -> None:
+        """Returns when everything added so far is on disk; never, where the lease is lost."""
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((self._added, done))
+        self._begin()
+        await done
+
+    async def finish(self, change: Change) -> bool:
+        """The segment's last transaction, with its last event; False where the lease is lost."""
+        if self.closed:
+            return False
+        if self.last is not None:
+            self._events.append(self.last)
+        self.change(change)
+        flushed = asyncio.ensure_future(self.flush())
+        while not flushed.done() and not self.closed:
+            await asyncio.wait([flushed], timeout=PAUSE)
+        ended = flushed.done()
+        flushed.cancel()
+        self.close()
+        return ended
+
+    def close(self) -> None:
+        """Writes nothing any more."""
+        self.closed = True
+        self._steps, self._events, self._change = {}, [], None
+        if self._timer is not None:
+            self._timer.cancel()
+
+    # -- transactions --------------------------------------------------------------------------------------
+
+    def _add(self) -> None:
+        self._added += 1
+        if self._timer is None and self._task is None and not self.closed:
+            self._timer = asyncio.get_running_loop().call_later(PATIENCE, self._begin)
+
+    def _begin(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._task is None and not self.closed:
+            self._task = asyncio.create_task(self._drain())
+
+    async def _drain(self) -> None:
+        try:
+            while not self.closed and (self._has_more or self._waiting):
+                batch = self._take()
+                if not await self._commit(batch):
+                    self.close()
+                    self._lost()
+                    return
+                self._written(batch.events)
+                self._resolve(batch.mark)
+        finally:
+            self._task = None
+
+    @property
+    def _has_more(self) -> bool:
+        return bool(self._steps or self._events or self._change)
+
+    def _take(self) -> _Batch:
+        batch = _Batch(tuple(self._steps.values()), self._events, self._change, self._added)
+        self._steps, self._events, self._change = {}, [], None
+        return batch
+
+    async def _commit(self, batch: _Batch) -> bool:
+        if not (batch.steps or batch.events or batch.change):
+            return True
+        write = partial(
+            self._store.commit, self.claim, steps=batch.steps, events=batch.events, change=batch.change
+        )
+        try:
+            await surely(write)
+        except LeaseLost:
+            return False
+        return True
+
+    def _resolve(self, mark: int) -> None:
+        for upto, done in self._waiting:
+            if upto <= mark and not done.done():
+                done.set_result(None)
+        self._waiting = [one for one in self._waiting if one[0] > mark]
