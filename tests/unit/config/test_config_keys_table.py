@@ -192,7 +192,6 @@ OTHER_KEYS = [
     Key("ChannelConfig", (*WHATSAPP, "failure_reply"), "Sorry.", 5, SORRY),
     Key("ChannelConfig", (*WHATSAPP, "default_agent"), "whatsapp-assistant", "a b", NOTHING),
     Key("ChannelConfig", (*WHATSAPP, "debounce_ms"), 500, -1, 0),
-    Key("ChannelConfig", (*WHATSAPP, "api_base"), "http://localhost", "", "https://graph.facebook.com/v23.0"),
     Key("RAGPipeline", ("spec", "sources", 0, "type"), "folder", "web", "folder"),
     Key("RAGPipeline", ("spec", "sources", 0, "path"), "../knowledge", "", NOTHING),
     Key("RAGPipeline", ("spec", "sources", 0, "glob"), "*.txt", 1, "**/*.md"),
