@@ -13,12 +13,24 @@ from astromesh.abc.clock import Clock, SystemClock
 from astromesh.abc.rag import Embedder, Knowledge
 from astromesh.abc.run import RunAgent
 from astromesh.abc.tool import ToolSource
+from astromesh.errors import AstromeshError
 from astromesh.types import JsonObject
 
 T = TypeVar("T")
 
 #: a compiled `context_transform`: a tool call's arguments to the nested run's context; raises ToolFailed
 Transform: TypeAlias = Callable[[Mapping[str, Any]], JsonObject]
+
+
+class _Opening:
+    """Who tries to open a resource, and how that ended last."""
+
+    __slots__ = ("failure", "failures", "lock")
+
+    def __init__(self) -> None:
+        self.lock = asyncio.Lock()
+        self.failures = 0
+        self.failure: AstromeshError | None = None
 
 
 class Resources:
@@ -30,13 +42,24 @@ class Resources:
     def __init__(self) -> None:
         self._stack = AsyncExitStack()
         self._opened: dict[object, Any] = {}
-        self._opening: dict[object, asyncio.Lock] = {}
+        self._opening: dict[object, _Opening] = {}
 
     async def shared(self, key: object, make: Callable[[], Any]) -> Any:
-        """The resource of this key; `make()` answers an async context manager on first use."""
-        async with self._opening.setdefault(key, asyncio.Lock()):
+        """The resource of this key; `make()` answers an async context manager on first use.
+
+        Who waits while somebody else tries gets the same failure: it is not waited for once more.
+        """
+        opening = self._opening.setdefault(key, _Opening())
+        asked = opening.failures
+        async with opening.lock:
             if key not in self._opened:
-                self._opened[key] = await self._stack.enter_async_context(make())
+                if opening.failure is not None and opening.failures > asked:
+                    raise opening.failure
+                try:
+                    self._opened[key] = await self._stack.enter_async_context(make())
+                except AstromeshError as error:
+                    opening.failures, opening.failure = opening.failures + 1, error
+                    raise
         return self._opened[key]
 
     def of_type(self, kind: type[T]) -> list[T]:

@@ -208,23 +208,28 @@ class _Bootstrap:
     async def _open_all(self) -> bool:
         """Opens every pipeline and agent that is not open yet; False where a store could not be reached."""
         missed = [m for n, m in self._opened.configuration.rag.items() if n not in self._opened.knowledge]
-        reached = all([await self._open_pipeline(manifest.name, manifest) for manifest in missed])
-        for name, agent in self._opened.configuration.agents.items():
-            if name in self._opened.agents:
-                continue
-            try:
-                self._opened.agents[name] = await self._agent(agent)
+        reached = await asyncio.gather(*(self._open_pipeline(one.name, one) for one in missed))
+        missing = {n: a for n, a in self._opened.configuration.agents.items() if n not in self._opened.agents}
+        agents = await asyncio.gather(*map(self._opened_agent, missing.values()))
+        for name, agent in zip(missing, agents, strict=True):
+            if isinstance(agent, Agent):
+                self._opened.agents[name] = agent
                 self._opened.broken.pop(name, None)
-            except AstromeshError as error:
-                fault = (
-                    error
-                    if isinstance(error, InvalidManifest)
-                    else InvalidManifest(str(error), file=str(agent.file))
-                )
-                log.error("agent_unavailable", agent=name, error=str(fault))
-                self._opened.broken[name] = (fault,)
-                reached = reached and not isinstance(error, StoreUnavailable)
-        return reached
+        return all(reached) and not any(isinstance(agent, StoreUnavailable) for agent in agents)
+
+    async def _opened_agent(self, manifest: AgentManifest) -> Agent | AstromeshError:
+        """Agents are opened at once, so that those whose stores do not answer wait together."""
+        try:
+            return await self._agent(manifest)
+        except AstromeshError as error:
+            fault = (
+                error
+                if isinstance(error, InvalidManifest)
+                else InvalidManifest(str(error), file=str(manifest.file))
+            )
+            log.error("agent_unavailable", agent=manifest.name, error=str(fault))
+            self._opened.broken[manifest.name] = (fault,)
+            return error
 
     async def _heal(self) -> None:
         """A store that was locked or away at the start breaks nobody for good."""

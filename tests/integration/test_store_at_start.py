@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from pathlib import Path
+from typing import Self
 
+from astromesh.abc.deps import Deps
+from astromesh.memory.backends.in_memory import InMemoryConversations, InMemoryOptions
 from astromesh.testing import ScriptedProvider
 from tests.integration.agents_folder import client_of, manifest, runtime_of, write
 
@@ -32,3 +35,29 @@ async def test_an_agent_whose_store_was_locked_at_the_start_works_once_the_lock_
     other.close()
     assert (locked.status_code, locked.json()["code"]) == (503, "agent_unavailable")
     assert healed.json()["response"] == "hello"
+
+
+class Meeting(InMemoryConversations):
+    """A store that opens once two agents wait for theirs."""
+
+    both = asyncio.Event()
+    waiting = 0
+
+    @classmethod
+    async def open(cls, options: InMemoryOptions, deps: Deps) -> Self:
+        cls.waiting += 1
+        if cls.waiting == 2:
+            cls.both.set()
+        await cls.both.wait()
+        return await super().open(options, deps)
+
+
+async def test_agents_are_opened_at_once(tmp_path: Path) -> None:
+    """Where stores do not answer, a start waits for them together; the agents keep their order."""
+    memory = {"conversational": {"backend": "meeting", "strategy": "sliding_window"}}
+    write(tmp_path, manifest("ann", memory=memory), manifest("bob", memory=memory))
+    runtime = runtime_of(
+        tmp_path, ScriptedProvider("hello"), plugins={"conversation_stores": {"meeting": Meeting}}
+    )
+    async with asyncio.timeout(60), runtime:
+        assert list(runtime.agents) == ["ann", "bob"]
