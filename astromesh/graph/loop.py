@@ -91,7 +91,9 @@ async def traverse(  # noqa: C901, PLR0912, PLR0915
                 if config.usage is not ZERO or isinstance(value, NodeResult):
                     result = step.settle(value, state, config, spent)
                 else:
-                    result = _blank(NodeResult)  # as `NodeResult.said`, without the call
+                    result = _blank(
+                        NodeResult
+                    )  # most fields stand in the class: a third of the constructor's cost
                     result.node_name, result.output, result.duration_ms = name, value, spent
                     quiet = value is None or type(value) is str
         if quiet:

@@ -189,7 +189,7 @@ class PromptNode(BaseNode):
 
     def _said(self, answer: CompletionResult) -> NodeResult:
         """The answer as it was said: nothing stands between the model and the reader."""
-        result = NodeResult.said(self.name, self._parse(answer.content), answer.content)
+        result = NodeResult(self.name, self._parse(answer.content), answer.content)
         result.messages_added = (Message("assistant", answer.content),)
         return result
 
