@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
-from typing import Any
+from typing import Any, get_args
 
 import orjson
 import structlog
@@ -16,6 +16,7 @@ from mcp.server.transport_security import TransportSecuritySettings
 from mcp_types import (
     CallToolRequestParams,
     CallToolResult,
+    ContentBlock,
     ListToolsResult,
     PaginatedRequestParams,
     TextContent,
@@ -27,6 +28,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from astromesh.errors import AstromeshError
 from astromesh.types import JsonObject, ToolSpec
+
+_BLOCKS = get_args(ContentBlock)
 
 log = structlog.get_logger("astromesh.mcp.server")
 
@@ -64,7 +67,9 @@ class Serving:
     @property
     def asgi(self) -> ASGIApp:
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
-            await self._manager.handle_request(scope, receive, send)
+            # white space around a value is none of it (RFC 9110, 5.5); not every server takes it away
+            headers = [(name, value.strip()) for name, value in scope["headers"]]
+            await self._manager.handle_request({**scope, "headers": headers}, receive, send)
 
         return app
 
@@ -120,7 +125,10 @@ def _wire(spec: ToolSpec) -> WireTool:
 
 
 def _result(value: Any, *, failed: bool = False) -> CallToolResult:
-    """Text as it is, objects as structured content too."""
+    """Text as it is, objects as structured content too; content blocks of MCP stay what they are."""
+    blocks = [value] if isinstance(value, _BLOCKS) else value
+    if isinstance(blocks, list) and blocks and all(isinstance(block, _BLOCKS) for block in blocks):
+        return CallToolResult(content=blocks, is_error=failed)
     text = value if isinstance(value, str) else _json(value)
     structured = None
     if isinstance(value, dict):

@@ -1,0 +1,112 @@
+"""What the conformance suite of MCP is run against: a tool server, and the client with what it is to do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import orjson
+from mcp_types import AudioContent, EmbeddedResource, ImageContent, TextContent, TextResourceContents
+from pydantic import BaseModel
+
+from astromesh.abc.deps import Deps
+from astromesh.abc.tool import ToolContext
+from astromesh.errors import ToolError, ToolFailed
+from astromesh.mcp.client import MCPServer
+from astromesh.mcp.server import ToolServer
+from astromesh.net.http import Http
+from astromesh.types import JsonObject
+
+#: one white pixel, and a sound of no length
+_PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mP8z8DwHwAFBQIAX8jx0gAAAABJRU5ErkJggg=="
+_SILENCE = "UklGRiYAAABXQVZFZm10IBAAAAABAAEAQB8AAAB9AAACABAAZGF0YQIAAAA="
+_TEXT = TextContent(type="text", text="Beside it, a text.")
+_IMAGE = ImageContent(type="image", data=_PIXEL, mime_type="image/png")
+_RESOURCE = EmbeddedResource(
+    type="resource",
+    resource=TextResourceContents(uri="test://resource", mime_type="text/plain", text="A resource."),
+)
+
+
+class Address(BaseModel):
+    street: str
+    city: str
+
+
+def tool_server() -> ToolServer:
+    """The tools that the suite asks for."""
+    server = ToolServer("conformance")
+
+    @server.tool()
+    def test_simple_text() -> str:
+        """A text."""
+        return "This is a simple text response for testing."
+
+    @server.tool()
+    def test_image_content() -> ImageContent:
+        """A picture."""
+        return _IMAGE
+
+    @server.tool()
+    def test_audio_content() -> AudioContent:
+        """A sound."""
+        return AudioContent(type="audio", data=_SILENCE, mime_type="audio/wav")
+
+    @server.tool()
+    def test_embedded_resource() -> EmbeddedResource:
+        """A resource."""
+        return _RESOURCE
+
+    @server.tool()
+    def test_multiple_content_types() -> list[Any]:
+        """All of it."""
+        return [_TEXT, _IMAGE, _RESOURCE]
+
+    @server.tool()
+    def test_error_handling() -> str:
+        """Fails."""
+        raise ToolFailed("This tool intentionally returns an error for testing")
+
+    return server
+
+
+# -- the client ----------------------------------------------------------------------------------------------
+
+
+async def play(url: str, context: JsonObject, folder: Path) -> None:
+    """Uses a server of the suite as an agent would: lists its tools and calls those that the scenario names.
+
+    Where it names none, each is called once with arguments that fit.
+    """
+    async with Http() as http:
+        options = MCPServer.Options(name="suite", transport="http", url=url, timeout_seconds=10)
+        server = await MCPServer.open(options, Deps(http=http, data_dir=folder, config_dir=folder))
+        try:
+            await server.tools()
+            for call in context.get("toolCalls") or _calls(server):
+                await _call(server, call["name"], call["arguments"])
+        finally:
+            await server.close()
+
+
+def _calls(server: MCPServer) -> list[JsonObject]:
+    tools = {tool.name: dict(tool.schema) for tool in server.definitions(False).tools}
+    if "json_schema_echo" in tools:  # is to be told what became of the schema of another tool
+        seen = tools["json_schema_2020_12_tool"]
+        return [{"name": "json_schema_echo", "arguments": {"schema": orjson.loads(orjson.dumps(seen))}}]
+    return [{"name": name, "arguments": _fitting(schema)} for name, schema in tools.items()]
+
+
+_VALUES = {"number": 2, "integer": 2, "string": "x", "boolean": True, "object": {}, "array": []}
+
+
+def _fitting(schema: JsonObject) -> JsonObject:
+    properties = schema.get("properties", {})
+    return {name: _VALUES.get(one.get("type"), "x") for name, one in properties.items()}
+
+
+async def _call(server: MCPServer, name: str, arguments: JsonObject) -> None:
+    try:
+        await server.call(name, arguments, ToolContext(tool=name), False)
+    except ToolError:  # the suite judges what was sent, not what came back
+        return
