@@ -178,6 +178,7 @@ class _Bootstrap:
         rules = BreakerRules(breaker.failure_threshold, breaker.recovery_timeout)
         self._health = opened.health = Health(rules, clock)
         self._prompts = PromptEngine()
+        self._checked: dict[str, list[Any]] = {}
         self._servers: dict[str, Any] = {}
         runtime = configuration.runtime.spec
         self._deps = Deps(
@@ -294,9 +295,7 @@ class _Bootstrap:
     async def _reopen(self, name: str, source: str) -> Agent:
         """Raises: InvalidManifest: it cannot be opened with the other files as they are now."""
         configuration = self._opened.configuration
-        return await self._agent(
-            load_snapshot(configuration.folder, name, source, self._env, self._plugins)
-        )
+        return await self._agent(load_snapshot(configuration.folder, name, source, self._env, self._plugins))
 
     async def _router(self, agent: str, models: RoleModel, *, role: bool = False) -> ModelRouter:
         blocks = models.usable()
@@ -358,9 +357,16 @@ class _Bootstrap:
     async def _store(self, group: str, block: Any, embedder: Embedder | None = None) -> Any:
         deps = replace(self._deps, embedder=embedder)
         store = await self._plugins.load(group, block.backend).open(block.options, deps)
-        self._opened.checks.setdefault(f"store:{group}:{block.backend}", store.ping)
+        self._check(f"store:{group}:{block.backend}", block.options, store.ping)
         self._opened.resources.on_close(store.close)
         return store
+
+    def _check(self, name: str, options: Any, ping: Ping) -> None:
+        """A store of other options, another file say, is asked as well, under a number."""
+        asked = self._checked.setdefault(name, [])
+        if options not in asked:
+            asked.append(options)
+            self._opened.checks[name if len(asked) == 1 else f"{name}:{len(asked)}"] = ping
 
     async def _tool(self, block: ToolBlock) -> DeclaredTool | DeclaredSource:
         tool = await self._open("tools", block.type, block.options)

@@ -61,3 +61,16 @@ async def test_agents_are_opened_at_once(tmp_path: Path) -> None:
     )
     async with asyncio.timeout(60), runtime:
         assert list(runtime.agents) == ["ann", "bob"]
+
+
+async def test_every_store_is_asked_whether_it_is_ready(tmp_path: Path) -> None:
+    """Two files of one backend are two stores; two agents that share a file share its check."""
+    files = {"ann": "a.db", "bob": "b.db", "cid": "b.db"}
+    agents = [
+        manifest(name, memory={"conversational": {**SQLITE["conversational"], "path": path}})
+        for name, path in files.items()
+    ]
+    async with runtime_of(write(tmp_path, *agents), ScriptedProvider("hello")) as runtime:
+        stores = {n: ping for n, ping in runtime.opened.checks.items() if n.startswith("store:")}
+    assert list(stores) == ["store:conversation_stores:sqlite", "store:conversation_stores:sqlite:2"]
+    assert len(set(stores.values())) == 2
