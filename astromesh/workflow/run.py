@@ -141,6 +141,8 @@ class Execution:
                 case Notice():
                     self._events.emit(command.type, **command.data)
                 case End():
+                    self._done = True
+                    self._setup.slots.forget(self)
                     self._ended.set()
 
     def _stop(self, task: Task) -> None:

@@ -1,0 +1,119 @@
+"""Operations for tests: what a stage does is told by its input, so that one function serves many stages."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+#: events that tests set to let a stage go on, by name
+GATES: dict[str, asyncio.Event] = {}
+#: names of stages that hold on at their gate, as they arrive there
+ARRIVED: list[str] = []
+
+
+async def echo(input: Any, context: Any, tools: Any) -> Any:
+    return input
+
+
+def sync_echo(input: Any, context: Any, tools: Any) -> Any:
+    return input
+
+
+async def fail(input: Any, context: Any, tools: Any) -> Any:
+    raise ValueError("as told")
+
+
+async def fail_if_bad(input: Any, context: Any, tools: Any) -> Any:
+    if input == "bad" or (isinstance(input, dict) and input.get("bad")):
+        raise ValueError("bad input")
+    return input
+
+
+async def add_a(input: Any, context: Any, tools: Any) -> Any:
+    return f"{input}a"
+
+
+async def add_b(input: Any, context: Any, tools: Any) -> Any:
+    return f"{input}b"
+
+
+async def add_c(input: Any, context: Any, tools: Any) -> Any:
+    return f"{input}c"
+
+
+async def add_d(input: Any, context: Any, tools: Any) -> Any:
+    return f"{input}d"
+
+
+async def change_in_place(input: Any, context: Any, tools: Any) -> Any:
+    input["changed"] = True
+    return input
+
+
+async def as_items(input: Any, context: Any, tools: Any) -> Any:
+    return {"subtask_inputs": input}
+
+
+async def no_items(input: Any, context: Any, tools: Any) -> Any:
+    return {"subtask_inputs": []}
+
+
+async def malformed(input: Any, context: Any, tools: Any) -> Any:
+    return {"subtask_inputs": "three"}
+
+
+async def per_label(input: Any, context: Any, tools: Any) -> Any:
+    return {"left": 1, "other": 2}
+
+
+async def select(input: Any, context: Any, tools: Any) -> Any:
+    """The input is the edge, or a mapping with it."""
+    return input if isinstance(input, dict) else {"selected_edge": input, "output": input}
+
+
+async def all_of_it(input: Any, context: Any, tools: Any) -> Any:
+    return input
+
+
+async def count_inputs(input: Any, context: Any, tools: Any) -> Any:
+    return {"inputs": len(input["inputs"]), "failures": len(input["failures"])}
+
+
+async def hold_a(input: Any, context: Any, tools: Any) -> Any:
+    return await _hold("a", input)
+
+
+async def hold_b(input: Any, context: Any, tools: Any) -> Any:
+    return await _hold("b", input)
+
+
+async def _hold(name: str, input: Any) -> Any:
+    ARRIVED.append(name)
+    await GATES.setdefault(name, asyncio.Event()).wait()
+    return f"{input}{name}"
+
+
+async def for_ever(input: Any, context: Any, tools: Any) -> Any:
+    ARRIVED.append("for_ever")
+    await asyncio.Event().wait()
+
+
+async def not_json(input: Any, context: Any, tools: Any) -> Any:
+    return {1, 2, 3}
+
+
+async def call_tool(input: Any, context: Any, tools: Any) -> Any:
+    answer = await tools.call(input["tool"], **input.get("arguments", {}))
+    return {"ok": answer.ok, "value": answer.value, "error": answer.error}
+
+
+async def see_context(input: Any, context: Any, tools: Any) -> Any:
+    return {"profile": context.profile, "values": context.values, "nodes": [i.node for i in context.items]}
+
+
+async def double(number: int) -> Any:
+    return {"result": 2 * number}
+
+
+async def broken_tool(number: int) -> Any:
+    raise OSError("the disk is full")
