@@ -22,11 +22,14 @@ class RunBody(BaseModel):
 
 
 class UsageOut(BaseModel):
+    """With `"estimated": true` where some of it no provider has counted."""
+
+    model_config = ConfigDict(extra="allow")
+
     input_tokens: int
     output_tokens: int
     cached_tokens: int
     cost_usd: float
-    estimated: bool = Field(default=False, description="Some of it no provider has counted.")
 
 
 class GuardrailOut(BaseModel):
