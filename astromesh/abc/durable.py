@@ -209,11 +209,14 @@ class RunStore(Protocol):
     async def leave(self, worker: str) -> tuple[tuple[str, int], ...]:
         """The worker ends. Its runs are `queued` again, in a new segment, and answered for dispatch."""
 
-    async def overdue(self, lease: float, limit: int = 100) -> tuple[tuple[str, int], ...]:
+    async def overdue(
+        self, lease: float, limit: int = 100, *, queued: float = 0.0
+    ) -> tuple[tuple[str, int], ...]:
         """Runs that somebody must dispatch, as (run_id, segment).
 
         Those of workers not heard of for `lease` seconds (queued again in a new segment), queued longer than
-        that, and waiting beyond `wake_at`. Those beyond `deadline_at` without a live worker have failed.
+        `queued` seconds (0: than `lease`), and waiting beyond `wake_at`. Those beyond `deadline_at` without a
+        live worker have failed.
         """
 
     async def waiting(self, tenant: str, owner: str | None, limit: int = 100) -> tuple[RunRow, ...]:

@@ -19,6 +19,7 @@ from astromesh.api.routes import (
     agents,
     channels,
     described,
+    durable,
     health,
     mcp,
     observe,
@@ -39,6 +40,7 @@ ROUTERS = (
     agents.router,
     channels.router,
     runs.router,
+    durable.router,
     results.router,
     sessions.router,
     principals.router,
@@ -75,6 +77,7 @@ def create_app(
         try:
             app.state.auth = auth or await configured(runtime)
             app.state.desk = await open_desk(runtime)
+            runtime.take_up()
             yield
         finally:
             await app.state.connections.close_all()

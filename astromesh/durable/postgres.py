@@ -125,8 +125,10 @@ class PostgresRuns:
     async def leave(self, worker: str) -> tuple[tuple[str, int], ...]:
         return await self._database.transact(partial(_leave, worker, self._clock.now()))
 
-    async def overdue(self, lease: float, limit: int = 100) -> tuple[tuple[str, int], ...]:
-        return await self._database.transact(partial(_overdue, self._clock.now(), lease, limit))
+    async def overdue(
+        self, lease: float, limit: int = 100, *, queued: float = 0.0
+    ) -> tuple[tuple[str, int], ...]:
+        return await self._database.transact(partial(_overdue, self._clock.now(), lease, queued or lease, limit))
 
     async def waiting(self, tenant: str, owner: str | None, limit: int = 100) -> tuple[RunRow, ...]:
         rows = await self._database.read(SQL["waiting"], tenant, owner, limit)
@@ -254,7 +256,7 @@ async def _leave(worker: str, now: float, connection: Connection) -> tuple[tuple
 
 
 async def _overdue(
-    now: float, lease: float, limit: int, connection: Connection
+    now: float, lease: float, queued: float, limit: int, connection: Connection
 ) -> tuple[tuple[str, int], ...]:
     await connection.execute(SQL["forget_workers"], now - _FORGOTTEN)
     due: list[tuple[str, int]] = []
@@ -267,7 +269,7 @@ async def _overdue(
             due += await _requeued(run, now, connection)
     for run in map(run_of, await connection.fetch(SQL["awake"], now, limit)):
         due += await _requeued(run, now, connection)
-    due += [(row[0], row[1]) for row in await connection.fetch(SQL["stale"], now - lease, now, limit)]
+    due += [(row[0], row[1]) for row in await connection.fetch(SQL["stale"], now - queued, now, limit)]
     return tuple(dict.fromkeys(due))
 
 

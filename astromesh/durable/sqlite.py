@@ -116,8 +116,10 @@ class SqliteRuns:
     async def leave(self, worker: str) -> tuple[tuple[str, int], ...]:
         return await self._database.write(_leave, (worker, self._clock.now()))
 
-    async def overdue(self, lease: float, limit: int = 100) -> tuple[tuple[str, int], ...]:
-        return await self._database.write(_overdue, (self._clock.now(), lease, limit))
+    async def overdue(
+        self, lease: float, limit: int = 100, *, queued: float = 0.0
+    ) -> tuple[tuple[str, int], ...]:
+        return await self._database.write(_overdue, (self._clock.now(), lease, queued or lease, limit))
 
     async def waiting(self, tenant: str, owner: str | None, limit: int = 100) -> tuple[RunRow, ...]:
         return await self._database.read(_waiting, (tenant, owner, limit))
@@ -282,9 +284,9 @@ def _leave_one(connection: sqlite3.Connection, item: tuple[str, float]) -> tuple
 
 
 def _overdue_one(
-    connection: sqlite3.Connection, item: tuple[float, float, int]
+    connection: sqlite3.Connection, item: tuple[float, float, float, int]
 ) -> tuple[tuple[str, int], ...]:
-    now, lease, limit = item
+    now, lease, queued, limit = item
     connection.execute(SQL["forget_workers"], (now - _FORGOTTEN,))
     orphans = map(run_of, connection.execute(SQL["orphans"], (now - lease, limit)).fetchall())
     awake = map(run_of, connection.execute(SQL["awake"], (now, limit)).fetchall())
@@ -298,7 +300,7 @@ def _overdue_one(
             due += connection.execute(SQL["requeue"], (run.run_id, run.segment, now)).fetchall()
     for run in awake:
         due += connection.execute(SQL["requeue"], (run.run_id, run.segment, now)).fetchall()
-    due += connection.execute(SQL["stale"], (now - lease, now, limit)).fetchall()
+    due += connection.execute(SQL["stale"], (now - queued, now, limit)).fetchall()
     return tuple(dict.fromkeys(due))
 
 

@@ -30,6 +30,7 @@ from astromesh.abc.durable import (
 from astromesh.errors import ApprovalNotFound, AstromeshError, LeaseLost, NotWaiting, ShuttingDown, StoreError
 from astromesh.runtime import failpoints, ids
 from astromesh.runtime.agent import Agent
+from astromesh.runtime.presence import Presence
 from astromesh.runtime.recorded import caller_of, caller_to_json, request_to_json
 from astromesh.runtime.records import RunRequest
 from astromesh.runtime.runs import Handler
@@ -39,6 +40,8 @@ from astromesh.types import CallerContext, Event, JsonObject
 
 #: seconds after which a worker that is not heard of is dead, and between two signs of life
 LEASE, BEAT = 10.0, 2.0
+#: seconds after which a run that is still queued is dispatched again, wherever it was before
+QUEUED = 2.0
 #: seconds between two looks for runs that were cancelled elsewhere, and for those nobody works on
 _CANCELS, _SWEEP = 0.5, 1.0
 
@@ -58,9 +61,11 @@ class DurableRuns:
 
     Args:
         handle: the pipeline with all that wraps a durable run.
+        presence: which workers of this machine live.
     """
 
-    def __init__(self, host: Opening, handle: Handler) -> None:
+    def __init__(self, host: Opening, handle: Handler, presence: Presence) -> None:
+        self._presence = presence
         self.worker = f"{gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
         self._host, self._handle = host, handle
         self._store: RunStore | None = None
@@ -99,8 +104,9 @@ class DurableRuns:
         async with self._opening:
             if self._working or self._backend is None:
                 return
-            self._working = True
             await store.beat(self.worker)
+            self._presence.enter(self.worker)
+            self._working = True
             await self._backend.start(self.work)
             self._tending = asyncio.create_task(self._tend())
 
@@ -128,6 +134,7 @@ class DurableRuns:
         try:
             for run_id, _ in await self.store.leave(self.worker):
                 await self._dispatch(run_id)
+            self._presence.leave(self.worker)
         except StoreError as error:  # they are taken over when the lease has passed
             log.warning("runs_not_handed_over", error=str(error))
 
@@ -300,9 +307,14 @@ class DurableRuns:
                 self.stop(run_id)
 
     async def _sweep(self) -> None:
-        if not self._draining:
-            for run_id, _ in await self.store.overdue(LEASE):
+        if self._draining:
+            return
+        for run_id, _ in await self.store.overdue(LEASE, queued=QUEUED):
+            await self._dispatch(run_id)
+        for worker in self._presence.dead():
+            for run_id, _ in await self.store.leave(worker):
                 await self._dispatch(run_id)
+            self._presence.forget(worker)
 
     async def _dispatch(self, run_id: str) -> None:
         row = await self.store.get(run_id)

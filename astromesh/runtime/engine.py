@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from astromesh.abc.clock import Clock, SystemClock
+from astromesh.abc.deps import Deps
 from astromesh.abc.durable import DurableBackend, RunRow, RunStore
 from astromesh.abc.events import EventSink
 from astromesh.abc.run import OWN_TERMS, RunAgent, Terms
@@ -36,6 +37,7 @@ from astromesh.runtime.durable import DurableRuns
 from astromesh.runtime.journal import RunJournal
 from astromesh.runtime.leases import Leases, in_its_session
 from astromesh.runtime.pipeline import answer
+from astromesh.runtime.presence import Presence
 from astromesh.runtime.records import RunAnswer, RunRequest
 from astromesh.runtime.registry import RunRegistry
 from astromesh.runtime.relay import relay
@@ -45,6 +47,8 @@ from astromesh.runtime.segment import by_its_record, patiently
 from astromesh.runtime.sessions import Sessions
 from astromesh.runtime.snapshots import Snapshots
 from astromesh.runtime.stored_runs import StoredRuns
+from astromesh.runtime.writer import surely
+from astromesh.storage.database import default_file
 from astromesh.telemetry.metrics import Metrics
 from astromesh.telemetry.runs import RunLog, RunLogs
 from astromesh.telemetry.stream import EventStream
@@ -89,6 +93,7 @@ class AgentRuntime:
         self.sessions = Sessions(self.clock)
         self._leases = Leases()
         self._snapshots = Snapshots()
+        self._taking_up: asyncio.Task[None] | None = None
         self._env = env
         self._graphs = graphs or {}
         self._open: Bootstrapped | None = None
@@ -107,7 +112,7 @@ class AgentRuntime:
             ),
         )
 
-        self.durable = DurableRuns(self, self._durably())
+        self.durable = DurableRuns(self, self._durably(), Presence(self.data_dir))
         self.runs = StoredRuns(self.registry, self.durable)
 
     # -- life ----------------------------------------------------------------------------------------------
@@ -130,10 +135,21 @@ class AgentRuntime:
         )
         self._open.erasers.append(self._erase_runs)
 
+    def take_up(self) -> None:
+        """Begins to work on what earlier processes have left, in the background.
+
+        A data folder that nothing was ever accepted in stays as it is: there the first run begins it.
+        """
+        deps = self.opened.deps
+        if not _in_sqlite(deps) or default_file(deps).exists():
+            self._taking_up = asyncio.create_task(surely(self.durable.start))
+
     async def close(self, grace: float = 30.0) -> None:
         """Takes no new runs, waits at most `grace` seconds for those that run, closes what was opened."""
         self._draining = True
         ends = self.clock.monotonic() + grace
+        if self._taking_up is not None:
+            self._taking_up.cancel()
         await self.durable.close(grace)
         try:
             async with asyncio.timeout(max(ends - self.clock.monotonic(), 0.0)):
@@ -311,7 +327,7 @@ class AgentRuntime:
     async def open_durable(self) -> tuple[RunStore, DurableBackend]:
         """The store of runs in `storage.url`, and what dispatches them."""
         deps, plugins = self.opened.deps, self.plugins
-        kind = "sqlite" if deps.storage_url.startswith("sqlite:") or not deps.storage_url else "postgres"
+        kind = "sqlite" if _in_sqlite(deps) else "postgres"
         store: RunStore = await plugins.open("run_stores", kind, {}, deps)
         self.opened.checks[f"store:runs:{kind}"] = store.ping
         self.opened.resources.on_close(store.close)
@@ -450,6 +466,10 @@ class AgentRuntime:
                 parent=parent,
             )
         return done.to_json()
+
+
+def _in_sqlite(deps: Deps) -> bool:
+    return not deps.storage_url or deps.storage_url.startswith("sqlite:")
 
 
 def principal(caller: CallerContext | None) -> tuple[str, str]:

@@ -16,6 +16,7 @@ SCOPES: Mapping[str, str] = {
     "agents:read": "list and describe agents, models and providers",
     "runs:read": "list and follow one's own runs",
     "runs:write": "cancel one's own runs",
+    "runs:decide": "decide for one's own runs that wait for a person",
     "sessions:read": "list one's own sessions and read their history",
     "sessions:write": "erase one's own sessions",
     "sessions:any": "all of that for the sessions and runs of others in the same tenant",
@@ -29,8 +30,8 @@ SCOPES: Mapping[str, str] = {
 
 #: what a key is given when nothing is said: all that an application needs for its own users
 CLIENT = (
-    RUN, "agents:read", "runs:read", "runs:write", "sessions:read", "sessions:write", "tools:read",
-    "traces:read",
+    RUN, "agents:read", "runs:read", "runs:write", "runs:decide", "sessions:read", "sessions:write",
+    "tools:read", "traces:read",
 )  # fmt: skip
 
 

@@ -101,11 +101,11 @@ class StoredRuns:
 
     # -- people --------------------------------------------------------------------------------------------
 
-    async def approvals(self, viewer: Viewer) -> list[JsonObject]:
+    async def approvals(self, viewer: Viewer, limit: int = 100) -> list[JsonObject]:
         """What waits for a person, the oldest first."""
         if self._store is None:
             return []
-        rows = await self._store.waiting(*viewer)
+        rows = await self._store.waiting(*viewer, limit)
         return [{**(row.waiting_for or {}), "agent": row.agent, "session_id": row.session_id} for row in rows]
 
     async def resume(self, run_id: str, viewer: Viewer, by: str, said: Said) -> JsonObject:

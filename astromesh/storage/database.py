@@ -145,12 +145,13 @@ async def shared_database(deps: Deps, path: str = "") -> Database:
     Args:
         path: as written in YAML, relative to the data folder; empty for the runtime's own file.
     """
-    file = (deps.data_dir / path if path else _default_file(deps)).absolute()
+    file = (deps.data_dir / path if path else default_file(deps)).absolute()
     opened: Database = await deps.resources.shared(("sqlite", file), lambda: Database(file))
     return opened
 
 
-def _default_file(deps: Deps) -> Path:
+def default_file(deps: Deps) -> Path:
+    """The runtime's own file."""
     if deps.storage_url.startswith(SQLITE_URL) and deps.storage_url != DEFAULT_URL:
         return Path(deps.storage_url.removeprefix(SQLITE_URL))
     return deps.data_dir / FILE

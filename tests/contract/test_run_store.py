@@ -317,3 +317,12 @@ async def test_erasing_a_principal_leaves_nothing_of_it_that_has_ended(store):
     assert [(row.run_id, row.cancelling) for row in rows] == [("run_4", False), ("run_3", True)]
     assert await store.events("run_1") == ()
     assert (await store.accept(run("run_5"), KEY._replace(body_hash="new"))).run_id == "run_5"
+
+
+async def test_a_queued_run_may_be_asked_for_before_a_worker_counts_as_dead(store, clock):
+    """Dispatching again is harmless, so that it need not wait as long as a takeover does."""
+    await store.accept(run())
+    clock.advance(3.0)
+    assert await store.overdue(LEASE) == ()
+    assert await store.overdue(LEASE, queued=2.0) == (("run_1", 1),)
+    assert await store.overdue(LEASE, queued=2.0) == ()

@@ -41,8 +41,8 @@ class ServerProcess:
             **(env or {}),
         }
         argv = [PROGRAM, "serve", "--config", str(config), "--port", str(self.port), *args]
-        command = Command(argv, plain_environment(home, settings), home)
-        self._server = Server(command, home / "server.log", self._lives)
+        self._command = Command(argv, plain_environment(home, settings), home)
+        self._server = Server(self._command, home / "server.log", self._lives)
 
     @property
     def running(self) -> bool:
@@ -75,6 +75,10 @@ class ServerProcess:
     def kill(self) -> int:
         """SIGKILL: a crash."""
         return self._server.kill()
+
+    def disarm(self, variable: str) -> None:
+        """Leaves a variable of the environment out from the next start on."""
+        self._command.env.pop(variable, None)
 
     def signal(self, number: int) -> None:
         self._server.signal(number)

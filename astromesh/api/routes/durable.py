@@ -1,0 +1,123 @@
+"""Durable runs: accepted for good, and what waits for a person."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import orjson
+from fastapi import APIRouter, Query, Request, Response
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+
+from astromesh.api.access import caller_of, runtime_of, scope, viewer_of
+from astromesh.api.body import read
+from astromesh.api.schemas import ProblemOut, RunBody, RunStateOut
+from astromesh.api.trace import incoming_trace_id
+from astromesh.runtime.records import RunRequest
+from astromesh.runtime.stored_runs import Said
+from astromesh.types import JsonObject
+
+router = APIRouter(tags=["runs"])
+_BODY: TypeAdapter[RunBody] = TypeAdapter(RunBody)
+_PROBLEM = {"model": ProblemOut, "content": {"application/problem+json": {}}}
+_ACCEPTING: dict[int | str, dict[str, Any]] = dict.fromkeys((401, 403, 404, 413, 422, 503), _PROBLEM)
+_DECIDING: dict[int | str, dict[str, Any]] = dict.fromkeys((401, 403, 404, 409, 422, 503), _PROBLEM)
+
+
+class LinksOut(BaseModel):
+    self: str
+    events: str
+    cancel: str
+
+
+class AcceptedOut(BaseModel):
+    """A run that survives whatever happens from here on."""
+
+    run_id: str
+    status: Literal["queued", "running", "waiting", "completed", "failed", "cancelled"]
+    links: LinksOut
+
+
+class DecisionBody(BaseModel):
+    """What a person decides."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    decision: Literal["approve", "deny", "answer"]
+    arguments: dict[str, Any] | None = Field(None, description="Of an approved call, instead of the model's.")
+    answer: Any = Field(None, description="To a question.")
+
+
+class ApprovalOut(BaseModel):
+    model_config = ConfigDict(extra="allow")
+
+    run_id: str
+    agent: str
+    session_id: str
+    kind: Literal["approval", "unknown_outcome", "human"]
+    name: str = Field(description="Of the tool or node.")
+    arguments: Any
+    asked_at: float
+    expires_at: float
+
+
+class ApprovalsOut(BaseModel):
+    approvals: list[ApprovalOut]
+
+
+@router.post(
+    "/v1/agents/{name}/runs",
+    summary="Accept a durable run",
+    status_code=202,
+    response_model=AcceptedOut,
+    openapi_extra={
+        "requestBody": {
+            "required": True,
+            "content": {"application/json": {"schema": RunBody.model_json_schema()}},
+        }
+    },
+    responses=_ACCEPTING,
+    dependencies=[scope("agents:run", "name")],
+)
+async def accept(name: str, request: Request) -> Response:
+    """Answered when the run is on disk: from then on it ends, whatever dies meanwhile."""
+    runtime = runtime_of(request)
+    agent = runtime.agent(name)
+    body = await read(request, _BODY)
+    asked = RunRequest(body.query, body.session_id, body.context, body.metadata)
+    row = await runtime.accept(
+        agent, asked, caller=caller_of(request), trace_id=incoming_trace_id(request.headers)
+    )
+    answer = {"run_id": row.run_id, "status": row.status, "links": links(row.run_id)}
+    return Response(orjson.dumps(answer), 202, media_type="application/json")
+
+
+@router.get(
+    "/v1/approvals",
+    summary="What waits for a person",
+    response_model=ApprovalsOut,
+    dependencies=[scope("runs:read")],
+)
+async def approvals(request: Request, limit: Annotated[int, Query(ge=1, le=1000)] = 100) -> JsonObject:
+    """Questions of the caller's runs that wait, the oldest first."""
+    found = await runtime_of(request).runs.approvals(viewer_of(caller_of(request)), limit)
+    return {"approvals": found}
+
+
+@router.post(
+    "/v1/runs/{run_id}/resume",
+    summary="Decide for a run that waits",
+    response_model=RunStateOut,
+    responses=_DECIDING,
+    dependencies=[scope("runs:decide")],
+)
+async def resume(run_id: str, body: DecisionBody, request: Request) -> JsonObject:
+    """The run goes on with the decision; who made it is kept with the run."""
+    caller = caller_of(request)
+    said = Said(body.decision, body.arguments, body.answer)
+    return await runtime_of(request).runs.resume(run_id, viewer_of(caller), caller.user_id, said)
+
+
+def links(run_id: str) -> JsonObject:
+    """Where to ask about a run."""
+    path = f"/v1/runs/{run_id}"
+    return {"self": path, "events": f"{path}/events", "cancel": f"{path}/cancel"}

@@ -1,0 +1,174 @@
+"""R1: the server is killed at each named place of a run with three tools; nothing is lost, nothing happens twice."""
+
+from __future__ import annotations
+
+import json
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from astromesh.runtime.failpoints import PLACES, TOOL_INTENT, VARIABLE
+
+#: what the tool of these tests does: a line in a file for each time it is really called
+EFFECTS = '''
+import os
+
+def charge(query: str) -> str:
+    """Charges somebody."""
+    with open(os.environ["EFFECTS"], "a") as file:
+        file.write(query + "\\n")
+    return f"charged {query}"
+'''
+PATIENCE = 60.0
+
+
+def agent(endpoint: str, effect: str, backend: str) -> dict[str, Any]:
+    tool = {"name": "charge", "type": "internal", "function": "reliability_effects:charge", "effect": effect}
+    model = {"provider": "openai", "model": "mock+tools=3", "endpoint": endpoint, "api_key": "none"}
+    return {
+        "apiVersion": "astromesh/v1",
+        "kind": "Agent",
+        "metadata": {"name": "teller"},
+        "spec": {
+            "model": {"primary": model},
+            "prompts": {"system": "You are {{ agent_name }}."},
+            "tools": [tool],
+            "memory": {"conversational": {"backend": backend}},
+        },
+    }
+
+
+def config(folder: Path, endpoint: str, effect: str, url: str = "") -> Path:
+    backend = "postgres" if url else "sqlite"
+    (folder / "agents").mkdir(parents=True)
+    (folder / "agents" / "teller.agent.yaml").write_text(yaml.safe_dump(agent(endpoint, effect, backend)))
+    (folder / "reliability_effects.py").write_text(EFFECTS)
+    if url:
+        head = {"apiVersion": "astromesh/v1", "kind": "RuntimeConfig"}
+        spec = {"storage": {"url": url}}
+        (folder / "runtime.yaml").write_text(yaml.safe_dump({**head, "spec": spec}))
+    return folder
+
+
+def call(url: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url, data, {"content-type": "application/json"})
+    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=10) as answer:
+        found: dict[str, Any] = json.load(answer)
+    return found
+
+
+def until(found: Callable[[], Any], what: str) -> Any:
+    end = time.monotonic() + PATIENCE
+    while time.monotonic() < end:
+        if value := found():
+            return value
+        time.sleep(0.05)
+    pytest.fail(f"{what} within {PATIENCE:g} s")
+
+
+def events_of(url: str, run_id: str) -> list[tuple[int, str, dict[str, Any]]]:
+    request = urllib.request.Request(f"{url}/v1/runs/{run_id}/events")
+    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=30) as answer:
+        blocks = answer.read().decode().strip().split("\n\n")
+    lines = [dict(line.split(": ", 1) for line in block.splitlines()) for block in blocks]
+    return [(int(line["id"]), line["event"], json.loads(line["data"])) for line in lines]
+
+
+@pytest.fixture(params=("sqlite", "postgres"))
+def store(request) -> str:
+    return request.getfixturevalue("postgres_database") if request.param == "postgres" else ""
+
+
+def killed_and_restarted(server, folder: Path) -> tuple[str, dict[str, Any]]:
+    """Accepts a run, waits for the server's death, starts it again without a failpoint; the run when it rests."""
+    asked = {"query": "Charge three times.", "session_id": "s-1"}
+    try:
+        run_id = call(f"{server.url}/v1/agents/teller/runs", asked)["run_id"]
+    except (
+        OSError,
+        urllib.error.URLError,
+    ):  # it died before it could answer: the run is on disk all the same
+        run_id = ""
+    server.wait(PATIENCE)
+    server.disarm(VARIABLE)
+    server.start()
+    if not run_id:
+        run_id = until(lambda: call(f"{server.url}/v1/runs")["runs"], "no run was found")[0]["run_id"]
+
+    def rests() -> dict[str, Any] | None:
+        run = call(f"{server.url}/v1/runs/{run_id}")
+        return run if run["status"] not in ("queued", "running") else None
+
+    return run_id, until(rests, "the run did not come to rest")
+
+
+@pytest.mark.parametrize("place", [place for place in PLACES if place != TOOL_INTENT])
+def test_a_run_survives_a_kill_at_each_place(place, store, tmp_path, mock_llm, server_process):
+    """With a tool that may be repeated every run completes, with both turns once and one last event.
+
+    Such a tool has no intent.
+    """
+    folder = config(tmp_path / "config", mock_llm.url, "read", store)
+    env = {"EFFECTS": str(tmp_path / "effects"), VARIABLE: place}
+    server = server_process(folder, env=env)
+    run_id, run = killed_and_restarted(server, tmp_path)
+    assert run["status"] == "completed", run
+    assert run["result"]["metadata"]["tools_called"] == ["charge"] * 3
+    events = events_of(server.url, run_id)
+    assert [seq for seq, _, _ in events] == list(range(1, len(events) + 1))
+    names = [name for _, name, _ in events]
+    assert names.count("run.started") == names.count("run.completed") == 1
+    assert [data["id"] for _, name, data in events if name == "tool.finished"] == [
+        data["id"] for _, name, data in events if name == "tool.started"
+    ]
+    turns = call(f"{server.url}/v1/agents/teller/sessions/s-1")["turns"]
+    assert [turn["role"] for turn in turns] == ["user", "assistant"]
+    effects = (tmp_path / "effects").read_text().splitlines()
+    assert set(effects) == {"round 0", "round 1", "round 2"}
+    assert joined_text(events) == run["result"]["response"]
+
+
+@pytest.mark.parametrize("place", ("tool_intent", "tool_done", "after_model"))
+def test_what_must_not_happen_twice_happens_once_or_is_put_to_a_person(
+    place, tmp_path, mock_llm, server_process
+):
+    """A tool that is not idempotent is called once; where nobody knows, a person is asked, and may say no."""
+    folder = config(tmp_path / "config", mock_llm.url, "write")
+    server = server_process(folder, env={"EFFECTS": str(tmp_path / "effects"), VARIABLE: f"{place}:2"})
+    run_id, run = killed_and_restarted(server, tmp_path)
+    if place == "tool_intent":
+        assert run["status"] == "waiting"
+        assert (run["waiting_for"]["kind"], run["waiting_for"]["name"]) == ("unknown_outcome", "charge")
+        assert [a["run_id"] for a in call(f"{server.url}/v1/approvals")["approvals"]] == [run_id]
+        call(f"{server.url}/v1/runs/{run_id}/resume", {"decision": "deny"})
+
+    def ended() -> dict[str, Any] | None:
+        found = call(f"{server.url}/v1/runs/{run_id}")
+        return found if found["status"] == "completed" else None
+
+    until(ended, "the run did not complete")
+    effects = (tmp_path / "effects").read_text().splitlines()
+    assert len(effects) == len(set(effects)) == (2 if place == "tool_intent" else 3)
+    unknown = [
+        data for _, name, data in events_of(server.url, run_id)
+        if name == "tool.finished" and data.get("error") == "unknown_outcome"
+    ]  # fmt: skip
+    assert len(unknown) == (1 if place == "tool_intent" else 0)
+
+
+def joined_text(events: list[tuple[int, str, dict[str, Any]]]) -> str:
+    """The text of the newest step, as a reader of the events has it."""
+    text: dict[int, str] = {}
+    for _, name, data in events:
+        if name == "model.restarted":
+            text.pop(data["step"], None)
+        elif name == "model.delta" and data["role"] == "assistant":
+            text[data["step"]] = text.get(data["step"], "") + data["content"]
+    return text[max(text)]
