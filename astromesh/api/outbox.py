@@ -11,8 +11,8 @@ from astromesh.types import Event
 
 #: events that wait one by one; beyond it deltas of one step are joined
 MOST_SINGLE = 512
-#: bytes that wait, estimated; beyond it events are dropped, which the gap in `seq` shows. As much again may be
-#: on its way: what a writer took before its socket stood still
+#: bytes that wait, estimated; beyond it events are dropped, which the gap in `seq` shows. As much again may
+#: be on its way: what a writer took before its socket stood still
 MOST_BYTES = 1 << 20
 
 

@@ -20,8 +20,8 @@ from astromesh.types import CompletionRequest, Message, Usage, charge, charged
 ASK = CompletionRequest((Message("user", "What is the answer?"),))
 
 
-def costly(error: ProviderError, *usage: int) -> ProviderError:
-    charge(error, Usage(*usage))
+def costly(error: ProviderError, asked: int, said: int = 0) -> ProviderError:
+    charge(error, Usage(asked, said))
     return error
 
 
