@@ -154,10 +154,10 @@ class RunStore(Protocol):
             IdempotencyConflict: the key was used with another body.
         """
 
-    def note(self, runs: Sequence[tuple[RunRow, Sequence[Event]]]) -> None:
-        """Keeps rows of runs that were not durable, and what traces are made of, off the hot path.
+    async def note(self, runs: Sequence[tuple[RunRow, Sequence[Event]]]) -> None:
+        """Keeps rows of runs that were not durable, and what traces are made of.
 
-        A run that there is already only gets its trace. A failure is logged.
+        A run that there is already only gets its trace.
         """
 
     async def trace(self, trace_id: str) -> tuple[tuple[RunRow, tuple[Event, ...]], ...]:

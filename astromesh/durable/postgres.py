@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from functools import partial
 from typing import Self
 
-import structlog
 from pydantic import BaseModel, ConfigDict
 
 from astromesh.abc.clock import Clock
@@ -31,7 +29,7 @@ from astromesh.durable.rows import (
     usage_of,
     with_columns,
 )
-from astromesh.errors import AstromeshError, IdempotencyConflict, LeaseLost
+from astromesh.errors import IdempotencyConflict, LeaseLost
 from astromesh.storage.migrations import Schema, queries
 from astromesh.storage.postgres import Connection, Postgres, shared_postgres
 from astromesh.types import Event, JsonObject, Usage
@@ -44,10 +42,6 @@ SQL = with_columns(queries(_PACKAGE, "sql/postgres/runs.sql"), "$")
 _CHUNK = 200
 #: workers that have not been heard of for so long, in seconds, are forgotten
 _FORGOTTEN = 86_400.0
-#: rows of runs that wait to be noted; beyond that they are left out, and said so in the log
-_MOST_NOTES = 10_000
-
-log = structlog.get_logger("astromesh.durable")
 
 
 class PostgresRuns:
@@ -61,8 +55,6 @@ class PostgresRuns:
     def __init__(self, database: Postgres, clock: Clock) -> None:
         self._database = database
         self._clock = clock
-        self._notes: list[tuple[tuple[object, ...], tuple[object, ...]]] = []
-        self._noting: asyncio.Task[None] | None = None
 
     @classmethod
     async def open(cls, options: BaseModel, deps: Deps) -> Self:
@@ -74,13 +66,8 @@ class PostgresRuns:
     async def accept(self, run: RunRow, key: IdempotencyKey | None = None) -> RunRow:
         return await self._database.transact(partial(_accept, run, key, self._clock.now()))
 
-    def note(self, runs: Sequence[tuple[RunRow, Sequence[Event]]]) -> None:
-        if len(self._notes) >= _MOST_NOTES:
-            log.warning("runs_not_noted", count=len(runs), error="too many rows wait for the database")
-            return
-        self._notes += [noted(run, events) for run, events in runs]
-        if self._noting is None or self._noting.done():
-            self._noting = asyncio.create_task(self._write_notes())
+    async def note(self, runs: Sequence[tuple[RunRow, Sequence[Event]]]) -> None:
+        await self._database.transact(partial(_note, [noted(run, events) for run, events in runs]))
 
     async def trace(self, trace_id: str) -> tuple[tuple[RunRow, tuple[Event, ...]], ...]:
         return tuple(map(traced, await self._database.read(SQL["trace"], trace_id)))
@@ -145,17 +132,7 @@ class PostgresRuns:
         await self._database.ping()
 
     async def close(self) -> None:
-        """Waits until what was noted is written; the pool closes with the runtime's resources."""
-        if self._noting is not None:
-            await self._noting
-
-    async def _write_notes(self) -> None:
-        while self._notes:
-            rows, self._notes = self._notes, []
-            try:
-                await self._database.transact(partial(_note, rows))
-            except AstromeshError as error:  # a note is a help, and there is nobody to tell
-                log.warning("runs_not_noted", count=len(rows), error=str(error))
+        """Nothing: the pool closes with the runtime's resources."""
 
     async def _in_chunks(self, name: str, bound: float) -> int:
         total = 0

@@ -74,8 +74,8 @@ class SqliteRuns:
     async def accept(self, run: RunRow, key: IdempotencyKey | None = None) -> RunRow:
         return await self._database.write(_accept, (run, key, self._clock.now()))
 
-    def note(self, runs: Sequence[tuple[RunRow, Sequence[Event]]]) -> None:
-        self._database.post(_note, runs)
+    async def note(self, runs: Sequence[tuple[RunRow, Sequence[Event]]]) -> None:
+        await self._database.write(_note, runs)
 
     async def trace(self, trace_id: str) -> tuple[tuple[RunRow, tuple[Event, ...]], ...]:
         return await self._database.read(_trace, trace_id)

@@ -36,6 +36,7 @@ from astromesh.runtime.bootstrap import Bootstrapped, open_runtime
 from astromesh.runtime.durable import DurableRuns
 from astromesh.runtime.journal import RunJournal
 from astromesh.runtime.leases import Leases, in_its_session
+from astromesh.runtime.notes import Notes
 from astromesh.runtime.pipeline import answer
 from astromesh.runtime.presence import Presence
 from astromesh.runtime.records import RunAnswer, RunRequest
@@ -47,12 +48,13 @@ from astromesh.runtime.segment import by_its_record, patiently
 from astromesh.runtime.sessions import Sessions
 from astromesh.runtime.snapshots import Snapshots
 from astromesh.runtime.stored_runs import StoredRuns
+from astromesh.runtime.stored_traces import StoredTraces
 from astromesh.runtime.writer import surely
 from astromesh.storage.database import default_file
 from astromesh.telemetry.metrics import Metrics
 from astromesh.telemetry.runs import RunLog, RunLogs
-from astromesh.telemetry.stream import EventStream
-from astromesh.telemetry.traces import TraceStore
+from astromesh.telemetry.stream import TERMINAL, EventStream
+from astromesh.telemetry.traces import TraceExporter, TraceStore
 from astromesh.types import CallerContext, SessionKey
 
 #: how deep agents may call agents, and how many such calls the whole tree of one run may make
@@ -89,7 +91,6 @@ class AgentRuntime:
         self.metrics = Metrics()
         self._logs = RunLogs()
         self.registry = RunRegistry(self._logs, self.clock)
-        self.traces = TraceStore(self._logs)
         self.sessions = Sessions(self.clock)
         self._leases = Leases()
         self._snapshots = Snapshots()
@@ -113,7 +114,10 @@ class AgentRuntime:
         )
 
         self.durable = DurableRuns(self, self._durably(), Presence(self.data_dir))
-        self.runs = StoredRuns(self.registry, self.durable)
+        self._notes = Notes(self.durable.open, self.clock)
+        self._exporter: TraceExporter | None = None
+        self.runs = StoredRuns(self.registry, self.durable, self._notes)
+        self.traces = StoredTraces(TraceStore(self._logs), self.durable, self._notes)
 
     # -- life ----------------------------------------------------------------------------------------------
 
@@ -134,15 +138,28 @@ class AgentRuntime:
             self._graphs,
         )
         self._open.erasers.append(self._erase_runs)
+        self._exporter = await self._open_exporter(self._open)
+
+    async def _open_exporter(self, opened: Bootstrapped) -> TraceExporter | None:
+        told = opened.configuration.runtime.spec.telemetry
+        if not told.otlp_endpoint:
+            return None
+        options = {"endpoint": told.otlp_endpoint, "sample_ratio": told.sample_ratio}
+        exporter: TraceExporter = await self.plugins.open("exporters", "otlp", options, opened.deps)
+        opened.resources.on_close(exporter.close)
+        return exporter
 
     def take_up(self) -> None:
         """Begins to work on what earlier processes have left, in the background.
 
         A data folder that nothing was ever accepted in stays as it is: there the first run begins it.
         """
-        deps = self.opened.deps
-        if not _in_sqlite(deps) or default_file(deps).exists():
+        if self._may_have_runs():
             self._taking_up = asyncio.create_task(surely(self.durable.start))
+
+    def _may_have_runs(self) -> bool:
+        deps = self.opened.deps
+        return not _in_sqlite(deps) or default_file(deps).exists()
 
     async def close(self, grace: float = 30.0) -> None:
         """Takes no new runs, waits at most `grace` seconds for those that run, closes what was opened."""
@@ -157,6 +174,7 @@ class AgentRuntime:
         except TimeoutError:
             pass  # what still runs is cut off with its resources; durable runs are taken up again
         await self._leases.close()
+        await self._notes.close()
         if self._open is not None:
             opened, self._open = self._open, None
             await opened.resources.close()
@@ -171,7 +189,11 @@ class AgentRuntime:
         await self.close()
 
     async def _erase_runs(self, tenant: str, owner: str) -> int:
-        return self._logs.erase_owner(tenant, owner)
+        await self._notes.flush()
+        gone = self._logs.erase_owner(tenant, owner)
+        if not self._may_have_runs():
+            return gone
+        return max(gone, await (await self.durable.open()).erase_owner(tenant, owner))
 
     # -- what is loaded ------------------------------------------------------------------------------------
 
@@ -331,7 +353,6 @@ class AgentRuntime:
         store: RunStore = await plugins.open("run_stores", kind, {}, deps)
         self.opened.checks[f"store:runs:{kind}"] = store.ping
         self.opened.resources.on_close(store.close)
-        self.opened.erasers.append(store.erase_owner)
         backend: DurableBackend = await plugins.open("durable_backends", "in_process", {}, deps)
         return store, backend
 
@@ -358,6 +379,14 @@ class AgentRuntime:
             raise
         finally:
             self._logs.close(log, self.clock.monotonic())
+            self._ended(log)
+
+    def _ended(self, log: RunLog) -> None:
+        """What happens to a run's log off its path."""
+        if not log.durable:
+            self._notes.add(log)
+        if self._exporter is not None and log.events and log.events[-1].type in TERMINAL:
+            self._exporter.offer(log)
 
     async def _merged(
         self,

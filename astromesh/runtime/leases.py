@@ -101,15 +101,17 @@ class Leases:
             await asyncio.sleep(RENEW_SECONDS)
             for leases, seats in self._seats.items():
                 if mine := [seat for seat in seats if seat.token]:
-                    await self._renew_some(leases, mine)
+                    await self._renew_some(leases, mine, seats)
 
-    async def _renew_some(self, leases: SessionLeases, seats: list[Seat]) -> None:
+    async def _renew_some(self, leases: SessionLeases, mine: list[Seat], seats: set[Seat]) -> None:
         try:
-            states = await leases.renew([Held(seat.key, seat.token) for seat in seats], LEASE_SECONDS)
+            states = await leases.renew([Held(seat.key, seat.token) for seat in mine], LEASE_SECONDS)
         except AstromeshError as error:  # the next one may work; the store refuses what comes too late
-            log.warning("leases_not_renewed", count=len(seats), error=str(error))
+            log.warning("leases_not_renewed", count=len(mine), error=str(error))
             return
-        for seat, asked in zip(seats, states, strict=True):
+        for seat, asked in zip(mine, states, strict=True):
+            if seat not in seats:
+                continue  # it was given back meanwhile
             if asked is None:
                 seat.lose()
             elif asked:

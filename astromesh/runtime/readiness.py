@@ -47,7 +47,7 @@ class Readiness:
 
 async def readiness(runtime: AgentRuntime) -> Readiness:
     """Asks all stores and providers at once."""
-    checks = runtime.opened.checks
+    checks = dict(runtime.opened.checks)  # more may be opened meanwhile
     found = await asyncio.gather(*(_ask(ping) for ping in checks.values()))
     answers = dict(zip(checks, found, strict=True))
     working = {name for name, answer in answers.items() if answer.code == "ok"}

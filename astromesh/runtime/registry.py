@@ -80,11 +80,17 @@ class RunRegistry:
     async def get(self, run_id: str, viewer: Viewer) -> JsonObject:
         return _line(self._find(run_id, viewer))
 
-    async def list(self, viewer: Viewer, wanted: RunFilter) -> tuple[list[JsonObject], Usage]:
+    async def list(
+        self, viewer: Viewer, wanted: RunFilter, running: bool = False
+    ) -> tuple[list[JsonObject], Usage]:
+        """Args: running: only those that have not ended."""
         found = [
             log
             for log in self._logs.newest()
-            if not log.durable and log.visible(*viewer) and _fits(log, wanted)
+            if not log.durable
+            and log.visible(*viewer)
+            and _fits(log, wanted)
+            and not (running and log.ended_at is not None)
         ]
         return [_line(log) for log in found[: wanted.limit]], _used(found)
 

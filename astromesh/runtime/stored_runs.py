@@ -8,8 +8,9 @@ from typing import Literal, NamedTuple
 
 from astromesh.abc.durable import ENDED, RunRow, RunStore, Wanted
 from astromesh.abc.events import EventSink
-from astromesh.errors import NotDurable, RunNotFound, StoreError
+from astromesh.errors import EventsGone, NotDurable, RunNotFound, StoreError
 from astromesh.runtime.durable import DurableRuns
+from astromesh.runtime.notes import Notes
 from astromesh.runtime.registry import RunFilter, RunRegistry, Viewer, iso
 from astromesh.telemetry.stream import TERMINAL
 from astromesh.types import JsonObject, Usage
@@ -38,15 +39,26 @@ class StoredRuns:
     Args:
         registry: the runs of this process.
         durable: those on disk.
+        notes: what of the first is on its way to the second.
         patience: seconds that a cancel waits for the run's end.
     """
 
-    def __init__(self, registry: RunRegistry, durable: DurableRuns, patience: float = 10.0) -> None:
-        self._registry, self._durable, self._patience = registry, durable, patience
+    def __init__(
+        self, registry: RunRegistry, durable: DurableRuns, notes: Notes, patience: float = 10.0
+    ) -> None:
+        self._registry, self._durable, self._notes, self._patience = registry, durable, notes, patience
 
     async def get(self, run_id: str, viewer: Viewer) -> JsonObject:
         row = await self._row(run_id, viewer)
-        return line_of(row) if row is not None else await self._registry.get(run_id, viewer)
+        if row is not None:
+            return line_of(row)
+        try:
+            return await self._registry.get(run_id, viewer)
+        except (RunNotFound, EventsGone):
+            noted = await self._store.get(run_id) if self._store else None
+            if noted is None or not _visible(noted, viewer):
+                raise
+            return line_of(noted)
 
     async def follow(
         self, run_id: str, viewer: Viewer, after: int, sink: EventSink
@@ -137,19 +149,19 @@ class StoredRuns:
         row = await self._store.get(run_id)
         if row is None or not row.durable:
             return None
-        if row.tenant != viewer.tenant or viewer.owner not in (None, row.owner):
+        if not _visible(row, viewer):
             raise RunNotFound(f"There is no run {run_id!r}.")
         return row
 
     async def list(self, viewer: Viewer, wanted: RunFilter) -> tuple[list[JsonObject], Usage]:
-        found, used = await self._registry.list(viewer, wanted)
+        await self._notes.flush()
         store = self._store
         if store is None:
-            return found, used
+            return await self._registry.list(viewer, wanted)
         agent, session, status, limit = wanted
+        found, used = await self._registry.list(viewer, wanted, running=True)
         rows, more = await store.list(Wanted(*viewer, agent, session, status, limit))
-        known = {row.run_id for row in rows}
-        found = [line_of(row) for row in rows] + [line for line in found if line["run_id"] not in known]
+        found += [line_of(row) for row in rows]
         found.sort(key=lambda line: str(line["created_at"]), reverse=True)
         return found[: wanted.limit], used + more
 
@@ -190,6 +202,10 @@ class _Follower:
                 await _soon(news, _LOOK_WAITING if self._last == "run.waiting" else _LOOK)
         finally:
             leave()
+
+
+def _visible(row: RunRow, viewer: Viewer) -> bool:
+    return row.tenant == viewer.tenant and viewer.owner in (None, row.owner)
 
 
 async def _soon(news: asyncio.Event, seconds: float) -> None:

@@ -12,6 +12,4 @@ UNSUPPORTED: Mapping[str, str] = {
     "Agent.spec.budgets.per_session": _BUDGETS,
     "Agent.spec.budgets.per_principal_daily": _BUDGETS,
     "RuntimeConfig.spec.telemetry.capture_content": "Traces hold no content yet.",
-    "RuntimeConfig.spec.telemetry.sample_ratio": "The export by OTLP is not supported yet.",
-    "RuntimeConfig.spec.telemetry.otlp_endpoint": "The export by OTLP is not supported yet.",
 }

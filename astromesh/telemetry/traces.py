@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from itertools import islice
+from typing import Protocol
 
 from astromesh.telemetry.runs import RunLog, RunLogs
 from astromesh.telemetry.stream import TERMINAL
@@ -19,10 +21,9 @@ class TraceStore:
     def __init__(self, runs: RunLogs) -> None:
         self._runs = runs
 
-    def get(self, trace_id: str, *, tenant: str, owner: str | None) -> JsonObject | None:
-        """`{"trace_id", "spans"}` of what this principal may see, or None. `owner` None sees the tenant's."""
-        runs = [run for run in self._runs.of_trace(trace_id) if run.visible(tenant, owner)]
-        return {"trace_id": trace_id, "spans": [s for run in runs for s in spans(run)]} if runs else None
+    def runs(self, trace_id: str, *, tenant: str, owner: str | None) -> list[RunLog]:
+        """The runs of a trace that this principal may see. `owner` None sees the tenant's."""
+        return [run for run in self._runs.of_trace(trace_id) if run.visible(tenant, owner)]
 
     def list(
         self, *, tenant: str, owner: str | None, agent: str = "", status: str = "", limit: int = 50
@@ -62,10 +63,56 @@ _STEPS: dict[str, tuple[str, tuple[str, ...]]] = {
     "tool.finished": ("tool.call", ("id", "name", "ok", "error")),
     "memory.persisted": ("memory_persist", ("turns",)),
 }
+#: events that give a trace its shape, and nothing else
+_SHAPE = frozenset({"run.started", "tools.listed", *TERMINAL})
 _INSIDE = frozenset({"llm.complete", "tool.call"})
 
 
-def spans(run: RunLog) -> list[JsonObject]:
+def outline(events: Iterable[Event]) -> list[Event]:
+    """The events that a trace is made of, without what was said in them."""
+    return [
+        Event(e.run_id, e.seq, e.ts, e.type, _attributes(e.type, e.data))
+        for e in events
+        if e.type in _STEPS or e.type in _SHAPE
+    ]
+
+
+def _attributes(kind: str, data: JsonObject) -> JsonObject:
+    if kind not in _STEPS:
+        return {}
+    return {key: data[key] for key in (*_STEPS[kind][1], "duration_ms") if key in data}
+
+
+class Traced(Protocol):
+    """A run that has events: one of this process, or one that was kept."""
+
+    @property
+    def run_id(self) -> str: ...
+    @property
+    def trace_id(self) -> str: ...
+    @property
+    def session_id(self) -> str: ...
+    @property
+    def parent(self) -> str: ...
+    @property
+    def agent(self) -> str: ...
+    @property
+    def status(self) -> str: ...
+    @property
+    def events(self) -> Sequence[Event]: ...
+
+
+class TraceExporter(Protocol):
+    """Sends traces elsewhere, off the hot path."""
+
+    def offer(self, run: Traced) -> None:
+        """Takes a run that has ended. Must not block and must not raise."""
+
+    async def close(self) -> None:
+        """Sends what waits, within a bound."""
+
+
+def spans(run: Traced) -> list[JsonObject]:
     """The spans of one run (document 001): agent.run over its steps, orchestration over models, tools."""
     if not run.events:
         return []
@@ -86,7 +133,7 @@ def spans(run: RunLog) -> list[JsonObject]:
     return found
 
 
-def _orchestration(run: RunLog) -> tuple[Event, Event] | tuple[None, None]:
+def _orchestration(run: Traced) -> tuple[Event, Event] | tuple[None, None]:
     start = next((e for e in run.events if e.type == "tools.listed"), None)
     if start is None:
         return None, None
@@ -95,7 +142,7 @@ def _orchestration(run: RunLog) -> tuple[Event, Event] | tuple[None, None]:
     return start, end
 
 
-def _step(run: RunLog, event: Event) -> JsonObject:
+def _step(run: Traced, event: Event) -> JsonObject:
     name, attributes = _STEPS[event.type]
     data = event.data
     if name == "guardrails":
@@ -109,7 +156,7 @@ def _step(run: RunLog, event: Event) -> JsonObject:
     return span
 
 
-def _span(run: RunLog, span_id: str, parent: str, name: str, start: float, duration: float) -> JsonObject:
+def _span(run: Traced, span_id: str, parent: str, name: str, start: float, duration: float) -> JsonObject:
     return {
         "span_id": span_id,
         "parent_id": parent or None,

@@ -17,7 +17,8 @@ from astromesh.errors import Interrupted, SessionBusy
 from astromesh.memory.backends.sqlite import SCHEMA, SqliteConversations
 from astromesh.memory.strategies.sliding_window import SlidingWindow
 from astromesh.runtime.records import RunAnswer, RunRequest
-from astromesh.runtime.sessions import Sessions, in_its_session
+from astromesh.runtime.leases import Leases, in_its_session
+from astromesh.runtime.sessions import Sessions
 from astromesh.storage.database import Database
 from astromesh.types import Message, SessionKey, Turn
 
@@ -35,7 +36,8 @@ async def memory(tmp_path: Path) -> AsyncIterator[MemoryManager]:
 
 def agent(policy: str, **spec: Any) -> Any:
     spec = {"concurrency": policy, **spec}
-    return SimpleNamespace(manifest=SimpleNamespace(spec=SimpleNamespace(sessions=SessionsSpec(**spec))))
+    manifest = SimpleNamespace(spec=SimpleNamespace(sessions=SessionsSpec(**spec)))
+    return SimpleNamespace(manifest=manifest, memory=SimpleNamespace(leases=None))
 
 
 class Runs:
@@ -44,7 +46,7 @@ class Runs:
     def __init__(self, memory: MemoryManager) -> None:
         self.memory = memory
         self.saw: dict[str, tuple[Message, ...]] = {}
-        self.handle = in_its_session(Sessions())(self.answer)
+        self.handle = in_its_session(Sessions(), Leases())(self.answer)
 
     async def answer(self, agent: Any, request: RunRequest, run: Any) -> RunAnswer:
         context = await self.memory.build_context(KEY.agent, KEY.session_id, request.query, owner="ann")

@@ -10,7 +10,7 @@ from astromesh.errors import EventsGone
 from astromesh.node.ledger import RunLedger
 from astromesh.telemetry.runs import OVERHEAD, RunLog, RunLogs
 from astromesh.telemetry.stream import DELTA, EventStream
-from astromesh.telemetry.traces import TraceStore
+from astromesh.telemetry.traces import TraceStore, spans
 from astromesh.testing import RecordingSink
 
 
@@ -92,11 +92,10 @@ def test_traces_go_with_their_runs() -> None:
     ran(logs, "run_1", trace_id="t")
     ran(logs, "run_2", trace_id="t")
     ran(logs, "run_3")
-    found = traces.get("t", tenant="acme", owner=None)
-    assert found is not None
-    assert [span["span_id"] for span in found["spans"]] == ["run_2"]
+    (found,) = traces.runs("t", tenant="acme", owner=None)
+    assert [span["span_id"] for span in spans(found)] == ["run_2"]
     ran(logs, "run_4")
-    assert traces.get("t", tenant="acme", owner=None) is None
+    assert traces.runs("t", tenant="acme", owner=None) == []
 
 
 async def test_the_end_of_a_run_can_be_waited_for() -> None:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 
-from astromesh.api.access import ScopeElsewhere, caller_of, owner_filter, runtime_of, scope
+from astromesh.api.access import ScopeElsewhere, caller_of, runtime_of, scope, viewer_of
 from astromesh.errors import TraceNotFound
 from astromesh.types import JsonObject
 
@@ -22,9 +22,7 @@ async def traces(
 ) -> JsonObject:
     """The newest runs, one line each."""
     caller = caller_of(request)
-    found = runtime_of(request).traces.list(
-        tenant=caller.tenant_id, owner=owner_filter(caller), agent=agent, status=status, limit=limit
-    )
+    found = await runtime_of(request).traces.list(viewer_of(caller), agent, status, limit)
     return {"traces": found}
 
 
@@ -32,7 +30,7 @@ async def traces(
 async def trace(trace_id: str, request: Request) -> JsonObject:
     """The span tree of one trace."""
     caller = caller_of(request)
-    found = runtime_of(request).traces.get(trace_id, tenant=caller.tenant_id, owner=owner_filter(caller))
+    found = await runtime_of(request).traces.get(trace_id, viewer_of(caller))
     if found is None:
         raise TraceNotFound(f"There is no trace {trace_id!r}, or it is no longer kept.")
     return found

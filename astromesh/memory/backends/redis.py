@@ -95,7 +95,7 @@ class RedisConversations:
     ) -> int:
         now = self._clock.now()
         left = int((expires_at - now + _GRACE) * 1000) if expires_at else 0
-        names = (self._prefix, *key, *_names(owner), token)
+        names: tuple[str | float, ...] = (self._prefix, *key, *_names(owner), token)
         times = (now, expires_at, max(left, 0))
         keys = (*self._keys(key), self._lease(key))
         last: int = await self._server.write(_APPEND, keys, *names, *times, *_packed(turns, now))

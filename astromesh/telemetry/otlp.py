@@ -1,0 +1,178 @@
+"""Export of traces by OTLP over HTTP, with the GenAI semantic names of OpenTelemetry, off the hot path.
+
+A run that ends costs an append to a bounded queue; a thread makes spans of it and sends them in batches. What
+does not fit the queue is dropped and counted: a collector that is down harms no run. The headers, the
+compression and the certificates of the collector are those of OpenTelemetry's own environment variables
+(`OTEL_EXPORTER_OTLP_HEADERS`, …).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Mapping, Sequence
+from hashlib import blake2b
+from typing import Any, Self
+
+import structlog
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SpanExportResult
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
+from pydantic import BaseModel, ConfigDict, Field
+
+from astromesh.abc.deps import Deps
+from astromesh.telemetry.traces import Traced, spans
+from astromesh.types import JsonObject
+
+#: runs that wait, spans sent at once, seconds between two sends, seconds for what is left at the end
+_MOST, _BATCH, _PERIOD, _LAST = 2048, 512, 1.0, 3.0
+_PATH = "/v1/traces"
+_RESOURCE = {"service.name": "astromesh"}
+_SCOPE = InstrumentationScope("astromesh")
+_TRACE_BITS = 1 << 64
+
+log = structlog.get_logger("astromesh.telemetry")
+
+
+class OtlpOptions(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    endpoint: str = Field(min_length=1, description="Base URL of the collector, e.g. http://collector:4318.")
+    sample_ratio: float = Field(1.0, ge=0, le=1, description="Share of traces that is exported.")
+
+
+class OtlpExporter:
+    """Sends the traces of runs that have ended.
+
+    Args:
+        ratio: share of traces; which ones follows from the trace id, so that all of a trace goes or none.
+
+    Attributes:
+        dropped: runs that were not exported because too many waited.
+    """
+
+    Options: type[BaseModel] = OtlpOptions
+
+    def __init__(self, exporter: OTLPSpanExporter, ratio: float) -> None:
+        self.dropped = 0
+        self._exporter, self._least = exporter, int(ratio * _TRACE_BITS)
+        self._waiting: deque[Traced] = deque()
+        self._ending = threading.Event()
+        self._failing = False
+        self._thread = threading.Thread(target=self._work, name="astromesh-otlp", daemon=True)
+        self._thread.start()
+
+    @classmethod
+    async def open(cls, options: OtlpOptions, deps: Deps) -> Self:
+        exporter = OTLPSpanExporter(endpoint=options.endpoint.rstrip("/").removesuffix(_PATH) + _PATH)
+        return cls(exporter, options.sample_ratio)
+
+    def offer(self, run: Traced) -> None:
+        """Takes a run that has ended."""
+        if int(run.trace_id[16:], 16) >= self._least:
+            return
+        if len(self._waiting) >= _MOST:
+            self.dropped += 1
+            return
+        self._waiting.append(run)
+
+    async def close(self) -> None:
+        """Sends what waits, for at most three seconds."""
+        self._ending.set()
+        await asyncio.to_thread(self._thread.join, _LAST)
+
+    # -- in the thread -------------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        ending = False
+        while not ending:
+            ending = self._ending.wait(_PERIOD)
+            while self._waiting:
+                self._send(self._taken())
+        self._exporter.shutdown()  # type: ignore[no-untyped-call]
+
+    def _taken(self) -> list[ReadableSpan]:
+        batch: list[ReadableSpan] = []
+        while self._waiting and len(batch) < _BATCH:
+            batch += exported(self._waiting.popleft())
+        return batch
+
+    def _send(self, batch: Sequence[ReadableSpan]) -> None:
+        try:
+            sent = self._exporter.export(batch) is SpanExportResult.SUCCESS
+        except Exception as error:  # noqa: BLE001 (plugin observer: the collector's fault is no run's)
+            log.warning("traces_not_exported", error=str(error))
+            sent = False
+        if not sent and not self._failing:
+            log.warning("traces_not_exported", error="the collector does not take them")
+        self._failing = not sent
+
+
+# -- spans of document 001 to those of OpenTelemetry ---------------------------------------------------------
+
+
+def exported(run: Traced) -> list[ReadableSpan]:
+    """The spans of a run as OpenTelemetry has them."""
+    return [_span(run, span) for span in spans(run)]
+
+
+def _span(run: Traced, span: JsonObject) -> ReadableSpan:
+    name, attributes = _named(run, span)
+    start = int(span["start"] * 1e9)
+    failed = span["status"] == "error"
+    return ReadableSpan(
+        name,
+        context=_context(run.trace_id, span["span_id"]),
+        parent=_context(run.trace_id, span["parent_id"]) if span["parent_id"] else None,
+        resource=Resource(_RESOURCE),
+        attributes=attributes,
+        kind=SpanKind.CLIENT if span["name"] == "llm.complete" else SpanKind.INTERNAL,
+        status=Status(StatusCode.ERROR if failed else StatusCode.OK),
+        start_time=start,
+        end_time=start + int(span["duration_ms"] * 1e6),
+        instrumentation_scope=_SCOPE,
+    )
+
+
+def _context(trace_id: str, span_id: str) -> SpanContext:
+    """Our span ids are words; OpenTelemetry's have eight bytes."""
+    number = int.from_bytes(blake2b(span_id.encode(), digest_size=8).digest())
+    return SpanContext(int(trace_id, 16), number, is_remote=False, trace_flags=TraceFlags(1))
+
+
+def _named(run: Traced, span: JsonObject) -> tuple[str, Mapping[str, Any]]:
+    kind, given = span["name"], span["attributes"]
+    if kind == "agent.run":
+        return f"invoke_agent {run.agent}", {
+            "gen_ai.operation.name": "invoke_agent",
+            "gen_ai.agent.name": run.agent,
+            "gen_ai.conversation.id": run.session_id,
+            "astromesh.run_id": run.run_id,
+            "astromesh.status": run.status,
+        }
+    if kind == "llm.complete":
+        usage = given.get("usage", {})
+        return f"chat {given.get('model', '')}".strip(), {
+            "gen_ai.operation.name": "chat",
+            "gen_ai.provider.name": given.get("provider", ""),
+            "gen_ai.request.model": given.get("model", ""),
+            "gen_ai.usage.input_tokens": usage.get("input_tokens", 0),
+            "gen_ai.usage.output_tokens": usage.get("output_tokens", 0),
+            "gen_ai.usage.cache_read.input_tokens": usage.get("cached_tokens", 0),
+            "astromesh.cost_usd": usage.get("cost_usd", 0.0),
+            "astromesh.step": given.get("step", 0),
+            "astromesh.role": given.get("role", ""),
+        }
+    if kind == "tool.call":
+        return f"execute_tool {given.get('name', '')}".strip(), {
+            "gen_ai.operation.name": "execute_tool",
+            "gen_ai.tool.name": given.get("name", ""),
+            "gen_ai.tool.call.id": given.get("id", ""),
+            **({"error.type": given["error"]} if given.get("error") else {}),
+        }
+    plain = {f"astromesh.{key}": v for key, v in given.items() if isinstance(v, str | int | float)}
+    return kind, plain

@@ -1,0 +1,144 @@
+"""What stays of the runs of a process: rows, usage and traces, over a restart."""
+
+from __future__ import annotations
+
+import asyncio
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+import yaml
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+from astromesh.errors import RunNotFound
+from astromesh.runtime.engine import AgentRuntime
+from astromesh.runtime.registry import RunFilter, Viewer
+from astromesh.testing import Reply, ScriptedProvider
+from astromesh.types import CallerContext, ToolCall, Usage
+from tests.integration.agents_folder import client_of, manifest, runtime_of, write
+
+RUN, BODY = "/v1/agents/helper/run", {"query": "What is a secret?", "session_id": "s"}
+LOOK = ToolCall("c1", "lookup", '{"query": "private words"}')
+TOOLS = [{"name": "lookup", "type": "internal", "function": "tests.integration.sample_tools:lookup"}]
+
+
+@pytest.fixture(params=("sqlite", "postgres"))
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    write(tmp_path, manifest("helper", tools=TOOLS))
+    if request.param == "postgres":
+        told(tmp_path, storage={"url": request.getfixturevalue("postgres_database")})
+    return tmp_path
+
+
+def told(folder: Path, **spec: Any) -> None:
+    head = {"apiVersion": "astromesh/v1", "kind": "RuntimeConfig"}
+    (folder / "runtime.yaml").write_text(yaml.safe_dump({**head, "spec": spec}))
+
+
+def runtime(folder: Path, *script: Any) -> AgentRuntime:
+    return runtime_of(folder, ScriptedProvider(*script))
+
+
+async def test_runs_usage_and_traces_are_there_after_a_restart(folder: Path) -> None:
+    script = (Reply("", [LOOK], usage=Usage(10, 1)), Reply("It is one.", usage=Usage(20, 2)))
+    async with client_of(runtime(folder, *script)) as client:
+        done = (await client.post(RUN, json=BODY)).json()
+        before = (await client.get(f"/v1/traces/{done['metadata']['trace_id']}")).json()
+    async with client_of(runtime(folder)) as client:
+        for _ in range(100):
+            state = await client.get(f"/v1/runs/{done['run_id']}")
+            if state.status_code == 200:
+                break
+            await asyncio.sleep(0.05)  # the store is opened beside the start
+        after = (await client.get(f"/v1/traces/{done['metadata']['trace_id']}")).json()
+        listed = (await client.get("/v1/runs", params={"session": "s"})).json()
+        traces = (await client.get("/v1/traces", params={"agent": "helper"})).json()["traces"]
+        events = await client.get(f"/v1/runs/{done['run_id']}/events")
+    assert (state.json()["status"], state.json()["result"]) == ("completed", done)
+    assert [span["name"] for span in after["spans"]] == [span["name"] for span in before["spans"]]
+    assert "llm.complete" in str(after) and "private words" not in str(after)
+    assert [run["run_id"] for run in listed["runs"]] == [done["run_id"]]
+    assert (listed["usage"]["input_tokens"], listed["usage"]["output_tokens"]) == (30, 3)
+    assert [line["run_id"] for line in traces] == [done["run_id"]]
+    assert events.status_code in (404, 409, 410)
+
+
+async def test_nobody_sees_the_kept_runs_of_others_and_erasing_takes_them(folder: Path) -> None:
+    async with runtime(folder, "a", "b") as first:
+        ann, bob = CallerContext("ann", "acme"), CallerContext("bob", "acme")
+        mine = await first.run("helper", "q", "s", caller=ann)
+        await first.run("helper", "q", "t", caller=bob)
+    async with runtime(folder) as second:
+        await second.durable.open()
+        runs, _ = await second.runs.list(Viewer("acme", "ann"), RunFilter())
+        assert [run["run_id"] for run in runs] == [mine.run_id]
+        for stranger in (Viewer("acme", "bob"), Viewer("other", None)):
+            with pytest.raises(RunNotFound):
+                await second.runs.get(mine.run_id, stranger)
+            assert await second.traces.get(mine.metadata["trace_id"], stranger) is None
+        for erase in second.opened.erasers:
+            await erase("acme", "ann")
+        with pytest.raises(RunNotFound):
+            await second.runs.get(mine.run_id, Viewer("acme", "ann"))
+        assert len((await second.runs.list(Viewer("acme", None), RunFilter()))[0]) == 1
+
+
+class Collector(BaseHTTPRequestHandler):
+    """An OTLP collector that keeps what it is sent."""
+
+    bodies: list[bytes]
+
+    def do_POST(self) -> None:
+        self.bodies.append(self.rfile.read(int(self.headers["content-length"])))
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *args: Any) -> None:
+        pass
+
+
+async def test_traces_are_exported_with_the_semantic_names(tmp_path: Path) -> None:
+    """One trace id over the run, its model calls and its tools; no content; what is not sampled stays."""
+    handler = type("Kept", (Collector,), {"bodies": []})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    Thread(target=server.serve_forever, daemon=True).start()
+    write(tmp_path, manifest("helper", tools=TOOLS))
+    try:
+        for ratio in (1.0, 0.0):
+            telemetry = {"otlp_endpoint": f"http://127.0.0.1:{server.server_port}", "sample_ratio": ratio}
+            told(tmp_path, telemetry=telemetry)
+            async with client_of(runtime(tmp_path, Reply("", [LOOK]), "It is one.")) as client:
+                traceparent = f"00-{'ab' * 16}-{'cd' * 8}-01"
+                await client.post(RUN, json=BODY, headers={"traceparent": traceparent})
+    finally:
+        server.shutdown()
+        server.server_close()
+    spans = [
+        span
+        for body in handler.bodies
+        for resource in ExportTraceServiceRequest.FromString(body).resource_spans
+        for scope in resource.scope_spans
+        for span in scope.spans
+    ]
+    assert {span.trace_id.hex() for span in spans} == {"ab" * 16}
+    names = [span.name for span in spans]
+    assert names.count("chat test-model") == 2
+    assert {"invoke_agent helper", "execute_tool lookup", "memory_build"} <= set(names)
+    root = next(span for span in spans if span.name == "invoke_agent helper")
+    inner = next(span for span in spans if span.name == "orchestration")
+    tool = next(span for span in spans if span.name == "execute_tool lookup")
+    assert (inner.parent_span_id, tool.parent_span_id) == (root.span_id, inner.span_id)
+    model = next(span for span in spans if span.name == "chat test-model")
+    keys = {attribute.key for attribute in model.attributes}
+    assert {"gen_ai.operation.name", "gen_ai.request.model", "gen_ai.usage.input_tokens"} <= keys
+    assert b"private words" not in b"".join(handler.bodies)
+
+
+async def test_a_collector_that_is_away_harms_no_run(tmp_path: Path) -> None:
+    write(tmp_path, manifest("helper"))
+    told(tmp_path, telemetry={"otlp_endpoint": "http://127.0.0.1:1"})
+    async with client_of(runtime(tmp_path, "one", "two")) as client:
+        answers = [(await client.post(RUN, json=BODY)).status_code for _ in range(2)]
+    assert answers == [200, 200]
