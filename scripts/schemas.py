@@ -8,6 +8,8 @@ from pathlib import Path
 import orjson
 
 from astromesh.config.schema import FILES, schema
+from astromesh.config.workflow import files as workflow
+from astromesh.config.workflow.load import json_schema_of
 from astromesh.plugins import Plugins
 
 FOLDER = Path(__file__).parents[1] / "config" / "schemas"
@@ -17,11 +19,16 @@ def text(kind: str) -> bytes:
     return orjson.dumps(schema(kind, Plugins()), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
 
 
+def workflow_text(name: str) -> bytes:
+    """The schema of a file of a workflow's folder."""
+    return orjson.dumps(json_schema_of(name), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+
+
 def main() -> int:
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    for kind, name in FILES.items():
-        file = FOLDER / f"{name}.schema.json"
-        written = text(kind)
+    made = {FOLDER / f"{name}.schema.json": text(kind) for kind, name in FILES.items()}
+    made |= {FOLDER / "workflow" / f"{Path(n).stem}.schema.json": workflow_text(n) for n in workflow.FILES}
+    for file, written in made.items():
+        file.parent.mkdir(parents=True, exist_ok=True)
         if not file.exists() or file.read_bytes() != written:
             file.write_bytes(written)
             print(f"wrote {file.relative_to(FOLDER.parents[1])}")

@@ -1,4 +1,4 @@
-"""A workflow's folder: every fault at once, each with file, place, rule and what to do (E8 to E17, E30, E31)."""
+"""A workflow's folder: every fault at once, with file, place, rule and what to do (E8 to E17, E30, E31)."""
 
 from __future__ import annotations
 
@@ -65,38 +65,97 @@ STRUCTURES: list[tuple[str, list[dict[str, Any]], Edges, str]] = [
     ("E31 an id is defined once", [S, node("x"), node("x"), E], LINE, "duplicate_id"),
     ("an edge names a node", [S, node("x"), E], [*LINE, ("x", "nobody")], "unknown_node"),
     ("E11 a default start", [node("s", "start"), node("x"), E], LINE, "no_default_start"),
-    ("E11 only one default start", [S, start("s2"), node("x"), E], [*LINE, ("s2", "e")], "two_default_starts"),
+    (
+        "E11 only one default start",
+        [S, start("s2"), node("x"), E],
+        [*LINE, ("s2", "e")],
+        "two_default_starts",
+    ),
     ("E14 a start", [node("x"), E], [("x", "e")], "no_start"),
     ("E14 an exit", [S, node("x")], [("s", "x")], "no_exit"),
-    ("E8 no parallel edges", [S, node("b", "branch"), node("m", "merge"), E],
-     [("s", "b"), ("b", "m"), ("b", "m"), ("m", "e")], "parallel_edge"),
-    ("E9 labels are unique", [S, D, node("x"), node("y"), E],
-     [("s", "d"), ("d", "x", "one"), ("d", "y", "one"), ("x", "e"), ("y", "e")], "duplicate_label"),
-    ("E10 every part has a start and an exit", [S, node("x"), E, node("y"), node("z")], [*LINE, ("y", "z")], "component"),
+    (
+        "E8 no parallel edges",
+        [S, node("b", "branch"), node("m", "merge"), E],
+        [("s", "b"), ("b", "m"), ("b", "m"), ("m", "e")],
+        "parallel_edge",
+    ),
+    (
+        "E9 labels are unique",
+        [S, D, node("x"), node("y"), E],
+        [("s", "d"), ("d", "x", "one"), ("d", "y", "one"), ("x", "e"), ("y", "e")],
+        "duplicate_label",
+    ),
+    (
+        "E10 every part has a start and an exit",
+        [S, node("x"), E, node("y"), node("z")],
+        [*LINE, ("y", "z")],
+        "component",
+    ),
     ("E10 every stage is reached", [S, node("x"), E, node("y")], [*LINE, ("y", "e")], "unreachable"),
     ("E13 no cycles", [S, node("m", "merge"), node("x"), E], [("s", "m"), ("m", "x"), ("x", "m")], "cycle"),
     ("E13 no self-loops", [S, node("x"), E], [*LINE, ("x", "x")], "cycle"),
-    ("E30 a merge has two inbound edges", [S, node("p", "split"), node("m", "merge"), E],
-     [("s", "p"), ("p", "m"), ("m", "e")], "inbound_degree"),
-    ("E31 a linear has one inbound edge", [S, D, node("x"), E],
-     [("s", "d"), ("d", "x", "one"), ("d", "x", "two"), ("x", "e")], "inbound_degree"),
-    ("a branch has two outbound edges", [S, node("b", "branch"), E], [("s", "b"), ("b", "e")], "outbound_degree"),
+    (
+        "E30 a merge has two inbound edges",
+        [S, node("p", "split"), node("m", "merge"), E],
+        [("s", "p"), ("p", "m"), ("m", "e")],
+        "inbound_degree",
+    ),
+    (
+        "E31 a linear has one inbound edge",
+        [S, D, node("x"), E],
+        [("s", "d"), ("d", "x", "one"), ("d", "x", "two"), ("x", "e")],
+        "inbound_degree",
+    ),
+    (
+        "a branch has two outbound edges",
+        [S, node("b", "branch"), E],
+        [("s", "b"), ("b", "e")],
+        "outbound_degree",
+    ),
     ("a start has one outbound edge", [S, node("x"), E], [*LINE, ("s", "e")], "outbound_degree"),
     ("an exit has none", [S, node("x"), E, node("y")], [*LINE, ("e", "y"), ("y", "e")], "outbound_degree"),
-    ("start and exit are deterministic", [start(kind="agent", agent="a"), node("x"), E], LINE, "must_be_deterministic"),
+    (
+        "start and exit are deterministic",
+        [start(kind="agent", agent="a"), node("x"), E],
+        LINE,
+        "must_be_deterministic",
+    ),
     ("kind agent needs an agent", [S, node("x", kind="agent"), E], LINE, "missing_agent"),
-    ("op is for deterministic nodes", [S, node("x", kind="agent", agent="a", op="os:getcwd"), E], LINE, "wrong_kind"),
+    (
+        "op is for deterministic nodes",
+        [S, node("x", kind="agent", agent="a", op="os:getcwd"), E],
+        LINE,
+        "wrong_kind",
+    ),
     ("always_fail is for exits", [S, node("x", always_fail=True), E], LINE, "wrong_role"),
     ("split settings are for splits", [S, node("x", split={}), E], LINE, "wrong_role"),
     ("exits have no tools", [S, node("x"), node("e", "exit", tools=["t"])], LINE, "exit_with_tools"),
-    ("E42 an exit cannot continue", [S, node("x"), node("e", "exit", continue_on_failure=True)], LINE, "cannot_continue"),
-    ("E40 a decision continues only by a default edge",
-     [S, {**D, "continue_on_failure": True}, node("x"), node("y"), E], TWO, "cannot_continue"),
-    ("a default edge exists", [S, {**D, "default_edge": "three"}, node("x"), node("y"), E], TWO, "unknown_edge"),
+    (
+        "E42 an exit cannot continue",
+        [S, node("x"), node("e", "exit", continue_on_failure=True)],
+        LINE,
+        "cannot_continue",
+    ),
+    (
+        "E40 a decision continues only by a default edge",
+        [S, {**D, "continue_on_failure": True}, node("x"), node("y"), E],
+        TWO,
+        "cannot_continue",
+    ),
+    (
+        "a default edge exists",
+        [S, {**D, "default_edge": "three"}, node("x"), node("y"), E],
+        TWO,
+        "unknown_edge",
+    ),
     ("E43 on_failure names an error exit", [S, node("x", on_failure="e"), E], LINE, "no_error_exit"),
-    ("a merge with op says strategy op", [S, D, node("x"), node("y"), node("m", "merge", op="os:getcwd"), E],
-     [("s", "d"), ("d", "x", "one"), ("d", "y", "two"), ("x", "m"), ("y", "m"), ("m", "e")], "merge_strategy"),
-]  # fmt: skip
+    (
+        "a merge with op says strategy op",
+        [S, D, node("x"), node("y"), node("m", "merge", op="os:getcwd"), E],
+        [("s", "d"), ("d", "x", "one"), ("d", "y", "two"), ("x", "m"), ("y", "m"), ("m", "e")],
+        "merge_strategy",
+    ),
+]
 
 
 @pytest.mark.parametrize(
@@ -146,14 +205,40 @@ REFERENCES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("unknown_op", {"op": "os:nothing"}, {}),
     ("invalid_schema", {"schema_out": {"type": "nothing"}}, {}),
     ("unknown_model", {}, {"agents": {"agents": [{"id": "a", "model": "nothing"}]}}),
-    ("unknown_credential", {}, {"providers": {"providers": [{"id": "m", "adapter": "openai", "credential": "c"}]}}),
-    ("unknown_model", {}, {"providers": {"providers": [{"id": "m", "adapter": "openai", "fallback": ["n"]}]}}),
+    (
+        "unknown_credential",
+        {},
+        {"providers": {"providers": [{"id": "m", "adapter": "openai", "credential": "c"}]}},
+    ),
+    (
+        "unknown_model",
+        {},
+        {"providers": {"providers": [{"id": "m", "adapter": "openai", "fallback": ["n"]}]}},
+    ),
     ("unknown_adapter", {}, {"providers": {"providers": [{"id": "m", "adapter": "carrier_pigeon"}]}}),
-    ("unknown_node", {}, {"policy": {"policies": [
-        {"name": "p", "rules": [{"target": "context", "target_id": "*", "nodes": ["nobody"], "action": "deny"}]}]}}),
-    ("unkeepable", {}, {"tools": {"tools": [{"id": "t", "type": "python", "entrypoint": "os:getcwd", "root": "."}]}}),
+    (
+        "unknown_node",
+        {},
+        {
+            "policy": {
+                "policies": [
+                    {
+                        "name": "p",
+                        "rules": [
+                            {"target": "context", "target_id": "*", "nodes": ["nobody"], "action": "deny"}
+                        ],
+                    }
+                ]
+            }
+        },
+    ),
+    (
+        "unkeepable",
+        {},
+        {"tools": {"tools": [{"id": "t", "type": "python", "entrypoint": "os:getcwd", "root": "."}]}},
+    ),
     ("duplicate_id", {}, {"tools": {"tools": [{"id": "t", "entrypoint": "os:getcwd"}] * 2}}),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("rule", "more", "files"), REFERENCES)

@@ -1,9 +1,9 @@
-"""What carries the rules out: slots, cancellation, time limits, records, events, and what a run leaves behind."""
+"""What carries the rules out: slots, cancellation, time limits, records, events, history."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import orjson
@@ -22,10 +22,9 @@ SPLIT = "s>p p>x p>x#2 x>m x#2>m m>e"
 
 
 @pytest.fixture(autouse=True)
-def fresh_gates() -> Iterator[None]:
+def fresh_gates() -> None:
     wf_ops.GATES.clear()
     wf_ops.ARRIVED.clear()
-    yield
 
 
 async def arrived(*names: str) -> None:

@@ -1,4 +1,4 @@
-"""The rules hold for any workflow: no deadlock, no merge fired twice, nothing left over, timing is nothing."""
+"""The rules hold for any workflow: no deadlock, no merge fired twice, nothing left over, at any timing."""
 
 from __future__ import annotations
 

@@ -134,7 +134,7 @@ async def test_e33_without_a_successful_input_the_task_fails() -> None:
 
 
 async def test_e33_with_min_success_0_the_merge_runs_with_nothing() -> None:
-    nodes = {"x": BAD, "y": BAD, "m": {"op": "count_inputs", "merge": {"min_success": 0}}}
+    nodes: dict[str, Any] = {"x": BAD, "y": BAD, "m": {"op": "count_inputs", "merge": {"min_success": 0}}}
     result = await run(FORK, nodes)
     assert (result.status, result.output) == ("partial", {"inputs": 0, "failures": 2})
 
@@ -190,7 +190,7 @@ async def test_e20_no_successful_clone_fails_the_task() -> None:
 
 
 async def test_e19_wait_all_lets_the_others_finish_without_changing_the_result() -> None:
-    nodes = {"x": A, "y": B, "b": {"branch": {"on_exit": "wait_all"}}}
+    nodes: dict[str, Any] = {"x": A, "y": B, "b": {"branch": {"on_exit": "wait_all"}}}
     result = await run(RACE, nodes, scheduler={"scheduler": {"max_stage_concurrency": 1}})
     assert result.output == "a" and states(result) == {"": "ended", "/b:x": "ended", "/b:y": "ended"}
 
@@ -220,7 +220,7 @@ async def test_e24_items_become_input_and_current_output_of_subtasks() -> None:
 
 async def test_e24_per_edge_makes_one_subtask_for_each_edge() -> None:
     """By the edge's label where the output has it, else with the whole output."""
-    nodes = {"p": {"op": "per_label", "split": {"mode": "per_edge"}}}
+    nodes: dict[str, Any] = {"p": {"op": "per_label", "split": {"mode": "per_edge"}}}
     result = await run("s>p p>x:left p>y x>e y>e", nodes)
     assert [one["output"] for one in result.output["subtasks"]] == [1, {"left": 1, "other": 2}]
 
@@ -231,7 +231,7 @@ async def test_e25_zero_items_fail_the_stage_by_default() -> None:
 
 
 async def test_e25_zero_items_may_go_on_to_the_closing_merge() -> None:
-    nodes = {"p": {"split": {"on_empty": "continue"}}, "m": {"op": "count_inputs"}}
+    nodes: dict[str, Any] = {"p": {"split": {"on_empty": "continue"}}, "m": {"op": "count_inputs"}}
     result = await run("s>p p>x p>y x>m y>m m>e", nodes, [])
     assert (result.status, result.output) == ("success", {"inputs": 0, "failures": 0})
 
@@ -266,7 +266,7 @@ async def test_e27_subtask_failures_may_only_be_logged() -> None:
 
 
 async def test_e27_fail_fast_cancels_the_rest() -> None:
-    nodes = {"p": {"split": {"on_failure": "fail_fast"}}, "x": {"op": "fail_if_bad"}}
+    nodes: dict[str, Any] = {"p": {"split": {"on_failure": "fail_fast"}}, "x": {"op": "fail_if_bad"}}
     result = await run(
         SPLIT, nodes, ["good", "bad", "good"], scheduler={"scheduler": {"max_stage_concurrency": 1}}
     )
@@ -334,7 +334,7 @@ async def test_e40_an_invalid_selection_fails_the_task() -> None:
 
 
 async def test_e40_a_default_edge_is_taken_where_declared() -> None:
-    nodes = {"d": {"default_edge": "one", "continue_on_failure": True}}
+    nodes: dict[str, Any] = {"d": {"default_edge": "one", "continue_on_failure": True}}
     result = await run(CHOICE, nodes, "nowhere")
     assert (result.status, result.output) == ("partial", "nowhere")
 
@@ -366,7 +366,7 @@ async def test_e43_a_failure_does_not_jump_to_an_error_exit_by_itself() -> None:
 
 
 async def test_e43_a_declared_error_exit_finalizes_the_failed_task() -> None:
-    nodes = {"x": {**BAD, "on_failure": "e2"}, "e2": {"always_fail": True}}
+    nodes: dict[str, Any] = {"x": {**BAD, "on_failure": "e2"}, "e2": {"always_fail": True}}
     result = await run("s>x x>e", nodes, "input")
     assert (result.status, result.path) == ("failure", ("s", "x", "e2"))
     assert result.error and (result.error["code"], result.error["stage"]) == ("operation_error", "x")
@@ -390,7 +390,7 @@ async def test_e44_a_failed_exit_fails_the_task_with_the_unformatted_output() ->
 
 
 async def test_e45_the_status_is_computed_before_the_exit_and_never_gets_better() -> None:
-    nodes = {"x": {**BAD, "continue_on_failure": True}, "y": B}
+    nodes: dict[str, Any] = {"x": {**BAD, "continue_on_failure": True}, "y": B}
     result = await run("s>x x>y y>e", nodes, "-")
     assert (result.status, result.output) == ("partial", "-b")
 

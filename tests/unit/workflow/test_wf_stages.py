@@ -37,7 +37,7 @@ TOOLS = {
     ]
 }
 TASK_MEMORY = {"memory": {"context_profiles": [{"id": "own", "sources": [{"store": "task"}]}]}}
-SEES = {"op": "see_context", "context": "own"}
+SEES: dict[str, Any] = {"op": "see_context", "context": "own"}
 
 
 # -- context -------------------------------------------------------------------------------------------------
@@ -83,7 +83,11 @@ async def test_a_stage_sees_only_what_its_profile_names() -> None:
     """Tags of the node's metadata, and the node's own id, are tags of what it wrote."""
     sources = [{"store": "task", "tags": ["policy"]}]
     memory = {"memory": {"context_profiles": [{"id": "own", "sources": sources}]}}
-    nodes = {"x": {"op": "add_a", "metadata": {"tags": ["policy"]}}, "y": {"op": "add_b"}, "z": SEES}
+    nodes: dict[str, Any] = {
+        "x": {"op": "add_a", "metadata": {"tags": ["policy"]}},
+        "y": {"op": "add_b"},
+        "z": SEES,
+    }
     result = await run("s>x x>y y>z z>e", nodes, "-", memory=memory)
     assert result.output == {"profile": "own", "values": ["-a"], "nodes": ["x"]}
     entry = result.history["z"][0]
@@ -92,7 +96,7 @@ async def test_a_stage_sees_only_what_its_profile_names() -> None:
 
 async def test_e37_clones_see_what_was_written_before_the_fork_and_their_own() -> None:
     """Not what their siblings write; the merge appends what its inputs wrote, in their order."""
-    nodes = {"x": {"op": "add_a"}, "y": {"op": "add_b"}, "x2": SEES, "y2": SEES, "z": SEES}
+    nodes: dict[str, Any] = {"x": {"op": "add_a"}, "y": {"op": "add_b"}, "x2": SEES, "y2": SEES, "z": SEES}
     edges = "s>b b>x b>y x>x2 y>y2 x2>m y2>m m>z z>e"
     result = await run(edges, nodes, "-", memory=TASK_MEMORY)
     seen = {entry.stage: entry.output["nodes"] for entry in result.trace if entry.node in ("x2", "y2", "z")}
@@ -108,7 +112,7 @@ async def test_e37_project_memory_is_written_when_the_run_has_ended(kind: str, t
             "context_profiles": [{"id": "own", "sources": [{"store": "project"}]}],
         }
     }
-    nodes = {"x": {"op": "add_a"}, "y": SEES}
+    nodes: dict[str, Any] = {"x": {"op": "add_a"}, "y": SEES}
     made = project("s>x x>y y>e", nodes, files={"memory": memory}, memory={"write": ["project"]})
     engine = Engine(made)
     first, second = await engine.run("1"), await engine.run("2")
@@ -156,7 +160,7 @@ async def test_e46_a_tool_s_own_error_is_seen_by_the_node_which_goes_on() -> Non
 
 
 async def test_e46_a_node_may_fail_on_a_tool_s_own_error() -> None:
-    nodes = {"x": {**CALLS, "tool_on_error": "fail"}}
+    nodes: dict[str, Any] = {"x": {**CALLS, "tool_on_error": "fail"}}
     result = await run("s>x x>e", nodes, {"tool": "broken_tool", "arguments": {"number": 1}}, tools=TOOLS)
     assert result.error and result.error["code"] == "tool_failed"
 
@@ -241,7 +245,7 @@ SCHEMA = {"type": "object", "required": ["risk"]}
 
 async def clerk(*script: Any, node: dict[str, Any] | None = None, input: Any = "Hello", **more: Any) -> Any:
     model = ScriptedProvider(*script)
-    nodes = {"x": {**CLERK, **(node or {})}}
+    nodes: dict[str, Any] = {"x": {**CLERK, **(node or {})}}
     result = await run("s>x x>e", nodes, input, agents=AGENTS, tools=TOOLS, models={"m": model}, **more)
     return result, model
 
@@ -295,20 +299,20 @@ async def test_e46_a_model_that_misuses_a_tool_fails_its_node() -> None:
 
 
 async def test_a_context_package_stands_in_the_prompt() -> None:
-    result, model = await clerk("ok", node={"context": "own"}, memory=TASK_MEMORY)
+    _, model = await clerk("ok", node={"context": "own"}, memory=TASK_MEMORY)
     assert "Context:\n- s: Hello" in model.requests[0].messages[1].content
 
 
 async def test_an_agent_may_decide() -> None:
     model = ScriptedProvider('{"selected_edge": "two", "output": "kept"}')
-    nodes = {"d": CLERK, "x": {"op": "add_a"}, "y": {"op": "add_b"}}
+    nodes: dict[str, Any] = {"d": CLERK, "x": {"op": "add_a"}, "y": {"op": "add_b"}}
     result = await run("s>d d>x:one d>y:two x>e y>e", nodes, agents=AGENTS, tools=TOOLS, models={"m": model})
     assert result.output == "keptb"
 
 
 async def test_e38_an_agent_merges() -> None:
     """The inputs stand in its prompt; its failure is the merge's."""
-    nodes = {"m": {**CLERK, "merge": {"strategy": "agent"}}, "x": {"op": "add_a"}}
+    nodes: dict[str, Any] = {"m": {**CLERK, "merge": {"strategy": "agent"}}, "x": {"op": "add_a"}}
     edges = "s>b b>x b>y x>m y>m m>e"
     model = ScriptedProvider('"both"', ProviderUnavailable("away"))
     async with Engine(project(edges, nodes, agents=AGENTS, tools=TOOLS), models={"m": model}) as made:
@@ -327,7 +331,7 @@ async def test_an_agent_node_may_name_an_agent_of_the_runtime() -> None:
         asked.append((agent, query, parent.run_id, terms.history))
         return {"response": '{"risk": 5}', "metadata": {"usage": {"input_tokens": 3}}}
 
-    nodes = {"x": {"kind": "agent", "agent": "support", "schema_out": SCHEMA}}
+    nodes: dict[str, Any] = {"x": {"kind": "agent", "agent": "support", "schema_out": SCHEMA}}
     result = await run("s>x x>e", nodes, "Help", run_agent=run_agent)
     assert result.output == {"risk": 5} and asked == [("support", "Help", "T", ())]
     assert states(result) == {"": "ended"}

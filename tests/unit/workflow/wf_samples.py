@@ -16,7 +16,7 @@ from astromesh.workflow import Engine, Project, TaskResult, structure
 
 OPS = "tests.unit.workflow.wf_ops"
 FOLDER = Path(__file__).parent
-FILES = {
+FILES: dict[str, Any] = {
     "agents.yaml": AgentsFile,
     "tools.yaml": ToolsFile,
     "memory.yaml": MemoryFile,

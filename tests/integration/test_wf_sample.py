@@ -1,0 +1,199 @@
+"""The sample project of config/workflows: it runs with a scripted model, repeats itself, and resumes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jsonschema_rs
+import orjson
+import pytest
+import yaml
+
+from astromesh.cli import workflow as command
+from astromesh.config.workflow.files import FILES
+from astromesh.config.workflow.load import json_schema_of
+from astromesh.errors import WorkflowNotFound
+from astromesh.plugins import Plugins
+from astromesh.testing import ScriptedProvider, plugin_of
+from astromesh.types import CompletionRequest, JsonObject, ToolCall
+from astromesh.workflow import Engine, TaskResult
+from astromesh.workflow.project import check_folder
+from astromesh.workflow.references import Known
+
+ROOT = Path(__file__).parents[2]
+SAMPLE = ROOT / "config" / "workflows" / "contract_review"
+CONTRACT = "1. Liability is limited.\n2. Termination at any time.\n3. Confidential matters stay so."
+
+
+def lawyer(request: CompletionRequest) -> Any:
+    """Says what a sensible model would: the class of a contract, a finding, a verdict."""
+    system, last = request.messages[0].content, request.messages[-1]
+    asked = request.messages[1].content
+    if system.startswith("Classify"):
+        contract = orjson.loads(asked)
+        edge = "complex" if "\n" in contract["text"] else "simple"
+        return orjson.dumps({"selected_edge": edge, "output": contract}).decode()
+    if system.startswith("Review"):
+        if request.tools and last.role == "user":
+            return ToolCall("c1", "law_lookup", orjson.dumps({"query": asked}).decode())
+        return orjson.dumps({"risk": 0, "summary": f"NDA of {len(asked)} characters"}).decode()
+    return '{"verdict": "accept"}'
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A copy: project and global memory are written beside the manifests."""
+    copy = tmp_path / "contract_review"
+    shutil.copytree(SAMPLE, copy, ignore=shutil.ignore_patterns(".state", "__pycache__"))
+    return copy
+
+
+def engine_of(folder: Path, **options: Any) -> Engine:
+    provider = ScriptedProvider(lawyer, repeat=True)
+    plugins = Plugins({"providers": {"openai_compat": plugin_of(provider), "openai": plugin_of(provider)}})
+    return Engine.load(folder, plugins=plugins, env={"LLM_API_KEY": "k"}, new_id=lambda: "T", **options)
+
+
+def seen(result: TaskResult) -> Any:
+    """Path, outputs and status of every Task by its lineage, without times."""
+    return sorted(
+        (t["path"], t["state"], t["status"], orjson.dumps(t["output"], option=orjson.OPT_SORT_KEYS))
+        for t in result.tasks
+    )
+
+
+class ListedRecords:
+    def __init__(self) -> None:
+        self.records: list[JsonObject] = []
+
+    async def commit(self, task_id: str, records: Sequence[JsonObject]) -> None:
+        self.records += [orjson.loads(orjson.dumps(record)) for record in records]
+
+
+def test_the_sample_has_neither_faults_nor_warnings() -> None:
+    checked = check_folder(SAMPLE, Known((), (), ("openai_compat",), ("react",)), {})
+    assert (checked.faults, checked.warnings) == ((), ())
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if (SAMPLE / name).exists()])
+def test_the_sample_s_files_fit_their_json_schemas(name: str) -> None:
+    data = yaml.safe_load((SAMPLE / name).read_text())
+    assert [e.message for e in jsonschema_rs.validator_for(json_schema_of(name)).iter_errors(data)] == []
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_the_written_schemas_are_up_to_date(name: str) -> None:
+    """Where this fails: run scripts/schemas.py and look at what changed."""
+    written = ROOT / "config" / "schemas" / "workflow" / f"{Path(name).stem}.schema.json"
+    assert orjson.loads(written.read_bytes()) == orjson.loads(orjson.dumps(json_schema_of(name)))
+
+
+async def test_a_simple_contract_takes_the_short_way(folder: Path) -> None:
+    async with engine_of(folder) as engine:
+        result = await engine.run({"text": "One page  NDA "})
+    assert (result.status, result.path) == ("success", ("intake", "triage", "quick", "done"))
+    assert result.output["verdict"] == "accept" and "NDA" in result.output["summary"]
+
+
+async def test_a_complex_contract_is_split_reviewed_and_voted_on(folder: Path) -> None:
+    """Reviews call the tool that the policy allows them; three assessors vote."""
+    async with engine_of(folder) as engine:
+        result = await engine.run({"text": CONTRACT})
+    assert result.status == "success" and result.output["votes"] == 3
+    assert len(result.history["review"]) == 3 and len(result.history["assess"]) == 3
+    assert result.history["review"][0].tool_calls[0]["tool"] == "law_lookup"
+    assert result.history["assess"][0].context_items, "assessors see the Task's memory"
+
+
+async def test_a_hundred_runs_come_to_the_same_by_lineage(folder: Path) -> None:
+    async with engine_of(folder) as engine:
+        first = await engine.run({"text": CONTRACT})
+        for _ in range(99):
+            again = await engine.run({"text": CONTRACT})
+            assert (again.status, again.output, seen(again)) == (first.status, first.output, seen(first))
+
+
+async def test_resumed_at_every_stage_boundary_it_ends_the_same(folder: Path) -> None:
+    log = ListedRecords()
+    async with engine_of(folder, log=log) as engine:
+        whole = await engine.run({"text": CONTRACT})
+    for kept in range(1, len(log.records)):
+        async with engine_of(folder) as engine:
+            result = await engine.resume(log.records[:kept])
+        assert (result.output, seen(result)) == (whole.output, seen(whole))
+
+
+async def test_many_tasks_at_once_do_not_see_each_other(folder: Path) -> None:
+    async with engine_of(folder) as engine:
+        texts = [f"NDA number {i}" for i in range(12)]
+        results = await asyncio.gather(*(engine.run({"text": t}, task_id=t) for t in texts))
+    assert [r.trace[0].output["text"] for r in results] == texts
+
+
+# -- the command -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    """A configuration with a workflow of operations, without any model."""
+    folder = tmp_path / "config" / "workflows" / "small"
+    folder.mkdir(parents=True)
+    (folder / "ops.py").write_text("def double(input, context, tools):\n    return input * 2\n")
+    (folder / "workflow.yaml").write_text(
+        "version: 1\nworkflow: small\nnodes:\n"
+        "  - {id: s, kind: deterministic, role: start, default: true, context: none}\n"
+        "  - {id: x, kind: deterministic, role: linear, context: none, op: 'ops:double'}\n"
+        "  - {id: e, kind: deterministic, role: exit, context: none}\n"
+        "edges:\n  - {from: s, to: x}\n  - {from: x, to: e}\n"
+    )
+    return tmp_path / "config"
+
+
+def test_the_command_validates_and_draws(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.validate(small, "small", as_json=False) == 0 and "is fine" in capsys.readouterr().out
+    assert command.graph(small, "small") == 0 and 'n1["x"]' in capsys.readouterr().out
+
+
+def test_the_command_tells_faults_with_file_place_code_and_hint(
+    small: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (small / "workflows" / "small" / "workflow.yaml").write_text("version: 1\nworkflow: small\nnodes: []\n")
+    assert command.validate(small, "small", as_json=True) == 2
+    fault = orjson.loads(capsys.readouterr().out)["faults"][0]
+    assert {"file", "path", "code", "message", "hint", "line", "column"} == fault.keys()
+
+
+def test_an_unknown_workflow_is_told_with_the_known_ones(small: Path) -> None:
+    with pytest.raises(WorkflowNotFound, match="Did you mean 'small'"):
+        command.validate(small, "smal", as_json=False)
+
+
+def test_the_command_runs_a_workflow(small: Path) -> None:
+    ran = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "astromesh",
+            "workflow",
+            "run",
+            "small",
+            "21",
+            "--json",
+            "--config",
+            str(small),
+        ],
+        capture_output=True,
+        text=True,
+        cwd=small,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        timeout=120,
+        check=False,
+    )
+    assert orjson.loads(ran.stdout)["output"] == 42, ran.stderr
