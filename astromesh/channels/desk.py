@@ -59,6 +59,7 @@ class ChannelDesk:
         self._clerk = Clerk(inbox, ask, clock, self._holder)
         self._lease = min(post.setup.lease for post in posts.values())
         self._work: dict[str, asyncio.Task[None]] = {}
+        self._again: dict[str, Taken] = {}
         self._woken = asyncio.Event()
         self._running: list[asyncio.Task[None]] = []
 
@@ -151,17 +152,22 @@ class ChannelDesk:
         if free <= 0:
             return POLL
         for taken in await self._inbox.take(self._holder, names, now, now + self._lease, free):
-            if taken.queue not in self._work:  # else our own lease ended while we were held up
-                self._start(taken)
+            if taken.queue in self._work:
+                self._again[taken.queue] = taken
+            else:
+                self._start(taken, self._serve(taken))
         due = await self._inbox.next_due(names)
         return POLL if due is None else min(max(due - self._clock.now(), 0.01), POLL)
 
-    def _start(self, taken: Taken) -> None:
-        task = self._work[taken.queue] = asyncio.create_task(self._serve(taken))
+    def _start(self, taken: Taken, work: Coroutine[Any, Any, None]) -> None:
+        task = self._work[taken.queue] = asyncio.create_task(work)
         task.add_done_callback(lambda _: self._ended(taken.queue))
 
     def _ended(self, queue: str) -> None:
+        """What was taken while we still worked on it is given back at once, to be looked at anew."""
         self._work.pop(queue, None)
+        if (taken := self._again.pop(queue, None)) is not None:
+            self._start(taken, self._give_back(taken, 0.0, taken.attempts))
         self._woken.set()
 
     async def _serve(self, taken: Taken) -> None:

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from astromesh.abc.deps import Deps
+from astromesh.channels import postgres as postgres_inbox
+from astromesh.channels import sqlite as sqlite_inbox
 from astromesh.embedders.hashing import HashingEmbedder
 from astromesh.errors import ConfigError
 from astromesh.memory.backends import postgres, sqlite
@@ -73,7 +75,22 @@ INSERT INTO astromesh.passages
 VALUES ('acme', 'support', 'ann', 's-1', '\\x00', 'router', '{}', 1, 0);
 """
 
+async def _waiting(inbox: Any) -> object:
+    return [kept.content.decode() for kept in await inbox.waiting("q", 10)]
+
+
+_LETTER = """
+INSERT INTO {p}inbox_queues (queue, channel, tenant, principal, address, due_at, updated_at)
+VALUES ('q', 'whatsapp', 'acme', 'ann', {address}, 1, 1);
+INSERT INTO {p}inbox_letters (channel, id, queue, content, due_at, received_at)
+VALUES ('whatsapp', '1', 'q', {content}, 1, 1);
+"""
+_LETTER_SQLITE = _LETTER.format(p="", address="x'00'", content="x'6b657074'")
+_LETTER_POSTGRES = _LETTER.format(p="astromesh.", address="'\\x00'", content="'\\x6b657074'")
+
 SEAMS = (
+    Seam("inboxes", "sqlite", sqlite_inbox.SCHEMA, {1: _LETTER_SQLITE}, _waiting),
+    Seam("inboxes", "postgres", postgres_inbox.SCHEMA, {1: _LETTER_POSTGRES}, _waiting),
     Seam("conversation_stores", "sqlite", sqlite.SCHEMA, {1: _SESSION.format(p="")}, _recalled),
     Seam("conversation_stores", "postgres", postgres.SCHEMA, {1: _SESSION.format(p="astromesh.")}, _recalled),
     Seam("episodic_stores", "sqlite", sqlite_events.SCHEMA, {1: _EVENT.format(p="")}, _recent),

@@ -299,8 +299,7 @@ async def test_a_long_reply_is_several_messages_in_order(tmp_path: Path) -> None
 async def test_429_and_faults_are_tried_again_and_nothing_is_sent_twice(tmp_path: Path) -> None:
     reply = "A" * 4096 + " B"
     async with place(tmp_path, echo(reply)) as here:
-        limited = Failure(429, 130429, {"retry-after": "1"})
-        here.graph.fail(limited, Failure(500, 0))
+        here.graph.fail(Failure(429, 130429, {"retry-after": "1"}))
         await here.say(text_message("1", "Hello"))
         said = await here.answered(2)
         assert said == ["A" * 4096, "B"]

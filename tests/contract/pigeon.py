@@ -1,0 +1,78 @@
+"""A second channel: all that one takes. It speaks lines of `id|from|to|text`, signed by a header."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import ClassVar, Self
+
+from pydantic import BaseModel, ConfigDict
+
+from astromesh.abc.channel import Address, Inbound, Kind, Prepared, Received, Status, Webhook
+from astromesh.errors import ChannelRejected, Forbidden, InvalidInput, Unauthorized
+
+
+class PigeonOptions(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    ring: str
+
+
+class Pigeon:
+    """Keeps what it would send in `sent`; what `failures` holds is raised instead."""
+
+    Options: ClassVar[type[BaseModel]] = PigeonOptions
+
+    def __init__(self, ring: str) -> None:
+        self.secret = ring
+        self.addresses: Collection[str] = ()
+        self.unreadable_reply = "Coo?"
+        self.sent: list[tuple[str, str]] = []
+        self.failures: list[Exception] = []
+
+    @classmethod
+    async def open(cls, options: PigeonOptions, deps: object) -> Self:
+        return cls(options.ring)
+
+    def challenge(self, request: Webhook) -> str:
+        if request.query.get("ring") != self.secret:
+            raise Forbidden("Not our pigeon.")
+        return request.query.get("say", "")
+
+    def verify(self, request: Webhook) -> None:
+        if request.headers.get("ring") != self.secret:
+            raise Unauthorized("Not our pigeon.")
+
+    def parse(self, body: bytes) -> Received:
+        try:
+            lines = [line.split("|") for line in body.decode().splitlines()]
+        except UnicodeDecodeError as error:
+            raise InvalidInput("A note is text.") from error
+        messages, statuses = [], []
+        for line in lines:
+            if len(line) == 4 and line[3] == "*read*":
+                statuses.append(Status(line[0], Address(line[2], line[1]), "read"))
+            elif len(line) == 4 and line[0]:
+                kind: Kind = "message" if line[3] else "unreadable"
+                messages.append(Inbound(line[0], Address(line[2], line[1]), line[3], kind))
+        return Received(tuple(messages), tuple(statuses))
+
+    async def prepare(self, message: Inbound) -> Prepared:
+        return Prepared(message.text, about=message.about)
+
+    async def noticed(self, message: Inbound) -> None:
+        """Pigeons show nothing."""
+
+    def split(self, text: str) -> tuple[str, ...]:
+        return tuple(text.split("/")) if text else ()
+
+    async def send(self, address: Address, text: str) -> str:
+        if self.failures:
+            raise self.failures.pop(0)
+        self.sent.append((address.theirs, text))
+        return f"out-{len(self.sent)}"
+
+    async def recall(self, address: Address) -> str:
+        raise ChannelRejected("A pigeon flies one way.")
+
+    async def close(self) -> None:
+        """Nothing."""
