@@ -7,11 +7,20 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, suppress
 from typing import Any
 
+import orjson
+import structlog
 from mcp.client.client import Client
 from mcp.client.subscriptions import SubscriptionLost
 from mcp.shared.dispatcher import ProgressFnT
 from mcp.shared.exceptions import MCPError
-from mcp_types import CONNECTION_CLOSED, REQUEST_TIMEOUT, Implementation, ToolListChangedNotification
+from mcp_types import (
+    CONNECTION_CLOSED,
+    PARSE_ERROR,
+    REQUEST_TIMEOUT,
+    Implementation,
+    Tool,
+    ToolListChangedNotification,
+)
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import ValidationError
 
@@ -21,6 +30,8 @@ from astromesh.mcp.definitions import Definition, Definitions
 from astromesh.mcp.results import read
 from astromesh.mcp.transport import BROKEN, NOT_SENT, REFUSED, SESSION_GONE
 
+log = structlog.get_logger("astromesh.mcp")
+
 #: opens the streams; is given what to call when the other side may have ended
 Transport = Callable[[Callable[[], None]], AbstractAsyncContextManager[Any]]
 
@@ -29,6 +40,8 @@ OPEN_SECONDS = 30.0
 CLOSE_SECONDS = 8.0
 #: tools and pages of a list; a server that offers more is broken or hostile
 MOST_TOOLS, MOST_PAGES = 1000, 100
+#: bytes of one tool's schema, and characters of its description; the first is left out, the second cut
+MOST_SCHEMA, MOST_WORDS = 64 * 1024, 16 * 1024
 
 
 class NotRun(ToolFailed):
@@ -151,14 +164,25 @@ class Connection:
         if not _offers_tools(client):
             return Definitions()
         found: list[Definition] = []
+        asked: set[str | None] = set()
         cursor = None
-        for _ in range(MOST_PAGES):
+        while cursor not in asked and len(asked) < MOST_PAGES and len(found) <= MOST_TOOLS:
+            asked.add(cursor)
             page = await client.list_tools(cursor=cursor)
-            found += [Definition(t.name, t.description or t.title or "", t.input_schema) for t in page.tools]
+            found += [_definition(tool) for tool in page.tools if self._bearable(tool)]
             cursor = page.next_cursor
-            if cursor is None or len(found) > MOST_TOOLS:
+            if cursor is None:
                 break
         return Definitions(tuple(found[:MOST_TOOLS]))
+
+    def _bearable(self, tool: Tool) -> bool:
+        """Whether a model can be shown it: schemas stand in every prompt."""
+        size = len(orjson.dumps(tool.input_schema))
+        if size > MOST_SCHEMA:
+            log.warning(
+                "tool_left_out", server=self._server, tool=tool.name, reason=f"a schema of {size} bytes"
+            )
+        return size <= MOST_SCHEMA
 
     async def _hear(self, message: Any) -> None:
         """Servers of the handshake protocols tell on their own stream that the list changed."""
@@ -205,6 +229,10 @@ class Connection:
         return read(tool, result)
 
 
+def _definition(tool: Tool) -> Definition:
+    return Definition(tool.name, (tool.description or tool.title or "")[:MOST_WORDS], tool.input_schema)
+
+
 #: what the SDK raises for a request; a RuntimeError where a result does not fit the tool's own schema
 _FOREIGN = (MCPError, ValidationError, RuntimeError, TimeoutError, OSError)
 
@@ -215,6 +243,7 @@ _ERRORS: dict[int, tuple[type[ToolError], str]] = {
     REFUSED: (Refused, ""),
     BROKEN: (ToolFailed, " What the call began may have happened."),
     CONNECTION_CLOSED: (ToolFailed, " What the call began may have happened."),
+    PARSE_ERROR: (ToolFailed, " What the call began may have happened."),
     REQUEST_TIMEOUT: (ToolTimeout, " What the call began may have happened."),
 }
 
@@ -223,10 +252,18 @@ def translated(server: str, error: BaseException) -> ToolError:
     """A foreign error as ours."""
     if isinstance(error, MCPError):
         kind, more = _ERRORS.get(error.code, (ToolFailed, ""))
-        return kind(f"{server}: {error.message.rstrip('.')}.{more}")
+        return kind(f"{server}: {_said(error).rstrip('.')}.{more}")
     if isinstance(error, ValidationError):
         return ToolFailed(f"{server} answered something that is not MCP.")
     return ToolFailed(f"{server}: {error}")
+
+
+def _said(error: MCPError) -> str:
+    """A server's words; of an answer that cannot be read, why, without the SDK's listing of it."""
+    if error.code != PARSE_ERROR:
+        return error.message
+    reason = error.message.partition(": ")[2]
+    return "answered something that is not MCP" if "validation error" in reason else reason
 
 
 def _opening_failed(server: str, error: BaseException) -> ToolError:

@@ -106,7 +106,7 @@ class MCPTools:
         return tuple(
             MCPTool(self._server, definition, self._prefix, self._forwards)
             for definition in found.tools
-            if any(fnmatchcase(definition.name, wanted) for wanted in self._wanted)
+            if definition.name and any(fnmatchcase(definition.name, wanted) for wanted in self._wanted)
         )
 
 

@@ -18,6 +18,7 @@ import jsonschema_rs
 import orjson
 
 from astromesh.errors import ConfigError, InvalidToolCall, LimitReached, ToolError, ToolFailed
+from astromesh.node.schema_cost import too_costly
 from astromesh.types import JsonObject, ToolCall, ToolResult, ToolSpec
 
 #: keeps a whole result and answers its id
@@ -110,8 +111,13 @@ def argument_validator(spec: ToolSpec) -> Any:
     """A compiled JSON Schema validator of a tool's arguments.
 
     Raises:
-        ConfigError: the tool's schema is no JSON Schema, or refers to another document.
+        ConfigError: the tool's schema is no JSON Schema, refers to another document, or would keep us busy.
     """
+    if too_costly(spec.parameters):
+        raise ConfigError(
+            f"The parameters of the tool {spec.name!r} are too costly to check: their references lead to the "
+            "same place in too many ways."
+        )
     try:
         return jsonschema_rs.validator_for(dict(spec.parameters), offline=True, pattern_options=_LINEAR)
     except (ValueError, jsonschema_rs.ValidationError, jsonschema_rs.ReferencingError) as error:

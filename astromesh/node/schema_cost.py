@@ -1,0 +1,148 @@
+"""What a JSON Schema may cost to check: how often one place of an instance is looked at.
+
+Schemas come from other servers. A few hundred bytes of definitions that each refer twice to the next one make
+a validator look 2^n times at one value. That number is found here without checking anything: the schemas that
+apply to one place, each with the number of ways that lead to it, are followed from place to place.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeAlias
+from urllib.parse import unquote
+
+#: times that one place may be looked at, and different sets of schemas that places may have
+MOST_LOOKS, MOST_PLACES = 10_000, 5_000
+
+#: keywords whose schemas apply to the same place as their own, by what stands there
+_SAME_LISTS = ("allOf", "anyOf", "oneOf")
+_SAME_ONES = ("not", "if", "then", "else")
+#: keywords whose schemas apply to parts of which there may be any number
+_ANY_PART = ("items", "additionalItems", "contains", "additionalProperties", "unevaluatedItems",
+             "unevaluatedProperties", "propertyNames")  # fmt: skip
+
+_Looks: TypeAlias = "Counter[int]"
+
+
+def too_costly(schema: Mapping[str, Any]) -> bool:
+    """Whether checking some instance would look at one of its places more than `MOST_LOOKS` times."""
+    refers = any("$ref" in one or "$dynamicRef" in one for one in _all(schema))
+    return refers and _Walk(schema).overflows()  # without references no place is looked at twice in one way
+
+
+class _Walk:
+    def __init__(self, root: Mapping[str, Any]) -> None:
+        self._root = root
+        self._schemas: dict[int, Any] = {}
+        self._anchors = {one["$anchor"]: one for one in _all(root) if isinstance(one.get("$anchor"), str)}
+
+    def overflows(self) -> bool:
+        waiting: list[_Looks] = [Counter({self._known(self._root): 1})]
+        seen: set[frozenset[tuple[int, int]]] = set()
+        while waiting:
+            looks = self._spread(waiting.pop())
+            if looks is None:
+                return True
+            key = frozenset(looks.items())
+            if key in seen:
+                continue
+            seen.add(key)
+            if len(seen) > MOST_PLACES:
+                return True
+            waiting += self._parts(looks)
+        return False
+
+    def _known(self, schema: Any) -> int:
+        self._schemas[id(schema)] = schema
+        return id(schema)
+
+    def _spread(self, start: _Looks) -> _Looks | None:
+        """All schemas of a place, those that others refer to among them; None where there are too many."""
+        looks: _Looks = Counter()
+        waiting, total = list(start.items()), 0
+        while waiting:
+            which, times = waiting.pop()
+            looks[which] += times
+            total += times
+            if total > MOST_LOOKS:
+                return None
+            waiting += [(self._known(one), times) for one in self._same(self._schemas[which])]
+        return looks
+
+    def _same(self, schema: Any) -> Iterator[Any]:
+        if not isinstance(schema, Mapping):
+            return
+        for keyword in _SAME_LISTS:
+            yield from _listed(schema.get(keyword))
+        for keyword in _SAME_ONES:
+            if keyword in schema:
+                yield schema[keyword]
+        yield from _named(schema.get("dependentSchemas"))
+        for keyword in ("$ref", "$dynamicRef"):
+            target = self._target(schema.get(keyword))
+            if target is not None and target is not schema:
+                yield target
+
+    def _target(self, reference: Any) -> Any:
+        """What a reference within the document leads to; nothing else is ever fetched."""
+        if not isinstance(reference, str) or not reference.startswith("#"):
+            return None
+        pointer = unquote(reference[1:])
+        if pointer and not pointer.startswith("/"):
+            return self._anchors.get(pointer)
+        found: Any = self._root
+        for step in pointer.split("/")[1:]:
+            name = step.replace("~1", "/").replace("~0", "~")
+            if isinstance(found, Mapping):
+                found = found.get(name)
+            elif isinstance(found, list) and name.isdecimal() and int(name) < len(found):
+                found = found[int(name)]
+            else:
+                return None
+        return found
+
+    def _parts(self, looks: _Looks) -> list[_Looks]:
+        """For each part of a place, the schemas that apply to it; those of any part apply to each of them."""
+        named: dict[str, _Looks] = {}
+        anything: _Looks = Counter()
+        for which, times in looks.items():
+            schema = self._schemas[which]
+            if not isinstance(schema, Mapping):
+                continue
+            for keyword in _ANY_PART:
+                for one in _one_or_listed(schema.get(keyword)):
+                    anything[self._known(one)] += times
+            for one in (*_named(schema.get("patternProperties")), *_listed(schema.get("prefixItems"))):
+                anything[self._known(one)] += times
+            for name, one in _items(schema.get("properties")):
+                named.setdefault(name, Counter())[self._known(one)] += times
+        parts = [looks + anything for looks in named.values()]
+        return [*parts, anything] if anything else parts
+
+
+def _all(value: Any) -> Iterator[Mapping[str, Any]]:
+    waiting = [value]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, Mapping):
+            yield one
+            waiting += one.values()
+        elif isinstance(one, list):
+            waiting += one
+
+
+def _items(value: Any) -> Iterator[tuple[str, Any]]:
+    return iter(value.items() if isinstance(value, Mapping) else ())
+
+
+def _named(value: Any) -> Iterator[Any]:
+    return (one for _, one in _items(value))
+
+
+def _listed(value: Any) -> Iterator[Any]:
+    return iter(value if isinstance(value, list) else ())
+
+
+def _one_or_listed(value: Any) -> Iterator[Any]:
+    return iter(value if isinstance(value, list) else () if value is None else (value,))
