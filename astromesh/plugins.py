@@ -39,6 +39,7 @@ GROUPS = (
     "readers",
     "authenticators",
     "run_stores",
+    "task_stores",
     "exporters",
     "durable_backends",
     "publishers",
