@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -131,11 +131,30 @@ def check_folder(
         if read.workflow.workflow != read.folder.resolve().name:
             message = f"must be the folder's name, {read.folder.resolve().name!r}"
             warnings.append(read.fault(WORKFLOW, "other_name", message, ("workflow",)))
+        warnings += _without_effect(read)
         if not faults:
             lint = structure.warnings(read.workflow)
             warnings += [read.fault(WORKFLOW, f.rule, f.message, f.steps, f.hint) for f in lint]
     ordered = sorted(faults, key=lambda fault: (fault.file, fault.line, fault.column))
     return Checked(read, tuple(ordered), tuple(warnings))
+
+
+#: files that are read and checked, but that nothing uses yet
+_NOT_YET = ("metrics.yaml", "plugins.yaml", "evaluations.yaml", "cli_profiles.yaml")
+
+
+def _without_effect(read: WorkflowFolder) -> Iterator[InvalidManifest]:
+    """What is written but does nothing yet is told, never ignored in silence."""
+    for name in _NOT_YET:
+        if name in read.files:
+            yield read.fault(name, "unsupported", "is checked, but has no effect yet")
+    if read.workflow is not None and read.workflow.task.pause_before:
+        yield read.fault(WORKFLOW, "unsupported", "has no effect yet", ("task", "pause_before"))
+    credentials = read.file("provider_credentials.yaml", CredentialsFile).provider_credentials
+    for i, credential in enumerate(credentials):
+        if credential.auth.type == "encrypted":
+            at = ("provider_credentials", i, "auth", "type")
+            yield read.fault("provider_credentials.yaml", "unsupported", "encrypted is not supported yet", at)
 
 
 def load_project(

@@ -21,11 +21,13 @@ from astromesh.config.workflow.files import FILES
 from astromesh.config.workflow.load import json_schema_of
 from astromesh.errors import WorkflowNotFound
 from astromesh.plugins import Plugins
+from astromesh.runtime.workflows import open_workflow
 from astromesh.testing import ScriptedProvider, plugin_of
 from astromesh.types import CompletionRequest, JsonObject, ToolCall
 from astromesh.workflow import Engine, TaskResult
 from astromesh.workflow.project import check_folder
 from astromesh.workflow.references import Known
+from tests.integration.agents_folder import manifest, runtime_of, write
 
 ROOT = Path(__file__).parents[2]
 SAMPLE = ROOT / "config" / "workflows" / "contract_review"
@@ -77,9 +79,10 @@ class ListedRecords:
         self.records += [orjson.loads(orjson.dumps(record)) for record in records]
 
 
-def test_the_sample_has_neither_faults_nor_warnings() -> None:
+def test_the_sample_has_no_faults_and_is_told_what_has_no_effect_yet() -> None:
     checked = check_folder(SAMPLE, Known((), (), ("openai_compat",), ("react",)), {})
-    assert (checked.faults, checked.warnings) == ((), ())
+    assert checked.faults == ()
+    assert [(w.rule, Path(w.file).name) for w in checked.warnings] == [("unsupported", "metrics.yaml")]
 
 
 @pytest.mark.parametrize("name", [name for name in FILES if (SAMPLE / name).exists()])
@@ -135,6 +138,30 @@ async def test_many_tasks_at_once_do_not_see_each_other(folder: Path) -> None:
         texts = [f"NDA number {i}" for i in range(12)]
         results = await asyncio.gather(*(engine.run({"text": t}, task_id=t) for t in texts))
     assert [r.trace[0].output["text"] for r in results] == texts
+
+
+async def test_an_agent_node_runs_an_agent_of_the_runtime(tmp_path: Path) -> None:
+    """With its own prompt and in the workflow's run; what it used stands in the history."""
+    write(tmp_path, manifest("helper"))
+    folder = tmp_path / "workflows" / "asks"
+    folder.mkdir(parents=True)
+    usual = {"kind": "deterministic", "context": "none"}
+    nodes = [
+        {"id": "s", "role": "start", "default": True, **usual},
+        {"id": "x", "role": "linear", "kind": "agent", "agent": "helper", "context": "none"},
+        {"id": "e", "role": "exit", **usual},
+    ]
+    edges = [{"from": "s", "to": "x"}, {"from": "x", "to": "e"}]
+    workflow = {"version": 1, "workflow": "asks", "nodes": nodes, "edges": edges}
+    (folder / "workflow.yaml").write_text(yaml.safe_dump(workflow))
+    provider = ScriptedProvider('{"answer": 42}')
+    async with runtime_of(tmp_path, provider) as runtime:
+        engine = await open_workflow(runtime, "asks")
+        result = await engine.run("What is it?")
+        await engine.close()
+    assert (result.status, result.output) == ("success", {"answer": 42})
+    assert [m.content for m in provider.requests[0].messages] == ["You are helper. Helps.", "What is it?"]
+    assert result.history["x"][0].usage["output_tokens"] == 2  # type: ignore[index]
 
 
 # -- the command -------------------------------------------------------------------------------------------

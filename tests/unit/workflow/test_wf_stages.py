@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import orjson
@@ -11,14 +10,13 @@ import pytest
 
 from astromesh.abc.run import Terms
 from astromesh.abc.tool import ToolContext
-from astromesh.config.workflow.memory import ContextProfile, MemorySpec
+from astromesh.config.workflow.memory import ContextProfile
 from astromesh.config.workflow.operations import PolicySpec
 from astromesh.errors import ProviderUnavailable
 from astromesh.testing import Reply, ScriptedProvider
 from astromesh.types import ToolCall
 from astromesh.workflow import Engine
 from astromesh.workflow.context import Item, assemble
-from astromesh.workflow.layers import open_layers
 from astromesh.workflow.policy import Asked, denial
 from tests.unit.workflow.wf_samples import OPS, project, run, states
 
@@ -101,42 +99,6 @@ async def test_e37_clones_see_what_was_written_before_the_fork_and_their_own() -
     result = await run(edges, nodes, "-", memory=TASK_MEMORY)
     seen = {entry.stage: entry.output["nodes"] for entry in result.trace if entry.node in ("x2", "y2", "z")}
     assert seen == {"x2": ["s", "b", "x"], "y2": ["s", "b", "y"], "z": ["s", "b", "x", "x2", "y", "y2", "m"]}
-
-
-@pytest.mark.parametrize("kind", ["in_memory", "sqlite", "jsonl"])
-async def test_e37_project_memory_is_written_when_the_run_has_ended(kind: str, tmp_path: Path) -> None:
-    """A run reads the project memory as it was when it began; the next one finds what this one wrote."""
-    memory = {
-        "memory": {
-            "project_store": {"type": kind, "path": str(tmp_path / "project")},
-            "context_profiles": [{"id": "own", "sources": [{"store": "project"}]}],
-        }
-    }
-    nodes: dict[str, Any] = {"x": {"op": "add_a"}, "y": SEES}
-    made = project("s>x x>y y>e", nodes, files={"memory": memory}, memory={"write": ["project"]})
-    engine = Engine(made)
-    first, second = await engine.run("1"), await engine.run("2")
-    assert first.output["values"] == []
-    assert second.output["values"][:2] == ["1", "1a"]
-
-
-@pytest.mark.parametrize("kind", ["in_memory", "sqlite", "jsonl"])
-async def test_layers_keep_items_once_in_order_and_within_their_bound(kind: str, tmp_path: Path) -> None:
-    spec = {"project_store": {"type": kind, "path": "project.store", "max_items": 3}}
-    store = open_layers(tmp_path, MemorySpec.model_validate_json(orjson.dumps(spec)))["project"]
-    assert await store.items() == []
-    await store.append(items("a", "b"))
-    await store.append(items("a", "b", "c", "d"))
-    assert [item.value for item in await store.items()] == ["b", "c", "d"]
-
-
-async def test_a_jsonl_layer_survives_a_line_that_was_not_finished(tmp_path: Path) -> None:
-    spec = MemorySpec.model_validate_json(b'{"global_store": {"type": "jsonl", "path": "g.jsonl"}}')
-    store = open_layers(tmp_path, spec)["global"]
-    await store.append(items("a"))
-    with (tmp_path / "g.jsonl").open("ab") as file:
-        file.write(b'{"id": "cut')
-    assert [item.value for item in await store.items()] == ["a"]
 
 
 # -- tools ---------------------------------------------------------------------------------------------------
