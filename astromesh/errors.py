@@ -22,8 +22,8 @@
     │   │                      ProviderUnavailable
     │   ├── AllProvidersFailed
     │   ├── InvalidOutput
-    │   ├── ToolError          ToolTimeout, ToolFailed, OutcomeUnknown, InvalidToolCall, ToolPermissionError,
-    │   │                      ToolRateLimitError
+    │   ├── ToolError          ToolTimeout, ToolFailed, OutcomeUnknown, ToolDenied, InvalidToolCall,
+    │   │                      ToolPermissionError, ToolRateLimitError
     │   ├── ChannelError       ChannelRejected, OutsideWindow: what a messenger answers
     │   └── StoreError         StoreUnavailable
     ├── Unavailable            the server cannot take it now: AgentUnavailable, Overloaded, QueueFull, …
@@ -311,7 +311,32 @@ class NotDurable(Conflict):
 
 
 class ApprovalRequired(Conflict):
+    """The run waits for a person.
+
+    Args:
+        run_id: which one; it goes on when they have decided.
+        waiting_for: what they are asked.
+    """
+
     code = "approval_required"
+
+    def __init__(
+        self, message: str, run_id: str = "", waiting_for: Mapping[str, object] | None = None
+    ) -> None:
+        self.run_id, self.waiting_for = run_id, waiting_for
+        super().__init__(message)
+
+
+class RunFailed(AstromeshError):
+    """A durable run that somebody waited for has failed, possibly in another process.
+
+    Args:
+        code: of what ended it.
+    """
+
+    def __init__(self, code: str, message: str) -> None:
+        self.code = code  # type: ignore[misc]
+        super().__init__(message)
 
 
 class LeaseLost(Conflict):
@@ -471,6 +496,12 @@ class OutcomeUnknown(ToolError):
     """The process died while the tool was called: what it does may have happened, and is not repeated."""
 
     code = "unknown_outcome"
+
+
+class ToolDenied(ToolError):
+    """A person refused the call, or nobody allowed it in time."""
+
+    code = "tool_denied"
 
 
 class InvalidToolCall(ToolError):

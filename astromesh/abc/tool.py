@@ -7,11 +7,34 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 from astromesh.abc.events import Emitter
-from astromesh.types import CallerContext, SessionKey, ToolCall, ToolResult, ToolSpec
+from astromesh.types import CallerContext, JsonObject, SessionKey, ToolCall, ToolResult, ToolSpec
+
+
+class Asked(NamedTuple):
+    """What a person is asked.
+
+    Args:
+        kind: `approval` of a tool call, a call of `unknown_outcome`, or a `human` node's question.
+        name: of the tool or node.
+        arguments: of the call, or what is to be decided on.
+        seconds: that there are for an answer.
+    """
+
+    kind: Literal["approval", "unknown_outcome", "human"]
+    name: str
+    arguments: Any = None
+    question: str = ""
+    seconds: float = 7 * 86_400.0
 
 
 class ToolStep(Protocol):
     """A tool call of a durable run, as the layers around its tool see it."""
+
+    async def ask(self, asked: Asked) -> JsonObject:
+        """Asks a person; answers their decision, possibly days and processes later.
+
+        `{"decision": "approve", "deny", "answer" or "expired", "arguments"?, "answer"?, "by"?}`
+        """
 
     async def intend(self, spec: ToolSpec) -> None:
         """The call is about to happen: said on disk before it does, where it may not be repeated.

@@ -3,7 +3,7 @@
 A layer takes the rest of the way and returns it guarded, or as it was where its rule does not apply. The
 order, outermost first, is document 001's (step 9):
 
-    permission → rate limit → arguments (read, checked) → what else was given (approval) → idempotency →
+    permission → rate limit → arguments (read, checked) → approval → what else was given → idempotency →
     intent (of durable runs) → timeout → tool
 """
 
@@ -15,9 +15,16 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from astromesh.abc.clock import Clock
-from astromesh.abc.tool import Tool, ToolContext, ToolPolicy, ToolSource
+from astromesh.abc.tool import Asked, Tool, ToolContext, ToolPolicy, ToolSource
 from astromesh.core.rate_limit import SlidingWindow
-from astromesh.errors import InvalidToolCall, ToolPermissionError, ToolRateLimitError, ToolTimeout
+from astromesh.errors import (
+    InvalidToolCall,
+    ToolDenied,
+    ToolFailed,
+    ToolPermissionError,
+    ToolRateLimitError,
+    ToolTimeout,
+)
 from astromesh.node.tool_results import argument_validator, misfit, parse_arguments
 from astromesh.types import Effect, JsonObject, ToolCall, ToolSpec
 
@@ -133,6 +140,36 @@ def idempotency(invoke: Invoke, tool: DeclaredTool) -> Invoke:
         return await invoke(given, replace(context, idempotency_key=key))
 
     return keyed
+
+
+def approval(invoke: Invoke, tool: DeclaredTool) -> Invoke:
+    """Asks a person before every call; they may change its arguments, or answer in the tool's place."""
+    if tool.policy.approval == "none":
+        return invoke
+    name, validator = tool.spec.name, argument_validator(tool.spec)
+
+    async def approved(given: JsonObject, context: ToolContext) -> Any:
+        if context.step is None:
+            raise ToolFailed(
+                f"The tool {name!r} needs a person's approval, which only durable runs can wait for."
+            )
+        said = await context.step.ask(Asked("approval", name, given))
+        if said["decision"] == "answer":
+            return said.get("answer")
+        if said["decision"] != "approve":
+            raise ToolDenied(_DENIED[said["decision"]].format(name))
+        wanted = said.get("arguments", given)
+        if not validator.is_valid(wanted):
+            raise InvalidToolCall(misfit(name, validator, wanted))
+        return await invoke(wanted, context)
+
+    return approved
+
+
+_DENIED = {
+    "deny": "A person has refused this call of {!r}. Do not try it again.",
+    "expired": "Nobody approved this call of {!r} in time.",
+}
 
 
 def intent(invoke: Invoke, tool: DeclaredTool) -> Invoke:

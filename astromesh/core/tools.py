@@ -25,6 +25,7 @@ from astromesh.core.tool_layers import (
     DeclaredTool,
     Invoke,
     Layer,
+    approval,
     arguments,
     idempotency,
     intent,
@@ -114,7 +115,10 @@ class ToolRegistry:
         own = [one for one in given if isinstance(one, DeclaredTool)]
         names = [tool.spec.name for tool in own]
         _check_names(agent_name, names, () if sources else permitted)
-        limited, inner = rate_limit(self._clock), (arguments, *self._layers, idempotency, intent, time_limit)
+        limited, inner = (
+            rate_limit(self._clock),
+            (arguments, approval, *self._layers, idempotency, intent, time_limit),
+        )
         layers = (permission(agent_name, permitted), limited, *inner)
         ways = {tool.spec.name: _Way(layered(tool, layers), tool.policy) for tool in own}
         specs = [tool.spec for tool in own if permitted is None or tool.spec.name in permitted]

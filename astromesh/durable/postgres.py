@@ -115,7 +115,9 @@ class PostgresRuns:
     async def overdue(
         self, lease: float, limit: int = 100, *, queued: float = 0.0
     ) -> tuple[tuple[str, int], ...]:
-        return await self._database.transact(partial(_overdue, self._clock.now(), lease, queued or lease, limit))
+        return await self._database.transact(
+            partial(_overdue, self._clock.now(), lease, queued or lease, limit)
+        )
 
     async def waiting(self, tenant: str, owner: str | None, limit: int = 100) -> tuple[RunRow, ...]:
         rows = await self._database.read(SQL["waiting"], tenant, owner, limit)

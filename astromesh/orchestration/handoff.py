@@ -101,4 +101,5 @@ def _tool_name(agent: str) -> str:
 def _spec(tool: str, agent: str, description: str) -> ToolSpec:
     message = {"type": "string", "description": "What the agent should know beside the conversation."}
     schema = {"type": "object", "properties": {"message": message}}
-    return ToolSpec(tool, f"Hands the conversation over to {agent}. {description}".strip(), schema, recorded=False)
+    about = f"Hands the conversation over to {agent}. {description}".strip()
+    return ToolSpec(tool, about, schema, recorded=False)

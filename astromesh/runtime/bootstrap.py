@@ -156,6 +156,18 @@ def detect_circular_refs(edges: Mapping[str, tuple[str, ...]]) -> None:
         visit(agent, ())
 
 
+def pausing(configuration: Configuration) -> frozenset[str]:
+    """Agents that have a tool which a person must approve, or may call such an agent."""
+    found = {
+        name
+        for name, agent in configuration.agents.items()
+        if any(tool.approval == "required" for tool in agent.spec.tools)
+    }
+    while more := {n for n, called in configuration.edges.items() if n not in found and found & set(called)}:
+        found |= more
+    return frozenset(found)
+
+
 class _Bootstrap:
     """One bootstrap on its way."""
 

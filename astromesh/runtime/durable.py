@@ -73,6 +73,8 @@ class DurableRuns:
         self._opening = asyncio.Lock()
         self._working = False
         self._draining = False
+        #: at first all that is queued: whoever had it may have died with the last process
+        self._queued = 1e-6
         self._segments: dict[str, Segment] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._tending: asyncio.Task[None] | None = None
@@ -309,7 +311,9 @@ class DurableRuns:
     async def _sweep(self) -> None:
         if self._draining:
             return
-        for run_id, _ in await self.store.overdue(LEASE, queued=QUEUED):
+        due = await self.store.overdue(LEASE, queued=self._queued)
+        self._queued = QUEUED
+        for run_id, _ in due:
             await self._dispatch(run_id)
         for worker in self._presence.dead():
             for run_id, _ in await self.store.leave(worker):

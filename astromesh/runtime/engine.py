@@ -32,7 +32,8 @@ from astromesh.node.scope import Scope
 from astromesh.plugins import Plugins
 from astromesh.runtime import ids
 from astromesh.runtime.agent import Agent
-from astromesh.runtime.bootstrap import Bootstrapped, open_runtime
+from astromesh.runtime.attended import attend
+from astromesh.runtime.bootstrap import Bootstrapped, open_runtime, pausing
 from astromesh.runtime.durable import DurableRuns
 from astromesh.runtime.journal import RunJournal
 from astromesh.runtime.leases import Leases, in_its_session
@@ -95,6 +96,8 @@ class AgentRuntime:
         self._leases = Leases()
         self._snapshots = Snapshots()
         self._taking_up: asyncio.Task[None] | None = None
+        #: agents whose runs may have to wait for a person: all of these are durable
+        self._pausing: frozenset[str] = frozenset()
         self._env = env
         self._graphs = graphs or {}
         self._open: Bootstrapped | None = None
@@ -138,6 +141,7 @@ class AgentRuntime:
             self._graphs,
         )
         self._open.erasers.append(self._erase_runs)
+        self._pausing = pausing(self._open.configuration)
         self._exporter = await self._open_exporter(self._open)
 
     async def _open_exporter(self, opened: Bootstrapped) -> TraceExporter | None:
@@ -285,6 +289,9 @@ class AgentRuntime:
         """`run` for a request record, and for nested runs with their parent."""
         if self._draining and parent is None:
             raise ShuttingDown("The server is shutting down; send the request again.")
+        if parent is None and agent.name in self._pausing:
+            row = await self.accept(agent, request, caller=caller, trace_id=trace_id)
+            return await attend(self.runs, self.durable.store, row, tuple(sinks))
         self._active += 1
         self._idle.clear()
         try:

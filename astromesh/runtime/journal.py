@@ -21,13 +21,13 @@ from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
 from astromesh.abc.durable import Change, RunRow, Step, StepKind, StepState
-from astromesh.abc.tool import ToolPort
+from astromesh.abc.tool import Asked, ToolPort
 from astromesh.errors import Divergence, OutcomeUnknown, StoreError, UpstreamError
 from astromesh.node.journal import Ask, Do, Retell
 from astromesh.runtime import failpoints, recorded
 from astromesh.runtime.durable_stream import DurableStream
 from astromesh.runtime.ids import derived_run_id
-from astromesh.runtime.waiting import Asked, Waiting
+from astromesh.runtime.waiting import Waiting
 from astromesh.runtime.writer import Writer
 from astromesh.telemetry.stream import DELTA
 from astromesh.types import CompletionRequest, CompletionResult, JsonObject, ToolCall, ToolResult, ToolSpec
@@ -264,10 +264,6 @@ class CallStep:
         failpoints.passing(failpoints.TOOL_INTENT)
 
     async def ask(self, asked: Asked) -> JsonObject:
-        """Asks a person; answers their decision, possibly days and processes later.
-
-        The answer is `{"decision", "arguments"?, "answer"?, "by"}`; `expired` where nobody decided in time.
-        """
         path = f"{self.step.path}/{asked.kind}"
         n = self._book.number(path)
         found = self._book.find(path, n, self.step.request_hash)

@@ -39,8 +39,8 @@ class Presence:
 
     def dead(self) -> list[str]:
         """Workers whose process has ended without leaving."""
-        names = os.listdir(self._folder) if self._folder.exists() else []
-        return [name for name in names if name not in self._own and self._is_dead(self._folder / name)]
+        files = self._folder.iterdir() if self._folder.exists() else ()
+        return [file.name for file in files if file.name not in self._own and self._is_dead(file)]
 
     def forget(self, worker: str) -> None:
         """A dead worker is dealt with."""

@@ -8,7 +8,6 @@ _BUDGETS = "Budgets are not supported yet; bound a run with max_iterations and t
 
 #: see `astromesh.config.seams.Unsupported`
 UNSUPPORTED: Mapping[str, str] = {
-    "Agent.spec.tools.*.approval=required": "Approvals are not supported yet.",
     "Agent.spec.budgets.per_session": _BUDGETS,
     "Agent.spec.budgets.per_principal_daily": _BUDGETS,
     "RuntimeConfig.spec.telemetry.capture_content": "Traces hold no content yet.",

@@ -10,35 +10,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Literal, NamedTuple
 
 from astromesh.abc.clock import Clock
 from astromesh.abc.durable import Step
+from astromesh.abc.tool import Asked
 from astromesh.types import JsonObject
 
 #: seconds in which other branches of the run may go on before it pauses
 SETTLE = 0.05
-#: seconds that a person has, where nothing else is said
-EXPIRES = 7 * 86_400.0
-
-Kind = Literal["approval", "unknown_outcome", "human"]
-
-
-class Asked(NamedTuple):
-    """What a person is asked.
-
-    Args:
-        kind: `approval` of a tool call, a call of `unknown_outcome`, or a `human` node's question.
-        name: of the tool or node.
-        arguments: of the call, or what is to be decided on.
-        seconds: that there are for an answer.
-    """
-
-    kind: Kind
-    name: str
-    arguments: Any = None
-    question: str = ""
-    seconds: float = EXPIRES
 
 
 class Waiting:

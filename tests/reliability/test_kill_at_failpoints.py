@@ -1,4 +1,4 @@
-"""R1: the server is killed at each named place of a run with three tools; nothing is lost, nothing happens twice."""
+"""R1: the server is killed at each named place of a run with three tools: nothing lost, nothing twice."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def store(request) -> str:
 
 
 def killed_and_restarted(server, folder: Path) -> tuple[str, dict[str, Any]]:
-    """Accepts a run, waits for the server's death, starts it again without a failpoint; the run when it rests."""
+    """Accepts a run, waits for the death, starts the server again without a failpoint; the run at rest."""
     asked = {"query": "Charge three times.", "session_id": "s-1"}
     try:
         run_id = call(f"{server.url}/v1/agents/teller/runs", asked)["run_id"]
@@ -135,7 +135,7 @@ def test_a_run_survives_a_kill_at_each_place(place, store, tmp_path, mock_llm, s
     assert joined_text(events) == run["result"]["response"]
 
 
-@pytest.mark.parametrize("place", ("tool_intent", "tool_done", "after_model"))
+@pytest.mark.parametrize("place", ["tool_intent", "tool_done", "after_model"])
 def test_what_must_not_happen_twice_happens_once_or_is_put_to_a_person(
     place, tmp_path, mock_llm, server_process
 ):

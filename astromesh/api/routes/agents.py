@@ -12,9 +12,11 @@ from pydantic import TypeAdapter
 from astromesh.api.access import runtime_of, scope
 from astromesh.api.body import ClientGone, read, unless_gone
 from astromesh.api.outbox import Outbox
+from astromesh.api.routes.durable import WaitingOut, links
 from astromesh.api.schemas import ProblemOut, RunBody, RunOut
 from astromesh.api.sse import RunStreamResponse
 from astromesh.api.trace import incoming_trace_id
+from astromesh.errors import ApprovalRequired
 from astromesh.runtime.agent import Agent
 from astromesh.runtime.engine import AgentRuntime
 from astromesh.runtime.records import RunRequest
@@ -38,6 +40,7 @@ _RUN_DOC: dict[str, Any] = {
     response_model=None,
     responses={
         200: {"model": RunOut, "content": {"text/event-stream": {}}},
+        202: {"model": WaitingOut, "description": "The run waits for a person."},
         **dict.fromkeys((401, 403, 404, 409, 413, 422, 429, 502, 503, 504), _PROBLEM),
     },
     dependencies=[scope("agents:run", "name")],
@@ -60,7 +63,20 @@ async def run(name: str, request: Request) -> Response:
         answer = await (start() if agent.outlives_its_client else unless_gone(request, start()))
     except ClientGone:
         return Response(status_code=499)
+    except ApprovalRequired as waits:
+        return _waiting(waits)
     return Response(orjson.dumps(answer.to_json()), media_type="application/json")
+
+
+def _waiting(waits: ApprovalRequired) -> Response:
+    """The run has paused for a person; it goes on without this caller."""
+    body = {
+        "run_id": waits.run_id,
+        "status": "waiting",
+        "waiting_for": waits.waiting_for,
+        "links": links(waits.run_id),
+    }
+    return Response(orjson.dumps(body), 202, media_type="application/json")
 
 
 @router.get("/v1/agents", summary="List the agents", dependencies=[scope("agents:read")])

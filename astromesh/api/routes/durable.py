@@ -37,6 +37,15 @@ class AcceptedOut(BaseModel):
     links: LinksOut
 
 
+class WaitingOut(BaseModel):
+    """A run that somebody waited for has paused."""
+
+    run_id: str
+    status: Literal["waiting"]
+    waiting_for: dict[str, Any]
+    links: LinksOut
+
+
 class DecisionBody(BaseModel):
     """What a person decides."""
 
