@@ -77,16 +77,48 @@ class Auth:
         raise Unauthorized("The key or token is not valid here, or no longer.")
 
     def _refuse_foreign_pages(self, headers: Mapping[str, str]) -> None:
-        """A browser lets any page send requests to this machine, and open WebSockets, in its user's name."""
+        """A browser lets any page send requests to this machine, and open WebSockets, in its user's name.
+
+        A page may also call this machine by its own site's name, which then leads here (DNS rebinding).
+        """
         origin = headers.get("origin")
         if origin and not {origin, "*"} & set(self._origins) and not is_local(origin):
             raise Forbidden(f"Pages of {origin} may not call this server; spec.api.cors_origins allows them.")
+        host = _hostname(f"//{headers.get('host', '')}")
+        if not is_of_this_network(host) and host not in map(_hostname, self._origins):
+            raise Forbidden(
+                f"This server is called by this machine's own names, not {host!r}; spec.api.cors_origins "
+                "allows others."
+            )
 
 
 def is_local(origin: str) -> bool:
     """Whether an Origin header names a page of this machine."""
     try:
         return is_loopback(urlsplit(origin).hostname or "")
+    except ValueError:
+        return False
+
+
+def _hostname(url: str) -> str:
+    try:
+        return urlsplit(url).hostname or ""
+    except ValueError:
+        return ""
+
+
+def is_of_this_network(host: str) -> bool:
+    """Whether no page of another site can be called so: an address, or a name that nobody can register.
+
+    A page whose name is made to lead to this machine (DNS rebinding) sends no Origin with what it reads.
+    """
+    name = host.rstrip(".")
+    return "." not in name or name.endswith(".localhost") or _is_address(name)
+
+
+def _is_address(host: str) -> bool:
+    try:
+        return bool(ip_address(host))
     except ValueError:
         return False
 

@@ -63,6 +63,10 @@ async def test_a_caller_sees_and_runs_the_agents_of_its_scopes_and_no_others(tmp
                 {"query": 5},
                 {"query": "x", "more": 1},
                 {"query": "x", "session_id": 5},
+                {"query": "x" * 100_001},
+                {"query": "x", "session_id": "s" * 257},
+                {"query": "x", "session_id": "a\x00b"},
+                {"query": "x", "context": {"a": 1}},
             ]
             for arguments in wrong:
                 assert (await client.call_tool("helper", arguments)).is_error

@@ -273,6 +273,28 @@ def test_an_open_server_answers_no_page_of_another_site(
     assert socket == (101 if expected == 200 else 403)
 
 
+HOSTS = [
+    ("evil.example", 403), ("127.0.0.1.evil.example:8000", 403), ("localhost.evil.example", 403),
+    ("127.0.0.1:8000", 200), ("localhost", 200), ("app.localhost:8000", 200),
+    ("[::1]:8000", 200), ("box", 200), ("192.0.2.7:8000", 200),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("host", "expected"), HOSTS)
+def test_an_open_server_is_not_called_by_a_name_that_somebody_made_to_lead_here(
+    open_client: TestClient, host: str, expected: int
+) -> None:
+    """What a page reads from its own site's name comes without an Origin (DNS rebinding)."""
+    assert open_client.get("/v1/agents", headers={"host": host}).status_code == expected
+    socket = socket_status(open_client, "/v1/ws/agent/helper", headers={"host": host})
+    assert socket == (101 if expected == 200 else 403)
+
+
+def test_a_server_with_keys_has_any_name(keys: Keys) -> None:
+    headers = {"host": "agents.example", **keys.headers("agents:read")}
+    assert keys.client.get("/v1/agents", headers=headers).status_code == 200
+
+
 def test_a_page_with_a_key_may_come_from_anywhere(keys: Keys) -> None:
     headers = {"origin": "https://evil.example", **keys.headers("agents:read")}
     assert keys.client.get("/v1/agents", headers=headers).status_code == 200

@@ -11,10 +11,12 @@ from typing import Any, cast
 from uuid import uuid4
 
 from fastapi import APIRouter, Request, Response
+from pydantic import ValidationError
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from astromesh.abc.deps import Deps
 from astromesh.api.access import runtime_of, scope
+from astromesh.api.schemas import RunBody
 from astromesh.errors import AgentNotFoundError, Forbidden, InvalidInput, MissingExtra, NotFound
 from astromesh.runtime.engine import AgentRuntime
 from astromesh.runtime.scopes import RUN, permits
@@ -90,6 +92,13 @@ def _tools(request: Request) -> Iterator[ToolSpec]:
             yield ToolSpec(name, description, _PARAMETERS, "external")
 
 
+def _own(arguments: JsonObject) -> JsonObject:
+    """What a tool's caller may say of a run. Raises: InvalidInput: there is more."""
+    if more := sorted(arguments.keys() - _PARAMETERS["properties"].keys()):
+        raise InvalidInput(f"An agent takes the texts query and session_id, not {more[0][:64]!r}.")
+    return {key: value for key, value in arguments.items() if value not in (None, "")}
+
+
 async def _call(request: Request, name: str, arguments: JsonObject) -> str:
     """Raises: Forbidden, AgentNotFoundError, InvalidInput, and what a run raises."""
     caller = cast(CallerContext, request.state.caller)
@@ -98,8 +107,10 @@ async def _call(request: Request, name: str, arguments: JsonObject) -> str:
         raise Forbidden(f"This needs the scope '{RUN}:{name}'.")
     if name not in runtime.agents and name not in runtime.broken:
         raise AgentNotFoundError(name, "tools/list has those that you may run.")
-    query, session = arguments.pop("query", ""), arguments.pop("session_id", None) or f"mcp-{uuid4().hex}"
-    if not isinstance(query, str) or not isinstance(session, str) or arguments:
-        raise InvalidInput("An agent takes the texts query and session_id, and nothing else.")
-    answer = await runtime.run(name, query, session, caller=caller)
+    try:
+        asked = RunBody.model_validate({"session_id": f"mcp-{uuid4().hex}", **_own(arguments)})
+    except ValidationError as error:
+        fault = error.errors(include_url=False, include_input=False)[0]
+        raise InvalidInput(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}.") from error
+    answer = await runtime.run(name, asked.query, asked.session_id, caller=caller)
     return answer.response
