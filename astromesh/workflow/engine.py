@@ -29,7 +29,7 @@ from astromesh.workflow.models import ADAPTERS, open_models
 from astromesh.workflow.plan import Plan, Stage
 from astromesh.workflow.project import Project, load_project
 from astromesh.workflow.references import NO_CONTEXT, Known
-from astromesh.workflow.result import TaskResult
+from astromesh.workflow.result import TaskResult, metadata_of
 from astromesh.workflow.run import Execution, Setup
 from astromesh.workflow.seams import Gate, TaskLog
 from astromesh.workflow.slots import Slots
@@ -67,6 +67,7 @@ class Engine:
         models: models in Python, by the names that agents.yaml uses; before those of providers.yaml.
         log: makes Tasks durable.
         gate: is asked before each stage.
+        equip: changes what stages are compiled from, e.g. records or replays the calls of models and tools.
         new_id: ids of runs; by default random ones.
     """
 
@@ -82,6 +83,7 @@ class Engine:
         clock: Clock | None = None,
         log: TaskLog | None = None,
         gate: Gate | None = None,
+        equip: Callable[[Kit], Kit] = lambda kit: kit,
         new_id: Callable[[], str] = lambda: uuid4().hex,
     ) -> None:
         self.project = project
@@ -90,7 +92,7 @@ class Engine:
         self._own_deps = deps is None
         self._env = os.environ if env is None else env
         self._clock: Clock = clock or SystemClock()
-        self._log, self._gate, self._new_id = log, gate, new_id
+        self._log, self._gate, self._equip, self._new_id = log, gate, equip, new_id
         scheduler = project.scheduler
         self._slots = Slots(scheduler.max_stage_concurrency)
         self._turns = asyncio.Semaphore(scheduler.max_concurrency)
@@ -224,12 +226,14 @@ class Engine:
             deps = replace(deps, http=await deps.resources.shared(Http, Http))
         models = {**await open_models(self.project, self._plugins, deps, self._env), **self._models}
         self._layers = open_layers(self.project.folder, self.project.memory)
-        return Kit(
-            self.project,
-            await open_tools(self.project, self._plugins, deps),
-            await open_agents(self.project.agents, models, self._plugins, deps),
-            self._run_agent,
-            self._gate,
+        return self._equip(
+            Kit(
+                self.project,
+                await open_tools(self.project, self._plugins, deps),
+                await open_agents(self.project.agents, models, self._plugins, deps),
+                self._run_agent,
+                self._gate,
+            )
         )
 
     async def _execute(self, plan: Plan, scope: Scope, work: Callable[[Execution], Any]) -> TaskResult:
@@ -247,8 +251,10 @@ class Engine:
         self._active[scope.run_id] = execution
         try:
             with calling_as(scope.caller):
+                begun = self._clock.monotonic()
                 result: TaskResult = await work(execution)
-                return result
+                told = metadata_of(result, (self._clock.monotonic() - begun) * 1000, scope.trace_id)
+                return replace(result, metadata={**told, **self.project.fingerprint.stamp})
         except BaseExceptionGroup as group:
             raise _single(group) from group
         finally:

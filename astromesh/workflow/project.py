@@ -23,6 +23,7 @@ from astromesh.errors import (
 )
 from astromesh.types import JsonObject
 from astromesh.workflow import references, structure
+from astromesh.workflow.fingerprint import Fingerprint, fingerprint_of
 from astromesh.workflow.plan import Plan, compile_plan
 from astromesh.workflow.references import Known
 
@@ -52,6 +53,11 @@ class Project:
     workflow: WorkflowFile
     files: WorkflowFolder = field(repr=False)
     warnings: tuple[InvalidManifest, ...] = ()
+
+    @cached_property
+    def fingerprint(self) -> Fingerprint:
+        """Of the files as they are when it is first asked for, which is before the first run."""
+        return fingerprint_of(self.files)
 
     @cached_property
     def default_start(self) -> str:

@@ -152,3 +152,13 @@ def parent_of(path: str) -> str:
 
 def _listed(entries: Iterable[Entry]) -> list[JsonObject]:
     return [entry.to_json() for entry in entries]
+
+
+def metadata_of(result: TaskResult, latency_ms: float, trace_id: str = "") -> JsonObject:
+    """What callers are told beside the output (api.md section 1)."""
+    usage = {"input_tokens": 0, "output_tokens": 0, "cached_tokens": 0, "cost_usd": 0.0}
+    for entry in result.trace:
+        for key in usage:
+            usage[key] += (entry.usage or {}).get(key, 0)
+    told = {"path": list(result.path), "usage": usage, "latency_ms": round(latency_ms, 3)}
+    return {**told, "trace_id": trace_id} if trace_id else told
