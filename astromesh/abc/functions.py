@@ -153,9 +153,10 @@ def _check_callable(function: Callable[..., Any], called: str) -> None:
             f"The tool {called!r} is a generator: return one value, e.g. a list, without yield."
         )
     if _is_unbound(bare):
+        owner, _, method = bare.__qualname__.rpartition(".")
         raise ConfigError(
             f"The tool {called!r} is a method without its object: offer a bound one, such as "
-            f"`tool = {bare.__qualname__.replace('.', '(…).')}` in the module."
+            f"`{method} = {owner.rpartition('.')[2]}(…).{method}` in the module."
         )
 
 
