@@ -8,7 +8,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from astromesh.config.workflow.nodes import WorkflowFile
-from astromesh.workflow.plan import compile_plan
+from astromesh.workflow.analysis import analyse
+from astromesh.workflow.flow import Flow
+from astromesh.workflow.plan import compile_plan, ways_of
 from tests.unit.workflow.wf_random import trial, workflows
 
 SEEDS = st.integers(0, 2**20)
@@ -60,3 +62,24 @@ def test_counts_of_pending_tokens_come_down_to_zero(workflow: WorkflowFile, worl
     done = trial(workflow, world, timing)
     joins = [join for task in done.flow.tasks.values() for join in (task.joins or {}).values()]
     assert [(join.scope.path, join.merge, join.pending) for join in joins if join.pending] == []
+
+
+@slow
+@given(workflow=workflows(), world=SEEDS, timing=SEEDS)
+def test_r3_by_counting_is_r3_by_its_words(workflow: WorkflowFile, world: int, timing: int) -> None:
+    """After every event, a merge's count is the number of tokens below its scope that can still reach it.
+
+    Those that wait at it are not among them; and while anything waits, there is at least one.
+    """
+    reach = analyse(ways_of(workflow), "s").reach
+
+    def look(flow: Flow) -> None:
+        tokens = [task for task in flow.tasks.values() if task.state in ("running", "waiting")]
+        for scope in [task for task in flow.tasks.values() if task.is_live and task.joins]:
+            for merge, join in (scope.joins or {}).items():
+                below = [t for t in tokens if t.path == scope.path or t.path.startswith(f"{scope.path}/")]
+                awaited = [t for t in below if t.stage != merge and merge in reach.get(t.stage, ())]
+                assert join.pending == len(awaited), (scope.path, merge)
+                assert not join.waiting or awaited, f"{merge} is due and did not fire"
+
+    trial(workflow, world, timing, look)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -101,12 +102,15 @@ class Trial:
         return {p: (t.state, t.status, t.output, t.merged_from) for p, t in self.flow.tasks.items()}
 
 
-def trial(workflow: WorkflowFile, world: int, timing: int) -> Trial:
+def trial(
+    workflow: WorkflowFile, world: int, timing: int, look: Callable[[Flow], None] = lambda flow: None
+) -> Trial:
     """Runs the rules with made-up stages.
 
     Args:
         world: decides what each stage comes to, by its lineage: failures, arms, numbers of items.
         timing: decides which of the stages under way ends next.
+        look: is shown the state after each event.
     """
     flow = Flow(compile_plan(workflow, "s"), "T")
     done = Trial(flow)
@@ -130,6 +134,7 @@ def trial(workflow: WorkflowFile, world: int, timing: int) -> Trial:
         stage = flow.plan.stages[task.stage]
         refused = command.refused
         take(flow.finished(task, Outcome(error=refused) if refused else _outcome(stage, task, world)))
+        look(flow)
     return done
 
 
