@@ -129,6 +129,14 @@ class IdempotencyKey(NamedTuple):
     expires_at: float
 
 
+class EndAsked(NamedTuple):
+    """Somebody wants a run of another process to end. `owner` None: they may end everybody's."""
+
+    run_id: str
+    tenant: str
+    owner: str | None
+
+
 class Wanted(NamedTuple):
     """Which runs are listed; empty: all of the tenant. `owner` None: everybody's."""
 
@@ -203,6 +211,21 @@ class RunStore(Protocol):
     async def cancelling(self, worker: str) -> tuple[str, ...]:
         """Runs of this worker whose end was asked for."""
 
+    async def ask_end(self, run_id: str, tenant: str, owner: str | None) -> None:
+        """Asks whatever process has a run that is not durable to end it; `owner` None may end everybody's."""
+
+    async def ends_asked(self, since: float) -> tuple[EndAsked, ...]:
+        """What nobody has answered yet, of requests behind that time."""
+
+    async def answer_end(self, run_id: str, line: JsonObject | None) -> None:
+        """The process that has the run says so (None), and later what became of it."""
+
+    async def end_answered(self, run_id: str) -> tuple[bool, JsonObject | None]:
+        """Whether a process has the run, and what became of it."""
+
+    async def forget_end(self, run_id: str, before: float) -> None:
+        """Deletes a request, and those of before that time."""
+
     async def beat(self, worker: str) -> None:
         """The worker lives."""
 
@@ -216,7 +239,7 @@ class RunStore(Protocol):
 
         Those of workers not heard of for `lease` seconds (queued again in a new segment), queued longer than
         `queued` seconds (0: than `lease`), and waiting beyond `wake_at`. Those beyond `deadline_at` without a
-        live worker have failed.
+        live worker have failed. So have runs of dead processes that are not durable, and their keys are free.
         """
 
     async def waiting(self, tenant: str, owner: str | None, limit: int = 100) -> tuple[RunRow, ...]:

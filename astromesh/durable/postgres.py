@@ -10,11 +10,12 @@ from pydantic import BaseModel, ConfigDict
 
 from astromesh.abc.clock import Clock
 from astromesh.abc.deps import Deps
-from astromesh.abc.durable import Change, Claim, IdempotencyKey, RunRow, Step, Wanted
+from astromesh.abc.durable import Change, Claim, EndAsked, IdempotencyKey, RunRow, Step, Wanted
 from astromesh.durable.rows import (
     change_values,
     columns_of,
     conflict,
+    cut_off,
     event_of,
     event_values,
     last_words,
@@ -27,6 +28,7 @@ from astromesh.durable.rows import (
     too_late,
     traced,
     usage_of,
+    value_of,
     with_columns,
 )
 from astromesh.errors import IdempotencyConflict, LeaseLost
@@ -105,6 +107,23 @@ class PostgresRuns:
 
     async def cancelling(self, worker: str) -> tuple[str, ...]:
         return tuple(row[0] for row in await self._database.read(SQL["cancelling"], worker))
+
+    async def ask_end(self, run_id: str, tenant: str, owner: str | None) -> None:
+        await self._database.write(SQL["ask_process"], run_id, tenant, owner, self._clock.now())
+
+    async def ends_asked(self, since: float) -> tuple[EndAsked, ...]:
+        return tuple(EndAsked(*row) for row in await self._database.read(SQL["asked_processes"], since))
+
+    async def answer_end(self, run_id: str, line: JsonObject | None) -> None:
+        await self._database.write(SQL["answer_process"], run_id, text_of(line) or "")
+
+    async def end_answered(self, run_id: str) -> tuple[bool, JsonObject | None]:
+        rows = await self._database.read(SQL["answered"], run_id)
+        answer = rows[0][0] if rows else None
+        return answer is not None, value_of(answer or None)
+
+    async def forget_end(self, run_id: str, before: float) -> None:
+        await self._database.write(SQL["forget_asked"], run_id, before)
 
     async def beat(self, worker: str) -> None:
         await self._database.write(SQL["beat"], worker, self._clock.now())
@@ -248,8 +267,16 @@ async def _overdue(
             due += await _requeued(run, now, connection)
     for run in map(run_of, await connection.fetch(SQL["awake"], now, limit)):
         due += await _requeued(run, now, connection)
+    await _end_lost(now, lease, limit, connection)
     due += [(row[0], row[1]) for row in await connection.fetch(SQL["stale"], now - queued, now, limit)]
     return tuple(dict.fromkeys(due))
+
+
+async def _end_lost(now: float, lease: float, limit: int, connection: Connection) -> None:
+    """Runs whose process is dead; nobody takes those up, and their callers may send them again."""
+    for run in map(run_of, await connection.fetch(SQL["lost"], now - lease, limit)):
+        await connection.execute(SQL["end_idle"], run.run_id, "failed", now, text_of(cut_off()))
+        await connection.execute(SQL["free_key"], run.run_id)
 
 
 async def _requeued(run: RunRow, now: float, connection: Connection) -> list[tuple[str, int]]:

@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 
 from astromesh.abc.durable import Change, Claim, RunRow, Step
-from astromesh.errors import DeadlineExceeded
+from astromesh.errors import DeadlineExceeded, Interrupted
 from astromesh.types import Event, JsonObject, Usage
 
 _PLAIN = (
@@ -141,6 +141,13 @@ def conflict(key: str) -> str:
 
 def lost(claim: Claim) -> str:
     return f"The run {claim.run_id!r} is no longer this worker's, or it has ended."
+
+
+def cut_off() -> JsonObject:
+    return {
+        "code": Interrupted.code,
+        "detail": "The server stopped in the middle of this run. Send it again; the same key may be used.",
+    }
 
 
 def too_late() -> JsonObject:

@@ -15,11 +15,12 @@ from pydantic import BaseModel, ConfigDict
 
 from astromesh.abc.clock import Clock
 from astromesh.abc.deps import Deps
-from astromesh.abc.durable import Change, Claim, IdempotencyKey, RunRow, Step, Wanted
+from astromesh.abc.durable import Change, Claim, EndAsked, IdempotencyKey, RunRow, Step, Wanted
 from astromesh.durable.rows import (
     change_values,
     columns_of,
     conflict,
+    cut_off,
     event_of,
     event_values,
     last_words,
@@ -32,6 +33,7 @@ from astromesh.durable.rows import (
     too_late,
     traced,
     usage_of,
+    value_of,
     with_columns,
 )
 from astromesh.errors import IdempotencyConflict, LeaseLost
@@ -109,6 +111,21 @@ class SqliteRuns:
 
     async def cancelling(self, worker: str) -> tuple[str, ...]:
         return await self._database.read(_cancelling, worker)
+
+    async def ask_end(self, run_id: str, tenant: str, owner: str | None) -> None:
+        await self._database.write(_run_all, ("ask_process", (run_id, tenant, owner, self._clock.now())))
+
+    async def ends_asked(self, since: float) -> tuple[EndAsked, ...]:
+        return await self._database.read(_ends_asked, since)
+
+    async def answer_end(self, run_id: str, line: JsonObject | None) -> None:
+        await self._database.write(_run_all, ("answer_process", (run_id, text_of(line) or "")))
+
+    async def end_answered(self, run_id: str) -> tuple[bool, JsonObject | None]:
+        return await self._database.read(_end_answered, run_id)
+
+    async def forget_end(self, run_id: str, before: float) -> None:
+        await self._database.write(_run_all, ("forget_asked", (run_id, before)))
 
     async def beat(self, worker: str) -> None:
         await self._database.write(_beat, (worker, self._clock.now()))
@@ -300,8 +317,29 @@ def _overdue_one(
             due += connection.execute(SQL["requeue"], (run.run_id, run.segment, now)).fetchall()
     for run in awake:
         due += connection.execute(SQL["requeue"], (run.run_id, run.segment, now)).fetchall()
+    _end_lost(connection, now, lease, limit)
     due += connection.execute(SQL["stale"], (now - queued, now, limit)).fetchall()
     return tuple(dict.fromkeys(due))
+
+
+def _end_lost(connection: sqlite3.Connection, now: float, lease: float, limit: int) -> None:
+    """Runs whose process is dead; nobody takes those up, and their callers may send them again."""
+    for run in map(run_of, connection.execute(SQL["lost"], (now - lease, limit)).fetchall()):
+        connection.execute(SQL["end_idle"], (run.run_id, "failed", now, text_of(cut_off())))
+        connection.execute(SQL["free_key"], (run.run_id,))
+
+
+def _run_one(connection: sqlite3.Connection, item: tuple[str, tuple[object, ...]]) -> None:
+    connection.execute(SQL[item[0]], item[1])
+
+
+def _ends_asked_one(connection: sqlite3.Connection, since: float) -> tuple[EndAsked, ...]:
+    return tuple(EndAsked(*row) for row in connection.execute(SQL["asked_processes"], (since,)).fetchall())
+
+
+def _end_answered_one(connection: sqlite3.Connection, run_id: str) -> tuple[bool, JsonObject | None]:
+    row = connection.execute(SQL["answered"], (run_id,)).fetchone()
+    return bool(row and row[0] is not None), value_of(row[0] or None) if row else None
 
 
 def _waiting_one(connection: sqlite3.Connection, item: tuple[str, str | None, int]) -> tuple[RunRow, ...]:
@@ -339,6 +377,9 @@ _cancelling = partial(_each, _cancelling_one)
 _beat = partial(_each, _beat_one)
 _leave = partial(_each, _leave_one)
 _overdue = partial(_each, _overdue_one)
+_run_all = partial(_each, _run_one)
+_ends_asked = partial(_each, _ends_asked_one)
+_end_answered = partial(_each, _end_answered_one)
 _waiting = partial(_each, _waiting_one)
 _expire_keys = partial(_each, _expire_keys_one)
 _delete = partial(_each, _delete_one)

@@ -324,3 +324,65 @@ async def test_a_queued_run_may_be_asked_for_before_a_worker_counts_as_dead(stor
     assert await store.overdue(LEASE) == ()
     assert await store.overdue(LEASE, queued=2.0) == (("run_1", 1),)
     assert await store.overdue(LEASE, queued=2.0) == ()
+
+
+# -- runs of one process -------------------------------------------------------------------------------------
+
+
+async def plain(store: RunStore, name: str = "run_1", worker: str = "w1") -> None:
+    """A run that its caller has named, under way in a process that lives."""
+    await store.beat(worker)
+    await store.accept(run(name, durable=False, status="running", worker=worker), KEY._replace(key=name))
+
+
+async def test_a_plain_run_ends_in_its_own_process(store):
+    """Its row takes the result, and refuses a second one."""
+    await plain(store)
+    await store.commit(Claim("run_1", 1, "w1"), change=Change(status="completed", result={"response": "Hi"}))
+    found = await store.get("run_1")
+    assert found is not None and (found.status, found.result) == ("completed", {"response": "Hi"})
+    with pytest.raises(LeaseLost):
+        await store.commit(Claim("run_1", 1, "w1"), change=Change(status="failed"))
+
+
+async def test_a_plain_run_of_a_dead_process_has_failed_and_its_key_is_free(store, clock):
+    """One of a process that lives goes on; nothing is dispatched by either."""
+    await plain(store, "run_dead", "w1")
+    clock.advance(LEASE + 1)
+    await plain(store, "run_live", "w2")
+    assert await store.overdue(LEASE) == ()
+    dead, live = await store.get("run_dead"), await store.get("run_live")
+    assert dead is not None and live is not None
+    assert (dead.status, dead.error["code"], live.status) == ("failed", "interrupted", "running")
+    again = await store.accept(run("run_2"), KEY._replace(key="run_dead"))
+    assert again.run_id == "run_2"
+    assert (await store.accept(run("run_3"), KEY._replace(key="run_live"))).run_id == "run_live"
+
+
+async def test_the_answer_to_a_key_is_kept_as_long_as_the_key(store, clock):
+    """Others of the same age go when there are too many."""
+    for name in ("run_named", "run_other"):
+        key = KEY if name == "run_named" else None
+        await store.accept(run(name, status="completed", finished_at=NOW), key)
+    assert await store.expire(NOW - 1, 0) == 1
+    assert await store.get("run_named") is not None
+    clock.advance(86_401)
+    assert await store.expire(NOW - 1, 0) == 1
+
+
+async def test_a_process_is_asked_to_end_a_run_and_answers(store, clock):
+    assert await store.end_answered("run_1") == (False, None)
+    await store.ask_end("run_1", "acme", None)
+    await store.ask_end("run_2", "acme", "ann")
+    asked = await store.ends_asked(NOW - 1)
+    assert sorted(asked) == [("run_1", "acme", None), ("run_2", "acme", "ann")]
+    assert await store.ends_asked(NOW) == ()
+    await store.answer_end("run_1", None)
+    assert await store.end_answered("run_1") == (True, None)
+    assert [one.run_id for one in await store.ends_asked(NOW - 1)] == ["run_2"]
+    await store.answer_end("run_1", {"status": "cancelled"})
+    assert await store.end_answered("run_1") == (True, {"status": "cancelled"})
+    clock.advance(60)
+    await store.ask_end("run_3", "acme", "ann")
+    await store.forget_end("run_3", NOW + 1)
+    assert await store.ends_asked(0.0) == () and await store.end_answered("run_1") == (False, None)

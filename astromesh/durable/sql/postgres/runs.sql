@@ -138,9 +138,11 @@ DELETE FROM astromesh.runs WHERE id IN (
     SELECT id FROM astromesh.runs WHERE finished_at > 0.0 AND finished_at < $1 LIMIT $2) RETURNING 1
 
 -- name: expire_many
+-- The answer to a key is kept as long as the key.
 DELETE FROM astromesh.runs WHERE id IN (
-    SELECT id FROM astromesh.runs WHERE finished_at > 0.0 ORDER BY finished_at DESC LIMIT $2 OFFSET $1)
-RETURNING 1
+    SELECT id FROM astromesh.runs r WHERE finished_at > 0.0
+        AND NOT EXISTS (SELECT 1 FROM astromesh.idempotency_keys k WHERE k.run_id = r.run_id)
+    ORDER BY finished_at DESC LIMIT $2 OFFSET $1) RETURNING 1
 
 -- name: expire_keys
 DELETE FROM astromesh.idempotency_keys WHERE expires_at <= $1
@@ -168,3 +170,30 @@ WHERE tenant = $1 AND owner = $2 AND route = $3 AND key = $4 AND expires_at > $5
 INSERT INTO astromesh.idempotency_keys VALUES ($1, $2, $3, $4, $5, $6, $7)
 ON CONFLICT (tenant, owner, route, key) DO UPDATE
 SET body_hash = excluded.body_hash, run_id = excluded.run_id, expires_at = excluded.expires_at
+
+-- name: free_key
+DELETE FROM astromesh.idempotency_keys WHERE run_id = $1
+
+-- name: lost
+-- Runs of one process that is dead.
+SELECT COLUMNS FROM astromesh.runs
+WHERE NOT durable AND status = 'running'
+    AND worker NOT IN (SELECT worker FROM astromesh.workers WHERE seen_at > $1)
+LIMIT $2 FOR UPDATE SKIP LOCKED
+
+-- name: ask_process
+INSERT INTO astromesh.run_ends VALUES ($1, $2, $3, $4, NULL)
+ON CONFLICT (run_id) DO UPDATE
+SET tenant = excluded.tenant, owner = excluded.owner, asked_at = excluded.asked_at, answer = NULL
+
+-- name: asked_processes
+SELECT run_id, tenant, owner FROM astromesh.run_ends WHERE answer IS NULL AND asked_at > $1
+
+-- name: answer_process
+UPDATE astromesh.run_ends SET answer = $2 WHERE run_id = $1
+
+-- name: answered
+SELECT answer FROM astromesh.run_ends WHERE run_id = $1
+
+-- name: forget_asked
+DELETE FROM astromesh.run_ends WHERE run_id = $1 OR asked_at < $2

@@ -134,8 +134,11 @@ DELETE FROM runs WHERE id IN (
     SELECT id FROM runs WHERE finished_at > 0.0 AND finished_at < ?1 LIMIT ?2)
 
 -- name: expire_many
+-- The answer to a key is kept as long as the key.
 DELETE FROM runs WHERE id IN (
-    SELECT id FROM runs WHERE finished_at > 0.0 ORDER BY finished_at DESC LIMIT ?2 OFFSET ?1)
+    SELECT id FROM runs r WHERE finished_at > 0.0
+        AND NOT EXISTS (SELECT 1 FROM idempotency_keys k WHERE k.run_id = r.run_id)
+    ORDER BY finished_at DESC LIMIT ?2 OFFSET ?1)
 
 -- name: expire_keys
 DELETE FROM idempotency_keys WHERE expires_at <= ?
@@ -157,3 +160,30 @@ WHERE tenant = ? AND owner = ? AND route = ? AND key = ? AND expires_at > ?
 INSERT INTO idempotency_keys VALUES (?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT (tenant, owner, route, key) DO UPDATE
 SET body_hash = excluded.body_hash, run_id = excluded.run_id, expires_at = excluded.expires_at
+
+-- name: free_key
+DELETE FROM idempotency_keys WHERE run_id = ?1
+
+-- name: lost
+-- Runs of one process that is dead.
+SELECT COLUMNS FROM runs
+WHERE durable = 0 AND status = 'running'
+    AND worker NOT IN (SELECT worker FROM workers WHERE seen_at > ?1)
+LIMIT ?2
+
+-- name: ask_process
+INSERT INTO run_ends VALUES (?1, ?2, ?3, ?4, NULL)
+ON CONFLICT (run_id) DO UPDATE
+SET tenant = excluded.tenant, owner = excluded.owner, asked_at = excluded.asked_at, answer = NULL
+
+-- name: asked_processes
+SELECT run_id, tenant, owner FROM run_ends WHERE answer IS NULL AND asked_at > ?1
+
+-- name: answer_process
+UPDATE run_ends SET answer = ?2 WHERE run_id = ?1
+
+-- name: answered
+SELECT answer FROM run_ends WHERE run_id = ?1
+
+-- name: forget_asked
+DELETE FROM run_ends WHERE run_id = ?1 OR asked_at < ?2
