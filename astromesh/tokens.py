@@ -23,7 +23,16 @@ IMAGE_TOKENS = 800
 
 def estimate(text: str) -> int:
     """Tokens of a text, 0 for the empty one."""
-    size = len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
+    return of_bytes(size_of(text))
+
+
+def size_of(text: str) -> int:
+    """Bytes of a text in UTF-8."""
+    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
+
+
+def of_bytes(size: int) -> int:
+    """Tokens of a text of so many bytes."""
     return -(-size // BYTES_PER_TOKEN)
 
 

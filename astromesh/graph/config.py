@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -14,7 +14,15 @@ from astromesh.graph.state import GraphState, Shared
 from astromesh.node.calls import ASSISTANT, ask_model, call_model
 from astromesh.node.ledger import RunLedger
 from astromesh.node.scope import Scope
-from astromesh.types import CallerContext, CompletionRequest, CompletionResult, ToolCall, ToolResult, ToolSpec
+from astromesh.types import (
+    CallerContext,
+    CompletionRequest,
+    CompletionResult,
+    ToolCall,
+    ToolResult,
+    ToolSpec,
+    Usage,
+)
 
 OnError = Literal["fail", "collect"]
 
@@ -140,13 +148,13 @@ class NodeConfig(MutableMapping[str, Any]):
 
     # -- model and tools ----------------------------------------------------------------------------------
 
-    async def complete(
+    def complete(
         self,
         request: CompletionRequest,
         *,
         role: str = ASSISTANT,
         shown: Callable[[CompletionResult], str] | None = None,
-    ) -> CompletionResult:
+    ) -> Coroutine[Any, Any, CompletionResult]:
         """Asks the node's model: budgets, events, deltas; what it cost becomes part of the result's usage.
 
         `role` is `assistant` for the run's own voice, whose deltas listeners see as the answer; anything else
@@ -162,11 +170,20 @@ class NodeConfig(MutableMapping[str, Any]):
         run = self.nesting
         if run.unheard:
             run.asked += 1
-            result = await ask_model(run.shared.ledger, self.model, request)
-        else:
-            result = await call_model(self.scope, self.model, request, role=role, shown=shown)
-        self.usage = result.usage if self.usage is ZERO else self.usage + result.usage
+            shared = run.shared
+            return ask_model(shared.spent or shared.ledger, self.model, request, self)
+        return self._heard(request, role, shown)
+
+    async def _heard(
+        self, request: CompletionRequest, role: str, shown: Callable[[CompletionResult], str] | None
+    ) -> CompletionResult:
+        result = await call_model(self.scope, self.model, request, role=role, shown=shown)
+        self.book(result.usage)
         return result
+
+    def book(self, usage: Usage) -> None:
+        """Counts what a model call of this execution has cost."""
+        self.usage = usage if self.usage is ZERO else self.usage + usage
 
     def specs(self) -> tuple[ToolSpec, ...]:
         """The tools this node may call: its own, those it names, under INJECT_TOOLS all of the engine's."""

@@ -182,8 +182,9 @@ class Run(Progress):
     # -- what nodes ask for (`config.Nesting`) ------------------------------------------------------------
 
     def config_for(self, step: Step, path: str) -> NodeConfig:
-        stopped = self.model is STOPPED_MODEL
-        model = self.model if stopped or step.model is None else step.model
+        model = step.model
+        if model is None or self.model is STOPPED_MODEL:
+            model = self.model
         return NodeConfig(self, step.node, path, model, step.role)
 
     @property

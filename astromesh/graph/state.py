@@ -23,13 +23,15 @@ class Shared:
 
     Args:
         above: the ledger of the surrounding run, charged as well, or None.
+
+    `spent` is the ledger, None until it is first asked for.
     """
 
-    __slots__ = ("_above", "_ledger", "error", "locals", "stop_reason")
+    __slots__ = ("_above", "error", "locals", "spent", "stop_reason")
 
     def __init__(self, above: RunLedger | None = None) -> None:
         self._above = above
-        self._ledger: RunLedger | None = None
+        self.spent: RunLedger | None = None
         self.locals: dict[int, Any] = {}
         self.stop_reason: StopReason | None = None
         self.error = ""
@@ -37,13 +39,13 @@ class Shared:
     @property
     def ledger(self) -> RunLedger:
         """Made when it is first asked for: most runs of plain functions spend nothing."""
-        if self._ledger is None:
-            self._ledger = RunLedger(None, self._above)
-        return self._ledger
+        if self.spent is None:
+            self.spent = RunLedger(None, self._above)
+        return self.spent
 
     @property
     def usage(self) -> Usage:
-        return ZERO if self._ledger is None else self._ledger.usage
+        return ZERO if self.spent is None else self.spent.usage
 
 
 class GraphState:

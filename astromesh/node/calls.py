@@ -10,8 +10,8 @@ import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from functools import partial
-from io import StringIO
 from time import perf_counter
+from typing import Protocol
 
 import orjson
 
@@ -22,7 +22,7 @@ from astromesh.errors import BudgetExhausted, ProviderUnavailable
 from astromesh.node.ledger import MODEL_KEYS, RunLedger
 from astromesh.node.runner import together
 from astromesh.node.scope import NO_EVENTS, Scope
-from astromesh.tokens import estimate, estimate_request
+from astromesh.tokens import estimate_request, of_bytes, size_of
 from astromesh.types import (
     CompletionRequest,
     CompletionResult,
@@ -92,7 +92,15 @@ async def _ask_heard(
     return result
 
 
-async def ask_model(ledger: RunLedger, model: ModelPort, request: CompletionRequest) -> CompletionResult:
+class Payer(Protocol):
+    """Whoever counts for itself what its calls cost, beside the ledger."""
+
+    def book(self, usage: Usage) -> None: ...
+
+
+async def ask_model(
+    ledger: RunLedger, model: ModelPort, request: CompletionRequest, payer: Payer | None = None
+) -> CompletionResult:
     """One model call that nobody is told of: reserved in the ledger, its usage booked as in `call_model`.
 
     Raises:
@@ -100,8 +108,14 @@ async def ask_model(ledger: RunLedger, model: ModelPort, request: CompletionRequ
         AllProvidersFailed, ProviderError: from the model.
     """
     _reserve(ledger)
-    result = await _whole(ledger, model, request)
+    try:
+        result = await model.complete(request)
+    except BaseException as error:
+        _book_broken(ledger, error, request)
+        raise
     ledger.add_usage(result.usage)
+    if payer is not None:
+        payer.book(result.usage)
     return result
 
 
@@ -109,24 +123,30 @@ async def _whole(ledger: RunLedger, model: ModelPort, request: CompletionRequest
     try:
         return await model.complete(request)
     except BaseException as error:
-        _book_broken(ledger, error, request, "")
+        _book_broken(ledger, error, request)
         raise
 
 
-def _book_broken(ledger: RunLedger, error: BaseException, request: CompletionRequest, said: str) -> None:
+def _book_broken(ledger: RunLedger, error: BaseException, request: CompletionRequest, said: int = 0) -> None:
     """What a call without a result has cost: what its provider knows of it, else an estimate.
 
     A call that failed before it said anything was refused, or never arrived: it costs nothing. One that was
     cancelled was heard.
+
+    Args:
+        said: bytes of text that came.
     """
     usage = charged(error)
     if usage is None and (said or isinstance(error, asyncio.CancelledError)):
-        usage = Usage(estimate_request(request), estimate(said), estimated=True)
+        usage = Usage(estimate_request(request), of_bytes(said), estimated=True)
     if usage is not None:
         ledger.add_usage(usage)
 
 
 def _reserve(ledger: RunLedger) -> None:
+    if ledger.parent is None and not ledger.caps:  # nothing to be exhausted
+        ledger.used["model_calls"] = ledger.used.get("model_calls", 0) + 1
+        return
     if key := ledger.exhausted(MODEL_KEYS):
         raise BudgetExhausted(f"The run's budget of {key} is used up.")
     ledger.spend("model_calls")
@@ -155,20 +175,20 @@ async def _streamed(
     shown: Callable[[CompletionResult], str] | None,
 ) -> CompletionResult:
     result: CompletionResult | None = None
-    emit, said = scope.events.emit, StringIO()
+    emit, said = scope.events.emit, 0
     try:
         async with aclosing(model.stream(request)) as pieces:  # type: ignore[type-var]
             async for piece in pieces:
                 if not isinstance(piece, Delta):
                     result = piece
                     continue
-                said.write(piece.content)
+                said += size_of(piece.content)
                 if shown is None:
                     emit("model.delta", step=step, role=role, content=piece.content)
         if result is None:
             raise ProviderUnavailable("The model's stream ended without a result.")
     except BaseException as error:
-        _book_broken(scope.ledger, error, request, said.getvalue())
+        _book_broken(scope.ledger, error, request, said)
         raise
     if shown is not None and (content := shown(result)):
         emit("model.delta", step=step, role=role, content=content)

@@ -51,7 +51,7 @@ class RunLedger:
     def spend(self, key: str, amount: float = 1) -> None:
         """Books what has already happened, even beyond the cap."""
         self.used[key] = self.used.get(key, 0) + amount
-        if self.parent:
+        if self.parent is not None:
             self.parent.spend(key, amount)
 
     def spent_by_all(self, key: str) -> float:
@@ -61,6 +61,10 @@ class RunLedger:
     def add_usage(self, usage: Usage) -> None:
         """Books what a model call reported."""
         tokens = usage.input_tokens + usage.output_tokens
+        if self.usage is _NOTHING and self.parent is None and "tokens" not in self.used:
+            # the first call of a run that stands alone
+            self.usage, self.used["tokens"], self.used["cost_usd"] = usage, tokens, usage.cost_usd
+            return
         ledger: RunLedger | None = self
         while ledger is not None:
             before, used = ledger.usage, ledger.used
