@@ -88,7 +88,9 @@ class Flow:
     # -- events ----------------------------------------------------------------------------------------------
 
     def begin(self, input: Any) -> list[Command]:
-        """The run begins."""
+        """The run begins, unless it was cancelled before."""
+        if not self.root.is_live:
+            return [End(self.root)]
         self.root.input = self.root.output = input
         self._enter(self.root, self.plan.start, ("", ""))
         return self._settled()

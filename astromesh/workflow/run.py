@@ -96,6 +96,7 @@ class Execution:
         try:
             async with asyncio.TaskGroup() as group:
                 self._group = group
+                self._begin_commit()  # a run may be cancelled while its first record is committed
                 timer = group.create_task(self._limit()) if self._setup.timeout else None
                 self._take(commands)
                 await self._ended.wait()
@@ -273,7 +274,10 @@ class Execution:
 
     def _commit(self, record: JsonObject, job: Job | None, outcome: Outcome | str) -> None:
         self._uncommitted.append((record, job, outcome))
-        if not self._committing and self._group is not None:
+        self._begin_commit()
+
+    def _begin_commit(self) -> None:
+        if self._uncommitted and not self._committing and self._group is not None:
             self._committing = True
             self._group.create_task(self._commit_all())
 

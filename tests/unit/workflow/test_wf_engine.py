@@ -118,6 +118,16 @@ async def test_e55_tasks_queue_and_a_full_queue_refuses() -> None:
     assert [(await one.result()).output for one in (first, second)] == ["1a", "2a"]
 
 
+async def test_without_a_scheduler_no_task_waits_for_another() -> None:
+    limits = {"scheduler": {"enabled": False, "max_concurrency": 1, "max_queue_size": 1}}
+    engine = Engine(project("s>d d>x:hold d>y:go x>e y>e", {"x": {"op": "hold_a"}}, scheduler=limits))
+    first = engine.submit("hold")
+    await arrived("a")
+    assert (await engine.run("go")).status == "success"
+    wf_ops.GATES["a"].set()
+    assert (await first.result()).output == "holda"
+
+
 async def test_submitted_tasks_are_isolated() -> None:
     engine = Engine(project("s>x x>e", {"x": A}, scheduler={"scheduler": {"max_queue_size": 50}}))
     tasks = [engine.submit(str(i)) for i in range(20)]
@@ -286,6 +296,27 @@ async def test_e56_a_cancelled_run_stays_cancelled() -> None:
     records = [record for record in log.records if record["type"] != "end"]
     result = await Engine(project(FORK, {"x": {"op": "for_ever"}, "y": B})).resume(records)
     assert result.error and result.error["code"] == "cancelled"
+
+
+@pytest.mark.parametrize("durable", [False, True])
+async def test_e50_a_run_cancelled_before_its_first_stage_never_begins(durable: bool) -> None:
+    """While its first record is committed, or its models are opened."""
+
+    class Late(ListedRecords):
+        async def commit(self, task_id: str, records: Sequence[JsonObject]) -> None:
+            if records[0]["type"] == "begin":
+                assert engine.cancel(task_id)
+            await super().commit(task_id, records)
+
+    engine = Engine(project("s>x x>e", {"x": {"op": "for_ever"}}), log=Late() if durable else None)
+    task = engine.submit()
+    if not durable:
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task.result()
+        return
+    result = await task.result()
+    assert result.error and result.error["code"] == "cancelled" and "x" not in result.path
 
 
 async def test_stages_that_end_together_are_committed_together() -> None:
