@@ -21,7 +21,7 @@ from astromesh.net.http import Http
 from astromesh.node.scope import Scope
 from astromesh.plugins import Plugins
 from astromesh.telemetry.stream import EventStream
-from astromesh.types import CallerContext, JsonObject, SessionKey, calling_as
+from astromesh.types import CallerContext, SessionKey, calling_as
 from astromesh.workflow.agents import open_agents
 from astromesh.workflow.layers import LayerStore, open_layers
 from astromesh.workflow.memory import RunMemory
@@ -31,13 +31,11 @@ from astromesh.workflow.project import Project, load_project
 from astromesh.workflow.references import NO_CONTEXT, Known
 from astromesh.workflow.result import TaskResult, metadata_of
 from astromesh.workflow.run import Execution, Setup
-from astromesh.workflow.scratch import run_again
 from astromesh.workflow.seams import Gate, TaskLog
 from astromesh.workflow.slots import Slots
 from astromesh.workflow.stages import Kit, StageCall, compile_stage
 from astromesh.workflow.tools import open_tools
 from astromesh.workflow.values import NotJson, canonical
-
 
 #: Tasks at once where there is no queue
 _ANY = 2**31
@@ -73,7 +71,6 @@ class Engine:
         log: makes Tasks durable.
         gate: is asked before each stage.
         equip: changes what stages are compiled from, e.g. records or replays the calls of models and tools.
-        layers: stores of memory instead of those of memory.yaml, by layer.
         new_id: ids of runs; by default random ones.
     """
 
@@ -90,7 +87,6 @@ class Engine:
         log: TaskLog | None = None,
         gate: Gate | None = None,
         equip: Callable[[Kit], Kit] = lambda kit: kit,
-        layers: Mapping[str, LayerStore] | None = None,
         new_id: Callable[[], str] = lambda: uuid4().hex,
     ) -> None:
         self.project = project
@@ -105,7 +101,6 @@ class Engine:
         self._turns = asyncio.Semaphore(scheduler.max_concurrency if scheduler.enabled else _ANY)
         self._queued = 0
         self._kit: Kit | None = None
-        self._given_layers = layers
         self._layers: dict[str, LayerStore] = {}
         self._opening = asyncio.Lock()
         self._calls: dict[str, dict[str, StageCall]] = {}
@@ -166,7 +161,7 @@ class Engine:
         """Begins a Task in the background; as `run`."""
         self.project.plan(start)
         value = _json(input)
-        self.require_room()
+        self._require_room()
         task_id = task_id or self._new_id()
         work = asyncio.create_task(self.run(value, start, task_id=task_id, **options))
         self._background.add(work)
@@ -184,18 +179,8 @@ class Engine:
         scope = self._scope(
             first["task_id"], options.get("caller"), options.get("sinks", ()), options.get("events")
         )
-        scope.trace_id = options.get("trace_id", "")
         async with self._turn():
             return await self._execute(self.project.plan(first["start"]), scope, lambda e: e.resume(told))
-
-    async def run_again(
-        self, start: str, entry: Mapping[str, Any], context: JsonObject | None = None
-    ) -> JsonObject:
-        """One recorded stage once more, into a scratch record (E54)."""
-        await self.open()
-        plan = self.project.plan(start)
-        scope = self._scope("scratch", None, (), None)
-        return await run_again(plan, self._calls_of(plan)(plan.stages[entry["stage_id"]]), scope, entry, context)
 
     def cancel(self, task_id: str) -> bool:
         """Ends a running Task with status failure and reason `cancelled`; False where there is none."""
@@ -243,7 +228,7 @@ class Engine:
         if deps.http is None and (self.project.providers.providers or self.project.tools.tools):
             deps = replace(deps, http=await deps.resources.shared(Http, Http))
         models = {**await open_models(self.project, self._plugins, deps, self._env), **self._models}
-        self._layers = dict(self._given_layers or open_layers(self.project.folder, self.project.memory))
+        self._layers = open_layers(self.project.folder, self.project.memory)
         return self._equip(
             Kit(
                 self.project,
@@ -316,14 +301,13 @@ class Engine:
             clock=self._clock,
         )
 
-    def require_room(self) -> None:
-        """Raises: QueueFull: as many Tasks wait as may."""
+    def _require_room(self) -> None:
         most = self.project.scheduler.max_queue_size
         if self._turns.locked() and self._queued >= most:
             raise QueueFull(f"{most} Tasks of {self.project.name!r} wait already (scheduler.max_queue_size).")
 
     def _turn(self) -> _Turn:
-        self.require_room()
+        self._require_room()
         return _Turn(self)
 
     async def _enter_turn(self) -> None:
