@@ -15,8 +15,10 @@ from astromesh import __version__
 from astromesh.api import errors
 from astromesh.api.auth import Auth, configured
 from astromesh.api.body import BodyLimit
+from astromesh.api.border import ROOM, Border, Room
 from astromesh.api.routes import (
     agents,
+    audit,
     channels,
     described,
     durable,
@@ -30,9 +32,11 @@ from astromesh.api.routes import (
     runs,
     sessions,
     tools,
+    workflows,
 )
 from astromesh.api.ws import ConnectionManager
 from astromesh.api.ws import router as ws_router
+from astromesh.runtime.audit import AuditLog
 from astromesh.runtime.desk import open_desk
 from astromesh.runtime.engine import AgentRuntime
 
@@ -46,7 +50,9 @@ ROUTERS = (
     principals.router,
     tools.router,
     rag.router,
+    workflows.router,
     observe.router,
+    audit.router,
     openai.router,
     health.router,
     mcp.router,
@@ -61,6 +67,7 @@ def create_app(
     *,
     max_body_bytes: int = 1 << 20,
     cors_origins: Sequence[str] = (),
+    room: Room = ROOM,
 ) -> FastAPI:
     """The server around a runtime, which it closes at the end; it bootstraps one that is not open yet.
 
@@ -68,6 +75,7 @@ def create_app(
         auth: who may do what; None: what `spec.auth` of runtime.yaml says.
         max_body_bytes: larger request bodies are refused with 413.
         cors_origins: browser origins whose pages may call, e.g. `https://app.example.com`, or `*`.
+        room: how many requests and sockets are taken at once; more are 503 at once.
     """
 
     @asynccontextmanager
@@ -91,6 +99,7 @@ def create_app(
     )
     app.state.runtime = runtime
     app.state.connections = ConnectionManager()
+    app.state.audit = AuditLog(runtime.data_dir, runtime.clock)
     errors.register(app)
     for router in ROUTERS:
         app.include_router(router)
@@ -100,6 +109,7 @@ def create_app(
         app.add_middleware(
             CORSMiddleware, allow_origins=list(cors_origins), allow_methods=["*"], allow_headers=["*"]
         )
+    app.add_middleware(Border, room=room)
     return app
 
 

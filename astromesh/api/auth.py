@@ -7,8 +7,11 @@ from ipaddress import ip_address
 from typing import Protocol
 from urllib.parse import urlsplit
 
+from astromesh.abc.clock import Clock, SystemClock
 from astromesh.abc.deps import Deps
-from astromesh.errors import Forbidden, Unauthorized
+from astromesh.abc.tool import RateLimit
+from astromesh.core.rate_limit import SlidingWindow
+from astromesh.errors import Forbidden, RateLimited, Unauthorized
 from astromesh.net.http import Http
 from astromesh.runtime.engine import AgentRuntime
 from astromesh.runtime.keyring import ApiKeys, watching
@@ -34,11 +37,21 @@ class Auth:
     Args:
         methods: tried in order; empty means that everybody is the anonymous local principal.
         origins: web pages that may call without a credential, beside those of this machine; `*` for all.
+        rate: how many calls each principal may make; None for as many as it likes.
+        clock: what `rate` is measured by.
     """
 
-    def __init__(self, methods: tuple[Authenticator, ...] = (), origins: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        methods: tuple[Authenticator, ...] = (),
+        origins: Collection[str] = (),
+        rate: RateLimit | None = None,
+        clock: Clock | None = None,
+    ) -> None:
         self._methods = methods
         self._origins = origins
+        self._calls = SlidingWindow(rate) if rate else None
+        self._clock = clock or SystemClock()
 
     async def authorise(self, headers: Mapping[str, str], scope: str, resource: str = "") -> CallerContext:
         """The caller, if it may do this.
@@ -51,8 +64,10 @@ class Auth:
         Raises:
             Unauthorized: no credential, or one that is not valid.
             Forbidden: a valid one without this scope.
+            RateLimited: it has called too often.
         """
         caller = await self.identify(headers)
+        self.count(caller)
         if not permits(caller.scopes, scope, resource):
             raise Forbidden(f"This needs the scope {scope!r}, which your key or token does not have.")
         return caller
@@ -60,9 +75,22 @@ class Auth:
     async def authorise_some(self, headers: Mapping[str, str], scope: str) -> CallerContext:
         """The caller, if it may do this to at least one resource; which one is the route's to check."""
         caller = await self.identify(headers)
+        self.count(caller)
         if not permits_some(caller.scopes, scope):
             raise Forbidden(f"This needs the scope {scope!r}, which your key or token does not have.")
         return caller
+
+    def count(self, caller: CallerContext) -> None:
+        """Counts a call of a principal, over all its keys, tokens and sockets.
+
+        Raises:
+            RateLimited
+        """
+        if self._calls is None:
+            return
+        wait = self._calls.take((caller.tenant_id, caller.user_id), self._clock.monotonic())
+        if wait > 0:
+            raise RateLimited("You have called too often (spec.api.rate_limit).", wait)
 
     async def identify(self, headers: Mapping[str, str]) -> CallerContext:
         if not self._methods:
@@ -146,7 +174,12 @@ async def configured(runtime: AgentRuntime) -> Auth:
     """The authentication that `spec.auth.mode` of an open runtime names; it closes with the runtime."""
     spec = runtime.opened.configuration.runtime.spec
     methods = [await method(runtime) for method in _METHODS[spec.auth.mode]]
-    return Auth(tuple(methods), spec.api.cors_origins)
+    rate = (
+        RateLimit(spec.api.rate_limit.max_calls, spec.api.rate_limit.window_seconds)
+        if spec.api.rate_limit
+        else None
+    )
+    return Auth(tuple(methods), spec.api.cors_origins, rate, runtime.clock)
 
 
 async def _api_keys(runtime: AgentRuntime) -> ApiKeys:

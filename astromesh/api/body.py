@@ -16,42 +16,100 @@ from astromesh.errors import AstromeshError, InvalidInput, PayloadTooLarge
 
 T = TypeVar("T")
 
+#: levels of lists and objects in a request; we put it into others and write it to stores
+MOST_DEPTH, _WRITABLE = 64, 254
+#: of a declared length; int() of endless digits takes for ever
+_DIGITS = 18
+_WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
+TOO_DEEP = f"The JSON has more than {MOST_DEPTH} levels of lists and objects within each other."
+
 
 class BodyLimit:
-    """ASGI middleware: a body over the limit is refused, by its declared length or while it comes (413)."""
+    """ASGI middleware: refuses bodies that are too large (413) or nest too deep (422), before any route.
+
+    A body is taken in whole: every route reads it whole, and what was taken in can be looked at.
+    """
 
     def __init__(self, app: ASGIApp, most: int) -> None:
         self._app = app
         self._most = most
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        declared = _declared(scope) if scope["type"] == "http" else "0"
+        if declared == "0":
             await self._app(scope, receive, send)
             return
-        for name, value in scope["headers"]:
-            if name == b"content-length":
-                if value.isdigit() and int(value) <= self._most:
-                    await self._app(scope, receive, send)
-                else:
-                    await answer(self._too_large())(scope, receive, send)
-                return
-        await self._app(scope, self._counted(receive), send)
+        body = None if declared and self._beyond(declared) else await self._taken_in(receive)
+        if body is None:
+            await answer(self._too_large())(scope, receive, send)
+        elif isinstance(body, bytes) and nests_too_deep(body):
+            await answer(InvalidInput(TOO_DEEP))(scope, receive, send)
+        else:
+            await self._app(scope, _again(body, receive), send)
 
-    def _counted(self, receive: Receive) -> Receive:
+    def _beyond(self, declared: str) -> bool:
+        return not declared.isdigit() or len(declared) > _DIGITS or int(declared) > self._most
+
+    async def _taken_in(self, receive: Receive) -> bytes | Message | None:
+        """The body; None where it is too large; the message of its going where the client has gone."""
+        pieces: list[bytes] = []
         seen = 0
-
-        async def counted() -> Message:
-            nonlocal seen
-            message = await receive()
-            seen += len(message.get("body", b""))
+        while (message := await receive())["type"] == "http.request":
+            pieces.append(message.get("body", b""))
+            seen += len(pieces[-1])
             if seen > self._most:
-                raise self._too_large()
-            return message
-
-        return counted
+                return None
+            if not message.get("more_body"):
+                return b"".join(pieces)
+        return message
 
     def _too_large(self) -> AstromeshError:
         return PayloadTooLarge(f"The body is larger than {self._most} bytes (spec.api.max_body_bytes).")
+
+
+def _declared(scope: Scope) -> str:
+    """`content-length`, empty for a chunked body, `0` where there is none."""
+    found = "" if scope["method"] in _WITH_BODY else "0"
+    for name, value in scope["headers"]:
+        if name == b"content-length":
+            return str(value, "latin-1")
+        if name == b"transfer-encoding":
+            found = ""
+    return found
+
+
+def _again(body: bytes | Message, receive: Receive) -> Receive:
+    """Says what was taken in, then whatever comes."""
+    said = False
+
+    async def again() -> Message:
+        nonlocal said
+        if said:
+            return await receive()
+        said = True
+        return {"type": "http.request", "body": body} if isinstance(body, bytes) else body
+
+    return again
+
+
+def nests_too_deep(raw: bytes) -> bool:
+    """Whether JSON has lists and objects within each other beyond `MOST_DEPTH`; False for what is no JSON.
+
+    orjson writes 254 levels. Around so many of ours as are left it refuses what is deeper, at C's speed.
+    """
+    if raw.count(b"[") + raw.count(b"{") <= MOST_DEPTH:
+        return False
+    try:
+        value = orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        return "recursion" in str(error).lower()
+    for _ in range(_WRITABLE - MOST_DEPTH):
+        value = [value]
+    try:
+        orjson.dumps(value)
+    except orjson.JSONEncodeError as error:
+        return "recursion" in str(error).lower()
+    return False
 
 
 async def read(request: Request, adapter: TypeAdapter[T]) -> T:

@@ -14,13 +14,16 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from astromesh.api import errors
 from astromesh.api.access import viewer_of
+from astromesh.api.audit import act_noted
 from astromesh.api.auth import Auth
+from astromesh.api.body import TOO_DEEP, nests_too_deep
 from astromesh.api.encoding import encoded
 from astromesh.api.errors import invalid, problem, public_failure
 from astromesh.api.outbox import Outbox
 from astromesh.api.schemas import Query, SessionId
 from astromesh.errors import AstromeshError, InvalidInput, Overloaded, RunNotFound
 from astromesh.runtime.agent import Agent
+from astromesh.runtime.audit import Entry
 from astromesh.runtime.engine import AgentRuntime
 from astromesh.runtime.ids import trace_id as new_trace_id
 from astromesh.runtime.records import RunRequest
@@ -33,6 +36,8 @@ MOST_RUNS = 8
 UNKNOWN_AGENT = 4404
 SERVICE_RESTART = 1012
 _SUBPROTOCOL = "bearer."
+#: characters of an id that the audit log takes
+_SHOWN = 200
 
 
 class RunFrame(BaseModel):
@@ -167,6 +172,7 @@ class Connection:
     def _start(self, frame: RunFrame) -> None:
         if len(self._runs) >= MOST_RUNS:
             raise Overloaded(f"{MOST_RUNS} runs are going on this socket; wait for one to end.")
+        self.socket.app.state.auth.count(self._caller)
         task = asyncio.create_task(self._run(RunRequest(frame.query, frame.session_id, frame.context)))
         self._runs.add(task)
         task.add_done_callback(self._runs.discard)
@@ -182,7 +188,13 @@ class Connection:
             self._say(_crashed(error))
 
     async def _cancel(self, run_id: str) -> None:
-        if not await self._runtime.runs.stop(run_id, viewer_of(self._caller)):
+        stopped = False
+        try:
+            stopped = await self._runtime.runs.stop(run_id, viewer_of(self._caller))
+        finally:
+            entry = Entry("run.cancel", run_id[:_SHOWN], "done" if stopped else "refused")
+            await act_noted(self.socket.app.state.audit, self._caller, entry)
+        if not stopped:
             raise RunNotFound(f"The run {run_id!r} has ended.")
 
     async def _resume(self, run_id: str, after: int) -> None:
@@ -312,6 +324,8 @@ _FRAME_OF: dict[str, Callable[[JsonObject], JsonObject | None]] = {
 def _parse(text: str | None) -> Frame:
     if text is None:
         raise InvalidInput("Binary frames are not understood here; send JSON text.")
+    if nests_too_deep(text.encode(errors="replace")):
+        raise InvalidInput(TOO_DEEP)
     try:
         value = orjson.loads(text)
     except orjson.JSONDecodeError as error:

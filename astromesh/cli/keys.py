@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from astromesh.abc.clock import SystemClock
+from astromesh.cli.audit import by_shell
 from astromesh.cli.output import note, print_json, print_table
+from astromesh.runtime.audit import Entry
 from astromesh.runtime.keys import Key, KeyStore, NewKey
 from astromesh.runtime.scopes import for_agents
 from astromesh.storage.database import FILE, Database
@@ -28,6 +30,7 @@ def wanted(
 def create(data: Path, wanted: NewKey, *, as_json: bool) -> None:
     """Prints the token, and on stderr what it is."""
     key, token = asyncio.run(_create(data, wanted))
+    by_shell(data, Entry("key.create", key.id, "done", " ".join(sorted(key.scopes))), key.tenant_id)
     if as_json:
         print_json({**_line(key), "token": token})
         return
@@ -53,7 +56,7 @@ def list_keys(data: Path, *, as_json: bool) -> None:
 
 def revoke(data: Path, key_id: str) -> None:
     """Makes a key invalid."""
-    asyncio.run(_revoke(data, key_id))
+    by_shell(data, Entry("key.revoke", key_id, "done"), asyncio.run(_revoke(data, key_id)))
     note(f"The key {key_id} is revoked; running servers refuse it within two seconds.")
 
 
@@ -101,6 +104,8 @@ async def _list(data: Path) -> tuple[Key, ...]:
         return await store.list()
 
 
-async def _revoke(data: Path, key_id: str) -> None:
+async def _revoke(data: Path, key_id: str) -> str:
+    """Answers whose tenant's key it was."""
     async with _store(data) as store:
         await store.revoke(key_id)
+        return next(key.tenant_id for key in await store.list() if key.id == key_id)

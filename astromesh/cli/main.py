@@ -303,6 +303,22 @@ def workflow_run(
 # -- keys ----------------------------------------------------------------------------------------------------
 
 
+@app.command()
+def audit(
+    data: Data = DATA,
+    action: Annotated[str, typer.Option(help="Only this, e.g. key.revoke.")] = "",
+    principal: Annotated[str, typer.Option(help="Only what this one did.")] = "",
+    object: Annotated[str, typer.Option(help="Only what was done to this.")] = "",
+    tenant: Annotated[str, typer.Option(help="Only of this tenant.")] = "",
+    limit: Annotated[int, typer.Option(min=1, help="The newest so many.")] = 100,
+    json: Json = False,
+) -> None:
+    """Show who did what: keys made and revoked, runs cancelled and decided, data shown and erased."""
+    from astromesh.cli import audit as command
+
+    command.show(data, tenant, (action, principal, object, limit), as_json=json)
+
+
 @keys_app.command("create")
 def keys_create(
     name: Annotated[str, typer.Argument(help="What the key is for, for people.")],

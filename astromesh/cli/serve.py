@@ -19,10 +19,12 @@ from fastapi import FastAPI
 from uvicorn.supervisors import Multiprocess
 
 from astromesh.api.app import create_app
+from astromesh.api.border import Room
 from astromesh.cli.configuration import sound
 from astromesh.cli.folders import CONFIG, DATA
 from astromesh.cli.listening import BACKLOG, listen, url_of
 from astromesh.cli.output import note
+from astromesh.cli.protocol import BoundedHttp
 from astromesh.config.configuration import Configuration
 from astromesh.config.runtime import RuntimeSpec
 from astromesh.errors import ConfigError
@@ -66,7 +68,9 @@ def serve(places: tuple[Path, Path], host: str, port: int | None, workers: int, 
 def application(places: tuple[Path, Path], spec: RuntimeSpec) -> FastAPI:
     """The app as runtime.yaml wants it."""
     runtime = AgentRuntime(places[0], data_dir=places[1])
-    return create_app(runtime, max_body_bytes=spec.api.max_body_bytes, cors_origins=spec.api.cors_origins)
+    api = spec.api
+    room = Room(api.max_requests, api.max_sockets)
+    return create_app(runtime, max_body_bytes=api.max_body_bytes, cors_origins=api.cors_origins, room=room)
 
 
 def settings(app: FastAPI | str, spec: RuntimeSpec, workers: int = 1) -> uvicorn.Config:
@@ -76,7 +80,7 @@ def settings(app: FastAPI | str, spec: RuntimeSpec, workers: int = 1) -> uvicorn
     """
     return uvicorn.Config(
         app, factory=isinstance(app, str), workers=workers, backlog=BACKLOG,
-        loop="uvloop", http="httptools", ws="websockets-sansio", lifespan="on", interface="asgi3",
+        loop="uvloop", http=BoundedHttp, ws="websockets-sansio", lifespan="on", interface="asgi3",
         ws_max_size=spec.api.max_body_bytes, ws_per_message_deflate=False,
         access_log=False, log_config=None, server_header=False, proxy_headers=False,
         timeout_graceful_shutdown=GRACE,

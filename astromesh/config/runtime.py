@@ -12,11 +12,19 @@ from astromesh.config.head import Manifest, Metadata
 Port = Annotated[int, Field(ge=0, le=65535)]
 
 
+class CallRate(Record):
+    max_calls: Count = Field(description="Calls of one principal within the window.")
+    window_seconds: Seconds = Field(60.0, description="Length of the window.")
+
+
 class Api(Record):
     host: str = Field("127.0.0.1", min_length=1, description="Address to listen on; another one needs auth.")
     port: Port = Field(8000, description="Port to listen on; 0: any free one.")
     max_body_bytes: Count = Field(1_048_576, description="Largest request body in bytes.")
     cors_origins: tuple[str, ...] = Field((), description="Browser origins that may call; none by default.")
+    max_requests: Count = Field(1_000, description="Requests at once in one process; more are 503.")
+    max_sockets: Count = Field(10_000, description="WebSockets at once in one process; more are 503.")
+    rate_limit: CallRate | None = Field(None, description="Calls and runs of each principal; absent: any.")
 
 
 class Jwt(Record):

@@ -25,6 +25,7 @@ SCOPES: Mapping[str, str] = {
     "rag:write": "add documents to knowledge pipelines, replace and remove them",
     "traces:read": "read the traces of one's own runs",
     "metrics:read": "read the metrics",
+    "audit:read": "read who did what in one's tenant",
     ADMIN: "everything",
 }
 

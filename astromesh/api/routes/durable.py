@@ -9,6 +9,7 @@ from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from astromesh.api.access import caller_of, runtime_of, scope, viewer_of
+from astromesh.api.audit import add_detail, audited
 from astromesh.api.body import read
 from astromesh.api.schemas import ProblemOut, RunBody, RunStateOut
 from astromesh.api.trace import incoming_trace_id
@@ -117,11 +118,12 @@ async def approvals(request: Request, limit: Annotated[int, Query(ge=1, le=1000)
     summary="Decide for a run that waits",
     response_model=RunStateOut,
     responses=_DECIDING,
-    dependencies=[scope("runs:decide")],
+    dependencies=[audited("run.decide", "run_id"), scope("runs:decide")],
 )
 async def resume(run_id: str, body: DecisionBody, request: Request) -> JsonObject:
     """The run goes on with the decision; who made it is kept with the run."""
     caller = caller_of(request)
+    add_detail(request, body.decision)
     said = Said(body.decision, body.arguments, body.answer)
     return await runtime_of(request).runs.resume(run_id, viewer_of(caller), caller.user_id, said)
 

@@ -9,6 +9,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import StreamingResponse
 
 from astromesh.api.access import caller_of, runtime_of, scope
+from astromesh.api.audit import audited
 from astromesh.api.errors import public_failure
 from astromesh.api.schemas import ErasedOut, ProblemOut
 from astromesh.errors import AstromeshError, NotFound
@@ -30,7 +31,7 @@ _LINES = "application/x-ndjson"
     summary="Show a principal's data",
     response_class=StreamingResponse,
     responses={200: {"content": {_LINES: {}}}, 404: _PROBLEM, 503: _PROBLEM},
-    dependencies=[scope("sessions:read")],
+    dependencies=[audited("principal.show", "principal"), scope("sessions:read")],
 )
 async def show(principal: str, request: Request) -> StreamingResponse:
     """Everything that was kept for a principal, a JSON object in each line; the last one is of kind `end`."""
@@ -46,7 +47,7 @@ async def show(principal: str, request: Request) -> StreamingResponse:
     "/v1/principals/{principal:path}/data",
     summary="Erase a principal's data",
     responses={404: _PROBLEM, 503: _PROBLEM},
-    dependencies=[scope("sessions:write")],
+    dependencies=[audited("principal.erase", "principal"), scope("sessions:write")],
 )
 async def erase(principal: str, request: Request) -> ErasedOut:
     """Deletes everything that was kept for a principal of the caller's tenant: by itself, or by an admin."""

@@ -10,6 +10,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstr
 
 from astromesh.abc.rag import Document, Ingested, Passage
 from astromesh.api.access import runtime_of, scope
+from astromesh.api.audit import audited
 from astromesh.errors import InvalidInput
 from astromesh.runtime.pipelines import knowledge_of
 from astromesh.types import JsonObject
@@ -108,7 +109,7 @@ class PassagesOut(BaseModel):
 @router.post(
     "/v1/rag/{pipeline}/documents",
     summary="Add documents to a pipeline",
-    dependencies=[scope("rag:write")],
+    dependencies=[audited("knowledge.change", "pipeline"), scope("rag:write")],
     response_model=IngestedOut,
 )
 async def documents(pipeline: str, body: DocumentsIn, request: Request) -> JsonObject:

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Header, Query, Request, Response
 
 from astromesh.api.access import caller_of, runtime_of, scope, viewer_of
+from astromesh.api.audit import audited
 from astromesh.api.errors import public_failure
 from astromesh.api.outbox import Outbox
 from astromesh.api.schemas import ProblemOut, RunsOut, RunStateOut
@@ -73,7 +74,7 @@ async def events(
     summary="Cancel a run",
     response_model=RunStateOut,
     responses=_PROBLEMS,
-    dependencies=[scope("runs:write")],
+    dependencies=[audited("run.cancel", "run_id"), scope("runs:write")],
 )
 async def cancel(run_id: str, request: Request) -> JsonObject:
     """Ends a run and all that it started. Answered when it has ended; one that had ended stays as it is."""

@@ -9,6 +9,7 @@ from fastapi import APIRouter, Query, Request, Response
 
 from astromesh.abc.stores import ConversationStore, SessionInfo
 from astromesh.api.access import caller_of, owner_filter, runtime_of, scope
+from astromesh.api.audit import audited
 from astromesh.api.schemas import HistoryOut, SessionOut, SessionsOut, TurnOut
 from astromesh.errors import SessionNotFound
 from astromesh.types import SessionKey, Turn
@@ -52,7 +53,7 @@ async def history(
     "/v1/agents/{name}/sessions/{session_id:path}",
     summary="Erase a session",
     status_code=204,
-    dependencies=[scope("sessions:write")],
+    dependencies=[audited("session.erase", "name", "session_id"), scope("sessions:write")],
 )
 async def erase(name: str, session_id: str, request: Request) -> Response:
     """Deletes a session with everything that was kept of it."""

@@ -49,7 +49,7 @@ LEAST: dict[str, dict[str, Any]] = {
         }
     },
     "MCPConfig": {"spec": {"servers": {"calendar": {"transport": "http"}}}},
-    "RuntimeConfig": {"spec": {}},
+    "RuntimeConfig": {"spec": {"api": {"rate_limit": {"max_calls": 1}}}},
     "Graph": {"metadata": {"name": "g"}, "spec": {}},
 }
 
@@ -220,6 +220,11 @@ OTHER_KEYS = [
     Key("RuntimeConfig", ("spec", "api", "port"), 80, 65536, 8000),
     Key("RuntimeConfig", ("spec", "api", "max_body_bytes"), 1000, 0, 1048576),
     Key("RuntimeConfig", ("spec", "api", "cors_origins"), ["https://x"], "*", ()),
+    Key("RuntimeConfig", ("spec", "api", "max_requests"), 10, 0, 1_000),
+    Key("RuntimeConfig", ("spec", "api", "max_sockets"), 10, 0, 10_000),
+    Key("RuntimeConfig", ("spec", "api", "rate_limit"), {"max_calls": 5}, 5, None),
+    Key("RuntimeConfig", ("spec", "api", "rate_limit", "max_calls"), 5, 0, NOTHING),
+    Key("RuntimeConfig", ("spec", "api", "rate_limit", "window_seconds"), 10, 0, 60.0),
     *[
         Key("RuntimeConfig", ("spec", "auth", "mode"), right, "basic", "none")
         for right in ("none", "api_key", "jwt", "both")

@@ -1,0 +1,122 @@
+"""What every request passes first and every answer last: bounds, headers for browsers, the audit log.
+
+Nothing here looks at who is calling. What is too large, or too much at once, is refused before anything is
+done for it (reliability.md S8): early and cheap, so that what was admitted goes on undisturbed.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.websockets import WebSocket
+
+from astromesh.api.audit import noted
+from astromesh.api.errors import answer
+from astromesh.errors import AstromeshError, Overloaded, PayloadTooLarge
+
+#: bytes of all header lines together, and of path and query
+MOST_HEADERS, MOST_TARGET = 32_768, 8_192
+#: orchestrators ask these; an answer that is refused would get a busy server killed
+_ALWAYS = "/health/"
+#: answers are data: no page may frame, sniff or keep them (OWASP, REST Security Cheat Sheet)
+_HEADERS: tuple[tuple[bytes, bytes], ...] = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"x-frame-options", b"DENY"),
+    (b"referrer-policy", b"no-referrer"),
+)
+#: only where the route does not say it itself
+_DEFAULTS: tuple[tuple[bytes, bytes], ...] = (
+    (b"cache-control", b"no-store"),
+    (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
+)
+
+
+class Room(NamedTuple):
+    """How much goes on at once in one process."""
+
+    requests: int = 1_000
+    sockets: int = 10_000
+
+
+ROOM = Room()
+
+
+class Border:
+    """ASGI middleware; the outermost one."""
+
+    def __init__(self, app: ASGIApp, room: Room) -> None:
+        self._app = app
+        self._room = room
+        self._requests = self._sockets = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            await self._request(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await self._socket(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+    async def _request(self, scope: Scope, receive: Receive, send: Send) -> None:
+        sent = _protected(scope, send)
+        refused = too_large(scope) or self._too_many(scope)
+        if refused is not None:
+            await answer(refused)(scope, receive, sent)
+            return
+        self._requests += 1
+        try:
+            await self._app(scope, receive, sent)
+        finally:
+            self._requests -= 1
+
+    async def _socket(self, scope: Scope, receive: Receive, send: Send) -> None:
+        refused = too_large(scope)
+        if refused is None and self._sockets >= self._room.sockets:
+            refused = Overloaded(f"{self._sockets} sockets are open here (spec.api.max_sockets); come back.")
+        if refused is not None:
+            await WebSocket(scope, receive, send).send_denial_response(answer(refused))
+            return
+        self._sockets += 1
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._sockets -= 1
+
+    def _too_many(self, scope: Scope) -> AstromeshError | None:
+        if self._requests < self._room.requests or scope["path"].startswith(_ALWAYS):
+            return None
+        return Overloaded(f"{self._requests} requests are going on here (spec.api.max_requests); come back.")
+
+
+def too_large(scope: Scope) -> AstromeshError | None:
+    """What is wrong with the size of a request's head, if anything."""
+    target = len(scope.get("raw_path") or scope["path"]) + len(scope.get("query_string", b""))
+    if target > MOST_TARGET:
+        return PayloadTooLarge(f"Path and query have {target} bytes; {MOST_TARGET} are taken.")
+    size = 0
+    for name, value in scope["headers"]:
+        size += len(name) + len(value)
+    if size > MOST_HEADERS:
+        return PayloadTooLarge(f"The headers have {size} bytes; {MOST_HEADERS} are taken.")
+    return None
+
+
+def _protected(scope: Scope, send: Send) -> Send:
+    """Puts the headers on the answer; what is audited is noted before its answer goes out."""
+    state = scope.setdefault("state", {})
+
+    async def sent(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            if "audit" in state:
+                await noted(state, message["status"])
+            message["headers"] = with_headers(message.get("headers", ()))
+        await send(message)
+
+    return sent
+
+
+def with_headers(given: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """The headers of an answer with those that protect it."""
+    names = {name for name, _ in given}
+    return [*given, *_HEADERS, *(pair for pair in _DEFAULTS if pair[0] not in names)]

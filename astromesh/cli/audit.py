@@ -1,0 +1,43 @@
+"""`astromesh audit`: who did what; and how commands note what they do."""
+
+from __future__ import annotations
+
+import getpass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from astromesh.cli.output import note, print_json, print_table
+from astromesh.runtime.audit import AuditLog, Entry, Wanted
+from astromesh.types import JsonObject
+
+
+def show(data: Path, tenant: str, wanted: tuple[str, str, str, int], *, as_json: bool) -> None:
+    """Prints acts, the newest first. Args: wanted: action, principal, object, how many."""
+    acts = AuditLog(data).read(tenant or None, Wanted(*wanted))
+    if as_json:
+        print_json(acts)
+    elif acts:
+        print_table(("WHEN", "WHO", "TENANT", "ACTION", "OBJECT", "OUTCOME", "DETAIL"), map(_row, acts))
+    else:
+        note("Nothing of that was noted in this data folder.")
+
+
+def by_shell(data: Path, entry: Entry, tenant: str) -> None:
+    """Notes what the user of this machine's shell did."""
+    try:
+        AuditLog(data).append(entry._replace(principal=f"shell:{_user()}", tenant=tenant))
+    except OSError as error:
+        note(f"This is done, but could not be noted in the audit log: {error}", "yellow")
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container's user without a name
+        return "unknown"
+
+
+def _row(act: JsonObject) -> tuple[str, ...]:
+    when = datetime.fromtimestamp(act["at"], UTC).isoformat(" ", timespec="seconds")[:19]
+    who = act["principal"] or "nobody"
+    return (when, who, act["tenant"], act["action"], act["object"], act["outcome"], act["detail"])
