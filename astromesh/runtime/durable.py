@@ -51,6 +51,9 @@ log = structlog.get_logger("astromesh.durable")
 class Opening(Host, Protocol):
     """What durable runs need of the runtime beside its runs."""
 
+    @property
+    def may_hold_runs(self) -> bool: ...
+
     async def open_durable(self) -> tuple[RunStore, DurableBackend]: ...
 
     async def agent_of(self, row: RunRow) -> Agent: ...
@@ -100,6 +103,12 @@ class DurableRuns:
                 self._store, self._backend = await self._host.open_durable()
             return self._store
 
+    async def reach(self) -> RunStore | None:
+        """The store, where it may hold runs of other processes or earlier ones; else None."""
+        if self._store is None and self._host.may_hold_runs:
+            await self.open()
+        return self._store
+
     async def start(self) -> None:
         """Works on runs from now on, those that a dead process left too."""
         store = await self.open()
@@ -112,13 +121,20 @@ class DurableRuns:
             await self._backend.start(self.work)
             self._tending = asyncio.create_task(self._tend())
 
-    async def close(self, grace: float) -> None:
-        """Takes no new segments, waits at most `grace` seconds for those under way, hands over the rest."""
+    async def drain(self) -> None:
+        """Takes no new segments; those under way go on."""
         self._draining = True
+        if self._working and self._backend is not None:
+            await self._backend.drain()
+
+    async def close(self, grace: float) -> None:
+        """Takes no new segments, waits at most `grace` seconds for those under way, hands over the rest.
+
+        A worker that has left is thought dead: before this, runs that named it must have ended.
+        """
+        await self.drain()
         if self._store is None or self._backend is None:
             return
-        if self._working:
-            await self._backend.drain()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=grace)
         for segment in tuple(self._segments.values()):

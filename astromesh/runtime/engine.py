@@ -12,6 +12,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import structlog
+
 from astromesh.abc.clock import Clock, SystemClock
 from astromesh.abc.deps import Deps
 from astromesh.abc.durable import DurableBackend, RunRow, RunStore
@@ -21,9 +23,11 @@ from astromesh.abc.tool import ToolContext
 from astromesh.errors import (
     AgentNotFoundError,
     AgentUnavailable,
+    ConfigError,
     Interrupted,
     InvalidInput,
     InvalidManifest,
+    MissingExtra,
     ShuttingDown,
 )
 from astromesh.graph.graph import PromptGraph
@@ -58,6 +62,7 @@ from astromesh.telemetry.stream import TERMINAL, EventStream
 from astromesh.telemetry.traces import TraceExporter, TraceStore
 from astromesh.types import CallerContext, SessionKey
 
+log = structlog.get_logger("astromesh.runtime")
 #: how deep agents may call agents, and how many such calls the whole tree of one run may make
 MAX_DEPTH, MAX_NESTED = 8, 256
 #: scopes that open the sessions of others in the same tenant
@@ -158,10 +163,12 @@ class AgentRuntime:
 
         A data folder that nothing was ever accepted in stays as it is: there the first run begins it.
         """
-        if self._may_have_runs():
+        if self.may_hold_runs:
             self._taking_up = asyncio.create_task(surely(self.durable.start))
 
-    def _may_have_runs(self) -> bool:
+    @property
+    def may_hold_runs(self) -> bool:
+        """Whether the place of runs is one that somebody may have written to."""
         deps = self.opened.deps
         return not _in_sqlite(deps) or default_file(deps).exists()
 
@@ -195,7 +202,7 @@ class AgentRuntime:
     async def _erase_runs(self, tenant: str, owner: str) -> int:
         await self._notes.flush()
         gone = self._logs.erase_owner(tenant, owner)
-        if not self._may_have_runs():
+        if not self.may_hold_runs:
             return gone
         return max(gone, await (await self.durable.open()).erase_owner(tenant, owner))
 
@@ -360,8 +367,16 @@ class AgentRuntime:
         store: RunStore = await plugins.open("run_stores", kind, {}, deps)
         self.opened.checks[f"store:runs:{kind}"] = store.ping
         self.opened.resources.on_close(store.close)
-        backend: DurableBackend = await plugins.open("durable_backends", "in_process", {}, deps)
-        return store, backend
+        return store, await self._open_backend("in_process" if kind == "sqlite" else "dbos", deps)
+
+    async def _open_backend(self, name: str, deps: Deps) -> DurableBackend:
+        """Over a file each process dispatches by itself; over a server they share a queue, if DBOS is there."""
+        try:
+            opened: DurableBackend = await self.plugins.open("durable_backends", name, {}, deps)
+        except (MissingExtra, ConfigError) as error:
+            log.warning("runs_dispatched_in_process", reason=str(error))
+            opened = await self.plugins.open("durable_backends", "in_process", {}, deps)
+        return opened
 
     def _durably(self) -> Handler:
         """The pipeline in what wraps a durable run: that of every run, and its record."""

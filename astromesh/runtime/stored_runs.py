@@ -115,9 +115,8 @@ class StoredRuns:
 
     async def approvals(self, viewer: Viewer, limit: int = 100) -> list[JsonObject]:
         """What waits for a person, the oldest first."""
-        if self._store is None:
-            return []
-        rows = await self._store.waiting(*viewer, limit)
+        store = await self._durable.reach()
+        rows = await store.waiting(*viewer, limit) if store is not None else ()
         return [{**(row.waiting_for or {}), "agent": row.agent, "session_id": row.session_id} for row in rows]
 
     async def resume(self, run_id: str, viewer: Viewer, by: str, said: Said) -> JsonObject:
@@ -144,9 +143,10 @@ class StoredRuns:
 
     async def _row(self, run_id: str, viewer: Viewer) -> RunRow | None:
         """The row of a durable run; None where it is none of those, or there is no store."""
-        if self._store is None:
+        store = await self._durable.reach()
+        if store is None:
             return None
-        row = await self._store.get(run_id)
+        row = await store.get(run_id)
         if row is None or not row.durable:
             return None
         if not _visible(row, viewer):
