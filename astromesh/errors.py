@@ -332,10 +332,13 @@ class RunFailed(AstromeshError):
 
     Args:
         code: of what ended it.
+        more: what else was said of it, e.g. which guardrail it was.
     """
 
-    def __init__(self, code: str, message: str) -> None:
+    def __init__(self, code: str, message: str, more: Mapping[str, object] | None = None) -> None:
         self.code = code  # type: ignore[misc]
+        self.more = dict(more or {})
+        self.retry_after = self.more.pop("retry_after", 0.0)
         super().__init__(message)
 
 

@@ -12,7 +12,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from astromesh.errors import AllProvidersFailed, AstromeshError, GuardrailBlocked, NotFound
+from astromesh.errors import AllProvidersFailed, AstromeshError, GuardrailBlocked, NotFound, RunFailed
 from astromesh.runtime.ids import trace_id as new_trace_id
 from astromesh.types import JsonObject
 
@@ -77,6 +77,8 @@ def problem(error: AstromeshError) -> tuple[int, JsonObject]:
         body["guardrail"] = error.guardrail
     if isinstance(error, AllProvidersFailed):
         body["failures"] = [
+    if isinstance(error, RunFailed):
+        body |= error.more
             {"provider": f.provider, "code": f.code, "status": f.status} for f in error.failures
         ]
     return status, body

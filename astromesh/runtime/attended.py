@@ -60,7 +60,7 @@ def answer_of(row: RunRow | None, run_id: str) -> RunAnswer:
     if row.status == "completed" and row.result is not None:
         return RunAnswer(**row.result)
     if row.status == "failed" and row.error is not None:
-        failed = RunFailed(row.error["code"], row.error["detail"])
+        failed = RunFailed(row.error["code"], row.error["detail"], row.error.get("more"))
         failed.run_id, failed.trace_id = run_id, row.trace_id
         raise failed
     if row.status == "cancelled":

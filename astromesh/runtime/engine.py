@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -16,7 +17,7 @@ import structlog
 
 from astromesh.abc.clock import Clock, SystemClock
 from astromesh.abc.deps import Deps
-from astromesh.abc.durable import DurableBackend, RunRow, RunStore
+from astromesh.abc.durable import DurableBackend, IdempotencyKey, RunRow, RunStore
 from astromesh.abc.events import EventSink
 from astromesh.abc.run import OWN_TERMS, RunAgent, Terms
 from astromesh.abc.tool import ToolContext
@@ -42,6 +43,7 @@ from astromesh.runtime.durable import DurableRuns
 from astromesh.runtime.journal import RunJournal
 from astromesh.runtime.leases import Leases, in_its_session
 from astromesh.runtime.notes import Notes
+from astromesh.runtime.named import NamedRuns
 from astromesh.runtime.pipeline import answer
 from astromesh.runtime.presence import Presence
 from astromesh.runtime.records import RunAnswer, RunRequest
@@ -126,6 +128,7 @@ class AgentRuntime:
         self._exporter: TraceExporter | None = None
         self.runs = StoredRuns(self.registry, self.durable, self._notes)
         self.traces = StoredTraces(TraceStore(self._logs), self.durable, self._notes)
+        self._named = NamedRuns(self.durable, self.registry, self.clock)
 
     # -- life ----------------------------------------------------------------------------------------------
 
@@ -178,9 +181,10 @@ class AgentRuntime:
         ends = self.clock.monotonic() + grace
         if self._taking_up is not None:
             self._taking_up.cancel()
-        await self.durable.close(grace)
+        await self.workflows.close()
+        await self.durable.drain()
         try:
-            async with asyncio.timeout(max(ends - self.clock.monotonic(), 0.0)):
+            async with asyncio.timeout(grace):
                 await self._idle.wait()
         except TimeoutError:
             pass  # what still runs is cut off with its resources; durable runs are taken up again
@@ -194,6 +198,7 @@ class AgentRuntime:
         await self.bootstrap()
         return self
 
+        await self.durable.close(max(ends - self.clock.monotonic(), 0.0))
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
@@ -293,15 +298,16 @@ class AgentRuntime:
         trace_id: str = "",
         parent: ToolContext | None = None,
     ) -> RunAnswer:
-        """`run` for a request record, and for nested runs with their parent."""
+        """`run` for a request record, for nested runs with their parent, for runs that callers name."""
         if self._draining and parent is None:
             raise ShuttingDown("The server is shutting down; send the request again.")
         if parent is None and agent.name in self._pausing:
-            row = await self.accept(agent, request, caller=caller, trace_id=trace_id)
+            row = await self.accept(agent, request, caller=caller, trace_id=trace_id, key=key)
             return await attend(self.runs, self.durable.store, row, tuple(sinks))
         self._active += 1
         self._idle.clear()
         try:
+        key: IdempotencyKey | None = None,
             if agent.merges and parent is None:
                 return await self._merged(agent, request, caller, tuple(sinks), trace_id)
             run = self._new_run(agent, request, caller, tuple(sinks), trace_id, parent)
@@ -309,6 +315,8 @@ class AgentRuntime:
         finally:
             self._active -= 1
             if not self._active:
+        if key is not None:
+            return await self._start_named(key, agent, request, caller, tuple(sinks), trace_id)
                 self._idle.set()
 
     async def work_off(self, agent: Agent, request: RunRequest, run: Run, handle: Handler) -> RunAnswer:
@@ -336,12 +344,16 @@ class AgentRuntime:
             StoreUnavailable, ShuttingDown: it was not accepted.
         """
         return await self.durable.accept(
-            agent, request, caller or CallerContext(), principal(caller), trace_id=trace_id
+            agent, request, caller or CallerContext(), principal(caller), trace_id=trace_id, key=key
         )
 
+        key: IdempotencyKey | None = None,
     def new_run(self, agent: Agent, request: RunRequest, caller: CallerContext, row: RunRow) -> Run:
         """A durable run as this process begins a segment of it."""
         run = self._new_run(agent, request, caller, (), row.trace_id, None, row.run_id)
+        Args:
+            key: the caller's own name of this request; the run that has it already is answered.
+
         run.key, run.owner = SessionKey(row.tenant, row.agent, row.session_id), row.owner
         run.log.durable = True
         return run
@@ -350,6 +362,20 @@ class AgentRuntime:
         """The agent of a run's own manifest, which is most often the present one.
 
         Raises:
+    async def _start_named(
+        self,
+        key: IdempotencyKey,
+        agent: Agent,
+        request: RunRequest,
+        caller: CallerContext | None,
+        sinks: tuple[EventSink, ...],
+        trace_id: str,
+    ) -> RunAnswer:
+        run = self._new_run(agent, request, caller, sinks, trace_id, None)
+        work = partial(self.work_off, agent, request, run, self._handle)
+        leaves = agent.manifest.spec.on_disconnect == "cancel"
+        return await self._named.answer(key, run.log, work, sinks, abandoned=leaves)
+
             AgentNotFoundError, InvalidManifest: there is none any more.
         """
         source = (row.manifest or {}).get("source", "")

@@ -161,7 +161,8 @@ class StoredRuns:
         agent, session, status, limit = wanted
         found, used = await self._registry.list(viewer, wanted, running=True)
         rows, more = await store.list(Wanted(*viewer, agent, session, status, limit))
-        found += [line_of(row) for row in rows]
+        here = {line["run_id"] for line in found}  # one that its caller has named has a row from its start
+        found += [line_of(row) for row in rows if row.run_id not in here]
         found.sort(key=lambda line: str(line["created_at"]), reverse=True)
         return found[: wanted.limit], used + more
 
@@ -226,7 +227,7 @@ def line_of(row: RunRow) -> JsonObject:
         "created_at": iso(row.created_at),
         "finished_at": iso(row.finished_at) if row.finished_at else None,
         "result": row.result,
-        "error": row.error,
+        "error": row.error and {key: row.error[key] for key in ("code", "detail")},
         "usage": row.usage.to_json(),
         "attempts": list(row.attempts),
         "waiting_for": row.waiting_for,

@@ -11,6 +11,7 @@ from pydantic import TypeAdapter
 
 from astromesh.api.access import runtime_of, scope
 from astromesh.api.body import ClientGone, read, unless_gone
+from astromesh.api.naming import name_of
 from astromesh.api.outbox import Outbox
 from astromesh.api.routes.durable import WaitingOut, links
 from astromesh.api.schemas import ProblemOut, RunBody, RunOut
@@ -52,8 +53,9 @@ async def run(name: str, request: Request) -> Response:
     body = await read(request, _BODY)
     asked = RunRequest(body.query, body.session_id, body.context, body.metadata)
     start = partial(
-        runtime.start, agent, asked, caller=request.state.caller, trace_id=incoming_trace_id(request.headers)
-    )
+        runtime.start, agent, asked, caller=request.state.caller, trace_id=incoming_trace_id(request.headers),
+        key=await name_of(request),
+    )  # fmt: skip
     if "text/event-stream" in request.headers.get("accept", ""):
         outbox = Outbox()
         return RunStreamResponse(

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from astromesh.api.access import caller_of, runtime_of, scope, viewer_of
 from astromesh.api.audit import add_detail, audited
 from astromesh.api.body import read
+from astromesh.api.naming import name_of
 from astromesh.api.schemas import ProblemOut, RunBody, RunStateOut
 from astromesh.api.trace import incoming_trace_id
 from astromesh.runtime.records import RunRequest
@@ -95,9 +96,11 @@ async def accept(name: str, request: Request) -> Response:
     body = await read(request, _BODY)
     asked = RunRequest(body.query, body.session_id, body.context, body.metadata)
     row = await runtime.accept(
-        agent, asked, caller=caller_of(request), trace_id=incoming_trace_id(request.headers)
-    )
-    answer = {"run_id": row.run_id, "status": row.status, "links": links(row.run_id)}
+        agent, asked, caller=caller_of(request), trace_id=incoming_trace_id(request.headers),
+        key=await name_of(request),
+    )  # fmt: skip
+    # who sends it again, with its key, gets the same answer; what became of the run is asked for by its id
+    answer = {"run_id": row.run_id, "status": "queued", "links": links(row.run_id)}
     return Response(orjson.dumps(answer), 202, media_type="application/json")
 
 

@@ -19,6 +19,7 @@ from astromesh.api.access import caller_of, runtime_of, scope
 from astromesh.api.body import ClientGone, read, unless_gone
 from astromesh.api.encoding import encoded
 from astromesh.api.errors import problem, problem_response, public_failure
+from astromesh.api.naming import name_of
 from astromesh.api.outbox import Outbox
 from astromesh.api.schemas import SessionId
 from astromesh.api.sse import RunStreamResponse
@@ -113,6 +114,7 @@ async def chat_completions(request: Request) -> Response:
             _run_request(body, request.headers),
             caller=caller_of(request),
             trace_id=incoming_trace_id(request.headers),
+            key=await name_of(request, request.headers.get("x-session-id", "")),
         )
         if body.stream:
             outbox = Outbox()
@@ -319,7 +321,7 @@ def _data(value: Any) -> bytes:
 def _problem(error: AstromeshError) -> Response:
     """A problem document that OpenAI clients can read too; what this route refuses is 400."""
     status, body = problem(error)
-    if isinstance(error, InvalidInput):
+    if error.code == InvalidInput.code:
         status, body["status"] = 400, 400
     return problem_response(error, status, {**body, "error": _error(body)})
 
