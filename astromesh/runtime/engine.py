@@ -42,8 +42,8 @@ from astromesh.runtime.bootstrap import Bootstrapped, open_runtime, pausing
 from astromesh.runtime.durable import DurableRuns
 from astromesh.runtime.journal import RunJournal
 from astromesh.runtime.leases import Leases, in_its_session
-from astromesh.runtime.notes import Notes
 from astromesh.runtime.named import NamedRuns
+from astromesh.runtime.notes import Notes
 from astromesh.runtime.pipeline import answer
 from astromesh.runtime.presence import Presence
 from astromesh.runtime.records import RunAnswer, RunRequest
@@ -125,10 +125,10 @@ class AgentRuntime:
 
         self.durable = DurableRuns(self, self._durably(), Presence(self.data_dir))
         self._notes = Notes(self.durable.open, self.clock)
+        self._named = NamedRuns(self.durable, self.registry, self.clock)
         self._exporter: TraceExporter | None = None
         self.runs = StoredRuns(self.registry, self.durable, self._notes)
         self.traces = StoredTraces(TraceStore(self._logs), self.durable, self._notes)
-        self._named = NamedRuns(self.durable, self.registry, self.clock)
 
     # -- life ----------------------------------------------------------------------------------------------
 
@@ -181,13 +181,13 @@ class AgentRuntime:
         ends = self.clock.monotonic() + grace
         if self._taking_up is not None:
             self._taking_up.cancel()
-        await self.workflows.close()
-        await self.durable.drain()
+        await self.durable.close(grace)
         try:
             async with asyncio.timeout(grace):
                 await self._idle.wait()
         except TimeoutError:
             pass  # what still runs is cut off with its resources; durable runs are taken up again
+        await self.durable.close(max(ends - self.clock.monotonic(), 0.0))
         await self._leases.close()
         await self._notes.close()
         if self._open is not None:
@@ -198,7 +198,6 @@ class AgentRuntime:
         await self.bootstrap()
         return self
 
-        await self.durable.close(max(ends - self.clock.monotonic(), 0.0))
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
@@ -288,7 +287,7 @@ class AgentRuntime:
             self.agent(agent_name), request, caller=caller, sinks=sinks, trace_id=trace_id
         )
 
-    async def start(
+    async def start(  # noqa: PLR0913 (a run has these parts)
         self,
         agent: Agent,
         request: RunRequest,
@@ -297,6 +296,7 @@ class AgentRuntime:
         sinks: Iterable[EventSink] = (),
         trace_id: str = "",
         parent: ToolContext | None = None,
+        key: IdempotencyKey | None = None,
     ) -> RunAnswer:
         """`run` for a request record, for nested runs with their parent, for runs that callers name."""
         if self._draining and parent is None:
@@ -304,10 +304,11 @@ class AgentRuntime:
         if parent is None and agent.name in self._pausing:
             row = await self.accept(agent, request, caller=caller, trace_id=trace_id, key=key)
             return await attend(self.runs, self.durable.store, row, tuple(sinks))
+        if key is not None:
+            return await self._start_named(key, agent, request, caller, tuple(sinks), trace_id)
         self._active += 1
         self._idle.clear()
         try:
-        key: IdempotencyKey | None = None,
             if agent.merges and parent is None:
                 return await self._merged(agent, request, caller, tuple(sinks), trace_id)
             run = self._new_run(agent, request, caller, tuple(sinks), trace_id, parent)
@@ -315,8 +316,6 @@ class AgentRuntime:
         finally:
             self._active -= 1
             if not self._active:
-        if key is not None:
-            return await self._start_named(key, agent, request, caller, tuple(sinks), trace_id)
                 self._idle.set()
 
     async def work_off(self, agent: Agent, request: RunRequest, run: Run, handle: Handler) -> RunAnswer:
@@ -337,31 +336,21 @@ class AgentRuntime:
         *,
         caller: CallerContext | None = None,
         trace_id: str = "",
+        key: IdempotencyKey | None = None,
     ) -> RunRow:
         """A durable run: accepted for good when this returns, and worked on from then (api.md section 1).
 
+        Args:
+            key: the caller's own name of this request; the run that has it already is answered.
+
         Raises:
             StoreUnavailable, ShuttingDown: it was not accepted.
+            IdempotencyConflict: the key was used with another body.
         """
         return await self.durable.accept(
             agent, request, caller or CallerContext(), principal(caller), trace_id=trace_id, key=key
         )
 
-        key: IdempotencyKey | None = None,
-    def new_run(self, agent: Agent, request: RunRequest, caller: CallerContext, row: RunRow) -> Run:
-        """A durable run as this process begins a segment of it."""
-        run = self._new_run(agent, request, caller, (), row.trace_id, None, row.run_id)
-        Args:
-            key: the caller's own name of this request; the run that has it already is answered.
-
-        run.key, run.owner = SessionKey(row.tenant, row.agent, row.session_id), row.owner
-        run.log.durable = True
-        return run
-
-    async def agent_of(self, row: RunRow) -> Agent:
-        """The agent of a run's own manifest, which is most often the present one.
-
-        Raises:
     async def _start_named(
         self,
         key: IdempotencyKey,
@@ -376,6 +365,17 @@ class AgentRuntime:
         leaves = agent.manifest.spec.on_disconnect == "cancel"
         return await self._named.answer(key, run.log, work, sinks, abandoned=leaves)
 
+    def new_run(self, agent: Agent, request: RunRequest, caller: CallerContext, row: RunRow) -> Run:
+        """A durable run as this process begins a segment of it."""
+        run = self._new_run(agent, request, caller, (), row.trace_id, None, row.run_id)
+        run.key, run.owner = SessionKey(row.tenant, row.agent, row.session_id), row.owner
+        run.log.durable = True
+        return run
+
+    async def agent_of(self, row: RunRow) -> Agent:
+        """The agent of a run's own manifest, which is most often the present one.
+
+        Raises:
             AgentNotFoundError, InvalidManifest: there is none any more.
         """
         source = (row.manifest or {}).get("source", "")
