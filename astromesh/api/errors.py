@@ -75,10 +75,10 @@ def problem(error: AstromeshError) -> tuple[int, JsonObject]:
         body["run_id"] = error.run_id
     if isinstance(error, GuardrailBlocked):
         body["guardrail"] = error.guardrail
-    if isinstance(error, AllProvidersFailed):
-        body["failures"] = [
     if isinstance(error, RunFailed):
         body |= error.more
+    if isinstance(error, AllProvidersFailed):
+        body["failures"] = [
             {"provider": f.provider, "code": f.code, "status": f.status} for f in error.failures
         ]
     return status, body

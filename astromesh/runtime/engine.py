@@ -181,7 +181,7 @@ class AgentRuntime:
         ends = self.clock.monotonic() + grace
         if self._taking_up is not None:
             self._taking_up.cancel()
-        await self.durable.close(grace)
+        await self.durable.drain()
         try:
             async with asyncio.timeout(grace):
                 await self._idle.wait()
