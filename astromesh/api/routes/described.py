@@ -10,6 +10,12 @@ from fastapi.openapi.docs import get_swagger_ui_html
 from astromesh.api.access import scope
 
 router = APIRouter(include_in_schema=False)
+#: what the page is made of: one script of its own, and Swagger UI from its usual place
+_POLICY = (
+    "default-src 'none'; script-src 'unsafe-inline' https://cdn.jsdelivr.net; style-src 'unsafe-inline'"
+    " https://cdn.jsdelivr.net; img-src data: https://fastapi.tiangolo.com; connect-src 'self';"
+    " frame-ancestors 'none'"
+)
 
 
 @router.get("/openapi.json", dependencies=[scope("agents:read")])
@@ -21,6 +27,8 @@ async def openapi(request: Request) -> dict[str, Any]:
 @router.get("/docs", dependencies=[scope("agents:read")])
 async def docs(request: Request) -> Response:
     """A page over the description; browsers send no key, so that it is of use where none is needed."""
-    return get_swagger_ui_html(
+    page = get_swagger_ui_html(
         openapi_url=f"{request.scope.get('root_path', '')}/openapi.json", title="astromesh"
     )
+    page.headers["content-security-policy"] = _POLICY
+    return page

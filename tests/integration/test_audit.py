@@ -1,0 +1,191 @@
+"""Who did what: every route that changes something notes it, with who, what, and how it ended."""
+
+from __future__ import annotations
+
+import json
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.routing import APIRoute
+from starlette.testclient import TestClient
+from structlog.testing import capture_logs
+
+from astromesh.api.app import create_app
+from astromesh.api.audit import Audited
+from astromesh.api.auth import Auth
+from astromesh.cli import audit as audit_command
+from astromesh.cli import keys as keys_command
+from astromesh.runtime.audit import FILE, AuditLog, Entry, Wanted
+from astromesh.testing import ManualClock, ScriptedProvider
+from astromesh.types import CallerContext
+from tests.integration.agents_folder import manifest, runtime_of, write
+from tests.integration.test_route_scopes import flat
+
+#: routes that change things without a line in the audit log, and why
+ITSELF = {
+    "POST /v1/agents/{name}/run": "a run is its own record",
+    "POST /v1/agents/{name}/runs": "a run is its own record",
+    "POST /v1/chat/completions": "a run is its own record",
+    "POST /mcp": "a run is its own record",
+    "POST /v1/workflows/{name}/run": "a Task is its own record",
+    "POST /v1/workflows/{name}/runs": "a Task is its own record",
+    "POST /v1/channels/{channel}/webhook": "a message is kept in the inbox",
+    "POST /v1/rag/{pipeline}/query": "reads only",
+}
+SECRET = "the content nobody should see"
+
+
+def test_every_route_that_changes_something_is_audited_or_says_why_not(tmp_path: Path) -> None:
+    app = create_app(runtime_of(tmp_path, ScriptedProvider()))
+    missing = []
+    for route in flat(app.routes):
+        for method in (route.methods or set()) - {"GET", "HEAD"} if isinstance(route, APIRoute) else ():
+            told = any(isinstance(d.dependency, Audited) for d in route.dependencies)
+            if not told and f"{method} {route.path}" not in ITSELF:
+                missing.append(f"{method} {route.path}")
+    assert missing == []
+
+
+class Callers:
+    """Tokens are names of principals; `admin` is one."""
+
+    async def authenticate(self, token: str) -> CallerContext | None:
+        if token == "nobody":
+            return None
+        scopes = {"admin"} if token == "admin" else {"agents:*", "runs:*", "sessions:read", "sessions:write"}
+        tenant = "acme" if token != "stranger" else "other"
+        return CallerContext(token, tenant, scopes=frozenset(scopes), metadata={"key_id": f"key-{token}"})
+
+
+@pytest.fixture
+def client(tmp_path: Path) -> Iterator[TestClient]:
+    agent = manifest("helper", memory={"conversational": {"backend": "sqlite"}})
+    runtime = runtime_of(
+        write(tmp_path, agent), ScriptedProvider(SECRET, repeat=True), clock=ManualClock(1000.0)
+    )
+    with TestClient(create_app(runtime, Auth((Callers(),)))) as client:
+        yield client
+
+
+def by(who: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {who}"}
+
+
+def acts(client: TestClient, who: str = "admin", **asked: Any) -> list[dict[str, Any]]:
+    answer = client.get("/v1/audit", params=asked, headers=by(who))
+    assert answer.status_code == 200
+    found: list[dict[str, Any]] = answer.json()["acts"]
+    return found
+
+
+def said(act: dict[str, Any]) -> tuple[str, ...]:
+    return (act["principal"], act["tenant"], act["action"], act["object"], act["outcome"])
+
+
+def run(client: TestClient, who: str, session: str = "s/1") -> str:
+    body = {"query": SECRET, "session_id": session}
+    run_id: str = client.post("/v1/agents/helper/run", json=body, headers=by(who)).json()["run_id"]
+    return run_id
+
+
+def test_acts_are_noted_with_who_what_and_how_it_ended(client: TestClient, tmp_path: Path) -> None:
+    run_id = run(client, "alice")
+    client.post(f"/v1/runs/{run_id}/cancel", headers=by("alice"))
+    client.post(f"/v1/runs/{run_id}/cancel", headers=by("bob"))
+    client.post(f"/v1/runs/{run_id}/resume", json={"decision": "approve"}, headers=by("alice"))
+    client.delete("/v1/agents/helper/sessions/s/1", headers=by("alice"))
+    client.get("/v1/principals/alice/data", headers=by("admin"))
+    client.delete("/v1/principals/alice/data", headers=by("admin"))
+    client.delete("/v1/principals/alice/data", headers=by("nobody"))
+    everything = acts(client)
+    assert [said(act) for act in reversed(everything)] == [
+        ("alice", "acme", "run.cancel", run_id, "done"),
+        ("bob", "acme", "run.cancel", run_id, "refused"),
+        ("alice", "acme", "run.decide", run_id, "refused"),
+        ("alice", "acme", "session.erase", "helper/s/1", "done"),
+        ("admin", "acme", "principal.show", "alice", "done"),
+        ("admin", "acme", "principal.erase", "alice", "done"),
+    ]
+    assert everything[-3]["detail"] == "approve"
+    assert {act["key"] for act in everything} == {"key-alice", "key-bob", "key-admin"}
+    assert {act["at"] for act in everything} == {1000.0}
+    kept = (tmp_path / "data" / FILE).read_text()
+    assert SECRET not in kept
+    assert '"principal.erase","object":"alice","outcome":"refused","detail":"","principal":""' in kept
+
+
+def test_acts_can_be_asked_for_by_what_who_and_to_what(client: TestClient) -> None:
+    for who in ("alice", "bob"):
+        for session in ("a", "b"):
+            run(client, who, f"{who}-{session}")
+            client.delete(f"/v1/agents/helper/sessions/{who}-{session}", headers=by(who))
+    assert len(acts(client)) == 4
+    assert [a["object"] for a in acts(client, principal="bob")] == ["helper/bob-b", "helper/bob-a"]
+    assert [a["principal"] for a in acts(client, object="helper/alice-a")] == ["alice"]
+    assert acts(client, action="run.cancel") == []
+    assert [a["object"] for a in acts(client, limit=1)] == ["helper/bob-b"]
+
+
+def test_other_tenants_and_callers_without_the_scope_see_nothing(client: TestClient) -> None:
+    client.delete("/v1/principals/stranger/data", headers=by("stranger"))
+    assert acts(client) == []
+    assert client.get("/v1/audit", headers=by("alice")).status_code == 403
+
+
+def test_a_cancel_over_a_socket_is_noted(client: TestClient) -> None:
+    run_id = run(client, "alice")
+    with client.websocket_connect("/v1/ws/agent/helper", headers=by("alice")) as socket:
+        socket.send_json({"type": "cancel", "run_id": run_id})
+        assert socket.receive_json()["code"] == "run_not_found"
+    assert [said(a) for a in acts(client)] == [("alice", "acme", "run.cancel", run_id, "refused")]
+
+
+# -- the file ----------------------------------------------------------------------------------------------
+
+
+def test_the_log_says_it_as_well_and_a_full_disk_stops_nobody(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with capture_logs() as lines:
+        AuditLog(tmp_path).note(Entry("key.create", "k", "done", principal="alice"))
+        AuditLog(tmp_path / "file").note(Entry("key.revoke", "k", "done"))
+    told = [{k: v for k, v in line.items() if k in ("event", "action", "principal")} for line in lines]
+    assert told == [
+        {"event": "audit", "action": "key.create", "principal": "alice"},
+        {"event": "audit", "action": "key.revoke"},
+        {"event": "audit_not_written"},
+    ]
+    assert stat.S_IMODE((tmp_path / FILE).stat().st_mode) == 0o600
+
+
+def test_a_line_that_was_cut_hides_no_other_and_a_moved_file_begins_anew(tmp_path: Path) -> None:
+    audit = AuditLog(tmp_path)
+    audit.note(Entry("a", "1", "done"))
+    with (tmp_path / FILE).open("a") as file:
+        file.write('{"at": 1, "act\n')
+    audit.note(Entry("a", "2", "done"))
+    assert [act["object"] for act in audit.read(None, Wanted())] == ["2", "1"]
+    (tmp_path / FILE).rename(tmp_path / "old")
+    assert audit.read(None, Wanted()) == []
+    audit.note(Entry("a", "3", "done"))
+    assert [act["object"] for act in audit.read(None, Wanted())] == ["3"]
+
+
+def test_making_and_revoking_keys_is_noted_without_the_key(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wanted = keys_command.wanted("site", ["agents:run"], [], "web", "acme", 0)
+    keys_command.create(tmp_path, wanted, as_json=True)
+    key = json.loads(capsys.readouterr().out)
+    keys_command.revoke(tmp_path, key["id"])
+    audit_command.show(tmp_path, "acme", ("", "", "", 10), as_json=True)
+    found = json.loads(capsys.readouterr().out)
+    assert [(a["action"], a["object"], a["outcome"]) for a in found] == [
+        ("key.revoke", key["id"], "done"),
+        ("key.create", key["id"], "done"),
+    ]
+    assert found[0]["principal"].startswith("shell:")
+    assert found[1]["detail"] == "agents:run"
+    assert key["token"] not in (tmp_path / FILE).read_text()
