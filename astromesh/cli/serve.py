@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import orjson
 import uvicorn
@@ -30,7 +31,10 @@ from astromesh.config.runtime import RuntimeSpec
 from astromesh.errors import ConfigError
 from astromesh.runtime.engine import AgentRuntime
 from astromesh.telemetry.logs import configure_logging
+from astromesh.telemetry.worker_tallies import WorkerTallies
 
+#: names the folder in which the processes of one server add up what they count
+TALLIES = "ASTROMESH_TALLIES"
 #: seconds that running requests get after SIGTERM
 GRACE = 30
 #: new containers between two looks of the garbage collector; at Python's 700 they take a tenth of a run
@@ -65,12 +69,22 @@ def serve(places: tuple[Path, Path], host: str, port: int | None, workers: int, 
         _serve_alone(places, listener, configuration)
 
 
-def application(places: tuple[Path, Path], spec: RuntimeSpec) -> FastAPI:
-    """The app as runtime.yaml wants it."""
+def application(places: tuple[Path, Path], spec: RuntimeSpec, tallies: Path | None = None) -> FastAPI:
+    """The app as runtime.yaml wants it.
+
+    Args:
+        tallies: where the processes of one server add up what they count; None for a server of one process.
+    """
     runtime = AgentRuntime(places[0], data_dir=places[1])
     api = spec.api
     room = Room(api.max_requests, api.max_sockets)
-    return create_app(runtime, max_body_bytes=api.max_body_bytes, cors_origins=api.cors_origins, room=room)
+    return create_app(
+        runtime,
+        max_body_bytes=api.max_body_bytes,
+        cors_origins=api.cors_origins,
+        room=room,
+        tallies=WorkerTallies(tallies) if tallies is not None else None,
+    )
 
 
 def settings(app: FastAPI | str, spec: RuntimeSpec, workers: int = 1) -> uvicorn.Config:
@@ -139,8 +153,10 @@ def _share(
     """Each worker makes its own runtime; connections wait in the shared socket until one takes them."""
     config = settings("astromesh.cli.worker:app", configuration.runtime.spec, workers)
     announce(listener, places, configuration, list(configuration.agents))
-    supervisor = Multiprocess(config, [listener])
-    supervisor.run()
+    with TemporaryDirectory(prefix="astromesh-") as tallies:
+        os.environ[TALLIES] = tallies
+        supervisor = Multiprocess(config, [listener])
+        supervisor.run()
     if any(process.exitcode == uvicorn.config.STARTUP_FAILURE for process in supervisor.processes):
         raise ConfigError("A worker could not start; its log above says why.")
 

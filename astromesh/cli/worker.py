@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fastapi import FastAPI
 
-from astromesh.cli.serve import application
+from astromesh.cli.serve import TALLIES, application
 from astromesh.plugins import Plugins
 from astromesh.runtime.bootstrap import load_configuration
 from astromesh.telemetry.logs import configure_logging
@@ -18,4 +18,4 @@ def app() -> FastAPI:
     places = Path(os.environ["ASTROMESH_CONFIG_DIR"]), Path(os.environ["ASTROMESH_DATA_DIR"])
     spec = load_configuration(places[0], Plugins()).runtime.spec
     configure_logging(spec.telemetry.log_level, spec.telemetry.log_format)
-    return application(places, spec)
+    return application(places, spec, Path(os.environ[TALLIES]))

@@ -81,14 +81,15 @@ async def _ask_heard(
     step: int,
 ) -> CompletionResult:
     ledger, events = scope.ledger, scope.events
+    first: float | None = None
     _reserve(ledger)
     events.emit("model.started", step=step, role=role, tools=len(request.tools))
     if events.streaming:
-        result = await _streamed(scope, model, request, step, role, shown)
+        result, first = await _streamed(scope, model, request, step, role, shown)
     else:
         result = await _whole(ledger, model, request)
     ledger.add_usage(result.usage)
-    _finished(events, step, role, result)
+    _finished(events, step, role, result, first)
     return result
 
 
@@ -152,7 +153,10 @@ def _reserve(ledger: RunLedger) -> None:
     ledger.spend("model_calls")
 
 
-def _finished(events: Emitter, step: int, role: str, result: CompletionResult) -> None:
+def _finished(
+    events: Emitter, step: int, role: str, result: CompletionResult, first_ms: float | None
+) -> None:
+    streamed = {} if first_ms is None else {"first_token_ms": first_ms}
     events.emit(
         "model.finished",
         step=step,
@@ -163,6 +167,7 @@ def _finished(events: Emitter, step: int, role: str, result: CompletionResult) -
         attempts=list(result.attempts),
         duration_ms=round(result.latency_ms, 3),
         tool_calls=len(result.tool_calls),
+        **streamed,
     )
 
 
@@ -173,15 +178,19 @@ async def _streamed(
     step: int,
     role: str,
     shown: Callable[[CompletionResult], str] | None,
-) -> CompletionResult:
+) -> tuple[CompletionResult, float | None]:
+    """The result, and the milliseconds to the first delta, None where there was none."""
     result: CompletionResult | None = None
     emit, said = scope.events.emit, 0
+    started, first = perf_counter(), None
     try:
         async with aclosing(model.stream(request)) as pieces:  # type: ignore[type-var]
             async for piece in pieces:
                 if not isinstance(piece, Delta):
                     result = piece
                     continue
+                if first is None:
+                    first = round((perf_counter() - started) * 1000, 3)
                 said += size_of(piece.content)
                 if shown is None:
                     emit("model.delta", step=step, role=role, content=piece.content)
@@ -192,7 +201,7 @@ async def _streamed(
         raise
     if shown is not None and (content := shown(result)):
         emit("model.delta", step=step, role=role, content=content)
-    return result
+    return result, first
 
 
 async def call_tools(scope: Scope, tools: ToolPort, calls: Sequence[ToolCall]) -> list[ToolResult]:

@@ -1,67 +1,58 @@
 """Prometheus metrics, counted from the event stream.
 
-Runs touch plain numbers, a tenth of a microsecond each; the client library makes metric families of them only
-when somebody scrapes.
+Runs touch plain numbers; the client library makes metric families of them only when somebody scrapes.
+`COUNTERS`, `HISTOGRAMS` and the gauges that the runtime adds are all there is: docs/operations.md explains
+each of them.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from astromesh.telemetry.tally import BUCKETS, Durations, Labels, Tally
 from astromesh.types import Event, JsonObject
 
-#: upper bounds in seconds
-BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
-_BOUNDS = (*(str(b) for b in BUCKETS), "+Inf")
+__all__ = ["BUCKETS", "COUNTERS", "HISTOGRAMS", "Metrics"]
+
+#: name without the prefix: what it counts, its labels
+COUNTERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "runs": ("Finished runs.", ("status",)),
+    "run_failures": ("Failed runs by error code.", ("code",)),
+    "agent_tokens": ("Tokens of runs, with nested ones.", ("agent",)),
+    "agent_cost_usd": ("Cost of runs in US dollars, with nested ones.", ("agent",)),
+    "tool_calls": ("Tool calls.", ("tool", "ok")),
+    "guardrail_actions": ("What guardrails did.", ("stage", "type", "action")),
+    "tokens": ("Tokens by direction.", ("provider", "model", "direction")),
+    "cost_usd": ("Cost in US dollars.", ("provider", "model")),
+}
+HISTOGRAMS: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "run_duration_seconds": ("Time of a run.", ("agent",)),
+    "step_duration_seconds": ("Time of a step of the pipeline.", ("step",)),
+    "model_call_duration_seconds": ("Time of a model call.", ("provider", "model")),
+    "time_to_first_token_seconds": ("From a model call's start to its first delta.", ("provider", "model")),
+    "tool_call_duration_seconds": ("Time of a tool call.", ("tool",)),
+}
+#: events that say how long a step took, and its name
+_STEPS = {
+    "memory.loaded": "memory_build",
+    "prompt.rendered": "prompt_render",
+    "memory.persisted": "memory_persist",
+}
+_PREFIX = "astromesh_"
 
 
-class Durations:
-    """A histogram of seconds."""
+class Gauge(NamedTuple):
+    """A number that is asked for when somebody scrapes."""
 
-    __slots__ = ("counts", "total")
-
-    def __init__(self) -> None:
-        self.counts = [0] * len(_BOUNDS)
-        self.total = 0.0
-
-    def observe(self, seconds: float) -> None:
-        self.counts[bisect_left(BUCKETS, seconds)] += 1
-        self.total += seconds
-
-    def buckets(self) -> list[tuple[str, float]]:
-        """Cumulative, as the exposition format wants them."""
-        seen, found = 0, []
-        for bound, count in zip(_BOUNDS, self.counts, strict=True):
-            seen += count
-            found.append((bound, float(seen)))
-        return found
-
-
-class Calls:
-    """What one model was asked and what it cost."""
-
-    __slots__ = ("cached", "cost", "durations", "input", "output")
-
-    def __init__(self) -> None:
-        self.durations = Durations()
-        self.input = self.output = self.cached = 0
-        self.cost = 0.0
-
-
-class Spent:
-    """What the runs of one agent have used, with those that they started."""
-
-    __slots__ = ("cost", "tokens")
-
-    def __init__(self) -> None:
-        self.tokens, self.cost = 0, 0.0
+    name: str
+    about: str
+    labels: tuple[str, ...]
+    read: Callable[[], Mapping[Labels, float]]
 
 
 class Metrics(Collector):
@@ -71,24 +62,39 @@ class Metrics(Collector):
 
     def __init__(self) -> None:
         self.running = 0
-        self.finished: Counter[str] = Counter()
-        self.failures: Counter[str] = Counter()
-        self.tools: Counter[tuple[str, bool]] = Counter()
-        self.guardrails: Counter[tuple[str, str, str]] = Counter()
-        self.runs: dict[str, Durations] = {}
-        self.models: dict[tuple[str, str], Calls] = {}
-        self.agents: dict[str, Spent] = {}
+        self.tally = tally = Tally()
+        self._runs, self._failures = tally.counter("runs"), tally.counter("run_failures")
+        self._tools, self._guardrails = tally.counter("tool_calls"), tally.counter("guardrail_actions")
+        self._tokens, self._cost = tally.counter("tokens"), tally.counter("cost_usd")
+        self._agent_tokens, self._agent_cost = tally.counter("agent_tokens"), tally.counter("agent_cost_usd")
+        self._durations = tally.histogram("run_duration_seconds")
+        self._steps = tally.histogram("step_duration_seconds")
+        self._models = tally.histogram("model_call_duration_seconds")
+        self._first = tally.histogram("time_to_first_token_seconds")
+        self._calls = tally.histogram("tool_call_duration_seconds")
         self._on: dict[str, Callable[[Event], None]] = {
             "run.started": self._started,
             "run.completed": self._completed,
             "run.failed": self._failed,
             "run.cancelled": self._cancelled,
+            "run.waiting": self._waiting,
             "model.finished": self._model_finished,
             "tool.finished": self._tool_finished,
             "guardrail.action": self._guardrail,
+            "guardrails.checked": self._checked,
+            **dict.fromkeys(_STEPS, self._step),
         }
+        self._gauges: list[Gauge] = [
+            Gauge("runs_in_progress", "Runs in progress.", (), lambda: {(): self.running})
+        ]
         self.registry = CollectorRegistry()
         self.registry.register(self)
+        #: tallies of the other processes of this server; their files are read when somebody scrapes
+        self.others: Callable[[], Sequence[JsonObject]] = tuple
+
+    def gauge(self, gauge: Gauge) -> None:
+        """Adds a number that is asked for when somebody scrapes."""
+        self._gauges.append(gauge)
 
     def send(self, event: Event) -> None:
         handle = self._on.get(event.type)
@@ -101,37 +107,31 @@ class Metrics(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """Metric families of the present numbers."""
-        yield GaugeMetricFamily("astromesh_runs_in_progress", "Runs in progress.", self.running)
-        yield _counter(
-            "astromesh_runs", "Finished runs.", ["status"], {(k,): v for k, v in self.finished.items()}
-        )
-        failures = {(code,): count for code, count in self.failures.items()}
-        yield _counter("astromesh_run_failures", "Failed runs by error code.", ["code"], failures)
-        latencies = {(agent,): durations for agent, durations in self.runs.items()}
-        yield _histogram("astromesh_run_duration_seconds", "Time of a run.", ["agent"], latencies)
-        yield from self._collect_models()
-        tokens = {(agent,): spent.tokens for agent, spent in self.agents.items()}
-        yield _counter("astromesh_agent_tokens", "Tokens of runs, with nested ones.", ["agent"], tokens)
-        costs = {(agent,): spent.cost for agent, spent in self.agents.items()}
-        about = "Cost of runs in US dollars, with nested ones."
-        yield _counter("astromesh_agent_cost_usd", about, ["agent"], costs)
-        calls = {(tool, str(ok).lower()): count for (tool, ok), count in self.tools.items()}
-        yield _counter("astromesh_tool_calls", "Tool calls.", ["tool", "ok"], calls)
-        labels = ["stage", "type", "action"]
-        yield _counter("astromesh_guardrail_actions", "What guardrails did.", labels, self.guardrails)
+        for name, about, labels, read in self._gauges:
+            gauge = GaugeMetricFamily(_PREFIX + name, about, labels=labels)
+            for key, value in read().items():
+                gauge.add_metric(key, value)
+            yield gauge
+        tally = self._all()
+        for name, (about, labels) in COUNTERS.items():
+            counter = CounterMetricFamily(_PREFIX + name, about, labels=labels)
+            for key, count in tally.counter(name).items():
+                counter.add_metric(key, count)
+            yield counter
+        for name, (about, labels) in HISTOGRAMS.items():
+            family = HistogramMetricFamily(_PREFIX + name, about, labels=labels)
+            for key, durations in tally.histogram(name).items():
+                family.add_metric(key, durations.buckets(), durations.total)
+            yield family
 
-    def _collect_models(self) -> Iterable[Metric]:
-        labels = ["provider", "model"]
-        durations = {key: calls.durations for key, calls in self.models.items()}
-        yield _histogram("astromesh_model_call_duration_seconds", "Time of a model call.", labels, durations)
-        tokens = {
-            (*key, direction): getattr(calls, direction)
-            for key, calls in self.models.items()
-            for direction in ("input", "output", "cached")
-        }
-        yield _counter("astromesh_tokens", "Tokens by direction.", [*labels, "direction"], tokens)
-        costs = {key: calls.cost for key, calls in self.models.items()}
-        yield _counter("astromesh_cost_usd", "Cost in US dollars.", labels, costs)
+    def _all(self) -> Tally:
+        others = self.others()
+        if not others:
+            return self.tally
+        everybody = Tally().add(self.tally.to_json())
+        for other in others:
+            everybody.add(other)
+        return everybody
 
     # -- events --------------------------------------------------------------------------------------------
 
@@ -140,62 +140,59 @@ class Metrics(Collector):
 
     def _completed(self, event: Event) -> None:
         self.running -= 1
-        self.finished["completed"] += 1
-        agent = event.data["agent"]
-        durations = self.runs.get(agent)
-        if durations is None:
-            durations = self.runs[agent] = Durations()
-        durations.observe(event.data["metadata"]["latency_ms"] / 1000)
-        self._spent(agent, event.data["metadata"]["usage"])
+        self._runs["completed",] += 1
+        agent, metadata = event.data["agent"], event.data["metadata"]
+        _observe(self._durations, (agent,), metadata["latency_ms"])
+        self._spent(agent, metadata["usage"])
 
     def _failed(self, event: Event) -> None:
-        self.running -= 1
-        self.finished["failed"] += 1
-        self.failures[event.data["code"]] += 1
-        self._spent(event.data["agent"], event.data["usage"])
+        self._failures[event.data["code"],] += 1
+        self._cut_short("failed", event)
 
     def _cancelled(self, event: Event) -> None:
+        self._cut_short("cancelled", event)
+
+    def _cut_short(self, status: str, event: Event) -> None:
         self.running -= 1
-        self.finished["cancelled"] += 1
+        self._runs[status,] += 1
         self._spent(event.data["agent"], event.data["usage"])
 
+    def _waiting(self, event: Event) -> None:
+        self.running -= 1
+
     def _spent(self, agent: str, usage: JsonObject) -> None:
-        spent = self.agents.get(agent)
-        if spent is None:
-            spent = self.agents[agent] = Spent()
-        spent.tokens += usage["input_tokens"] + usage["output_tokens"]
-        spent.cost += usage["cost_usd"]
+        self._agent_tokens[agent,] += usage["input_tokens"] + usage["output_tokens"]
+        self._agent_cost[agent,] += usage["cost_usd"]
 
     def _model_finished(self, event: Event) -> None:
         data = event.data
-        key = (data["provider"], data["model"])
-        calls = self.models.get(key)
-        if calls is None:
-            calls = self.models[key] = Calls()
-        usage = data["usage"]
-        calls.durations.observe(data["duration_ms"] / 1000)
-        calls.input += usage["input_tokens"]
-        calls.output += usage["output_tokens"]
-        calls.cached += usage["cached_tokens"]
-        calls.cost += usage["cost_usd"]
+        provider, model, usage = data["provider"], data["model"], data["usage"]
+        _observe(self._models, (provider, model), data["duration_ms"])
+        if data.get("first_token_ms") is not None:
+            _observe(self._first, (provider, model), data["first_token_ms"])
+        self._tokens[provider, model, "input"] += usage["input_tokens"]
+        self._tokens[provider, model, "output"] += usage["output_tokens"]
+        self._tokens[provider, model, "cached"] += usage["cached_tokens"]
+        self._cost[provider, model] += usage["cost_usd"]
 
     def _tool_finished(self, event: Event) -> None:
-        self.tools[event.data["name"], event.data["ok"]] += 1
+        name = event.data["name"]
+        self._tools[name, "true" if event.data["ok"] else "false"] += 1
+        _observe(self._calls, (name,), event.data["duration_ms"])
 
     def _guardrail(self, event: Event) -> None:
         data = event.data
-        self.guardrails[data["stage"], data["type"], data["action"]] += data["count"]
+        self._guardrails[data["stage"], data["type"], data["action"]] += data["count"]
+
+    def _step(self, event: Event) -> None:
+        _observe(self._steps, (_STEPS[event.type],), event.data["duration_ms"])
+
+    def _checked(self, event: Event) -> None:
+        _observe(self._steps, (f"guardrails.{event.data['stage']}",), event.data["duration_ms"])
 
 
-def _counter(name: str, about: str, labels: list[str], values: Mapping[Any, float]) -> Metric:
-    family = CounterMetricFamily(name, about, labels=labels)
-    for key, value in values.items():
-        family.add_metric(list(key), value)
-    return family
-
-
-def _histogram(name: str, about: str, labels: list[str], values: Mapping[Any, Durations]) -> Metric:
-    family = HistogramMetricFamily(name, about, labels=labels)
-    for key, durations in values.items():
-        family.add_metric(list(key), durations.buckets(), durations.total)
-    return family
+def _observe(histogram: dict[Labels, Durations], key: Labels, milliseconds: Any) -> None:
+    durations = histogram.get(key)
+    if durations is None:
+        durations = histogram[key] = Durations()
+    durations.observe(milliseconds / 1000)

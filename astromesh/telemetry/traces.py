@@ -103,7 +103,13 @@ class Traced(Protocol):
 
 
 class TraceExporter(Protocol):
-    """Sends traces elsewhere, off the hot path."""
+    """Sends traces elsewhere, off the hot path.
+
+    Attributes:
+        dropped: runs that were not exported because too many waited.
+    """
+
+    dropped: int
 
     def offer(self, run: Traced) -> None:
         """Takes a run that has ended. Must not block and must not raise."""

@@ -166,11 +166,16 @@ def test_a_broken_agent_is_a_warning_and_with_strict_a_refusal(
 # -- several processes ---------------------------------------------------------------------------------------
 
 
-def test_workers_share_the_port_and_end_together(config: Path, server_process: ServerFactory) -> None:
+def test_workers_share_the_port_their_metrics_and_end_together(
+    config: Path, server_process: ServerFactory
+) -> None:
+    """Whichever worker is scraped, it tells of all."""
     server = server_process(config, args=["--workers", "2"])
     ask = {"query": "hi", "session_id": "s"}
     for _ in range(10):  # a connection each, so that both workers get some
         assert httpx.post(f"{server.url}/v1/agents/echo/run", json=ask).status_code == 200
+    counted = 'astromesh_runs_total{status="completed"} 10.0'
+    until(lambda: all(counted in httpx.get(f"{server.url}/metrics").text for _ in range(5)))
     assert server.terminate() == 0
     assert "Traceback" not in server.log()
 
