@@ -39,6 +39,9 @@ from astromesh.api.ws import router as ws_router
 from astromesh.runtime.audit import AuditLog
 from astromesh.runtime.desk import open_desk
 from astromesh.runtime.engine import AgentRuntime
+from astromesh.runtime.observed import add_gauges
+from astromesh.telemetry.watchdog import Watchdog
+from astromesh.telemetry.worker_tallies import WorkerTallies
 
 ROUTERS = (
     agents.router,
@@ -68,6 +71,7 @@ def create_app(
     max_body_bytes: int = 1 << 20,
     cors_origins: Sequence[str] = (),
     room: Room = ROOM,
+    tallies: WorkerTallies | None = None,
 ) -> FastAPI:
     """The server around a runtime, which it closes at the end; it bootstraps one that is not open yet.
 
@@ -75,6 +79,7 @@ def create_app(
         auth: who may do what; None: what `spec.auth` of runtime.yaml says.
         max_body_bytes: larger request bodies are refused with 413.
         cors_origins: browser origins whose pages may call, e.g. `https://app.example.com`, or `*`.
+        tallies: where the processes of one server add up what they count; None for a server of one process.
         room: how many requests and sockets are taken at once; more are 503 at once.
     """
 
@@ -82,6 +87,11 @@ def create_app(
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         if not runtime.is_open:
             await runtime.bootstrap()
+        watchdog = Watchdog()
+        add_gauges(runtime, watchdog)
+        watchdog.start()
+        if tallies is not None:
+            tallies.start(runtime.metrics)
         try:
             app.state.auth = auth or await configured(runtime)
             app.state.desk = await open_desk(runtime)
@@ -90,6 +100,9 @@ def create_app(
         finally:
             await app.state.connections.close_all()
             await runtime.close()
+            watchdog.stop()
+            if tallies is not None:
+                await tallies.stop()
 
     app = FastAPI(
         title="astromesh",
