@@ -175,12 +175,18 @@ class AgentRuntime:
         deps = self.opened.deps
         return not _in_sqlite(deps) or default_file(deps).exists()
 
+    @property
+    def traces_dropped(self) -> int:
+        """Runs whose traces were not exported because the collector was too slow."""
+        return self._exporter.dropped if self._exporter is not None else 0
+
     async def close(self, grace: float = 30.0) -> None:
         """Takes no new runs, waits at most `grace` seconds for those that run, closes what was opened."""
         self._draining = True
         ends = self.clock.monotonic() + grace
         if self._taking_up is not None:
             self._taking_up.cancel()
+        await self.workflows.close()
         await self.durable.drain()
         try:
             async with asyncio.timeout(grace):
