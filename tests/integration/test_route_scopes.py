@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import tempfile
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,8 +24,14 @@ from astromesh.runtime.scopes import ADMIN, SCOPES
 from astromesh.storage.database import FILE, Database
 from astromesh.testing import ScriptedProvider
 from tests.integration.agents_folder import manifest, runtime_of, write
+from tests.unit.identity.tokens import SECRET, claims, signed
 
-API_KEYS = "apiVersion: astromesh/v1\nkind: RuntimeConfig\nspec: {auth: {mode: api_key}}\n"
+HEAD = "apiVersion: astromesh/v1\nkind: RuntimeConfig\n"
+MODES = {
+    "api_key": HEAD + "spec: {auth: {mode: api_key}}\n",
+    "jwt": HEAD + "spec: {auth: {mode: jwt, jwt: {secret_env: JWT_SECRET}}}\n",
+    "both": HEAD + "spec: {auth: {mode: both, jwt: {secret_env: JWT_SECRET}}}\n",
+}
 #: a WebSocket checks its scope before it accepts, so that a refusal is an HTTP answer
 SOCKETS = {"/v1/ws/agent/{agent_name}": "agents:run"}
 
@@ -104,7 +112,7 @@ def open_client(folder: Path) -> Iterator[TestClient]:
 
 
 class Keys(NamedTuple):
-    """A server with `auth: {mode: api_key}`, and a token for every set of scopes that the tests ask for."""
+    """A server that asks who is calling, and a credential for every set of scopes that the tests ask for."""
 
     client: TestClient
     tokens: dict[frozenset[str], str]
@@ -113,18 +121,26 @@ class Keys(NamedTuple):
         return {"authorization": f"Bearer {self.tokens[frozenset(scopes)]}"}
 
 
-@pytest.fixture(scope="module")
-def keys(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Keys]:
+@pytest.fixture(scope="module", params=MODES)
+def keys(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Keys]:
     guarded = write(tmp_path_factory.mktemp("guarded"), manifest("helper"))
-    (guarded / "runtime.yaml").write_text(API_KEYS)
-    tokens = asyncio.run(make_keys(guarded / "data"))
+    (guarded / "runtime.yaml").write_text(MODES[request.param])
+    made = asyncio.run(make_keys(guarded / "data"))
+    signed_ones = {scopes: token_of(scopes) for scopes in made}
+    half = {scopes: made[scopes] for scopes in [*made][::2]}
+    tokens = {"api_key": made, "jwt": signed_ones, "both": {**signed_ones, **half}}[request.param]
     with client_of(guarded) as client:
         yield Keys(client, tokens)
 
 
 def client_of(folder: Path) -> TestClient:
-    runtime = runtime_of(folder, ScriptedProvider(*["fine"] * 100))
+    provider = ScriptedProvider("fine", repeat=True)
+    runtime = runtime_of(folder, provider, env={"JWT_SECRET": SECRET})
     return TestClient(create_app(runtime), raise_server_exceptions=False)
+
+
+def token_of(scopes: frozenset[str]) -> str:
+    return signed(claims(time.time(), iss=None, aud=None, scope=" ".join(sorted(scopes))))
 
 
 async def make_keys(data: Path) -> dict[frozenset[str], str]:
@@ -138,20 +154,14 @@ async def make_keys(data: Path) -> dict[frozenset[str], str]:
         }
 
 
+#: what path parameters stand for; the others are ids of things that do not exist
+_STANDS_FOR = dict.fromkeys(("name", "agent_name", "agent", "pipeline"), "helper") | {"channel": "whatsapp"}
+_PARAMETER = re.compile(r"\{(\w+)(?::\w+)?\}")
+
+
 def status(client: TestClient, route: Guarded, headers: dict[str, str] | None = None) -> int:
     """What a call of the route answers; 101 for a WebSocket that was accepted."""
-    path = route.path
-    for name in ("name", "agent_name", "agent", "pipeline"):
-        path = path.replace(f"{{{name}}}", "helper")
-    path = (
-        path.replace("{principal:path}", "somebody")
-        .replace("{session_id:path}", "s1")
-        .replace("{trace_id}", "t1")
-        .replace("{channel}", "whatsapp")
-        .replace("{run_id}", "r1")
-        .replace("{result_id}", "c1")
-    )
-    assert "{" not in path, f"say here what {path} stands for"
+    path = _PARAMETER.sub(lambda found: _STANDS_FOR.get(found[1], "x1"), route.path)
     if route.method == "WS":
         return socket_status(client, path, headers=headers or {})
     body: Any = {"model": "helper", "messages": [{"role": "user", "content": "x"}]}
