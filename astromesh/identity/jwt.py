@@ -4,6 +4,7 @@
   key of the issuer; nothing else, `none` least of all
 * `exp` and `sub` must be there; `iss` and `aud` must be the configured ones; `nbf` and `iat` not in future
 * each claim has the type that RFC 7519 gives it
+* what it says can be kept: no half surrogate pairs, no NUL, no numbers beyond 64 bits
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from math import isfinite
 from typing import Any, Self
 
 import jwt
+import orjson
 import structlog
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
@@ -89,6 +91,8 @@ class JwtVerifier:
             )  # fmt: skip
         except _FOREIGN as error:
             raise Unauthorized(f"The token is not sound ({type(error).__name__}).") from error
+        if not _can_be_kept(claims):
+            raise Unauthorized("The token's claims hold what no store can keep.")
         self._check_times(claims)
         return claims
 
@@ -154,9 +158,17 @@ def _names(value: Any, claim: str) -> frozenset[str]:
 
 
 def _name(value: Any, claim: str) -> str:
-    if not isinstance(value, str) or not 0 < len(value) <= MAX_NAME:
+    if not isinstance(value, str) or len(value) > MAX_NAME or not value.strip() or not value.isprintable():
         raise Unauthorized(f"The token's {claim} is no name.")
     return value
+
+
+def _can_be_kept(claims: JsonObject) -> bool:
+    """Whether claims can stand in a run's record; each store has its own text that it refuses."""
+    try:
+        return b"\\u0000" not in orjson.dumps(claims)
+    except orjson.JSONEncodeError:
+        return False
 
 
 class JwtAuthenticator:

@@ -123,6 +123,29 @@ async def test_infinite_times_and_broken_json_are_refused_with_a_sound_signature
 
 
 @pytest.mark.parametrize(
+    "claim",
+    [
+        rb'"sub": "\ud800"',
+        rb'"sub": "a\u0000b"',
+        rb'"sub": "a\nb"',
+        rb'"sub": "   "',
+        rb'"tenant": "\ud800"',
+        rb'"roles": ["a\u0007"]',
+        rb'"note": "\udc00"',
+        rb'"note": {"deep": ["\u0000"]}',
+        b'"note": 1000000000000000000000000000000',
+        b'"note": 1e999',
+    ],
+)
+async def test_claims_that_no_store_can_keep_are_refused(claim: bytes) -> None:
+    """They would stand in the run's record: half a surrogate pair there was a 500."""
+    body = b'{"sub": "alice", "exp": %d, %s}' % (NOW + 600, claim)
+    unsigned = raw({"alg": "HS256"}, body).rpartition(".")[0]
+    with pytest.raises(Unauthorized):
+        await verifier(issuer="", audience="").caller(f"{unsigned}.{hs256(unsigned, SECRET.encode())}")
+
+
+@pytest.mark.parametrize(
     "alg", ["none", "None", "NONE", "", "HS384", "HS512", "RS256", "ES256", "EdDSA", 5, None]
 )
 async def test_no_other_algorithm_is_accepted(alg: Any) -> None:
