@@ -106,6 +106,14 @@ def serve(
 
 
 @app.command()
+def worker(config: Config = CONFIG, data: Data = DATA) -> None:
+    """Work on durable runs beside the servers of the same database."""
+    from astromesh.cli import work as command
+
+    command.work(_at(config, data))
+
+
+@app.command()
 def new(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder that is empty or does not exist.")],
     name: Annotated[str, typer.Option(help="Name of the first agent.")] = "assistant",

@@ -1,0 +1,45 @@
+"""`astromesh worker`: works on durable runs beside the servers of one database, until a signal ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from pathlib import Path
+
+import uvloop
+
+from astromesh.cli.configuration import sound
+from astromesh.cli.output import note
+from astromesh.runtime.engine import AgentRuntime
+from astromesh.runtime.writer import surely
+from astromesh.telemetry.logs import configure_logging
+
+#: seconds that runs under way get after SIGTERM; then another worker takes them up
+GRACE = 30.0
+
+
+def work(places: tuple[Path, Path]) -> None:
+    """Works until SIGTERM or Ctrl-C; then what is not done is handed over.
+
+    Args:
+        places: folders of the configuration and of the data.
+
+    Raises:
+        ConfigError: faults of the configuration.
+    """
+    spec = sound(places[0], strict=False).runtime.spec
+    configure_logging(spec.telemetry.log_level, spec.telemetry.log_format)
+    uvloop.run(_work(places))
+
+
+async def _work(places: tuple[Path, Path]) -> None:
+    runtime, ended = AgentRuntime(places[0], data_dir=places[1]), asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, ended.set)
+    await runtime.bootstrap()
+    try:
+        await surely(runtime.durable.start)
+        note(f"astromesh works on durable runs as {runtime.durable.worker}  (Ctrl-C stops it)")
+        await ended.wait()
+    finally:
+        await runtime.close(GRACE)
