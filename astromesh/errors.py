@@ -582,6 +582,12 @@ class AgentUnavailable(Unavailable):
     code = "agent_unavailable"
 
 
+class WorkflowUnavailable(Unavailable):
+    """The workflow's manifests have faults; the others run."""
+
+    code = "workflow_unavailable"
+
+
 class Overloaded(Unavailable):
     code = "overloaded"
 

@@ -50,6 +50,8 @@ STATUS: dict[str, int] = {
     "all_providers_failed": 502,
     "invalid_output": 502,
     "agent_unavailable": 503,
+    "workflow_unavailable": 503,
+    "queue_full": 503,
     "overloaded": 503,
     "shutting_down": 503,
     "deadline_exceeded": 504,

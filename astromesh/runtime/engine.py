@@ -20,6 +20,7 @@ from astromesh.abc.deps import Deps
 from astromesh.abc.durable import DurableBackend, IdempotencyKey, RunRow, RunStore
 from astromesh.abc.events import EventSink
 from astromesh.abc.run import OWN_TERMS, RunAgent, Terms
+from astromesh.abc.tasks import TaskStore
 from astromesh.abc.tool import ToolContext
 from astromesh.errors import (
     AgentNotFoundError,
@@ -56,6 +57,7 @@ from astromesh.runtime.sessions import Sessions
 from astromesh.runtime.snapshots import Snapshots
 from astromesh.runtime.stored_runs import StoredRuns
 from astromesh.runtime.stored_traces import StoredTraces
+from astromesh.runtime.tasks import Workflows
 from astromesh.runtime.writer import surely
 from astromesh.storage.database import default_file
 from astromesh.telemetry.metrics import Metrics
@@ -124,6 +126,7 @@ class AgentRuntime:
         )
 
         self.durable = DurableRuns(self, self._durably(), Presence(self.data_dir))
+        self.workflows = Workflows(self, Presence(self.data_dir / "tasks"))
         self._notes = Notes(self.durable.open, self.clock)
         self._named = NamedRuns(self.durable, self.registry, self.clock)
         self._exporter: TraceExporter | None = None
@@ -151,6 +154,7 @@ class AgentRuntime:
         self._open.erasers.append(self._erase_runs)
         self._pausing = pausing(self._open.configuration)
         self._exporter = await self._open_exporter(self._open)
+        await self.workflows.load()
 
     async def _open_exporter(self, opened: Bootstrapped) -> TraceExporter | None:
         told = opened.configuration.runtime.spec.telemetry
@@ -168,6 +172,7 @@ class AgentRuntime:
         """
         if self.may_hold_runs:
             self._taking_up = asyncio.create_task(surely(self.durable.start))
+            self.workflows.take_up()
 
     @property
     def may_hold_runs(self) -> bool:
@@ -409,6 +414,16 @@ class AgentRuntime:
             log.warning("runs_dispatched_in_process", reason=str(error))
             opened = await self.plugins.open("durable_backends", "in_process", {}, deps)
         return opened
+
+    async def open_tasks(self) -> TaskStore:
+        """The store of Tasks in `storage.url`."""
+        deps = self.opened.deps
+        kind = "sqlite" if _in_sqlite(deps) else "postgres"
+        store: TaskStore = await self.plugins.open("task_stores", kind, {}, deps)
+        self.opened.checks[f"store:tasks:{kind}"] = store.ping
+        self.opened.resources.on_close(store.close)
+        self.opened.erasers.append(store.erase_owner)
+        return store
 
     def _durably(self) -> Handler:
         """The pipeline in what wraps a durable run: that of every run, and its record."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import count
 
 #: the places, in the order in which a run passes them
@@ -29,15 +29,15 @@ def _nothing(place: str) -> None:
     """Nobody asked for a failure."""
 
 
-def armed(wanted: str) -> Callable[[str], None]:
+def armed(wanted: str, places: Sequence[str] = PLACES) -> Callable[[str], None]:
     """What kills the process where `wanted`, as NAME or NAME:N, says.
 
     Raises:
         ValueError: there is no such place; a test that kills nowhere would prove nothing.
     """
     name, _, which = wanted.partition(":")
-    if name not in PLACES:
-        raise ValueError(f"{VARIABLE}: there is no place {name!r}. Known: {', '.join(PLACES)}.")
+    if name not in places:
+        raise ValueError(f"There is no place {name!r} to die at. Known: {', '.join(places)}.")
     passed, at = count(1), int(which or 1)
 
     def maybe_die(place: str) -> None:

@@ -23,6 +23,9 @@ SCOPES: Mapping[str, str] = {
     "tools:read": "list tools with their schemas",
     "rag:query": "search knowledge pipelines",
     "rag:write": "add documents to knowledge pipelines, replace and remove them",
+    "workflows:run": "run workflows",
+    "workflows:read": "list workflows, read and follow one's own Tasks",
+    "workflows:write": "cancel, pause, step and replay one's own Tasks",
     "traces:read": "read the traces of one's own runs",
     "metrics:read": "read the metrics",
     "audit:read": "read who did what in one's tenant",
@@ -32,7 +35,7 @@ SCOPES: Mapping[str, str] = {
 #: what a key is given when nothing is said: all that an application needs for its own users
 CLIENT = (
     RUN, "agents:read", "runs:read", "runs:write", "runs:decide", "sessions:read", "sessions:write",
-    "tools:read", "traces:read",
+    "tools:read", "traces:read", "workflows:run", "workflows:read", "workflows:write",
 )  # fmt: skip
 
 

@@ -3,18 +3,49 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Protocol
 
-from astromesh.abc.deps import Deps
-from astromesh.errors import WorkflowNotFound
+from astromesh.abc.clock import Clock
+from astromesh.abc.deps import Deps, Resources
+from astromesh.abc.run import RunAgent
+from astromesh.errors import InvalidManifest, WorkflowNotFound
 from astromesh.net.http import Http
-from astromesh.runtime.engine import AgentRuntime
+from astromesh.plugins import Plugins
+from astromesh.runtime.agent import Agent
+from astromesh.runtime.bootstrap import Bootstrapped
 from astromesh.workflow.engine import Engine
+from astromesh.workflow.layers import LayerStore
 from astromesh.workflow.seams import Gate, TaskLog
+from astromesh.workflow.stages import Kit
 
 FOLDER = "workflows"
+
+
+class Host(Protocol):
+    """What workflows need of the runtime."""
+
+    config_dir: Path
+    data_dir: Path
+    plugins: Plugins
+    clock: Clock
+
+    @property
+    def env(self) -> Mapping[str, str]: ...
+
+    @property
+    def opened(self) -> Bootstrapped: ...
+
+    @property
+    def run_agent(self) -> RunAgent: ...
+
+    @property
+    def agents(self) -> Mapping[str, Agent]: ...
+
+    @property
+    def broken(self) -> Mapping[str, tuple[InvalidManifest, ...]]: ...
 
 
 def workflow_names(config: Path) -> Sequence[str]:
@@ -37,19 +68,31 @@ def workflow_folder(config: Path, name: str) -> Path:
     raise WorkflowNotFound(f"There is no workflow {name!r}. {hint}")
 
 
-async def open_workflow(
-    runtime: AgentRuntime, name: str, *, log: TaskLog | None = None, gate: Gate | None = None
+async def open_workflow(  # noqa: PLR0913 (what an engine is opened with)
+    runtime: Host,
+    name: str,
+    *,
+    log: TaskLog | None = None,
+    gate: Gate | None = None,
+    equip: Callable[[Kit], Kit] = lambda kit: kit,
+    layers: Mapping[str, LayerStore] | None = None,
+    resources: Resources | None = None,
+    stages_at_once: int = 0,
 ) -> Engine:
     """A workflow whose agent nodes may name agents of the runtime; closed by `engine.close()`.
+
+    Args:
+        layers: stores of memory instead of its own.
+        resources: where models are opened; the caller closes them. Absent: the runtime's.
 
     Raises:
         WorkflowNotFound: there is none.
         InvalidWorkflow: all its faults at once.
     """
     folder = workflow_folder(runtime.config_dir, name)
-    resources = runtime.opened.resources
+    resources = resources or runtime.opened.resources
     deps = Deps(
-        http=await resources.shared(Http, Http),
+        http=await runtime.opened.resources.shared(Http, Http),
         clock=runtime.clock,
         data_dir=runtime.data_dir,
         config_dir=folder,
@@ -69,4 +112,7 @@ async def open_workflow(
         clock=runtime.clock,
         log=log,
         gate=gate,
+        equip=equip,
+        layers=layers,
+        stages_at_once=stages_at_once,
     )

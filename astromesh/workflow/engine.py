@@ -21,7 +21,7 @@ from astromesh.net.http import Http
 from astromesh.node.scope import Scope
 from astromesh.plugins import Plugins
 from astromesh.telemetry.stream import EventStream
-from astromesh.types import CallerContext, SessionKey, calling_as
+from astromesh.types import CallerContext, JsonObject, SessionKey, calling_as
 from astromesh.workflow.agents import open_agents
 from astromesh.workflow.layers import LayerStore, open_layers
 from astromesh.workflow.memory import RunMemory
@@ -31,6 +31,7 @@ from astromesh.workflow.project import Project, load_project
 from astromesh.workflow.references import NO_CONTEXT, Known
 from astromesh.workflow.result import TaskResult, metadata_of
 from astromesh.workflow.run import Execution, Setup
+from astromesh.workflow.scratch import run_again
 from astromesh.workflow.seams import Gate, TaskLog
 from astromesh.workflow.slots import Slots
 from astromesh.workflow.stages import Kit, StageCall, compile_stage
@@ -71,6 +72,8 @@ class Engine:
         log: makes Tasks durable.
         gate: is asked before each stage.
         equip: changes what stages are compiled from, e.g. records or replays the calls of models and tools.
+        layers: stores of memory instead of those of memory.yaml, by layer.
+        stages_at_once: instead of what scheduler.yaml says; 0: as it says.
         new_id: ids of runs; by default random ones.
     """
 
@@ -87,6 +90,8 @@ class Engine:
         log: TaskLog | None = None,
         gate: Gate | None = None,
         equip: Callable[[Kit], Kit] = lambda kit: kit,
+        layers: Mapping[str, LayerStore] | None = None,
+        stages_at_once: int = 0,
         new_id: Callable[[], str] = lambda: uuid4().hex,
     ) -> None:
         self.project = project
@@ -97,10 +102,11 @@ class Engine:
         self._clock: Clock = clock or SystemClock()
         self._log, self._gate, self._equip, self._new_id = log, gate, equip, new_id
         scheduler = project.scheduler
-        self._slots = Slots(scheduler.max_stage_concurrency)
+        self._slots = Slots(stages_at_once or scheduler.max_stage_concurrency)
         self._turns = asyncio.Semaphore(scheduler.max_concurrency if scheduler.enabled else _ANY)
         self._queued = 0
         self._kit: Kit | None = None
+        self._given_layers = layers
         self._layers: dict[str, LayerStore] = {}
         self._opening = asyncio.Lock()
         self._calls: dict[str, dict[str, StageCall]] = {}
@@ -161,7 +167,7 @@ class Engine:
         """Begins a Task in the background; as `run`."""
         self.project.plan(start)
         value = _json(input)
-        self._require_room()
+        self.require_room()
         task_id = task_id or self._new_id()
         work = asyncio.create_task(self.run(value, start, task_id=task_id, **options))
         self._background.add(work)
@@ -179,8 +185,20 @@ class Engine:
         scope = self._scope(
             first["task_id"], options.get("caller"), options.get("sinks", ()), options.get("events")
         )
+        scope.trace_id = options.get("trace_id", "")
         async with self._turn():
             return await self._execute(self.project.plan(first["start"]), scope, lambda e: e.resume(told))
+
+    async def run_again(
+        self, start: str, entry: Mapping[str, Any], context: JsonObject | None = None
+    ) -> JsonObject:
+        """One recorded stage once more, into a scratch record (E54)."""
+        await self.open()
+        plan = self.project.plan(start)
+        scope = self._scope("scratch", None, (), None)
+        return await run_again(
+            plan, self._calls_of(plan)(plan.stages[entry["stage_id"]]), scope, entry, context
+        )
 
     def cancel(self, task_id: str) -> bool:
         """Ends a running Task with status failure and reason `cancelled`; False where there is none."""
@@ -228,7 +246,7 @@ class Engine:
         if deps.http is None and (self.project.providers.providers or self.project.tools.tools):
             deps = replace(deps, http=await deps.resources.shared(Http, Http))
         models = {**await open_models(self.project, self._plugins, deps, self._env), **self._models}
-        self._layers = open_layers(self.project.folder, self.project.memory)
+        self._layers = dict(self._given_layers or open_layers(self.project.folder, self.project.memory))
         return self._equip(
             Kit(
                 self.project,
@@ -301,13 +319,14 @@ class Engine:
             clock=self._clock,
         )
 
-    def _require_room(self) -> None:
+    def require_room(self) -> None:
+        """Raises: QueueFull: as many Tasks wait as may."""
         most = self.project.scheduler.max_queue_size
         if self._turns.locked() and self._queued >= most:
             raise QueueFull(f"{most} Tasks of {self.project.name!r} wait already (scheduler.max_queue_size).")
 
     def _turn(self) -> _Turn:
-        self._require_room()
+        self.require_room()
         return _Turn(self)
 
     async def _enter_turn(self) -> None:

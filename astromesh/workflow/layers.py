@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Protocol
@@ -35,8 +35,8 @@ class LayerStore(Protocol):
 
 
 class InMemoryLayer:
-    def __init__(self, most: int) -> None:
-        self._items: deque[Item] = deque(maxlen=most)
+    def __init__(self, most: int, items: Iterable[Item] = ()) -> None:
+        self._items: deque[Item] = deque(items, maxlen=most)
 
     async def items(self) -> list[Item]:
         return list(self._items)

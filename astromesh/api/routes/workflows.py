@@ -1,0 +1,290 @@
+"""Workflows and their Tasks (api.md section 1)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+import orjson
+from fastapi import APIRouter, Header, Query, Request, Response
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+
+from astromesh.abc.tasks import Artifact, ArtifactType, Found
+from astromesh.api.access import caller_of, runtime_of, scope, viewer_of
+from astromesh.api.audit import audited
+from astromesh.api.body import ClientGone, read, unless_gone
+from astromesh.api.outbox import Outbox
+from astromesh.api.schemas import ProblemOut
+from astromesh.api.sse import EventStreamResponse
+from astromesh.api.trace import incoming_trace_id
+from astromesh.runtime.tasks import Asked
+from astromesh.types import JsonObject
+
+router = APIRouter(tags=["workflows"])
+_PROBLEM = {"model": ProblemOut, "content": {"application/problem+json": {}}}
+_READING: dict[int | str, dict[str, Any]] = dict.fromkeys((401, 403, 404, 409), _PROBLEM)
+_RUNNING: dict[int | str, dict[str, Any]] = dict.fromkeys((401, 403, 404, 413, 422, 503), _PROBLEM)
+Status = Literal["", "queued", "running", "success", "failure", "partial"]
+
+
+class TaskBody(BaseModel):
+    """What a Task works on."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    input: Any = Field(None, description="Any JSON value; the start node's schema says more.")
+    start: str | None = Field(None, description="A start node; absent: the default one.")
+    metadata: dict[str, Any] = Field(default_factory=dict, description="Kept with the Task.")
+
+
+class PauseBody(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    before: list[str] = Field(default_factory=list, description="Stages to wait before; empty: every one.")
+
+
+class ReplayBody(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    stage: str = Field("", description="Only this stage, into a scratch record; empty: the whole Task.")
+    task: str = Field("", description="Path of the descendant that ran the stage; empty: the Task itself.")
+
+
+class TaskOut(BaseModel):
+    """A Task. One that failed is 200, too: its status says so."""
+
+    model_config = ConfigDict(extra="allow")
+
+    task_id: str
+    workflow: str
+    status: Literal["queued", "running", "success", "failure", "partial"]
+    output: Any = None
+    error: dict[str, Any] | None = None
+    metadata: dict[str, Any]
+
+
+class TaskLinks(BaseModel):
+    self: str
+    events: str
+    cancel: str
+
+
+class TaskAcceptedOut(BaseModel):
+    task_id: str
+    status: str
+    links: TaskLinks
+
+
+_TASK: TypeAdapter[TaskBody] = TypeAdapter(TaskBody)
+_PAUSE: TypeAdapter[PauseBody] = TypeAdapter(PauseBody)
+_REPLAY: TypeAdapter[ReplayBody] = TypeAdapter(ReplayBody)
+
+
+def _takes(model: type[BaseModel]) -> Mapping[str, Any]:
+    schema = {"application/json": {"schema": model.model_json_schema()}}
+    return {"requestBody": {"required": model is TaskBody, "content": schema}}
+
+
+@router.get("/v1/workflows", summary="List the workflows", dependencies=[scope("workflows:read")])
+async def workflows(request: Request) -> JsonObject:
+    """Every workflow of the configuration, those with faults too."""
+    return {"workflows": runtime_of(request).workflows.listed()}
+
+
+@router.post(
+    "/v1/workflows/{name}/run",
+    summary="Run a workflow",
+    response_model=TaskOut,
+    openapi_extra=dict(_takes(TaskBody)),
+    responses=_RUNNING,
+    dependencies=[scope("workflows:run")],
+)
+async def run(name: str, request: Request) -> Response:
+    """Runs a Task to its end. It is cancelled when the client goes away."""
+    body = await read(request, _TASK)
+    work = runtime_of(request).workflows.run(
+        name, _asked(body), caller=caller_of(request), trace_id=incoming_trace_id(request.headers)
+    )
+    try:
+        result = await unless_gone(request, work)
+    except ClientGone:
+        return Response(status_code=499)
+    return _json(result.to_json())
+
+
+@router.post(
+    "/v1/workflows/{name}/runs",
+    summary="Accept a durable Task",
+    status_code=202,
+    response_model=TaskAcceptedOut,
+    openapi_extra=dict(_takes(TaskBody)),
+    responses=_RUNNING,
+    dependencies=[scope("workflows:run")],
+)
+async def accept(name: str, request: Request) -> Response:
+    """Answered when the Task is on disk: from then on it ends, whatever dies meanwhile."""
+    body = await read(request, _TASK)
+    row = await runtime_of(request).workflows.accept(
+        name, _asked(body), caller=caller_of(request), trace_id=incoming_trace_id(request.headers)
+    )
+    path = f"/v1/tasks/{row.task_id}"
+    links = {"self": path, "events": f"{path}/events", "cancel": f"{path}/cancel"}
+    return _json({"task_id": row.task_id, "status": row.status, "links": links}, 202)
+
+
+@router.get("/v1/tasks", summary="List Tasks", dependencies=[scope("workflows:read")])
+async def tasks(
+    request: Request,
+    workflow: str = "",
+    status: Status = "",
+    limit: Annotated[int, Query(ge=1, le=1000)] = 50,
+) -> JsonObject:
+    """The caller's Tasks, the newest first."""
+    viewer = viewer_of(caller_of(request))
+    return {"tasks": await runtime_of(request).workflows.tasks(viewer, workflow, status, limit)}
+
+
+@router.get(
+    "/v1/tasks/{task_id}",
+    summary="One Task",
+    response_model=TaskOut,
+    responses=_READING,
+    dependencies=[scope("workflows:read")],
+)
+async def task(task_id: str, request: Request) -> JsonObject:
+    """State and outcome of a Task, and the stages that wait for the inspector."""
+    return await runtime_of(request).workflows.state(task_id, viewer_of(caller_of(request)))
+
+
+@router.get(
+    "/v1/tasks/{task_id}/trace",
+    summary="History of a Task",
+    response_model=TaskOut,
+    responses=_READING,
+    dependencies=[scope("workflows:read")],
+)
+async def trace(task_id: str, request: Request) -> JsonObject:
+    """Every execution of a stage by `seq`, and the Task's descendants."""
+    return await runtime_of(request).workflows.trace(task_id, viewer_of(caller_of(request)))
+
+
+@router.get(
+    "/v1/tasks/{task_id}/artifacts",
+    summary="What a Task left",
+    responses=_READING,
+    dependencies=[scope("workflows:read")],
+)
+async def artifacts(
+    task_id: str,
+    request: Request,
+    node: str = "",
+    type: Annotated[ArtifactType | Literal[""], Query(description="Only of this type.")] = "",
+    since: Annotated[datetime | None, Query(description="Only those that are not older.")] = None,
+    limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
+) -> JsonObject:
+    """Validated outputs, answers of tools, telemetry, evaluations; the oldest first."""
+    wanted = Found(task_id, node, type, since.timestamp() if since else 0.0, limit)
+    viewer = viewer_of(caller_of(request))
+    found = await runtime_of(request).workflows.artifacts(task_id, viewer, wanted)
+    return {"artifacts": [_shown(one) for one in found]}
+
+
+@router.get(
+    "/v1/tasks/{task_id}/events",
+    summary="Events of a Task",
+    status_code=200,
+    response_class=EventStreamResponse,
+    responses={200: {"content": {"text/event-stream": {}}}, **_READING},
+    dependencies=[scope("workflows:read")],
+)
+async def events(
+    task_id: str,
+    request: Request,
+    last_event_id: Annotated[int, Header(ge=0, description="Resume behind this event.")] = 0,
+) -> Response:
+    """Everything behind `Last-Event-ID`, then what comes, until the Task has ended."""
+    outbox = Outbox()
+    viewer = viewer_of(caller_of(request))
+    leave = await runtime_of(request).workflows.follow(task_id, viewer, last_event_id, outbox, outbox.close)
+    return EventStreamResponse(outbox, leave)
+
+
+@router.post(
+    "/v1/tasks/{task_id}/cancel",
+    summary="Cancel a Task",
+    response_model=TaskOut,
+    responses=_READING,
+    dependencies=[audited("task.cancel", "task_id"), scope("workflows:write")],
+)
+async def cancel(task_id: str, request: Request) -> JsonObject:
+    """Ends a Task and all below it; answered when it has ended."""
+    return await runtime_of(request).workflows.cancel(task_id, viewer_of(caller_of(request)))
+
+
+@router.post(
+    "/v1/tasks/{task_id}/pause",
+    summary="Pause a Task before its next stage",
+    response_model=TaskOut,
+    openapi_extra=dict(_takes(PauseBody)),
+    responses=_READING,
+    dependencies=[audited("task.pause", "task_id"), scope("workflows:write")],
+)
+async def pause(task_id: str, request: Request) -> JsonObject:
+    """Stages that run go on; the next ones wait, or only the named ones."""
+    body = await read(request, _PAUSE) if await request.body() else PauseBody()
+    viewer = viewer_of(caller_of(request))
+    return await runtime_of(request).workflows.pause(task_id, viewer, body.before)
+
+
+@router.post(
+    "/v1/tasks/{task_id}/step",
+    summary="Run one waiting stage",
+    response_model=TaskOut,
+    responses=_READING,
+    dependencies=[audited("task.step", "task_id"), scope("workflows:write")],
+)
+async def step(task_id: str, request: Request) -> JsonObject:
+    """The stage that waits longest runs; the Task waits before the next one."""
+    return await runtime_of(request).workflows.step(task_id, viewer_of(caller_of(request)))
+
+
+@router.post(
+    "/v1/tasks/{task_id}/resume",
+    summary="Let a paused Task go on",
+    response_model=TaskOut,
+    responses=_READING,
+    dependencies=[audited("task.resume", "task_id"), scope("workflows:write")],
+)
+async def resume(task_id: str, request: Request) -> JsonObject:
+    """All stages that wait run."""
+    return await runtime_of(request).workflows.resume(task_id, viewer_of(caller_of(request)))
+
+
+@router.post(
+    "/v1/tasks/{task_id}/replay",
+    summary="Replay a Task offline",
+    openapi_extra=dict(_takes(ReplayBody)),
+    responses={**_READING, 422: _PROBLEM},
+    dependencies=[audited("task.replay", "task_id"), scope("workflows:write")],
+)
+async def replay(task_id: str, request: Request) -> JsonObject:
+    """Runs an ended Task, or one stage of it, from its records: nobody is asked, nothing is kept."""
+    body = await read(request, _REPLAY) if await request.body() else ReplayBody()
+    viewer = viewer_of(caller_of(request))
+    return await runtime_of(request).workflows.replay(task_id, viewer, body.stage, body.task)
+
+
+def _asked(body: TaskBody) -> Asked:
+    return Asked(body.input, body.start, body.metadata)
+
+
+def _shown(one: Artifact) -> JsonObject:
+    return {
+        "type": one.type, "task": one.path, "node_id": one.node, "stage_id": one.stage,
+        "created_at": one.created_at, "run_fingerprint": one.fingerprint, "content": one.content,
+    }  # fmt: skip
+
+
+def _json(content: Any, status: int = 200) -> Response:
+    return Response(orjson.dumps(content), status, media_type="application/json")

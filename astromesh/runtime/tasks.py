@@ -1,0 +1,617 @@
+"""The workflows of a runtime and their Tasks: every transport runs them here (workflow.md E55, E56).
+
+A Task of `accept` is on disk before the caller hears of it. It is the process's that has its lease; one that
+dies leaves it to the next one, which goes on from the records: only stages that are not among them run again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from socket import gethostname
+from typing import Any, Protocol
+
+import structlog
+
+from astromesh.abc.deps import Resources
+from astromesh.abc.events import EventSink
+from astromesh.abc.tasks import TASK_ENDED, Artifact, Found, TaskRow, TaskStore
+from astromesh.errors import (
+    AstromeshError,
+    Conflict,
+    InvalidConfiguration,
+    InvalidInput,
+    InvalidManifest,
+    LeaseLost,
+    NotDurable,
+    NotWaiting,
+    QueueFull,
+    ShuttingDown,
+    StoreError,
+    TaskNotFound,
+    WorkflowUnavailable,
+)
+from astromesh.runtime import ids
+from astromesh.runtime.presence import Presence
+from astromesh.runtime.recorded import caller_of, caller_to_json
+from astromesh.runtime.registry import Viewer
+from astromesh.runtime.task_events import TaskFollower
+from astromesh.runtime.task_log import LiveTask, TaskRecords
+from astromesh.runtime.workflows import Host as WorkflowHost
+from astromesh.runtime.workflows import open_workflow, workflow_folder, workflow_names
+from astromesh.runtime.writer import surely
+from astromesh.types import CallerContext, JsonObject
+from astromesh.workflow.cassette import Cassette, Replay, is_racing, layers_of
+from astromesh.workflow.engine import Engine
+from astromesh.workflow.inspector import Inspector
+from astromesh.workflow.result import TaskResult
+from astromesh.workflow.retold import Retold
+from astromesh.workflow.tape import Recorder, equip
+from astromesh.workflow.values import NotJson, canonical
+
+#: seconds after which a worker that is not heard of is dead, and between two signs of life
+LEASE, BEAT = 15.0, 1.0
+#: Tasks that one look takes over
+_AT_ONCE = 50
+#: seconds between two tries where the queue is full
+_ROOM = 0.2
+
+log = structlog.get_logger("astromesh.workflows")
+
+
+class Host(WorkflowHost, Protocol):
+    """What the Tasks need of the runtime."""
+
+    async def open_tasks(self) -> TaskStore: ...
+
+
+@dataclass(slots=True)
+class Workflow:
+    """One folder in `workflows/`: an engine, or what is wrong with it."""
+
+    name: str
+    engine: Engine | None = None
+    faults: tuple[InvalidManifest, ...] = ()
+    inspector: Inspector = field(default_factory=Inspector)
+
+    def to_json(self) -> JsonObject:
+        if self.engine is None:
+            return {"name": self.name, "status": "broken", "errors": [str(f) for f in self.faults]}
+        spec = self.engine.project.workflow
+        starts = [node.id for node in spec.nodes if node.role == "start"]
+        return {
+            "name": self.name, "status": "ready", "description": spec.description, "starts": starts,
+            "default_start": self.engine.project.default_start, "nodes": len(spec.nodes),
+            "run_fingerprint": self.engine.project.fingerprint.value,
+            "warnings": [str(w) for w in self.engine.project.warnings],
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a caller wants run.
+
+    Args:
+        input: a JSON value; what is none is refused before there is a Task (E61).
+    """
+
+    input: Any = None
+    start: str | None = None
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Workflows:
+    """Opened with the runtime; the store opens with the first Task.
+
+    Args:
+        presence: which workers of this machine live.
+    """
+
+    def __init__(self, host: Host, presence: Presence) -> None:
+        self._host, self._presence = host, presence
+        self.worker = f"{gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+        self._recorder = Recorder()
+        self.records = TaskRecords(self.worker, host.clock, self._recorder)
+        self._loaded: dict[str, Workflow] = {}
+        self._opening = asyncio.Lock()
+        self._keeping: asyncio.Task[None] | None = None
+        self._draining = False
+
+    # -- life ----------------------------------------------------------------------------------------------
+
+    async def load(self) -> None:
+        """Reads every folder; a broken one harms nobody else."""
+        for name in workflow_names(self._host.config_dir):
+            self._loaded[name] = await self._load(name)
+
+    async def _load(self, name: str) -> Workflow:
+        workflow = Workflow(name)
+        try:
+            workflow.engine = await open_workflow(
+                self._host, name, log=self.records, gate=partial(self._gate, workflow), equip=self._equip
+            )
+            workflow.inspector = Inspector(workflow.engine.project.workflow.task.pause_before)
+        except InvalidConfiguration as error:
+            workflow.faults = error.faults
+            log.error("workflow_unavailable", workflow=name, error=str(error))
+        return workflow
+
+    def take_up(self) -> None:
+        """Begins to work on what earlier processes have left, in the background."""
+        if self._loaded:
+            self._keep()
+
+    async def close(self) -> None:
+        """Takes no new Tasks; durable ones that run are left to whoever comes next."""
+        self._draining = True
+        works = [live.work for live in self.records.live.values() if live.work is not None]
+        for work in (*works, *([self._keeping] if self._keeping else ())):
+            work.cancel()
+            await asyncio.wait([work])
+        for workflow in self._loaded.values():
+            if workflow.engine is not None:
+                await workflow.engine.close()
+        if self._keeping is not None and self.records.store is not None:
+            with suppress(StoreError):
+                await self.records.store.beat(self.worker, 0.0)
+            self._presence.leave(self.worker)
+
+    async def store(self) -> TaskStore:
+        async with self._opening:
+            if self.records.store is None:
+                self.records.store = await self._host.open_tasks()
+            return self.records.store
+
+    # -- what is loaded ------------------------------------------------------------------------------------
+
+    def listed(self) -> list[JsonObject]:
+        """Every workflow, those with faults too."""
+        return [workflow.to_json() for workflow in self._loaded.values()]
+
+    def get(self, name: str) -> Workflow:
+        """Raises: WorkflowNotFound."""
+        if name not in self._loaded:
+            workflow_folder(self._host.config_dir, name)
+        return self._loaded[name]
+
+    def _ready(self, name: str) -> tuple[Workflow, Engine]:
+        workflow = self.get(name)
+        if workflow.engine is None:
+            raise WorkflowUnavailable(
+                f"The workflow {name!r} has {len(workflow.faults)} fault(s): {workflow.faults[0]}"
+            )
+        return workflow, workflow.engine
+
+    # -- running -------------------------------------------------------------------------------------------
+
+    async def run(
+        self,
+        name: str,
+        asked: Asked,
+        *,
+        caller: CallerContext | None = None,
+        trace_id: str = "",
+        task_id: str = "",
+    ) -> TaskResult:
+        """Runs a Task to its end and keeps what it left. Cancelling the caller cancels the Task.
+
+        Raises:
+            WorkflowNotFound, WorkflowUnavailable, InvalidInput, QueueFull: there is no Task then.
+        """
+        _, engine = self._ready(name)
+        self._admit()
+        begin = self._begin(engine, asked, task_id or "task_" + ids.ulid())
+        await self.store()
+        engine.require_room()
+        row = self._row(engine, asked, begin, caller, trace_id, durable=False)
+        live = self.records.live[row.task_id] = LiveTask(row, [begin])
+        live.work = asyncio.current_task()
+        try:
+            return await self._run(engine, live)
+        finally:
+            self._forget(live)
+
+    async def _run(self, engine: Engine, live: LiveTask) -> TaskResult:
+        try:
+            result = await self._carried_out(engine, live)
+        except asyncio.CancelledError:
+            result = self._cancelled(live)
+            await asyncio.shield(self._noted(live, result))
+            if live.cancelled and live.work is not None and live.work.uncancel() == 0:
+                return result
+            raise
+        await self._noted(live, result)
+        return result
+
+    async def _noted(self, live: LiveTask, result: TaskResult) -> None:
+        """A store that is away costs what the Task left, never its answer."""
+        try:
+            await self.records.end(live, result)
+        except StoreError as error:
+            log.warning("task_not_kept", task_id=live.id, error=str(error))
+
+    async def accept(
+        self, name: str, asked: Asked, *, caller: CallerContext | None = None, trace_id: str = ""
+    ) -> TaskRow:
+        """A durable Task: on disk when this returns, and worked on from then.
+
+        Raises:
+            StoreUnavailable, and as `run`: it was not accepted.
+        """
+        _, engine = self._ready(name)
+        self._admit()
+        begin = self._begin(engine, asked, "task_" + ids.ulid())
+        self._require_room(engine, name)
+        store = await self.store()
+        self._keep()
+        row = self._row(engine, asked, begin, caller, trace_id, durable=True)
+        await store.accept(row, [begin])
+        self._take_on(engine, row, [begin])
+        return row
+
+    def _require_room(self, engine: Engine, name: str) -> None:
+        rules = engine.project.scheduler
+        mine = sum(1 for live in self.records.live.values() if live.row.workflow == name)
+        if mine >= rules.max_concurrency + rules.max_queue_size:
+            raise QueueFull(
+                f"{rules.max_queue_size} Tasks of {name!r} wait already (scheduler.max_queue_size)."
+            )
+
+    def _admit(self) -> None:
+        if self._draining:
+            raise ShuttingDown("The server is shutting down; send the request again.")
+
+    def _begin(self, engine: Engine, asked: Asked, task_id: str) -> JsonObject:
+        start = engine.project.plan(asked.start).start
+        try:
+            value = canonical(asked.input)
+        except NotJson as error:
+            raise InvalidInput(f"The input of a Task {error}") from error
+        about = {"task_id": task_id, "workflow": engine.project.name, "start": start}
+        return {"type": "begin", **about, "input": value}
+
+    def _row(
+        self,
+        engine: Engine,
+        asked: Asked,
+        begin: JsonObject,
+        caller: CallerContext | None,
+        trace_id: str,
+        *,
+        durable: bool,
+    ) -> TaskRow:
+        now = self._host.clock.now()
+        told = caller or CallerContext()
+        return TaskRow(
+            begin["task_id"], told.tenant_id or "default", told.user_id or "anonymous", begin["workflow"],
+            begin["start"], "queued", now, engine.project.fingerprint.value, trace_id or ids.trace_id(),
+            durable, caller_to_json(told), dict(asked.metadata), self.worker, now + LEASE,
+        )  # fmt: skip
+
+    def _take_on(self, engine: Engine, row: TaskRow, records: Sequence[JsonObject]) -> None:
+        live = self.records.live[row.task_id] = LiveTask(row, records)
+        live.work = asyncio.create_task(self._work(engine, live))
+
+    async def _work(self, engine: Engine, live: LiveTask) -> None:
+        """Works on a durable Task until it has ended, or somebody else has it."""
+        try:
+            await self._kept(live, await self._patiently(engine, live))
+        except asyncio.CancelledError:
+            if not live.cancelled:
+                raise
+            await self._kept(live, self._cancelled(live))
+        except LeaseLost as error:
+            log.warning("task_lost", task_id=live.id, error=str(error))
+        except Exception:  # the border of a background run: it ends the Task, not the server
+            log.exception("task_crashed", task_id=live.id)
+            why = {"code": "internal", "message": "The Task failed for an internal reason."}
+            with suppress(AstromeshError):
+                await self._kept(live, self._failure(live, why))
+        finally:
+            self._forget(live)
+
+    async def _patiently(self, engine: Engine, live: LiveTask) -> TaskResult:
+        if live.row.fingerprint != engine.project.fingerprint.value:
+            message = "The workflow was changed while the Task was interrupted; send its input again."
+            return self._failure(live, {"code": "manifest_changed", "message": message})
+        while True:
+            try:
+                return await self._carried_out(engine, live)
+            except QueueFull:
+                await self._host.clock.sleep(_ROOM)
+
+    async def _carried_out(self, engine: Engine, live: LiveTask) -> TaskResult:
+        live.begun = True
+        row = live.row
+        result = await engine.resume(live.records, caller=caller_of(row.caller), trace_id=row.trace_id)
+        if row.metadata:
+            result.metadata["request"] = dict(row.metadata)
+        return result
+
+    async def _kept(self, live: LiveTask, result: TaskResult) -> None:
+        await surely(partial(self.records.end, live, result))
+
+    def _cancelled(self, live: LiveTask) -> TaskResult:
+        """It was cancelled before its turn, or with its caller (E50)."""
+        live.records.append({"type": "cancel", "reason": "cancelled"})
+        return self._failure(live, {"code": "cancelled", "message": "The Task was cancelled."})
+
+    def _failure(self, live: LiveTask, error: JsonObject) -> TaskResult:
+        stamp = {"path": [], "run_fingerprint": live.row.fingerprint, "trace_id": live.row.trace_id}
+        return TaskResult(live.id, live.row.workflow, "failure", None, error, metadata=stamp)
+
+    def _forget(self, live: LiveTask) -> None:
+        self.records.live.pop(live.id, None)
+        self._recorder.forget(live.id)
+        workflow = self._loaded.get(live.row.workflow)
+        if workflow is not None:
+            workflow.inspector.forget(live.id)
+        live.told()
+
+    # -- keeping and taking over ---------------------------------------------------------------------------
+
+    def _keep(self) -> None:
+        if self._keeping is None:
+            self._presence.enter(self.worker)
+            self._keeping = asyncio.create_task(self._tend())
+
+    async def _tend(self) -> None:
+        store = await surely(self.store)
+        while True:
+            try:
+                await self._look(store)
+            except StoreError as error:
+                log.warning("task_store_away", error=str(error))
+            await self._host.clock.sleep(BEAT)
+
+    async def _look(self, store: TaskStore) -> None:
+        until = self._host.clock.now() + LEASE
+        for task_id in await store.beat(self.worker, until):
+            self._stop(task_id)
+        dead = await asyncio.to_thread(self._presence.dead)
+        for row in await store.take(self.worker, dead, until, _AT_ONCE):
+            workflow = self._loaded.get(row.workflow)
+            if workflow is None or workflow.engine is None:
+                log.warning("task_waits_for_its_workflow", task_id=row.task_id, workflow=row.workflow)
+                continue
+            log.info("task_taken_up", task_id=row.task_id, workflow=row.workflow)
+            self._take_on(workflow.engine, row, await store.records(row.task_id))
+        for worker in dead:
+            self._presence.forget(worker)
+
+    def _stop(self, task_id: str) -> bool:
+        live = self.records.live.get(task_id)
+        if live is None:
+            return False
+        workflow = self._loaded[live.row.workflow]
+        assert workflow.engine is not None
+        if workflow.engine.cancel(task_id):
+            return True
+        if live.work is not None and not live.cancelled:  # it waits for its turn
+            live.cancelled = True
+            live.work.cancel()
+        return True
+
+    async def _gate(
+        self, workflow: Workflow, task: str, stage: str, input: Any, context: JsonObject | None
+    ) -> None:
+        self._recorder.begin(task, stage, context)
+        await workflow.inspector(task, stage, input, context)
+
+    def _equip(self, kit: Any) -> Any:
+        return equip(kit, self._recorder)
+
+    # -- asking about Tasks --------------------------------------------------------------------------------
+
+    async def task(self, task_id: str, viewer: Viewer) -> TaskRow:
+        """Raises: TaskNotFound: there is none, or not for this caller."""
+        live = self.records.live.get(task_id)
+        row = (
+            live.row if live is not None and not live.row.durable else await (await self.store()).get(task_id)
+        )
+        if row is None or row.tenant != viewer.tenant or viewer.owner not in (None, row.owner):
+            raise TaskNotFound(f"There is no Task {task_id!r}.")
+        return row
+
+    async def state(self, task_id: str, viewer: Viewer) -> JsonObject:
+        """A Task as callers see it, with the stages that wait for the inspector."""
+        row = await self.task(task_id, viewer)
+        workflow = self._loaded.get(row.workflow)
+        waiting = workflow.inspector.waiting(task_id) if workflow else []
+        live = self.records.live.get(task_id)
+        running = live is not None and live.begun and row.status == "queued"
+        return {**answer_of(row), "status": "running" if running else row.status, "paused": waiting}
+
+    async def tasks(
+        self, viewer: Viewer, workflow: str = "", status: str = "", limit: int = 50
+    ) -> list[JsonObject]:
+        """Tasks that are kept, the newest first."""
+        rows = await (await self.store()).list(*viewer, workflow, status, limit)
+        return [answer_of(row) for row in rows]
+
+    async def trace(self, task_id: str, viewer: Viewer) -> JsonObject:
+        """Every entry by `seq`, every descendant, from the records so far."""
+        row = await self.task(task_id, viewer)
+        retold = self._retold(row)
+        retold.tell(await self._records(row))
+        return {**answer_of(row), "tasks": retold.tasks, "trace": retold.trace}
+
+    async def artifacts(self, task_id: str, viewer: Viewer, found: Found) -> tuple[Artifact, ...]:
+        await self.task(task_id, viewer)
+        return await (await self.store()).artifacts(*viewer, found._replace(task_id=task_id))
+
+    async def follow(self, task_id: str, viewer: Viewer, after: int, sink: EventSink, end: Any) -> Any:
+        """Events behind `after`, then what comes. Answers what ends the following.
+
+        Args:
+            end: called behind the last event.
+        """
+        row = await self.task(task_id, viewer)
+
+        async def source(seen: int) -> tuple[Sequence[JsonObject], asyncio.Event | None]:
+            live = self.records.live.get(task_id)
+            if live is not None:
+                return live.records[seen:], live.news
+            return await (await self.store()).records(task_id, seen), None
+
+        return TaskFollower(source, self._retold(row), after, sink, end).start()
+
+    async def cassette(self, task_id: str, viewer: Viewer) -> Cassette:
+        """A Task that has ended, as a cassette."""
+        row = await self.task(task_id, viewer)
+        if row.status not in TASK_ENDED:
+            raise Conflict(f"The Task {task_id!r} has not ended; it can be replayed when it has.")
+        plan = self._plan(row)
+        return Cassette.of(plan, await self._records(row), row.status, row.fingerprint)
+
+    async def _records(self, row: TaskRow) -> Sequence[JsonObject]:
+        live = self.records.live.get(row.task_id)
+        return tuple(live.records) if live else await (await self.store()).records(row.task_id)
+
+    def _plan(self, row: TaskRow) -> Any:
+        _, engine = self._ready(row.workflow)
+        if engine.project.fingerprint.value != row.fingerprint:
+            raise Conflict(f"The workflow {row.workflow!r} has changed since the Task {row.task_id!r} ran.")
+        return engine.project.plan(row.start)
+
+    def _retold(self, row: TaskRow) -> Retold:
+        return Retold(self._plan(row), row.task_id)
+
+    # -- acting on Tasks -----------------------------------------------------------------------------------
+
+    async def cancel(self, task_id: str, viewer: Viewer) -> JsonObject:
+        """Ends a Task and all below it with status failure, reason cancelled; one that has ended stays so."""
+        row = await self.task(task_id, viewer)
+        if row.status not in TASK_ENDED:
+            if row.durable:
+                await (await self.store()).cancel(task_id)
+            live = self.records.live.get(task_id)
+            self._stop(task_id)
+            await self._ended(task_id, live)
+        return await self.state(task_id, viewer)
+
+    async def _ended(self, task_id: str, live: LiveTask | None, patience: float = 10.0) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(patience):
+                while live is not None and self.records.live.get(task_id) is live:
+                    await live.news.wait()
+                while live is None:
+                    row = await (await self.store()).get(task_id)
+                    if row is None or row.status in TASK_ENDED:
+                        return
+                    await asyncio.sleep(BEAT / 4)
+
+    async def pause(self, task_id: str, viewer: Viewer, before: Iterable[str] = ()) -> JsonObject:
+        inspector = await self._inspected(task_id, viewer)
+        inspector.pause(task_id, before)
+        return await self.state(task_id, viewer)
+
+    async def step(self, task_id: str, viewer: Viewer) -> JsonObject:
+        """Raises: NotWaiting: no stage of the Task waits."""
+        if not (await self._inspected(task_id, viewer)).step(task_id):
+            raise NotWaiting(f"No stage of the Task {task_id!r} waits; pause it first.")
+        return await self.state(task_id, viewer)
+
+    async def resume(self, task_id: str, viewer: Viewer) -> JsonObject:
+        if not (await self._inspected(task_id, viewer)).resume(task_id):
+            raise NotWaiting(f"The Task {task_id!r} is not paused.")
+        return await self.state(task_id, viewer)
+
+    async def _inspected(self, task_id: str, viewer: Viewer) -> Inspector:
+        row = await self.task(task_id, viewer)
+        if task_id not in self.records.live:
+            if row.status in TASK_ENDED:
+                raise Conflict(f"The Task {task_id!r} has ended.")
+            raise NotDurable(f"The Task {task_id!r} is worked on by another process; ask that one.")
+        return self.get(row.workflow).inspector
+
+    async def replay(self, task_id: str, viewer: Viewer, stage: str = "", path: str = "") -> JsonObject:
+        """Runs an ended Task, or one stage of it, again from its records: offline, into a scratch record.
+
+        Args:
+            stage: only this one, of the Task at `path` of its lineage.
+
+        Raises:
+            Conflict: the Task has not ended, or the workflow has changed since.
+        """
+        row = await self.task(task_id, viewer)
+        cassette = await self.cassette(task_id, viewer)
+        if stage:
+            return await self._replay_stage(row, cassette, stage, path)
+        return await self.play(row.workflow, cassette)
+
+    async def play(self, name: str, cassette: Cassette) -> JsonObject:
+        """Replays a cassette; see `Replay.report`."""
+        report, _ = await self.played(name, cassette)
+        return report
+
+    async def played(
+        self, name: str, cassette: Cassette, asked: Asked | None = None
+    ) -> tuple[JsonObject, TaskResult]:
+        """Args: asked: another input or start than the recorded one."""
+        plan = self._ready(name)[1].project.plan(cassette.start)
+        replay = Replay(cassette, racing=is_racing(plan))
+        wanted = asked or Asked(cassette.input, cassette.start)
+        resources = Resources()
+        engine = await self._player(name, replay, cassette, resources)
+        try:
+            result = await engine.run(wanted.input, wanted.start, task_id="replay")
+        finally:
+            await engine.close()
+            await resources.close()
+        return replay.report(result), result
+
+    async def _player(self, name: str, replay: Replay, cassette: Cassette, resources: Resources) -> Engine:
+        """An engine that asks nobody and writes nowhere."""
+        return await open_workflow(
+            self._host,
+            name,
+            resources=resources,
+            log=replay,
+            gate=replay.gate,
+            equip=replay.equip,
+            layers=layers_of(cassette.memory),
+            stages_at_once=max(len(cassette.stages), 1) + _AT_ONCE,
+        )
+
+    async def _replay_stage(self, row: TaskRow, cassette: Cassette, stage: str, path: str) -> JsonObject:
+        retold = self._retold(row)
+        retold.tell(await self._records(row))
+        entry = next((e for e in retold.trace if e["stage_id"] == stage and e["task"] == path), None)
+        if entry is None:
+            raise InvalidInput(f"The Task {row.task_id!r} has no stage {stage!r} at {path!r}.")
+        record = next(
+            r for r in retold.records if r["entry"]["task"] == path and r["entry"]["stage_id"] == stage
+        )
+        alone = tuple(s for s in cassette.stages if (s["task"], s["stage"]) == (path, stage))
+        replay = Replay(replace(cassette, stages=alone))
+        resources = Resources()
+        engine = await self._player(row.workflow, replay, cassette, resources)
+        try:
+            outcome = await engine.run_again(row.start, entry, record.get("context"))
+        finally:
+            await engine.close()
+            await resources.close()
+        return {"recorded": entry, "scratch": outcome, "divergence": replay.divergence}
+
+
+def answer_of(row: TaskRow) -> JsonObject:
+    """A Task in the form of api.md section 1."""
+    result = row.result or {}
+    stamp = {"run_fingerprint": row.fingerprint, "trace_id": row.trace_id}
+    return {
+        "task_id": row.task_id,
+        "workflow": row.workflow,
+        "status": row.status,
+        "output": result.get("output"),
+        "error": result.get("error"),
+        "metadata": {**stamp, **result.get("metadata", {})},
+        "durable": row.durable,
+        "created_at": row.created_at,
+        "finished_at": row.finished_at or None,
+    }
