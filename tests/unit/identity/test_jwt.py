@@ -134,7 +134,6 @@ async def test_infinite_times_and_broken_json_are_refused_with_a_sound_signature
         rb'"note": "\udc00"',
         rb'"note": {"deep": ["\u0000"]}',
         b'"note": 1000000000000000000000000000000',
-        b'"note": 1e999',
     ],
 )
 async def test_claims_that_no_store_can_keep_are_refused(claim: bytes) -> None:
