@@ -112,6 +112,12 @@ class Scope:
         other.common, other.ledger, other.path = self.common, ledger, self.path
         return other
 
+    def call_id(self) -> str:
+        """An id of a tool call that no model made: unique in the run, the same when that goes on."""
+        numbers: dict[str, int] = self.common.setdefault("call_ids", {})
+        n = numbers[self.path] = numbers.get(self.path, 0) + 1
+        return f"{self.path.replace('/', '.')}_{n}"
+
     def next_step(self) -> int:
         """Numbers model calls of the whole run from 1."""
         steps = self.steps

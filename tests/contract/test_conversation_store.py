@@ -62,7 +62,9 @@ async def test_a_store_knows_whether_a_run_has_written_its_turns(store):
     assert await store.written(KEY, "run_1") is True
     assert await store.written(KEY, "run_2") is False
     assert await store.written(KEY._replace(session_id="other"), "run_1") is False
-    await store.append(KEY._replace(session_id="brief"), "ann", [ASKED._replace(run_id="run_3")], expires_at=NOW)
+    await store.append(
+        KEY._replace(session_id="brief"), "ann", [ASKED._replace(run_id="run_3")], expires_at=NOW
+    )
     assert await store.written(KEY._replace(session_id="brief"), "run_3") is False
 
 

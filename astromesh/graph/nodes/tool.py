@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from os import urandom
 from typing import Any, ClassVar, Unpack
 
 import orjson
@@ -58,7 +57,7 @@ class ToolNode(BaseNode):
         if inspect.isawaitable(arguments):
             arguments = await arguments
         text = orjson.dumps(dict(arguments), default=str).decode()
-        call = ToolCall(f"{self.name}_{urandom(6).hex()}", self.tool, text)
+        call = ToolCall(config.scope.call_id(), self.tool, text)
         (result,) = await config.call_tools((call,), state)
         failed = "" if result.ok else f"{self.tool}: {result.content}"
         return NodeResult(self.name, result.value, result.content, error=failed, is_answer=False)
