@@ -19,7 +19,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "astromesh"
 
-GROUND = ("errors", "quick")
+GROUND = ("errors", "growing", "quick")
 RECORDS = ("tokens", "types", *GROUND)
 SEAMS = ("abc", *RECORDS)
 NODES = ("node", "telemetry", *SEAMS)
@@ -31,6 +31,7 @@ ADAPTER = ("net", "retrieval", "storage", "telemetry", *SEAMS)
 MAY_IMPORT: Mapping[str, tuple[str, ...]] = {
     # the ground
     "errors": (),
+    "growing": (),
     "quick": (),
     "types": GROUND,
     "tokens": ("types", *GROUND),

@@ -11,6 +11,8 @@ from astromesh.types import Event
 
 #: events that wait one by one; beyond it deltas of one step are joined
 MOST_SINGLE = 512
+#: characters of a joined delta that takes another one: each time it is copied as a whole
+_MOST_JOINED = 16 * 1024
 #: bytes that wait, estimated; beyond it events are dropped, which the gap in `seq` shows. As much again may
 #: be on its way: what a writer took before its socket stood still
 MOST_BYTES = 1 << 20
@@ -87,7 +89,7 @@ class Outbox:
         if len(self._pending) < self._single or event.type != DELTA:
             return False
         before = self._pending[-1]
-        if not _same_voice(before, event):
+        if not _same_voice(before, event) or len(before.data["content"]) > _MOST_JOINED:
             return False
         # events are shared with other listeners: a new one, never a changed one
         data = {**event.data, "content": before.data["content"] + event.data["content"]}

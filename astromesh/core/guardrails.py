@@ -10,11 +10,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from io import StringIO
 from typing import Literal, Protocol
 
 from astromesh.abc.guardrail import Checked, Guardrail, RuleStream, Stage
 from astromesh.errors import GuardrailBlocked
+from astromesh.growing import GrowingText
 from astromesh.quick import quick
 from astromesh.types import JsonObject
 
@@ -158,7 +158,7 @@ class _OpenGate:
     done = False
 
     def __init__(self) -> None:
-        self._said = StringIO()
+        self._said = GrowingText()
 
     @property
     def released(self) -> Released:
@@ -180,7 +180,7 @@ class _TokenGate:
     def __init__(self, rules: Sequence[Guardrail], about: Checked) -> None:
         self._rules = rules
         self._streams: list[RuleStream] = [rule.stream(about) for rule in rules]
-        self._said = StringIO()
+        self._said = GrowingText()
 
     @property
     def done(self) -> bool:
@@ -254,7 +254,7 @@ class _FinalGate:
 
     def __init__(self, engine: GuardrailsEngine) -> None:
         self._engine = engine
-        self._said = StringIO()
+        self._said = GrowingText()
         self.released = Released("")
 
     def feed(self, delta: str) -> str:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from io import StringIO
 from typing import Any
 
 import orjson
 
+from astromesh.growing import GrowingText
 from astromesh.net import faults
 from astromesh.net.sse import SseParser
 from astromesh.providers.pairs import Pairs, loads
@@ -44,7 +44,7 @@ class AnthropicReader:
         self.done = False
         self._sse = SseParser()
         self._pairs = Pairs()
-        self._text = StringIO()
+        self._text = GrowingText()
         self._calls: dict[int, tuple[JsonObject, list[str]]] = {}
         self._finish = ""
         self._usage: JsonObject = {}

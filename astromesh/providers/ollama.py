@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from io import StringIO
 from typing import Any
 from uuid import uuid4
 
@@ -12,6 +11,7 @@ from pydantic import Field
 
 from astromesh.abc.deps import Deps
 from astromesh.errors import ProviderRejected
+from astromesh.growing import GrowingText
 from astromesh.net import faults
 from astromesh.net.ndjson import LineParser
 from astromesh.providers.catalog import capabilities_of
@@ -103,7 +103,7 @@ class OllamaReader:
         self.done = False
         self._lines = LineParser()
         self._pairs = Pairs()
-        self._text = StringIO()
+        self._text = GrowingText()
         self._calls: tuple[ToolCall, ...] = ()
         self._last: JsonObject = {}
 

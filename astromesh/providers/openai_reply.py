@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from io import StringIO
 from typing import Any
 from uuid import uuid4
 
 import orjson
 
+from astromesh.growing import GrowingText
 from astromesh.net import faults
 from astromesh.net.sse import SseParser
 from astromesh.providers.pairs import Pairs, loads
@@ -39,7 +39,7 @@ class OpenAIReader:
         self.done = False
         self._sse = SseParser()
         self._pairs = Pairs()
-        self._text = StringIO()
+        self._text = GrowingText()
         self._calls: list[_GrowingCall] = []
         self._finish = ""
         self._refused = False

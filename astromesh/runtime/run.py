@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
-from io import StringIO
 from time import perf_counter
 from typing import Any, Protocol
 
@@ -13,6 +12,7 @@ from astromesh.core.checked_data import checked_data
 from astromesh.core.guardrails import Released, StreamGate
 from astromesh.core.model_router import ModelRouter
 from astromesh.errors import AllProvidersFailed, ProviderError, UpstreamError
+from astromesh.growing import GrowingText
 from astromesh.node.calls import ASSISTANT
 from astromesh.node.ledger import RunLedger
 from astromesh.node.scope import Scope
@@ -31,11 +31,14 @@ class _Voice:
 
     __slots__ = ("gate", "raw", "role")
 
-    def __init__(self, gate: StreamGate, role: str) -> None:
+    def __init__(self, gate: StreamGate, role: str, *, changed: bool) -> None:
         self.gate = gate
         self.role = role
-        # one growing text, not a list of pieces: an answer of 100,000 deltas would hold 100,000 strings
-        self.raw = StringIO()
+        # without rules what was said is what leaves
+        self.raw = GrowingText() if changed else None
+
+    def said(self) -> str:
+        return self.gate.released.text if self.raw is None else self.raw.getvalue()
 
 
 class GatedEvents:
@@ -58,7 +61,7 @@ class GatedEvents:
         self._voices: dict[int, _Voice] = {}
         #: what the newest streaming call asks; rules that count tokens count its prompt
         self.asked: CompletionRequest | None = None
-        self._partial: StringIO | None = None
+        self._partial: GrowingText | None = None
         self.last: tuple[str, Released] | None = None
 
     @property
@@ -96,8 +99,10 @@ class GatedEvents:
         voice = self._voices.get(step)
         if voice is None:
             gate = self._agent.guardrails.gate(self._agent.stream, tokens_used=self._spent_before())
-            voice = self._voices[step] = _Voice(gate, data["role"])
-        voice.raw.write(content)
+            rules = bool(self._agent.guardrails.output_rules)
+            voice = self._voices[step] = _Voice(gate, data["role"], changed=rules)
+        if voice.raw is not None:
+            voice.raw.write(content)
         self._send(step, voice.role, voice.gate.feed(content))
 
     def _spent_before(self) -> int:
@@ -116,13 +121,13 @@ class GatedEvents:
             step, voice.role, voice.gate.finish(tokens_used=used, output_tokens=usage["output_tokens"])
         )
         if voice.role == ASSISTANT:
-            self.last = (voice.raw.getvalue(), voice.gate.released)
+            self.last = (voice.said(), voice.gate.released)
 
     def _send(self, step: int, role: str, text: str) -> None:
         if text:
             if role == ASSISTANT:
                 if self._partial is None:
-                    self._partial = StringIO()
+                    self._partial = GrowingText()
                 self._partial.write(text)
             self._stream.emit(DELTA, step=step, role=role, content=text)
 

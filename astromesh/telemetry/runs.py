@@ -10,9 +10,12 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
+from operator import attrgetter
 from typing import Any, Protocol
 
 from astromesh.errors import EventsGone
+from astromesh.telemetry.packed import PackedDeltas, pack
 from astromesh.telemetry.stream import DELTA, Stream
 from astromesh.types import Event, JsonObject, Usage
 
@@ -20,6 +23,8 @@ from astromesh.types import Event, JsonObject, Usage
 OVERHEAD = 500
 #: events at the start of a run that are never dropped, so that its trace keeps its shape
 _HEAD = 16
+#: deltas that are kept one by one; beyond it they are packed
+_LOOSE = 256
 _STATUS = {
     "run.completed": "completed",
     "run.failed": "failed",
@@ -43,7 +48,8 @@ class RunLog:
         meter, attempts: usage and failed tries of model calls, as they grow.
 
     Attributes:
-        most: bytes of events that are kept; the oldest go first.
+        events: those that are kept, in order, but for deltas that are packed: `after` has them all.
+        most: bytes of events that are kept; the oldest go first, deltas before others.
         stream: while it runs: where listeners are added.
         task: while it runs: what a cancel cancels.
         stopped: somebody asked for its end.
@@ -53,7 +59,7 @@ class RunLog:
     """
 
     # class attributes, so that a plain run sets only what it needs
-    most: int = 1 << 20
+    most: int = 1 << 19
     stream: Stream | None = None
     task: asyncio.Task[Any] | None = None
     stopped: bool = False
@@ -61,6 +67,9 @@ class RunLog:
     ended_at: float | None = None
     gone: int = 0
     _text: int = 0
+    _loose: int = 0
+    _packs: deque[PackedDeltas] | None = None
+    _packed: int = 0
     _waiting: list[asyncio.Future[None]] | None = None
 
     def __init__(  # noqa: PLR0913 (what a run is known by)
@@ -83,13 +92,17 @@ class RunLog:
     def weigh(self, event: Event) -> None:
         """Counts an event just added; drops the oldest where there are too many."""
         self._text += text_of(event)
-        if self.size > self.most and len(self.events) > 2 * _HEAD:
+        if event.type == DELTA:
+            self._loose += 1
+            if self._loose >= _LOOSE:
+                self._pack()
+        if self.size > self.most:
             self._trim()
 
     @property
     def size(self) -> int:
         """Bytes, estimated."""
-        return self._text + OVERHEAD * len(self.events)
+        return self._text + OVERHEAD * len(self.events) + self._packed
 
     @property
     def status(self) -> str:
@@ -104,7 +117,12 @@ class RunLog:
         """
         if seq < self.gone:
             raise EventsGone(f"Events up to {self.gone} of this run are no longer kept.")
-        return [event for event in self.events if event.seq > seq]
+        kept = [event for event in self.events if event.seq > seq]
+        packs = [one for one in self._packs or () if one.last > seq]
+        if not packs:
+            return kept
+        unpacked = (event for one in packs for event in one.events() if event.seq > seq)
+        return sorted(chain(unpacked, kept), key=attrgetter("seq"))
 
     def visible(self, tenant: str, owner: str | None) -> bool:
         """Whether this principal may see it. `owner` None sees the tenant's."""
@@ -120,14 +138,32 @@ class RunLog:
 
     def close(self, now: float) -> None:
         self.ended_at, self.stream, self.task = now, None, None  # what belongs to the run may go
+        if self._packs is not None:
+            self._pack()
         for waiting in self._waiting or ():
             if not waiting.done():
                 waiting.set_result(None)
 
+    def _pack(self) -> None:
+        """Packs the deltas among the events."""
+        packs = self._packs = self._packs or deque()
+        for one in pack(event for event in self.events if event.type == DELTA):
+            packs.append(one)
+            self._packed += one.size
+        self.events[:] = [event for event in self.events if event.type != DELTA]
+        self._text = sum(text_of(event) for event in self.events)
+        self._loose = 0
+
     def _trim(self) -> None:
-        """Drops the older half, in place: readers hold no positions, they ask by `seq`."""
+        """Drops the oldest packs, then the older half, in place: readers hold no positions, only a `seq`."""
+        while self._packs and self.size > self.most:
+            dropped = self._packs.popleft()
+            self._packed -= dropped.size
+            self.gone = dropped.last
+        if self.size <= self.most or len(self.events) <= 2 * _HEAD:
+            return
         end = _HEAD + (len(self.events) - _HEAD) // 2
-        self.gone = self.events[end - 1].seq
+        self.gone = max(self.gone, self.events[end - 1].seq)
         del self.events[_HEAD:end]
         self._text = sum(text_of(event) for event in self.events)
 

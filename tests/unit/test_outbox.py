@@ -43,6 +43,16 @@ async def test_fifty_megabytes_of_deltas_wait_in_two() -> None:
     assert (got[-1].type, got[-1].seq) == ("run.completed", 50_001)
 
 
+async def test_joined_deltas_stay_short_so_that_joining_costs_no_more_with_time() -> None:
+    outbox = Outbox()
+    for seq in range(1, 150_001):
+        outbox.send(delta(seq, "word "))
+    got = await taken(outbox)
+    assert "".join(e.data["content"] for e in got) == "word " * 150_000
+    assert max(len(e.data["content"]) for e in got) < 20_000
+    assert [e.seq for e in got] == sorted(e.seq for e in got)
+
+
 async def test_events_that_are_no_deltas_are_bounded_too() -> None:
     outbox = Outbox()
     for seq in range(1, 1001):

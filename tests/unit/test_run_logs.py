@@ -63,6 +63,39 @@ def test_a_run_without_end_keeps_its_beginning_and_its_newest_events(kind: str) 
         log.after(log.gone - 1)
 
 
+def told_by_two_voices(log: RunLog, deltas: int) -> list[tuple[int, float, str, dict[str, object]]]:
+    """Deltas of two steps with other events between; answers what a listener heard."""
+    heard = RecordingSink()
+    stream = EventStream("run_1", (heard,), log)
+    stream.emit("run.started", agent="helper")
+    for n in range(deltas):
+        stream.emit(DELTA, step=n // 700 % 2, role="assistant", content=f"é{n} " * (n % 3))
+        if n % 100 == 0:
+            stream.emit("tool.finished", id=str(n), ok=True)
+    stream.emit("run.completed", response="all")
+    return [(e.seq, e.ts, e.type, e.data) for e in heard.events]
+
+
+def test_a_long_answer_is_kept_as_it_was_heard_and_takes_little_more_than_its_text() -> None:
+    log = log_of()
+    heard = told_by_two_voices(log, 10_000)
+    assert log.gone == 0
+    for after in (0, 1, 700, 9_999, len(heard)):
+        kept = [(e.seq, e.ts, e.type, e.data) for e in log.after(after)]
+        assert kept == heard[after:]
+    text = sum(len(data["content"]) for _, _, kind, data in heard if kind == DELTA)  # type: ignore[arg-type,misc]
+    assert log.size < text + 20 * 10_000 + OVERHEAD * (103 + 256)
+
+
+def test_the_oldest_packs_go_first_and_what_is_told_is_still_without_gaps() -> None:
+    log = log_of()
+    log.most = 300_000
+    heard = told_by_two_voices(log, 20_000)
+    assert log.size <= log.most + 256 * OVERHEAD
+    assert 0 < log.gone < len(heard) - 1000
+    assert [e.seq for e in log.after(log.gone)] == list(range(log.gone + 1, len(heard) + 1))
+
+
 def test_ended_runs_are_bounded_by_number_and_running_ones_stay() -> None:
     logs = RunLogs(most_runs=10, most_gone=20)
     running = log_of("running")
