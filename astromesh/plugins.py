@@ -40,6 +40,7 @@ GROUPS = (
     "authenticators",
     "run_stores",
     "task_stores",
+    "budget_stores",
     "exporters",
     "durable_backends",
     "publishers",

@@ -208,6 +208,7 @@ class Budget(Record):
     tokens: Count | None = Field(None, description="Input and output tokens.")
     cost_usd: Amount | None = Field(None, description="US dollars.")
     tool_calls: Count | None = Field(None, description="Tool calls.")
+    wall_seconds: Seconds | None = Field(None, description="Seconds that runs take.")
 
     def caps(self) -> dict[str, float]:
         """For `RunLedger`: only what is bounded."""
@@ -215,9 +216,11 @@ class Budget(Record):
 
 
 class Budgets(Record):
-    per_run: Budget = Budget()
-    per_session: Budget = Budget()
-    per_principal_daily: Budget = Budget()
+    per_run: Budget = Field(Budget(), description="What one run may spend, with all that it starts.")
+    per_session: Budget = Field(Budget(), description="What all runs of a session may spend together.")
+    per_principal_daily: Budget = Field(
+        Budget(), description="What all runs of one principal may spend on one day (UTC)."
+    )
 
 
 class Sessions(Record):

@@ -43,7 +43,8 @@ class Scope:
         depth: how many agents stand above this run.
 
     `tools_told` is a list where somebody wants to be told what tools were asked and answered, else None.
-    `journal` is the record of a durable run, None of every other one.
+    `journal` is the record of a durable run, None of every other one. `accounts` are the stored budgets that
+    the run is charged to (`runtime.budgets`), None where there are none.
     `path` is where in the run's tree this is, e.g. `react/lookup`; recorded steps are keyed by it. Path and
     ledger are a scope's own. The rest is the run's, so that a child is cheap: every model call has one.
     """
@@ -64,6 +65,7 @@ class Scope:
     tools_called = _OfTheRun[list[str]]()
     tools_told = _OfTheRun[list[JsonObject] | None]()
     journal = _OfTheRun[Journal | None]()
+    accounts = _OfTheRun[object | None]()
 
     def __init__(  # noqa: PLR0913 (one keyword for each thing that a run is made of)
         self,
@@ -97,6 +99,7 @@ class Scope:
             "tools_called": [],
             "tools_told": None,
             "journal": None,
+            "accounts": None,
         }
 
     def child(self, name: str) -> Scope:

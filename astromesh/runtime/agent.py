@@ -13,6 +13,7 @@ from astromesh.core.model_router import ModelRouter
 from astromesh.core.prompt_engine import PromptTemplate
 from astromesh.core.structured import AnswerSchema
 from astromesh.core.tools import AgentTools
+from astromesh.runtime.limits import Limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,7 @@ class Agent:
     Args:
         timeout_seconds: the deadline of a run, without the time it waits for its session.
         budget: what one run may spend, by key of the ledger.
+        limits: what sessions and principals may spend.
         source: its manifest as it was written, without literal keys; durable runs keep it (R16).
         stream: how text may leave while it is made: `token`, `sentence` or `final`.
     """
@@ -41,6 +43,7 @@ class Agent:
     budget: dict[str, float]
     output_schema: AnswerSchema | None = None
     source: str = ""
+    limits: tuple[Limit, ...] = ()
 
     def iterations_within(self, most: int | None) -> int:
         """Model calls of its tool loop; an outer pattern's bound holds where its pattern has such a loop."""

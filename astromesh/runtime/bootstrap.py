@@ -51,6 +51,7 @@ from astromesh.plugins import Plugins
 from astromesh.runtime.agent import Agent
 from astromesh.runtime.embedders import open_embedder
 from astromesh.runtime.knowledge import open_knowledge, take_in
+from astromesh.runtime.limits import limits_of
 from astromesh.runtime.snapshots import load_snapshot, source_of
 from astromesh.runtime.support import UNSUPPORTED
 
@@ -297,11 +298,15 @@ class _Bootstrap:
             pattern=pattern,
             pattern_name=orchestration.pattern,
             max_iterations=orchestration.max_iterations or defaults.max_iterations,
-            timeout_seconds=orchestration.timeout_seconds or defaults.timeout_seconds,
+            timeout_seconds=min(
+                orchestration.timeout_seconds or defaults.timeout_seconds,
+                spec.budgets.per_run.wall_seconds or float("inf"),
+            ),
             stream=manifest.stream,
             budget=spec.budgets.per_run.caps(),
             output_schema=AnswerSchema(spec.output_schema) if spec.output_schema is not None else None,
             source=source_of(manifest),
+            limits=limits_of(spec.budgets),
         )  # fmt: skip
 
     async def _reopen(self, name: str, source: str) -> Agent:

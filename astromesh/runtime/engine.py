@@ -15,6 +15,7 @@ from typing import Any, Self
 
 import structlog
 
+from astromesh.abc.budgets import BudgetStore
 from astromesh.abc.clock import Clock, SystemClock
 from astromesh.abc.deps import Deps
 from astromesh.abc.durable import DurableBackend, IdempotencyKey, RunRow, RunStore
@@ -40,6 +41,7 @@ from astromesh.runtime import ids
 from astromesh.runtime.agent import Agent
 from astromesh.runtime.attended import attend
 from astromesh.runtime.bootstrap import Bootstrapped, open_runtime, pausing
+from astromesh.runtime.budgets import Budgets, model_of
 from astromesh.runtime.durable import DurableRuns
 from astromesh.runtime.journal import RunJournal
 from astromesh.runtime.leases import Leases, in_its_session
@@ -50,8 +52,16 @@ from astromesh.runtime.presence import Presence
 from astromesh.runtime.records import RunAnswer, RunRequest
 from astromesh.runtime.registry import RunRegistry
 from astromesh.runtime.relay import relay
-from astromesh.runtime.run import ANONYMOUS, GatedEvents, Run, RunModel
-from astromesh.runtime.runs import Handler, as_caller, compose, keeping_partial, reported, within_deadline
+from astromesh.runtime.run import ANONYMOUS, GatedEvents, Run
+from astromesh.runtime.runs import (
+    Handler,
+    as_caller,
+    charging_time,
+    compose,
+    keeping_partial,
+    reported,
+    within_deadline,
+)
 from astromesh.runtime.segment import by_its_record, patiently
 from astromesh.runtime.sessions import Sessions
 from astromesh.runtime.snapshots import Snapshots
@@ -121,6 +131,7 @@ class AgentRuntime:
                 as_caller,
                 in_its_session(self.sessions, self._leases),
                 keeping_partial,
+                charging_time,
                 within_deadline,
             ),
         )
@@ -128,6 +139,7 @@ class AgentRuntime:
         self.durable = DurableRuns(self, self._durably(), Presence(self.data_dir))
         self.workflows = Workflows(self, Presence(self.data_dir / "tasks"))
         self._notes = Notes(self.durable.open, self.clock)
+        self._budgets = Budgets(self._open_budgets, self.clock)
         self._named = NamedRuns(self.durable, self.registry, self.clock)
         self._exporter: TraceExporter | None = None
         self.runs = StoredRuns(self.registry, self.durable, self._notes)
@@ -152,6 +164,8 @@ class AgentRuntime:
             self._graphs,
         )
         self._open.erasers.append(self._erase_runs)
+        if any(agent.limits for agent in self._open.agents.values()):
+            self._open.erasers.append(self._budgets.erase_owner)
         self._pausing = pausing(self._open.configuration)
         self._exporter = await self._open_exporter(self._open)
         await self.workflows.load()
@@ -201,6 +215,7 @@ class AgentRuntime:
         await self.durable.close(max(ends - self.clock.monotonic(), 0.0))
         await self._leases.close()
         await self._notes.close()
+        await self._budgets.close()
         if self._open is not None:
             opened, self._open = self._open, None
             await opened.resources.close()
@@ -425,11 +440,18 @@ class AgentRuntime:
         self.opened.erasers.append(store.erase_owner)
         return store
 
+    async def _open_budgets(self) -> BudgetStore:
+        """The store of budgets in `storage.url`."""
+        deps = self.opened.deps
+        kind = "sqlite" if _in_sqlite(deps) else "postgres"
+        store: BudgetStore = await self.plugins.open("budget_stores", kind, {}, deps)
+        return store
+
     def _durably(self) -> Handler:
         """The pipeline in what wraps a durable run: that of every run, and its record."""
         around = (
             reported, as_caller, patiently, in_its_session(self.sessions, self._leases), keeping_partial,
-            within_deadline, by_its_record,
+            charging_time, within_deadline, by_its_record,
         )  # fmt: skip
         return compose(answer, around)
 
@@ -512,9 +534,7 @@ class AgentRuntime:
             scope.retries = outer.retries
         if agent.memory.episodic is not None:
             scope.tools_told = []
-        model = RunModel(
-            agent.router, scope, agent.output_schema.json_schema if agent.output_schema else None
-        )
+        model = model_of(agent, scope, owner, outer, self._budgets)
         log = RunLog(
             run_id, trace_id, tenant, owner, agent.name, request.session_id, above, ledger, model.attempts
         )

@@ -7,8 +7,10 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import structlog
 
-from astromesh.errors import AstromeshError, ConfigError, DeadlineExceeded
+from astromesh.abc.budgets import Amounts
+from astromesh.errors import AstromeshError, BudgetExhausted, ConfigError, DeadlineExceeded
 from astromesh.runtime.agent import Agent
+from astromesh.runtime.budgets import accounts_of
 from astromesh.runtime.records import RunAnswer, RunRequest
 from astromesh.runtime.run import Run
 from astromesh.runtime.stages import remember_partial
@@ -90,6 +92,24 @@ def as_caller(handler: Handler) -> Handler:
     return run_as_caller
 
 
+def charging_time(handler: Handler) -> Handler:
+    """The run's time is charged to the stored budgets; where nothing is left of one it does not begin."""
+
+    async def run_charged(agent: Agent, request: RunRequest, run: Run) -> RunAnswer:
+        accounts = accounts_of(run.scope)
+        if accounts is None:
+            return await handler(agent, request, run)
+        clock = run.scope.clock
+        held = await accounts.for_time(agent.timeout_seconds)
+        began = clock.monotonic()
+        try:
+            return await handler(agent, request, run)
+        finally:
+            accounts.settle(held, Amounts(wall_seconds=clock.monotonic() - began))
+
+    return run_charged
+
+
 def within_deadline(handler: Handler) -> Handler:
     """The run's own deadline; the wait for its session stands outside and does not count."""
 
@@ -101,6 +121,10 @@ def within_deadline(handler: Handler) -> Handler:
             async with asyncio.timeout(run.scope.deadline - run.scope.clock.monotonic()):
                 return await handler(agent, request, run)
         except TimeoutError as error:
+            if seconds == agent.budget.get("wall_seconds"):
+                raise BudgetExhausted(
+                    f"The run's budget of wall_seconds, {seconds:g}, is used up (spec.budgets.per_run)."
+                ) from error
             raise DeadlineExceeded(
                 f"The run did not end within {seconds:g} s (spec.orchestration.timeout_seconds)."
             ) from error

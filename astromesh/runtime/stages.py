@@ -16,6 +16,7 @@ from astromesh.node.calls import ASSISTANT
 from astromesh.node.toolbox import JoinedTools
 from astromesh.runtime import failpoints
 from astromesh.runtime.agent import Agent
+from astromesh.runtime.budgets import tools_of
 from astromesh.runtime.recorded import (
     admitted_of,
     admitted_to_json,
@@ -137,7 +138,8 @@ async def orchestrate(agent: Agent, equipped: EquippedQuery, run: Run) -> tuple[
     request = equipped.prompted.recalled.admitted.request
     iterations = agent.iterations_within(request.terms.max_iterations)
     task = Task(equipped.prompted.messages, equipped.tools, iterations, request.context)
-    outcome = await agent.pattern.run(task, run.model, _tools(agent, request), run.scope)
+    tools = tools_of(_tools(agent, request), run.scope)
+    outcome = await agent.pattern.run(task, run.model, tools, run.scope)
     if agent.output_schema is not None:
         outcome = await structured(agent.output_schema, outcome, task.messages, run)
     return equipped, outcome

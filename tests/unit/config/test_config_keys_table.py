@@ -159,6 +159,7 @@ AGENT_KEYS = [
             Key("Agent", ("spec", "budgets", budget, "tokens"), 20000, 0, None),
             Key("Agent", ("spec", "budgets", budget, "cost_usd"), 0.10, "0.10", None),
             Key("Agent", ("spec", "budgets", budget, "tool_calls"), 20, 1.5, None),
+            Key("Agent", ("spec", "budgets", budget, "wall_seconds"), 60, 0, None),
         )
     ],
     *[
@@ -207,7 +208,7 @@ OTHER_KEYS = [
     Key("RAGPipeline", ("spec", "retrieval", "reranker"), {"primary": MODEL, "fallback": [MODEL]}, {}, None),
     Key("RAGPipeline", (*RERANKER, "candidates"), 30, 1, 20),
     *model_keys("RAGPipeline", (*RERANKER, "primary")),
-    *[Key("MCPConfig", (*SERVER, "transport"), right, "tcp", NOTHING) for right in ("http", "stdio")],
+    *[Key("MCPConfig", (*SERVER, "transport"), right, "tcp", NOTHING) for right in ("http", "sse", "stdio")],
     Key("MCPConfig", (*SERVER, "url"), "https://x/mcp", 1, ""),
     Key("MCPConfig", (*SERVER, "headers"), {"x-key": "k"}, {"x-key": 1}, {}),
     Key("MCPConfig", (*SERVER, "env"), {"KEY": "k"}, ["KEY=k"], {}),

@@ -1,0 +1,17 @@
+-- name: add
+INSERT INTO astromesh.budget_accounts AS a VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)
+ON CONFLICT (kind, tenant, agent, name) DO UPDATE
+SET tokens = a.tokens + excluded.tokens, cost_usd = a.cost_usd + excluded.cost_usd,
+    tool_calls = a.tool_calls + excluded.tool_calls, wall_seconds = a.wall_seconds + excluded.wall_seconds,
+    expires_at = greatest(a.expires_at, excluded.expires_at)
+RETURNING tokens, cost_usd, tool_calls, wall_seconds
+
+-- name: spent
+SELECT tokens, cost_usd, tool_calls, wall_seconds FROM astromesh.budget_accounts
+WHERE kind = $1 AND tenant = $2 AND agent = $3 AND name = $4
+
+-- name: expire
+DELETE FROM astromesh.budget_accounts WHERE expires_at > 0 AND expires_at <= $1
+
+-- name: erase_owner
+DELETE FROM astromesh.budget_accounts WHERE kind = 'session' AND tenant = $1 AND owner = $2 RETURNING 1

@@ -1,0 +1,297 @@
+"""Budgets of sessions and of principals by the day (`spec.budgets`), exact over processes and restarts.
+
+Before a model call the most that it may cost is reserved in the store, and settled behind it with what it has
+cost; a tool call is charged as one. A nested run is charged to the accounts of all above it. What is settled
+goes to the store with the next reservation, at the latest a moment later: until then others see the
+reservation, which is more. A process that dies leaves what it had reserved as spent.
+
+Agents without such budgets have none of these objects.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import aclosing
+from datetime import UTC, datetime
+
+import structlog
+
+from astromesh.abc.budgets import Account, Amounts, BudgetStore, Caps, Charge, Refusal, Want
+from astromesh.abc.clock import Clock
+from astromesh.abc.tool import ToolContext, ToolPort
+from astromesh.core.model_router import ModelRouter
+from astromesh.errors import AstromeshError, BudgetExhausted
+from astromesh.node.scope import Scope
+from astromesh.runtime.agent import Agent
+from astromesh.runtime.limits import Limit
+from astromesh.runtime.run import RunModel
+from astromesh.tokens import estimate, estimate_request
+from astromesh.types import (
+    CompletionRequest,
+    CompletionResult,
+    Delta,
+    SessionKey,
+    ToolCall,
+    ToolResult,
+    ToolSpec,
+    Usage,
+    charged,
+)
+
+#: tokens of an answer that are reserved where the request does not bound it
+USUAL_ANSWER = 1024
+#: seconds after which what is settled is written, and between two looks for accounts whose time is over
+_DELAY, _EXPIRY = 0.05, 3600.0
+#: seconds for which the account of a session is kept behind its last use, and of a day behind its end
+_SESSION, _DAY = 30 * 86_400.0, 86_400.0
+_NO_MORE_CALLS = "{} Answer with what you have."
+
+log = structlog.get_logger("astromesh.budgets")
+
+
+class Budgets:
+    """The accounts as this process uses them.
+
+    Args:
+        store: opens the store, or answers the open one.
+    """
+
+    def __init__(self, store: Callable[[], Awaitable[BudgetStore]], clock: Clock) -> None:
+        self._open, self.clock = store, clock
+        self._opening = asyncio.Lock()
+        self._store: BudgetStore | None = None
+        self._settled: list[Charge] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._writing: asyncio.Task[None] | None = None
+        self._expired_at = float("-inf")
+
+    async def reserve(self, wants: Sequence[Want]) -> None:
+        """Raises: BudgetExhausted: nothing is left in one of the accounts."""
+        store = await self._opened()
+        await self._expire(store)
+        settled, self._settled = self._settled, []
+        try:
+            refusal = await store.reserve(wants, settled)
+        except BaseException:
+            self._settled = settled + self._settled
+            raise
+        if refusal is not None:
+            raise self._exhausted(refusal)
+
+    async def erase_owner(self, tenant: str, owner: str) -> int:
+        return await (await self._opened()).erase_owner(tenant, owner)
+
+    def settle(self, charges: Sequence[Charge]) -> None:
+        """Books what calls have cost beside what was reserved for them."""
+        self._settled += charges
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(_DELAY, self._begin)
+
+    async def close(self) -> None:
+        """Everything settled is in the store."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._begin()
+        if self._writing is not None:
+            await asyncio.wait([self._writing])
+
+    async def _opened(self) -> BudgetStore:
+        async with self._opening:
+            if self._store is None:
+                self._store = await self._open()
+            return self._store
+
+    def _begin(self) -> None:
+        self._timer = None
+        self._writing = asyncio.create_task(self._write())
+
+    async def _write(self) -> None:
+        if not self._settled:
+            return
+        try:
+            await self.reserve(())
+        except AstromeshError as error:  # the next one takes it along; until then it counts as reserved
+            log.warning("budgets_not_settled", count=len(self._settled), error=str(error))
+
+    async def _expire(self, store: BudgetStore) -> None:
+        if self.clock.monotonic() - self._expired_at > _EXPIRY:
+            self._expired_at = self.clock.monotonic()
+            await store.expire()
+
+    def _exhausted(self, refusal: Refusal) -> BudgetExhausted:
+        account, key = refusal
+        if account.kind == "session":
+            return BudgetExhausted(
+                f"The budget of {key} for this session is used up; begin another session "
+                f"(spec.budgets.per_session of {account.agent!r})."
+            )
+        left = _DAY - self.clock.now() % _DAY
+        return BudgetExhausted(
+            f"Today's budget of {key} is used up; a new one begins at midnight UTC "
+            f"(spec.budgets.per_principal_daily of {account.agent!r}).",
+            retry_after=left,
+        )
+
+
+class Accounts:
+    """What a run is charged to: its agent's budgets, and those of all runs above it.
+
+    Args:
+        own: its agent's.
+        above: of the run that it is nested in.
+    """
+
+    def __init__(
+        self,
+        budgets: Budgets,
+        own: Sequence[Limit],
+        key: SessionKey,
+        owner: str,
+        router: ModelRouter,
+        above: Accounts | None,
+    ) -> None:
+        self._budgets, self._router = budgets, router
+        self._own = tuple((limit, key, owner) for limit in own)
+        self.all: tuple[tuple[Limit, SessionKey, str], ...] = (*self._own, *(above.all if above else ()))
+
+    async def for_model(self, request: CompletionRequest) -> list[Want]:
+        """Reserves the most that a call is thought to cost."""
+        amounts = Amounts(
+            estimate_request(request) + _answer(request),
+            max(p.estimated_cost(request) for p in self._router.for_role(request.role).providers),
+        )
+        return await self._reserve(self.all, amounts, ("tokens", "cost_usd"))
+
+    async def for_tool(self) -> None:
+        await self._reserve(self.all, Amounts(tool_calls=1), ("tool_calls",))
+
+    async def for_time(self, seconds: float) -> list[Want]:
+        """Reserves a run's time. Time of nested runs is part of the time of those above."""
+        keys = ("tokens", "cost_usd", "wall_seconds")
+        return await self._reserve(self._own, Amounts(wall_seconds=seconds), keys)
+
+    def settle(self, held: Sequence[Want], spent: Amounts) -> None:
+        """Books what was really spent of a reservation."""
+        self._budgets.settle(
+            [
+                Charge(want.account, Amounts(*(s - r for s, r in zip(spent, want.amounts, strict=True))))
+                for want in held
+            ]
+        )
+
+    async def _reserve(
+        self, limits: Sequence[tuple[Limit, SessionKey, str]], amounts: Amounts, keys: Sequence[str]
+    ) -> list[Want]:
+        now = self._budgets.clock.now()
+        wants = [
+            Want(_account(limit, key, owner, now), amounts, Caps(**{k: getattr(limit.caps, k) for k in keys}))
+            for limit, key, owner in limits
+        ]
+        if wants:
+            await self._budgets.reserve(wants)
+        return wants
+
+
+def _account(limit: Limit, key: SessionKey, owner: str, now: float) -> Account:
+    if limit.kind == "session":
+        return Account("session", key.tenant, key.agent, key.session_id, owner, now + _SESSION)
+    today = datetime.fromtimestamp(now, UTC).date().isoformat()
+    ends = now - now % _DAY + _DAY
+    return Account("day", key.tenant, key.agent, f"{today} {owner}", owner, ends + _DAY)
+
+
+def _answer(request: CompletionRequest) -> int:
+    most = request.parameters.get("max_tokens", USUAL_ANSWER)
+    return most if isinstance(most, int) else USUAL_ANSWER
+
+
+class PaidModel(RunModel):
+    """The model seam of a run that is charged to accounts."""
+
+    __slots__ = ("_accounts",)
+
+    def charge(self, accounts: Accounts) -> None:
+        self._accounts = accounts
+
+    async def complete(self, request: CompletionRequest) -> CompletionResult:
+        held = await self._accounts.for_model(request)
+        try:
+            result = await super().complete(request)
+        except BaseException as error:
+            self._accounts.settle(held, _broken(error, request, ""))
+            raise
+        self._accounts.settle(held, _amounts(result.usage))
+        return result
+
+    async def stream(self, request: CompletionRequest) -> AsyncIterator[Delta | CompletionResult]:
+        held = await self._accounts.for_model(request)
+        said: list[str] = []
+        spent: Amounts | None = None
+        try:
+            async with aclosing(super().stream(request)) as pieces:  # type: ignore[type-var]
+                async for piece in pieces:
+                    if isinstance(piece, Delta):
+                        said.append(piece.content)
+                    else:
+                        spent = _amounts(piece.usage)
+                    yield piece
+        except BaseException as error:
+            spent = spent or _broken(error, request, "".join(said))
+            raise
+        finally:
+            self._accounts.settle(held, spent or _broken(GeneratorExit(), request, "".join(said)))
+
+
+def _amounts(usage: Usage) -> Amounts:
+    return Amounts(usage.input_tokens + usage.output_tokens, usage.cost_usd)
+
+
+def _broken(error: BaseException, request: CompletionRequest, said: str) -> Amounts:
+    """What a call without a result has cost: as the run's ledger has it (`node.calls`)."""
+    usage = charged(error)
+    if usage is None and (said or isinstance(error, (asyncio.CancelledError, GeneratorExit))):
+        usage = Usage(estimate_request(request), estimate(said), estimated=True)
+    return _amounts(usage) if usage is not None else Amounts()
+
+
+class PaidTools:
+    """A ToolPort whose calls are charged to accounts."""
+
+    def __init__(self, tools: ToolPort, accounts: Accounts) -> None:
+        self._tools, self._accounts = tools, accounts
+
+    def specs(self) -> tuple[ToolSpec, ...]:
+        return self._tools.specs()
+
+    async def execute(self, call: ToolCall, context: ToolContext) -> ToolResult:
+        try:
+            await self._accounts.for_tool()
+        except BudgetExhausted as error:
+            told = _NO_MORE_CALLS.format(error)
+            return ToolResult(call.id, call.name, told, False, error.code)
+        return await self._tools.execute(call, context)
+
+
+def accounts_of(scope: Scope | None) -> Accounts | None:
+    """The accounts of a run, or of one that another is nested in."""
+    found: Accounts | None = scope.accounts if scope is not None else None  # type: ignore[assignment]
+    return found
+
+
+def model_of(agent: Agent, scope: Scope, owner: str, outer: Scope | None, budgets: Budgets) -> RunModel:
+    """The model seam of a run, charged where its agent or one above it has stored budgets."""
+    schema = agent.output_schema.json_schema if agent.output_schema else None
+    above = accounts_of(outer)
+    if not agent.limits and above is None:
+        return RunModel(agent.router, scope, schema)
+    paid = PaidModel(agent.router, scope, schema)
+    scope.accounts = accounts = Accounts(budgets, agent.limits, scope.session, owner, agent.router, above)
+    paid.charge(accounts)
+    return paid
+
+
+def tools_of(tools: ToolPort, scope: Scope) -> ToolPort:
+    """Tools whose calls are charged where the run is."""
+    accounts = accounts_of(scope)
+    return tools if accounts is None else PaidTools(tools, accounts)

@@ -1,0 +1,134 @@
+"""One suite for every store of budgets."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from astromesh.abc.budgets import Account, Amounts, BudgetStore, Caps, Charge, Refusal, Want
+from astromesh.durable.budget_rules import entries, negative, used_up
+from astromesh.plugins import Plugins
+from astromesh.testing import ManualClock
+from tests.platform.stores import deps_of
+
+NOW = 1_700_000_000.0
+SESSION = Account("session", "acme", "support", "s-1", "ann", NOW + 100)
+DAY = Account("day", "acme", "support", "2023-11-14 ann", "ann", NOW + 100)
+TOKENS = Caps(tokens=1000)
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock(NOW)
+
+
+@pytest.fixture(params=("sqlite", "postgres"))
+async def stores(
+    request: pytest.FixtureRequest, tmp_path: Path, clock: ManualClock
+) -> AsyncIterator[tuple[BudgetStore, BudgetStore]]:
+    """Two of one database, as two processes have it."""
+    deps = [deps_of(request, clock, tmp_path) for _ in range(2)]
+    opened = [await Plugins().open("budget_stores", request.param, {}, one) for one in deps]
+    yield opened[0], opened[1]
+    for one in deps:
+        await one.resources.close()
+
+
+async def test_what_is_reserved_is_spent_until_it_is_settled(stores):
+    store, other = stores
+    assert await store.reserve([Want(SESSION, Amounts(tokens=900), TOKENS)]) is None
+    assert await other.reserve([Want(SESSION, Amounts(tokens=900), TOKENS)]) is None
+    assert await store.reserve([Want(SESSION, Amounts(tokens=1), TOKENS)]) == Refusal(SESSION, "tokens")
+    give_back = [Charge(SESSION, Amounts(tokens=-850)), Charge(SESSION, Amounts(tokens=-850))]
+    assert await other.reserve([Want(SESSION, Amounts(tokens=5), TOKENS)], give_back) is None
+    assert await store.spent(SESSION) == Amounts(tokens=105)
+
+
+async def test_all_accounts_are_charged_or_none(stores):
+    """What is settled on the way is booked in any case."""
+    store, _ = stores
+    await store.reserve([Want(DAY, Amounts(tokens=1000), TOKENS)])
+    for wanted in ([SESSION, DAY], [DAY, SESSION]):
+        wants = [Want(account, Amounts(tokens=10), TOKENS) for account in wanted]
+        refusal = await store.reserve(wants, [Charge(SESSION, Amounts(cost_usd=0.5))])
+        assert refusal == Refusal(DAY, "tokens")
+    assert await store.spent(SESSION) == Amounts(cost_usd=1.0)
+    assert await store.spent(DAY) == Amounts(tokens=1000)
+
+
+async def test_a_bound_of_calls_is_exact_for_fifty_at_once_in_two_processes(stores):
+    wants = [Want(SESSION, Amounts(tool_calls=1), Caps(tool_calls=20))]
+    results = await asyncio.gather(*(stores[n % 2].reserve(wants) for n in range(50)))
+    assert results.count(None) == 20
+    assert (await stores[0].spent(SESSION)).tool_calls == 20
+
+
+async def test_accounts_in_any_order_at_once_do_not_wait_for_each_other_for_ever(stores):
+    async def charge(n: int) -> None:
+        one, two = (SESSION, DAY) if n % 2 else (DAY, SESSION)
+        await stores[n % 2].reserve([Want(one, Amounts(1), Caps())], [Charge(two, Amounts(1))])
+
+    await asyncio.wait_for(asyncio.gather(*(charge(n) for n in range(20))), 30)
+    assert (await stores[0].spent(SESSION), await stores[0].spent(DAY)) == (Amounts(20), Amounts(20))
+
+
+async def test_accounts_expire_and_sessions_are_erased_and_days_are_not(stores, clock):
+    """Nobody gets a new day by erasing what is kept of them."""
+    store, _ = stores
+    for account in (SESSION, DAY, SESSION._replace(name="s-2", owner="bob")):
+        await store.reserve([Want(account, Amounts(tokens=1), TOKENS)])
+    assert await store.erase_owner("acme", "ann") == 1
+    assert [(await store.spent(a)).tokens for a in (SESSION, DAY)] == [0, 1]
+    clock.advance(101)
+    await store.expire()
+    assert await store.spent(DAY) == Amounts()
+
+
+# -- R8 ------------------------------------------------------------------------------------------------------
+
+
+class Call(NamedTuple):
+    """Reserves `most`, costs `cost` of it, and settles that; a crash never settles."""
+
+    most: int
+    cost: int
+    dies: bool
+
+
+CALLS = st.lists(
+    st.integers(1, 50).flatmap(
+        lambda most: st.builds(Call, st.just(most), st.integers(0, most), st.booleans())
+    ),
+    max_size=20,
+)
+
+
+@given(st.integers(1, 200), CALLS, st.data())
+@settings(max_examples=200, deadline=None)
+def test_for_any_interleaving_no_more_is_spent_than_the_budget_and_one_reservation(budget, calls, data):
+    """R8, of the rules that both stores follow: any order of reserving and settling, with crashes."""
+    spent, really = Amounts(), 0
+    waiting, open_ = list(calls), []
+    while waiting or open_:
+        begin = waiting and (not open_ or data.draw(st.booleans()))
+        if begin:
+            call = waiting.pop()
+            want = Want(SESSION, Amounts(tokens=call.most), Caps(tokens=budget))
+            [entry] = entries([want], [])
+            if not used_up(spent, want):
+                spent = Amounts(*(a + b for a, b in zip(spent, entry.want.amounts, strict=True)))
+                really += call.cost
+                open_.append(call)
+        else:
+            call = open_.pop(data.draw(st.integers(0, len(open_) - 1)))
+            if not call.dies:
+                back = negative(Amounts(tokens=call.most - call.cost))
+                spent = Amounts(*(a + b for a, b in zip(spent, back, strict=True)))
+        assert really <= spent.tokens
+        assert spent.tokens <= budget + max((c.most for c in calls), default=0)
