@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol
 
+from astromesh.quick import quick
 from astromesh.types import Event, JsonObject, Usage
 
 Status = Literal["queued", "running", "waiting", "completed", "failed", "cancelled"]
@@ -28,6 +29,7 @@ StepState = Literal["intent", "done", "unknown"]
 ENDED: frozenset[str] = frozenset({"completed", "failed", "cancelled"})
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class RunRow:
     """One run as it is kept. Times in seconds since the epoch, 0 for never.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from operator import attrgetter
 from typing import Any
 
 import orjson
@@ -18,6 +19,7 @@ _PLAIN = (
 _USAGE = ("input_tokens", "output_tokens", "cached_tokens", "cost_usd", "estimated")
 _JSON = ("request", "manifest", "caller", "result", "error", "attempts", "waiting_for")
 COLUMNS = (*_PLAIN, *_USAGE, *_JSON)
+_plain, _usage, _json = attrgetter(*_PLAIN), attrgetter(*_USAGE), attrgetter(*_JSON)
 
 
 def with_columns(queries: Mapping[str, str], placeholder: str = "?") -> Mapping[str, str]:
@@ -37,11 +39,7 @@ def with_columns(queries: Mapping[str, str], placeholder: str = "?") -> Mapping[
 
 def columns_of(run: RunRow) -> tuple[object, ...]:
     """A run as the values of `COLUMNS`."""
-    return (
-        *(getattr(run, name) for name in _PLAIN),
-        *(getattr(run.usage, name) for name in _USAGE),
-        *(text_of(getattr(run, name)) for name in _JSON),
-    )
+    return (*_plain(run), *_usage(run.usage), *map(text_of, _json(run)))
 
 
 def run_of(values: Iterable[Any]) -> RunRow:
@@ -105,7 +103,7 @@ def event_of(run_id: str, row: Iterable[Any]) -> Event:
 
 def noted(run: RunRow, events: Iterable[Event]) -> tuple[tuple[object, ...], tuple[object, ...]]:
     """A run's row and the row of its trace."""
-    told = text_of([(e.seq, round(e.ts, 6), e.type, e.data) for e in events])
+    told = text_of([(e.seq, e.ts, e.type, e.data) for e in events])
     return (*columns_of(run), run.created_at), (run.run_id, told)
 
 
@@ -121,8 +119,17 @@ def last_words(run: RunRow) -> JsonObject:
     return {"response": "", "agent": run.agent, "usage": run.usage.to_json()}
 
 
+#: what is empty most often, encoded
+_EMPTY: dict[type, str] = {dict: "{}", tuple: "[]", list: "[]"}
+
+
 def text_of(value: object) -> str | None:
-    return None if value is None else orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS).decode()
+    if not value:
+        if value is None:
+            return None
+        if (empty := _EMPTY.get(type(value))) is not None:
+            return empty
+    return orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS).decode()
 
 
 def value_of(text: str | None) -> Any:

@@ -69,18 +69,15 @@ _INSIDE = frozenset({"llm.complete", "tool.call"})
 
 
 def outline(events: Iterable[Event]) -> list[Event]:
-    """The events that a trace is made of, without what was said in them."""
+    """The events that a trace is made of, without what was said in them.
+
+    Those of `_STEPS` hold counts, names and durations; of the others only that they happened is kept.
+    """
     return [
-        Event(e.run_id, e.seq, e.ts, e.type, _attributes(e.type, e.data))
+        e if e.type in _STEPS else Event(e.run_id, e.seq, e.ts, e.type, {})
         for e in events
         if e.type in _STEPS or e.type in _SHAPE
     ]
-
-
-def _attributes(kind: str, data: JsonObject) -> JsonObject:
-    if kind not in _STEPS:
-        return {}
-    return {key: data[key] for key in (*_STEPS[kind][1], "duration_ms") if key in data}
 
 
 class Traced(Protocol):
