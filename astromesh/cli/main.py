@@ -308,6 +308,53 @@ def workflow_run(
     command.run(_at(config, data), name, input, start, as_json=json, trace=trace, stream=stream)
 
 
+@workflow_app.command("record")
+def workflow_record(
+    name: Workflow,
+    input: Annotated[str, typer.Argument(help="JSON or text; '@FILE' reads a file, '-' stdin.")],
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The cassette.")],
+    config: Config = CONFIG,
+    data: Data = DATA,
+    start: Annotated[str, typer.Option(metavar="NODE", help="Start node; default: the default one.")] = "",
+    golden: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the outcome, too, to compare with.")
+    ] = None,
+) -> None:
+    """Run a workflow and record what its models and tools answer."""
+    from astromesh.cli import workflow_tape as command
+
+    command.record(_at(config, data), name, input, start, out, golden)
+
+
+@workflow_app.command("replay")
+def workflow_replay(
+    name: Workflow,
+    tape: Annotated[str, typer.Argument(metavar="FILE", help="A cassette, or the id of a kept Task.")],
+    config: Config = CONFIG,
+    data: Data = DATA,
+    json: Json = False,
+) -> None:
+    """Run a recorded Task again, offline, and name the first divergence."""
+    from astromesh.cli import workflow_tape as command
+
+    command.replay(_at(config, data), name, tape, as_json=json)
+
+
+@workflow_app.command("eval")
+def workflow_eval(
+    name: Workflow,
+    config: Config = CONFIG,
+    data: Data = DATA,
+    suite: Annotated[str, typer.Option(metavar="NAME", help="Only this suite.")] = "",
+    tag: Annotated[str, typer.Option(metavar="TAG", help="Only suites with this tag.")] = "",
+    json: Json = False,
+) -> None:
+    """Run the suites of evaluations.yaml; exit code 1 where a case does not pass."""
+    from astromesh.cli import workflow_tape as command
+
+    command.evaluate(_at(config, data), name, suite, tag, as_json=json)
+
+
 # -- keys ----------------------------------------------------------------------------------------------------
 
 

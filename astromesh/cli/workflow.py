@@ -18,7 +18,8 @@ from astromesh.errors import AstromeshError, InvalidInput, InvalidManifest, Work
 from astromesh.plugins import Plugins
 from astromesh.runtime.bootstrap import load_configuration
 from astromesh.runtime.engine import AgentRuntime
-from astromesh.runtime.workflows import open_workflow, workflow_folder
+from astromesh.runtime.tasks import Asked
+from astromesh.runtime.workflows import workflow_folder
 from astromesh.telemetry.logs import configure_logging
 from astromesh.types import JsonObject
 from astromesh.workflow.drawing import mermaid
@@ -106,11 +107,8 @@ async def _run(
     places: tuple[Path, Path], name: str, input: Any, start: str | None, sinks: tuple[EventSink, ...]
 ) -> TaskResult:
     async with AgentRuntime(places[0], data_dir=places[1]) as runtime:
-        engine = await open_workflow(runtime, name)
-        try:
-            return await engine.run(input, start, sinks=sinks)
-        finally:
-            await engine.close()
+        workflow = await runtime.workflows.opened(name)
+        return await runtime.workflows.run(workflow.name, Asked(input, start), sinks=sinks)
 
 
 def _checked(config: Path, name: str) -> Checked:

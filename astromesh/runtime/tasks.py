@@ -20,13 +20,14 @@ import structlog
 
 from astromesh.abc.deps import Resources
 from astromesh.abc.events import EventSink
-from astromesh.abc.tasks import TASK_ENDED, Artifact, Found, TaskRow, TaskStore
+from astromesh.abc.tasks import TASK_ENDED, Artifact, Found, TaskRow, TaskStatus, TaskStore
 from astromesh.errors import (
     AstromeshError,
     Conflict,
     InvalidConfiguration,
     InvalidInput,
     InvalidManifest,
+    InvalidWorkflow,
     LeaseLost,
     NotDurable,
     NotWaiting,
@@ -43,11 +44,12 @@ from astromesh.runtime.registry import Viewer
 from astromesh.runtime.task_events import TaskFollower
 from astromesh.runtime.task_log import LiveTask, TaskRecords
 from astromesh.runtime.workflows import Host as WorkflowHost
-from astromesh.runtime.workflows import open_workflow, workflow_folder, workflow_names
+from astromesh.runtime.workflows import not_found, open_workflow, workflow_folder, workflow_names
 from astromesh.runtime.writer import surely
 from astromesh.types import CallerContext, JsonObject
 from astromesh.workflow.cassette import Cassette, Replay, is_racing, layers_of
 from astromesh.workflow.engine import Engine
+from astromesh.workflow.evaluation import cases_of, judged
 from astromesh.workflow.inspector import Inspector
 from astromesh.workflow.result import TaskResult
 from astromesh.workflow.retold import Retold
@@ -127,13 +129,27 @@ class Workflows:
     async def load(self) -> None:
         """Reads every folder; a broken one harms nobody else."""
         for name in workflow_names(self._host.config_dir):
-            self._loaded[name] = await self._load(name)
+            self._loaded[name] = await self._load(name, name)
 
-    async def _load(self, name: str) -> Workflow:
+    async def opened(self, name: str) -> Workflow:
+        """A workflow by its name, or by the path of its folder.
+
+        Raises:
+            WorkflowNotFound: there is none. InvalidWorkflow: all its faults at once.
+        """
+        folder = workflow_folder(self._host.config_dir, name)
+        if folder.name not in self._loaded:
+            self._loaded[folder.name] = await self._load(name, folder.name)
+        workflow = self._loaded[folder.name]
+        if workflow.engine is None:
+            raise InvalidWorkflow(workflow.faults)
+        return workflow
+
+    async def _load(self, place: str, name: str) -> Workflow:
         workflow = Workflow(name)
         try:
             workflow.engine = await open_workflow(
-                self._host, name, log=self.records, gate=partial(self._gate, workflow), equip=self._equip
+                self._host, place, log=self.records, gate=partial(self._gate, workflow), equip=self._equip
             )
             workflow.inspector = Inspector(workflow.engine.project.workflow.task.pause_before)
         except InvalidConfiguration as error:
@@ -176,7 +192,7 @@ class Workflows:
     def get(self, name: str) -> Workflow:
         """Raises: WorkflowNotFound."""
         if name not in self._loaded:
-            workflow_folder(self._host.config_dir, name)
+            raise not_found(name, list(self._loaded))
         return self._loaded[name]
 
     def _ready(self, name: str) -> tuple[Workflow, Engine]:
@@ -196,29 +212,32 @@ class Workflows:
         *,
         caller: CallerContext | None = None,
         trace_id: str = "",
-        task_id: str = "",
+        sinks: Sequence[EventSink] = (),
     ) -> TaskResult:
         """Runs a Task to its end and keeps what it left. Cancelling the caller cancels the Task.
+
+        Args:
+            sinks: listeners to its events as they happen, those of models and tools too.
 
         Raises:
             WorkflowNotFound, WorkflowUnavailable, InvalidInput, QueueFull: there is no Task then.
         """
         _, engine = self._ready(name)
         self._admit()
-        begin = self._begin(engine, asked, task_id or "task_" + ids.ulid())
+        begin = self._begin(engine, asked, "task_" + ids.ulid())
         await self.store()
         engine.require_room()
         row = self._row(engine, asked, begin, caller, trace_id, durable=False)
         live = self.records.live[row.task_id] = LiveTask(row, [begin])
         live.work = asyncio.current_task()
         try:
-            return await self._run(engine, live)
+            return await self._run(engine, live, sinks)
         finally:
             self._forget(live)
 
-    async def _run(self, engine: Engine, live: LiveTask) -> TaskResult:
+    async def _run(self, engine: Engine, live: LiveTask, sinks: Sequence[EventSink]) -> TaskResult:
         try:
-            result = await self._carried_out(engine, live)
+            result = await self._carried_out(engine, live, sinks)
         except asyncio.CancelledError:
             result = self._cancelled(live)
             await asyncio.shield(self._noted(live, result))
@@ -325,10 +344,14 @@ class Workflows:
             except QueueFull:
                 await self._host.clock.sleep(_ROOM)
 
-    async def _carried_out(self, engine: Engine, live: LiveTask) -> TaskResult:
+    async def _carried_out(
+        self, engine: Engine, live: LiveTask, sinks: Sequence[EventSink] = ()
+    ) -> TaskResult:
         live.begun = True
         row = live.row
-        result = await engine.resume(live.records, caller=caller_of(row.caller), trace_id=row.trace_id)
+        result = await engine.resume(
+            live.records, caller=caller_of(row.caller), trace_id=row.trace_id, sinks=sinks
+        )
         if row.metadata:
             result.metadata["request"] = dict(row.metadata)
         return result
@@ -565,6 +588,37 @@ class Workflows:
             await engine.close()
             await resources.close()
         return replay.report(result), result
+
+    async def evaluate(self, name: str, suite: str = "", tag: str = "") -> JsonObject:
+        """Runs the cases of evaluations.yaml, from their cassettes where they name one; kept as artifact.
+
+        Raises:
+            InvalidInput: no such suite, or a cassette that is none.
+        """
+        _, engine = self._ready(name)
+        project = engine.project
+        reports = []
+        for case in cases_of(project, suite, tag):
+            asked, divergence = Asked(case.spec.input, case.spec.start), None
+            if case.spec.replay:
+                cassette = Cassette.read(project.folder / case.spec.replay)
+                report, result = await self.played(name, cassette, asked)
+                divergence = report["divergence"]
+            else:
+                result = await self.run(name, asked)
+            reports.append(judged(project, case, result, divergence))
+        passed = all(report["passed"] for report in reports)
+        found = {"workflow": name, "passed": passed, "cases": reports}
+        return {**found, "evaluation_id": await self._keep_evaluation(engine, found)}
+
+    async def _keep_evaluation(self, engine: Engine, found: JsonObject) -> str:
+        begin = self._begin(engine, Asked(), "eval_" + ids.ulid())
+        row, now = self._row(engine, Asked(), begin, None, "", durable=False), self._host.clock.now()
+        status: TaskStatus = "success" if found["passed"] else "failure"
+        ended = replace(row, status=status, finished_at=now, result={"output": found}, worker="")
+        kept = Artifact(row.task_id, 1, "evaluation", "", "", "", now, row.fingerprint, found)
+        await (await self.store()).accept(ended, [], [kept])
+        return row.task_id
 
     async def _player(self, name: str, replay: Replay, cassette: Cassette, resources: Resources) -> Engine:
         """An engine that asks nobody and writes nowhere."""

@@ -62,10 +62,14 @@ def workflow_folder(config: Path, name: str) -> Path:
     for folder in (config / FOLDER / name, Path(name)):
         if (folder / "workflow.yaml").exists():
             return folder
-    known = workflow_names(config)
+    raise not_found(name, workflow_names(config))
+
+
+def not_found(name: str, known: Sequence[str]) -> WorkflowNotFound:
+    """The error for a name that no workflow has."""
     near = difflib.get_close_matches(name, known, 1)
     hint = f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(known) or 'none'}."
-    raise WorkflowNotFound(f"There is no workflow {name!r}. {hint}")
+    return WorkflowNotFound(f"There is no workflow {name!r}. {hint}")
 
 
 async def open_workflow(  # noqa: PLR0913 (what an engine is opened with)

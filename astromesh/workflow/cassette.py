@@ -72,19 +72,23 @@ class Cassette:
         return cls(begin["workflow"], begin["start"], begin["input"], status, stages, fingerprint, memory)
 
     @classmethod
+    def of_json(cls, data: Mapping[str, Any]) -> Cassette:
+        """Raises: KeyError, TypeError: it is none. InvalidInput: it is of another version."""
+        if data["version"] != VERSION:
+            raise InvalidInput(
+                f"This is a cassette of version {data['version']}; record it again with "
+                "'astromesh workflow record'."
+            )
+        return cls(
+            data["workflow"], data["start"], data["input"], data["status"], tuple(data["stages"]),
+            data["run_fingerprint"], tuple(data["memory"]),
+        )  # fmt: skip
+
+    @classmethod
     def read(cls, file: Path) -> Cassette:
         """Raises: InvalidInput: there is no such file, or it is no cassette."""
         try:
-            data = orjson.loads(file.read_bytes())
-            if data["version"] != VERSION:
-                raise InvalidInput(
-                    f"{file.name} is a cassette of version {data['version']}; record it again with "
-                    "'astromesh workflow record'."
-                )
-            return cls(
-                data["workflow"], data["start"], data["input"], data["status"], tuple(data["stages"]),
-                data["run_fingerprint"], tuple(data["memory"]),
-            )  # fmt: skip
+            return cls.of_json(orjson.loads(file.read_bytes()))
         except (OSError, orjson.JSONDecodeError, KeyError, TypeError) as error:
             raise InvalidInput(f"{file} is no cassette: {error!r}.") from error
 

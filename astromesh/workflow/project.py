@@ -146,7 +146,7 @@ def check_folder(
 
 
 #: files that are read and checked, but that nothing uses yet
-_NOT_YET = ("metrics.yaml", "plugins.yaml", "evaluations.yaml", "cli_profiles.yaml")
+_NOT_YET = ("metrics.yaml", "plugins.yaml", "cli_profiles.yaml")
 
 
 def _without_effect(read: WorkflowFolder) -> Iterator[InvalidManifest]:
@@ -154,8 +154,6 @@ def _without_effect(read: WorkflowFolder) -> Iterator[InvalidManifest]:
     for name in _NOT_YET:
         if name in read.files:
             yield read.fault(name, "unsupported", "is checked, but has no effect yet")
-    if read.workflow is not None and read.workflow.task.pause_before:
-        yield read.fault(WORKFLOW, "unsupported", "has no effect yet", ("task", "pause_before"))
     credentials = read.file("provider_credentials.yaml", CredentialsFile).provider_credentials
     for i, credential in enumerate(credentials):
         if credential.auth.type == "encrypted":
