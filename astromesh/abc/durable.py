@@ -46,6 +46,7 @@ class RunRow:
         worker: who works on it now.
         priority: lower comes first.
         waiting_for: of a waiting run: the approval that it waits for.
+        ordered: it begins when no older ordered run of its session is queued or running.
     """
 
     run_id: str
@@ -73,6 +74,7 @@ class RunRow:
     usage: Usage = Usage()
     attempts: tuple[JsonObject, ...] = ()
     waiting_for: JsonObject | None = None
+    ordered: bool = False
 
 
 class Step(NamedTuple):
@@ -181,9 +183,13 @@ class RunStore(Protocol):
     async def claim(self, run_id: str, segment: int, worker: str) -> RunRow | None:
         """Makes the worker the one that runs this segment; None where it is not due.
 
-        It is not due where the run has ended, is worked on by a live worker, is at another segment, or was
-        cancelled before it began (then the row has become `cancelled`).
+        It is not due where the run has ended, is worked on by a live worker, is at another segment, was
+        cancelled before it began (then the row has become `cancelled`), or is ordered and not the first of
+        its session.
         """
+
+    async def following(self, run: RunRow) -> tuple[str, int] | None:
+        """The oldest ordered run of the same session that is queued, and its segment."""
 
     async def commit(
         self, claim: Claim, *, steps: Sequence[Step] = (), events: Sequence[Event] = (),
@@ -240,8 +246,9 @@ class RunStore(Protocol):
         """Runs that somebody must dispatch, as (run_id, segment).
 
         Those of workers not heard of for `lease` seconds (queued again in a new segment), queued longer than
-        `queued` seconds (0: than `lease`), and waiting beyond `wake_at`. Those beyond `deadline_at` without a
-        live worker have failed. So have runs of dead processes that are not durable, and their keys are free.
+        `queued` seconds (0: than `lease`) and claimable, and waiting beyond `wake_at`. Those beyond
+        `deadline_at` without a live worker have failed. So have runs of dead processes that are not durable,
+        and their keys are free.
         """
 
     async def waiting(self, tenant: str, owner: str | None, limit: int = 100) -> tuple[RunRow, ...]:

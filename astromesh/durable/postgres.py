@@ -86,6 +86,10 @@ class PostgresRuns:
     async def claim(self, run_id: str, segment: int, worker: str) -> RunRow | None:
         return await self._database.transact(partial(_claim, run_id, segment, worker, self._clock.now()))
 
+    async def following(self, run: RunRow) -> tuple[str, int] | None:
+        rows = await self._database.read(SQL["following"], run.tenant, run.agent, run.session_id)
+        return (rows[0][0], rows[0][1]) if rows else None
+
     async def commit(
         self, claim: Claim, *, steps: Sequence[Step] = (), events: Sequence[Event] = (),
         change: Change | None = None,

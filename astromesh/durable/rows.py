@@ -14,7 +14,7 @@ from astromesh.types import Event, JsonObject, Usage
 
 _PLAIN = (
     "run_id", "tenant", "owner", "agent", "session_id", "trace_id", "parent", "status", "durable", "segment",
-    "worker", "priority", "cancelling", "created_at", "finished_at", "deadline_at", "wake_at",
+    "worker", "priority", "cancelling", "created_at", "finished_at", "deadline_at", "wake_at", "ordered",
 )  # fmt: skip
 _USAGE = ("input_tokens", "output_tokens", "cached_tokens", "cost_usd", "estimated")
 _JSON = ("request", "manifest", "caller", "result", "error", "attempts", "waiting_for")
@@ -46,7 +46,8 @@ def run_of(values: Iterable[Any]) -> RunRow:
     """The run of a row of `COLUMNS`."""
     row = tuple(values)
     plain = dict(zip(_PLAIN, row, strict=False))
-    plain["durable"], plain["cancelling"] = bool(plain["durable"]), bool(plain["cancelling"])
+    for flag in ("durable", "cancelling", "ordered"):
+        plain[flag] = bool(plain[flag])
     numbers = row[len(_PLAIN) : len(_PLAIN) + len(_USAGE)]
     data = dict(zip(_JSON, map(value_of, row[-len(_JSON) :]), strict=True))
     return RunRow(

@@ -91,6 +91,9 @@ class SqliteRuns:
     async def claim(self, run_id: str, segment: int, worker: str) -> RunRow | None:
         return await self._database.write(_claim, (run_id, segment, worker, self._clock.now()))
 
+    async def following(self, run: RunRow) -> tuple[str, int] | None:
+        return await self._database.read(_following, (run.tenant, run.agent, run.session_id))
+
     async def commit(
         self, claim: Claim, *, steps: Sequence[Step] = (), events: Sequence[Event] = (),
         change: Change | None = None,
@@ -232,6 +235,11 @@ def _claim_one(connection: sqlite3.Connection, item: tuple[str, int, str, float]
     return run_of(row)
 
 
+def _following_one(connection: sqlite3.Connection, session: tuple[str, str, str]) -> tuple[str, int] | None:
+    row: tuple[str, int] | None = connection.execute(SQL["following"], session).fetchone()
+    return row
+
+
 def _commit_one(connection: sqlite3.Connection, item: Commit) -> None:
     claim, run_id = item.claim, item.claim.run_id
     if item.change is None:
@@ -368,6 +376,7 @@ _get = partial(_each, _run)
 _list = partial(_each, _list_one)
 _trace = partial(_each, _trace_one)
 _claim = partial(_each, _claim_one)
+_following = partial(_each, _following_one)
 _commit = partial(_each, _commit_one)
 _steps = partial(_each, _steps_one)
 _events = partial(_each, _events_one)

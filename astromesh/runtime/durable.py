@@ -42,6 +42,8 @@ from astromesh.types import CallerContext, Event, JsonObject
 LEASE, BEAT = 10.0, 2.0
 #: seconds after which a run that is still queued is dispatched again, wherever it was before
 QUEUED = 2.0
+#: policies of `sessions.concurrency` whose messages wait for one another
+_ORDERED = frozenset({"enqueue", "merge"})
 #: seconds between two looks for runs that were cancelled elsewhere, and for those nobody works on
 _CANCELS, _SWEEP = 0.5, 1.0
 
@@ -197,6 +199,7 @@ class DurableRuns:
             manifest={"source": agent.source},
             caller=caller_to_json(caller),
             priority=priority,
+            ordered=agent.manifest.spec.sessions.concurrency in _ORDERED,
         )
         kept = await self.store.accept(row, key)
         failpoints.passing(failpoints.ACCEPTED)
@@ -233,15 +236,22 @@ class DurableRuns:
 
     async def work(self, run_id: str, segment: int) -> None:
         """Works off a segment if it is due; a segment goes on when its dispatcher stops waiting for it."""
-        if self._draining:
-            return  # it stays queued, and is dispatched again
+        due: tuple[str, int] | None = (run_id, segment)
+        while (
+            due is not None and not self._draining
+        ):  # what is not begun stays queued, and is dispatched again
+            due = await self._work_off(*due)
+
+    async def _work_off(self, run_id: str, segment: int) -> tuple[str, int] | None:
+        """Answers the run of the same session that may begin now: nobody else knows that it is its turn."""
         row = await surely(partial(self.store.claim, run_id, segment, self.worker))
         if row is None:
-            return
+            return None
         task = asyncio.create_task(self._work(row))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         await asyncio.wait([task])
+        return await surely(partial(self.store.following, row)) if row.ordered else None
 
     async def _work(self, row: RunRow) -> None:
         caller = self._callers.pop(row.run_id, None) or caller_of(row.caller)

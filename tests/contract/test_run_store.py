@@ -228,6 +228,53 @@ async def test_a_worker_that_leaves_hands_its_runs_over(store):
     assert (await store.claim("run_1", 2, "w2")).worker == "w2"
 
 
+# -- order in a session --------------------------------------------------------------------------------------
+
+
+async def test_ordered_runs_of_a_session_begin_one_after_the_other(store):
+    """Whoever claims, in whatever order: only the oldest begins, and the next one when it has ended."""
+    for n in (1, 2, 3):
+        await store.accept(run(f"run_{n}", ordered=True))
+    await store.accept(run("run_other", session_id="s-2", ordered=True))
+    claims = await asyncio.gather(*(store.claim(f"run_{n}", 1, f"w{n}") for n in (3, 2, 1)))
+    assert [claimed and claimed.run_id for claimed in claims] == [None, None, "run_1"]
+    assert await store.claim("run_other", 1, "w1") is not None
+    assert await store.claim("run_2", 1, "w2") is None
+    await store.commit(Claim("run_1", 1, "w1"), change=Change("completed", finished_at=NOW))
+    assert await store.following(claims[2]) == ("run_2", 1)
+    assert await store.claim("run_3", 1, "w3") is None
+    assert await store.claim("run_2", 1, "w2") is not None
+    assert await store.following(claims[2]) == ("run_3", 1)
+
+
+async def test_a_run_that_waits_for_a_person_lets_the_next_one_of_its_session_begin(store):
+    claim = await running(store, ordered=True)
+    await store.accept(run("run_2", ordered=True))
+    await store.commit(claim, change=Change("waiting", waiting_for={"tool": "pay"}, wake_at=NOW + 60))
+    assert await store.claim("run_2", 1, "w2") is not None
+
+
+async def test_what_must_wait_for_an_older_run_is_not_overdue(store, clock):
+    """Where the worker of the older one is dead, that one is due, and the younger one behind it."""
+    await running(store, ordered=True)
+    await store.accept(run("run_2", ordered=True))
+    clock.advance(5)
+    assert await store.overdue(LEASE, queued=2.0) == ()
+    clock.advance(LEASE)
+    assert await store.overdue(LEASE, queued=2.0) == (("run_1", 2),)
+    taken = await store.claim("run_1", 2, "w2")
+    assert await store.claim("run_2", 1, "w2") is None
+    await store.commit(Claim("run_1", 2, "w2"), change=Change("completed", finished_at=NOW))
+    assert await store.following(taken) == ("run_2", 1)
+
+
+async def test_runs_of_a_session_that_are_not_ordered_begin_at_once(store):
+    """`interrupt` and `reject` need the newer one while the older one runs."""
+    await running(store)
+    await store.accept(run("run_2"))
+    assert await store.claim("run_2", 1, "w2") is not None
+
+
 # -- cancelling ----------------------------------------------------------------------------------------------
 
 

@@ -1,10 +1,10 @@
 -- COLUMNS stands for the columns of a run in the order of `rows.COLUMNS`.
 
 -- name: add
-INSERT INTO astromesh.runs (COLUMNS, queued_at) VALUES (VALUES, $30)
+INSERT INTO astromesh.runs (COLUMNS, queued_at) VALUES (VALUES, $31)
 
 -- name: note
-INSERT INTO astromesh.runs (COLUMNS, queued_at) VALUES (VALUES, $30) ON CONFLICT (run_id) DO NOTHING
+INSERT INTO astromesh.runs (COLUMNS, queued_at) VALUES (VALUES, $31) ON CONFLICT (run_id) DO NOTHING
 
 -- name: put_trace
 INSERT INTO astromesh.run_traces VALUES ($1, $2) ON CONFLICT (run_id) DO UPDATE SET events = excluded.events
@@ -39,7 +39,18 @@ WHERE tenant = $1 AND ($2::text IS NULL OR owner = $2) AND ($3 = '' OR agent = $
 
 -- name: claim
 UPDATE astromesh.runs SET status = 'running', worker = $3
-WHERE run_id = $1 AND segment = $2 AND status = 'queued' AND durable RETURNING COLUMNS
+WHERE run_id = $1 AND segment = $2 AND status = 'queued' AND durable
+    AND NOT (ordered AND EXISTS (
+        SELECT 1 FROM astromesh.runs o WHERE o.tenant = astromesh.runs.tenant AND o.agent = astromesh.runs.agent
+            AND o.session_id = astromesh.runs.session_id AND o.id < astromesh.runs.id
+            AND o.ordered AND o.status IN ('queued', 'running')))
+RETURNING COLUMNS
+
+-- name: following
+SELECT run_id, segment FROM astromesh.runs
+WHERE tenant = $1 AND agent = $2 AND session_id = $3 AND ordered
+    AND status IN ('queued', 'running') AND status = 'queued'
+ORDER BY id LIMIT 1
 
 -- name: change
 UPDATE astromesh.runs SET status = coalesce($4, status), request = coalesce($5, request),
@@ -124,6 +135,10 @@ UPDATE astromesh.runs SET queued_at = $2
 WHERE id IN (
     SELECT id FROM astromesh.runs
     WHERE status IN ('queued', 'running', 'waiting') AND durable AND status = 'queued' AND queued_at <= $1
+        AND NOT (ordered AND EXISTS (
+            SELECT 1 FROM astromesh.runs o WHERE o.tenant = astromesh.runs.tenant AND o.agent = astromesh.runs.agent
+                AND o.session_id = astromesh.runs.session_id AND o.id < astromesh.runs.id
+                AND o.ordered AND o.status IN ('queued', 'running')))
     ORDER BY id LIMIT $3 FOR UPDATE SKIP LOCKED)
 RETURNING run_id, segment
 

@@ -36,7 +36,18 @@ WHERE tenant = ?1 AND (?2 IS NULL OR owner = ?2) AND (?3 = '' OR agent = ?3)
 
 -- name: claim
 UPDATE runs SET status = 'running', worker = ?3
-WHERE run_id = ?1 AND segment = ?2 AND status = 'queued' AND durable = 1 RETURNING COLUMNS
+WHERE run_id = ?1 AND segment = ?2 AND status = 'queued' AND durable = 1
+    AND NOT (ordered AND EXISTS (
+        SELECT 1 FROM runs o WHERE o.tenant = runs.tenant AND o.agent = runs.agent
+            AND o.session_id = runs.session_id AND o.id < runs.id
+            AND o.ordered = 1 AND o.status IN ('queued', 'running')))
+RETURNING COLUMNS
+
+-- name: following
+SELECT run_id, segment FROM runs
+WHERE tenant = ?1 AND agent = ?2 AND session_id = ?3 AND ordered = 1
+    AND status IN ('queued', 'running') AND status = 'queued'
+ORDER BY id LIMIT 1
 
 -- name: change
 UPDATE runs SET status = coalesce(?4, status), request = coalesce(?5, request), result = coalesce(?6, result),
@@ -120,6 +131,10 @@ UPDATE runs SET queued_at = ?2
 WHERE id IN (
     SELECT id FROM runs
     WHERE status IN ('queued', 'running', 'waiting') AND durable = 1 AND status = 'queued' AND queued_at <= ?1
+        AND NOT (ordered AND EXISTS (
+            SELECT 1 FROM runs o WHERE o.tenant = runs.tenant AND o.agent = runs.agent
+                AND o.session_id = runs.session_id AND o.id < runs.id
+                AND o.ordered = 1 AND o.status IN ('queued', 'running')))
     ORDER BY id LIMIT ?3)
 RETURNING run_id, segment
 
