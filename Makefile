@@ -7,6 +7,8 @@ PORT   ?= 8000
 CONFIG ?= config
 # Extra arguments for pytest, e.g. make unit ARGS='-k memory -x'
 ARGS   ?=
+# Requests per route and kind in make reliability.
+EXAMPLES ?= 200
 
 UV   := UV_NO_PROGRESS=1 $(BIN)/uv
 SYNC := $(UV) pip sync --quiet --compile-bytecode --require-hashes --python $(BIN)/python
@@ -19,7 +21,7 @@ PYTEST := $(BIN)/python -m pytest
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help venv run test lint types unit contract integration acceptance architecture docs format lock clean
+.PHONY: help venv run test lint types unit contract integration acceptance reliability architecture docs format lock clean
 
 help: ## show this text
 	@echo "make run    installs astromesh and serves it on http://$(HOST):$(PORT)  (HOST=, PORT=, CONFIG=)"
@@ -56,6 +58,9 @@ integration: venv ## tests against real SQLite, PostgreSQL, Redis, HTTP
 
 acceptance: venv ## tests of the server as a process
 	$(PYTEST) tests/acceptance $(ARGS)
+
+reliability: venv ## what takes longer: crashes, and far more fuzzing (EXAMPLES=)
+	ASTROMESH_FUZZ_EXAMPLES=$(EXAMPLES) $(PYTEST) tests/reliability tests/integration/test_api_fuzz.py $(ARGS)
 
 architecture: venv ## who may import whom
 	$(PYTEST) tests/test_architecture.py $(ARGS)

@@ -1,6 +1,6 @@
 """What goes into the audit log: a route declares it as it declares its scope, the border writes it.
 
-The line is on disk before the answer goes out, whatever the answer is: what was refused is noted as well.
+The line is on disk before the answer goes out; what a caller was refused is noted as well.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from astromesh.runtime.audit import AuditLog, Entry
 from astromesh.types import CallerContext
 
 _NOBODY = CallerContext(user_id="", tenant_id="")
+#: characters of an object's name; callers choose it
+_SHOWN = 200
 
 
 @dataclass(slots=True)
@@ -40,7 +42,7 @@ class Audited:
 
     async def __call__(self, request: Request) -> None:
         named = "/".join(request.path_params[name] for name in self.resource)
-        request.state.audit = _Act(request.app.state.audit, self.action, named)
+        request.state.audit = _Act(request.app.state.audit, self.action, named[:_SHOWN])
 
 
 def audited(action: str, *resource: str) -> Any:
@@ -61,10 +63,13 @@ async def noted(state: MutableMapping[str, Any], status: int) -> None:
 
 
 async def act_noted(log: AuditLog, caller: CallerContext, entry: Entry) -> None:
-    """Notes what a caller did; in a thread, as it is written to disk."""
+    """Notes what a caller did; in a thread, as it is written to disk.
+
+    Who is nobody is only logged: it did nothing, and could fill the disk with that.
+    """
     key = str((caller.metadata or {}).get("key_id", ""))
     entry = entry._replace(principal=caller.user_id, tenant=caller.tenant_id, key=key)
-    await asyncio.to_thread(log.note, entry)
+    await asyncio.to_thread(log.note if caller.user_id else log.say, entry)
 
 
 def outcome_of(status: int) -> str:

@@ -7,7 +7,25 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 SessionId = Annotated[str, StringConstraints(min_length=1, max_length=256, pattern=r"^[^\x00-\x1f\x7f]+$")]
+#: positions in logs and histories are 64-bit integers in every store
+MOST_SEQ = 2**63 - 1
 Query = Annotated[str, StringConstraints(min_length=1, max_length=100_000)]
+
+
+def described(model: type[BaseModel]) -> dict[str, Any]:
+    """The JSON Schema of a body that a route reads by itself, without references: they would lead nowhere."""
+    schema = model.model_json_schema()
+    parts = schema.pop("$defs", {})
+
+    def whole(node: Any) -> Any:
+        if isinstance(node, dict) and "$ref" in node:
+            return whole(parts[node["$ref"].rpartition("/")[2]])
+        if isinstance(node, dict):
+            return {key: whole(value) for key, value in node.items()}
+        return [*map(whole, node)] if isinstance(node, list) else node
+
+    found: dict[str, Any] = whole(schema)
+    return found
 
 
 class RunBody(BaseModel):

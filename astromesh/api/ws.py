@@ -20,7 +20,7 @@ from astromesh.api.body import TOO_DEEP, nests_too_deep
 from astromesh.api.encoding import encoded
 from astromesh.api.errors import invalid, problem, public_failure
 from astromesh.api.outbox import Outbox
-from astromesh.api.schemas import Query, SessionId
+from astromesh.api.schemas import MOST_SEQ, Query, SessionId
 from astromesh.errors import AstromeshError, InvalidInput, Overloaded, RunNotFound
 from astromesh.runtime.agent import Agent
 from astromesh.runtime.audit import Entry
@@ -61,7 +61,7 @@ class ResumeFrame(BaseModel):
 
     type: Literal["resume"]
     run_id: str
-    after: int = Field(0, ge=0)
+    after: int = Field(0, ge=0, le=MOST_SEQ)
 
 
 class PingFrame(BaseModel):

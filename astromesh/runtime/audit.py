@@ -61,11 +61,15 @@ class AuditLog:
 
     def note(self, entry: Entry) -> None:
         """Logs an act and appends it. A disk that does not take it stops nobody: the log says so as well."""
-        log.info("audit", **{key: value for key, value in entry._asdict().items() if value})
+        self.say(entry)
         try:
             self.append(entry)
         except OSError as error:
             log.error("audit_not_written", error=str(error))
+
+    def say(self, entry: Entry) -> None:
+        """A line of the structured log."""
+        log.info("audit", **{key: value for key, value in entry._asdict().items() if value})
 
     def append(self, entry: Entry) -> None:
         """Raises: OSError."""

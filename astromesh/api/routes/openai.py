@@ -21,7 +21,7 @@ from astromesh.api.encoding import encoded
 from astromesh.api.errors import problem, problem_response, public_failure
 from astromesh.api.naming import name_of
 from astromesh.api.outbox import Outbox
-from astromesh.api.schemas import SessionId
+from astromesh.api.schemas import SessionId, described
 from astromesh.api.sse import RunStreamResponse
 from astromesh.api.trace import incoming_trace_id
 from astromesh.errors import AstromeshError, Forbidden, InvalidInput
@@ -82,7 +82,7 @@ _SESSION: TypeAdapter[str] = TypeAdapter(SessionId)
 _DOC: dict[str, Any] = {
     "requestBody": {
         "required": True,
-        "content": {"application/json": {"schema": ChatBody.model_json_schema()}},
+        "content": {"application/json": {"schema": described(ChatBody)}},
     }
 }
 

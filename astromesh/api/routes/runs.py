@@ -10,7 +10,7 @@ from astromesh.api.access import caller_of, runtime_of, scope, viewer_of
 from astromesh.api.audit import audited
 from astromesh.api.errors import public_failure
 from astromesh.api.outbox import Outbox
-from astromesh.api.schemas import ProblemOut, RunsOut, RunStateOut
+from astromesh.api.schemas import MOST_SEQ, ProblemOut, RunsOut, RunStateOut
 from astromesh.api.sse import EventStreamResponse
 from astromesh.runtime.registry import RunFilter
 from astromesh.types import JsonObject
@@ -58,7 +58,7 @@ async def run(run_id: str, request: Request) -> JsonObject:
 async def events(
     run_id: str,
     request: Request,
-    last_event_id: Annotated[int, Header(ge=0, description="Resume behind this event.")] = 0,
+    last_event_id: Annotated[int, Header(ge=0, le=MOST_SEQ, description="Resume behind this event.")] = 0,
 ) -> Response:
     """Everything behind `Last-Event-ID`, then what comes, until the run's last event."""
     outbox = Outbox(ends=True)

@@ -10,12 +10,13 @@ from fastapi import APIRouter, Query, Request, Response
 from astromesh.abc.stores import ConversationStore, SessionInfo
 from astromesh.api.access import caller_of, owner_filter, runtime_of, scope
 from astromesh.api.audit import audited
-from astromesh.api.schemas import HistoryOut, SessionOut, SessionsOut, TurnOut
+from astromesh.api.schemas import MOST_SEQ, HistoryOut, SessionOut, SessionsOut, TurnOut
 from astromesh.errors import SessionNotFound
 from astromesh.types import SessionKey, Turn
 
 router = APIRouter(tags=["sessions"])
 Limit = Annotated[int, Query(ge=1, le=1000)]
+After = Annotated[int, Query(ge=0, le=MOST_SEQ)]
 
 
 @router.get("/v1/agents/{name}/sessions", summary="List sessions", dependencies=[scope("sessions:read")])
@@ -39,7 +40,11 @@ async def sessions(
     "/v1/agents/{name}/sessions/{session_id:path}", summary="History", dependencies=[scope("sessions:read")]
 )
 async def history(
-    name: str, session_id: str, request: Request, limit: Limit = 50, after: Annotated[int, Query(ge=0)] = 0
+    name: str,
+    session_id: str,
+    request: Request,
+    limit: Limit = 50,
+    after: Annotated[int, Query(ge=0, le=MOST_SEQ)] = 0,
 ) -> HistoryOut:
     """The turns of a session, oldest first."""
     key, store = await _owned(request, name, session_id)

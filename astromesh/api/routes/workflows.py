@@ -15,7 +15,7 @@ from astromesh.api.access import caller_of, runtime_of, scope, viewer_of
 from astromesh.api.audit import audited
 from astromesh.api.body import ClientGone, read, unless_gone
 from astromesh.api.outbox import Outbox
-from astromesh.api.schemas import ProblemOut
+from astromesh.api.schemas import MOST_SEQ, ProblemOut
 from astromesh.api.sse import EventStreamResponse
 from astromesh.api.trace import incoming_trace_id
 from astromesh.runtime.tasks import Asked
@@ -201,7 +201,7 @@ async def artifacts(
 async def events(
     task_id: str,
     request: Request,
-    last_event_id: Annotated[int, Header(ge=0, description="Resume behind this event.")] = 0,
+    last_event_id: Annotated[int, Header(ge=0, le=MOST_SEQ, description="Resume behind this event.")] = 0,
 ) -> Response:
     """Everything behind `Last-Event-ID`, then what comes, until the Task has ended."""
     outbox = Outbox()
