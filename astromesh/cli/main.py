@@ -414,6 +414,18 @@ def keys_revoke(
     command.revoke(data, key)
 
 
+@keys_app.command("encrypt")
+def keys_encrypt(
+    key_env: Annotated[str, typer.Option(metavar="VARIABLE", help="Variable that holds the key.")] = "",
+    key_file: Annotated[Path | None, typer.Option(metavar="FILE", help="File that holds the key.")] = None,
+    new_key: Annotated[bool, typer.Option("--new-key", help="Write a new key to that file first.")] = False,
+) -> None:
+    """Encrypt a secret from stdin for provider_credentials.yaml (auth.type: encrypted)."""
+    from astromesh.cli import secrets as command
+
+    command.encrypt(key_env, key_file, makes_key=new_key)
+
+
 def _at(config: Path, data: Path) -> tuple[Path, Path]:
     """The two folders. The environment names them too, for what reads it: defaults in YAML, and workers."""
     os.environ["ASTROMESH_CONFIG_DIR"], os.environ["ASTROMESH_DATA_DIR"] = str(config), str(data)

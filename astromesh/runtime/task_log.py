@@ -30,6 +30,14 @@ def _nothing(place: str) -> None:
 
 
 passing: Callable[[str], None] = armed(os.environ[VARIABLE], PLACES) if os.environ.get(VARIABLE) else _nothing
+
+
+def _pass(place: str, records: Sequence[JsonObject]) -> None:
+    """Once for each stage that is committed together."""
+    for _ in records:
+        passing(place)
+
+
 #: told of every record once it counts
 Listener = Callable[["LiveTask", JsonObject], None]
 
@@ -49,6 +57,8 @@ class LiveTask:
         self.kept = len(self.records) if row.durable else 0
         self.news = asyncio.Event()
         self.begun = self.cancelled = False
+        #: when its first stage began, once that is known
+        self.begun_at = 0.0
         self.work: asyncio.Task[Any] | None = None
 
     @property
@@ -83,11 +93,11 @@ class TaskRecords:
             if record["type"] not in ("begin", "end")
         ]
         if live.row.durable and kept and self.store is not None:
-            passing(STAGE_DONE)
+            _pass(STAGE_DONE, kept)
             first = len(live.records) + 1
             made = [one for n, r in enumerate(kept, first) for one in artifacts_of(live.row, n, r)]
             await self.store.commit(TaskChange(task_id, self._worker, first, kept, made))
-            passing(STAGE_KEPT)
+            _pass(STAGE_KEPT, kept)
             live.kept += len(kept)
         self._tell(live, kept)
 

@@ -43,14 +43,18 @@ from astromesh.runtime.recorded import caller_of, caller_to_json
 from astromesh.runtime.registry import Viewer
 from astromesh.runtime.task_events import TaskFollower
 from astromesh.runtime.task_log import LiveTask, TaskRecords
+from astromesh.runtime.task_metrics import TaskMetrics
 from astromesh.runtime.workflows import Host as WorkflowHost
 from astromesh.runtime.workflows import not_found, open_workflow, workflow_folder, workflow_names
 from astromesh.runtime.writer import surely
+from astromesh.telemetry.metrics import Metrics
 from astromesh.types import CallerContext, JsonObject
 from astromesh.workflow.cassette import Cassette, Replay, is_racing, layers_of
 from astromesh.workflow.engine import Engine
 from astromesh.workflow.evaluation import cases_of, judged
 from astromesh.workflow.inspector import Inspector
+from astromesh.workflow.observers import Observers
+from astromesh.workflow.profiling import wanted
 from astromesh.workflow.result import TaskResult
 from astromesh.workflow.retold import Retold
 from astromesh.workflow.tape import Recorder, equip
@@ -58,6 +62,13 @@ from astromesh.workflow.values import NotJson, canonical
 
 #: seconds after which a worker that is not heard of is dead, and between two signs of life
 LEASE, BEAT = 15.0, 1.0
+#: records as observers of plugins.yaml see them
+_OBSERVED = {
+    "begin": "task.started",
+    "stage": "stage.finished",
+    "cancel": "task.cancelled",
+    "end": "task.finished",
+}
 #: Tasks that one look takes over
 _AT_ONCE = 50
 #: seconds between two tries where the queue is full
@@ -68,6 +79,8 @@ log = structlog.get_logger("astromesh.workflows")
 
 class Host(WorkflowHost, Protocol):
     """What the Tasks need of the runtime."""
+
+    metrics: Metrics
 
     async def open_tasks(self) -> TaskStore: ...
 
@@ -80,6 +93,8 @@ class Workflow:
     engine: Engine | None = None
     faults: tuple[InvalidManifest, ...] = ()
     inspector: Inspector = field(default_factory=Inspector)
+    observers: Observers | None = None
+    metrics: frozenset[str] = frozenset()
 
     def to_json(self) -> JsonObject:
         if self.engine is None:
@@ -120,6 +135,10 @@ class Workflows:
         self._recorder = Recorder()
         self.records = TaskRecords(self.worker, host.clock, self._recorder)
         self._loaded: dict[str, Workflow] = {}
+        self.records.listeners += [
+            TaskMetrics(host.metrics.tally, lambda name: self._loaded[name].metrics),
+            self._observed,
+        ]
         self._opening = asyncio.Lock()
         self._keeping: asyncio.Task[None] | None = None
         self._draining = False
@@ -151,7 +170,9 @@ class Workflows:
             workflow.engine = await open_workflow(
                 self._host, place, log=self.records, gate=partial(self._gate, workflow), equip=self._equip
             )
-            workflow.inspector = Inspector(workflow.engine.project.workflow.task.pause_before)
+            project = workflow.engine.project
+            workflow.inspector = Inspector(project.workflow.task.pause_before)
+            workflow.observers, workflow.metrics = Observers(project.files), wanted(project.files)
         except InvalidConfiguration as error:
             workflow.faults = error.faults
             log.error("workflow_unavailable", workflow=name, error=str(error))
@@ -170,6 +191,8 @@ class Workflows:
             work.cancel()
             await asyncio.wait([work])
         for workflow in self._loaded.values():
+            if workflow.observers is not None:
+                await workflow.observers.close()
             if workflow.engine is not None:
                 await workflow.engine.close()
         if self._keeping is not None and self.records.store is not None:
@@ -182,6 +205,13 @@ class Workflows:
             if self.records.store is None:
                 self.records.store = await self._host.open_tasks()
             return self.records.store
+
+    def _observed(self, live: LiveTask, record: JsonObject) -> None:
+        """Tells the workflow's observers of a record that counts."""
+        observers = self._loaded[live.row.workflow].observers
+        if observers is not None:
+            about = {"task_id": live.id, "workflow": live.row.workflow}
+            observers.tell({**record, **about, "type": _OBSERVED[record["type"]]})
 
     # -- what is loaded ------------------------------------------------------------------------------------
 
@@ -349,6 +379,8 @@ class Workflows:
     ) -> TaskResult:
         live.begun = True
         row = live.row
+        if len(live.records) == 1:
+            self._observed(live, live.records[0])
         result = await engine.resume(
             live.records, caller=caller_of(row.caller), trace_id=row.trace_id, sinks=sinks
         )
@@ -579,11 +611,11 @@ class Workflows:
         """Args: asked: another input or start than the recorded one."""
         plan = self._ready(name)[1].project.plan(cassette.start)
         replay = Replay(cassette, racing=is_racing(plan))
-        wanted = asked or Asked(cassette.input, cassette.start)
+        what = asked or Asked(cassette.input, cassette.start)
         resources = Resources()
         engine = await self._player(name, replay, cassette, resources)
         try:
-            result = await engine.run(wanted.input, wanted.start, task_id="replay")
+            result = await engine.run(what.input, what.start, task_id="replay")
         finally:
             await engine.close()
             await resources.close()

@@ -29,6 +29,7 @@ COUNTERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "guardrail_actions": ("What guardrails did.", ("stage", "type", "action")),
     "tokens": ("Tokens by direction.", ("provider", "model", "direction")),
     "cost_usd": ("Cost in US dollars.", ("provider", "model")),
+    "workflow_stages": ("Executions of stages.", ("workflow", "node", "status")),
 }
 HISTOGRAMS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "run_duration_seconds": ("Time of a run.", ("agent",)),
@@ -36,6 +37,10 @@ HISTOGRAMS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "model_call_duration_seconds": ("Time of a model call.", ("provider", "model")),
     "time_to_first_token_seconds": ("From a model call's start to its first delta.", ("provider", "model")),
     "tool_call_duration_seconds": ("Time of a tool call.", ("tool",)),
+    "workflow_stage_duration_seconds": ("Time of a stage.", ("workflow", "node")),
+    "workflow_tool_duration_seconds": ("Time of a stage's tool call.", ("workflow", "node", "tool")),
+    "workflow_task_duration_seconds": ("Time of a Task, its queue included.", ("workflow", "status")),
+    "workflow_queue_seconds": ("From a Task's acceptance to its first stage.", ("workflow",)),
 }
 #: events that say how long a step took, and its name
 _STEPS = {

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
-from functools import reduce
 from pathlib import Path
 from typing import Any
 
-import orjson
-
 from astromesh.abc.deps import Deps
 from astromesh.abc.provider import ModelPort
-from astromesh.config.workflow.agents import AuthSpec, CredentialSpec, ProviderSpec
+from astromesh.config.workflow.agents import CredentialSpec, ProviderSpec
 from astromesh.core.model_router import ModelRouter
-from astromesh.errors import ConfigError, MissingKey
+from astromesh.errors import MissingKey
 from astromesh.plugins import Plugins
 from astromesh.types import CompletionRequest, CompletionResult, Delta
 from astromesh.workflow.project import Project
+from astromesh.workflow.secrets import secret
 
 #: adapters under other names than their plugins'
 ADAPTERS: Mapping[str, str] = {"openai_compat": "openai"}
@@ -79,33 +77,3 @@ async def _open(
         provider.provider, provider.name = spec.id, f"{spec.id}/{spec.model}"
     deps.resources.on_close(provider.close)
     return provider
-
-
-def secret(auth: AuthSpec, folder: Path, env: Mapping[str, str]) -> str:
-    """The secret that a credential refers to; it goes to the adapter and nowhere else.
-
-    Raises:
-        MissingKey: the variable or file is not there, or it is empty.
-        ConfigError: this kind of credential is not supported yet.
-    """
-    if auth.type == "encrypted":
-        raise ConfigError("auth.type: encrypted is not supported yet.")
-    if auth.source == "env":
-        found = env.get(auth.env_var or "", "")
-        where = f"the environment variable {auth.env_var}"
-    else:
-        file = folder / (auth.file_path or "")
-        where = f"the file {file.name}"
-        try:
-            found = _within(file.read_text(), auth.file_key)
-        except (OSError, KeyError, TypeError, orjson.JSONDecodeError) as error:
-            raise MissingKey(f"There is no credential in {where}.") from error
-    if not found:
-        raise MissingKey(f"There is no credential in {where}.")
-    return found
-
-
-def _within(text: str, key: str | None) -> str:
-    if not key:
-        return text.strip()
-    return str(reduce(lambda value, part: value[part], key.split("."), orjson.loads(text)))

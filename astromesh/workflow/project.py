@@ -22,7 +22,7 @@ from astromesh.errors import (
     SchemaValidationError,
 )
 from astromesh.types import JsonObject
-from astromesh.workflow import references, structure
+from astromesh.workflow import observing, profiling, references, structure
 from astromesh.workflow.fingerprint import Fingerprint, fingerprint_of
 from astromesh.workflow.plan import Plan, compile_plan
 from astromesh.workflow.references import Known
@@ -131,7 +131,7 @@ def check_folder(
     faults = list(read.faults)
     warnings = list(read.warnings)
     if read.workflow is not None:
-        faults += references.faults(read, known)
+        faults += [*references.faults(read, known), *profiling.faults(read), *observing.faults(read)]
         found = structure.faults(read.workflow)
         faults += [read.fault(WORKFLOW, f.rule, f.message, f.steps, f.hint) for f in found]
         if read.workflow.workflow != read.folder.resolve().name:
@@ -146,7 +146,7 @@ def check_folder(
 
 
 #: files that are read and checked, but that nothing uses yet
-_NOT_YET = ("metrics.yaml", "plugins.yaml", "cli_profiles.yaml")
+_NOT_YET = ("cli_profiles.yaml",)
 
 
 def _without_effect(read: WorkflowFolder) -> Iterator[InvalidManifest]:
@@ -154,11 +154,6 @@ def _without_effect(read: WorkflowFolder) -> Iterator[InvalidManifest]:
     for name in _NOT_YET:
         if name in read.files:
             yield read.fault(name, "unsupported", "is checked, but has no effect yet")
-    credentials = read.file("provider_credentials.yaml", CredentialsFile).provider_credentials
-    for i, credential in enumerate(credentials):
-        if credential.auth.type == "encrypted":
-            at = ("provider_credentials", i, "auth", "type")
-            yield read.fault("provider_credentials.yaml", "unsupported", "encrypted is not supported yet", at)
 
 
 def load_project(

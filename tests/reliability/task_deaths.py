@@ -1,0 +1,119 @@
+"""Kills a process at every stage boundary of the sample workflow; run by `test_task_deaths` as a process.
+
+Each death and each recovery is a process of its own, forked from this one, which only imports. Prints for
+every death what the models were asked before and behind it, and how the Task ended, as JSON.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sqlite3
+import sys
+import traceback
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from astromesh.abc.tasks import TASK_ENDED
+from astromesh.runtime import task_log
+from astromesh.runtime.failpoints import armed
+from astromesh.runtime.registry import Viewer
+from astromesh.runtime.tasks import Asked
+from astromesh.storage.database import FILE
+from astromesh.types import CompletionRequest
+from tests.integration.test_wf_sample import CONTRACT, lawyer
+from tests.integration.workflow_folder import runtime_with
+
+ANYBODY = Viewer("default", None)
+
+
+async def work(
+    config: Path, data: Path, name: str, accepts: bool, replays: bool, calls: Path
+) -> dict[str, Any]:
+    """One process: takes a Task up, or accepts one; answers how it ended, and whether it replays."""
+
+    def model(request: CompletionRequest) -> Any:
+        with calls.open("a") as file:
+            file.write(request.messages[0].content[:8] + "\n")
+        return lawyer(request)
+
+    async with runtime_with(config, model, data_dir=data) as runtime:
+        workflows = runtime.workflows
+        if accepts:
+            await workflows.accept(name, Asked({"text": CONTRACT}))
+        else:
+            workflows.take_up()
+        while (task := (await workflows.tasks(ANYBODY))[0])["status"] not in TASK_ENDED:
+            await asyncio.sleep(0.005)
+        trace = await workflows.trace(task["task_id"], ANYBODY)
+        replay = await workflows.replay(task["task_id"], ANYBODY) if replays else {}
+        return {
+            "status": task["status"],
+            "output": task["output"],
+            "path": [entry["stage_id"] for entry in trace["trace"]],
+            "same": replay.get("same"),
+        }
+
+
+def forked(
+    config: Path, data: Path, name: str, accepts: bool, place: str = "", replays: bool = False
+) -> tuple[int, dict[str, Any]]:
+    """The signal that a process died of, 0 for none, and what it told."""
+    told, calls = data.with_suffix(".told"), data.with_suffix(".calls")
+    child = os.fork()
+    if child == 0:
+        try:
+            if place:
+                task_log.passing = armed(place, task_log.PLACES)
+            told.write_text(json.dumps(asyncio.run(work(config, data, name, accepts, replays, calls))))
+            os._exit(0)
+        except BaseException:  # noqa: BLE001 (told to the parent process by the exit code)
+            traceback.print_exc()
+            os._exit(1)
+    _, status = os.waitpid(child, 0)
+    if os.WIFEXITED(status) and os.WEXITSTATUS(status):
+        sys.exit(f"a process failed at {place or 'no place'}")
+    return os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0, (
+        json.loads(told.read_text()) if told.exists() else {}
+    )
+
+
+def asked(data: Path) -> list[str]:
+    file = data.with_suffix(".calls")
+    return file.read_text().splitlines() if file.exists() else []
+
+
+def stages_in(file: Path) -> int:
+    """How many stages are on disk."""
+    with closing(sqlite3.connect(file)) as database:
+        rows = database.execute("SELECT count(*) FROM task_records WHERE n > 1")
+        return int(rows.fetchone()[0])
+
+
+def main(config: Path, folder: Path, name: str) -> None:
+    _, whole = forked(config, folder / "whole", name, True)
+    deaths = []
+    for place in (task_log.STAGE_DONE, task_log.STAGE_KEPT):
+        for n in range(1, len(whole["path"]) + 1):
+            data = folder / f"{place}-{n}"
+            signal, _ = forked(config, data, name, True, f"{place}:{n}")
+            before, kept = asked(data), stages_in(data / FILE)
+            _, found = forked(config, data, name, False, replays=n % 5 == 0)
+            deaths.append(
+                {
+                    "place": place,
+                    "n": n,
+                    "signal": signal,
+                    "before": before,
+                    "kept": kept,
+                    "all": asked(data),
+                    **found,
+                }
+            )
+    print(json.dumps({"whole": {**whole, "all": asked(folder / "whole")}, "deaths": deaths}))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3])
