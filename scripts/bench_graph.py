@@ -1,27 +1,29 @@
-"""How fast the graph engine is, beside a bare asyncio loop and, where it is installed, beside LangGraph.
+"""How fast the graph engine is, beside a bare asyncio loop and, where it is installed, LangGraph.
 
-    python scripts/bench_graph.py
+    python scripts/bench_graph.py [--peers .venv/peers/bin/python]
 
 Everything is measured in one run, in turns, with a model that answers at once; printed is the best of many
 short batches, in microseconds per invocation. A machine's speed changes while it works: compare rows of one
-run. The last column is how many nodes of the bare loop a row costs, or how many imports of asyncio; the goals
+run. The ratio is how many nodes of the bare loop a row costs, or how many imports of asyncio; the goals
 were set where such a node costs 0.45 µs, so that they stand there in the same measure.
 """
 
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
-from itertools import pairwise
+from pathlib import Path
 from time import perf_counter
 from typing import Any
+
+from figures import Figure, show
 
 from astromesh.graph import FunctionNode, PromptGraph, PromptGraphEngine, PromptNode
 from astromesh.types import CompletionRequest, CompletionResult
 
+PEER = Path(__file__).parent / "beside" / "langgraph_nodes.py"
 ROUNDS, BATCH = 150, 40
 FEW, MANY = 5, 25
 #: microseconds of a node of the bare loop where the goals were set
@@ -66,24 +68,6 @@ def prompt() -> PromptGraphEngine:
     return PromptGraphEngine(PromptGraph("ask", nodes=[PromptNode("ask", instructions="Help.")]), Instant())  # type: ignore[arg-type]
 
 
-def langgraph(nodes: int) -> Any | None:
-    """The same chain in LangGraph, or None where it is not installed."""
-    if importlib.util.find_spec("langgraph") is None:
-        return None
-    graph_module = importlib.import_module("langgraph.graph")
-
-    async def body(state: dict[str, Any]) -> dict[str, Any]:
-        return {}
-
-    graph = graph_module.StateGraph(dict)
-    names = [graph_module.START, *(f"n{i}" for i in range(nodes)), graph_module.END]
-    for name in names[1:-1]:
-        graph.add_node(name, body)
-    for source, target in pairwise(names):
-        graph.add_edge(source, target)
-    return graph.compile()
-
-
 async def measure(rows: dict[str, Callable[[], Awaitable[Any]]]) -> dict[str, float]:
     """Best microseconds of each row, all rows in turns."""
     best = dict.fromkeys(rows, float("inf"))
@@ -94,6 +78,11 @@ async def measure(rows: dict[str, Callable[[], Awaitable[Any]]]) -> dict[str, fl
                 await run()
             best[name] = min(best[name], (perf_counter() - started) / BATCH * 1e6)
     return best
+
+
+def langgraph(python: str) -> float:
+    """Microseconds of an invocation there, in a process of its own."""
+    return float(subprocess.check_output([python, str(PEER)], text=True))
 
 
 def import_ms(module: str, tries: int = 7) -> float:
@@ -111,12 +100,11 @@ async def main() -> None:
         "many": lambda: many.ainvoke("x"),
         "prompt": lambda: ask.ainvoke("x"),
     }
-    peer = langgraph(FEW)
-    if peer is not None:
-        rows["langgraph"] = lambda: peer.ainvoke({})
     best = await measure(rows)
     per_node = (best["many"] - best["few"]) / (MANY - FEW)
     bare_node = (best["bare many"] - best["bare few"]) / (MANY - FEW)
+    if len(sys.argv) > 2 and sys.argv[1] == "--peers":
+        show(Figure("graph", f"LangGraph, {FEW} function nodes", langgraph(sys.argv[2]), "µs", bare_node))
     loaded, asyncio_loaded = import_ms("astromesh.graph"), import_ms("asyncio")
     table = [
         (f"bare loop, {FEW} nodes", best["bare few"], "µs", bare_node, None),
@@ -124,23 +112,18 @@ async def main() -> None:
         (f"astromesh.graph, {FEW} function nodes", best["few"], "µs", bare_node, 12),
         ("astromesh.graph, each further node", per_node, "µs", bare_node, 2),
         ("astromesh.graph, one PromptNode", best["prompt"], "µs", bare_node, 12),
-        (f"LangGraph, {FEW} function nodes", best.get("langgraph"), "µs", bare_node, None),
         ("import asyncio", asyncio_loaded, "ms", asyncio_loaded, None),
         ("import astromesh.graph", loaded, "ms", asyncio_loaded, 150),
     ]
     for name, value, unit, one, goal in table:
-        print(line(name, value, unit, one, goal))
+        show(Figure("graph", name, value, unit, one, goal_of(goal, unit)))
 
 
-def line(name: str, value: float | None, unit: str, one: float, goal: float | None) -> str:
-    """A row: the figure, the goal where there is one, and both in what `one` costs."""
-    if value is None:
-        return f"{name:38} not installed"
-    row = f"{name:38} {value:8.2f} {unit} {value / one:7.1f}×"
+def goal_of(goal: float | None, unit: str) -> str:
+    """The goal, and what ratio that was to a node of the bare loop where it was set."""
     if goal is None:
-        return row
-    there = f", {goal / GOALS_NODE:.1f}×" if unit == "µs" else ""
-    return f"{row}   goal {goal} {unit}{there}"
+        return ""
+    return f"≤ {goal} {unit}" + (f", {goal / GOALS_NODE:.1f}×" if unit == "µs" else "")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
 """Measures memory: step 4 in long sessions on every backend, and semantic search by size.
 
-    python scripts/bench_memory.py [--postgres URL] [--redis URL] [--sizes 20000,100000] [--turns 10000]
+    python scripts/bench_memory.py [--postgres URL|start] [--redis URL] [--sizes 20000,100000] [--turns 10000]
 
-Without a URL a server's backends are left out. The vectors are random and of 384 dimensions, the words of the
-texts are drawn by Zipf's law, so that some are in nearly every text. All databases must be empty.
+Without a URL a server's backends are left out; `start` starts the tests' PostgreSQL. The vectors are random
+and of 384 dimensions, the words of the texts are drawn by Zipf's law, so that some are in nearly every text.
+All databases must be empty.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import random
+import sys
 import tempfile
 import time
 from array import array
@@ -18,13 +20,17 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from statistics import median, quantiles
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 import numpy as np
+from figures import Figure, show
 
 from astromesh.abc.deps import Deps
 from astromesh.core.memory import ConversationalMemory, MemoryManager
 from astromesh.memory.strategies.sliding_window import SlidingWindow
 from astromesh.plugins import Plugins
 from astromesh.types import SessionKey, Turn
+from tests.platform.postgres import PostgresServer, database_url, execute
 
 SIZE = 384
 WORDS = 12_000
@@ -60,8 +66,9 @@ async def timed(work: Callable[[], Awaitable[object]], times: int) -> list[float
     return taken
 
 
-def shown(taken: Sequence[float]) -> str:
-    return f"p50 {median(taken):8.3f} ms   p95 {quantiles(taken, n=20)[-1]:8.3f} ms"
+def show_times(name: str, taken: Sequence[float], limit: Sequence[float] = (), goal: str = "") -> None:
+    show(Figure("memory", f"{name}, p50", median(taken), "ms", median(limit) if limit else None, goal))
+    show(Figure("memory", f"{name}, p95", quantiles(taken, n=20)[-1], "ms"))
 
 
 async def long_sessions(backend: str, deps: Deps, turns: int) -> None:
@@ -82,9 +89,7 @@ async def long_sessions(backend: str, deps: Deps, turns: int) -> None:
             taken[name] += await timed(
                 lambda name=name: memory.build_context("bench", name, "?", owner="ann"), 1
             )
-    ratio = median(taken["long"]) / median(taken["short"])
-    print(f"step 4  {backend:10} 10 turns  {shown(taken['short'])}")
-    print(f"step 4  {backend:10} {turns:,} turns  {shown(taken['long'])}   ratio {ratio:.2f}")
+    show_times(f"{backend}: step 4 of {turns:,} turns beside 10", taken["long"], taken["short"])
 
 
 def text(rng: random.Random, weights: Sequence[float], n: int) -> str:
@@ -101,20 +106,20 @@ async def search(backend: str, deps: Deps, size: int) -> None:
         passages = [(text(rng, weights, n), about) for n in range(start, min(start + 500, size))]
         await store.add(*SCOPE, passages)
     seconds = time.perf_counter() - started
-    print(f"search  {backend:10} {size:,} passages stored, {size / seconds:,.0f} a second")
+    show(Figure("memory", f"{backend}: {size:,} passages stored", size / seconds, "texts/s"))
     started = time.perf_counter()
     await store.search(*SCOPE, "w1 w2")
-    print(f"search  {backend:10} {size:,} first query {(time.perf_counter() - started) * 1000:8.1f} ms")
+    show(Figure("memory", f"{backend}: their first query", (time.perf_counter() - started) * 1000, "ms"))
     for kind, low in (("frequent words", 0), ("rare words", 2000)):
         queries = iter([" ".join(f"w{low + rng.randrange(500)}" for _ in range(6)) for _ in range(400)])
         taken = await timed(lambda queries=queries: store.search(*SCOPE, next(queries)), 100)
-        print(f"search  {backend:10} {size:,} {kind:15} {shown(taken)}")
+        show_times(f"{backend}: search, {kind}", taken)
     started = time.perf_counter()
     await store.erase_owner("default", "ann")
-    print(f"search  {backend:10} {size:,} erased in {time.perf_counter() - started:.1f} s")
+    show(Figure("memory", f"{backend}: all erased", time.perf_counter() - started, "s"))
 
 
-async def main() -> None:
+def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -124,6 +129,20 @@ async def main() -> None:
     parser.add_argument("--turns", type=int, default=10_000)
     parser.add_argument("--only", default="", help="step4 or search")
     given = parser.parse_args()
+    if given.postgres != "start":
+        asyncio.run(measure(given))
+        return
+    server = PostgresServer()
+    server.start()
+    try:
+        execute(server.url, "create database bench_memory")
+        given.postgres = database_url(server.url, "bench_memory")
+        asyncio.run(measure(given))
+    finally:
+        server.close()
+
+
+async def measure(given: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as folder:
         deps = Deps(
             data_dir=Path(folder),
@@ -143,4 +162,4 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    main()

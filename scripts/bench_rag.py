@@ -25,6 +25,7 @@ from uuid import uuid4
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import numpy as np
+from figures import Figure, show
 
 from astromesh.abc.deps import Deps, Resources
 from astromesh.abc.rag import ChunkStore, Document
@@ -118,13 +119,15 @@ async def measure(
     settle, store.settle = store.settle, _nothing  # type: ignore[method-assign]
     await pipeline.ingest(documents)
     took = time.perf_counter() - started
-    print(f"{name}, {kind}: ingest {corpus.chunks / took:,.0f} chunks/s ({took:.1f} s)", flush=True)
+    show(Figure("knowledge", f"{name}, {kind}: taken in", corpus.chunks / took, "chunks/s"))
     started = time.perf_counter()
     await settle()
-    print(f"{name}, {kind}: settle {time.perf_counter() - started:.1f} s", flush=True)
+    show(Figure("knowledge", f"{name}, {kind}: settled", time.perf_counter() - started, "s"))
     started = time.perf_counter()
     await pipeline.ingest(documents)
-    print(f"{name}, {kind}: the same again, unchanged: {time.perf_counter() - started:.1f} s", flush=True)
+    show(
+        Figure("knowledge", f"{name}, {kind}: the same again, unchanged", time.perf_counter() - started, "s")
+    )
     await pipeline.query("the first reads the vectors")
     for what, ranks in QUERIES.items():
         await _asked(f"{name}, {kind}, {what}", pipeline, ranks, queries)
@@ -139,10 +142,10 @@ async def _asked(what: str, pipeline: RAGPipeline, ranks, queries: int) -> None:
         times.append((time.perf_counter() - started) * 1000)
     times.sort()
     p95 = times[int(len(times) * 0.95)]
-    print(
-        f"{what}: p50 {statistics.median(times):.1f} ms, p95 {p95:.1f} ms ({found / queries:.1f} found)",
-        flush=True,
-    )
+    if not found:
+        raise SystemExit(f"{what}: nothing was found")
+    show(Figure("knowledge", f"{what}, p50", statistics.median(times), "ms"))
+    show(Figure("knowledge", f"{what}, p95", p95, "ms"))
 
 
 async def _nothing() -> None: ...

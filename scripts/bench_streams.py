@@ -1,10 +1,7 @@
 """What streaming costs: time to the first token over the model's own, memory of an idle WebSocket.
 
-Starts the model stand-in and `astromesh serve` as processes and prints one line per figure:
-
-    ttft_model_ms, ttft_server_ms   median time to the first token, of the model and of an agent on it
-    ttft_added_ms                   the difference of each round's medians, the median of the rounds
-    ws_idle_kib                     resident memory that one more idle WebSocket takes
+Starts the model stand-in and `astromesh serve` as processes. Times to the first token are medians, of the
+model and of an agent on it; what the server adds is the median over rounds of the difference.
 
     python scripts/bench_streams.py [--streams 16] [--rounds 20] [--sockets 1000]
 """
@@ -24,9 +21,11 @@ from typing import Any
 import aiohttp
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 
-from tests.platform.astromesh import ServerProcess  # noqa: E402 (the project's root is not on the path before)
+from figures import Figure, show  # noqa: E402 (the folders are not on the path before)
+
+from tests.platform.astromesh import ServerProcess  # noqa: E402
 from tests.platform.model import MockModel  # noqa: E402
 
 MODEL = "mock+tokens=20+latency=100+gap=5"
@@ -79,10 +78,10 @@ async def first_tokens(server: ServerProcess, model: MockModel, streams: int, ro
             if n >= 2:  # the first rounds open connections
                 plain.append(pair[0])
                 served.append(pair[1])
-    show("ttft_model_ms", statistics.median(plain))
-    show("ttft_server_ms", statistics.median(served))
+    model, server_too = statistics.median(plain), statistics.median(served)
+    show(Figure("streams", f"time to the first token, {streams} streams", server_too, "ms", model))
     added = [after - before for before, after in zip(plain, served, strict=True)]
-    show(f"ttft_added_ms at {streams} streams", statistics.median(added))
+    show(Figure("streams", "of that the server's", statistics.median(added), "ms", None, "≤ 3 ms"))
 
 
 async def idle_sockets(server: ServerProcess, sockets: int) -> None:
@@ -93,16 +92,13 @@ async def idle_sockets(server: ServerProcess, sockets: int) -> None:
         held = [await http.ws_connect(url, compress=15) for _ in range(sockets)]
         after = resident(server.pid)
         await asyncio.gather(*(socket.close() for socket in (*warm, *held)))
-    show(f"ws_idle_kib each of {sockets}", (after - before) / 1024 / sockets)
+    each = (after - before) / 1024 / sockets
+    show(Figure("streams", f"memory of an idle WebSocket of {sockets:,}", each, "KiB"))
 
 
 def resident(pid: int) -> int:
     """Bytes."""
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE
-
-
-def show(name: str, value: float) -> None:
-    print(f"{name:32} {value:10.2f}", flush=True)
 
 
 def main() -> None:

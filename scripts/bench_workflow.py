@@ -19,6 +19,7 @@ from time import perf_counter
 from typing import Any
 
 import orjson
+from figures import Figure, show
 
 from astromesh.workflow import Engine
 
@@ -111,13 +112,14 @@ async def stages(folder: Path) -> None:
             await engine.run({"n": 1})
             seconds = await best(lambda: engine.run({"n": 1}))
         limit = await bare(length + 2)
-        print(
-            f"stages, {name:22} {(length + 2) / seconds:8.0f} per second "
-            f"({seconds / (length + 2) * 1e6:6.1f} us each; bare calls {limit / (length + 2) * 1e6:.2f} us)"
-        )
+        goal = "≥ 5,000" if op != "ops:blocking" else ""
+        show(Figure("workflow", f"stages, {name}", (length + 2) / seconds, "stages/s", None, goal))
+        each, bare_call = seconds / (length + 2) * 1e6, limit / (length + 2) * 1e6
+        show(Figure("workflow", f"each of them, beside a bare call: {name}", each, "µs", bare_call))
 
 
 async def splits(folder: Path) -> None:
+    smallest = peak = 0.0
     for size in (100, 1000, 10_000):
         async with engine_of(folder, wide(size)) as engine:
             started = perf_counter()
@@ -125,10 +127,20 @@ async def splits(folder: Path) -> None:
             seconds = perf_counter() - started
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         assert result.output == {"inputs": size}, result.error
-        print(
-            f"split into {size:6} and merge {seconds:6.2f} s, {seconds / size * 1e6:5.1f} us per subtask, "
-            f"{peak:5.0f} MiB of the process at the peak"
+        each = seconds / size * 1e6
+        smallest = smallest or each
+        show(
+            Figure(
+                "workflow",
+                f"split into {size:,} and merged",
+                seconds,
+                "s",
+                None,
+                "≤ 3 s" if size == 10_000 else "",
+            )
         )
+        show(Figure("workflow", "each subtask of them, beside one of 100", each, "µs", smallest, "flat"))
+    show(Figure("workflow", "memory of the whole process at its peak", peak, "MiB", None, "≤ 200 MiB"))
 
 
 async def main() -> None:

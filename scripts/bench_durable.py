@@ -1,0 +1,219 @@
+"""What durable runs cost: runs per second by store and number of processes, and the memory of runs that wait.
+
+    python scripts/bench_durable.py [--runs 300] [--processes 1,2] [--waiting 10000] [--postgres URL]
+
+A run has three steps that are recorded each: a model call that asks for a tool, the tool, a model call that
+answers. The model and the tool answer at once, so that a figure holds the runtime and the store alone. Every
+process accepts its runs and works them off, over one store for all. Without --postgres the tests' own server
+is started, which does not wait for the disk (fsync off); SQLite does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from uuid import uuid4
+
+import yaml
+
+ROOT = Path(__file__).parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
+
+from figures import Figure, show  # noqa: E402 (the folders are not on the path before)
+
+from astromesh.plugins import Plugins  # noqa: E402
+from astromesh.runtime.engine import AgentRuntime  # noqa: E402
+from astromesh.runtime.records import RunRequest  # noqa: E402
+from astromesh.telemetry.logs import configure_logging  # noqa: E402
+from astromesh.testing import ScriptedProvider, plugin_of  # noqa: E402
+from astromesh.types import CompletionRequest, ToolCall  # noqa: E402
+from tests.platform.postgres import PostgresServer, database_url, execute  # noqa: E402
+
+OPS = "def lookup(query: str) -> str:\n    return f'found {query}'\n"
+SETTLED = ("completed", "failed", "cancelled", "waiting")
+#: runs that each process accepts at once
+AT_ONCE = 64
+
+
+def config(folder: Path, url: str) -> None:
+    """Two agents with the tool `lookup`; a person approves the calls of one of them."""
+    (folder / "agents").mkdir(parents=True)
+    (folder / "bench_lookup.py").write_text(OPS)
+    for name, approval in (("steps", "none"), ("asks", "required")):
+        tool = {"name": "lookup", "type": "internal", "function": "bench_lookup:lookup", "effect": "read"}
+        spec = {
+            "model": {"primary": {"provider": "scripted", "model": "instant"}},
+            "prompts": {"system": "You are {{ agent_name }}."},
+            "tools": [{**tool, "approval": approval}],
+        }
+        head = {"apiVersion": "astromesh/v1", "kind": "Agent", "metadata": {"name": name}}
+        (folder / "agents" / f"{name}.agent.yaml").write_text(yaml.safe_dump({**head, "spec": spec}))
+    if url:
+        runtime = {
+            "apiVersion": "astromesh/v1",
+            "kind": "RuntimeConfig",
+            "spec": {"storage": {"url": url}},
+        }
+        (folder / "runtime.yaml").write_text(yaml.safe_dump(runtime))
+
+
+def says(request: CompletionRequest) -> str | list[ToolCall]:
+    if request.messages[-1].role == "tool":
+        return "done"
+    return [ToolCall("call_1", "lookup", '{"query": "x"}')]
+
+
+async def settle(runtime: AgentRuntime, agent: str, count: int) -> None:
+    """Accepts runs and returns when all have come to rest, in whatever process that was."""
+    gate = asyncio.Semaphore(AT_ONCE)
+
+    async def accepted(n: int) -> str:
+        async with gate:
+            request = RunRequest("go", f"s-{os.getpid()}-{agent}-{n}")
+            return (await runtime.accept(runtime.agent(agent), request)).run_id
+
+    for run_id in await asyncio.gather(*(accepted(n) for n in range(count))):
+        row = await runtime.durable.store.get(run_id)
+        while row is None or row.status not in SETTLED:  # noqa: ASYNC110 (another process may work on it)
+            await asyncio.sleep(0.05)
+            row = await runtime.durable.store.get(run_id)
+        if row.status not in ("completed", "waiting"):
+            raise SystemExit(f"a run is {row.status}: {row.error}")
+
+
+def resident() -> float:
+    """KiB."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 1024
+
+
+async def work(folder: Path, agent: str, runs: int) -> None:
+    """One process: says `ready`, waits for a line, and prints seconds and KiB that stayed."""
+    configure_logging("info", "json")
+    model = ScriptedProvider(says, repeat=True)
+    runtime = AgentRuntime(
+        folder,
+        data_dir=folder / "data",
+        plugins=Plugins({"providers": {"scripted": plugin_of(model)}}),
+        env={},
+    )
+    await runtime.bootstrap()
+    try:
+        await settle(runtime, agent, 20)
+        model.requests.clear()
+        gc.collect()
+        before = resident()
+        print("ready", flush=True)
+        await asyncio.to_thread(sys.stdin.readline)
+        started = time.perf_counter()
+        await settle(runtime, agent, runs)
+        seconds = time.perf_counter() - started
+        model.requests.clear()
+        gc.collect()
+        print(seconds, resident() - before, flush=True)
+        await asyncio.to_thread(sys.stdin.readline)
+    finally:
+        await runtime.close(grace=5.0)
+
+
+def together(folder: Path, agent: str, runs: int, processes: int) -> tuple[float, float]:
+    """Seconds of the slowest process and KiB that stayed in the first; all begin at once."""
+    argv = [sys.executable, __file__, "--work", str(folder), "--agent", agent, "--runs", str(runs)]
+    log = (folder / "log").open("ab")  # what the processes say goes wrong
+    started = [
+        subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True)
+        for _ in range(processes)
+    ]
+    try:
+        for process in started:
+            assert process.stdout
+            if process.stdout.readline().strip() != "ready":
+                tail = (folder / "log").read_text()[-2000:]
+                raise SystemExit(f"a process ended before it was ready; the log ends with\n{tail}")
+        for process in started:
+            print("go", file=process.stdin, flush=True)
+        said = [tuple(map(float, p.stdout.readline().split())) for p in started if p.stdout]
+        for process in started:
+            print("end", file=process.stdin, flush=True)
+            process.wait(30)
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+        log.close()
+    return max(s for s, _ in said), said[0][1]
+
+
+@contextmanager
+def place(store: str, server: str) -> Iterator[Path]:
+    """A configuration over an empty store."""
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as temporary:
+        folder, url = Path(temporary) / "config", ""
+        if store == "postgres":
+            name = f"bench_{uuid4().hex}"
+            execute(server, f"create database {name}")
+            url = database_url(server, name)
+        config(folder, url)
+        try:
+            yield folder
+        finally:
+            if url:
+                execute(server, f"drop database {name} with (force)")
+
+
+def measure(args: argparse.Namespace, url: str) -> None:
+    for store in args.stores.split(","):
+        first = 0.0
+        for processes in map(int, args.processes.split(",")):
+            with place(store, url) as folder:
+                seconds, _ = together(folder, "steps", args.runs, processes)
+            rate = args.runs * processes / seconds
+            first = first or rate
+            plural = "processes" if processes > 1 else "process"
+            show(Figure("durable", f"{store}, three steps each, {processes} {plural}", rate, "runs/s", first))
+    with place("sqlite", url) as folder:
+        seconds, kib = together(folder, "asks", args.waiting, 1)
+    show(Figure("durable", f"{args.waiting:,} runs come to wait for a person", seconds, "s"))
+    show(
+        Figure(
+            "durable", "each that waits, memory of the process", kib / args.waiting, "KiB", None, "< 1 KiB"
+        )
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--runs", type=int, default=300, help="of each process")
+    parser.add_argument("--processes", default="1,2")
+    parser.add_argument("--waiting", type=int, default=10_000)
+    parser.add_argument("--stores", default="sqlite,postgres")
+    parser.add_argument("--postgres", default="", metavar="URL")
+    parser.add_argument("--work", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--agent", default="steps", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.work:
+        asyncio.run(work(Path(args.work), args.agent, args.runs))
+    elif args.postgres:
+        measure(args, args.postgres)
+    else:
+        server = PostgresServer()
+        server.start()
+        try:
+            measure(args, server.url)
+        finally:
+            server.close()
+
+
+if __name__ == "__main__":
+    main()
