@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import jsonschema_rs
 
-from astromesh.config.agent import AgentManifest, Stream, ToolBlock
+from astromesh.config.agent import AgentManifest, ApprovalRule, Stream, ToolBlock
 from astromesh.config.fields import JsonMap
 from astromesh.config.keys import did_you_mean, listed
 from astromesh.config.mcp import MCPServer
@@ -29,6 +29,7 @@ USUAL_ROLES = ("planner", "judge", "worker", "critic")
 #: keys of a server by transport: what it needs, what it cannot have
 _TRANSPORTS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "http": ("url", ("command", "args", "env", "cwd")),
+    "sse": ("url", ("command", "args", "env", "cwd")),
     "stdio": ("command", ("url", "headers", "forward_identity")),
 }
 #: bytes that a secret of HS256 must have (RFC 7518, 3.2)
@@ -201,6 +202,8 @@ def _schemas(manifest: AgentManifest) -> Iterator[Finding]:
     if manifest.spec.output_schema is not None:
         yield from _schema(manifest.spec.output_schema, ("spec", "output_schema"))
     for i, tool in enumerate(manifest.spec.tools):
+        if isinstance(tool.approval, ApprovalRule) and tool.approval.arguments is not None:
+            yield from _schema(tool.approval.arguments, ("spec", "tools", i, "approval", "arguments"))
         if tool.parameters is None:
             continue
         at: Steps = ("spec", "tools", i, "parameters")
@@ -223,6 +226,10 @@ def _templates(manifest: AgentManifest, root: Node, check: TemplateCheck) -> Ite
     for i, tool in enumerate(manifest.spec.tools):
         if tool.type == "agent":
             yield from _template(root, ("spec", "tools", i, "context_transform"), check)
+        if isinstance(tool.approval, ApprovalRule) and tool.approval.when:
+            at = ("spec", "tools", i, "approval", "when")
+            if (wrong := check("{{ " + tool.approval.when + " }}")) is not None:
+                yield Finding(at, f"is no Jinja expression: {wrong.message}")
 
 
 def _template(root: Node, at: Steps, check: TemplateCheck) -> Iterator[Finding]:

@@ -11,12 +11,14 @@ from astromesh.config.head import Manifest, Metadata
 
 
 class MCPServer(Record):
-    """One server: `url` and `headers` for http; `command`, `args`, `env` and `cwd` for stdio."""
+    """One server: `url` and `headers` for http and sse; `command`, `args`, `env` and `cwd` for stdio."""
 
-    transport: Literal["http", "stdio"] = Field(description="How to reach it.")
-    url: str = Field("", description="Address of a server over http.")
+    transport: Literal["http", "sse", "stdio"] = Field(
+        description="How to reach it: http is streamable HTTP, sse what was there before it."
+    )
+    url: str = Field("", description="Address of a server over http or sse.")
     headers: dict[str, Secret] = Field(
-        default_factory=dict, description="Headers of every request (http only); their values are secret."
+        default_factory=dict, description="Headers of every request (http, sse); their values are secret."
     )
     command: str = Field("", description="Program of a server over stdio.")
     args: tuple[str, ...] = Field((), description="The program's arguments.")
@@ -28,7 +30,7 @@ class MCPServer(Record):
         "",
         description="Folder that the program starts in, from the configuration's; absent: our own.",
     )
-    forward_identity: bool = Field(False, description="Send the caller's token with each call (http only).")
+    forward_identity: bool = Field(False, description="Send the caller's token with each call (http, sse).")
     timeout_seconds: Seconds = Field(30.0, description="Seconds one call may take.")
 
 

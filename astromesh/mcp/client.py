@@ -22,6 +22,8 @@ from astromesh.abc.tool import Tool, ToolContext
 from astromesh.errors import ToolError, ToolFailed
 from astromesh.mcp.connection import OPEN_SECONDS, Connection, NotRun, Refused, Transport
 from astromesh.mcp.definitions import Definitions, Pins, changed
+from astromesh.mcp.said import hear_the_sdk
+from astromesh.mcp.sse import over_sse
 from astromesh.mcp.tools import MCPTools
 from astromesh.mcp.transport import over_http, over_pipes
 from astromesh.types import get_current_caller
@@ -45,8 +47,8 @@ class MCPServer:
         model_config = ConfigDict(extra="forbid")
 
         name: str = Field(min_length=1, description="The server's name.")
-        transport: Literal["http", "stdio"] = Field(description="How to reach it.")
-        url: str = Field("", description="Address of a server over http.")
+        transport: Literal["http", "sse", "stdio"] = Field(description="How to reach it.")
+        url: str = Field("", description="Address of a server over http or sse.")
         headers: dict[str, SecretStr] = Field(default_factory=dict, description="Headers of every request.")
         command: str = Field("", description="Program of a server over stdio.")
         args: tuple[str, ...] = Field((), description="The program's arguments.")
@@ -67,6 +69,7 @@ class MCPServer:
     @classmethod
     async def open(cls, options: Options, deps: Deps) -> MCPServer:
         """Starts to connect and does not wait for it; `settled` does."""
+        hear_the_sdk()
         server = cls(options, deps)
         server._shared.start()
         return server
@@ -76,7 +79,7 @@ class MCPServer:
 
     @property
     def over_http(self) -> bool:
-        return self._options.transport == "http"
+        return self._options.transport != "stdio"
 
     async def close(self) -> None:
         await asyncio.gather(self._shared.close(), self._callers.close())
@@ -168,11 +171,12 @@ class MCPServer:
                 command=options.command, args=list(options.args), env=_plain(options.env),
                 cwd=self._deps.config_dir / options.cwd if options.cwd else None,
             )  # fmt: skip
-            return partial(over_pipes, parameters)
+            return partial(over_pipes, self.name, parameters)
         headers = {name.lower(): value for name, value in _plain(options.headers).items()}
         if token:
             headers["authorization"] = f"Bearer {token}"
-        return partial(over_http, self._deps.http, options.url, headers)
+        over = over_sse if options.transport == "sse" else over_http
+        return partial(over, self._deps.http, options.url, headers)
 
 
 def _plain(secrets: Mapping[str, SecretStr]) -> dict[str, str]:

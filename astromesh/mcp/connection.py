@@ -28,6 +28,7 @@ from astromesh.abc.tool import ToolContext
 from astromesh.errors import ToolError, ToolFailed, ToolTimeout
 from astromesh.mcp.definitions import Definition, Definitions
 from astromesh.mcp.results import read
+from astromesh.mcp.sifted import sifted
 from astromesh.mcp.transport import BROKEN, NOT_SENT, REFUSED, SESSION_GONE
 
 log = structlog.get_logger("astromesh.mcp")
@@ -68,8 +69,8 @@ class Connection:
     ) -> None:
         self._server, self._follows = server, follows
         self._client = Client(
-            transport(self.doubt), cache=None, read_timeout_seconds=seconds, message_handler=self._hear,
-            client_info=Implementation(name="astromesh", version=version),
+            sifted(server, transport(self.doubt)), cache=None, read_timeout_seconds=seconds,
+            message_handler=self._hear, client_info=Implementation(name="astromesh", version=version),
         )  # fmt: skip
         self._task: asyncio.Task[None] | None = None
         self._leave, self._stirred = asyncio.Event(), asyncio.Event()

@@ -8,7 +8,6 @@ since an exception would end the SDK's whole session with every other call on it
 
 from __future__ import annotations
 
-import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, Self
@@ -20,6 +19,7 @@ from mcp.client.streamable_http import streamable_http_client
 from yarl import URL
 
 from astromesh.errors import NetError, NetUnreachable
+from astromesh.mcp.said import heard
 from astromesh.net.http import Http, Incoming
 
 #: JSON-RPC error codes of this side, outside of what JSON-RPC and MCP give out
@@ -137,9 +137,11 @@ async def over_http(
 
 
 @asynccontextmanager
-async def over_pipes(parameters: StdioServerParameters, on_end: Callable[[], None]) -> AsyncIterator[Any]:
-    """The SDK's streams to a server that is started as a child process; what it writes to stderr is ours."""
-    async with stdio_client(parameters, errlog=sys.stderr) as (read, write):
+async def over_pipes(
+    server: str, parameters: StdioServerParameters, on_end: Callable[[], None]
+) -> AsyncIterator[Any]:
+    """The SDK's streams to a server that is started as a child process; its stderr is logged."""
+    async with heard(server) as errors, stdio_client(parameters, errlog=errors) as (read, write):
         yield _Ending(read, on_end), write
 
 

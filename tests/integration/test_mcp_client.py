@@ -296,3 +296,38 @@ async def test_a_server_that_is_down_stops_nobody_and_is_said(tmp_path: Path) ->
 def test_names_that_providers_refuse_are_made_fit() -> None:
     assert model_name("files.read/v2") == "files_read_v2"
     assert len(model_name("x" * 100)) == 64
+
+
+# -- what is said beside the protocol ------------------------------------------------------------------------
+
+LOUD = """
+import os, sys
+print("starting \u2026 \\x1b[31m", file=sys.stderr)
+sys.stderr.write("y" * 200_000 + "\\n")
+print("this is no message", flush=True)
+sys.argv = [sys.argv[1], sys.argv[2], "stdio"]
+exec(open(sys.argv[0]).read(), {"__name__": "__main__"})
+"""
+
+
+async def test_what_a_program_writes_to_stderr_is_logged_and_not_shown(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Nor is the SDK's stack trace of a line that is no message; both are one line of the log each."""
+    (tmp_path / "loud.py").write_text(LOUD)
+    with capture_logs() as lines:
+        async with Http() as http:
+            options = MCPServer.Options(
+                name="loud", transport="stdio", command=sys.executable,
+                args=(str(tmp_path / "loud.py"), str(SCRIPT), str(tmp_path)),
+            )  # fmt: skip
+            server = await MCPServer.open(options, Deps(http=http, data_dir=tmp_path, config_dir=tmp_path))
+            try:
+                assert "add" in {tool.spec.name for tool in await server.tools()}
+            finally:
+                await server.close()
+    said = [line["text"] for line in lines if line["event"] == "mcp_server_says"]
+    assert said[0].startswith("starting")
+    assert len(said[1]) == 2000
+    assert [line["error"] for line in lines if line["event"] == "mcp_sdk"] == ["ValidationError"]
+    assert capfd.readouterr() == ("", "")

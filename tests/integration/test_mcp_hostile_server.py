@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
+from structlog.testing import capture_logs
 
 from astromesh.abc.deps import Deps
 from astromesh.abc.tool import ToolContext, ToolPolicy
-from astromesh.core.tools import AgentTools, DeclaredSource, ToolRegistry
+from astromesh.core.tool_layers import DeclaredSource
+from astromesh.core.tools import AgentTools, ToolRegistry
 from astromesh.mcp.client import MCPServer
 from astromesh.mcp.connection import MOST_WORDS
 from astromesh.mcp.tools import MCPTools
@@ -34,6 +36,17 @@ TOOLS: list[tuple[str, str, dict[str, Any]]] = [
     ("odd\u202e\n\x1b[31m", "", OBJECT),
     *((name, "", OBJECT) for name in ("fine", "redirect", "hang", "garbage", "nested", "cut", "other_id")),
 ]
+
+#: entries of the list for which the SDK would refuse all of it
+NO_TOOLS: list[Any] = [
+    {"name": "texts", "inputSchema": {"type": "string"}},
+    {"name": "either", "inputSchema": {"type": ["object", "null"]}},
+    {"name": "without"},
+    {"name": "true", "inputSchema": True},
+    {"name": 5, "inputSchema": OBJECT},
+    {"name": "noted", "inputSchema": OBJECT, "annotations": "none"},
+    "text", None,
+]  # fmt: skip
 
 
 class Hostile:
@@ -60,7 +73,9 @@ class Hostile:
             return _answer(number, hello)
         if method == "tools/list":  # the next page is always the same one
             self.pages += 1
-            listed = [{"name": n, "description": d, "inputSchema": s} for n, d, s in TOOLS]
+            listed: list[Any] = [{"name": n, "description": d, "inputSchema": s} for n, d, s in TOOLS]
+            listed += NO_TOOLS
+            listed.append({"name": "lists", "inputSchema": OBJECT, "outputSchema": {"type": "array"}})
             return _answer(number, {"tools": listed, "nextCursor": "again"})
         if method != "tools/call":
             return web.json_response(
@@ -130,8 +145,13 @@ async def call(tools: AgentTools, name: str) -> ToolResult:
 async def test_what_models_cannot_be_shown_is_left_out_and_the_rest_is_offered(tmp_path: Path) -> None:
     """Also from a list without an end, whose pages are asked for once each."""
     hostile = Hostile()
-    async with using(tmp_path, hostile) as (tools, _):
-        offered = {spec.name: spec for spec in tools.specs()}
+    with capture_logs() as lines:
+        async with using(tmp_path, hostile) as (tools, _):
+            offered = {spec.name: spec for spec in tools.specs()}
+    left_out = {line["tool"] for line in lines if line["event"] == "tool_left_out"}
+    assert {"texts", "either", "without", "true", "noted"} <= left_out
+    assert not offered.keys() & {"texts", "either", "without", "true", "5", "noted", "text"}
+    assert "lists" in offered  # what it says of its results is no reason
     assert not offered.keys() & {"bomb", "wide", "remote", ""}
     assert {"wordy", "odd____31m", "fine"} <= offered.keys()
     assert len(offered["wordy"].description) == MOST_WORDS

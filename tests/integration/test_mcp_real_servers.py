@@ -90,11 +90,11 @@ async def test_everything_over_pipes(tmp_path: Path) -> None:
 
 
 @asynccontextmanager
-async def everything(port: int) -> AsyncIterator[asyncio.subprocess.Process]:
+async def everything(port: int, way: str = "streamableHttp") -> AsyncIterator[asyncio.subprocess.Process]:
     """The server over HTTP, with sessions, as a process."""
     quiet = asyncio.subprocess.DEVNULL
     process = await asyncio.create_subprocess_exec(
-        str(NODE), str(EVERYTHING), "streamableHttp", env={**os.environ, "PORT": str(port)},
+        str(NODE), str(EVERYTHING), way, env={**os.environ, "PORT": str(port)},
         stdout=quiet, stderr=quiet,
     )  # fmt: skip
     try:
@@ -105,10 +105,15 @@ async def everything(port: int) -> AsyncIterator[asyncio.subprocess.Process]:
         await process.wait()
 
 
-async def test_everything_over_http_killed_in_a_call_and_restarted(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("transport", "way", "path"), [("http", "streamableHttp", "mcp"), ("sse", "sse", "sse")]
+)
+async def test_everything_over_http_killed_in_a_call_and_restarted(
+    tmp_path: Path, transport: str, way: str, path: str
+) -> None:
     """The call is given up and not made again; the next one finds a new session on the new process."""
     port = free_port()
-    async with client(tmp_path, transport="http", url=f"http://127.0.0.1:{port}/mcp") as server:
+    async with client(tmp_path, transport=transport, url=f"http://127.0.0.1:{port}/{path}") as server:
 
         async def echoes() -> bool:
             try:
@@ -116,7 +121,7 @@ async def test_everything_over_http_killed_in_a_call_and_restarted(tmp_path: Pat
             except ToolError:
                 return False
 
-        async with everything(port) as process:
+        async with everything(port, way) as process:
             await until(echoes)
             known = server.definitions(False)
             slow = asyncio.create_task(call(server, "trigger-long-running-operation", duration=30, steps=30))
@@ -127,6 +132,6 @@ async def test_everything_over_http_killed_in_a_call_and_restarted(tmp_path: Pat
         await until(lambda: "refuses connections" in server.fault(False))
         assert server.definitions(False) is known
         for _ in range(2):  # the second process knows nothing of the first one's session
-            async with everything(port):
+            async with everything(port, way):
                 await until(echoes)
                 assert server.fault(False) == ""
