@@ -21,7 +21,7 @@ PYTEST := $(BIN)/python -m pytest
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help venv run test lint types unit contract integration acceptance reliability architecture docs format lock clean
+.PHONY: help venv run test lint types unit contract integration acceptance reliability architecture docs bench soak mutants format lock clean
 
 help: ## show this text
 	@echo "make run    installs astromesh and serves it on http://$(HOST):$(PORT)  (HOST=, PORT=, CONFIG=)"
@@ -68,6 +68,18 @@ architecture: venv ## who may import whom
 docs: venv ## code blocks in the documentation
 	$(PYTEST) tests/docs $(ARGS)
 
+# -- measuring ------------------------------------------------------------------------------------
+
+# LangGraph and AgentOS are measured in the same run, from an environment of their own.
+bench: venv $(VENV)/.peers ## every benchmark as one table, beside LangGraph and AgentOS (BENCH=--quick)
+	$(BIN)/python scripts/bench.py $(BENCH)
+
+soak: venv ## 20,000 runs of every kind: what grows? (SOAK='--runs 2000')
+	$(BIN)/python scripts/soak.py $(SOAK)
+
+mutants: $(VENV)/.mutants ## does a test notice each small change of what decides? (MUTANTS='NAME …')
+	$(VENV)/mutants/bin/python scripts/mutants.py $(MUTANTS)
+
 format: venv ## rewrite the code in the project's layout
 	$(BIN)/ruff check --fix-only --quiet
 	$(BIN)/ruff format
@@ -113,11 +125,28 @@ $(VENV)/.mcp-servers: $(VENV)/.dev tests/mcp-servers/package.json tests/mcp-serv
 		ci --prefix $(VENV)/mcp-servers --ignore-scripts --no-audit --no-fund --loglevel=error
 	@touch $@
 
+$(VENV)/.peers: $(VENV)/.dev requirements/peers.txt
+	$(UV) venv --quiet --allow-existing --python $(BIN)/python $(VENV)/peers
+	$(UV) pip sync --quiet --require-hashes --python $(VENV)/peers/bin/python requirements/peers.txt
+	@touch $@
+
+# The mutation tester in an environment of its own, which finds everything else in the one for development.
+$(VENV)/.mutants: $(VENV)/.dev requirements/mutants.txt
+	$(UV) venv --quiet --allow-existing --python $(BIN)/python $(VENV)/mutants
+	$(UV) pip sync --quiet --require-hashes --python $(VENV)/mutants/bin/python requirements/mutants.txt
+	@$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+		> $$($(VENV)/mutants/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/development.pth
+	@touch $@
+
 lock: $(VENV)/.bootstrap ## pin what pyproject.toml asks for (UPGRADE=--upgrade: the newest)
 	$(LOCK) --group build -o requirements/bootstrap.txt
 	$(LOCK) -c requirements/bootstrap.txt pyproject.toml -o requirements/runtime.txt
 	$(LOCK) -c requirements/bootstrap.txt -c requirements/runtime.txt --all-extras --group dev \
 		pyproject.toml -o requirements/dev.txt
+	$(LOCK) -c requirements/bootstrap.txt -c requirements/dev.txt --all-extras \
+		pyproject.toml -o requirements/server.txt
+	$(LOCK) -c requirements/dev.txt --group mutants -o requirements/mutants.txt
+	$(LOCK) --group peers -o requirements/peers.txt
 
 clean: ## remove the environment and all caches
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
