@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
@@ -72,6 +72,13 @@ class ToolContext:
     tool: str = ""
     step: ToolStep | None = field(default=None, repr=False)
 
+    def goes_on(self) -> None:
+        """Says that the tool goes on although its call was cancelled: nothing can stop a thread (R6)."""
+        if self.events is not None:
+            self.events.emit("tool.uncancellable", id=self.call_id, name=self.tool)
+        if self.run is not None:
+            self.run.unstopped.append(self.tool)
+
 
 class RateLimit(NamedTuple):
     """At most `max_calls`, one or more, in any `window_seconds`."""
@@ -90,6 +97,7 @@ class ToolPolicy:
         rate_limit: by agent, tool and caller, or None.
         idempotency: `key`: the tool passes the call's idempotency key on, so that a repeat does no harm.
         approval: `required`: a person is asked before every call.
+        approve_if: says by the arguments which of those calls are meant; None: all.
     """
 
     timeout_seconds: float | None = 30.0
@@ -97,6 +105,7 @@ class ToolPolicy:
     rate_limit: RateLimit | None = None
     idempotency: Literal["none", "key"] = "none"
     approval: Literal["none", "required"] = "none"
+    approve_if: Callable[[JsonObject], bool] | None = None
 
 
 class Tool(Protocol):

@@ -94,6 +94,16 @@ class RateLimit(Record):
     window_seconds: Seconds = Field(60.0, description="Length of the window.")
 
 
+class ApprovalRule(Record):
+    """A call is put to a person where both hold; one that is not written holds. One that fails holds too."""
+
+    when: str | None = Field(
+        None, min_length=1,
+        description="Jinja expression over the call's arguments by their names, e.g. `amount > 100`.",
+    )  # fmt: skip
+    arguments: JsonMap | None = Field(None, description="JSON Schema that the call's arguments fit.")
+
+
 #: what a tool of this type does to the world unless it says otherwise (api.md section 4)
 EFFECTS: dict[str, Effect] = {
     "internal": "read",
@@ -115,8 +125,8 @@ class ToolBlock(Block):
         None, description="What it does to the world; absent: read for internal and rag, external for others."
     )
     idempotency: Literal["none", "key"] = Field("none", description="key: calls carry an idempotency key.")
-    approval: Literal["none", "required"] = Field(
-        "none", description="required: a person approves each call."
+    approval: Literal["none", "required"] | ApprovalRule = Field(
+        "none", description="required: a person approves each call; a rule: those calls that it names."
     )
     timeout_seconds: Seconds | None = Field(
         None,

@@ -12,7 +12,15 @@ from functools import wraps
 from typing import Any, NoReturn, cast
 
 import orjson
-from jinja2 import ChainableUndefined, TemplateSyntaxError, Undefined, meta, nodes, pass_context
+from jinja2 import (
+    ChainableUndefined,
+    StrictUndefined,
+    TemplateSyntaxError,
+    Undefined,
+    meta,
+    nodes,
+    pass_context,
+)
 from jinja2.exceptions import SecurityError, TemplateError
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -175,16 +183,17 @@ class Compiled:
     Args:
         source: its text.
         label: what it is called in errors, e.g. `the system prompt of support-agent`.
+        strict: names and fields that do not exist fail.
 
     Raises:
         InvalidManifest: it is no template; `line` is that of the text.
     """
 
-    def __init__(self, source: str, label: str) -> None:
+    def __init__(self, source: str, label: str, *, strict: bool = False) -> None:
         fault = check_template(source)
         if fault is not None:
             raise InvalidManifest(f"{label} is no Jinja template: {fault.message}", line=fault.line)
-        self._template = SANDBOX.from_string(source)
+        self._template = (STRICT if strict else SANDBOX).from_string(source)
         self._label = label
         #: names that it uses and does not set itself
         self.names = frozenset(meta.find_undeclared_variables(SANDBOX.parse(source))) - SANDBOX.globals.keys()
@@ -299,3 +308,6 @@ def _to_json(value: Any, indent: int | None = None) -> str:
 
 
 SANDBOX = Sandbox()
+#: where what does not exist is a failure: conditions must not hold, or not hold, by a name that is misspelt
+STRICT = Sandbox()
+STRICT.undefined = StrictUndefined

@@ -143,12 +143,15 @@ def idempotency(invoke: Invoke, tool: DeclaredTool) -> Invoke:
 
 
 def approval(invoke: Invoke, tool: DeclaredTool) -> Invoke:
-    """Asks a person before every call; they may change its arguments, or answer in the tool's place."""
+    """Asks a person before a call; they may change its arguments, or answer in the tool's place."""
     if tool.policy.approval == "none":
         return invoke
+    asked_for = tool.policy.approve_if
     name, validator = tool.spec.name, argument_validator(tool.spec)
 
     async def approved(given: JsonObject, context: ToolContext) -> Any:
+        if asked_for is not None and not asked_for(given):
+            return await invoke(given, context)
         if context.step is None:
             raise ToolFailed(
                 f"The tool {name!r} needs a person's approval, which only durable runs can wait for."

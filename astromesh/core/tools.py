@@ -19,7 +19,8 @@ import structlog
 from astromesh.abc.clock import Clock, SystemClock
 from astromesh.abc.kept import KeptResults
 from astromesh.abc.tool import RateLimit, Tool, ToolContext, ToolPolicy, ToolSource
-from astromesh.config.agent import ToolBlock
+from astromesh.config.agent import ApprovalRule, ToolBlock
+from astromesh.core.conditions import rule_of
 from astromesh.core.tool_layers import (
     DeclaredSource,
     DeclaredTool,
@@ -69,7 +70,8 @@ def policy_of(block: ToolBlock) -> ToolPolicy:
         max_result_tokens=block.max_result_tokens or _DEFAULT.max_result_tokens,
         rate_limit=RateLimit(limit.max_calls, limit.window_seconds) if limit else None,
         idempotency=block.idempotency,
-        approval=block.approval,
+        approval="none" if block.approval == "none" else "required",
+        approve_if=rule_of(block.name, block.approval) if isinstance(block.approval, ApprovalRule) else None,
     )
 
 

@@ -162,7 +162,7 @@ def pausing(configuration: Configuration) -> frozenset[str]:
     found = {
         name
         for name, agent in configuration.agents.items()
-        if any(tool.approval == "required" for tool in agent.spec.tools)
+        if any(tool.approval != "none" for tool in agent.spec.tools)
     }
     while more := {n for n, called in configuration.edges.items() if n not in found and found & set(called)}:
         found |= more

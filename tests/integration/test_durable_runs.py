@@ -314,6 +314,19 @@ async def test_a_call_that_needs_approval_pauses_its_run_over_a_restart(tmp_path
     assert (run["result"]["response"], tool_results(provider.requests[0])) == ("done", ["found b"])
 
 
+async def test_only_calls_that_a_rule_names_are_put_to_a_person(tmp_path):
+    """Of two calls of one turn the one is made at once, the other one pauses the run."""
+    rule = {"when": "query == 'b'"}
+    folder = write(tmp_path, manifest(tools=[tool(effect="write", approval=rule)]))
+    async with working(folder, ScriptedProvider(asks("a", "b"), "done"), used := lookup()) as runtime:
+        row = await accepted(runtime)
+        waiting = await rests(runtime, row.run_id)
+        assert (waiting["waiting_for"]["arguments"], used.calls) == ({"query": "b"}, [{"query": "a"}])
+        await runtime.runs.resume(row.run_id, ME, "ann", Said("approve"))
+        assert (await rests(runtime, row.run_id))["status"] == "completed"
+    assert used.calls == [{"query": "a"}, {"query": "b"}]
+
+
 @pytest.mark.parametrize(
     ("said", "told"), [(Said("deny"), "A person has refused"), (Said("answer", answer="42"), "42")]
 )
