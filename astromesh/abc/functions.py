@@ -6,6 +6,7 @@ pydantic: who may never meet a function (the graph, for its import time) loads i
 
 from __future__ import annotations
 
+import asyncio
 import contextvars
 import inspect
 from collections.abc import Callable, Mapping
@@ -98,9 +99,31 @@ class FunctionTool:
         if self._async:
             return await self.function(**bound)
         # the caller's context variables (tracing, CallerContext) are visible in the thread
-        inside = contextvars.copy_context()
-        result = await _THREADS.run(partial(inside.run, self.function, **bound))
+        blocking = _Blocking(partial(contextvars.copy_context().run, self.function, **bound))
+        try:
+            result = await _THREADS.run(blocking)
+        except asyncio.CancelledError:
+            if blocking.begun and not blocking.ended:
+                context.goes_on()
+            raise
         return await result if inspect.isawaitable(result) else result
+
+
+class _Blocking:
+    """A call that knows whether it is under way."""
+
+    __slots__ = ("_call", "begun", "ended")
+
+    def __init__(self, call: Callable[[], Any]) -> None:
+        self._call = call
+        self.begun = self.ended = False
+
+    def __call__(self) -> Any:
+        self.begun = True
+        try:
+            return self._call()
+        finally:
+            self.ended = True
 
 
 def tool_schema(

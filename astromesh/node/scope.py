@@ -44,7 +44,8 @@ class Scope:
 
     `tools_told` is a list where somebody wants to be told what tools were asked and answered, else None.
     `journal` is the record of a durable run, None of every other one. `accounts` are the stored budgets that
-    the run is charged to (`runtime.budgets`), None where there are none.
+    the run is charged to (`runtime.budgets`), None where there are none. `unstopped` names tools that go on
+    although their call was cancelled; like `retries` it is that of the whole tree of runs.
     `path` is where in the run's tree this is, e.g. `react/lookup`; recorded steps are keyed by it. Path and
     ledger are a scope's own. The rest is the run's, so that a child is cheap: every model call has one.
     """
@@ -61,6 +62,7 @@ class Scope:
     deadline = _OfTheRun[float | None]()
     depth = _OfTheRun[int]()
     retries = _OfTheRun[list[int]]()
+    unstopped = _OfTheRun[list[str]]()
     steps = _OfTheRun[list[int]]()
     tools_called = _OfTheRun[list[str]]()
     tools_told = _OfTheRun[list[JsonObject] | None]()
@@ -95,6 +97,7 @@ class Scope:
             "deadline": deadline,
             "depth": depth,
             "retries": [retries],
+            "unstopped": [],
             "steps": [0],
             "tools_called": [],
             "tools_told": None,

@@ -43,6 +43,7 @@ from astromesh.runtime.attended import attend
 from astromesh.runtime.bootstrap import Bootstrapped, open_runtime, pausing
 from astromesh.runtime.budgets import Budgets, model_of
 from astromesh.runtime.durable import DurableRuns
+from astromesh.runtime.elsewhere import Elsewhere
 from astromesh.runtime.journal import RunJournal
 from astromesh.runtime.leases import Leases, in_its_session
 from astromesh.runtime.named import NamedRuns
@@ -142,7 +143,10 @@ class AgentRuntime:
         self._budgets = Budgets(self._open_budgets, self.clock)
         self._named = NamedRuns(self.durable, self.registry, self.clock)
         self._exporter: TraceExporter | None = None
-        self.runs = StoredRuns(self.registry, self.durable, self._notes)
+        self._elsewhere = Elsewhere(
+            self.durable, self.registry, self.clock, lambda: bool(self._active), self._notes.flush
+        )
+        self.runs = StoredRuns(self.registry, self.durable, self._notes, self._elsewhere)
         self.traces = StoredTraces(TraceStore(self._logs), self.durable, self._notes)
 
     # -- life ----------------------------------------------------------------------------------------------
@@ -213,6 +217,7 @@ class AgentRuntime:
         except TimeoutError:
             pass  # what still runs is cut off with its resources; durable runs are taken up again
         await self.durable.close(max(ends - self.clock.monotonic(), 0.0))
+        await self._elsewhere.close()
         await self._leases.close()
         await self._notes.close()
         await self._budgets.close()
@@ -462,6 +467,7 @@ class AgentRuntime:
         log = run.log
         log.task = task = asyncio.current_task()
         self._logs.open(log)
+        self._elsewhere.watch()
         try:
             return await (handle or self._handle)(agent, request, run)
         except asyncio.CancelledError as cancelled:
@@ -531,7 +537,7 @@ class AgentRuntime:
             depth=outer.depth + 1 if outer else 0,
         )
         if outer:
-            scope.retries = outer.retries
+            scope.retries, scope.unstopped = outer.retries, outer.unstopped
         if agent.memory.episodic is not None:
             scope.tools_told = []
         model = model_of(agent, scope, owner, outer, self._budgets)

@@ -20,6 +20,17 @@ def run_id() -> str:
     return "run_" + ulid()
 
 
+def made_at(run: str) -> float:
+    """When a run's id was made, in seconds since the epoch; 0 where it is none of ours."""
+    digits = [_ALPHABET.find(letter) for letter in run.removeprefix("run_")[:10]]
+    if not run.startswith("run_") or len(digits) < 10 or -1 in digits:
+        return 0.0
+    value = 0
+    for digit in digits:
+        value = value << 5 | digit
+    return value / 1000
+
+
 def trace_id() -> str:
     """32 hex digits (W3C Trace Context)."""
     return urandom(16).hex()

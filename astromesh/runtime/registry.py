@@ -184,7 +184,12 @@ def _result(status: str, data: JsonObject) -> JsonObject | None:
     """The whole answer; of a run that has none, what it had said."""
     if status == "completed":
         return data
-    return {"response": data["response"]} if data.get("response") else None
+    return left_of(data)
+
+
+def left_of(last: JsonObject) -> JsonObject | None:
+    """What a run without an answer has left: text, and tools that could not be stopped."""
+    return {key: last[key] for key in ("response", "uncancellable") if last.get(key)} or None
 
 
 def iso(seconds: float) -> str:

@@ -79,7 +79,8 @@ def _failed(agent: Agent, run: Run, error: AstromeshError) -> None:
 def _left(agent: Agent, run: Run) -> JsonObject:
     """What a run without an answer leaves: the text that had left, and what it cost."""
     said, usage = run.events.partial, run.scope.ledger.usage
-    return {"response": said, "agent": agent.name, "usage": usage.to_json()}
+    left = {"response": said, "agent": agent.name, "usage": usage.to_json()}
+    return {**left, "uncancellable": list(run.scope.unstopped)} if run.scope.unstopped else left
 
 
 def as_caller(handler: Handler) -> Handler:

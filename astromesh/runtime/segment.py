@@ -20,6 +20,7 @@ from astromesh.runtime.agent import Agent
 from astromesh.runtime.durable_stream import DurableStream
 from astromesh.runtime.journal import Book, RunJournal
 from astromesh.runtime.records import RunAnswer, RunRequest
+from astromesh.runtime.registry import left_of
 from astromesh.runtime.run import GatedEvents, Run
 from astromesh.runtime.runs import Handler
 from astromesh.runtime.waiting import Waiting
@@ -155,8 +156,7 @@ class Segment:
             self.writer.close()
             return
         usage, log = run.scope.ledger.usage, run.log
-        said = last.data.get("response")
-        result = answer.to_json() if answer else {"response": said} if said else None
+        result = answer.to_json() if answer else left_of(last.data)
         failure = None
         if last.type == "run.failed":
             failure = {"code": last.data["code"], "detail": last.data["detail"]}

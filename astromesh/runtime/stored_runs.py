@@ -10,6 +10,7 @@ from astromesh.abc.durable import ENDED, RunRow, RunStore, Wanted
 from astromesh.abc.events import EventSink
 from astromesh.errors import EventsGone, NotDurable, RunNotFound, StoreError
 from astromesh.runtime.durable import DurableRuns
+from astromesh.runtime.elsewhere import Elsewhere
 from astromesh.runtime.notes import Notes
 from astromesh.runtime.registry import RunFilter, RunRegistry, Viewer, iso
 from astromesh.telemetry.stream import TERMINAL
@@ -40,13 +41,20 @@ class StoredRuns:
         registry: the runs of this process.
         durable: those on disk.
         notes: what of the first is on its way to the second.
+        elsewhere: asks other processes.
         patience: seconds that a cancel waits for the run's end.
     """
 
     def __init__(
-        self, registry: RunRegistry, durable: DurableRuns, notes: Notes, patience: float = 10.0
+        self,
+        registry: RunRegistry,
+        durable: DurableRuns,
+        notes: Notes,
+        elsewhere: Elsewhere,
+        patience: float = 10.0,
     ) -> None:
         self._registry, self._durable, self._notes, self._patience = registry, durable, notes, patience
+        self._elsewhere = elsewhere
 
     async def get(self, run_id: str, viewer: Viewer) -> JsonObject:
         row = await self._row(run_id, viewer)
@@ -55,8 +63,8 @@ class StoredRuns:
         try:
             return await self._registry.get(run_id, viewer)
         except (RunNotFound, EventsGone):
-            noted = await self._store.get(run_id) if self._store else None
-            if noted is None or not _visible(noted, viewer):
+            noted = await self._noted(run_id, viewer)
+            if noted is None:
                 raise
             return line_of(noted)
 
@@ -74,16 +82,33 @@ class StoredRuns:
 
     async def cancel(self, run_id: str, viewer: Viewer) -> JsonObject:
         row = await self._row(run_id, viewer)
-        if row is None or self._store is None:
-            return await self._registry.cancel(run_id, viewer)
+        if row is None:
+            return await self._cancel_plain(run_id, viewer)
         await self._ask_end(row)
         return line_of(await self._ended(row))
+
+    async def _cancel_plain(self, run_id: str, viewer: Viewer) -> JsonObject:
+        try:
+            return await self._registry.cancel(run_id, viewer)
+        except (RunNotFound, EventsGone):
+            noted = await self._noted(run_id, viewer)
+            if noted is not None and noted.status in ENDED:
+                return line_of(noted)
+            line = await self._elsewhere.cancel(run_id, viewer)
+            if line is None:
+                raise
+            return line
 
     async def stop(self, run_id: str, viewer: Viewer) -> bool:
         """Begins to cancel a run; False where it had ended."""
         row = await self._row(run_id, viewer)
         if row is None:
-            return self._registry.stop(run_id, viewer)
+            try:
+                return self._registry.stop(run_id, viewer)
+            except RunNotFound:
+                if await self._elsewhere.cancel(run_id, viewer) is None:
+                    raise
+                return True
         if row.status in ENDED:
             return False
         await self._ask_end(row)
@@ -152,6 +177,10 @@ class StoredRuns:
         if not _visible(row, viewer):
             raise RunNotFound(f"There is no run {run_id!r}.")
         return row
+
+    async def _noted(self, run_id: str, viewer: Viewer) -> RunRow | None:
+        noted = await self._store.get(run_id) if self._store else None
+        return noted if noted is not None and _visible(noted, viewer) else None
 
     async def list(self, viewer: Viewer, wanted: RunFilter) -> tuple[list[JsonObject], Usage]:
         await self._notes.flush()
