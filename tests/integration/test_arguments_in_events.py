@@ -15,7 +15,7 @@ from tests.integration.agents_folder import client_of, manifest, runtime_of, wri
 TOOLS = [
     {"name": "lookup", "type": "internal", "function": "tests.integration.sample_tools:lookup"},
 ]
-RULES = [
+RULES: list[dict[str, Any]] = [
     {"type": "pii_detection", "action": "redact"},
     {"type": "content_filter", "forbidden_keywords": ["codename"], "action": "redact"},
 ]

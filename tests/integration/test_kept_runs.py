@@ -101,7 +101,7 @@ class Collector(BaseHTTPRequestHandler):
 
 async def test_traces_are_exported_with_the_semantic_names(tmp_path: Path) -> None:
     """One trace id over the run, its model calls and its tools; no content; what is not sampled stays."""
-    handler = type("Kept", (Collector,), {"bodies": []})
+    handler: Any = type("Kept", (Collector,), {"bodies": []})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     Thread(target=server.serve_forever, daemon=True).start()
     write(tmp_path, manifest("helper", tools=TOOLS))

@@ -193,6 +193,7 @@ async def test_a_long_session_is_shown_whole_with_its_summary(tmp_path):
     async with runtime_of(tmp_path, echo()) as runtime, client_of(runtime, Auth((Named(),))) as client:
         store, key = runtime.agent("helper").memory.conversations, SessionKey("default", "helper", "s-1")
         turns = [Turn(("user", "assistant")[n % 2], f"turn {n}") for n in range(2 * PAGE + 10)]
+        assert store is not None
         await store.append(key, "principalann", turns)
         await store.set_summary(key, Summary("They talked.", 4))
         records = await shown(client, "principalann")

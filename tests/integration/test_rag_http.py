@@ -5,6 +5,7 @@ from __future__ import annotations
 from base64 import b64encode
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -78,7 +79,7 @@ async def test_files_come_in_as_base64(client):
     put = await client.post("/v1/rag/notes/documents", json={"documents": files})
     assert (put.status_code, put.json()["added"]) == (200, 4)
     assert (await client.post("/v1/rag/notes/documents", json={"documents": files})).json()["unchanged"] == 4
-    found = {}
+    found: dict[str, Any] = {}
     for word in ("boils", "nine", "fröthes"):
         asked = await client.post("/v1/rag/notes/query", json={"query": word, "top_k": 2})
         found |= {p["document"]: (p["title"], p["heading"]) for p in asked.json()["passages"][:2]}

@@ -116,7 +116,7 @@ async def test_a_run_that_began_alone_is_under_a_lease_when_another_process_come
         one = asyncio.create_task(first.run("a", "one", "s"))
         await started.wait()
         async with second:
-            assert leases.shared
+            assert first.agent("a").memory.leases.shared  # type: ignore[union-attr]
             two = asyncio.create_task(second.run("a", "two", "s"))
             go.set()
             assert [(await run).response for run in (one, two)] == ["2", "4"]

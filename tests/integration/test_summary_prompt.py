@@ -15,6 +15,7 @@ async def test_a_summary_is_part_of_the_one_system_message(tmp_path):
     async with runtime_of(tmp_path, provider := ScriptedProvider("Size 43.")) as runtime:
         store, key = runtime.agent("helper").memory.conversations, SessionKey("default", "helper", "s-1")
         turns = [Turn(role, f"{role} {n}") for n in range(3) for role in ("user", "assistant")]
+        assert store is not None
         await store.append(key, "anonymous", turns)
         await store.set_summary(key, Summary("They spoke of shoes.", 4))
         await runtime.run("helper", "Which size?", "s-1")

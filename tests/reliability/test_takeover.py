@@ -41,6 +41,7 @@ async def ended(url: str, run_id: str) -> dict[str, Any]:
             row = await connection.fetchrow(
                 "SELECT status, segment, result FROM astromesh.runs WHERE run_id = $1", run_id
             )
+            assert row is not None
             if row["status"] not in ("queued", "running"):
                 return dict(row)
             await asyncio.sleep(0.1)

@@ -130,7 +130,7 @@ def every_kind(**keywords: Any) -> list[BaseNode]:
 @pytest.mark.parametrize("place", range(7))
 async def test_guards_and_processors_hold_on_nodes_of_every_kind(place: int) -> None:
     """A refused output goes nowhere; a postprocessor's is what is written; a preprocessor comes first."""
-    handler = {"human_handler": lambda request: "secret"}
+    handler: dict[str, Any] = {"human_handler": lambda request: "secret"}
     target = says("secret", "went on")
 
     def graph(**keywords: Any) -> PromptGraph:

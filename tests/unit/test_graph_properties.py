@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import given, settings
@@ -75,7 +76,7 @@ def scripted(name: str, script: list[Any], **keywords: Any) -> FunctionNode:
         if isinstance(said, BaseException):
             raise said
         if isinstance(said, NodeResult):  # a fresh one, as a node would make it
-            return NodeResult(**{f: getattr(said, f) for f in said.__slots__})
+            return replace(said)
         return said
 
     return FunctionNode(name, body, **keywords)

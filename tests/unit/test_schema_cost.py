@@ -56,7 +56,7 @@ EXPRESSION = {
         "not": {"properties": {"of": {"$ref": "#/$defs/e"}}},
     },
 }
-HARMLESS = {
+HARMLESS: dict[str, Any] = {
     "empty": {},
     "tree": TREE,
     "expression": EXPRESSION,

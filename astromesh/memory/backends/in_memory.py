@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from astromesh.abc.clock import Clock, SystemClock
 from astromesh.abc.deps import Deps
+from astromesh.abc.leases import SessionLeases
 from astromesh.abc.stores import Recalled, SessionInfo, Summary
 from astromesh.errors import SessionNotFound
 from astromesh.memory.backends.expiry import expiring
@@ -46,7 +47,7 @@ class InMemoryConversations:
     """
 
     Options: ClassVar[type[BaseModel]] = InMemoryOptions
-    leases = None
+    leases: SessionLeases | None = None
 
     def __init__(self, max_sessions: int = 10_000, clock: Clock | None = None) -> None:
         self._most = max_sessions

@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from astromesh.abc.clock import Clock
 from astromesh.abc.deps import Deps
+from astromesh.abc.leases import SessionLeases
 from astromesh.abc.stores import Recalled, SessionInfo, Summary
 from astromesh.errors import LeaseLost, SessionNotFound
 from astromesh.memory.backends.expiry import LEFT_SECONDS, expiring
@@ -51,7 +52,8 @@ class SqliteConversations:
     def __init__(self, database: Database, clock: Clock, leases: SqliteLeases | None = None) -> None:
         self._database = database
         self._clock = clock
-        self.leases = leases
+        self.leases: SessionLeases | None = leases
+        self._leases = leases
 
     @classmethod
     async def open(cls, options: SqliteOptions, deps: Deps) -> Self:
@@ -118,8 +120,8 @@ class SqliteConversations:
         return await self._delete_in_chunks("erase_owner", tenant, owner)
 
     async def expire(self, now: float) -> int:
-        if self.leases is not None:
-            await self.leases.forget(now - LEFT_SECONDS)
+        if self._leases is not None:
+            await self._leases.forget(now - LEFT_SECONDS)
         return await self._delete_in_chunks("expire", now)
 
     async def ping(self) -> None:
