@@ -387,6 +387,12 @@ class NetUnreachable(NetError):
     code = "network_unreachable"
 
 
+class NetConnectTimeout(NetTimeout, NetUnreachable):
+    """Nobody took the connection in time."""
+
+    code = "network_timeout"
+
+
 class AnswerTooLarge(NetError):
     code = "answer_too_large"
 

@@ -49,6 +49,11 @@ _NAMED: dict[str, int] = {
     "context_length_exceeded": 400,
     "request_too_large": 413,
     "timeout_error": 504,
+    "RESOURCE_EXHAUSTED": 429,
+    "UNAUTHENTICATED": 401,
+    "PERMISSION_DENIED": 403,
+    "INVALID_ARGUMENT": 400,
+    "DEADLINE_EXCEEDED": 504,
 }
 _SAYS: dict[type[ProviderError], str] = {
     ProviderUnauthorized: "refuses the key or the account",
@@ -76,6 +81,8 @@ def from_status(
         body: of the answer; what it says is passed on where it is about the request.
         secrets: taken out of what the service said.
     """
+    if status == 400 and b"API_KEY_INVALID" in body:  # Gemini's word for a wrong key
+        status = 401
     rejected = 400 <= status < 500
     kind = _STATUS.get(status, ProviderRejected if rejected else ProviderUnavailable)
     detail = _detail(body, secrets) if rejected and kind not in _QUIET else ""
@@ -89,7 +96,7 @@ def from_body(error: object, secrets: Sequence[str] = ()) -> ProviderError:
     fields = error if isinstance(error, dict) else {"message": error}
     code = fields.get("code")
     status = code if isinstance(code, int) and 400 <= code < 600 else 0
-    for name in (fields.get("type"), code):
+    for name in (fields.get("type"), code, fields.get("status")):
         status = status or _NAMED.get(str(name), 0)
     return from_status(status or 500, {}, orjson.dumps({"error": fields}, default=str), secrets)
 

@@ -21,7 +21,7 @@ from aiohttp.tracing import Trace
 from multidict import CIMultiDictProxy
 from yarl import URL
 
-from astromesh.errors import AnswerTooLarge, NetError, NetTimeout, NetUnreachable
+from astromesh.errors import AnswerTooLarge, NetConnectTimeout, NetError, NetTimeout, NetUnreachable
 from astromesh.net.guard import Guard, GuardedConnector
 
 MAX_BODY = 32 * 1024 * 1024
@@ -326,7 +326,8 @@ def _session(connector: aiohttp.BaseConnector) -> aiohttp.ClientSession:
 
 @lru_cache(maxsize=256)
 def _whole(seconds: float) -> aiohttp.ClientTimeout:
-    return aiohttp.ClientTimeout(total=seconds, sock_connect=min(seconds, CONNECT_SECONDS))
+    # well before the whole time is over, so that it is known that nothing was sent
+    return aiohttp.ClientTimeout(total=seconds, sock_connect=min(seconds / 2, CONNECT_SECONDS))
 
 
 @lru_cache(maxsize=256)
@@ -339,6 +340,7 @@ def _silent(seconds: float) -> aiohttp.ClientTimeout:
 #: first match wins; the sentence continues with what is known of the host
 _ERRORS: tuple[tuple[type[BaseException], type[NetError], str], ...] = (
     (aiohttp.InvalidURL, NetError, "is no usable URL"),
+    (aiohttp.ConnectionTimeoutError, NetConnectTimeout, "did not take the connection in time"),
     (TimeoutError, NetTimeout, "did not answer in time"),
     (aiohttp.ClientConnectorCertificateError, NetError, "has a certificate that cannot be trusted"),
     (aiohttp.ClientConnectorSSLError, NetError, "speaks no TLS that we can"),

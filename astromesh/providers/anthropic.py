@@ -9,12 +9,12 @@ import orjson
 from pydantic import Field
 
 from astromesh.abc.deps import Deps
-from astromesh.providers.anthropic_reply import AnthropicReader, decode_message
+from astromesh.providers.anthropic_reply import AnthropicReader, counted, decode_message
 from astromesh.providers.catalog import capabilities_of, price_of
 from astromesh.providers.closed_schema import closed
 from astromesh.providers.encoding import FragmentCache
 from astromesh.providers.options import ModelOptions, read_key
-from astromesh.providers.service import Reply, ServiceProvider, json_instruction, service_of
+from astromesh.providers.service import Counted, Reply, ServiceProvider, json_instruction, service_of
 from astromesh.types import CompletionRequest, Image, JsonObject, Message, ToolCall, ToolSpec
 
 ENDPOINT = "https://api.anthropic.com"
@@ -69,7 +69,7 @@ class AnthropicWire:
         options: of the block.
     """
 
-    path = "/v1/messages"
+    path = stream_path = "/v1/messages"
     ping_path = "/v1/models"
 
     def __init__(self, options: AnthropicOptions) -> None:
@@ -101,6 +101,9 @@ class AnthropicWire:
 
     def decode(self, payload: Any) -> Reply:
         return decode_message(payload)
+
+    def counted(self, payload: Any) -> Counted | None:
+        return counted(payload["usage"])
 
     def reader(self) -> AnthropicReader:
         return AnthropicReader()

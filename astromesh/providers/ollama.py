@@ -65,7 +65,7 @@ class OllamaWire:
         options: of the block.
     """
 
-    path = "/api/chat"
+    path = stream_path = "/api/chat"
     ping_path = "/api/version"
 
     def __init__(self, options: OllamaOptions) -> None:
@@ -84,6 +84,9 @@ class OllamaWire:
         _put(body, self._parameters)
         _put(body, request.parameters)
         return orjson.dumps(body)
+
+    def counted(self, payload: Any) -> Counted | None:
+        return counted(payload)
 
     def decode(self, payload: Any) -> Reply:
         message = payload["message"]

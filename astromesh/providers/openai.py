@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, Literal
+from urllib.parse import quote
 
 import orjson
 from pydantic import Field
@@ -14,9 +15,9 @@ from pydantic import Field
 from astromesh.abc.deps import Deps
 from astromesh.providers.catalog import capabilities_of, price_of
 from astromesh.providers.encoding import FragmentCache
-from astromesh.providers.openai_reply import OpenAIReader, decode_completion
+from astromesh.providers.openai_reply import OpenAIReader, counted, decode_completion
 from astromesh.providers.options import ModelOptions, read_key
-from astromesh.providers.service import Reply, ServiceProvider, json_instruction, service_of
+from astromesh.providers.service import Counted, Reply, ServiceProvider, json_instruction, service_of
 from astromesh.types import CompletionRequest, Image, JsonObject, Message
 
 ENDPOINT = "https://api.openai.com/v1"
@@ -30,6 +31,12 @@ class OpenAIOptions(ModelOptions):
     structured_output: Structured = Field(
         "json_schema",
         description="How an output schema is asked for: by JSON Schema, by JSON mode, or not at all.",
+    )
+    api_version: str = Field(
+        "",
+        pattern=r"^[\w.-]*$",
+        description="Version of Azure's API, e.g. 2024-10-21: the model is then the name of a deployment, "
+        "the endpoint that of the resource. Azure's newer endpoints (…/openai/v1) need none.",
     )
     stream_usage: bool = Field(
         True, description="Ask for token counts at a stream's end; some older servers refuse the question."
@@ -56,7 +63,7 @@ class OpenAI:
             options,
             "openai",
             ENDPOINT,
-            {"authorization": f"Bearer {key}"} if key else {},
+            _key_header(options, key),
             capabilities=capabilities_of(options, json=options.structured_output != "none"),
             price=price_of(options),
         )
@@ -71,10 +78,9 @@ class OpenAIWire:
         official: whether the endpoint is OpenAI's own, which has renamed `max_tokens`.
     """
 
-    path = "/chat/completions"
-    ping_path = "/models"
-
     def __init__(self, options: OpenAIOptions, *, official: bool = False) -> None:
+        self.path, self.ping_path = _paths(options)
+        self.stream_path = self.path
         self._model = options.chosen
         self._structured = options.structured_output
         self._official = official
@@ -103,6 +109,9 @@ class OpenAIWire:
     def decode(self, payload: Any) -> Reply:
         return decode_completion(payload)
 
+    def counted(self, payload: Any) -> Counted | None:
+        return counted(payload["usage"])
+
     def reader(self) -> OpenAIReader:
         return OpenAIReader()
 
@@ -121,6 +130,25 @@ class OpenAIWire:
         elif self._structured == "json_object":
             body["response_format"] = {"type": "json_object"}
             messages.append({"role": "system", "content": json_instruction(schema)})
+
+
+def _paths(options: OpenAIOptions) -> tuple[str, str]:
+    """Where chats and the list of models are, below the endpoint.
+
+    Azure: https://learn.microsoft.com/azure/ai-services/openai/reference
+    """
+    if not options.api_version:
+        return "/chat/completions", "/models"
+    base = "" if options.endpoint.rstrip("/").endswith("/openai") else "/openai"
+    version = f"api-version={options.api_version}"
+    deployment = f"{base}/deployments/{quote(options.chosen, safe='')}"
+    return f"{deployment}/chat/completions?{version}", f"{base}/models?{version}"
+
+
+def _key_header(options: OpenAIOptions, key: str) -> dict[str, str]:
+    if not key:
+        return {}
+    return {"api-key": key} if options.api_version else {"authorization": f"Bearer {key}"}
 
 
 def encode_message(message: Message) -> JsonObject:

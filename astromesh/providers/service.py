@@ -20,6 +20,7 @@ from astromesh.abc.provider import Capabilities
 from astromesh.errors import (
     ConfigError,
     NetError,
+    NetUnreachable,
     ProviderError,
     ProviderRejected,
     ProviderTimeout,
@@ -82,13 +83,17 @@ class StreamReader(Protocol):
 class Wire(Protocol):
     """One wire format for one model."""
 
-    #: paths below the endpoint
+    #: paths below the endpoint, possibly with a query
     path: str
+    stream_path: str
     ping_path: str
 
     def encode(self, request: CompletionRequest, stream: bool) -> bytes: ...
 
     def decode(self, payload: Any) -> Reply: ...
+
+    def counted(self, payload: Any) -> Counted | None:
+        """What a whole answer reports of its tokens, also where the rest of it cannot be read."""
 
     def reader(self) -> StreamReader: ...
 
@@ -128,8 +133,9 @@ class ServiceProvider:
         self.endpoint = service.endpoint
         self.capabilities = service.capabilities
         self._service, self._wire, self._http = service, wire, http
-        self._url = URL(service.endpoint.rstrip("/") + wire.path)
-        self._ping_url = URL(service.endpoint.rstrip("/") + wire.ping_path)
+        base = service.endpoint.rstrip("/")
+        self._url, self._stream_url = _url(base + wire.path), _url(base + wire.stream_path)
+        self._ping_url = _url(base + wire.ping_path)
         self._secrets = tuple(v.removeprefix("Bearer ") for v in service.headers.values() if len(v) > 8)
         self._headers = {"content-type": "application/json", "accept-encoding": "identity", **service.headers}
 
@@ -159,7 +165,7 @@ class ServiceProvider:
         with _Tab(self, request, reader):
             try:
                 async with self._http.stream(
-                    "POST", self._url, body=body, headers=self._headers, silence=self._service.timeout
+                    "POST", self._stream_url, body=body, headers=self._headers, silence=self._service.timeout
                 ) as incoming:
                     if incoming.status != 200:
                         said = await incoming.read(_ERROR_BYTES)
@@ -217,6 +223,7 @@ class ServiceProvider:
             ) from error
 
     def _decoded(self, body: bytes) -> Reply:
+        payload: Any = None
         try:
             payload = loads(body)
             if isinstance(payload, dict) and payload.get("error"):
@@ -225,7 +232,17 @@ class ServiceProvider:
         except ProviderError as error:
             raise self._named(error) from None
         except WRONG_SHAPE as error:
-            raise self._unreadable() from error
+            raise self._billed(self._unreadable(), payload) from error
+
+    def _billed(self, error: ProviderError, payload: Any) -> ProviderError:
+        """The error of an answer that came and cannot be read, with what the service has counted for it."""
+        try:
+            counted = _believed(Reply(counted=self._wire.counted(payload)))
+        except WRONG_SHAPE:
+            return error
+        if counted is not None:
+            charge(error, self._priced(counted))
+        return error
 
     def _fed(self, reader: StreamReader, chunk: bytes) -> Iterator[str]:
         try:
@@ -310,7 +327,9 @@ class _Tab:
             return
         reply = self._so_far()
         given_up = isinstance(error, asyncio.CancelledError) or (
-            isinstance(error, ProviderTimeout) and not error.status
+            isinstance(error, ProviderTimeout)
+            and not error.status
+            and not isinstance(error.__cause__, NetUnreachable)
         )
         if given_up or reply.content or reply.tool_calls or reply.counted:
             charge(error, self._provider.used_by(self._request, reply))
@@ -360,6 +379,11 @@ def _believed(reply: Reply) -> Counted | None:
     counts: tuple[Any, ...] = reply.counted or ()
     believable = all(isinstance(n, int | float) and 0 <= n <= _MOST_TOKENS for n in counts)
     return Counted(*map(int, counts)) if counts and believable else None
+
+
+def _url(text: str) -> URL:
+    # as it stands: a model's name may hold what has been quoted
+    return URL(text, encoded="%" in text)
 
 
 def cut() -> ProviderUnavailable:

@@ -1,7 +1,8 @@
-"""A model service inside the test's process that speaks three wire formats, as a script says.
+"""A model service inside the test's process that speaks the wire formats, as a script says.
 
-One scenario, told in OpenAI's, Anthropic's and Ollama's words. The official SDKs are held against it too
-(`tests/contract/test_provider.py`), so that it cannot drift into formats of its own.
+One scenario, told in the words of OpenAI (also at Azure's address), Anthropic, Ollama and Gemini. The
+official SDKs are held against it too (`tests/contract/test_provider.py`), so that it cannot drift into
+formats of its own.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import asyncio
 import itertools
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, Self
 
@@ -278,8 +279,100 @@ class OllamaSpeaker:
         return {"done": True, "done_reason": "length" if s.length else "stop", **counts}
 
 
-Speaker = OpenAISpeaker | AnthropicSpeaker | OllamaSpeaker
-SPEAKERS: tuple[Speaker, ...] = (OpenAISpeaker(), AnthropicSpeaker(), OllamaSpeaker())
+class AzureSpeaker(OpenAISpeaker):
+    """OpenAI's words at Azure's address, with Azure's header for the key."""
+
+    path = "/openai/deployments/m-1/chat/completions"
+
+    def events(self, s: Scenario, body: Json) -> list[bytes]:
+        judged: Json = {"choices": [], "prompt_filter_results": [{"prompt_index": 0}]}
+        return [b"data: " + json.dumps(judged).encode() + b"\n\n", *super().events(s, body)]
+
+    def seen(self, body: Json, headers: Mapping[str, str]) -> Seen:
+        assert "authorization" not in headers
+        return replace(super().seen(body, headers), key=headers.get("api-key", ""))
+
+
+class GeminiSpeaker:
+    path = "/v1beta/models/{call:m-1:(generateContent|streamGenerateContent)}"
+    kind = "text/event-stream"
+
+    def whole(self, s: Scenario) -> Json:
+        parts: list[Json] = [{"text": "".join(s.pieces)}] if s.pieces else []
+        return self._response(s, parts + self._calls(s), last=True)
+
+    def events(self, s: Scenario, body: Json) -> list[bytes]:
+        told = [self._response(s, [{"text": "Hm.", "thought": True}])]
+        told += [self._response(s, [{"text": piece}]) for piece in s.pieces]
+        told += [self._response(s, [call]) for call in self._calls(s)]
+        told.append(self._response(s, [{"text": ""}], last=True))
+        return [b"data: " + json.dumps(one).encode() + b"\r\n\r\n" for one in told]
+
+    def failure(self, s: Scenario) -> Json:
+        return {"error": {"code": 500, "message": s.error, "status": "INTERNAL"}}
+
+    def error_event(self, s: Scenario) -> bytes:
+        error = {"error": {"code": 503, "message": s.error, "status": "UNAVAILABLE"}}
+        return b"data: " + json.dumps(error).encode() + b"\r\n\r\n"
+
+    def seen(self, body: Json, headers: Mapping[str, str]) -> Seen:
+        roles = [turn["role"] for turn in body["contents"]]
+        assert roles[0] == "user"
+        assert all(a != b for a, b in itertools.pairwise(roles)), roles
+        parts = [(turn["role"], part) for turn in body["contents"] for part in turn["parts"]]
+        config = body.get("generationConfig") or {}
+        return Seen(
+            model="m-1",
+            system="".join(part["text"] for part in (body.get("systemInstruction") or {}).get("parts", ())),
+            turns=tuple(
+                ("assistant" if role == "model" else role, part["text"])
+                for role, part in parts
+                if "text" in part
+            ),
+            calls=tuple(
+                (p["functionCall"]["name"], p["functionCall"]["args"])
+                for _, p in parts
+                if "functionCall" in p
+            ),
+            results=tuple(
+                p["functionResponse"]["response"]["result"]
+                for _, p in parts
+                if "functionResponse" in p and p["functionResponse"]["name"]
+            ),
+            images=sum(bool(p.get("inlineData", {}).get("data")) for _, p in parts),
+            tools=tuple(d["name"] for t in body.get("tools") or () for d in t["functionDeclarations"]),
+            schema=config.get("responseJsonSchema"),
+            key=headers.get("x-goog-api-key", ""),
+            body=body | config | {"max_tokens": config.get("maxOutputTokens")},
+        )
+
+    def _calls(self, s: Scenario) -> list[Json]:
+        return [
+            {
+                "functionCall": {"id": c.id, "name": c.name, "args": c.arguments},
+                "thoughtSignature": f"s-{c.id}",
+            }
+            for c in s.calls
+        ]
+
+    def _response(self, s: Scenario, parts: list[Json], *, last: bool = False) -> Json:
+        candidate: Json = {"index": 0, "content": {"role": "model", "parts": parts}}
+        if last:
+            candidate["finishReason"] = "MAX_TOKENS" if s.length else "STOP"
+        inputs, outputs, cached = s.usage or (0, 0, 0)
+        counts = {
+            "promptTokenCount": inputs,
+            "candidatesTokenCount": outputs - 1,
+            "thoughtsTokenCount": 1,
+            "cachedContentTokenCount": cached,
+        }
+        return {"candidates": [candidate], **({"usageMetadata": counts} if s.usage and last else {})}
+
+
+Speaker = OpenAISpeaker | AnthropicSpeaker | OllamaSpeaker | GeminiSpeaker
+SPEAKERS: tuple[Speaker, ...] = (
+    OpenAISpeaker(), AzureSpeaker(), AnthropicSpeaker(), OllamaSpeaker(), GeminiSpeaker(),
+)  # fmt: skip
 
 
 class ModelServer:
@@ -288,7 +381,7 @@ class ModelServer:
     Attributes:
         url: `http://127.0.0.1:PORT`.
         script: scenarios of the next requests; the last one stays.
-        seen: the requests so far.
+        seen, paths: the requests so far.
         left: streams whose client went away before their end.
     """
 
@@ -296,6 +389,7 @@ class ModelServer:
         self.url = ""
         self.script: list[Scenario] = [Scenario()]
         self.seen: list[Seen] = []
+        self.paths: list[str] = []
         self.left = 0
         self._gone = asyncio.Event()
         self._runner: web.AppRunner | None = None
@@ -304,7 +398,7 @@ class ModelServer:
         app = web.Application(client_max_size=2**24)
         for speaker in SPEAKERS:
             app.router.add_post(speaker.path, self._answering(speaker))
-        for path in ("/v1/models", "/api/version"):
+        for path in ("/v1/models", "/api/version", "/openai/models", "/v1beta/models"):
             app.router.add_get(path, self._ping)
         # cancels a handler whose client has left, as a real service stops generating
         self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1, access_log=None)
@@ -327,12 +421,13 @@ class ModelServer:
     def _answering(self, speaker: Speaker) -> Callable[[web.Request], Any]:
         async def handle(request: web.Request) -> web.StreamResponse:
             body = await request.json()
+            self.paths.append(request.path_qs)
             self.seen.append(speaker.seen(body, request.headers))
             scenario = self.script.pop(0) if len(self.script) > 1 else self.script[0]
             if scenario.status != 200:
                 answer = speaker.failure(scenario)
                 return web.json_response(answer, status=scenario.status, headers=scenario.headers)
-            if body.get("stream"):
+            if body.get("stream") or request.path.endswith(":streamGenerateContent"):
                 return await self._stream(request, speaker, scenario, body)
             return await self._whole(request, speaker, scenario)
 

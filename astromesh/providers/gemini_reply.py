@@ -1,0 +1,113 @@
+"""Reading Gemini's answers: a `GenerateContentResponse`, whole or in pieces as server-sent events."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+from uuid import uuid4
+
+import orjson
+
+from astromesh.growing import GrowingText
+from astromesh.net import faults
+from astromesh.net.sse import SseParser
+from astromesh.providers.pairs import Pairs, loads
+from astromesh.providers.service import Counted, Reply, cut
+from astromesh.providers.signatures import Signatures
+from astromesh.types import JsonObject, ToolCall
+
+_FINISH = {
+    "MAX_TOKENS": "length",
+    **dict.fromkeys(
+        ("SAFETY", "RECITATION", "LANGUAGE", "BLOCKLIST", "PROHIBITED_CONTENT", "SPII"), "content_filter"
+    ),
+}
+
+
+class GeminiReader:
+    """Reads one answer.
+
+    Args:
+        signatures: takes what the model wants back with its calls.
+    """
+
+    #: nothing but the end of the body says that this was all
+    done = False
+
+    def __init__(self, signatures: Signatures) -> None:
+        self._sse, self._pairs = SseParser(), Pairs()
+        self._signatures = signatures
+        self._text = GrowingText()
+        self._calls: list[ToolCall] = []
+        self._finish = ""
+        self._counted: Counted | None = None
+
+    def feed(self, chunk: bytes) -> Iterator[str]:
+        for event in self._sse.feed(chunk):
+            if text := self.take(loads(event.data)):
+                yield text
+
+    def finish(self) -> Reply:
+        for event in self._sse.finish():
+            self.take(loads(event.data))
+        return self.whole()
+
+    def so_far(self) -> Reply:
+        return Reply(self._text.getvalue(), tuple(self._calls), "", self._counted)
+
+    def whole(self) -> Reply:
+        """Raises ProviderUnavailable where the end is missing."""
+        if not self._finish:
+            raise cut()
+        reason = "tool_calls" if self._calls else _FINISH.get(self._finish, "stop")
+        return self.so_far()._replace(finish_reason=reason)
+
+    def take(self, payload: Any) -> str:
+        """Notes one response; answers its text."""
+        if error := payload.get("error"):
+            raise faults.from_body(error)
+        if usage := payload.get("usageMetadata"):
+            self._counted = counted(usage)
+        if (payload.get("promptFeedback") or {}).get("blockReason"):
+            self._finish = "SAFETY"
+        texts = [self._choose(candidate) for candidate in (payload.get("candidates") or ())[:1]]
+        return "".join(texts)
+
+    def _choose(self, candidate: JsonObject) -> str:
+        self._finish = candidate.get("finishReason") or self._finish
+        said = ""
+        for part in (candidate.get("content") or {}).get("parts") or ():
+            if call := part.get("functionCall"):
+                self._call(call, part.get("thoughtSignature"))
+            elif not part.get("thought"):  # what it thought is no part of the answer
+                said += part.get("text") or ""
+        text = self._pairs.feed(said)
+        if text:
+            self._text.write(text)
+        return text
+
+    def _call(self, call: JsonObject, signature: Any) -> None:
+        name, given = call["name"], call.get("id")
+        if not isinstance(name, str) or not name:
+            raise TypeError("a tool call without a name")
+        call_id = given if isinstance(given, str) and given else f"call_{uuid4().hex}"
+        if isinstance(signature, str):
+            self._signatures.keep(call_id, signature)
+        self._calls.append(ToolCall(call_id, name, orjson.dumps(call.get("args") or {}).decode()))
+
+
+def counted(usage: JsonObject) -> Counted | None:
+    """Reported tokens. What the model thought is output, as it is priced."""
+    if "promptTokenCount" not in usage:
+        return None
+    said = _sum(usage.get("candidatesTokenCount"), usage.get("thoughtsTokenCount"))
+    asked = _sum(usage["promptTokenCount"], usage.get("toolUsePromptTokenCount"))
+    return Counted(asked, said, usage.get("cachedContentTokenCount") or 0)
+
+
+def _sum(*counts: Any) -> int:
+    """All of them, a missing one as 0; where one is no number, one that nobody believes."""
+    try:
+        return sum(count or 0 for count in counts)
+    except TypeError:
+        return -1
