@@ -52,6 +52,8 @@ def heals(error: BaseException | None) -> bool:
     if isinstance(error, NodeFailed):
         return heals(error.cause)
     if isinstance(error, AllProvidersFailed):
+        if error.begun:  # its text has left; said a second time, nobody could take the first back
+            return False
         return any(heals(failure) for failure in error.failures)
     if isinstance(error, ProviderError) and not error.retryable:
         return False

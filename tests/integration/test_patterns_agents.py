@@ -250,6 +250,21 @@ async def test_what_an_agent_says_before_it_hands_over_is_a_step_of_its_own(tmp_
     assert list(steps.values()) == ["One moment.", "Tea costs 3."]
 
 
+async def test_a_chat_client_gets_the_response_and_nothing_that_was_said_before_the_hand_over(
+    tmp_path: Path,
+) -> None:
+    """A client joins the chunks and cannot take text back."""
+    handing = Reply("", [ToolCall("h", "handoff_to_tea-agent", "{}")], chunks=["One ", "moment."])
+    looking = Reply("", [ToolCall("l", "lookup", '{"query": "x"}')], chunks=["Let me ", "look."])
+    runtime, _ = runtime_for(tmp_path, SWARM, [handing, looking, Reply(chunks=["Tea ", "costs 3."])])
+    body = {"model": "helper", "messages": [{"role": "user", "content": QUESTION}], "stream": True}
+    async with client_of(runtime) as client:
+        told = (await client.post("/v1/chat/completions", json=body)).text
+    chunks = [json.loads(line[6:]) for line in told.splitlines() if line.startswith("data: {")]
+    said = [c["choices"][0]["delta"].get("content") for c in chunks]
+    assert [text for text in said if text] == ["Tea ", "costs 3."]
+
+
 @pytest.mark.parametrize("most", [0, 1, 3])
 async def test_hand_offs_are_bounded_and_nobody_gets_it_twice(tmp_path: Path, most: int) -> None:
     """Three agents who all want to get rid of it: `max_handoffs` or all others, then the last one has it."""

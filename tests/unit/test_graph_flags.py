@@ -15,6 +15,7 @@ from astromesh.errors import (
     ProviderRejected,
     ProviderTimeout,
     ProviderUnauthorized,
+    ProviderUnavailable,
 )
 from astromesh.graph import (
     BaseNode,
@@ -172,6 +173,15 @@ def flaky(failures: int, error: Exception | None = None, seen: list[Any] | None 
         return "done"
 
     return FunctionNode("a", body, flags={F.RETRYABLE}, **keywords)
+
+
+async def test_retryable_says_nothing_a_second_time() -> None:
+    """An answer that broke off after its first words is not asked for again: they cannot be taken back."""
+    seen: list[Any] = []
+    cut = AllProvidersFailed([ProviderUnavailable("cut")], begun=True)
+    result = await run(chain(flaky(1, cut, seen)), clock=ManualClock(jump=True))
+    assert result.output != "done"
+    assert seen == [None]
 
 
 async def test_retryable_tries_again_and_tells_the_node_why() -> None:

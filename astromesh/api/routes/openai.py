@@ -248,14 +248,22 @@ class _Chunks:
         self._created = int(time.time())
         #: deltas of steps that offer tools, until they end
         self._held: dict[int, list[str]] = {}
+        #: steps that offer none: what they say leaves at once
+        self._open: set[int] = set()
+        #: the newest step that nobody announced: an agent's that was relayed (swarm), or the answer itself
+        self._relayed_step = 0
 
     def __call__(self, event: Event) -> bytes:
         make = getattr(self, "_" + event.type.replace(".", "_"), None)
         return b"".join(_data(c) for c in make(event)) if make else b""
 
     def _model_started(self, event: Event) -> list[Any]:
-        if event.data["role"] == "assistant" and event.data.get("tools"):
-            self._held[event.data["step"]] = []
+        if event.data["role"] == "assistant":
+            self._forget_relayed()
+            if event.data.get("tools"):
+                self._held[event.data["step"]] = []
+            else:
+                self._open.add(event.data["step"])
         return []
 
     def _model_finished(self, event: Event) -> Iterable[Any]:
@@ -268,11 +276,19 @@ class _Chunks:
     def _model_delta(self, event: Event) -> list[Any]:
         if event.data["role"] != "assistant":
             return []
-        held = self._held.get(event.data["step"])
-        if held is None:
-            return [self._chunk(event, {"content": event.data["content"]})]
-        held.append(event.data["content"])
+        step, content = event.data["step"], event.data["content"]
+        if step in self._open:
+            return [self._chunk(event, {"content": content})]
+        if step not in self._held and step != self._relayed_step:
+            self._forget_relayed()
+            self._relayed_step = step
+        self._held.setdefault(step, []).append(content)
         return []
+
+    def _forget_relayed(self) -> None:
+        """An agent's step that was relayed, and that another one followed, is no part of the response."""
+        self._held.pop(self._relayed_step, None)
+        self._relayed_step = 0
 
     def _tool_started(self, event: Event) -> list[Any]:
         return [self._chunk(event, {}, astromesh={"type": event.type, **event.data})]
@@ -282,7 +298,8 @@ class _Chunks:
     def _run_completed(self, event: Event) -> list[Any]:
         metadata = event.data["metadata"]
         chunks = [
-            self._chunk(event, {}, _finish_reason(metadata), astromesh={"type": event.type, **metadata})
+            *self._unfinished(event),
+            self._chunk(event, {}, _finish_reason(metadata), astromesh={"type": event.type, **metadata}),
         ]
         if self._usage:
             chunks.append({**self._chunk(event, {}), "choices": [], "usage": _usage(metadata)})
@@ -296,7 +313,7 @@ class _Chunks:
         return [*self._unfinished(event), {"error": _error(stopped)}]
 
     def _unfinished(self, event: Event) -> Iterator[JsonObject]:
-        """What a run that broke off had said."""
+        """What has been said and still waits when the run ends."""
         held, self._held = self._held, {}
         return self._texts(event, (text for texts in held.values() for text in texts))
 
