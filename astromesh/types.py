@@ -153,6 +153,17 @@ def charged(error: BaseException) -> Usage | None:
     return error.__dict__.get("charged")
 
 
+def blame(error: BaseException, attempts: list[JsonObject]) -> None:
+    """Notes on an error which tries of a model call it ended, `{provider, error, status, usage?}` each."""
+    error.__dict__["attempts"] = attempts
+
+
+def blamed(error: BaseException) -> list[JsonObject]:
+    """What was noted by `blame`; empty where nobody knows."""
+    found: list[JsonObject] = error.__dict__.get("attempts", [])
+    return found
+
+
 Effect = Literal["read", "write", "external"]
 
 
@@ -166,6 +177,7 @@ class ToolSpec:
         effect: `read` may be repeated after a crash; `write` and `external` may not.
         repeatable: they may, too: the other side knows a repeat by its key, or the tool is a recorded run.
         recorded: False for what changes only the run itself: it is done anew when a run is taken up again.
+        as_caller: it shows the caller's token to whom it calls.
     """
 
     name: str
@@ -174,6 +186,7 @@ class ToolSpec:
     effect: Effect = "read"
     repeatable: bool = False
     recorded: bool = True
+    as_caller: bool = False
 
     def to_function(self) -> JsonObject:
         """The OpenAI function-calling form that document 001 shows for step 6."""
@@ -321,7 +334,11 @@ class Event:
 @quick
 @dataclass(frozen=True, slots=True)
 class CallerContext:
-    """Who is calling (document 000). The token is never printed, logged or stored."""
+    """Who is calling (document 000). The token is never printed, logged or stored.
+
+    Args:
+        had_token: there was one when the run was accepted; a run that is taken up again has none.
+    """
 
     user_id: str = ""
     tenant_id: str = ""
@@ -329,6 +346,12 @@ class CallerContext:
     roles: frozenset[str] = frozenset()
     scopes: frozenset[str] = frozenset()
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    had_token: bool = False
+
+    @property
+    def lacks_token(self) -> bool:
+        """Whether its token is gone, so that it has to show it again where it is needed."""
+        return self.had_token and not self.bearer_token
 
 
 _caller: ContextVar[CallerContext | None] = ContextVar("astromesh_caller", default=None)

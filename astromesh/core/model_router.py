@@ -4,7 +4,8 @@ What is retried, and by whom: the next provider is asked after any failure, for 
 asked again only when no other is left, the error can heal, and the run still has retries (one budget per run,
 over all layers). Nothing is retried once a delta has left: the text can't be taken back.
 
-What failed tries have cost (`types.charge`) is part of the answer's usage, or noted on the error.
+What failed tries have cost (`types.charge`) is part of the answer's usage, or noted on the error; whose it is
+stands in their lines among the attempts.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from astromesh.types import (
     Delta,
     JsonObject,
     Usage,
+    blame,
     charge,
     charged,
 )
@@ -268,12 +270,15 @@ class _RoutedCall:
 
     def cancelled(self, error: asyncio.CancelledError) -> None:
         """The call was given up: it has cost what it had by then, and what the tries before have."""
+        now = charged(error) or Usage(estimate_request(self._request), estimated=True)
+        self._attempts.append(_attempt(self._monitor.name, "cancelled", 0, now))
+        blame(error, self._attempts)
         if self._wasted is not None:
-            now = charged(error) or Usage(estimate_request(self._request), estimated=True)
             charge(error, self._wasted + now)
 
     def charging(self, error: E) -> E:
         """The error, with what all tries of this call have cost."""
+        blame(error, self._attempts)
         if self._wasted is not None:
             charge(error, self._wasted)
         return error
@@ -325,7 +330,7 @@ class _RoutedCall:
         if not error.provider:
             error.provider = self._router.monitors[self._index].name
         self._failures.append(error)
-        self._attempts.append({"provider": error.provider, "error": error.code, "status": error.status})
+        self._attempts.append(_attempt(error.provider, error.code, error.status, charged(error)))
 
     async def _waited(self) -> bool:
         """Waits before the last one left is asked again; False where that is not to be."""
@@ -342,6 +347,7 @@ class _RoutedCall:
             await router.clock.sleep(wait)
         except asyncio.CancelledError as cancelled:
             charge(cancelled, self._wasted or Usage())
+            blame(cancelled, self._attempts)
             raise
         return True
 
@@ -356,6 +362,12 @@ class _RoutedCall:
     def _learn(self, monitor: Monitor, result: CompletionResult) -> None:
         if monitor.calls <= _LEARN_FIRST or monitor.calls % _LEARN_EVERY == 0:
             monitor.correction.learn(estimate_request(self._request), result.usage.input_tokens)
+
+
+def _attempt(provider: str, error: str, status: int, usage: Usage | None) -> JsonObject:
+    """The line of a failed try; with what it has cost, where that is known."""
+    line: JsonObject = {"provider": provider, "error": error, "status": status}
+    return line if usage is None else line | {"usage": usage.to_json()}
 
 
 class _CircuitOpen(ProviderUnavailable):

@@ -18,7 +18,7 @@ import orjson
 from astromesh.abc.events import Emitter
 from astromesh.abc.provider import ModelPort
 from astromesh.abc.tool import ToolContext, ToolPort
-from astromesh.errors import BudgetExhausted, ProviderUnavailable
+from astromesh.errors import AstromeshError, BudgetExhausted, ProviderUnavailable
 from astromesh.node.ledger import MODEL_KEYS, RunLedger
 from astromesh.node.runner import together
 from astromesh.node.scope import NO_EVENTS, Scope
@@ -31,6 +31,8 @@ from astromesh.types import (
     ToolCall,
     ToolResult,
     Usage,
+    blamed,
+    charge,
     charged,
 )
 
@@ -84,10 +86,14 @@ async def _ask_heard(
     first: float | None = None
     _reserve(ledger)
     events.emit("model.started", step=step, role=role, tools=len(request.tools))
-    if events.streaming:
-        result, first = await _streamed(scope, model, request, step, role, shown)
-    else:
-        result = await _whole(ledger, model, request)
+    try:
+        if events.streaming:
+            result, first = await _streamed(scope, model, request, step, role, shown)
+        else:
+            result = await _whole(ledger, model, request)
+    except BaseException as error:
+        _broken(scope, step, role, error)
+        raise
     ledger.add_usage(result.usage)
     _finished(events, step, role, result, first)
     return result
@@ -140,8 +146,23 @@ def _book_broken(ledger: RunLedger, error: BaseException, request: CompletionReq
     usage = charged(error)
     if usage is None and (said or isinstance(error, asyncio.CancelledError)):
         usage = Usage(estimate_request(request), of_bytes(said), estimated=True)
+        charge(error, usage)
     if usage is not None:
         ledger.add_usage(usage)
+
+
+def _broken(scope: Scope, step: int, role: str, error: BaseException) -> None:
+    """Tells what a call without a result has cost, and who it was; of one that cost nothing there is no word.
+
+    What ends a segment of a durable run ends no call: it is made again.
+    """
+    usage = charged(error)
+    if usage is None or (scope.journal is not None and isinstance(error, asyncio.CancelledError)):
+        return
+    code = error.code if isinstance(error, AstromeshError) else "cancelled"
+    scope.events.emit(
+        "model.failed", step=step, role=role, error=code, usage=usage.to_json(), attempts=list(blamed(error))
+    )
 
 
 def _reserve(ledger: RunLedger) -> None:

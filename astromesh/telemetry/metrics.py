@@ -84,6 +84,7 @@ class Metrics(Collector):
             "run.cancelled": self._cancelled,
             "run.waiting": self._waiting,
             "model.finished": self._model_finished,
+            "model.failed": self._model_failed,
             "tool.finished": self._tool_finished,
             "guardrail.action": self._guardrail,
             "guardrails.checked": self._checked,
@@ -175,10 +176,25 @@ class Metrics(Collector):
         _observe(self._models, (provider, model), data["duration_ms"])
         if data.get("first_token_ms") is not None:
             _observe(self._first, (provider, model), data["first_token_ms"])
-        self._tokens[provider, model, "input"] += usage["input_tokens"]
-        self._tokens[provider, model, "output"] += usage["output_tokens"]
-        self._tokens[provider, model, "cached"] += usage["cached_tokens"]
-        self._cost[provider, model] += usage["cost_usd"]
+        self._used((provider, model), usage, data.get("attempts", ()))
+
+    def _model_failed(self, event: Event) -> None:
+        attempts = event.data["attempts"]
+        self._used(_named(attempts[-1]["provider"] if attempts else ""), event.data["usage"], attempts)
+
+    def _used(self, by: tuple[str, str], usage: JsonObject, attempts: Sequence[JsonObject]) -> None:
+        """Books what a call has used on its model, but for what its failed tries have on theirs."""
+        for attempt in attempts:
+            if "usage" in attempt:
+                self._book(_named(attempt["provider"]), attempt["usage"], 1)
+                self._book(by, attempt["usage"], -1)
+        self._book(by, usage, 1)
+
+    def _book(self, by: tuple[str, str], usage: JsonObject, sign: int) -> None:
+        self._tokens[*by, "input"] += sign * usage["input_tokens"]
+        self._tokens[*by, "output"] += sign * usage["output_tokens"]
+        self._tokens[*by, "cached"] += sign * usage["cached_tokens"]
+        self._cost[by] += sign * usage["cost_usd"]
 
     def _tool_finished(self, event: Event) -> None:
         name = event.data["name"]
@@ -194,6 +210,12 @@ class Metrics(Collector):
 
     def _checked(self, event: Event) -> None:
         _observe(self._steps, (f"guardrails.{event.data['stage']}",), event.data["duration_ms"])
+
+
+def _named(provider: str) -> tuple[str, str]:
+    """Provider and model of a name as it stands in attempts, `PROVIDER/MODEL`."""
+    name, _, model = provider.partition("/")
+    return name, model
 
 
 def _observe(histogram: dict[Labels, Durations], key: Labels, milliseconds: Any) -> None:

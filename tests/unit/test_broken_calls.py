@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from astromesh.errors import AllProvidersFailed, ProviderError, ProviderRejected
 from astromesh.node.calls import ask_model, call_model
 from astromesh.node.ledger import RunLedger
 from astromesh.node.scope import Scope
+from astromesh.telemetry.metrics import Metrics
 from astromesh.telemetry.stream import EventStream
 from astromesh.testing import RecordingSink, Reply, ScriptedProvider
 from astromesh.types import CompletionRequest, Message, Usage, charge, charged
@@ -121,3 +123,45 @@ async def test_a_stream_that_breaks_off_has_the_tries_before_it() -> None:
             pass
     assert charged(failed.value) == Usage(50, 3)
     assert str(failed.value) == "The model's answer broke off. p1/m: cut"
+
+
+# -- in the metrics ------------------------------------------------------------------------------------------
+
+
+def tokens_of(metrics: Metrics) -> dict[tuple[str, str], float]:
+    """Input and output by provider and direction."""
+    counted = metrics.tally.counter("tokens")
+    return {(labels[0], labels[2]): n for labels, n in counted.items() if n and labels[2] != "cached"}
+
+
+async def asked(model: ModelRouter, *, deltas: bool = False) -> tuple[Metrics, Scope]:
+    metrics = Metrics()
+    scope = Scope("r", events=EventStream("r", [metrics, RecordingSink(wants_deltas=deltas)]))
+    with suppress(AllProvidersFailed):
+        await call_model(scope, model, ASK)
+    return metrics, scope
+
+
+async def test_what_a_failed_try_has_cost_is_its_own_models() -> None:
+    routed = router(costly(ProviderUnavailable("late"), 40, 3), Reply("yes", usage=Usage(30, 1)))
+    metrics, scope = await asked(routed)
+    assert tokens_of(metrics) == {
+        ("p0", "input"): 40, ("p0", "output"): 3, ("p1", "input"): 30, ("p1", "output"): 1,
+    }  # fmt: skip
+    assert sum(tokens_of(metrics).values()) == scope.ledger.usage.total_tokens
+
+
+async def test_a_call_without_an_answer_is_counted_too() -> None:
+    cut = Reply(chunks=["a"], error=costly(ProviderUnavailable("cut", retryable=False), 40, 3))
+    metrics, scope = await asked(router(costly(ProviderUnavailable("late"), 10), cut), deltas=True)
+    by = tokens_of(metrics)
+    assert (by["p0", "input"], by["p1", "input"]) == (10, 40)
+    assert sum(by.values()) == scope.ledger.usage.total_tokens
+
+
+async def test_text_that_nobody_counted_is_the_last_models() -> None:
+    metrics, scope = await asked(
+        router(Reply(chunks=["some words"], error=ProviderUnavailable("cut"))), deltas=True
+    )
+    assert sum(tokens_of(metrics).values()) == scope.ledger.usage.total_tokens > 0
+    assert {provider for provider, _ in tokens_of(metrics)} == {"p0"}
