@@ -1,10 +1,10 @@
 # syntax=docker/dockerfile:1
 FROM python:3.11-slim AS build
 WORKDIR /build
-COPY requirements/bootstrap.txt requirements/runtime.txt requirements/
+COPY requirements/bootstrap.txt requirements/server.txt requirements/
 RUN python -m venv /opt/astromesh \
  && /opt/astromesh/bin/pip install --no-cache-dir --require-hashes -r requirements/bootstrap.txt \
- && /opt/astromesh/bin/pip install --no-cache-dir --require-hashes -r requirements/runtime.txt
+ && /opt/astromesh/bin/pip install --no-cache-dir --require-hashes -r requirements/server.txt
 COPY pyproject.toml README.md LICENSE ./
 COPY astromesh astromesh
 RUN /opt/astromesh/bin/pip install --no-cache-dir --no-deps --no-build-isolation . \
