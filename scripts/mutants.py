@@ -1,11 +1,11 @@
-"""Changes what decides in a thousand small ways, runs the tests that reach each change, and counts who notices.
+"""Changes what decides in a thousand small ways, runs the tests that reach each change, counts who notices.
 
     python scripts/mutants.py [--jobs 2] [--again] [NAME …]
 
-NAMEs are mutmut's, with `*`: `astromesh.graph.transitions*`. What was tried before is kept in mutants/ and not
-tried again unless its function has changed; --again forgets all of it. Which modules and tests take part stands
-in pyproject.toml under [tool.mutmut]; docs/mutants.md gives the reasons of those that nobody notices. Ends with
-1 where less than 85 % are noticed.
+NAMEs are mutmut's, with `*`: `astromesh.graph.transitions*`. What was tried before is kept in mutants/ and
+not tried again unless its function has changed; --again forgets all of it. Which modules and tests take part
+stands in pyproject.toml under [tool.mutmut]; docs/mutants.md gives the reasons of those that nobody notices.
+Ends with 1 where less than 85 % are noticed.
 """
 
 from __future__ import annotations

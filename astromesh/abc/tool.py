@@ -14,13 +14,14 @@ class Asked(NamedTuple):
     """What a person is asked.
 
     Args:
-        kind: `approval` of a tool call, a call of `unknown_outcome`, or a `human` node's question.
+        kind: `approval` of a tool call, a call of `unknown_outcome`, a `human` node's question, or the
+            caller's `identity`: its token, which no store keeps.
         name: of the tool or node.
         arguments: of the call, or what is to be decided on.
         seconds: that there are for an answer.
     """
 
-    kind: Literal["approval", "unknown_outcome", "human"]
+    kind: Literal["approval", "unknown_outcome", "human", "identity"]
     name: str
     arguments: Any = None
     question: str = ""
@@ -125,6 +126,10 @@ class ToolSource(Protocol):
 
     async def prepare(self) -> None:
         """Before a run asks for `current()`: waits, within bounds, for what only this caller is offered."""
+
+    @property
+    def for_callers_only(self) -> bool:
+        """Whether who has no token is offered nothing: an MCP server may list its tools to callers only."""
 
     def missing(self) -> str:
         """A sentence that says which tools are missing and why; empty where all is well."""

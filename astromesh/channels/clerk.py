@@ -20,6 +20,7 @@ from astromesh.abc.channel import STATES, Address, Ask, Inbound, Inbox, Kept, Le
 from astromesh.abc.clock import Clock
 from astromesh.channels.post import Post
 from astromesh.errors import (
+    ApprovalRequired,
     AstromeshError,
     ChannelError,
     ChannelRejected,
@@ -37,6 +38,7 @@ from astromesh.errors import (
 MOST_TOGETHER = 20
 #: tries before a run is given up, and before a reply is: about ten minutes, and six hours
 MOST_RUNS, MOST_SENDS = 15, 80
+LONGEST_APPROVAL_PAUSE = 5.0
 FIRST_PAUSE, LONGEST_RUN_PAUSE, LONGEST_SEND_PAUSE = 1.0, 60.0, 300.0
 #: seconds that an answer waits for its question to be marked as read
 NOTICE_SECONDS = 1.0
@@ -131,6 +133,8 @@ class Clerk:
             return str(refusal)
         except ShuttingDown:
             raise
+        except ApprovalRequired as paused:  # the answer comes when somebody has decided
+            raise Later(pause(taken.attempts, LONGEST_APPROVAL_PAUSE)) from paused
         except _NOT_BEGUN as error:
             if taken.attempts < MOST_RUNS:
                 log.warning("run_not_begun", channel=post.name, agent=question.agent, error=str(error))

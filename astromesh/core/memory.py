@@ -175,9 +175,7 @@ class MemoryManager:
 
     # -- step 11 -------------------------------------------------------------------------------------------
 
-    def transaction(
-        self, key: SessionKey, owner: str, *, once: bool = False, token: int = 0
-    ) -> Transaction:
+    def transaction(self, key: SessionKey, owner: str, *, once: bool = False, token: int = 0) -> Transaction:
         """What a run keeps: written when the block ends without an exception, all turns in one append.
 
         Args:

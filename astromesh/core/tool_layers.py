@@ -3,8 +3,8 @@
 A layer takes the rest of the way and returns it guarded, or as it was where its rule does not apply. The
 order, outermost first, is document 001's (step 9):
 
-    permission → rate limit → arguments (read, checked) → approval → what else was given → idempotency →
-    intent (of durable runs) → timeout → tool
+    permission → rate limit → arguments (read, checked) → approval → identity → what else was given →
+    idempotency → intent (of durable runs) → timeout → tool
 """
 
 from __future__ import annotations
@@ -173,6 +173,29 @@ _DENIED = {
     "deny": "A person has refused this call of {!r}. Do not try it again.",
     "expired": "Nobody approved this call of {!r} in time.",
 }
+
+
+def identity(invoke: Invoke, tool: DeclaredTool) -> Invoke:
+    """Waits for the caller's token where a run that was taken up again has lost it."""
+    if not tool.spec.as_caller:
+        return invoke
+    name = tool.spec.name
+
+    async def identified(given: JsonObject, context: ToolContext) -> Any:
+        # a token that was shown may be lost again: then the next question is another one
+        while context.step is not None and context.caller is not None and context.caller.lacks_token:
+            said = await context.step.ask(identity_of(name, context.caller.user_id, given))
+            if said["decision"] != "approve":
+                raise ToolDenied(_DENIED[said["decision"]].format(name))
+        return await invoke(given, context)
+
+    return identified
+
+
+def identity_of(name: str, user: str, arguments: JsonObject | None = None) -> Asked:
+    """The question for a caller's token. `name`: what needs it."""
+    question = f"{name!r} acts in the name of {user!r}: whoever that is resumes the run with their token."
+    return Asked("identity", name, arguments, question)
 
 
 def intent(invoke: Invoke, tool: DeclaredTool) -> Invoke:

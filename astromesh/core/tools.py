@@ -29,6 +29,7 @@ from astromesh.core.tool_layers import (
     approval,
     arguments,
     idempotency,
+    identity,
     intent,
     layered,
     permission,
@@ -119,7 +120,7 @@ class ToolRegistry:
         _check_names(agent_name, names, () if sources else permitted)
         limited, inner = (
             rate_limit(self._clock),
-            (arguments, approval, *self._layers, idempotency, intent, time_limit),
+            (arguments, approval, identity, *self._layers, idempotency, intent, time_limit),
         )
         layers = (permission(agent_name, permitted), limited, *inner)
         ways = {tool.spec.name: _Way(layered(tool, layers), tool.policy) for tool in own}
@@ -204,6 +205,10 @@ class AgentTools:
     async def prepare(self) -> None:
         """Waits, within bounds, for tools that only the current caller is offered."""
 
+    def for_callers_only(self) -> str:
+        """The first block of tools whose server lists them to callers with a token only, or nothing."""
+        return ""
+
     def _view(self) -> _View:
         return self._own
 
@@ -260,6 +265,9 @@ class LiveAgentTools(AgentTools):
 
     async def prepare(self) -> None:
         await asyncio.gather(*(one.source.prepare() for one in self._sources))
+
+    def for_callers_only(self) -> str:
+        return next((one.name for one in self._sources if one.source.for_callers_only), "")
 
     def _view(self) -> _View:
         offered = [one.source.current() for one in self._sources]

@@ -126,6 +126,10 @@ class MCPServer:
         except (ToolError, TimeoutError) as error:
             log.warning("mcp_server_unavailable", server=self.name, error=str(error))
 
+    def for_callers_only(self, forwards: bool) -> bool:
+        """Whether it lists its tools to callers only."""
+        return forwards and self._shared.refused
+
     def fault(self, forwards: bool) -> str:
         """Why its tools are missing, or nothing."""
         if forwards and self._shared.refused:

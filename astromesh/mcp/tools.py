@@ -37,6 +37,8 @@ class Server(Protocol):
 
     def fault(self, forwards: bool) -> str: ...
 
+    def for_callers_only(self, forwards: bool) -> bool: ...
+
     async def prepare(self, forwards: bool) -> None: ...
 
     async def settled(self) -> None: ...
@@ -92,6 +94,10 @@ class MCPTools:
     async def prepare(self) -> None:
         await self._server.prepare(self._forwards)
 
+    @property
+    def for_callers_only(self) -> bool:
+        return self._server.for_callers_only(self._forwards)
+
     def missing(self) -> str:
         return self._server.fault(self._forwards)
 
@@ -115,7 +121,7 @@ class MCPTool:
 
     def __init__(self, server: Server, definition: Definition, prefix: str, forwards: bool) -> None:
         name, schema = model_name(prefix + definition.name), _object(definition.schema)
-        self.spec = ToolSpec(name, definition.description, schema, "external")
+        self.spec = ToolSpec(name, definition.description, schema, "external", as_caller=forwards)
         self._server, self._name, self._forwards = server, definition.name, forwards
 
     async def call(self, arguments: dict[str, Any], context: ToolContext) -> Any:

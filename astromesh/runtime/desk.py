@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import count
 from typing import Any
 
 from astromesh.abc.channel import Ask, Desk, Inbox, Question
 from astromesh.abc.deps import Deps
+from astromesh.abc.durable import IdempotencyKey, RunRow
 from astromesh.config.channels import ChannelBlock
+from astromesh.errors import (
+    AgentUnavailable,
+    GuardrailBlocked,
+    RateLimited,
+    RunFailed,
+    SessionBusy,
+    Unavailable,
+)
 from astromesh.net.http import Http
-from astromesh.runtime.engine import AgentRuntime
+from astromesh.runtime.attended import attend
+from astromesh.runtime.engine import AgentRuntime, principal
 from astromesh.runtime.records import RunRequest
 
 
@@ -38,16 +49,58 @@ async def open_desk(runtime: AgentRuntime) -> Desk | None:
 
 
 def answering(runtime: AgentRuntime) -> Ask:
-    """How a channel's question becomes a run. The one place that knows."""
+    """How a channel's question becomes a run. The one place that knows.
+
+    The run is durable, and named by its messages: asked again after a crash, it is the same run. One that
+    could not begin is asked under another name the next time.
+    """
 
     async def ask(question: Question) -> str:
+        agent = runtime.agent(question.agent)
         request = RunRequest(
-            question.query, question.session_id, question.context, question.metadata, question.images
+            question.query,
+            question.session_id,
+            dict(question.context),
+            dict(question.metadata),
+            question.images,
         )
-        answer = await runtime.start(runtime.agent(question.agent), request, caller=question.caller)
-        return answer.response
+        for attempt in count():
+            key = _name(question, attempt, runtime.clock.now())
+            row = await runtime.accept(agent, request, caller=question.caller, key=key)
+            if not _may_begin_anew(row):
+                return await _answer(runtime, row)
+        raise AssertionError("a name that is new is found")
 
     return ask
+
+
+async def _answer(runtime: AgentRuntime, row: RunRow) -> str:
+    """Raises: ApprovalRequired: a person must decide first; ask again."""
+    try:
+        return (await attend(runtime.runs, runtime.durable.store, row, ())).response
+    except RunFailed as failed:
+        if failed.code == GuardrailBlocked.code:
+            raise GuardrailBlocked(str(failed.more.get("guardrail", "")), str(failed)) from failed
+        if failed.code in _NOT_BEGUN:
+            raise Unavailable(str(failed)) from failed
+        raise
+
+
+def _may_begin_anew(row: RunRow) -> bool:
+    return row.status == "failed" and (row.error or {}).get("code") in _NOT_BEGUN
+
+
+def _name(question: Question, attempt: int, now: float) -> IdempotencyKey:
+    key = f"{question.key}#{attempt}" if attempt else question.key
+    return IdempotencyKey(
+        *principal(question.caller), f"channel {question.agent}", key, "", now + _KEY_SECONDS
+    )
+
+
+#: codes of runs that failed for what passes
+_NOT_BEGUN = frozenset({Unavailable.code, AgentUnavailable.code, SessionBusy.code, RateLimited.code})
+#: seconds that the name of a run is kept; a messenger repeats a webhook for a week
+_KEY_SECONDS = 8 * 86_400.0
 
 
 async def _deps(runtime: AgentRuntime) -> Deps:

@@ -12,6 +12,7 @@ import os
 import secrets
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from socket import gethostname
 from time import monotonic
@@ -27,12 +28,22 @@ from astromesh.abc.durable import (
     RunRow,
     RunStore,
 )
-from astromesh.errors import ApprovalNotFound, AstromeshError, LeaseLost, NotWaiting, ShuttingDown, StoreError
+from astromesh.errors import (
+    ApprovalNotFound,
+    AstromeshError,
+    Forbidden,
+    InvalidInput,
+    LeaseLost,
+    NotWaiting,
+    ShuttingDown,
+    StoreError,
+)  # fmt: skip
 from astromesh.runtime import failpoints, ids
 from astromesh.runtime.agent import Agent
 from astromesh.runtime.presence import Presence
-from astromesh.runtime.recorded import caller_of, caller_to_json, request_to_json
+from astromesh.runtime.recorded import asked_to_json, caller_of, caller_to_json, ended_request
 from astromesh.runtime.records import RunRequest
+from astromesh.runtime.run import ANONYMOUS
 from astromesh.runtime.runs import Handler
 from astromesh.runtime.segment import Host, Segment
 from astromesh.runtime.writer import surely
@@ -46,6 +57,9 @@ QUEUED = 2.0
 _ORDERED = frozenset({"enqueue", "merge"})
 #: seconds between two looks for runs that were cancelled elsewhere, and for those nobody works on
 _CANCELS, _SWEEP = 0.5, 1.0
+
+#: callers of runs that no segment has begun of here
+_MOST_CALLERS = 10_000
 
 log = structlog.get_logger("astromesh.durable")
 
@@ -84,6 +98,7 @@ class DurableRuns:
         self._tasks: set[asyncio.Task[None]] = set()
         self._tending: asyncio.Task[None] | None = None
         self._callers: dict[str, CallerContext] = {}
+        self._beginning: set[asyncio.Task[None]] = set()
         self._news: dict[str, set[asyncio.Event]] = {}
 
     # -- life ----------------------------------------------------------------------------------------------
@@ -195,7 +210,7 @@ class DurableRuns:
             status="queued",
             created_at=self._host.clock.now(),
             durable=True,
-            request=request_to_json(request, request.query),
+            request=asked_to_json(request),
             manifest={"source": agent.source},
             caller=caller_to_json(caller),
             priority=priority,
@@ -204,18 +219,22 @@ class DurableRuns:
         kept = await self.store.accept(row, key)
         failpoints.passing(failpoints.ACCEPTED)
         if kept.run_id == row.run_id:
-            self._callers[row.run_id] = caller
+            self._remember(row.run_id, caller)
+            if caller.bearer_token and any(spec.as_caller for spec in agent.tools.specs()):
+                self._begin(kept)
             await self._send(kept)
         return kept
 
-    async def decide(self, row: RunRow, decision: JsonObject) -> RunRow:
+    async def decide(self, row: RunRow, decision: JsonObject, by: CallerContext) -> RunRow:
         """What a person decided about a run that waits; the run goes on.
 
         Args:
             decision: `{"decision", "arguments"?, "answer"?, "by"}`.
+            by: whose token the run goes on with, where it is the run's own caller.
 
         Raises:
             NotWaiting: it does not wait, or no longer.
+            Forbidden, InvalidInput: it waits for the token of its caller, and this is another one, or none.
         """
         if row.status != "waiting" or row.waiting_for is None:
             raise NotWaiting(f"The run {row.run_id!r} does not wait for anybody; it is {row.status}.")
@@ -225,12 +244,28 @@ class DurableRuns:
         step = next((s for s in steps if (s.path, s.n) == (asked["path"], asked["n"])), None)
         if step is None:
             raise ApprovalNotFound(f"The run {row.run_id!r} has no such question.")
+        caller = resumed_as(row, decision["decision"], by)
         done = step._replace(state="done", output={**(step.output or {}), **decision})
         advanced = await self.store.advance(row.run_id, row.segment, [done])
         if advanced is None:
             raise NotWaiting(f"The run {row.run_id!r} has been decided already.")
+        if caller is not None:
+            self._remember(row.run_id, caller)
+            self._begin(advanced)
         await self._send(advanced)
         return advanced
+
+    def _remember(self, run_id: str, caller: CallerContext) -> None:
+        """Keeps a caller, with its token, until a segment of the run begins here."""
+        self._callers[run_id] = caller
+        while len(self._callers) > _MOST_CALLERS:  # of runs that others have claimed
+            del self._callers[next(iter(self._callers))]
+
+    def _begin(self, row: RunRow) -> None:
+        """Works on a run here, where its caller's token is, unless somebody was faster."""
+        beginning = asyncio.create_task(self.work(row.run_id, row.segment))
+        self._beginning.add(beginning)
+        beginning.add_done_callback(self._beginning.discard)
 
     # -- working -------------------------------------------------------------------------------------------
 
@@ -278,7 +313,7 @@ class DurableRuns:
         past = await surely(partial(self.store.events, row.run_id, 0, 1_000_000))
         seq, now = (past[-1].seq if past else 0) + 1, self._host.clock.now()
         last = Event(row.run_id, seq, now, "run.failed", {**said, "response": "", "agent": row.agent})
-        change = Change(status="failed", error=said, finished_at=now, request={**row.request, "query": ""})
+        change = Change(status="failed", error=said, finished_at=now, request=ended_request(row.request, ""))
         claim = Claim(row.run_id, row.segment, row.worker)
         with suppress(LeaseLost):
             await surely(partial(self.store.commit, claim, events=[last], change=change))
@@ -358,3 +393,24 @@ class DurableRuns:
             await self._backend.dispatch(row)
         except AstromeshError as error:
             log.warning("run_not_dispatched", run_id=row.run_id, error=str(error))
+
+
+def resumed_as(row: RunRow, decision: str, by: CallerContext) -> CallerContext | None:
+    """As whom a run goes on that somebody decides on: its caller, with the token that they show again.
+
+    None where nobody does: the run asks for it when it needs it. Nobody's token but its caller's is used.
+
+    Raises:
+        Forbidden, InvalidInput: it waits for its caller's token, and this is another one, or none.
+    """
+    own = (by.tenant_id or "default", by.user_id or ANONYMOUS) == (row.tenant, row.owner)
+    if (row.waiting_for or {}).get("kind") == "identity" and decision != "deny":
+        if not own:
+            raise Forbidden(f"The run acts in the name of {row.owner!r}, who alone can show their token.")
+        if not by.bearer_token:
+            raise InvalidInput("The run goes on with the caller's token: resume it with one, not with a key.")
+        if decision != "approve":
+            raise InvalidInput("The run waits for its caller's token: 'approve' with it, or 'deny'.")
+    if not own or not by.bearer_token:
+        return None
+    return replace(caller_of(row.caller), bearer_token=by.bearer_token)

@@ -112,23 +112,35 @@ class Elsewhere:
 
     async def cancel(self, run_id: str, viewer: Viewer) -> JsonObject | None:
         """The run as it has ended in another process; None where none has it, or not for this viewer."""
-        if not 0 <= self._clock.now() - made_at(run_id) + _FORGOTTEN < _OLDEST:
-            return None
         store = await self._durable.reach()
         if store is None:
             return None
-        await store.ask_end(run_id, *viewer)
-        try:
-            return await self._told(store, run_id)
-        finally:
-            await asyncio.shield(store.forget_end(run_id, self._clock.now() - _FORGOTTEN))
+        return await end_elsewhere(store, self._clock, run_id, viewer, self._patience)
 
-    async def _told(self, store: RunStore, run_id: str) -> JsonObject | None:
-        waited, seen = 0.0, False
-        while waited < (self._patience if seen else SEEN):
-            await asyncio.sleep(_LISTEN)
-            waited += _LISTEN
-            seen, line = await store.end_answered(run_id)
-            if line is not None:
-                return line
+
+async def end_elsewhere(
+    store: RunStore, clock: Clock, run_id: str, viewer: Viewer, patience: float
+) -> JsonObject | None:
+    """Asks whatever process has a run to end it; the run as it ended, None where none has it.
+
+    Args:
+        patience: seconds to wait for the run's end, once a process has seen the request.
+    """
+    if not 0 <= clock.now() - made_at(run_id) + _FORGOTTEN < _OLDEST:
         return None
+    await store.ask_end(run_id, *viewer)
+    try:
+        return await _told(store, run_id, patience)
+    finally:
+        await asyncio.shield(store.forget_end(run_id, clock.now() - _FORGOTTEN))
+
+
+async def _told(store: RunStore, run_id: str, patience: float) -> JsonObject | None:
+    waited, seen = 0.0, False
+    while waited < (patience if seen else SEEN):
+        await asyncio.sleep(_LISTEN)
+        waited += _LISTEN
+        seen, line = await store.end_answered(run_id)
+        if line is not None:
+            return line
+    return None

@@ -427,7 +427,7 @@ class AgentRuntime:
         return store, await self._open_backend("in_process" if kind == "sqlite" else "dbos", deps)
 
     async def _open_backend(self, name: str, deps: Deps) -> DurableBackend:
-        """Over a file each process dispatches by itself; over a server they share a queue, if DBOS is there."""
+        """Over a file each process dispatches by itself; over a server they share a queue, where DBOS is."""
         try:
             opened: DurableBackend = await self.plugins.open("durable_backends", name, {}, deps)
         except (MissingExtra, ConfigError) as error:

@@ -231,6 +231,16 @@ class RunJournal:
         self.book.add(Step(path, 1, _VALUE, "", "done", to_json(made)))
         return made
 
+    async def identity(self, asked: Asked) -> bool:
+        """Asks for the caller's token once more than it was shown so far; False where it is refused."""
+        path = self.at("identity")
+        while True:
+            n = self.book.number(path)
+            found = self.book.find(path, n, "")
+            said = await self.book.waiting.decision(Step(path, n, "wait", "", "intent"), asked, found)
+            if said["decision"] != "approve":
+                return False
+
     async def hold(self) -> None:
         """Returns when the lease was still held a moment ago: before what others will see.
 

@@ -17,6 +17,7 @@ from astromesh.types import (
     CallerContext,
     CompletionRequest,
     CompletionResult,
+    Image,
     JsonObject,
     MemoryContext,
     Message,
@@ -28,6 +29,8 @@ from astromesh.types import (
 
 #: number of this format; a record of a newer one is not read
 SCHEMA = 1
+#: of a request, what only a run that goes on needs
+_FOR_THE_RUN = frozenset({"images", "history", "preface"})
 _SORTED = orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS
 
 
@@ -171,12 +174,46 @@ def memory_of(data: JsonObject) -> MemoryContext:
 
 def request_to_json(request: RunRequest, query: str) -> JsonObject:
     """A request as it is kept; `query` as the input rules left it, once they have."""
-    return {
+    kept: JsonObject = {
         "query": query,
         "session_id": request.session_id,
         "context": dict(request.context),
         "metadata": dict(request.metadata),
     }
+    if not request.persist:
+        kept["persist"] = False
+    if request.images:
+        kept["images"] = [[image.url, image.data, image.media_type] for image in request.images]
+    return kept
+
+
+def asked_to_json(request: RunRequest) -> JsonObject:
+    """A request that has not been looked at yet, with all that its first step needs."""
+    kept = request_to_json(request, request.query)
+    if request.history is not None:
+        kept["history"] = [message_to_json(message) for message in request.history]
+    if request.preface:
+        kept["preface"] = [message_to_json(message) for message in request.preface]
+    return kept
+
+
+def request_of(asked: JsonObject) -> RunRequest:
+    history = asked.get("history")
+    return RunRequest(
+        asked["query"],
+        asked["session_id"],
+        asked.get("context", {}),
+        asked.get("metadata", {}),
+        images=tuple(Image(*image) for image in asked.get("images", ())),
+        history=None if history is None else tuple(map(message_of, history)),
+        preface=tuple(map(message_of, asked.get("preface", ()))),
+        persist=asked.get("persist", True),
+    )
+
+
+def ended_request(asked: JsonObject, admitted: str) -> JsonObject:
+    """What stays of a request when its run has ended: no pictures, no query that was never admitted (S10)."""
+    return {**{key: asked[key] for key in asked.keys() - _FOR_THE_RUN}, "query": admitted}
 
 
 def admitted_to_json(admitted: AdmittedQuery) -> JsonObject:
@@ -212,6 +249,7 @@ def caller_to_json(caller: CallerContext) -> JsonObject:
         "roles": sorted(caller.roles),
         "scopes": sorted(caller.scopes),
         "metadata": dict(caller.metadata),
+        "had_token": caller.had_token or bool(caller.bearer_token),
     }
 
 
@@ -222,4 +260,5 @@ def caller_of(data: JsonObject) -> CallerContext:
         roles=frozenset(data.get("roles", ())),
         scopes=frozenset(data.get("scopes", ())),
         metadata=data.get("metadata", {}),
+        had_token=data.get("had_token", False),
     )

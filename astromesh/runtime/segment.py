@@ -19,6 +19,7 @@ from astromesh.runtime import failpoints
 from astromesh.runtime.agent import Agent
 from astromesh.runtime.durable_stream import DurableStream
 from astromesh.runtime.journal import Book, RunJournal
+from astromesh.runtime.recorded import ended_request, request_of
 from astromesh.runtime.records import RunAnswer, RunRequest
 from astromesh.runtime.registry import left_of
 from astromesh.runtime.run import GatedEvents, Run
@@ -71,7 +72,7 @@ class Segment:
     ) -> None:
         self.row, self.agent = row, agent
         self._host, self._store, self._told = host, store, told
-        self.request = request_of(row)
+        self.request = request_of(row.request)
         self.run = host.new_run(agent, self.request, caller, row)
         self.writer = Writer(store, Claim(row.run_id, row.segment, row.worker), self._lost, self._written)
         self.waiting = Waiting(host.clock, self._pause)
@@ -161,7 +162,6 @@ class Segment:
         if last.type == "run.failed":
             failure = {"code": last.data["code"], "detail": last.data["detail"]}
         failpoints.passing(failpoints.BEFORE_LAST_EVENT)
-        never_admitted = None if run.admitted else {**self.row.request, "query": ""}  # S10
         await self.writer.finish(
             Change(
                 status=_STATUS[last.type],
@@ -170,7 +170,7 @@ class Segment:
                 usage=usage,
                 attempts=tuple(log.attempts),
                 finished_at=self._host.clock.now(),
-                request=never_admitted,
+                request=ended_request(self.row.request, run.admitted),
             )
         )
 
@@ -213,13 +213,6 @@ def shown(run_id: str, question: JsonObject) -> JsonObject:
     """What a person is shown of a question."""
     kept = ("kind", "name", "arguments", "question", "asked_at", "expires_at", "path", "n")
     return {"run_id": run_id, **{key: question[key] for key in kept}}
-
-
-def request_of(row: RunRow) -> RunRequest:
-    asked = row.request
-    return RunRequest(
-        asked["query"], asked["session_id"], asked.get("context", {}), asked.get("metadata", {})
-    )
 
 
 def by_its_record(handler: Handler) -> Handler:

@@ -11,6 +11,7 @@ from astromesh.abc.durable import Change
 from astromesh.abc.run import Outcome, Task
 from astromesh.abc.tool import ToolPort
 from astromesh.core.checked_data import checked_data
+from astromesh.core.tool_layers import identity_of
 from astromesh.errors import GuardrailBlocked
 from astromesh.node.calls import ASSISTANT
 from astromesh.node.toolbox import JoinedTools
@@ -127,10 +128,20 @@ def render(agent: Agent, recalled: RecalledQuery, run: Run) -> PromptedQuery:
 async def equip(agent: Agent, prompted: PromptedQuery, run: Run) -> EquippedQuery:
     """Step 6: the schemas of the permitted tools."""
     if agent.tools.live:
+        await _identified(agent, run)
         await agent.tools.prepare()
     tools = _tools(agent, prompted.recalled.admitted.request).specs()
     run.stream.emit("tools.listed", count=len(tools))
     return EquippedQuery(prompted, tools)
+
+
+async def _identified(agent: Agent, run: Run) -> None:
+    """A run that was taken up again waits for its caller's token where nobody else is shown the tools."""
+    caller = run.scope.caller
+    if run.journal is None or caller is None or not caller.lacks_token:
+        return
+    if block := agent.tools.for_callers_only():
+        await run.journal.identity(identity_of(block, caller.user_id))
 
 
 async def orchestrate(agent: Agent, equipped: EquippedQuery, run: Run) -> tuple[EquippedQuery, Outcome]:

@@ -14,7 +14,7 @@ from astromesh.runtime.elsewhere import Elsewhere
 from astromesh.runtime.notes import Notes
 from astromesh.runtime.registry import RunFilter, RunRegistry, Viewer, iso
 from astromesh.telemetry.stream import TERMINAL
-from astromesh.types import JsonObject, Usage
+from astromesh.types import CallerContext, JsonObject, Usage
 
 #: seconds between two looks for events of a run that another process works on, and of one that waits
 _LOOK, _LOOK_WAITING = 0.075, 1.0
@@ -144,21 +144,22 @@ class StoredRuns:
         rows = await store.waiting(*viewer, limit) if store is not None else ()
         return [{**(row.waiting_for or {}), "agent": row.agent, "session_id": row.session_id} for row in rows]
 
-    async def resume(self, run_id: str, viewer: Viewer, by: str, said: Said) -> JsonObject:
+    async def resume(self, run_id: str, viewer: Viewer, by: CallerContext, said: Said) -> JsonObject:
         """Decides for a run that waits.
 
         Args:
-            by: who decides; recorded.
+            by: who decides; the name is recorded. A run of their own goes on with their token.
 
         Raises:
             NotWaiting: it does not wait. NotDurable: it never will.
+            Forbidden, InvalidInput: it waits for the token of its caller, and this is another one, or none.
         """
         row = await self._row(run_id, viewer)
         if row is None:
             await self._registry.get(run_id, viewer)
             raise NotDurable(f"The run {run_id!r} is not durable: it never waits for a person.")
         decision = {key: value for key, value in said._asdict().items() if value is not None}
-        return line_of(await self._durable.decide(row, {**decision, "by": by}))
+        return line_of(await self._durable.decide(row, {**decision, "by": by.user_id}, by))
 
     # -- inside --------------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ import logging
 import re
 import sys
 from collections.abc import Callable, MutableMapping
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
@@ -50,10 +51,23 @@ def configure_logging(level: str = "info", form: str = "console") -> None:
             redacted(_renderer(form)),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(number),
-        logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
+        logger_factory=_Stderr,
         cache_logger_on_first_use=True,
     )
     logging.basicConfig(level=max(number, logging.WARNING), stream=sys.stderr, format="%(name)s: %(message)s")
+
+
+class _Stderr:
+    """Writes each line to what stderr is by then, in one piece; a line that nobody can take is dropped."""
+
+    def __init__(self, *_: object) -> None: ...
+
+    def msg(self, line: str) -> None:
+        with suppress(OSError, ValueError):
+            sys.stderr.write(line + "\n")
+            sys.stderr.flush()
+
+    debug = info = warning = error = critical = fatal = exception = log = msg
 
 
 def _renderer(form: str) -> Callable[[Any, str, _Line], str]:

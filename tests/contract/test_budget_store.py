@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import given, settings
@@ -114,15 +114,17 @@ CALLS = st.lists(
 def test_for_any_interleaving_no_more_is_spent_than_the_budget_and_one_reservation(budget, calls, data):
     """R8, of the rules that both stores follow: any order of reserving and settling, with crashes."""
     spent, really = Amounts(), 0
-    waiting, open_ = list(calls), []
+    waiting: list[Any] = list(calls)
+    open_: list[Any] = []
     while waiting or open_:
         begin = waiting and (not open_ or data.draw(st.booleans()))
         if begin:
             call = waiting.pop()
             want = Want(SESSION, Amounts(tokens=call.most), Caps(tokens=budget))
             [entry] = entries([want], [])
+            assert entry.want == want
             if not used_up(spent, want):
-                spent = Amounts(*(a + b for a, b in zip(spent, entry.want.amounts, strict=True)))
+                spent = Amounts(*(a + b for a, b in zip(spent, want.amounts, strict=True)))
                 really += call.cost
                 open_.append(call)
         else:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -43,7 +44,7 @@ def task(name: str = "t1", **more) -> TaskRow:
     return replace(row, **more)
 
 
-def artifact(task_id: str, n: int, type: str = "output", node: str = "a", at: float = NOW) -> Artifact:
+def artifact(task_id: str, n: int, type: Any = "output", node: str = "a", at: float = NOW) -> Artifact:
     return Artifact(task_id, n, type, "", node, f"{node}#1", at, "f" * 64, {"text": "λ\x00", "n": n})
 
 
@@ -60,7 +61,7 @@ async def test_records_and_artifacts_are_kept_in_order_and_the_end_once(store):
     await store.commit(TaskChange("t1", "w1", 2, [stage, {**stage, "n": 2}], [artifact("t1", 1)]))
     assert (await store.get("t1")).status == "running"
     assert await store.records("t1", 1) == (stage, {**stage, "n": 2})
-    end = ("partial", {"output": 1, "error": None}, NOW + 2)
+    end: Any = ("partial", {"output": 1, "error": None}, NOW + 2)
     await store.commit(TaskChange("t1", "w1", 4, [{"type": "end"}], [artifact("t1", 2)], end))
     row = await store.get("t1")
     assert (row.status, row.result, row.finished_at, row.worker) == (*end, "")

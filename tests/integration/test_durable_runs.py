@@ -19,7 +19,7 @@ from astromesh.runtime.records import RunRequest
 from astromesh.runtime.registry import Viewer
 from astromesh.runtime.stored_runs import Said
 from astromesh.testing import RecordingSink, RecordingTool, ScriptedProvider, plugin_of
-from astromesh.types import CompletionRequest, ToolCall
+from astromesh.types import CallerContext, CompletionRequest, ToolCall
 from tests.integration.agents_folder import client_of, manifest, runtime_of, write
 
 ME = Viewer("default", "anonymous")
@@ -128,7 +128,8 @@ async def test_concurrent_branches_keep_their_own_results(tmp_path, finished):  
             return f"{name} has {' and '.join(done)}"
         return [ToolCall(f"call_{len(done)}", "lookup", f'{{"query": "{name}{len(done)}"}}')]
 
-    calls, cut = [], asyncio.Event()
+    calls: list[Any] = []
+    cut = asyncio.Event()
 
     async def until_cut(request: CompletionRequest) -> Any:
         if len(calls) >= finished:
@@ -322,7 +323,7 @@ async def test_only_calls_that_a_rule_names_are_put_to_a_person(tmp_path):
         row = await accepted(runtime)
         waiting = await rests(runtime, row.run_id)
         assert (waiting["waiting_for"]["arguments"], used.calls) == ({"query": "b"}, [{"query": "a"}])
-        await runtime.runs.resume(row.run_id, ME, "ann", Said("approve"))
+        await runtime.runs.resume(row.run_id, ME, CallerContext("ann"), Said("approve"))
         assert (await rests(runtime, row.run_id))["status"] == "completed"
     assert used.calls == [{"query": "a"}, {"query": "b"}]
 
@@ -336,11 +337,11 @@ async def test_a_refused_call_is_not_made_and_who_decided_is_kept(tmp_path, said
     async with working(folder, provider, used := lookup()) as runtime:
         row = await accepted(runtime)
         assert (await rests(runtime, row.run_id))["status"] == "waiting"
-        await runtime.runs.resume(row.run_id, ME, "ann", said)
+        await runtime.runs.resume(row.run_id, ME, CallerContext("ann"), said)
         run = await rests(runtime, row.run_id)
         steps = await runtime.durable.store.steps(row.run_id)
         with pytest.raises(NotWaiting):
-            await runtime.runs.resume(row.run_id, ME, "bob", said)
+            await runtime.runs.resume(row.run_id, ME, CallerContext("bob"), said)
     assert (run["status"], used.calls) == ("completed", [])
     assert tool_results(provider.requests[1])[0].startswith(told)
     assert [s.output["by"] for s in steps if s.kind == "wait" and s.output] == ["ann"]

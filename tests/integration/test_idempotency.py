@@ -48,7 +48,7 @@ async def server(folder: Path, provider: ScriptedProvider) -> AsyncIterator[http
 
 
 def runtime_in(client: httpx.AsyncClient) -> AgentRuntime:
-    return client._transport.app.state.runtime  # type: ignore[attr-defined, no-any-return]
+    return client._transport.app.state.runtime  # type: ignore[attr-defined]
 
 
 class Held:

@@ -20,7 +20,7 @@ def results(request: CompletionRequest) -> list[str]:
 
 
 async def test_a_chain_of_agents_ends_where_it_is_too_deep(tmp_path: Path) -> None:
-    """The call that would go deeper is a failed tool; everybody above it hears what came back, and answers."""
+    """The call that would go deeper is a failed tool; everybody above hears what came back, and answers."""
     last = MAX_DEPTH + 2
     chain = [manifest(f"a{n}", **asks(f"a{n + 1}")) for n in range(last)]
 

@@ -16,8 +16,8 @@ from astromesh.core.memory import ConversationalMemory, MemoryManager
 from astromesh.errors import Interrupted, SessionBusy
 from astromesh.memory.backends.sqlite import SCHEMA, SqliteConversations
 from astromesh.memory.strategies.sliding_window import SlidingWindow
-from astromesh.runtime.records import RunAnswer, RunRequest
 from astromesh.runtime.leases import Leases, in_its_session
+from astromesh.runtime.records import RunAnswer, RunRequest
 from astromesh.runtime.sessions import Sessions
 from astromesh.storage.database import Database
 from astromesh.types import Message, SessionKey, Turn

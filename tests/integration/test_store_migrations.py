@@ -75,6 +75,7 @@ INSERT INTO astromesh.passages
 VALUES ('acme', 'support', 'ann', 's-1', '\\x00', 'router', '{}', 1, 0);
 """
 
+
 async def _waiting(inbox: Any) -> object:
     return [kept.content.decode() for kept in await inbox.waiting("q", 10)]
 

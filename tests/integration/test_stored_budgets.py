@@ -109,7 +109,7 @@ async def test_runs_at_once_in_two_processes_spend_no_more_than_the_budget_and_o
 async def test_calls_of_tools_are_counted_exactly_and_the_model_is_told(tmp_path):
     tool = RecordingTool("lookup", lambda **_: "found", parameters={"type": "object", "properties": {}})
     calls = [ToolCall(f"c{n}", "lookup", "{}") for n in range(3)]
-    spec = {"tools": [{"name": "lookup", "type": "lookup", "effect": "read"}]}
+    spec: Any = {"tools": [{"name": "lookup", "type": "lookup", "effect": "read"}]}
     folder = folder_of(tmp_path, {"per_session": {"tool_calls": 2}}, **spec)
     provider = ScriptedProvider(calls, "done", calls, "done")
     async with runtime_of(folder, provider, plugins={"tools": {"lookup": plugin_of(tool)}}) as runtime:
@@ -188,7 +188,7 @@ async def test_time_is_charged_and_a_run_beyond_its_own_is_ended(tmp_path):
 async def test_a_durable_run_that_is_taken_up_again_is_not_charged_twice(tmp_path):
     """Calls that its record answers cost nothing; the one under way when it was cut off counts."""
     tool = RecordingTool("lookup", lambda **_: "found", parameters={"type": "object", "properties": {}})
-    spec = {"tools": [{"name": "lookup", "type": "lookup", "effect": "read"}]}
+    spec: Any = {"tools": [{"name": "lookup", "type": "lookup", "effect": "read"}]}
     folder = folder_of(tmp_path, {"per_session": {"tokens": 100_000, "tool_calls": 10}}, **spec)
     begun = asyncio.Event()
     call = CompletionResult(

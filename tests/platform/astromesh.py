@@ -41,7 +41,8 @@ class ServerProcess:
             **(env or {}),
         }
         argv = [PROGRAM, "serve", "--config", str(config), "--port", str(self.port), *args]
-        self._command = Command(argv, plain_environment(home, settings), home)
+        self._env = plain_environment(home, settings)
+        self._command = Command(argv, self._env, home)
         self._server = Server(self._command, home / "server.log", self._lives)
 
     @property
@@ -78,7 +79,7 @@ class ServerProcess:
 
     def disarm(self, variable: str) -> None:
         """Leaves a variable of the environment out from the next start on."""
-        self._command.env.pop(variable, None)
+        self._env.pop(variable, None)
 
     def signal(self, number: int) -> None:
         self._server.signal(number)

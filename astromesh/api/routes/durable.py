@@ -64,7 +64,7 @@ class ApprovalOut(BaseModel):
     run_id: str
     agent: str
     session_id: str
-    kind: Literal["approval", "unknown_outcome", "human"]
+    kind: Literal["approval", "unknown_outcome", "human", "identity"]
     name: str = Field(description="Of the tool or node.")
     arguments: Any
     asked_at: float
@@ -128,7 +128,7 @@ async def resume(run_id: str, body: DecisionBody, request: Request) -> JsonObjec
     caller = caller_of(request)
     add_detail(request, body.decision)
     said = Said(body.decision, body.arguments, body.answer)
-    return await runtime_of(request).runs.resume(run_id, viewer_of(caller), caller.user_id, said)
+    return await runtime_of(request).runs.resume(run_id, viewer_of(caller), caller, said)
 
 
 def links(run_id: str) -> JsonObject:

@@ -1,0 +1,278 @@
+"""`astromesh runs`: what became of runs, ending them, deciding for those that wait.
+
+Without `--url` the commands work on the store of runs itself, as the operator of the installation: whatever
+server has a run sees the request within a second, and a decision without any server is taken up by the next
+one. With `--url` they ask a server, as the principal of the key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+from urllib.parse import quote, urlencode
+
+import orjson
+import typer
+
+from astromesh.abc.clock import SystemClock
+from astromesh.abc.deps import Deps, Resources
+from astromesh.abc.durable import ENDED, RunRow, RunStore, Wanted
+from astromesh.cli.output import note, plain, print_json, print_table
+from astromesh.errors import AstromeshError, InvalidInput, NetError, RunNotFound, UpstreamError
+from astromesh.net.http import Http
+from astromesh.plugins import Plugins
+from astromesh.runtime.bootstrap import load_configuration
+from astromesh.runtime.decisions import decide
+from astromesh.runtime.elsewhere import end_elsewhere
+from astromesh.runtime.registry import RunFilter, Viewer
+from astromesh.runtime.stored_runs import Said, line_of
+from astromesh.types import JsonObject
+
+#: seconds that a cancel waits for the run's end
+PATIENCE, _LOOK = 10.0, 0.1
+
+
+class Where(NamedTuple):
+    """Where runs are looked for.
+
+    Args:
+        places: folders of the configuration and of the data.
+        url: of a server; empty: the store itself.
+        key: API key or token for the server.
+        tenant: of the runs, in the store.
+    """
+
+    places: tuple[Path, Path]
+    url: str = ""
+    key: str = ""
+    tenant: str = "default"
+
+
+class Runs(Protocol):
+    async def list(self, wanted: RunFilter) -> list[JsonObject]: ...
+
+    async def show(self, run_id: str) -> JsonObject: ...
+
+    async def cancel(self, run_id: str) -> JsonObject: ...
+
+    async def resume(self, run_id: str, said: Said) -> JsonObject: ...
+
+
+# -- the commands --------------------------------------------------------------------------------------------
+
+
+def list_runs(where: Where, wanted: RunFilter, *, as_json: bool) -> None:
+    """Prints runs, the newest first."""
+
+    async def ask() -> list[JsonObject]:
+        async with _opened(where) as runs:
+            return await runs.list(wanted)
+
+    found = asyncio.run(ask())
+    if as_json:
+        print_json(found)
+    elif found:
+        print_table(("RUN", "AGENT", "SESSION", "STATUS", "CREATED", "TOKENS"), map(_row, found))
+    else:
+        note("There are no such runs.")
+
+
+def show(where: Where, run_id: str, *, as_json: bool) -> None:
+    """Prints one run."""
+
+    async def ask() -> JsonObject:
+        async with _opened(where) as runs:
+            return await runs.show(run_id)
+
+    _print(asyncio.run(ask()), as_json=as_json)
+
+
+def cancel(where: Where, run_id: str, *, as_json: bool) -> None:
+    """Ends a run, and prints what became of it."""
+
+    async def ask() -> JsonObject:
+        async with _opened(where) as runs:
+            return await runs.cancel(run_id)
+
+    _print(asyncio.run(ask()), as_json=as_json)
+
+
+def resume(where: Where, run_id: str, said: Said, *, as_json: bool) -> None:
+    """Decides for a run that waits."""
+
+    async def ask() -> JsonObject:
+        async with _opened(where) as runs:
+            return await runs.resume(run_id, said)
+
+    _print(asyncio.run(ask()), as_json=as_json)
+
+
+def decision(given: str, arguments: str, answer: str) -> Said:
+    """What the options say. Raises: InvalidInput: they do not go together."""
+    if given not in ("approve", "deny", "answer"):
+        raise InvalidInput(f"{given!r} is no decision: approve, deny or answer.")
+    if arguments and given != "approve":
+        raise InvalidInput("--arguments go with approve alone.")
+    if (given == "answer") != bool(answer):
+        raise InvalidInput("answer needs --answer TEXT, and nothing else has one.")
+    try:
+        wanted = orjson.loads(arguments) if arguments else None
+    except orjson.JSONDecodeError as error:
+        raise InvalidInput(f"--arguments are not JSON: {error}.") from error
+    if wanted is not None and not isinstance(wanted, dict):
+        raise InvalidInput("--arguments must be a JSON object.")
+    return Said(given, wanted, answer or None)  # type: ignore[arg-type]
+
+
+def _row(run: JsonObject) -> tuple[str, ...]:
+    usage = run["usage"]
+    tokens = usage["input_tokens"] + usage["output_tokens"]
+    created = (run["created_at"] or "")[:19].replace("T", " ")
+    return run["run_id"], run["agent"], run["session_id"], run["status"], created, str(tokens)
+
+
+def _print(run: JsonObject, *, as_json: bool) -> None:
+    if as_json:
+        print_json(run)
+        return
+    shown = {
+        key: run[key] for key in ("run_id", "agent", "session_id", "status", "created_at", "finished_at")
+    }
+    waits, error, result = run["waiting_for"], run["error"], run["result"] or {}
+    if waits:
+        shown["waiting_for"] = f"{waits['kind']} {waits['name']} {orjson.dumps(waits['arguments']).decode()}"
+    if error:
+        shown["error"] = f"{error['code']}: {error['detail']}"
+    if result.get("uncancellable"):
+        shown["uncancellable"] = ", ".join(result["uncancellable"])
+    for name, value in shown.items():
+        if value:
+            typer.echo(f"{name + ':':14}{plain(str(value))}")
+    if result.get("response"):
+        typer.echo(f"\n{plain(result['response'])}")
+
+
+# -- in the store --------------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def _opened(where: Where) -> AsyncIterator[Runs]:
+    if where.url:
+        async with Http() as http:
+            yield _Asked(where, http)
+        return
+    resources = Resources()
+    try:
+        yield _Stored(await _store(where, resources), where.tenant)
+    finally:
+        await resources.close()
+
+
+async def _store(where: Where, resources: Resources) -> RunStore:
+    url = load_configuration(where.places[0], Plugins()).runtime.spec.storage.url.get_secret_value()
+    kind = "sqlite" if not url or url.startswith("sqlite:") else "postgres"
+    deps = Deps(
+        clock=SystemClock(), data_dir=where.places[1], config_dir=where.places[0], storage_url=url,
+        resources=resources,
+    )  # fmt: skip
+    store: RunStore = await Plugins().open("run_stores", kind, {}, deps)
+    return store
+
+
+class _Stored:
+    def __init__(self, store: RunStore, tenant: str) -> None:
+        self._store, self._viewer = store, Viewer(tenant, None)
+
+    async def list(self, wanted: RunFilter) -> list[JsonObject]:
+        agent, session, status, limit = wanted
+        rows, _ = await self._store.list(Wanted(*self._viewer, agent, session, status, limit))
+        return [line_of(row) for row in rows]
+
+    async def show(self, run_id: str) -> JsonObject:
+        return line_of(await self._row(run_id))
+
+    async def cancel(self, run_id: str) -> JsonObject:
+        row = await self._store.get(run_id)
+        if row is None or (not row.durable and row.status not in ENDED):
+            line = await end_elsewhere(self._store, SystemClock(), run_id, self._viewer, PATIENCE)
+            if line is None:
+                raise RunNotFound(f"There is no run {run_id!r} in the store, and no server has it.")
+            return line
+        row = await self._row(run_id)
+        if row.status not in ENDED:
+            await self._store.cancel(run_id)
+        return line_of(await self._ended(run_id))
+
+    async def resume(self, run_id: str, said: Said) -> JsonObject:
+        told: dict[str, Any] = {key: value for key, value in said._asdict().items() if value is not None}
+        who = os.environ.get("USER", "") or "operator"
+        return line_of(await decide(self._store, await self._row(run_id), {**told, "by": who}))
+
+    async def _row(self, run_id: str) -> RunRow:
+        row = await self._store.get(run_id)
+        if row is None or row.tenant != self._viewer.tenant:
+            raise RunNotFound(
+                f"There is no run {run_id!r} of the tenant {self._viewer.tenant!r} in the store."
+            )
+        return row
+
+    async def _ended(self, run_id: str) -> RunRow:
+        row = await self._row(run_id)
+        for _ in range(int(PATIENCE / _LOOK)):
+            if row.status in ENDED:
+                break
+            await asyncio.sleep(_LOOK)
+            row = await self._row(run_id)
+        return row
+
+
+# -- over HTTP -----------------------------------------------------------------------------------------------
+
+
+class _Refused(UpstreamError):
+    """What a server answered."""
+
+
+class _Asked:
+    def __init__(self, where: Where, http: Http) -> None:
+        self._base, self._http = where.url.rstrip("/"), http
+        self._headers = {"content-type": "application/json"}
+        if where.key:
+            self._headers["authorization"] = f"Bearer {where.key}"
+
+    async def list(self, wanted: RunFilter) -> list[JsonObject]:
+        found: list[JsonObject] = (await self._ask("GET", f"?{urlencode(wanted._asdict())}"))["runs"]
+        return found
+
+    async def show(self, run_id: str) -> JsonObject:
+        return await self._ask("GET", f"/{quote(run_id, safe='')}")
+
+    async def cancel(self, run_id: str) -> JsonObject:
+        return await self._ask("POST", f"/{quote(run_id, safe='')}/cancel")
+
+    async def resume(self, run_id: str, said: Said) -> JsonObject:
+        body = {key: value for key, value in said._asdict().items() if value is not None}
+        return await self._ask("POST", f"/{quote(run_id, safe='')}/resume", body)
+
+    async def _ask(self, method: str, path: str, body: JsonObject | None = None) -> JsonObject:
+        data = None if body is None else orjson.dumps(body)
+        url = f"{self._base}/v1/runs{path}"
+        try:
+            answer = await self._http.request(method, url, body=data, headers=self._headers)
+            said: JsonObject = orjson.loads(answer.body)
+        except NetError as error:
+            raise _Refused(f"{self._base} does not answer: {error}") from error
+        except orjson.JSONDecodeError as error:
+            raise _Refused(f"{self._base} is no astromesh server: it answers no JSON.") from error
+        if answer.status >= 400:
+            raise _failure(said)
+        return said
+
+
+def _failure(said: JsonObject) -> AstromeshError:
+    error = RunNotFound if said.get("code") == "run_not_found" else _Refused
+    return error(str(said.get("detail", said)))
