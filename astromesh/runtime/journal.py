@@ -237,7 +237,8 @@ class RunJournal:
         while True:
             n = self.book.number(path)
             found = self.book.find(path, n, "")
-            said = await self.book.waiting.decision(Step(path, n, "wait", "", "intent"), asked, found)
+            with self.book.waiting.working():  # a question stands within the work that it interrupts
+                said = await self.book.waiting.decision(Step(path, n, "wait", "", "intent"), asked, found)
             if said["decision"] != "approve":
                 return False
 

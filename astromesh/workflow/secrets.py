@@ -5,12 +5,13 @@ An encrypted secret is a Fernet token (https://github.com/fernet/spec), written 
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping
 from functools import reduce
 from pathlib import Path
+from typing import Any
 
 import orjson
-from cryptography.fernet import Fernet, InvalidToken
 
 from astromesh.config.workflow.agents import AuthSpec
 from astromesh.errors import InvalidInput, MissingKey
@@ -45,27 +46,32 @@ def encrypted(text: str, key: str) -> str:
     Raises:
         InvalidInput: it is no such key.
     """
-    return _fernet(key).encrypt(text.encode()).decode()
+    return str(_fernet(key).encrypt(text.encode()).decode())
 
 
 def decrypted(token: str, key: str, where: str) -> str:
     try:
-        return _fernet(key).decrypt(token.strip().encode()).decode()
-    except (InvalidToken, InvalidInput) as error:
+        return str(_fernet(key).decrypt(token.strip().encode()).decode())
+    except (_library().InvalidToken, InvalidInput) as error:
         raise MissingKey(
             f"The credential in {where} cannot be decrypted: its key_env or key_file holds another key."
         ) from error
 
 
 def new_key() -> str:
-    return Fernet.generate_key().decode()
+    return str(_library().Fernet.generate_key().decode())
 
 
-def _fernet(key: str) -> Fernet:
+def _fernet(key: str) -> Any:
     try:
-        return Fernet(key.strip())
+        return _library().Fernet(key.strip())
     except ValueError as error:
         raise InvalidInput("A key is 32 bytes in URL-safe base64; --new-key makes one.") from error
+
+
+def _library() -> Any:
+    # loaded on first use: a server without encrypted credentials starts without it
+    return importlib.import_module("cryptography.fernet")
 
 
 def _key(auth: AuthSpec, folder: Path, env: Mapping[str, str]) -> str:
