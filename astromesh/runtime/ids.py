@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from hashlib import sha256
-from os import urandom
+from os import register_at_fork, urandom
 from time import time_ns
 
 _ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 _PAIRS = [a + b for a in _ALPHABET for b in _ALPHABET]
+_RANDOM, _AT_ONCE = 16, 256
+#: what the system's generator gave in one call: each call gives up the interpreter's lock, which under load
+#: takes longer to get back than all else that an id needs
+_spare: list[bytes] = []
+register_at_fork(after_in_child=_spare.clear)
 
 
 def ulid() -> str:
     """26 characters, sortable by time to the millisecond, 80 random bits (ulid/spec, Crockford base 32)."""
-    value = (time_ns() // 1_000_000 << 80) | int.from_bytes(urandom(10))
+    value = (time_ns() // 1_000_000 << 80) | int.from_bytes(_random()[:10])
     return "".join([_PAIRS[(value >> shift) & 1023] for shift in range(120, -1, -10)])
 
 
@@ -33,10 +38,21 @@ def made_at(run: str) -> float:
 
 def trace_id() -> str:
     """32 hex digits (W3C Trace Context)."""
-    return urandom(16).hex()
+    return _random().hex()
 
 
 def derived_run_id(above: str, place: str) -> str:
     """The id of a run nested in a durable one: the same whenever that one is taken up again."""
     digest = int.from_bytes(sha256(f"{above}\n{place}".encode()).digest()[:10])
     return above[:14] + "".join([_PAIRS[(digest >> shift) & 1023] for shift in range(70, -1, -10)])
+
+
+def _random() -> bytes:
+    """16 random bytes that were never handed out before; from any thread."""
+    try:
+        return _spare.pop()
+    except IndexError:
+        fresh = urandom(_RANDOM * _AT_ONCE)
+        first, *more = [fresh[at : at + _RANDOM] for at in range(0, len(fresh), _RANDOM)]
+        _spare.extend(more)
+        return first
