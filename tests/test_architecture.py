@@ -199,6 +199,22 @@ def test_no_circle_is_dodged_by_type_checking() -> None:
     assert wrong == [], "move the type down instead"
 
 
+def test_nothing_draws_from_the_random_numbers_of_the_whole_process() -> None:
+    """Jitter has generators of its own: who embeds the runtime may seed `random` and expect its order."""
+    wrong = [
+        f"{module.at(node)}: import a class of random, not its functions"
+        for module in modules().values()
+        for node in ast.walk(module.tree)
+        if (isinstance(node, ast.Import) and any(alias.name == "random" for alias in node.names))
+        or (
+            isinstance(node, ast.ImportFrom)
+            and node.module == "random"
+            and {alias.name for alias in node.names} - {"Random", "SystemRandom"}
+        )
+    ]
+    assert wrong == []
+
+
 # -- nothing unwired -----------------------------------------------------------------------------------------
 
 

@@ -11,10 +11,10 @@ stands in their lines among the attempts.
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from random import Random
 from time import perf_counter
 from typing import TypeVar, cast
 
@@ -46,6 +46,8 @@ TakeRetry = Callable[[], bool]
 E = TypeVar("E", bound=Exception)
 #: reported token counts that a model's correction is learned from: the first few, then one of sixteen
 _LEARN_FIRST, _LEARN_EVERY = 4, 16
+#: spreads retries; not the process's own generator, which belongs to who embeds the runtime and seeds it
+_chance = Random()  # noqa: S311 (no secret)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +85,7 @@ class ModelRouter:
         roles: Mapping[str, ModelRouter] | None = None,
         health: Health | None = None,
         retries: RetryRules | None = None,
-        chance: Callable[[], float] = random.random,
+        chance: Callable[[], float] = _chance.random,
     ) -> None:
         if strategy not in STRATEGIES:
             raise ValueError(f"unknown routing strategy {strategy!r}; known: {', '.join(STRATEGIES)}")

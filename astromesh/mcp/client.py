@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
+from random import Random
 from typing import Any, Literal
 
 import structlog
@@ -32,6 +32,7 @@ log = structlog.get_logger("astromesh.mcp")
 
 #: seconds between tries to reach a server: doubled each time, with jitter, until the last
 FIRST_DELAY, LAST_DELAY = 0.5, 30.0
+_chance = Random()  # noqa: S311 (spreads tries, protects nothing)
 #: seconds that a call, or a start, waits for a server that is just coming
 PATIENCE = 5.0
 #: sessions of callers that are open at once, and seconds until one that nobody uses is closed
@@ -306,7 +307,7 @@ async def _slept(clock: Clock, seconds: float) -> None:
 def _delay(tries: int, refused: bool) -> float:
     """Seconds until the next try. Who is refused gains nothing by asking often."""
     longest = LAST_DELAY if refused else min(LAST_DELAY, FIRST_DELAY * 2.0 ** min(tries - 1, 16))
-    return longest * random.uniform(0.5, 1.0)  # noqa: S311 (spreads tries, protects nothing)
+    return longest * _chance.uniform(0.5, 1.0)
 
 
 async def _within(seconds: float, event: asyncio.Event) -> None:

@@ -8,9 +8,9 @@ meanwhile writes nothing. Where a store serves this process alone, there is no l
 from __future__ import annotations
 
 import asyncio
-import random
 import secrets
 from functools import partial
+from random import Random
 
 import structlog
 
@@ -26,6 +26,8 @@ from astromesh.runtime.sessions import Policy, Seat, Sessions
 LEASE_SECONDS, RENEW_SECONDS = 10.0, 0.5
 #: seconds between two tries for a session that another process holds: the first, the longest
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.25
+#: spreads the tries; the process's own `random` belongs to who embeds the runtime
+_chance = Random()  # noqa: S311 (no secret)
 
 log = structlog.get_logger("astromesh.sessions")
 
@@ -80,7 +82,7 @@ class Leases:
             if policy == "interrupt" and not asked:
                 asked = True
                 await leases.interrupt(seat.key)
-            await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 (spreads tries, no secret)
+            await asyncio.sleep(pause * _chance.uniform(0.5, 1.0))
             pause = min(2 * pause, _LONGEST_PAUSE)
         seat.token = token
         self._keep_renewing()
