@@ -13,11 +13,10 @@ from typing import Any
 from fastapi import Depends, Request
 
 from astromesh.runtime.audit import AuditLog, Entry
+from astromesh.runtime.pseudonyms import SHOWN
 from astromesh.types import CallerContext
 
 _NOBODY = CallerContext(user_id="", tenant_id="")
-#: characters of an object's name; callers choose it
-_SHOWN = 200
 
 
 @dataclass(slots=True)
@@ -26,6 +25,8 @@ class _Act:
     action: str
     object: str
     detail: str = ""
+    #: tenant and name of whom this act has erased
+    erased: tuple[str, str] | None = None
 
 
 class Audited:
@@ -42,7 +43,7 @@ class Audited:
 
     async def __call__(self, request: Request) -> None:
         named = "/".join(request.path_params[name] for name in self.resource)
-        request.state.audit = _Act(request.app.state.audit, self.action, named[:_SHOWN])
+        request.state.audit = _Act(request.app.state.audit, self.action, named[:SHOWN])
 
 
 def audited(action: str, *resource: str) -> Any:
@@ -55,21 +56,45 @@ def add_detail(request: Request, detail: str) -> None:
     request.state.audit.detail = detail
 
 
+async def forget(request: Request, tenant: str, principal: str) -> None:
+    """Leaves a pseudonym of an erased principal in the audit log, and in the line of this act.
+
+    Raises:
+        StoreUnavailable: the log could not be rewritten.
+    """
+    act: _Act = request.state.audit
+    await asyncio.to_thread(act.log.forget, tenant, principal)
+    act.erased = (tenant, principal)
+
+
 async def noted(state: MutableMapping[str, Any], status: int) -> None:
     """Writes what a request did. Args: state: of the request. status: of its answer."""
     act: _Act = state.pop("audit")
     caller: CallerContext = state.get("caller", _NOBODY)
-    await act_noted(act.log, caller, Entry(act.action, act.object, outcome_of(status), act.detail))
+    entry = Entry(act.action, act.object, outcome_of(status), act.detail)
+    await act_noted(act.log, caller, entry, act.erased)
 
 
-async def act_noted(log: AuditLog, caller: CallerContext, entry: Entry) -> None:
+async def act_noted(
+    log: AuditLog, caller: CallerContext, entry: Entry, erased: tuple[str, str] | None = None
+) -> None:
     """Notes what a caller did; in a thread, as it is written to disk.
 
     Who is nobody is only logged: it did nothing, and could fill the disk with that.
+
+    Args:
+        erased: tenant and name of somebody whose name is not to be noted.
     """
     key = str((caller.metadata or {}).get("key_id", ""))
     entry = entry._replace(principal=caller.user_id, tenant=caller.tenant_id, key=key)
-    await asyncio.to_thread(log.note if caller.user_id else log.say, entry)
+    await asyncio.to_thread(_write, log, entry, erased)
+
+
+def _write(log: AuditLog, entry: Entry, erased: tuple[str, str] | None) -> None:
+    if not entry.principal:
+        log.say(entry)
+    else:
+        log.note(entry if erased is None else log.without(entry, *erased))
 
 
 def outcome_of(status: int) -> str:

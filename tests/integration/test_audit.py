@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import stat
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ from astromesh.api.audit import Audited
 from astromesh.api.auth import Auth
 from astromesh.cli import audit as audit_command
 from astromesh.cli import keys as keys_command
-from astromesh.runtime.audit import FILE, AuditLog, Entry, Wanted
+from astromesh.errors import StoreUnavailable
+from astromesh.runtime.audit import FILE, KEY_FILE, AuditLog, Entry, Wanted
 from astromesh.testing import ManualClock, ScriptedProvider
 from astromesh.types import CallerContext
 from tests.integration.agents_folder import manifest, runtime_of, write
@@ -100,7 +102,7 @@ def test_acts_are_noted_with_who_what_and_how_it_ended(client: TestClient, tmp_p
     client.post(f"/v1/runs/{run_id}/resume", json={"decision": "approve"}, headers=by("alice"))
     client.delete("/v1/agents/helper/sessions/s/1", headers=by("alice"))
     client.get("/v1/principals/alice/data", headers=by("admin"))
-    client.delete("/v1/principals/alice/data", headers=by("admin"))
+    client.delete("/v1/principals/bob/data", headers=by("alice"))
     client.delete("/v1/principals/alice/data", headers=by("nobody"))
     everything = acts(client)
     assert [said(act) for act in reversed(everything)] == [
@@ -109,7 +111,7 @@ def test_acts_are_noted_with_who_what_and_how_it_ended(client: TestClient, tmp_p
         ("alice", "acme", "run.decide", run_id, "refused"),
         ("alice", "acme", "session.erase", "helper/s/1", "done"),
         ("admin", "acme", "principal.show", "alice", "done"),
-        ("admin", "acme", "principal.erase", "alice", "done"),
+        ("alice", "acme", "principal.erase", "bob", "refused"),
     ]
     assert everything[-3]["detail"] == "approve"
     assert {act["key"] for act in everything} == {"key-alice", "key-bob", "key-admin"}
@@ -150,6 +152,71 @@ def test_a_cancel_over_a_socket_is_noted(client: TestClient) -> None:
         socket.send_json({"type": "cancel", "run_id": run_id})
         assert socket.receive_json()["code"] == "run_not_found"
     assert [said(a) for a in acts(client)] == [("alice", "acme", "run.cancel", run_id, "refused")]
+
+
+# -- who was erased ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("eraser", ["alice", "admin"])
+def test_of_an_erased_principal_a_pseudonym_stays_and_that_it_was_erased(
+    client: TestClient, tmp_path: Path, eraser: str
+) -> None:
+    """Name, key and sessions are gone; others' acts, also those of a longer name, are as they were."""
+    for who in ("alice", "alicent"):
+        run(client, who, f"{who}-1")
+        client.delete(f"/v1/agents/helper/sessions/{who}-1", headers=by(who))
+    client.delete("/v1/agents/helper/sessions/of-alice-2", headers=by("bob"))
+    with capture_logs() as lines:
+        assert client.delete("/v1/principals/alice/data", headers=by(eraser)).status_code == 200
+    kept = (tmp_path / "data" / FILE).read_text()
+    assert "alice" not in kept.replace("alicent", "")
+    assert "alice" not in json.dumps([line for line in lines if line["event"] == "audit"])
+    by_bob, by_alicent, by_alice = acts(client, action="session.erase")
+    assert by_alicent["object"] == "helper/alicent-1"
+    assert (by_bob["principal"], by_bob["object"][:7]) == ("bob", "erased:")
+    assert by_alice["principal"].startswith("erased:")
+    erasure = acts(client, action="principal.erase")[0]
+    assert (erasure["object"], erasure["outcome"]) == (by_alice["principal"], "done")
+    assert erasure["principal"] == ("admin" if eraser == "admin" else by_alice["principal"])
+
+
+def test_who_knows_a_name_can_still_show_that_it_was_erased(client: TestClient, tmp_path: Path) -> None:
+    """The pseudonym is keyed: without the data folder's key it says nothing, and elsewhere it is another."""
+    run(client, "alice")
+    for _ in range(2):
+        client.delete("/v1/principals/alice/data", headers=by("alice"))
+    assert [a["action"] for a in acts(client, principal="alice")] == ["principal.erase"] * 2
+    assert acts(client, object="alice") == acts(client, principal="alice")
+    assert acts(client, principal="bob") == []
+    key = tmp_path / "data" / KEY_FILE
+    assert stat.S_IMODE(key.stat().st_mode) == 0o600
+    assert len(key.read_bytes()) == 32
+    key.unlink()
+    assert acts(client, principal="alice") == []
+    assert len(acts(client)) == 2
+
+
+def test_acts_that_are_noted_while_a_name_is_erased_are_not_lost(tmp_path: Path) -> None:
+    audit = AuditLog(tmp_path)
+    with ThreadPoolExecutor(4) as threads:
+        work = [
+            threads.submit(AuditLog(tmp_path).append, Entry("a", str(n), "done", principal="ann", tenant="t"))
+            for n in range(200)
+        ]
+        work += [threads.submit(AuditLog(tmp_path).forget, "t", "ann") for _ in range(5)]
+    assert [task.exception() for task in work] == [None] * 205
+    audit.forget("t", "ann")
+    assert {act["object"] for act in audit.read("t", Wanted(limit=1000))} == {str(n) for n in range(200)}
+    assert b"ann" not in (tmp_path / FILE).read_bytes()
+
+
+def test_a_disk_that_does_not_take_it_is_an_error_and_the_file_stays(tmp_path: Path) -> None:
+    audit = AuditLog(tmp_path)
+    audit.append(Entry("a", "1", "done", principal="ann", tenant="t"))
+    (tmp_path / f"{FILE}.new").mkdir()
+    with pytest.raises(StoreUnavailable, match="could not be rewritten"):
+        audit.forget("t", "ann")
+    assert [act["principal"] for act in audit.read(None, Wanted())] == ["ann"]
 
 
 # -- the file ----------------------------------------------------------------------------------------------

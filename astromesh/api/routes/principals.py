@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import StreamingResponse
 
 from astromesh.api.access import caller_of, runtime_of, scope
-from astromesh.api.audit import audited
+from astromesh.api.audit import audited, forget
 from astromesh.api.errors import public_failure
 from astromesh.api.schemas import ErasedOut, ProblemOut
 from astromesh.errors import AstromeshError, NotFound
@@ -50,8 +50,13 @@ async def show(principal: str, request: Request) -> StreamingResponse:
     dependencies=[audited("principal.erase", "principal"), scope("sessions:write")],
 )
 async def erase(principal: str, request: Request) -> ErasedOut:
-    """Deletes everything that was kept for a principal of the caller's tenant: by itself, or by an admin."""
-    count = await erase_principal(runtime_of(request), _permitted(request, principal), principal)
+    """Deletes everything that was kept for a principal of the caller's tenant: by itself, or by an admin.
+
+    The audit log keeps a pseudonym: that somebody was erased, and by whom, stays.
+    """
+    tenant = _permitted(request, principal)
+    count = await erase_principal(runtime_of(request), tenant, principal)
+    await forget(request, tenant, principal)
     return ErasedOut(principal=principal, erased=count)
 
 
