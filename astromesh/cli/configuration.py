@@ -6,6 +6,7 @@ from pathlib import Path
 
 from astromesh.cli.output import note
 from astromesh.config.configuration import Configuration
+from astromesh.errors import InvalidManifest
 from astromesh.plugins import Plugins
 from astromesh.runtime.bootstrap import load_configuration
 
@@ -26,9 +27,13 @@ def sound(folder: Path, *, strict: bool = False) -> Configuration:
 
 
 def tell(configuration: Configuration) -> None:
-    """Prints what does not stand in the way, but deserves a look."""
+    """Prints what does not stand in the way but deserves a look: once, where many places say the same."""
+    alike: dict[str, list[InvalidManifest]] = {}
     for warning in configuration.warnings:
-        note(f"warning: {warning}", "yellow")
+        alike.setdefault(warning.message, []).append(warning)
+    for warning, *more in alike.values():
+        others = f" (and {len(more)} more such places: 'astromesh validate' lists them)" if more else ""
+        note(f"warning: {warning}{others}", "yellow")
     for name, faults in configuration.broken.items():
         note(f"warning: the agent {name!r} is broken and answers 503:", "yellow")
         for fault in faults:

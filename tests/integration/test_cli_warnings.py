@@ -1,0 +1,24 @@
+"""Warnings of the configuration at a start: each thing once, with the place and how many more there are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from astromesh.cli.configuration import sound
+from tests.integration.agents_folder import manifest, write
+
+
+def test_what_many_places_say_is_told_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("ABSENT_KEY", raising=False)
+    skipped = {"provider": "openai", "model": "m", "api_key_env": "ABSENT_KEY"}
+    model = {"primary": skipped, "fallback": [{"provider": "embedded"}]}
+    folder = write(tmp_path, *(manifest(name, model=model) for name in ("one", "two", "three")))
+    sound(folder)
+    [told] = [line for line in capsys.readouterr().err.splitlines() if "ABSENT_KEY" in line]
+    assert "one.agent.yaml" in told
+    assert "2 more such places" in told
+    assert "astromesh validate" in told
