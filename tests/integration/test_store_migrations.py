@@ -59,6 +59,14 @@ VALUES ('acme', 'support', 's-1', 'ann', 1, 1, 1, 0);
 INSERT INTO {p}turns (session, seq, role, content, created_at, run_id, status, tokens)
 VALUES (1, 1, 'user', 'kept', 1, 'run_1', 'complete', 0);
 """
+#: since version 2 there are leases beside the turns
+_LEASED = (
+    _SESSION
+    + """
+INSERT INTO {p}session_leases (tenant, agent, session_id, holder, expires_at)
+VALUES ('acme', 'support', 's-1', 'a process that is gone', 1);
+"""
+)
 _EVENT = """
 INSERT INTO {p}events (tenant, agent, session_id, owner, expires_at, event)
 VALUES ('acme', 'support', 's-1', 'ann', 0, '{{"n": "kept"}}');
@@ -92,8 +100,20 @@ _LETTER_POSTGRES = _LETTER.format(p="astromesh.", address="'\\x00'", content="'\
 SEAMS = (
     Seam("inboxes", "sqlite", sqlite_inbox.SCHEMA, {1: _LETTER_SQLITE}, _waiting),
     Seam("inboxes", "postgres", postgres_inbox.SCHEMA, {1: _LETTER_POSTGRES}, _waiting),
-    Seam("conversation_stores", "sqlite", sqlite.SCHEMA, {1: _SESSION.format(p="")}, _recalled),
-    Seam("conversation_stores", "postgres", postgres.SCHEMA, {1: _SESSION.format(p="astromesh.")}, _recalled),
+    Seam(
+        "conversation_stores",
+        "sqlite",
+        sqlite.SCHEMA,
+        {1: _SESSION.format(p=""), 2: _LEASED.format(p="")},
+        _recalled,
+    ),
+    Seam(
+        "conversation_stores",
+        "postgres",
+        postgres.SCHEMA,
+        {1: _SESSION.format(p="astromesh."), 2: _LEASED.format(p="astromesh.")},
+        _recalled,
+    ),
     Seam("episodic_stores", "sqlite", sqlite_events.SCHEMA, {1: _EVENT.format(p="")}, _recent),
     Seam("episodic_stores", "postgres", postgres_events.SCHEMA, {1: _EVENT.format(p="astromesh.")}, _recent),
     Seam("semantic_stores", "sqlite", sqlite_passages.SCHEMA, {1: _PASSAGE_SQLITE}, _searched, "semantic.db"),
