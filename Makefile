@@ -60,7 +60,8 @@ acceptance: venv ## tests of the server as a process
 	$(PYTEST) tests/acceptance $(ARGS)
 
 reliability: venv ## what takes longer: crashes, and far more fuzzing (EXAMPLES=)
-	ASTROMESH_FUZZ_EXAMPLES=$(EXAMPLES) $(PYTEST) tests/reliability tests/integration/test_api_fuzz.py $(ARGS)
+	ASTROMESH_FUZZ_EXAMPLES=$(EXAMPLES) $(PYTEST) tests/reliability tests/integration/test_api_fuzz.py \
+		tests/unit/workflow/test_wf_properties.py $(ARGS)
 
 architecture: venv ## who may import whom
 	$(PYTEST) tests/test_architecture.py $(ARGS)

@@ -91,6 +91,16 @@ class Plugins:
             self._loaded[group, name] = self._import(group, name)
         return self._loaded[group, name]
 
+    def origin(self, group: str, name: str) -> str:
+        """Where a plugin comes from, as `module:Class distribution==version`; loads nothing, '' from nowhere."""
+        given = self._extra.get(group, {}).get(name)
+        if given is not None:
+            return f"{given.__module__}:{given.__qualname__}"
+        point = self._installed(group).get(name)
+        if point is None:
+            return ""
+        return f"{point.value} {point.dist.name}=={point.dist.version}" if point.dist else point.value
+
     def options(self, group: str, name: str) -> type[BaseModel]:
         """The `Options` of a name; with `names` this makes Plugins the resolver that `config` asks."""
         options: type[BaseModel] = self.load(group, name).Options

@@ -106,6 +106,7 @@ class Workflow:
             "default_start": self.engine.project.default_start, "nodes": len(spec.nodes),
             "run_fingerprint": self.engine.project.fingerprint.value,
             "warnings": [str(w) for w in self.engine.project.warnings],
+            "providers": self.engine.providers(),
         }  # fmt: skip
 
 

@@ -25,7 +25,7 @@ from astromesh.types import CallerContext, JsonObject, SessionKey, calling_as
 from astromesh.workflow.agents import open_agents
 from astromesh.workflow.layers import LayerStore, open_layers
 from astromesh.workflow.memory import RunMemory
-from astromesh.workflow.models import ADAPTERS, open_models
+from astromesh.workflow.models import ADAPTERS, Models, adapters_of
 from astromesh.workflow.plan import Plan, Stage
 from astromesh.workflow.project import Project, load_project
 from astromesh.workflow.references import NO_CONTEXT, Known
@@ -106,6 +106,7 @@ class Engine:
         self._turns = asyncio.Semaphore(scheduler.max_concurrency if scheduler.enabled else _ANY)
         self._queued = 0
         self._kit: Kit | None = None
+        self._providers = Models(project)
         self._given_layers = layers
         self._layers: dict[str, LayerStore] = {}
         self._opening = asyncio.Lock()
@@ -130,7 +131,8 @@ class Engine:
         known = known_to(
             plugins, agents, options.get("models") or {}, runs_agents=bool(options.get("run_agent"))
         )
-        return cls(load_project(folder, known, options.get("env")), **options)
+        project = load_project(folder, known, options.get("env"))
+        return cls(replace(project, adapters=adapters_of(project, plugins)), **options)
 
     # -- runs ------------------------------------------------------------------------------------------------
 
@@ -208,6 +210,10 @@ class Engine:
         execution.cancel()
         return True
 
+    def providers(self) -> list[JsonObject]:
+        """The models of providers.yaml: adapter, version, credential, health."""
+        return self._providers.told()
+
     # -- life ------------------------------------------------------------------------------------------------
 
     async def open(self) -> None:
@@ -245,7 +251,8 @@ class Engine:
         deps = replace(deps, run_agent=deps.run_agent or self._run_agent)
         if deps.http is None and (self.project.providers.providers or self.project.tools.tools):
             deps = replace(deps, http=await deps.resources.shared(Http, Http))
-        models = {**await open_models(self.project, self._plugins, deps, self._env), **self._models}
+        await self._providers.open(self._plugins, deps, self._env)
+        models = {**self._providers.ports, **self._models}
         self._layers = dict(self._given_layers or open_layers(self.project.folder, self.project.memory))
         return self._equip(
             Kit(

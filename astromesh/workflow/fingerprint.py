@@ -27,7 +27,7 @@ from astromesh.workflow.values import digest
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """Args: parts: `{engine, manifests, schemas, operations, models}`, hashes in hex."""
+    """Args: parts: `{engine, manifests, schemas, operations, models, adapters}`, hashes in hex."""
 
     parts: JsonObject
 
@@ -42,8 +42,12 @@ class Fingerprint:
         return {"run_fingerprint": self.value}
 
 
-def fingerprint_of(folder: WorkflowFolder) -> Fingerprint:
-    """The fingerprint of a sound folder; reads its files once more."""
+def fingerprint_of(folder: WorkflowFolder, adapters: Mapping[str, str]) -> Fingerprint:
+    """The fingerprint of a sound folder; reads its files once more.
+
+    Args:
+        adapters: where its plugins come from, with their versions.
+    """
     models = folder.file("providers.yaml", ProvidersFile).providers
     return Fingerprint(
         {
@@ -52,6 +56,7 @@ def fingerprint_of(folder: WorkflowFolder) -> Fingerprint:
             "schemas": {name: digest(schema) for name, schema in folder.schemas.items()},
             "operations": dict(_operations(folder)),
             "models": {m.id: f"{m.adapter}/{m.model}@{m.version}" for m in models},
+            "adapters": dict(adapters),
         }
     )
 

@@ -21,6 +21,8 @@ from astromesh.workflow.tools import called
 
 #: events that wait for a slow plugin; the oldest are dropped beyond it, which is logged
 MOST = 10_000
+#: seconds that a workflow which is closed waits for its observers
+PATIENCE = 10.0
 
 log = structlog.get_logger("astromesh.workflows")
 
@@ -67,12 +69,19 @@ class _Observer:
             log.warning("observer_too_slow", plugin=self._id)
         self._queue.put_nowait(event)
 
-    async def settled(self) -> None:
-        if self._task is not None:
-            await self._queue.join()
+    async def settled(self, patience: float | None = None) -> None:
+        """Args: patience: seconds; None: as long as it takes."""
+        if self._task is None:
+            return
+        seen = asyncio.create_task(self._queue.join())
+        # not only for the queue: whoever has died will never empty it
+        await asyncio.wait([seen, self._task], timeout=patience, return_when=asyncio.FIRST_COMPLETED)
+        if not seen.done():
+            seen.cancel()
+            log.warning("observer_left_behind", plugin=self._id, events=self._queue.qsize())
 
     async def close(self) -> None:
-        await self.settled()
+        await self.settled(PATIENCE)
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
@@ -83,8 +92,10 @@ class _Observer:
     async def _work(self) -> None:
         while True:
             event = await self._queue.get()
-            await self._isolated(self._plugin.observe, frozen(orjson.loads(event)))
-            self._queue.task_done()
+            try:
+                await self._isolated(self._plugin.observe, frozen(orjson.loads(event)))
+            finally:
+                self._queue.task_done()
 
     async def _isolated(self, function: Any, *arguments: Any) -> None:
         try:

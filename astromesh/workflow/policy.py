@@ -9,7 +9,7 @@ from astromesh.config.workflow.operations import PolicySpec
 
 
 class Asked(NamedTuple):
-    """What a node asks for: a tool, a context, or to run at all (`node`)."""
+    """What a node asks for: tool, context, memory layer (`store`), agent, or to run at all (`node`)."""
 
     target: str
     target_id: str

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -19,6 +20,7 @@ from astromesh.errors import (
     InvalidManifest,
     InvalidWorkflow,
     ManifestLoadError,
+    MissingKey,
     SchemaValidationError,
 )
 from astromesh.types import JsonObject
@@ -26,6 +28,7 @@ from astromesh.workflow import observing, profiling, references, structure
 from astromesh.workflow.fingerprint import Fingerprint, fingerprint_of
 from astromesh.workflow.plan import Plan, compile_plan
 from astromesh.workflow.references import Known
+from astromesh.workflow.secrets import secret
 
 #: rules about files and names, and rules about what stands in a file; all others are about the DAG
 _LOADING = ("missing_", "unreadable", "rejected_", "unknown_")
@@ -46,18 +49,23 @@ class Checked:
 
 @dataclass(frozen=True)
 class Project:
-    """A sound workflow. Frozen: a run keeps the one that it started with."""
+    """A sound workflow. Frozen: a run keeps the one that it started with.
+
+    Args:
+        adapters: where its plugins come from, with their versions.
+    """
 
     name: str
     folder: Path
     workflow: WorkflowFile
     files: WorkflowFolder = field(repr=False)
     warnings: tuple[InvalidManifest, ...] = ()
+    adapters: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
     def fingerprint(self) -> Fingerprint:
         """Of the files as they are when it is first asked for, which is before the first run."""
-        return fingerprint_of(self.files)
+        return fingerprint_of(self.files, self.adapters)
 
     @cached_property
     def default_start(self) -> str:
@@ -138,6 +146,7 @@ def check_folder(
             message = f"must be the folder's name, {read.folder.resolve().name!r}"
             warnings.append(read.fault(WORKFLOW, "other_name", message, ("workflow",)))
         warnings += _without_effect(read)
+        warnings += _without_secret(read, os.environ if env is None else env)
         if not faults:
             lint = structure.warnings(read.workflow)
             warnings += [read.fault(WORKFLOW, f.rule, f.message, f.steps, f.hint) for f in lint]
@@ -154,6 +163,19 @@ def _without_effect(read: WorkflowFolder) -> Iterator[InvalidManifest]:
     for name in _NOT_YET:
         if name in read.files:
             yield read.fault(name, "unsupported", "is checked, but has no effect yet")
+
+
+def _without_secret(read: WorkflowFolder, env: Mapping[str, str]) -> Iterator[InvalidManifest]:
+    """Models whose credential is not there: a warning now, a failure of the stage that asks one (E62)."""
+    credentials = read.file("provider_credentials.yaml", CredentialsFile).provider_credentials
+    auths = {credential.id: credential.auth for credential in credentials}
+    for i, spec in enumerate(read.file("providers.yaml", ProvidersFile).providers):
+        if spec.credential in auths:
+            try:
+                secret(auths[spec.credential], read.folder, env)
+            except MissingKey as error:
+                at = ("providers", i, "credential")
+                yield read.fault("providers.yaml", "missing_secret", str(error), at)
 
 
 def load_project(

@@ -79,6 +79,7 @@ def _spaces(folder: WorkflowFolder, known: Known) -> Mapping[str, Collection[str
         "credential": {credential.id for credential in credentials},
         "node": {node.id for node in workflow.nodes} if workflow else None,
         "stage": _stages(folder),
+        "store": ("task", "project", "global"),
         "adapter": known.adapters,
         "pattern": known.patterns,
     }

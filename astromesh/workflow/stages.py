@@ -97,8 +97,7 @@ def _wrappers(stage: Stage, kit: Kit, plain: bool) -> list[_Wrapper]:
     if schema := project.schema(node.schema_in):
         wrappers.append(_checked_input(OutputSchema(schema), _name(node.schema_in)))
     if node.context != NO_CONTEXT:
-        profile = GLOBAL if node.context == GLOBAL_CONTEXT else project.profiles[node.context]
-        wrappers.append(_given_context(profile))
+        wrappers.append(_given_context(_profile(stage, kit)))
     if kit.gate is not None:
         wrappers.append(_gated(stage, kit.gate))
     if stage.role in (*FORKS, "decision"):
@@ -106,6 +105,11 @@ def _wrappers(stage: Stage, kit: Kit, plain: bool) -> list[_Wrapper]:
     if schema := project.schema(_schema_out(stage, kit)):
         wrappers.append(_checked_output(OutputSchema(schema), _name(_schema_out(stage, kit))))
     return wrappers
+
+
+def _profile(stage: Stage, kit: Kit) -> ContextProfile:
+    named = stage.node.context
+    return GLOBAL if named == GLOBAL_CONTEXT else kit.project.profiles[named]
 
 
 def _schema_out(stage: Stage, kit: Kit) -> Any:
@@ -121,8 +125,12 @@ def _permitted(stage: Stage, kit: Kit) -> _Wrapper:
     """E57: a denial is a failure of the stage and an event; no run changes what is denied."""
     node = stage.node
     asks = [PolicyAsked("node", node.id, node.id)]
+    if node.agent:
+        asks.append(PolicyAsked("agent", node.agent, node.id))
     if node.context != NO_CONTEXT:
         asks.append(PolicyAsked("context", node.context, node.id))
+        profile = _profile(stage, kit)
+        asks += [PolicyAsked("store", source.store, node.id) for source in profile.sources]
     why = next((said for ask in asks if (said := denial(kit.project.policies, ask))), "")
 
     def wrap(call: StageCall) -> StageCall:

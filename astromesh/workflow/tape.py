@@ -10,7 +10,7 @@ import asyncio
 import hashlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextvars import ContextVar
-from dataclasses import asdict, is_dataclass, replace
+from dataclasses import MISSING, Field, asdict, fields, is_dataclass, replace
 from typing import Any, Protocol
 
 import orjson
@@ -221,9 +221,24 @@ def path_of(task: str) -> str:
 
 
 def request_hash(request: Any) -> str:
-    """SHA-256 of what was asked, in canonical JSON."""
-    option = orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS
-    return hashlib.sha256(orjson.dumps(request, default=_plain, option=option)).hexdigest()
+    """SHA-256 of what was asked, in canonical JSON; what stands at its default is left out.
+
+    So a field that astromesh adds to its records makes no cassette diverge that does not use it.
+    """
+    option = orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS | orjson.OPT_PASSTHROUGH_DATACLASS
+    return hashlib.sha256(orjson.dumps(request, default=_told, option=option)).hexdigest()
+
+
+def _told(value: Any) -> Any:
+    if is_dataclass(value) and not isinstance(value, type):
+        given = ((field, getattr(value, field.name)) for field in fields(value))
+        return {field.name: one for field, one in given if not _is_default(field, one)}
+    return _plain(value)
+
+
+def _is_default(field: Field[Any], value: Any) -> bool:
+    default = field.default_factory() if field.default_factory is not MISSING else field.default
+    return default is not MISSING and bool(value == default)
 
 
 def completion_to_json(result: CompletionResult) -> JsonObject:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from astromesh.errors import InvalidInput, ProviderUnavailable
 from astromesh.runtime.tasks import Asked
 from astromesh.types import CompletionRequest
 from astromesh.workflow.cassette import Cassette
+from astromesh.workflow.tape import request_hash
 from tests.integration.test_wf_sample import CONTRACT, ROOT, lawyer
 from tests.integration.workflow_folder import runtime_with, sample, small
 
@@ -50,7 +52,7 @@ def test_the_sample_passes_its_suite_without_model_key_or_network(
     }  # fmt: skip
 
 
-async def test_an_evaluation_is_kept_as_an_artifact(config: Path) -> None:
+async def test_e58_an_evaluation_is_kept_as_an_artifact(config: Path) -> None:
     async with runtime_with(sample(config), never) as runtime:
         told = await runtime.workflows.evaluate(NAME)
         kept = await runtime.workflows.artifacts(
@@ -75,7 +77,7 @@ async def test_an_evaluation_is_kept_as_an_artifact(config: Path) -> None:
         ("{type: path, expected: [s, e]}", "path is ['s', 'x', 'e']"),
     ],
 )
-async def test_an_assertion_that_fails_or_cannot_be_checked_fails_the_case(
+async def test_e58_an_assertion_that_fails_or_cannot_be_checked_fails_the_case(
     config: Path, tmp_path: Path, assertion: str, says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     small(config, evaluations=f"{CASE}          - {assertion}\n")
@@ -90,7 +92,7 @@ async def test_an_assertion_that_fails_or_cannot_be_checked_fails_the_case(
     assert says in told["cases"][0]["assertions"][0]["message"]
 
 
-def test_the_command_ends_with_1_where_a_case_does_not_pass(
+def test_e58_the_command_ends_with_1_where_a_case_does_not_pass(
     config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     small(config, evaluations=f"{CASE}          - {{type: status, expected: partial}}\n")
@@ -101,6 +103,24 @@ def test_the_command_ends_with_1_where_a_case_does_not_pass(
     with pytest.raises(typer.Exit) as ended:
         command.evaluate((config, tmp_path / "data"), "small", "nightly", "", as_json=False)
     assert ended.value.exit_code == 2
+
+
+@dataclass(frozen=True)
+class Asked1:
+    model: str
+    tools: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Asked2(Asked1):
+    further: Sequence[str] = field(default_factory=list)
+
+
+def test_e53_a_field_that_is_added_to_the_records_makes_no_cassette_diverge() -> None:
+    """Only what is not at its default is hashed."""
+    assert request_hash(Asked1("m", ("t",))) == request_hash(Asked2("m", ("t",)))
+    assert request_hash(Asked2("m", ("t",))) != request_hash(Asked2("m", ("t",), ["x"]))
+    assert request_hash(Asked1("m")) != request_hash(Asked1("n"))
 
 
 # -- cassettes -----------------------------------------------------------------------------------------------
@@ -122,7 +142,7 @@ def changed(cassette: Cassette, stage: str, **values: Any) -> Cassette:
     return Cassette.of_json({**cassette.to_json(), "stages": stages})
 
 
-async def test_a_cassette_replays_after_it_was_written_and_read(config: Path, tmp_path: Path) -> None:
+async def test_e53_a_cassette_replays_after_it_was_written_and_read(config: Path, tmp_path: Path) -> None:
     cassette = await recorded(sample(config))
     cassette.write(tmp_path / "tape.json")
     told = await replayed(config, Cassette.read(tmp_path / "tape.json"))
@@ -148,7 +168,7 @@ async def test_errors_of_models_are_on_tape_too(config: Path) -> None:
         ({"status": "failure"}, "status", "intake: status is 'success', on the tape it is 'failure'"),
     ],
 )
-async def test_the_first_divergence_is_named(
+async def test_e53_the_first_divergence_is_named(
     config: Path, values: dict[str, str], what: str, message: str
 ) -> None:
     cassette = await recorded(sample(config), text="One page NDA")

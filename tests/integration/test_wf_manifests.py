@@ -276,12 +276,26 @@ def test_other_documents_files_are_rejected_with_the_right_name(
     assert fault.rule == "rejected_file" and right in fault.message and fault.file.endswith(name)
 
 
-def test_an_unknown_version_names_the_migration(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("version", "what"), [(2, "install"), (0, "write `version: 1`")])
+def test_an_unknown_version_names_the_migration(tmp_path: Path, version: int, what: str) -> None:
     folder = written(tmp_path / "w", [S, node("x"), E], LINE)
     file = folder / "workflow.yaml"
-    file.write_text(file.read_text().replace("version: 1", "version: 2"))
+    file.write_text(file.read_text().replace("version: 1", f"version: {version}"))
     (fault,) = check_folder(folder).faults
-    assert (fault.rule, fault.line, fault.column) == ("unknown_version", 1, 10) and "migrate" in fault.hint
+    assert (fault.rule, fault.line, fault.column) == ("unknown_version", 1, 10)
+    assert fault.hint.startswith("migration: ") and what in fault.hint
+
+
+async def test_e30_a_merge_behind_a_split_needs_two_edges_which_two_occurrences_are(tmp_path: Path) -> None:
+    """One edge is a fault, in items mode too; the items go round over two occurrences of one node."""
+    split = node("p", "split", split={"mode": "items"})
+    nodes = [S, split, node("x"), node("m", "merge"), E]
+    one: Edges = [("s", "p"), ("p", "m"), ("m", "e")]
+    assert rules(written(tmp_path / "w", [n for n in nodes if n["id"] != "x"], one)) == ["inbound_degree"]
+    two: Edges = [("s", "p"), ("p", "x"), ("p", "x#2"), ("x", "m"), ("x#2", "m"), ("m", "e")]
+    async with Engine.load(written(tmp_path / "w2", nodes, two)) as engine:
+        result = await engine.run({"subtask_inputs": [1, 2, 3]})
+    assert (result.status, result.output) == ("success", [1, 3, 2])
 
 
 def test_e16_all_faults_are_told_at_once_with_their_places(tmp_path: Path) -> None:
@@ -371,6 +385,15 @@ async def test_e62_a_missing_secret_fails_the_stage_that_needs_it(tmp_path: Path
         result = await engine.run({"text": "One page NDA"})
     assert result.error and (result.error["code"], result.error["stage"]) == ("missing_key", "triage")
     assert "LLM_API_KEY" in result.error["message"]
+
+
+def test_e62_a_missing_secret_is_a_warning_at_load(tmp_path: Path) -> None:
+    """Of each model whose credential is not there; credentials that no model has are nobody's concern."""
+    without = check_folder(SAMPLE, env={}).warnings
+    assert [(w.rule, w.key) for w in without] == [
+        ("missing_secret", "providers[0].credential"), ("missing_secret", "providers[1].credential"),
+    ]  # fmt: skip
+    assert check_folder(SAMPLE, env={"LLM_API_KEY": "k"}).warnings == ()
 
 
 async def test_e62_secrets_stand_in_no_result(tmp_path: Path) -> None:

@@ -103,7 +103,7 @@ OBSERVERS = """plugins:
 """
 
 
-async def test_observers_see_everything_in_order_and_change_and_hold_up_nothing(
+async def test_e59_observers_see_everything_in_order_and_change_and_hold_up_nothing(
     config: Path, tmp_path: Path
 ) -> None:
     """One that raises or is slow harms neither the Task nor the other."""

@@ -16,6 +16,7 @@ import orjson
 import pytest
 import yaml
 
+from astromesh import __version__
 from astromesh.cli import workflow as command
 from astromesh.config.workflow.files import FILES
 from astromesh.config.workflow.load import json_schema_of
@@ -80,7 +81,8 @@ class ListedRecords:
 
 
 def test_the_sample_has_neither_faults_nor_warnings() -> None:
-    checked = check_folder(SAMPLE, Known((), (), ("openai_compat",), ("react",)), {})
+    known = Known((), (), ("openai_compat",), ("react",))
+    checked = check_folder(SAMPLE, known, {"LLM_API_KEY": "k"})
     assert checked.faults == ()
     assert checked.warnings == ()
 
@@ -131,6 +133,41 @@ async def test_resumed_at_every_stage_boundary_it_ends_the_same(folder: Path) ->
         async with engine_of(folder) as engine:
             result = await engine.resume(log.records[:kept])
         assert (result.output, seen(result)) == (whole.output, seen(whole))
+
+
+async def test_e52_a_fingerprint_says_what_a_run_ran_with(folder: Path) -> None:
+    """Every manifest, schema, operation and adapter counts, layout does not; it stands in the metadata."""
+    first = engine_of(folder).project.fingerprint
+    assert set(first.parts) == {"engine", "manifests", "schemas", "operations", "models", "adapters"}
+    assert set(first.parts["manifests"]) == {f.name for f in folder.glob("*.yaml")}
+    assert set(first.parts["adapters"]) == {"patterns/react", "providers/openai"}
+    assert first.parts["adapters"]["patterns/react"].endswith(f"astromesh=={__version__}")
+    seen = {first.value}
+    changes = {"agents.yaml": "Review", "ops.py": "report", "schemas/report.json": "object"}
+    for name, word in changes.items():
+        file = folder / name
+        text = file.read_text()
+        file.write_text(text.replace(word, "array" if word == "object" else f"{word} "))
+        seen.add(engine_of(folder).project.fingerprint.value)
+        file.write_text(text)
+    assert len(seen) == 1 + len(changes)
+    (folder / "agents.yaml").write_text(f"# a comment\n{(folder / 'agents.yaml').read_text()}")
+    async with engine_of(folder) as engine:
+        result = await engine.run({"text": "One page NDA"})
+    assert result.metadata["run_fingerprint"] == first.value
+
+
+async def test_the_registry_says_how_each_model_is_and_fares(folder: Path) -> None:
+    engine = engine_of(folder)
+    assert [one["health"] for one in engine.providers()] == [None, None], "nothing is open yet"
+    async with engine:
+        await engine.run({"text": "One page NDA"})
+        told = {one["id"]: one for one in engine.providers()}
+    assert (told["smart"]["model"], told["smart"]["version"]) == ("gpt-4o", "1")
+    assert told["smart"]["credential"] == "llm_key" and told["smart"]["adapter"].startswith(
+        "astromesh.testing"
+    )
+    assert told["fast"]["health"]["circuit"] == "closed" and told["fast"]["health"]["calls"] > 0
 
 
 async def test_many_tasks_at_once_do_not_see_each_other(folder: Path) -> None:

@@ -171,7 +171,7 @@ async def test_a_task_takes_no_longer_than_it_may(config: Path, tmp_path: Path) 
     assert (answer["status"], answer["error"]["code"]) == ("failure", "timeout")
 
 
-async def test_the_inspector_pauses_steps_and_lets_go(config: Path) -> None:
+async def test_e54_the_inspector_pauses_steps_and_lets_go(config: Path) -> None:
     """E54: a Task waits before a stage of `pause_before`; who looks at it changes nothing of it."""
     small(config, extra="task: {pause_before: [x]}\n")
     async with client_of(runtime_with(config)) as client:
@@ -192,7 +192,7 @@ async def test_the_inspector_pauses_steps_and_lets_go(config: Path) -> None:
     assert (too_late.status_code, too_late.json()["code"]) == (409, "conflict")
 
 
-async def test_a_task_and_a_stage_of_it_replay_offline(config: Path) -> None:
+async def test_e54_a_task_and_a_stage_of_it_replay_offline(config: Path) -> None:
     """E53, E54: the same path and hashes without any model; one stage into a scratch record."""
     answered: list[str] = []
 

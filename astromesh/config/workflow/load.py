@@ -21,7 +21,6 @@ from astromesh.config.workflow.part import VERSION, FilePart
 from astromesh.errors import InvalidManifest
 
 F = TypeVar("F", bound=FilePart)
-_MIGRATION = "astromesh workflow migrate"
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +128,7 @@ class _Reading:
         if version is None or not isinstance(version.value, int) or version.value == VERSION:
             return False
         message = f"version {version.value} is not known; this astromesh reads version {VERSION}"
-        hint = f"`{_MIGRATION} {self._folder.name}` rewrites older files; newer ones need a newer astromesh"
+        hint = _migration(version.value)
         self._faults.append(a_fault(path, "unknown_version", message, version.place, ("version",), hint))
         return True
 
@@ -152,6 +151,15 @@ class _Reading:
         for path in sorted(self._folder.glob("*.y*ml")):
             if path.name not in FILES and path.name not in REJECTED:
                 yield a_fault(path, "stranger", "is not read", hint=did_you_mean(path.name, FILES))
+
+
+def _migration(version: int) -> str:
+    """What to do about a file of another version."""
+    if version > VERSION:
+        return (
+            "migration: it was made for a newer astromesh: install that (`pip install --upgrade astromesh`)"
+        )
+    return f"migration: there was none before 1; write `version: {VERSION}` and validate the workflow again"
 
 
 #: keys whose content is the author's own

@@ -13,7 +13,9 @@ Decision = Literal["allow", "deny"]
 
 
 class PolicyRule(Part):
-    target: Literal["tool", "context", "node"] = Field(description="What is asked for.")
+    target: Literal["tool", "context", "store", "agent", "node"] = Field(
+        description="What is asked for: a tool, a context profile, a memory layer, an agent, to run at all."
+    )
     target_id: str = Field(min_length=1, description="Its id; '*': any.")
     nodes: tuple[str, ...] = Field((), description="Only for these nodes; empty: for all.")
     action: Decision

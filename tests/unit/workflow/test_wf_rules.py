@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from astromesh.testing import RecordingSink
+from astromesh.workflow import Engine
 from tests.unit.workflow.wf_samples import project, run, states
 
 A, B, C, D = ({"op": f"add_{letter}"} for letter in "abcd")
@@ -14,6 +16,69 @@ FORK = "s>b b>x b>y x>m y>m m>e"
 
 
 # -- merges and their scopes ---------------------------------------------------------------------------------
+
+
+async def test_r1_a_forked_task_has_no_token_until_it_is_resolved() -> None:
+    """Between the fork and the merge the Task itself begins no stage; its children do."""
+    sink = RecordingSink()
+    await Engine(project(FORK, {}), new_id=lambda: "T").run("-", sinks=[sink])
+    told = [(e.type, e.data["task"]) for e in sink.events if e.type in ("stage.started", "task.cloned",
+            "merge.fired")]  # fmt: skip
+    forked, merged = told.index(("task.cloned", "T")), told.index(("merge.fired", "T"))
+    assert {task for _, task in told[forked + 1 : merged]} == {"T/b:x", "T/b:y"}
+
+
+async def test_r2_the_scope_of_a_merge_is_the_nearest_task_that_executed_its_anchor() -> None:
+    """Tokens of inner clones go to the Task of the outer fork; those of a split in a clone to that clone."""
+    outer = await run("s>b b>x b>b2 b2>u b2>v x>m u>m v>m m>e")
+    assert [entry.task for entry in outer.history["m"]] == [""]
+    inner = await run("s>b b>x b>p p>u p>v u>m2 v>m2 m2>m x>m m>e", {"x": {"op": "all_of_it"}}, [1, 2])
+    assert [entry.task for entry in inner.history["m2"]] == ["/b:p"]
+    assert [entry.task for entry in inner.history["m"]] == [""]
+
+
+async def test_r3_a_merge_does_not_wait_for_dead_paths() -> None:
+    """One arm failed and one has gone to its own exit: the merge fires with the other two."""
+    edges = "s>b b>x b>y b>d b>z d>m:on d>e2:off x>m y>m z>m m>e"
+    result = await run(edges, {"d": {"op": "turn_off"}, "z": BAD})
+    assert [one["stage_id"] for one in result.history["m"][0].input["inputs"]] == ["x", "y"]
+
+
+@pytest.mark.parametrize(
+    ("edges", "nodes", "input", "status", "output"),
+    [
+        ("s>b b>x b>y x>e y>e2", {"x": BAD, "y": B}, "-", "success", "-b"),
+        ("s>b b>x b>y b>z x>e2 y>m z>m m>e", {"x": A}, "-", "success", ["-", "-"]),
+        ("s>b b>x b>y x>e y>e2", {"x": BAD, "y": BAD}, "-", "failure", None),
+        ("s>p p>x x>e", {}, [1, 2], "success", 2),
+        ("s>b b>p b>y p>u p>v u>m v>m y>m m>e", {}, [1, 2], "success", [1, 2, [1, 2]]),
+    ],
+    ids=["first success", "merged before early exit", "no success", "all subtasks", "children merged upward"],
+)
+async def test_r6_how_a_forked_task_is_resolved(
+    edges: str, nodes: Any, input: Any, status: str, output: Any
+) -> None:
+    result = await run(edges, nodes, input)
+    found = result.output
+    if isinstance(found, dict):
+        found = len(found["subtasks"])
+    assert (result.status, found) == (status, output)
+
+
+@pytest.mark.parametrize(
+    ("edges", "nodes", "status"),
+    [
+        ("s>x x>e", {}, "success"),
+        ("s>x x>e", {"x": BAD}, "failure"),
+        ("s>x x>e", {"x": {**BAD, "continue_on_failure": True}}, "partial"),
+        (FORK, {"y": BAD}, "partial"),
+        (FORK, {"x": BAD, "y": BAD}, "failure"),
+        ("s>b b>x b>y x>e y>e", {"x": {**BAD, "continue_on_failure": True}, "y": BAD}, "partial"),
+        ("s>x x>y y>e", {"x": {**BAD, "continue_on_failure": True}, "y": BAD}, "failure"),
+    ],
+)
+async def test_r7_a_status_only_ever_gets_worse(edges: str, nodes: Any, status: str) -> None:
+    assert (await run(edges, nodes)).status == status
 
 
 async def test_r5_a_closing_merge_resumes_the_task_that_forked() -> None:

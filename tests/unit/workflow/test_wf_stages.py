@@ -177,6 +177,19 @@ async def test_e57_a_denied_context_fails_the_stage() -> None:
     assert result.error and result.error["code"] == "policy_denied" and "x" in result.path
 
 
+async def test_e57_a_denied_memory_layer_fails_the_stage_that_would_read_it() -> None:
+    rules = [{"target": "store", "target_id": "task", "action": "deny", "reason": "not here"}]
+    policy = {"policies": [{"name": "least", "rules": rules}]}
+    result = await run("s>x x>e", {"x": SEES}, policy=policy, memory=TASK_MEMORY)
+    assert result.error and result.error["code"] == "policy_denied" and "not here" in result.error["message"]
+
+
+async def test_e57_a_denied_agent_is_never_asked() -> None:
+    rules = [{"target": "agent", "target_id": "clerk", "nodes": ["x"], "action": "deny"}]
+    result, model = await clerk("Hi", policy={"policies": [{"name": "least", "rules": rules}]})
+    assert result.error and result.error["code"] == "policy_denied" and not model.requests
+
+
 async def test_e57_a_denied_tool_fails_the_stage() -> None:
     policy = {
         "policies": [

@@ -71,6 +71,10 @@ async def select(input: Any, context: Any, tools: Any) -> Any:
     return input if isinstance(input, dict) else {"selected_edge": input, "output": input}
 
 
+async def turn_off(input: Any, context: Any, tools: Any) -> Any:
+    return {"selected_edge": "off", "output": input}
+
+
 async def all_of_it(input: Any, context: Any, tools: Any) -> Any:
     return input
 
