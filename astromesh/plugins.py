@@ -8,7 +8,9 @@ door. A plugin loads when the configuration first names it.
 from __future__ import annotations
 
 import difflib
+import sys
 from collections.abc import Mapping
+from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, ClassVar, Protocol
 
@@ -71,7 +73,6 @@ class Plugins:
 
     def __init__(self, extra: Mapping[str, Mapping[str, type[Any]]] | None = None) -> None:
         self._extra = {group: dict(named) for group, named in (extra or {}).items()}
-        self._points: dict[str, dict[str, EntryPoint]] = {}
         self._loaded: dict[tuple[str, str], type[Any]] = {}
 
     def names(self, group: str) -> tuple[str, ...]:
@@ -112,11 +113,7 @@ class Plugins:
         return await plugin.open(plugin.Options.model_validate(dict(options)), deps)
 
     def _installed(self, group: str) -> dict[str, EntryPoint]:
-        if not self._points:
-            found = entry_points()
-            for known in GROUPS:
-                self._points[known] = {p.name: p for p in found.select(group=PREFIX + known)}
-        return self._points.get(group, {})
+        return _points(tuple(sys.path)).get(group, {})
 
     def _import(self, group: str, name: str) -> type[Any]:
         point = self._installed(group).get(name)
@@ -135,3 +132,10 @@ class Plugins:
                 f"{group} plugin {name!r} needs what is not installed: pip install {extra}"
             ) from error
         return loaded
+
+
+@cache
+def _points(_path: tuple[str, ...]) -> dict[str, dict[str, EntryPoint]]:
+    """What is installed, by group and name. Reading it takes a few milliseconds: once for a search path."""
+    found = entry_points()
+    return {known: {p.name: p for p in found.select(group=PREFIX + known)} for known in GROUPS}
