@@ -137,5 +137,8 @@ class Plugins:
 @cache
 def _points(_path: tuple[str, ...]) -> dict[str, dict[str, EntryPoint]]:
     """What is installed, by group and name. Reading it takes a few milliseconds: once for a search path."""
-    found = entry_points()
-    return {known: {p.name: p for p in found.select(group=PREFIX + known)} for known in GROUPS}
+    found: dict[str, dict[str, EntryPoint]] = {PREFIX + known: {} for known in GROUPS}
+    for point in entry_points():
+        if point.group in found:
+            found[point.group].setdefault(point.name, point)
+    return {group.removeprefix(PREFIX): points for group, points in found.items()}
