@@ -92,8 +92,8 @@ class Plugins:
             self._loaded[group, name] = self._import(group, name)
         return self._loaded[group, name]
 
-    def origin(self, group: str, name: str) -> str:
-        """Where a plugin comes from, as `module:Class distribution==version`; loads nothing, '' from nowhere."""
+        """Where a plugin comes from, as `module:Class distribution==version`; loads nothing."""
+        """Where a plugin is from, as `module:Class distribution==version`, or ''; loads nothing."""
         given = self._extra.get(group, {}).get(name)
         if given is not None:
             return f"{given.__module__}:{given.__qualname__}"
@@ -137,8 +137,5 @@ class Plugins:
 @cache
 def _points(_path: tuple[str, ...]) -> dict[str, dict[str, EntryPoint]]:
     """What is installed, by group and name. Reading it takes a few milliseconds: once for a search path."""
-    found: dict[str, dict[str, EntryPoint]] = {PREFIX + known: {} for known in GROUPS}
-    for point in entry_points():
-        if point.group in found:
-            found[point.group].setdefault(point.name, point)
-    return {group.removeprefix(PREFIX): points for group, points in found.items()}
+    found = entry_points()
+    return {known: {p.name: p for p in found.select(group=PREFIX + known)} for known in GROUPS}
