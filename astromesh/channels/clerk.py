@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import takewhile
 
 import structlog
 
-from astromesh.abc.channel import STATES, Address, Ask, Inbound, Inbox, Kept, Letter, Report, Taken
+from astromesh.abc.channel import STATES, Address, Ask, Inbound, Inbox, Kept, Letter, Question, Report, Taken
 from astromesh.abc.clock import Clock
 from astromesh.channels.post import Post
 from astromesh.errors import (
@@ -38,7 +39,8 @@ from astromesh.errors import (
 MOST_TOGETHER = 20
 #: tries before a run is given up, and before a reply is: about ten minutes, and six hours
 MOST_RUNS, MOST_SENDS = 15, 80
-LONGEST_APPROVAL_PAUSE = 5.0
+#: seconds between two looks whether a person has decided, and questions that are known to wait for that
+APPROVAL_PAUSE, MOST_WAITING = 5.0, 1000
 FIRST_PAUSE, LONGEST_RUN_PAUSE, LONGEST_SEND_PAUSE = 1.0, 60.0, 300.0
 #: seconds that an answer waits for its question to be marked as read
 NOTICE_SECONDS = 1.0
@@ -52,10 +54,15 @@ log = structlog.get_logger("astromesh.channels")
 
 
 class Later(Exception):
-    """It could not be done now. Args: seconds: until the next try."""
+    """It could not be done now.
 
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
+    Args:
+        seconds: until the next try.
+        failed: whether this try counts as one in vain.
+    """
+
+    def __init__(self, seconds: float, *, failed: bool = True) -> None:
+        self.seconds, self.failed = seconds, failed
 
 
 class LeaseEnded(Exception):
@@ -63,10 +70,17 @@ class LeaseEnded(Exception):
 
 
 class Clerk:
-    """Args: holder: of the leases, unique to this process and start."""
+    """Args: holder: of the leases, unique to this process and start.
+
+    Attributes:
+        asking: queues whose run is being waited for; nothing is lost where that ends in the middle.
+    """
 
     def __init__(self, inbox: Inbox, ask: Ask, clock: Clock, holder: str) -> None:
         self._inbox, self._ask, self._clock, self._holder = inbox, ask, clock, holder
+        self.asking: set[str] = set()
+        #: questions whose runs wait for a person, by their key; the runs have the pictures
+        self._waiting: dict[str, Question] = {}
 
     async def serve(self, post: Post, taken: Taken) -> None:
         """Answers what is next in a queue, and gives the queue back.
@@ -117,16 +131,20 @@ class Clerk:
             case "fallback":
                 await self._recall(post, taken, messages[0].address, 0)
                 return ()
+        key = kept[0][0].id
+        if (question := self._waiting.pop(key, None)) is not None:
+            return post.channel.split(await self._asked(post, taken, question))
         noticing = asyncio.create_task(_noticed(post, messages[-1]))
         try:
-            return post.channel.split(await self._asked(post, taken, messages, kept[0][0].id))
+            prepared = [await post.channel.prepare(message) for message in messages]
+            question = post.question(taken, messages[0].address, key, prepared)
+            return post.channel.split(await self._asked(post, taken, question))
         finally:
             await asyncio.wait([noticing], timeout=NOTICE_SECONDS)
             noticing.cancel()
 
-    async def _asked(self, post: Post, taken: Taken, messages: Sequence[Inbound], key: str) -> str:
-        prepared = [await post.channel.prepare(message) for message in messages]
-        question = post.question(taken, messages[0].address, key, prepared)
+    async def _asked(self, post: Post, taken: Taken, question: Question) -> str:
+        self.asking.add(taken.queue)
         try:
             return await self._ask(question)
         except GuardrailBlocked as refusal:
@@ -134,7 +152,8 @@ class Clerk:
         except ShuttingDown:
             raise
         except ApprovalRequired as paused:  # the answer comes when somebody has decided
-            raise Later(pause(taken.attempts, LONGEST_APPROVAL_PAUSE)) from paused
+            self._remember(question)
+            raise Later(APPROVAL_PAUSE, failed=False) from paused
         except _NOT_BEGUN as error:
             if taken.attempts < MOST_RUNS:
                 log.warning("run_not_begun", channel=post.name, agent=question.agent, error=str(error))
@@ -142,6 +161,19 @@ class Clerk:
             return self._sorry(post, question.agent, error)
         except AstromeshError as error:
             return self._sorry(post, question.agent, error)
+        finally:
+            self.asking.discard(taken.queue)
+
+    def _remember(self, question: Question) -> None:
+        self._waiting[question.key] = replace(question, images=())
+        if len(self._waiting) > MOST_WAITING:
+            del self._waiting[next(iter(self._waiting))]
+
+    def forget(self, tenant: str, principal: str) -> None:
+        """Holds nothing of a person any more."""
+        of = (tenant, principal)
+        for key in [k for k, q in self._waiting.items() if (q.caller.tenant_id, q.caller.user_id) == of]:
+            del self._waiting[key]
 
     def _sorry(self, post: Post, agent: str, error: AstromeshError) -> str:
         log.error("run_given_up", channel=post.name, agent=agent, code=error.code, run_id=error.run_id)

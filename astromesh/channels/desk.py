@@ -25,8 +25,8 @@ from astromesh.errors import AstromeshError, ChannelNotFound, ShuttingDown
 MOST_AT_ONCE = 64
 #: seconds between two looks at the inbox where nobody says that something came
 POLL = 2.0
-#: seconds that the end waits for what is in work
-GRACE = 5.0
+#: seconds that the end waits for what is in work, and of that for runs: these are asked about again
+GRACE, GRACE_OF_RUNS = 5.0, 0.25
 #: seconds that answered letters are known: Meta repeats a webhook for seven days
 KEPT, SWEEP = 8 * 86_400.0, 3600.0
 
@@ -80,10 +80,11 @@ class ChannelDesk:
     async def close(self) -> None:
         for task in self._running:
             task.cancel()
-        if self._work:
-            await asyncio.wait(self._work.values(), timeout=GRACE)
-        for task in self._work.values():
-            task.cancel()
+        for grace, queues in ((GRACE_OF_RUNS, self._clerk.asking), (GRACE, self._work.keys())):
+            if self._work:
+                await asyncio.wait(self._work.values(), timeout=grace)
+            for queue in tuple(self._work.keys() & queues):
+                self._work[queue].cancel()
         await asyncio.gather(*self._running, *self._work.values(), return_exceptions=True)
         for post in self._posts.values():
             await post.channel.close()
@@ -107,6 +108,7 @@ class ChannelDesk:
             await self._report(post, received.statuses, now)
 
     async def erase(self, tenant: str, principal: str) -> int:
+        self._clerk.forget(tenant, principal)
         return await self._inbox.erase(tenant, principal)
 
     async def _report(self, post: Post, statuses: tuple[Status, ...], now: float) -> None:
@@ -177,7 +179,7 @@ class ChannelDesk:
         except LeaseEnded:
             log.warning("lease_ended", channel=post.name, queue=taken.queue)
         except Later as later:
-            await self._give_back(taken, later.seconds, taken.attempts + 1)
+            await self._give_back(taken, later.seconds, taken.attempts + later.failed)
         except (asyncio.CancelledError, ShuttingDown) as error:
             await asyncio.shield(self._give_back(taken, POLL, taken.attempts))
             if isinstance(error, asyncio.CancelledError):

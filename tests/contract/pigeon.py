@@ -18,7 +18,11 @@ class PigeonOptions(BaseModel):
 
 
 class Pigeon:
-    """Keeps what it would send in `sent`; what `failures` holds is raised instead."""
+    """Keeps what it would send in `sent`; what `failures` holds is raised instead.
+
+    Attributes:
+        prepared: texts of messages that were made ready for the agent. seen: ids of those it showed as seen.
+    """
 
     Options: ClassVar[type[BaseModel]] = PigeonOptions
 
@@ -28,6 +32,8 @@ class Pigeon:
         self.unreadable_reply = "Coo?"
         self.sent: list[tuple[str, str]] = []
         self.failures: list[Exception] = []
+        self.prepared: list[str] = []
+        self.seen: list[str] = []
 
     @classmethod
     async def open(cls, options: PigeonOptions, deps: object) -> Self:
@@ -57,10 +63,11 @@ class Pigeon:
         return Received(tuple(messages), tuple(statuses))
 
     async def prepare(self, message: Inbound) -> Prepared:
+        self.prepared.append(message.text)
         return Prepared(message.text, about=message.about)
 
     async def noticed(self, message: Inbound) -> None:
-        """Pigeons show nothing."""
+        self.seen.append(message.id)
 
     def split(self, text: str) -> tuple[str, ...]:
         return tuple(text.split("/")) if text else ()

@@ -17,6 +17,7 @@ from astromesh.channels.desk import ChannelDesk
 from astromesh.channels.post import Post, Setup
 from astromesh.errors import (
     AgentUnavailable,
+    ApprovalRequired,
     ChannelError,
     ChannelRejected,
     InvalidInput,
@@ -144,6 +145,43 @@ async def test_a_run_that_could_not_begin_is_tried_again_and_one_that_failed_is_
         await desk.say("2|ann|two")
         await desk.until(lambda d: len(d.sent) == 2, clock)
         assert desk.sent[1] == "Sorry."
+
+
+async def test_a_question_that_waits_for_a_person_is_looked_at_quietly_and_counts_no_try(inbox, clock):
+    """However long it takes: files are fetched and it is marked as read once, the reply has all its tries."""
+    async with started(inbox, clock) as desk:
+        desk.raising = [ApprovalRequired("Wait.", "run_1", {}) for _ in range(3)]
+        await desk.say("1|ann|one")
+        await desk.until(lambda d: len(d.asked) == 2, clock)
+        await desk.until(lambda d: not d.desk._work)
+        later = clock.now() + 100
+        (taken,) = await inbox.take("another", ["pigeon"], later, later + 1, 1)
+        assert taken.attempts == 0
+        await inbox.release(taken.queue, "another", clock.now(), taken.attempts)
+        await desk.until(lambda d: len(d.sent) == 1, clock)
+        assert (desk.sent, len(desk.asked)) == (["ONE"], 4)
+        assert (desk.pigeon.prepared, desk.pigeon.seen) == (["one"], ["1"])
+
+
+async def test_who_is_erased_while_a_question_waits_is_held_nowhere(inbox, clock):
+    async with started(inbox, clock) as desk:
+        desk.raising = [ApprovalRequired("Wait.", "run_1", {})]
+        await desk.say("1|ann|one")
+        await desk.until(lambda d: bool(d.desk._clerk._waiting))
+        await desk.desk.erase("default", desk.asked[0].caller.user_id)
+        assert desk.desk._clerk._waiting == {}
+
+
+async def test_an_end_does_not_wait_for_runs_and_loses_none(inbox, clock):
+    """A run that is worked on elsewhere, or later, is asked about again by whoever comes next."""
+    async with started(inbox, clock) as desk:
+        desk.gate.clear()
+        await desk.say("1|ann|one")
+        await desk.until(lambda d: bool(d.asked), clock)
+        await desk.desk.close()
+    async with started(inbox, clock) as desk:
+        await desk.until(lambda d: len(d.sent) == 1, clock)
+        assert desk.sent == ["ONE"]
 
 
 async def test_what_was_sent_is_not_sent_again_when_a_later_part_fails(inbox, clock):
