@@ -29,7 +29,7 @@ RIVALS = ("agno", "langgraph", "langchain-openai", "fastapi")
 #: arguments of each script, and those of a quick look
 PARTS: dict[str, tuple[list[str], list[str]]] = {
     "server": ([], ["--seconds", "2"]),
-    "streams": ([], ["--rounds", "5", "--sockets", "200"]),
+    "streams": ([], ["--rounds", "5", "--sockets", "200", "--unread", "20000"]),
     "graph": ([], []),
     "workflow": ([], []),
     "memory": (["--postgres", "start"], ["--postgres", "start", "--sizes", "2000", "--turns", "1000"]),

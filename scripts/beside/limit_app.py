@@ -16,7 +16,12 @@ from fastapi.responses import StreamingResponse
 from pydantic import BaseModel
 
 URL = os.environ.get("MODEL_URL", "http://127.0.0.1:9100/v1") + "/chat/completions"
-MODELS = {"plain": "mock", "stream": "mock+tokens=200", "slow": "mock+latency=1000"}
+MODELS = {
+    "plain": "mock",
+    "stream": "mock+tokens=200",
+    "slow": "mock+latency=1000",
+    "first": "mock+tokens=20+latency=100+gap=5",
+}
 app = FastAPI()
 sessions: list[aiohttp.ClientSession] = []
 
