@@ -92,7 +92,7 @@ class Plugins:
             self._loaded[group, name] = self._import(group, name)
         return self._loaded[group, name]
 
-        """Where a plugin comes from, as `module:Class distribution==version`; loads nothing."""
+    def origin(self, group: str, name: str) -> str:
         """Where a plugin is from, as `module:Class distribution==version`, or ''; loads nothing."""
         given = self._extra.get(group, {}).get(name)
         if given is not None:
