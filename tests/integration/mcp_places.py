@@ -78,7 +78,7 @@ class Peer:
         await self.kill()
 
 
-async def until(holds: Callable[[], Any], seconds: float = 20.0) -> None:
+async def until(holds: Callable[[], Any], seconds: float = 60.0) -> None:
     """Waits for something to become true."""
     async with asyncio.timeout(seconds):
         while True:

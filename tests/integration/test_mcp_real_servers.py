@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +69,7 @@ async def test_an_agent_reads_and_writes_files_with_the_filesystem_server(tmp_pa
         "milk",
     )
     async with runtime_of(tmp_path, model) as runtime:
+        await until(runtime.agents["clerk"].tools.specs)  # the start waits for it five seconds at most
         names = {spec.name for spec in runtime.agents["clerk"].tools.specs()}
         answer = await runtime.run("clerk", "write a note", "s")
     assert names == {"read_text_file", "write_file"}
@@ -105,33 +108,65 @@ async def everything(port: int, way: str = "streamableHttp") -> AsyncIterator[as
         await process.wait()
 
 
+class Begun:
+    """Events of a run: knows that a call is under way by its progress."""
+
+    streaming = False
+
+    def __init__(self) -> None:
+        self.heard = asyncio.Event()
+
+    def emit(self, type: str, /, **data: Any) -> None:
+        self.heard.set()
+
+
+async def echoes(server: MCPServer) -> bool:
+    try:
+        return await call(server, "echo", message="hi") == "Echo: hi"
+    except ToolError:
+        return False
+
+
+async def dies_in_a_call(server: MCPServer, kill: Callable[[], None]) -> None:
+    """The call that is under way when the server is killed is given up, and not made again."""
+    begun = Begun()
+    long = {"duration": 60, "steps": 600}
+    context = ToolContext(tool="slow", events=begun)
+    slow = asyncio.create_task(server.call("trigger-long-running-operation", long, context, False))
+    await begun.heard.wait()
+    kill()
+    with pytest.raises(ToolFailed, match="may have happened"):
+        await slow
+
+
 @pytest.mark.parametrize(
     ("transport", "way", "path"), [("http", "streamableHttp", "mcp"), ("sse", "sse", "sse")]
 )
 async def test_everything_over_http_killed_in_a_call_and_restarted(
     tmp_path: Path, transport: str, way: str, path: str
 ) -> None:
-    """The call is given up and not made again; the next one finds a new session on the new process."""
+    """The next call finds a new session on the new process; the last good list stays meanwhile."""
     port = free_port()
     async with client(tmp_path, transport=transport, url=f"http://127.0.0.1:{port}/{path}") as server:
-
-        async def echoes() -> bool:
-            try:
-                return await call(server, "echo", message="hi") == "Echo: hi"
-            except ToolError:
-                return False
-
         async with everything(port, way) as process:
-            await until(echoes)
+            await until(partial(echoes, server))
             known = server.definitions(False)
-            slow = asyncio.create_task(call(server, "trigger-long-running-operation", duration=30, steps=30))
-            await asyncio.sleep(0.5)
-            process.kill()
-            with pytest.raises(ToolFailed, match="may have happened"):
-                await slow
+            await dies_in_a_call(server, process.kill)
         await until(lambda: "refuses connections" in server.fault(False))
         assert server.definitions(False) is known
         for _ in range(2):  # the second process knows nothing of the first one's session
             async with everything(port, way):
-                await until(echoes)
+                await until(partial(echoes, server))
                 assert server.fault(False) == ""
+
+
+async def test_everything_over_pipes_killed_in_a_call_is_started_again(tmp_path: Path) -> None:
+    """The program is ours to start: nobody else does anything, and the next call is answered."""
+    place = tmp_path / "pid"
+    noting = ["-c", 'echo $$ > "$0"; exec "$@"', str(place), str(NODE), str(EVERYTHING), "stdio"]
+    async with client(tmp_path, transport="stdio", command="/bin/sh", args=noting) as server:
+        await until(partial(echoes, server))
+        first = int(place.read_text())
+        await dies_in_a_call(server, lambda: os.kill(first, signal.SIGKILL))
+        await until(partial(echoes, server))
+        assert int(place.read_text()) != first
