@@ -47,6 +47,8 @@ class Storage(Record):
         Secret("sqlite:///.astromesh/astromesh.db"),
         description="sqlite:///PATH or postgresql://…; may hold a password.",
     )
+    keep_days: float = Field(30.0, gt=0, description="Days that ended runs and their events are kept.")
+    keep_runs: int = Field(10_000, ge=1, description="Ended runs that are kept at most; the oldest go first.")
 
 
 class Redis(Record):

@@ -77,8 +77,12 @@ class DbosBackend:
 
     async def start(self, work: RunSegment) -> None:
         self._work, self._loop = work, asyncio.get_running_loop()
+        launching = asyncio.create_task(asyncio.to_thread(self._launch))
         try:
-            await asyncio.to_thread(self._launch)
+            await asyncio.shield(launching)
+        except asyncio.CancelledError:  # a thread cannot be stopped: what it has begun is closed behind it
+            await asyncio.wait([launching])
+            raise
         except _FAULTS as error:
             raise StoreUnavailable(f"The queue of runs cannot be reached: {type(error).__name__}.") from error
 
@@ -94,13 +98,13 @@ class DbosBackend:
             "enable_otlp": False,
             "use_listen_notify": False,
         }
-        DBOS(config=config)
         try:
+            DBOS(config=config)
             DBOS.launch()
             self._queue = DBOS.register_queue(
                 QUEUE, worker_concurrency=self._concurrency, polling_interval_sec=_POLLING
             )
-        except _FAULTS:
+        except BaseException:
             DBOS.destroy()
             raise
 
@@ -120,11 +124,13 @@ class DbosBackend:
 
     async def close(self) -> None:
         self._open = False
-        if self._queue is not None:
-            await asyncio.to_thread(DBOS.destroy, destroy_registry=False)
-            self._queue = None
-        if _Process.backend is self:
-            _Process.backend = None
+        try:
+            if self._queue is not None:
+                await asyncio.to_thread(DBOS.destroy, destroy_registry=False)
+                self._queue = None
+        finally:
+            if _Process.backend is self:
+                _Process.backend = None
 
     async def run(self, run_id: str, segment: int, name: str) -> None:
         """One segment, in the runtime's loop."""

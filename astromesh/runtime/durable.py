@@ -43,6 +43,7 @@ from astromesh.runtime.agent import Agent
 from astromesh.runtime.presence import Presence
 from astromesh.runtime.recorded import asked_to_json, caller_of, caller_to_json, ended_request
 from astromesh.runtime.records import RunRequest
+from astromesh.runtime.retention import Kept, expire
 from astromesh.runtime.run import ANONYMOUS
 from astromesh.runtime.runs import Handler
 from astromesh.runtime.segment import Host, Segment
@@ -70,7 +71,12 @@ class Opening(Host, Protocol):
     @property
     def may_hold_runs(self) -> bool: ...
 
-    async def open_durable(self) -> tuple[RunStore, DurableBackend]: ...
+    async def open_runs(self) -> RunStore: ...
+
+    async def open_backend(self) -> DurableBackend: ...
+
+    @property
+    def kept(self) -> Kept: ...
 
     async def agent_of(self, row: RunRow) -> Agent: ...
 
@@ -90,13 +96,13 @@ class DurableRuns:
         self._store: RunStore | None = None
         self._backend: DurableBackend | None = None
         self._opening = asyncio.Lock()
-        self._working = False
         self._draining = False
         #: at first all that is queued: whoever had it may have died with the last process
         self._queued = 1e-6
         self._segments: dict[str, Segment] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._tending: asyncio.Task[None] | None = None
+        self._expiring: asyncio.Task[None] | None = None
         self._callers: dict[str, CallerContext] = {}
         self._beginning: set[asyncio.Task[None]] = set()
         self._news: dict[str, set[asyncio.Event]] = {}
@@ -117,7 +123,8 @@ class DurableRuns:
         """The store; runs can be asked about, and none is worked on by that."""
         async with self._opening:
             if self._store is None:
-                self._store, self._backend = await self._host.open_durable()
+                self._store = await self._host.open_runs()
+                self._expiring = asyncio.create_task(expire(self._store, self._host.clock, self._host.kept))
             return self._store
 
     async def reach(self) -> RunStore | None:
@@ -130,18 +137,27 @@ class DurableRuns:
         """Works on runs from now on, those that a dead process left too."""
         store = await self.open()
         async with self._opening:
-            if self._working or self._backend is None:
+            if self._backend is not None or self._draining:
                 return
             await store.beat(self.worker)
+            self._backend = await self._started()
             self._presence.enter(self.worker)
-            self._working = True
-            await self._backend.start(self.work)
             self._tending = asyncio.create_task(self._tend())
+
+    async def _started(self) -> DurableBackend:
+        """What dispatches, dispatching; where it cannot begin, nothing of it stays open."""
+        backend = await self._host.open_backend()
+        try:
+            await backend.start(self.work)
+        except BaseException:
+            await backend.close()
+            raise
+        return backend
 
     async def drain(self) -> None:
         """Takes no new segments; those under way go on."""
         self._draining = True
-        if self._working and self._backend is not None:
+        if self._backend is not None:
             await self._backend.drain()
 
     async def close(self, grace: float) -> None:
@@ -150,7 +166,10 @@ class DurableRuns:
         A worker that has left is thought dead: before this, runs that named it must have ended.
         """
         await self.drain()
-        if self._store is None or self._backend is None:
+        async with self._opening:  # one that begins meanwhile ends here too
+            pass
+        await ended(self._expiring)
+        if self._backend is None:
             return
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=grace)
@@ -158,11 +177,8 @@ class DurableRuns:
             segment.suspend()
         if self._tasks:
             await asyncio.wait(self._tasks)
-        if self._tending is not None:
-            self._tending.cancel()
-            await asyncio.wait([self._tending])
-        if self._working:
-            await self._hand_over()
+        await ended(self._tending)
+        await self._hand_over()
         await self._backend.close()
 
     async def _hand_over(self) -> None:
@@ -388,11 +404,19 @@ class DurableRuns:
 
     async def _send(self, row: RunRow) -> None:
         """Its row is on disk: where this fails, the sweeper does it again."""
-        assert self._backend is not None
+        if self._backend is None:  # this process leaves
+            return
         try:
             await self._backend.dispatch(row)
         except AstromeshError as error:
             log.warning("run_not_dispatched", run_id=row.run_id, error=str(error))
+
+
+async def ended(task: asyncio.Task[None] | None) -> None:
+    """Cancels a task and waits until it is gone."""
+    if task is not None:
+        task.cancel()
+        await asyncio.wait([task])
 
 
 def resumed_as(row: RunRow, decision: str, by: CallerContext) -> CallerContext | None:

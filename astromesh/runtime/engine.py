@@ -53,6 +53,7 @@ from astromesh.runtime.presence import Presence
 from astromesh.runtime.records import RunAnswer, RunRequest
 from astromesh.runtime.registry import RunRegistry
 from astromesh.runtime.relay import relay
+from astromesh.runtime.retention import Kept
 from astromesh.runtime.run import ANONYMOUS, GatedEvents, Run
 from astromesh.runtime.runs import (
     Handler,
@@ -139,7 +140,7 @@ class AgentRuntime:
 
         self.durable = DurableRuns(self, self._durably(), Presence(self.data_dir))
         self.workflows = Workflows(self, Presence(self.data_dir / "tasks"))
-        self._notes = Notes(self.durable.open, self.clock)
+        self._notes = Notes(self.durable.open)
         self._budgets = Budgets(self._open_budgets, self.clock)
         self._named = NamedRuns(self.durable, self.registry, self.clock)
         self._exporter: TraceExporter | None = None
@@ -167,11 +168,20 @@ class AgentRuntime:
             self._run_nested,
             self._graphs,
         )
-        self._open.erasers.append(self._erase_runs)
-        if any(agent.limits for agent in self._open.agents.values()):
-            self._open.erasers.append(self._budgets.erase_owner)
-        self._pausing = pausing(self._open.configuration)
-        self._exporter = await self._open_exporter(self._open)
+        try:
+            await self._furnish(self._open)
+        except BaseException:
+            opened, self._open = self._open, None
+            await opened.resources.close()
+            raise
+
+    async def _furnish(self, opened: Bootstrapped) -> None:
+        """What a runtime has beside its agents."""
+        opened.erasers.append(self._erase_runs)
+        if any(agent.limits for agent in opened.agents.values()):
+            opened.erasers.append(self._budgets.erase_owner)
+        self._pausing = pausing(opened.configuration)
+        self._exporter = await self._open_exporter(opened)
         await self.workflows.load()
 
     async def _open_exporter(self, opened: Bootstrapped) -> TraceExporter | None:
@@ -199,6 +209,12 @@ class AgentRuntime:
         return not _in_sqlite(deps) or default_file(deps).exists()
 
     @property
+    def kept(self) -> Kept:
+        """How many ended runs are kept, and how long."""
+        storage = self.opened.configuration.runtime.spec.storage
+        return Kept(storage.keep_days, storage.keep_runs)
+
+    @property
     def traces_dropped(self) -> int:
         """Runs whose traces were not exported because the collector was too slow."""
         return self._exporter.dropped if self._exporter is not None else 0
@@ -209,6 +225,7 @@ class AgentRuntime:
         ends = self.clock.monotonic() + grace
         if self._taking_up is not None:
             self._taking_up.cancel()
+            await asyncio.wait([self._taking_up])
         await self.workflows.close()
         await self.durable.drain()
         try:
@@ -417,17 +434,19 @@ class AgentRuntime:
             return self.agent(row.agent)
         return await self._snapshots.get(row.agent, source, self.opened.reopen)
 
-    async def open_durable(self) -> tuple[RunStore, DurableBackend]:
-        """The store of runs in `storage.url`, and what dispatches them."""
+    async def open_runs(self) -> RunStore:
+        """The store of runs in `storage.url`."""
         deps, plugins = self.opened.deps, self.plugins
         kind = "sqlite" if _in_sqlite(deps) else "postgres"
         store: RunStore = await plugins.open("run_stores", kind, {}, deps)
         self.opened.checks[f"store:runs:{kind}"] = store.ping
         self.opened.resources.on_close(store.close)
-        return store, await self._open_backend("in_process" if kind == "sqlite" else "dbos", deps)
+        return store
 
-    async def _open_backend(self, name: str, deps: Deps) -> DurableBackend:
+    async def open_backend(self) -> DurableBackend:
         """Over a file each process dispatches by itself; over a server they share a queue, where DBOS is."""
+        deps = self.opened.deps
+        name = "in_process" if _in_sqlite(deps) else "dbos"
         try:
             opened: DurableBackend = await self.plugins.open("durable_backends", name, {}, deps)
         except (MissingExtra, ConfigError) as error:
@@ -537,7 +556,7 @@ class AgentRuntime:
             depth=outer.depth + 1 if outer else 0,
         )
         if outer:
-            scope.retries, scope.unstopped = outer.retries, outer.unstopped
+            scope.retries, scope.unstopped, scope.untrusted = outer.retries, outer.unstopped, outer.untrusted
         if agent.memory.episodic is not None:
             scope.tools_told = []
         model = model_of(agent, scope, owner, outer, self._budgets)

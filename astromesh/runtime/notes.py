@@ -1,8 +1,7 @@
 """What stays of the runs that lived in this process: a row and a trace each, written off the hot path.
 
 A run costs an append to a list. Rows and traces are made and written in batches, a moment after the runs have
-ended; a process that is killed loses the notes of that moment, and no turn. Runs and traces beyond the
-bounds are deleted, the oldest first.
+ended; a process that is killed loses the notes of that moment, and no turn.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from collections.abc import Awaitable, Callable
 
 import structlog
 
-from astromesh.abc.clock import Clock
 from astromesh.abc.durable import ENDED, RunRow, RunStore
 from astromesh.errors import AstromeshError
 from astromesh.runtime.registry import outcome_of
@@ -21,8 +19,6 @@ from astromesh.telemetry.traces import outline
 
 #: seconds after which a batch is written, runs that make one at once, runs that may wait at all
 _DELAY, _BATCH, _MOST = 0.25, 256, 10_000
-#: what is kept: seconds after a run's end, and number of runs; seconds between two looks
-KEPT_SECONDS, KEPT_RUNS, EXPIRY_SECONDS = 30 * 86_400.0, 10_000, 60.0
 
 log = structlog.get_logger("astromesh.runs")
 
@@ -34,12 +30,11 @@ class Notes:
         store: opens the store of runs, or answers the open one.
     """
 
-    def __init__(self, store: Callable[[], Awaitable[RunStore]], clock: Clock) -> None:
-        self._store, self._clock = store, clock
+    def __init__(self, store: Callable[[], Awaitable[RunStore]]) -> None:
+        self._store = store
         self._waiting: list[RunLog] = []
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._expiring: asyncio.Task[None] | None = None
 
     def add(self, ended: RunLog) -> None:
         """Notes a run that has ended."""
@@ -59,9 +54,6 @@ class Notes:
             await asyncio.wait(self._tasks)
 
     async def close(self) -> None:
-        if self._expiring is not None:
-            self._expiring.cancel()
-            await asyncio.wait([self._expiring])
         await self.flush()
 
     def _begin(self) -> None:
@@ -77,17 +69,6 @@ class Notes:
             await store.note([(row_of(one), outline(one.events)) for one in ended if one.events])
         except AstromeshError as error:  # a note is a help, and there is nobody to tell
             log.warning("runs_not_noted", count=len(ended), error=str(error))
-            return
-        if self._expiring is None:
-            self._expiring = asyncio.create_task(self._expire(store))
-
-    async def _expire(self, store: RunStore) -> None:
-        while True:
-            await self._clock.sleep(EXPIRY_SECONDS)
-            try:
-                await store.expire(self._clock.now() - KEPT_SECONDS, KEPT_RUNS)
-            except AstromeshError as error:  # the next look may find the store again
-                log.warning("runs_not_expired", error=str(error))
 
 
 def row_of(ended: RunLog) -> RunRow:

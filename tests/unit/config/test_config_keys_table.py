@@ -136,6 +136,7 @@ AGENT_KEYS = [
     *[Key("Agent", (*TOOL, "approval"), right, True, "none") for right in ("none", "required")],
     Key("Agent", (*TOOL, "timeout_seconds"), 10, "10", None),
     Key("Agent", (*TOOL, "rate_limit", "max_calls"), 5, 0, NOTHING),
+    Key("Agent", (*TOOL, "trusted"), True, "yes", None),
     Key("Agent", (*TOOL, "rate_limit", "window_seconds"), 30, 0, 60.0),
     Key("Agent", (*TOOL, "parameters"), {"type": "object"}, "object", None),
     Key("Agent", (*TOOL, "max_result_tokens"), 100, 0, None),
@@ -152,6 +153,7 @@ AGENT_KEYS = [
     Key("Agent", ("spec", "guardrails", "input", 0, "type"), "max_length", 1, NOTHING),
     Key("Agent", ("spec", "guardrails", "output", 0, "type"), "cost_limit", None, NOTHING),
     Key("Agent", ("spec", "permissions", "tools"), ["now"], "now", None),
+    Key("Agent", ("spec", "permissions", "tainted"), "approval", "deny", "allow"),
     *[
         key
         for budget in ("per_run", "per_session", "per_principal_daily")
@@ -236,6 +238,8 @@ OTHER_KEYS = [
     ],
     Key("RuntimeConfig", ("spec", "auth", "jwt", "tenant_claim"), "org", 1, "tenant"),
     Key(
+        ("spec", "storage", "keep_days"),
+        ("spec", "storage", "keep_runs"),
         "RuntimeConfig",
         ("spec", "storage", "url"),
         "postgresql://u:p@h/d",

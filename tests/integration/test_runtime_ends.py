@@ -1,0 +1,137 @@
+"""A runtime leaves nothing behind: no thread, no queue, no open session, however it began and ended."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from pydantic import BaseModel, ConfigDict
+
+from astromesh.abc.durable import RunRow, RunSegment
+from astromesh.durable.in_process import InProcessBackend
+from astromesh.errors import ConfigError, StoreUnavailable
+from astromesh.runtime.records import RunRequest
+from astromesh.runtime.registry import RunFilter, Viewer
+from astromesh.runtime.retention import EXPIRY_SECONDS
+from astromesh.testing import ManualClock, ScriptedProvider
+from tests.integration.agents_folder import manifest, runtime_of, write
+
+ME = Viewer("default", "anonymous")
+PATIENCE = 30.0
+
+
+def over(folder: Path, **spec: Any) -> Path:
+    head = {"apiVersion": "astromesh/v1", "kind": "RuntimeConfig"}
+    (folder / "runtime.yaml").write_text(yaml.safe_dump({**head, "spec": spec}))
+    return folder
+
+
+async def settled(runtime, run_id: str) -> dict[str, Any]:
+    async with asyncio.timeout(PATIENCE):
+        while True:
+            run = await runtime.runs.get(run_id, ME)
+            if run["status"] not in ("queued", "running"):
+                return run
+            await asyncio.sleep(0.01)
+
+
+async def test_the_next_runtime_of_a_process_has_the_queue_that_the_last_one_had(tmp_path, postgres_database):
+    """Who only reads does not take it, who ends gives it back, and its threads are gone."""
+    folder = over(write(tmp_path, manifest()), storage={"url": postgres_database})
+    async with runtime_of(folder, ScriptedProvider("Hi")) as reader:
+        assert await reader.runs.list(ME, RunFilter()) == ([], (await reader.runs.list(ME, RunFilter()))[1])
+        before = set(threading.enumerate())
+        for _ in range(2):
+            async with runtime_of(folder, ScriptedProvider("Hi")) as one:
+                await one.durable.start()
+                assert {t.name for t in set(threading.enumerate()) - before if "queue" in t.name.lower()}
+        left = [t.name for t in set(threading.enumerate()) - before if not t.name.startswith("asyncio_")]
+    assert left == []
+
+
+async def test_a_queue_that_was_away_at_the_start_is_tried_again(tmp_path):
+    """The run that could not be accepted is refused; the next one is worked on."""
+    tried, closed = [], []
+
+    class Slow(InProcessBackend):
+        """A dispatcher whose queue is away at first."""
+
+        async def start(self, work: RunSegment) -> None:
+            tried.append(self)
+            if len(tried) == 1:
+                raise StoreUnavailable("The queue is away.")
+            await super().start(work)
+
+        async def close(self) -> None:
+            closed.append(self)
+            await super().close()
+
+    plugins = {"durable_backends": {"in_process": Slow}}
+    async with runtime_of(write(tmp_path, manifest()), ScriptedProvider("Hi"), plugins=plugins) as runtime:
+        with pytest.raises(StoreUnavailable):
+            await runtime.accept(runtime.agent("helper"), RunRequest("Hello", "s-1"))
+        assert closed == tried
+        row = await runtime.accept(runtime.agent("helper"), RunRequest("Hello", "s-1"))
+        assert (await settled(runtime, row.run_id))["status"] == "completed"
+    assert closed == tried
+    assert len(tried) == 2
+
+
+class Refusing:
+    """An exporter that cannot be opened."""
+
+    class Options(BaseModel):
+        model_config = ConfigDict(extra="allow")
+
+    @classmethod
+    async def open(cls, options: BaseModel, deps: Any) -> Any:
+        raise ConfigError("There is no such collector.")
+
+
+class Closing(ScriptedProvider):
+    closed = False
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+async def test_a_start_that_fails_late_closes_what_was_opened(tmp_path):
+    folder = over(write(tmp_path, manifest()), telemetry={"otlp_endpoint": "http://127.0.0.1:1/v1"})
+    provider = Closing("Hi")
+    runtime = runtime_of(folder, provider, plugins={"exporters": {"otlp": Refusing}})
+    with pytest.raises(ConfigError, match="collector"):
+        await runtime.bootstrap()
+    assert (runtime.is_open, provider.closed) == (False, True)
+
+
+async def test_ended_runs_go_by_age_and_by_number_also_where_all_runs_are_durable(tmp_path):
+    """Nothing needs to be set for that; `storage.keep_runs` and `keep_days` say how many and how long."""
+    clock = ManualClock()
+    folder = over(write(tmp_path, manifest()), storage={"keep_runs": 2, "keep_days": 1})
+    provider = ScriptedProvider("Hi", repeat=True)
+    async with runtime_of(folder, provider, clock=clock) as runtime:
+        rows: list[RunRow] = []
+        for n in range(4):
+            clock.advance(1.0)
+            rows.append(await runtime.accept(runtime.agent("helper"), RunRequest("Hello", f"s-{n}")))
+            await settled(runtime, rows[-1].run_id)
+
+        async def there() -> list[str]:
+            found, _ = await runtime.runs.list(ME, RunFilter())
+            return [line["run_id"] for line in found]
+
+        async def becomes(wanted: list[str]) -> None:
+            async with asyncio.timeout(PATIENCE):
+                while await there() != wanted:
+                    clock.advance(EXPIRY_SECONDS)
+                    await asyncio.sleep(0.01)
+
+        assert len(await there()) == 4
+        await becomes([rows[3].run_id, rows[2].run_id])
+        clock.advance(86_400.0)
+        await becomes([])
+        assert await runtime.durable.store.events(rows[3].run_id) == ()
