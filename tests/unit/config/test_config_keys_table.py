@@ -238,14 +238,14 @@ OTHER_KEYS = [
     ],
     Key("RuntimeConfig", ("spec", "auth", "jwt", "tenant_claim"), "org", 1, "tenant"),
     Key(
-        ("spec", "storage", "keep_days"),
-        ("spec", "storage", "keep_runs"),
         "RuntimeConfig",
         ("spec", "storage", "url"),
         "postgresql://u:p@h/d",
         1,
         "sqlite:///.astromesh/astromesh.db",
     ),
+    Key("RuntimeConfig", ("spec", "storage", "keep_days"), 7, 0, 30.0),
+    Key("RuntimeConfig", ("spec", "storage", "keep_runs"), 100, 0, 10_000),
     Key("RuntimeConfig", ("spec", "redis", "url"), "redis://h", 1, ""),
     Key("RuntimeConfig", ("spec", "network", "allow_hosts"), ["10.0.0.1"], "10.0.0.1", ()),
     *[
