@@ -361,6 +361,27 @@ def workflow_eval(
     command.evaluate(_at(config, data), name, suite, tag, as_json=json)
 
 
+@workflow_app.command("repl")
+def workflow_repl(
+    name: Workflow,
+    config: Config = CONFIG,
+    data: Data = DATA,
+    profile: Annotated[
+        str, typer.Option(metavar="ID", help="Of cli_profiles.yaml; default: its first.")
+    ] = "",
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="E.g. task.timeout_s=60, for this process."),
+    ] = None,
+    workspace: Annotated[Path, typer.Option(metavar="DIR", help="Attachments must lie in there.")] = Path(),
+    start: Annotated[str, typer.Option(metavar="NODE", help="Start node; default: the default one.")] = "",
+) -> None:
+    """Work with a workflow line by line; /help says what there is."""
+    from astromesh.cli import workflow_repl as command
+
+    command.repl(_at(config, data), name, profile, settings or [], workspace, start)
+
+
 # -- keys ----------------------------------------------------------------------------------------------------
 
 

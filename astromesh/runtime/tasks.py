@@ -151,25 +151,33 @@ class Workflows:
         for name in workflow_names(self._host.config_dir):
             self._loaded[name] = await self._load(name, name)
 
-    async def opened(self, name: str) -> Workflow:
+    async def opened(self, name: str, overrides: Mapping[str, object] | None = None) -> Workflow:
         """A workflow by its name, or by the path of its folder.
+
+        Args:
+            overrides: other settings than the files'; before any Task runs.
 
         Raises:
             WorkflowNotFound: there is none. InvalidWorkflow: all its faults at once.
         """
         folder = workflow_folder(self._host.config_dir, name)
-        if folder.name not in self._loaded:
-            self._loaded[folder.name] = await self._load(name, folder.name)
+        if overrides or folder.name not in self._loaded:
+            self._loaded[folder.name] = await self._load(name, folder.name, overrides)
         workflow = self._loaded[folder.name]
         if workflow.engine is None:
             raise InvalidWorkflow(workflow.faults)
         return workflow
 
-    async def _load(self, place: str, name: str) -> Workflow:
+    async def _load(self, place: str, name: str, overrides: Mapping[str, object] | None = None) -> Workflow:
         workflow = Workflow(name)
         try:
             workflow.engine = await open_workflow(
-                self._host, place, log=self.records, gate=partial(self._gate, workflow), equip=self._equip
+                self._host,
+                place,
+                log=self.records,
+                gate=partial(self._gate, workflow),
+                equip=self._equip,
+                overrides=overrides,
             )
             project = workflow.engine.project
             workflow.inspector = Inspector(project.workflow.task.pause_before)
@@ -551,7 +559,14 @@ class Workflows:
             await self._ended(task_id, live)
         return await self.state(task_id, viewer)
 
-    async def _ended(self, task_id: str, live: LiveTask | None, patience: float = 10.0) -> None:
+    async def ended(self, task_id: str, viewer: Viewer) -> JsonObject:
+        """A Task when it has ended; waits for it."""
+        row = await self.task(task_id, viewer)
+        if row.status not in TASK_ENDED:
+            await self._ended(task_id, self.records.live.get(task_id), None)
+        return await self.state(task_id, viewer)
+
+    async def _ended(self, task_id: str, live: LiveTask | None, patience: float | None = 10.0) -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout(patience):
                 while live is not None and self.records.live.get(task_id) is live:

@@ -82,6 +82,7 @@ async def open_workflow(  # noqa: PLR0913 (what an engine is opened with)
     layers: Mapping[str, LayerStore] | None = None,
     resources: Resources | None = None,
     stages_at_once: int = 0,
+    overrides: Mapping[str, object] | None = None,
 ) -> Engine:
     """A workflow whose agent nodes may name agents of the runtime; closed by `engine.close()`.
 
@@ -119,4 +120,5 @@ async def open_workflow(  # noqa: PLR0913 (what an engine is opened with)
         equip=equip,
         layers=layers,
         stages_at_once=stages_at_once,
+        overrides=overrides,
     )

@@ -26,6 +26,7 @@ from astromesh.workflow.agents import open_agents
 from astromesh.workflow.layers import LayerStore, open_layers
 from astromesh.workflow.memory import RunMemory
 from astromesh.workflow.models import ADAPTERS, Models, adapters_of
+from astromesh.workflow.overrides import overridden
 from astromesh.workflow.plan import Plan, Stage
 from astromesh.workflow.project import Project, load_project
 from astromesh.workflow.references import NO_CONTEXT, Known
@@ -115,12 +116,20 @@ class Engine:
         self._background: set[asyncio.Task[TaskResult]] = set()
 
     @classmethod
-    def load(cls, folder: str | Path, *, agents: Collection[str] | None = None, **options: Any) -> Engine:
+    def load(
+        cls,
+        folder: str | Path,
+        *,
+        agents: Collection[str] | None = None,
+        overrides: Mapping[str, object] | None = None,
+        **options: Any,
+    ) -> Engine:
         """Reads and checks a folder.
 
         Args:
             folder: of the workflow's manifests.
             agents: names of the runtime's agents; absent: none where there is no `run_agent`, else any.
+            overrides: other settings than the files', as `overrides.settings_of` reads them.
             options: as for `Engine`.
 
         Raises:
@@ -131,7 +140,7 @@ class Engine:
         known = known_to(
             plugins, agents, options.get("models") or {}, runs_agents=bool(options.get("run_agent"))
         )
-        project = load_project(folder, known, options.get("env"))
+        project = overridden(load_project(folder, known, options.get("env")), overrides or {})
         return cls(replace(project, adapters=adapters_of(project, plugins)), **options)
 
     # -- runs ------------------------------------------------------------------------------------------------

@@ -42,11 +42,14 @@ class Fingerprint:
         return {"run_fingerprint": self.value}
 
 
-def fingerprint_of(folder: WorkflowFolder, adapters: Mapping[str, str]) -> Fingerprint:
+def fingerprint_of(
+    folder: WorkflowFolder, adapters: Mapping[str, str], overrides: Mapping[str, object]
+) -> Fingerprint:
     """The fingerprint of a sound folder; reads its files once more.
 
     Args:
         adapters: where its plugins come from, with their versions.
+        overrides: settings that were changed for the process.
     """
     models = folder.file("providers.yaml", ProvidersFile).providers
     return Fingerprint(
@@ -57,6 +60,7 @@ def fingerprint_of(folder: WorkflowFolder, adapters: Mapping[str, str]) -> Finge
             "operations": dict(_operations(folder)),
             "models": {m.id: f"{m.adapter}/{m.model}@{m.version}" for m in models},
             "adapters": dict(adapters),
+            **({"overrides": dict(overrides)} if overrides else {}),
         }
     )
 

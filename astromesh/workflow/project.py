@@ -13,7 +13,13 @@ from astromesh.config.workflow.files import WORKFLOW
 from astromesh.config.workflow.load import WorkflowFolder, read_folder
 from astromesh.config.workflow.memory import ContextProfile, MemoryFile, MemorySpec
 from astromesh.config.workflow.nodes import WorkflowFile
-from astromesh.config.workflow.operations import PolicyFile, PolicySpec, SchedulerFile, SchedulerSpec
+from astromesh.config.workflow.operations import (
+    PolicyFile,
+    PolicySpec,
+    ProfilesFile,
+    SchedulerFile,
+    SchedulerSpec,
+)
 from astromesh.errors import (
     DAGValidationError,
     InvalidInput,
@@ -33,6 +39,7 @@ from astromesh.workflow.secrets import secret
 #: rules about files and names, and rules about what stands in a file; all others are about the DAG
 _LOADING = ("missing_", "unreadable", "rejected_", "unknown_")
 _VALUES = ("invalid_", "missing_key", "unknown_key")
+PROFILES = "cli_profiles.yaml"
 #: nothing but the folder itself
 NOTHING_KNOWN = Known()
 _STRUCTURAL = ("unknown_node", "unknown_edge", "missing_agent")
@@ -53,6 +60,7 @@ class Project:
 
     Args:
         adapters: where its plugins come from, with their versions.
+        overrides: settings that this process has changed.
     """
 
     name: str
@@ -61,11 +69,12 @@ class Project:
     files: WorkflowFolder = field(repr=False)
     warnings: tuple[InvalidManifest, ...] = ()
     adapters: Mapping[str, str] = field(default_factory=dict)
+    overrides: Mapping[str, object] = field(default_factory=dict)
 
     @cached_property
     def fingerprint(self) -> Fingerprint:
         """Of the files as they are when it is first asked for, which is before the first run."""
-        return fingerprint_of(self.files, self.adapters)
+        return fingerprint_of(self.files, self.adapters, self.overrides)
 
     @cached_property
     def default_start(self) -> str:
@@ -154,15 +163,12 @@ def check_folder(
     return Checked(read, tuple(ordered), tuple(warnings))
 
 
-#: files that are read and checked, but that nothing uses yet
-_NOT_YET = ("cli_profiles.yaml",)
-
-
 def _without_effect(read: WorkflowFolder) -> Iterator[InvalidManifest]:
-    """What is written but does nothing yet is told, never ignored in silence."""
-    for name in _NOT_YET:
-        if name in read.files:
-            yield read.fault(name, "unsupported", "is checked, but has no effect yet")
+    """What is written but does nothing is told, never ignored in silence."""
+    for i, profile in enumerate(read.file(PROFILES, ProfilesFile).profiles):
+        if profile.default_config_dir:
+            message = "has no effect: the workflow's own folder holds the profile"
+            yield read.fault(PROFILES, "unsupported", message, ("profiles", i, "default_config_dir"))
 
 
 def _without_secret(read: WorkflowFolder, env: Mapping[str, str]) -> Iterator[InvalidManifest]:

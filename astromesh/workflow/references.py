@@ -18,7 +18,7 @@ from astromesh.config.workflow.agents import AgentsFile, CredentialsFile, Provid
 from astromesh.config.workflow.files import SCHEMAS, WORKFLOW
 from astromesh.config.workflow.load import WorkflowFolder
 from astromesh.config.workflow.memory import MemoryFile
-from astromesh.config.workflow.operations import ObserversFile, PolicyFile
+from astromesh.config.workflow.operations import ObserversFile, PolicyFile, ProfilesFile
 from astromesh.errors import InvalidManifest
 
 NO_CONTEXT, GLOBAL_CONTEXT = "none", "global"
@@ -153,6 +153,7 @@ _LISTS: Mapping[str, tuple[type[Any], str]] = {
     "providers.yaml": (ProvidersFile, "providers"),
     "provider_credentials.yaml": (CredentialsFile, "provider_credentials"),
     "plugins.yaml": (ObserversFile, "plugins"),
+    "cli_profiles.yaml": (ProfilesFile, "profiles"),
 }
 
 
@@ -210,6 +211,10 @@ def _operations(folder: WorkflowFolder) -> Iterator[InvalidManifest]:
     for i, tool in enumerate(folder.file("tools.yaml", ToolsFile).tools):
         if isinstance(tool, PythonTool):
             named.append((tool.entrypoint, "tools.yaml", ("tools", i, "entrypoint")))
+    for i, profile in enumerate(folder.file("cli_profiles.yaml", ProfilesFile).profiles):
+        for k, command in enumerate(profile.custom_commands):
+            at = ("profiles", i, "custom_commands", k, "entrypoint")
+            named.append((command.entrypoint, "cli_profiles.yaml", at))
     for name, file, steps in named:
         try:
             load_operation(folder.folder, name)

@@ -99,45 +99,54 @@ class EvaluationsFile(FilePart):
 
 
 class SessionPolicies(Part):
-    persist_history: bool = True
-    persist_attachments: bool = True
-    history_file: str = "./.state/sessions/history.jsonl"
-    max_history_items: Count = 500
+    persist_history: bool = Field(True, description="Whether what was asked is kept in history_file.")
+    persist_attachments: bool = Field(True, description="Whether attached texts are kept with it.")
+    history_file: str = Field(
+        "./.state/sessions/history.jsonl", description="Only appended to; relative to the workflow's folder."
+    )
+    max_history_items: Count = Field(500, description="Latest entries that a session knows.")
 
 
 class InputMapping(Part):
-    mode: Literal["chat", "json", "text"] = "chat"
-    attach_files_as_context: bool = True
-    include_profile_id: bool = False
-    include_session_id: bool = True
+    mode: Literal["chat", "json", "text"] = Field(
+        "chat", description='What a line becomes: `{"text": line}`, JSON (else a text), or a text.'
+    )
+    attach_files_as_context: bool = Field(True, description="chat: attached files under `attachments`.")
+    include_profile_id: bool = Field(False, description="chat: the profile's id under `profile_id`.")
+    include_session_id: bool = Field(True, description="chat: the session's id under `session_id`.")
 
 
 class CustomCommand(Part):
-    name: Id
-    entrypoint: str = Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
-    description: str = ""
-    aliases: tuple[str, ...] = ()
-    help: str = ""
+    name: Id = Field(description="Typed as /name.")
+    entrypoint: str = Field(
+        pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$",
+        description="module:function, called with (argument, session); what it answers is printed.",
+    )
+    description: str = Field("", description="Shown by /help.")
+    aliases: tuple[str, ...] = Field((), description="Further names.")
+    help: str = Field("", description="How it is typed, shown by /help.")
 
 
 class Presentation(Part):
-    show_system_messages: bool = False
-    show_telemetry_inline: bool = True
-    truncate_output_lines: Count = 80
+    show_system_messages: bool = Field(False, description="Tell each stage as it begins.")
+    show_telemetry_inline: bool = Field(True, description="Tell below each output what it took.")
+    truncate_output_lines: Count = Field(80, description="Lines of an output that are shown.")
 
 
 class Overlays(Part):
-    enabled: bool = True
-    level: Literal["summary", "detail"] = "summary"
+    enabled: bool = Field(True, description="Whether anything of what a Task took is told.")
+    level: Literal["summary", "detail"] = Field("summary", description="One line, or one for each stage.")
 
 
 class CommandProfile(Part):
-    id: Id
-    label: str = ""
-    default_config_dir: str = ""
+    id: Id = Field(description="Named by --profile.")
+    label: str = Field("", description="Shown at the start.")
+    default_config_dir: str = Field("", description="Without effect here: the profile's folder is the one.")
     session_policies: SessionPolicies = SessionPolicies()
-    input_mappings: dict[str, InputMapping] = Field(default_factory=dict)
-    custom_commands: tuple[CustomCommand, ...] = ()
+    input_mappings: dict[str, InputMapping] = Field(
+        default_factory=dict, description="Start node, or `default` → what becomes of a line."
+    )
+    custom_commands: tuple[CustomCommand, ...] = Field((), description="Commands of the project's own.")
     presentation_rules: Presentation = Presentation()
     telemetry_overlays: Overlays = Overlays()
 
