@@ -215,6 +215,51 @@ def test_nothing_draws_from_the_random_numbers_of_the_whole_process() -> None:
     assert wrong == []
 
 
+#: what makes code of data (reliability.md S5); `quick.py` makes it of field names alone
+REVIVES = frozenset({"pickle", "marshal", "shelve", "dill", "cloudpickle", "jsonpickle"})
+MAY_COMPILE = frozenset({"astromesh.quick"})
+
+
+def test_nothing_revives_code_from_data() -> None:
+    """No pickle, no eval, no loader of YAML that makes objects, no shell."""
+    wrong = [
+        f"{name}, line {getattr(node, 'lineno', '?')}: {ast.unparse(node)[:60]}"
+        for name, module in modules().items()
+        for node in ast.walk(module.tree)
+        if _revives(node) and name not in MAY_COMPILE
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["import pickle", "from marshal import loads", "eval(x)", "exec(x)", "yaml.load(x, Loader=yaml.Loader)",
+     "yaml.unsafe_load(x)", "os.system(x)", "subprocess.run(x, shell=True)"],
+)  # fmt: skip
+def test_what_revives_code_is_found(line: str) -> None:
+    assert any(_revives(node) for node in ast.walk(ast.parse(line)))
+    assert not any(
+        _revives(node) for node in ast.walk(ast.parse("yaml.load(x, yaml.CSafeLoader); a.exec(x)"))
+    )
+
+
+def _revives(node: ast.AST) -> bool:
+    match node:
+        case ast.Import(names=names):
+            return any(alias.name.partition(".")[0] in REVIVES for alias in names)
+        case ast.ImportFrom(module=str(name)):
+            return name.partition(".")[0] in REVIVES
+        case ast.Call(func=ast.Name(id="eval" | "exec")):
+            return True
+        case ast.Call(func=ast.Attribute(value=ast.Name(id="os"), attr="system" | "popen")):
+            return True
+        case ast.Call(func=ast.Attribute(value=ast.Name(id="yaml"), attr=loads)):
+            return "load" in loads and loads != "safe_load" and "SafeLoader" not in ast.unparse(node)
+        case ast.keyword(arg="shell", value=ast.Constant(value=True)):
+            return True
+    return False
+
+
 # -- nothing unwired -----------------------------------------------------------------------------------------
 
 
