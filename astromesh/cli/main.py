@@ -122,12 +122,15 @@ def worker(config: Config = CONFIG, data: Data = DATA) -> None:
 @app.command()
 def new(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder that is empty or does not exist.")],
-    name: Annotated[str, typer.Option(help="Name of the first agent.")] = "assistant",
+    name: Annotated[
+        str, typer.Option(help="Name of its agent or workflow; default: assistant, triage.")
+    ] = "",
+    template: Annotated[str, typer.Option(metavar="KIND", help="agent or workflow.")] = "agent",
 ) -> None:
     """Write a project that runs at once."""
     from astromesh.cli import new as command
 
-    command.new(folder, name)
+    command.new(folder, name, template)
 
 
 # -- talking -------------------------------------------------------------------------------------------------
