@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
-from astromesh.abc.tool import ToolContext, ToolPort
-from astromesh.types import CompletionRequest, CompletionResult, ToolCall, ToolResult
+from astromesh.abc.tool import Asked, ToolContext, ToolPort
+from astromesh.types import CompletionRequest, CompletionResult, JsonObject, ToolCall, ToolResult
 
 #: asks the model, as this step of the run
 Ask = Callable[[int], Awaitable[CompletionResult]]
@@ -38,3 +38,10 @@ class Journal(Protocol):
 
     async def tool(self, scope: Any, tools: ToolPort, call: ToolCall, do: Do, retell: Retell) -> ToolResult:
         """A tool call: as recorded, else made and recorded before it is answered."""
+
+    async def person(self, scope: Any, ticket: str, asked: Asked) -> JsonObject:
+        """What a person decided, as `ToolStep.ask` answers it; the run waits for that, as a row.
+
+        Args:
+            ticket: of the question: the same when the run is taken up again.
+        """

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Protocol
 
 from astromesh.abc.provider import ModelPort
 from astromesh.abc.run import Outcome, Task
-from astromesh.abc.tool import ToolPort
+from astromesh.abc.tool import Asked, ToolPort
 from astromesh.errors import AstromeshError, GraphError, GraphStopped
 from astromesh.graph.engine import PromptGraphEngine
 from astromesh.graph.graph import PromptGraph
+from astromesh.graph.nodes.human import HumanRequest
 from astromesh.graph.records import GraphResult
 from astromesh.graph.state import GraphState
 from astromesh.node.scope import Scope
@@ -19,6 +20,11 @@ from astromesh.types import JsonObject
 
 #: what is answered when a bound ended the run before the model had said anything
 UNFINISHED = "I could not finish this within the limits that are set for me."
+#: what is answered when a person said no, or nothing in time: never what they were to decide on
+NOT_APPROVED = {
+    "human_denied": "A person has not approved this, so I stopped here.",
+    "human_timeout": "Nobody has approved this in time, so I stopped here.",
+}
 #: stops that are an answer for the caller; any other one without an output is an error
 _BOUNDS = frozenset({"max_iterations", "stuck_node", "budget", "cycle"})
 
@@ -68,7 +74,11 @@ class GraphPattern:
             context=task.context,
             config={NOTES: notes} if notes else None,
         )
+        if scope.journal is not None:
+            run.human_handler = people(scope)
         result = await run.execute()
+        if scope.journal is not None and result.report.stop_reason in NOT_APPROVED:
+            return outcome(result, len(task.messages)).saying(NOT_APPROVED[result.report.stop_reason])
         if result.output is None:
             _raise_failure(result, run.state)
         found = outcome(result, len(task.messages))
@@ -88,6 +98,23 @@ class GraphPattern:
         if engine is None:
             engine = self._engines[iterations] = self._make(iterations)
         return engine
+
+
+def people(scope: Scope) -> Callable[[HumanRequest], Awaitable[JsonObject]]:
+    """What human nodes of a durable run ask: the run waits as a row, and is taken up with the decision."""
+
+    async def ask(request: HumanRequest) -> JsonObject:
+        journal = scope.journal
+        assert journal is not None
+        asked = Asked("human", request.node, request.value, request.question)
+        if request.seconds is not None:
+            asked = asked._replace(seconds=request.seconds)
+        said = await journal.person(scope, request.ticket, asked)
+        if said["decision"] == "expired":
+            raise TimeoutError
+        return said
+
+    return ask
 
 
 def outcome(result: GraphResult, given: int) -> Outcome:

@@ -48,6 +48,7 @@ from astromesh.runtime.journal import RunJournal
 from astromesh.runtime.leases import Leases, in_its_session
 from astromesh.runtime.named import NamedRuns
 from astromesh.runtime.notes import Notes
+from astromesh.runtime.people import with_people
 from astromesh.runtime.pipeline import answer
 from astromesh.runtime.presence import Presence
 from astromesh.runtime.records import RunAnswer, RunRequest
@@ -180,7 +181,8 @@ class AgentRuntime:
         opened.erasers.append(self._erase_runs)
         if any(agent.limits for agent in opened.agents.values()):
             opened.erasers.append(self._budgets.erase_owner)
-        self._pausing = pausing(opened.configuration)
+        known, graphs = opened.configuration, opened.deps.graphs
+        self._pausing = with_people(pausing(known), known, graphs)
         self._exporter = await self._open_exporter(opened)
         await self.workflows.load()
 

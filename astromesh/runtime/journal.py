@@ -72,6 +72,10 @@ class Book:
         n = self._passed[path] = self._passed.get(path, 0) + 1
         return n
 
+    def comes(self, path: str) -> bool:
+        """Whether the record holds the step that begins next on this path."""
+        return (path, self._passed.get(path, 0) + 1) in self._steps
+
     def find(self, path: str, n: int, request_hash: str) -> Step | None:
         """Raises: Divergence: there is a step, and it was another request."""
         if self.failure is not None:
@@ -196,6 +200,25 @@ class RunJournal:
         failpoints.passing(failpoints.TOOL_DONE)
         return result
 
+    # -- people --------------------------------------------------------------------------------------------
+
+    async def person(self, scope: Any, ticket: str, asked: Asked) -> JsonObject:
+        path = f"{self.at(scope.path)}/human:{ticket}".lstrip("/")
+        return await self._decided(path, asked._replace(arguments=recorded.plain(asked.arguments)))
+
+    async def identity(self, asked: Asked) -> bool:
+        """Asks for the caller's token once more than it was shown so far; False where it is refused."""
+        path = self.at("identity")
+        while True:
+            if (await self._decided(path, asked))["decision"] != "approve":
+                return False
+
+    async def _decided(self, path: str, asked: Asked) -> JsonObject:
+        n = self.book.number(path)
+        found = self.book.find(path, n, "")
+        with self.book.waiting.working():  # a question stands within the work that it interrupts
+            return await self.book.waiting.decision(Step(path, n, "wait", "", "intent"), asked, found)
+
     # -- what the run is told from outside -----------------------------------------------------------------
 
     def once(
@@ -230,17 +253,6 @@ class RunJournal:
             made = await make()
         self.book.add(Step(path, 1, _VALUE, "", "done", to_json(made)))
         return made
-
-    async def identity(self, asked: Asked) -> bool:
-        """Asks for the caller's token once more than it was shown so far; False where it is refused."""
-        path = self.at("identity")
-        while True:
-            n = self.book.number(path)
-            found = self.book.find(path, n, "")
-            with self.book.waiting.working():  # a question stands within the work that it interrupts
-                said = await self.book.waiting.decision(Step(path, n, "wait", "", "intent"), asked, found)
-            if said["decision"] != "approve":
-                return False
 
     async def hold(self) -> None:
         """Returns when the lease was still held a moment ago: before what others will see.
@@ -281,6 +293,9 @@ class CallStep:
         return await self._book.waiting.decision(
             Step(path, n, "wait", self.step.request_hash, "intent"), asked, found
         )
+
+    def asked(self, kind: str) -> bool:
+        return self._book.comes(f"{self.step.path}/{kind}")
 
     async def _ask_whether_again(self) -> None:
         """The process died in the middle of this call; nobody knows what came of it."""

@@ -97,8 +97,9 @@ def result_to_json(result: ToolResult) -> JsonObject:
         "ok": result.ok,
         "error": result.error,
         "duration_ms": result.duration_ms,
-        "value": _plain(result.value),
+        "value": plain(result.value),
         "ends_run": result.ends_run,
+        "untrusted": result.untrusted,
     }
 
 
@@ -106,7 +107,7 @@ def result_of(call: ToolCall, data: JsonObject) -> ToolResult:
     return ToolResult(call.id, call.name, **data)
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """A tool's value as JSON has it; what is none becomes the text that the model was shown."""
     try:
         return orjson.loads(orjson.dumps(value, option=_SORTED))

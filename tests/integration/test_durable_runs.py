@@ -18,7 +18,7 @@ from astromesh.runtime.engine import AgentRuntime
 from astromesh.runtime.records import RunRequest
 from astromesh.runtime.registry import Viewer
 from astromesh.runtime.stored_runs import Said
-from astromesh.testing import RecordingSink, RecordingTool, ScriptedProvider, plugin_of
+from astromesh.testing import ManualClock, RecordingSink, RecordingTool, ScriptedProvider, plugin_of
 from astromesh.types import CallerContext, CompletionRequest, ToolCall
 from tests.integration.agents_folder import client_of, manifest, runtime_of, write
 
@@ -38,10 +38,10 @@ def tool(**more: Any) -> dict[str, Any]:
 
 @asynccontextmanager
 async def working(
-    folder: Path, provider: ScriptedProvider, used: RecordingTool
+    folder: Path, provider: ScriptedProvider, used: RecordingTool, clock: ManualClock | None = None
 ) -> AsyncIterator[AgentRuntime]:
     """A process that works on runs; when it leaves it hands over what is not done."""
-    runtime = runtime_of(folder, provider, plugins={"tools": {"lookup": plugin_of(used)}})
+    runtime = runtime_of(folder, provider, plugins={"tools": {"lookup": plugin_of(used)}}, clock=clock)
     await runtime.bootstrap()
     await runtime.durable.start()
     try:
@@ -368,3 +368,88 @@ async def until(client: httpx.AsyncClient, path: str, found: Callable[[Any], Any
             if answer.status_code == 200 and found(answer.json()):
                 return answer.json()
             await asyncio.sleep(0.02)
+
+
+# -- graphs --------------------------------------------------------------------------------------------------
+
+LETTER: dict[str, Any] = {
+    "entry": "write",
+    "nodes": [
+        {"name": "write", "kind": "prompt", "instructions": "Write."},
+        {"name": "review", "kind": "human", "instructions": "May this be sent?", "output_key": "letter"},
+        {"name": "send", "kind": "prompt", "instructions": "Send.", "input_keys": ["letter"]},
+    ],
+    "edges": [{"from": "write", "to": "review"}, {"from": "review", "to": "send"}],
+}
+
+
+def with_graph(folder: Path, **review: Any) -> Path:
+    """Agent `helper` runs the graph; `outer` has `helper` as a tool."""
+    spec = {**LETTER, "nodes": [{**n, **(review if n["name"] == "review" else {})} for n in LETTER["nodes"]]}
+    (folder / "graphs").mkdir(parents=True)
+    head = {"apiVersion": "astromesh/v1", "kind": "Graph", "metadata": {"name": "letter"}, "spec": spec}
+    (folder / "graphs" / "letter.graph.yaml").write_text(yaml.safe_dump(head))
+    nested = [{"name": "ask", "type": "agent", "agent": "helper"}]
+    return write(
+        folder,
+        manifest(orchestration={"pattern": "graph", "graph": "letter"}, memory=MEMORY),
+        manifest("outer", tools=nested),
+    )
+
+
+@pytest.mark.parametrize(
+    ("decision", "response", "reason", "calls"),
+    [
+        ({"decision": "approve"}, "sent", "completed", 1),
+        ({"decision": "answer", "answer": "a better letter"}, "sent", "completed", 1),
+        ({"decision": "deny"}, "A person has not approved this, so I stopped here.", "human_denied", 0),
+    ],
+)
+async def test_a_human_node_pauses_its_run_over_a_restart(tmp_path, decision, response, reason, calls):
+    """The draft is shown; what was written before is not written again; a denied draft is not the answer."""
+    folder, used = with_graph(tmp_path), lookup()
+    body = {"query": "Write to Ann", "session_id": "s-1"}
+    async with api(folder, ScriptedProvider("a draft"), used) as client:
+        answer = await client.post("/v1/agents/helper/run", json=body)
+    waiting = answer.json()
+    assert (answer.status_code, waiting["status"]) == (202, "waiting")
+    asked = waiting["waiting_for"]
+    assert (asked["kind"], asked["name"], asked["question"], asked["arguments"]) == (
+        "human", "review", "May this be sent?", "a draft",
+    )  # fmt: skip
+    path = f"/v1/runs/{waiting['run_id']}"
+    async with api(folder, provider := ScriptedProvider(*["sent"] * calls), used) as client:
+        listed = await until(client, "/v1/approvals", lambda found: found["approvals"])
+        assert [(a["run_id"], a["name"]) for a in listed["approvals"]] == [(waiting["run_id"], "review")]
+        assert (await client.post(f"{path}/resume", json=decision)).status_code == 200
+        run = await until(client, path, lambda found: found["finished_at"])
+    assert (run["status"], run["result"]["response"]) == ("completed", response)
+    assert (run["result"]["metadata"]["stop_reason"], len(provider.requests)) == (reason, calls)
+    if "answer" in decision:
+        assert "a better letter" in str(provider.requests[0].messages)
+
+
+async def test_a_human_node_that_nobody_answers_in_time_ends_its_run(tmp_path):
+    folder, clock = with_graph(tmp_path, approval_timeout=3600), ManualClock()
+    async with working(folder, ScriptedProvider("a draft"), lookup(), clock) as runtime:
+        row = await accepted(runtime)
+        assert (await rests(runtime, row.run_id))["waiting_for"]["name"] == "review"
+        clock.advance(3601)
+        async with asyncio.timeout(PATIENCE):
+            while (run := await runtime.runs.get(row.run_id, ME))["status"] != "completed":
+                await asyncio.sleep(0.02)
+    assert run["result"]["metadata"]["stop_reason"] == "human_timeout"
+
+
+async def test_a_human_node_of_a_nested_run_pauses_the_whole_tree(tmp_path):
+    """The outer run waits as a row; with the decision both go on where they were."""
+    folder = with_graph(tmp_path)
+    provider = ScriptedProvider([ToolCall("c", "ask", '{"query": "Write"}')], "a draft", "sent", "all done")
+    async with working(folder, provider, lookup()) as runtime:
+        row = await accepted(runtime, name="outer")
+        waiting = await rests(runtime, row.run_id)
+        assert (waiting["status"], waiting["waiting_for"]["kind"]) == ("waiting", "human")
+        await runtime.runs.resume(row.run_id, ME, CallerContext("ann"), Said("approve"))
+        run = await rests(runtime, row.run_id)
+    assert (run["status"], run["result"]["response"]) == ("completed", "all done")
+    assert (tool_results(provider.requests[3]), len(provider.requests)) == (["sent"], 4)

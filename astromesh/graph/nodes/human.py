@@ -35,6 +35,7 @@ class HumanRequest:
         question: the node's instructions.
         value: what is to be decided on: the node's input, or the last output.
         ticket: of this visit and this value, for decisions that are kept.
+        seconds: that the node gives a person, or None.
     """
 
     node: str
@@ -42,6 +43,7 @@ class HumanRequest:
     value: Any
     state: GraphState
     ticket: str = ""
+    seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +95,7 @@ class HumanNode(BaseNode):
             why = f"{self.name!r} waits for a person and there is no handler; its ticket is {ticket!r}."
             return NodeResult(self.name, error=why, stop_reason="human_denied")
         try:
-            request = HumanRequest(self.name, self.instructions, value, state, ticket)
+            request = HumanRequest(self.name, self.instructions, value, state, ticket, self.approval_timeout)
             said = await self._ask(config.human_handler, request)
         except TimeoutError:
             return self._stopped(state, "human_timeout", f"{self.name!r} got no decision in time.")
