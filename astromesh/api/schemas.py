@@ -84,7 +84,9 @@ class RunOut(BaseModel):
 
 
 class AttemptOut(BaseModel):
-    """One failed try of a model call."""
+    """One failed try of a model call, with its `usage` where it has cost something."""
+
+    model_config = ConfigDict(extra="allow")
 
     provider: str
     error: str

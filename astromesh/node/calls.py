@@ -86,13 +86,14 @@ async def _ask_heard(
     first: float | None = None
     _reserve(ledger)
     events.emit("model.started", step=step, role=role, tools=len(request.tools))
+    started = perf_counter()
     try:
         if events.streaming:
             result, first = await _streamed(scope, model, request, step, role, shown)
         else:
             result = await _whole(ledger, model, request)
     except BaseException as error:
-        _broken(scope, step, role, error)
+        _broken(scope, step, role, error, started)
         raise
     ledger.add_usage(result.usage)
     _finished(events, step, role, result, first)
@@ -151,18 +152,32 @@ def _book_broken(ledger: RunLedger, error: BaseException, request: CompletionReq
         ledger.add_usage(usage)
 
 
-def _broken(scope: Scope, step: int, role: str, error: BaseException) -> None:
-    """Tells what a call without a result has cost, and who it was; of one that cost nothing there is no word.
+def _broken(scope: Scope, step: int, role: str, error: BaseException, started: float) -> None:
+    """Tells of a call without a result: who was asked, how each failed, and what it has cost.
 
     What ends a segment of a durable run ends no call: it is made again.
     """
-    usage = charged(error)
-    if usage is None or (scope.journal is not None and isinstance(error, asyncio.CancelledError)):
+    if scope.journal is not None and isinstance(error, asyncio.CancelledError):
         return
-    code = error.code if isinstance(error, AstromeshError) else "cancelled"
+    attempts = list(blamed(error))
+    provider, _, model = (attempts[-1]["provider"] if attempts else "").partition("/")
     scope.events.emit(
-        "model.failed", step=step, role=role, error=code, usage=usage.to_json(), attempts=list(blamed(error))
+        "model.failed",
+        step=step,
+        role=role,
+        provider=provider,
+        model=model,
+        error=_code_of(error),
+        usage=(charged(error) or Usage()).to_json(),
+        attempts=attempts,
+        duration_ms=round((perf_counter() - started) * 1000, 3),
     )
+
+
+def _code_of(error: BaseException) -> str:
+    if isinstance(error, AstromeshError):
+        return error.code
+    return "cancelled" if isinstance(error, asyncio.CancelledError) else "internal"
 
 
 def _reserve(ledger: RunLedger) -> None:

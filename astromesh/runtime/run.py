@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from astromesh.core.checked_data import checked_data
 from astromesh.core.guardrails import Released, StreamGate
 from astromesh.core.model_router import ModelRouter
-from astromesh.errors import AllProvidersFailed, ProviderError, UpstreamError
+from astromesh.errors import UpstreamError
 from astromesh.growing import GrowingText
 from astromesh.node.calls import ASSISTANT
 from astromesh.node.ledger import RunLedger
@@ -21,7 +21,15 @@ from astromesh.runtime.journal import RunJournal
 from astromesh.telemetry.runs import RunLog
 from astromesh.telemetry.stream import DELTA, Stream
 from astromesh.tokens import estimate_request
-from astromesh.types import CallerContext, CompletionRequest, CompletionResult, Delta, JsonObject, SessionKey
+from astromesh.types import (
+    CallerContext,
+    CompletionRequest,
+    CompletionResult,
+    Delta,
+    JsonObject,
+    SessionKey,
+    blamed,
+)  # fmt: skip
 
 ANONYMOUS = "anonymous"
 
@@ -182,12 +190,7 @@ class RunModel:
         return result
 
     def _failed(self, error: UpstreamError) -> None:
-        tried = error.failures if isinstance(error, AllProvidersFailed) else (error,)
-        self.attempts += [
-            {"provider": e.provider, "error": e.code, "status": e.status}
-            for e in tried
-            if isinstance(e, ProviderError)
-        ]
+        self.attempts += blamed(error)
 
     def _shaped(self, request: CompletionRequest) -> CompletionRequest:
         """Asks for the agent's output schema where nothing else is asked for: no tools, role or schema."""

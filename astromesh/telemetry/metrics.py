@@ -179,8 +179,9 @@ class Metrics(Collector):
         self._used((provider, model), usage, data.get("attempts", ()))
 
     def _model_failed(self, event: Event) -> None:
-        attempts = event.data["attempts"]
-        self._used(_named(attempts[-1]["provider"] if attempts else ""), event.data["usage"], attempts)
+        data = event.data
+        if any(data["usage"].values()):
+            self._used((data["provider"], data["model"]), data["usage"], data["attempts"])
 
     def _used(self, by: tuple[str, str], usage: JsonObject, attempts: Sequence[JsonObject]) -> None:
         """Books what a call has used on its model, but for what its failed tries have on theirs."""

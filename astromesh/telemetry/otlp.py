@@ -166,6 +166,7 @@ def _named(run: Traced, span: JsonObject) -> tuple[str, Mapping[str, Any]]:
             "astromesh.cost_usd": usage.get("cost_usd", 0.0),
             "astromesh.step": given.get("step", 0),
             "astromesh.role": given.get("role", ""),
+            **({"error.type": given["error"]} if given.get("error") else {}),
         }
     if kind == "tool.call":
         return f"execute_tool {given.get('name', '')}".strip(), {

@@ -60,6 +60,7 @@ _STEPS: dict[str, tuple[str, tuple[str, ...]]] = {
     "memory.loaded": ("memory_build", ("turns", "semantic", "episodic")),
     "prompt.rendered": ("prompt_render", ("characters",)),
     "model.finished": ("llm.complete", ("step", "role", "provider", "model", "usage", "attempts")),
+    "model.failed": ("llm.complete", ("step", "role", "provider", "model", "error", "usage", "attempts")),
     "tool.finished": ("tool.call", ("id", "name", "ok", "error")),
     "memory.persisted": ("memory_persist", ("turns",)),
 }
@@ -128,9 +129,8 @@ def spans(run: Traced) -> list[JsonObject]:
     for event in run.events:
         if event is orchestration[0]:
             start, end = orchestration[0].ts, orchestration[1].ts
-            found.append(
-                _span(run, f"{run.run_id}.o", run.run_id, "orchestration", start, (end - start) * 1000)
-            )
+            span = _span(run, f"{run.run_id}.o", run.run_id, "orchestration", start, (end - start) * 1000)
+            found.append({**span, "status": "error" if orchestration[1].type == "run.failed" else "ok"})
         if event.type in _STEPS:
             found.append(_step(run, event))
     return found
@@ -155,7 +155,7 @@ def _step(run: Traced, event: Event) -> JsonObject:
     key = f"{run.run_id}.{data['id']}" if name == "tool.call" else f"{run.run_id}.{event.seq}"
     span = _span(run, key, parent, name, event.ts - duration / 1000, duration)
     span["attributes"] = {k: data[k] for k in attributes if k in data}
-    span["status"] = "error" if data.get("ok") is False else "ok"
+    span["status"] = "error" if data.get("ok") is False or event.type == "model.failed" else "ok"
     return span
 
 

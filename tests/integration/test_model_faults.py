@@ -181,7 +181,17 @@ async def refused(house: House, name: str, fault: Fault, answer: httpx.Response)
     state = (await house.client.get(f"/v1/runs/{problem['run_id']}")).json()
     assert errors(state["attempts"]) == list(fault.attempts)
     assert state["error"] == {"code": fault.code, "detail": problem["detail"]}
+    assert await traced(house, problem["trace_id"]) == {"orchestration": "error", "llm.complete": "error"}
     assert await house.kept(name) == []
+
+
+async def traced(house: House, trace_id: str) -> dict[str, str]:
+    """How orchestration and the model call ended, by the trace; its attempts are those of the run."""
+    spans = (await house.client.get(f"/v1/traces/{trace_id}")).json()["spans"]
+    call = next(span for span in spans if span["name"] == "llm.complete")
+    assert call["attributes"]["attempts"] == (await house.newest())["attempts"]
+    assert (call["attributes"]["provider"], call["attributes"]["model"]) == ("openai", "m")
+    return {s["name"]: s["status"] for s in spans if s["name"] in ("orchestration", "llm.complete")}
 
 
 async def by_sse(house: House, session: str) -> tuple[str, str, dict[str, Any]]:
@@ -249,6 +259,8 @@ async def test_streaming_after_the_first_token(
             state = await house.newest()
             assert (state["status"], state["result"]) == ("failed", {"response": said})
             assert errors(state["attempts"]) == list(fault.attempts)
+            newest = (await house.client.get("/v1/traces?limit=1")).json()["traces"][0]
+            assert (await traced(house, newest["trace_id"]))["llm.complete"] == "error"
             assert await house.kept(name) == []
             await house.works_again(fault)
 

@@ -125,6 +125,17 @@ async def test_a_stream_that_breaks_off_has_the_tries_before_it() -> None:
     assert str(failed.value) == "The model's answer broke off. p1/m: cut"
 
 
+async def test_who_failed_is_told_also_where_it_cost_nothing() -> None:
+    sink = RecordingSink()
+    scope = Scope("r", events=EventStream("r", [sink]))
+    with pytest.raises(ProviderRejected):
+        await call_model(scope, router(ProviderRejected("no"), ProviderRejected("nor I")), ASK)
+    [told] = sink.data("model.failed")
+    assert (told["provider"], told["model"], told["error"]) == ("p1", "m", "provider_rejected")
+    assert [line["provider"] for line in told["attempts"]] == ["p0/m", "p1/m"]
+    assert told["usage"] == Usage().to_json()
+
+
 # -- in the metrics ------------------------------------------------------------------------------------------
 
 
