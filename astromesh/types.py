@@ -178,6 +178,7 @@ class ToolSpec:
         repeatable: they may, too: the other side knows a repeat by its key, or the tool is a recorded run.
         recorded: False for what changes only the run itself: it is done anew when a run is taken up again.
         as_caller: it shows the caller's token to whom it calls.
+        trusted: its answers are the words of nobody who might mislead a model, e.g. a calculator's.
     """
 
     name: str
@@ -187,6 +188,7 @@ class ToolSpec:
     repeatable: bool = False
     recorded: bool = True
     as_caller: bool = False
+    trusted: bool = False
 
     def to_function(self) -> JsonObject:
         """The OpenAI function-calling form that document 001 shows for step 6."""
@@ -264,6 +266,7 @@ class ToolResult:
         ok: False where the tool failed or was refused; then `error` is its stable code.
         value: what the tool returned, before it became text; None on failure.
         ends_run: the run is over with this call, e.g. a hand-off; the model is not asked again.
+        untrusted: somebody else's words, which may have been written to mislead a model.
     """
 
     call_id: str
@@ -274,6 +277,7 @@ class ToolResult:
     duration_ms: float = 0.0
     value: Any = None
     ends_run: bool = False
+    untrusted: bool = False
 
 
 # -- memory ------------------------------------------------------------------------------------------------

@@ -37,6 +37,9 @@ class ToolStep(Protocol):
         `{"decision": "approve", "deny", "answer" or "expired", "arguments"?, "answer"?, "by"?}`
         """
 
+    def asked(self, kind: str) -> bool:
+        """Whether the record holds a question of this kind that `ask` has not come to yet."""
+
     async def intend(self, spec: ToolSpec) -> None:
         """The call is about to happen: said on disk before it does, where it may not be repeated.
 
@@ -73,6 +76,11 @@ class ToolContext:
     tool: str = ""
     step: ToolStep | None = field(default=None, repr=False)
 
+    @property
+    def untrusted(self) -> Sequence[str]:
+        """Whose words the turn has read that nobody vouches for: names of tools, and semantic memory."""
+        return self.run.untrusted if self.run is not None else ()
+
     def goes_on(self) -> None:
         """Says that the tool goes on although its call was cancelled: nothing can stop a thread (R6)."""
         if self.events is not None:
@@ -99,6 +107,7 @@ class ToolPolicy:
         idempotency: `key`: the tool passes the call's idempotency key on, so that a repeat does no harm.
         approval: `required`: a person is asked before every call.
         approve_if: says by the arguments which of those calls are meant; None: all.
+        trusted: whether its answers are; None: as the tool itself says.
     """
 
     timeout_seconds: float | None = 30.0
@@ -107,6 +116,7 @@ class ToolPolicy:
     idempotency: Literal["none", "key"] = "none"
     approval: Literal["none", "required"] = "none"
     approve_if: Callable[[JsonObject], bool] | None = None
+    trusted: bool | None = None
 
 
 class Tool(Protocol):

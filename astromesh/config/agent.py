@@ -135,6 +135,11 @@ class ToolBlock(Block):
     )
     rate_limit: RateLimit | None = Field(None, description="Per agent; absent: none.")
     max_result_tokens: Count | None = Field(None, description="Longer results are cut with a note.")
+    trusted: bool | None = Field(
+        None,
+        description="Whether its answers may be believed; absent: true for agent, current_time, calculator "
+        "and write_file, false for others.",
+    )
 
     @property
     def effective_effect(self) -> Effect | None:
@@ -209,6 +214,11 @@ class Guardrails(Record):
 class Permissions(Record):
     tools: tuple[str, ...] | None = Field(
         None, description="Absent: all declared tools; present: only these."
+    )
+    tainted: Literal["allow", "approval"] = Field(
+        "allow",
+        description="approval: once a turn has read untrusted text, a person approves each call with an "
+        "external effect.",
     )
 
 

@@ -142,31 +142,55 @@ def idempotency(invoke: Invoke, tool: DeclaredTool) -> Invoke:
     return keyed
 
 
-def approval(invoke: Invoke, tool: DeclaredTool) -> Invoke:
-    """Asks a person before a call; they may change its arguments, or answer in the tool's place."""
-    if tool.policy.approval == "none":
-        return invoke
-    asked_for = tool.policy.approve_if
-    name, validator = tool.spec.name, argument_validator(tool.spec)
+def approval(if_tainted: bool) -> Layer:
+    """Asks a person before a call; they may change its arguments, or answer in the tool's place.
 
-    async def approved(given: JsonObject, context: ToolContext) -> Any:
-        if asked_for is not None and not asked_for(given):
-            return await invoke(given, context)
-        if context.step is None:
-            raise ToolFailed(
-                f"The tool {name!r} needs a person's approval, which only durable runs can wait for."
-            )
-        said = await context.step.ask(Asked("approval", name, given))
-        if said["decision"] == "answer":
-            return said.get("answer")
-        if said["decision"] != "approve":
-            raise ToolDenied(_DENIED[said["decision"]].format(name))
-        wanted = said.get("arguments", given)
-        if not validator.is_valid(wanted):
-            raise InvalidToolCall(misfit(name, validator, wanted))
-        return await invoke(wanted, context)
+    Args:
+        if_tainted: also before a call with an external effect in a turn that has read untrusted text.
+    """
 
-    return approved
+    def layer(invoke: Invoke, tool: DeclaredTool) -> Invoke:
+        taints = if_tainted and tool.spec.effect == "external"
+        if tool.policy.approval == "none" and not taints:
+            return invoke
+        name, validator = tool.spec.name, argument_validator(tool.spec)
+
+        async def approved(given: JsonObject, context: ToolContext) -> Any:
+            if not _asks(tool.policy, given) and not (taints and _tainted(context)):
+                return await invoke(given, context)
+            if context.step is None:
+                raise ToolFailed(
+                    f"The tool {name!r} needs a person's approval, which only durable runs can wait for."
+                )
+            said = await context.step.ask(Asked("approval", name, given, _why(context) if taints else ""))
+            if said["decision"] == "answer":
+                return said.get("answer")
+            if said["decision"] != "approve":
+                raise ToolDenied(_DENIED[said["decision"]].format(name))
+            wanted = said.get("arguments", given)
+            if not validator.is_valid(wanted):
+                raise InvalidToolCall(misfit(name, validator, wanted))
+            return await invoke(wanted, context)
+
+        return approved
+
+    return layer
+
+
+def _asks(policy: ToolPolicy, given: JsonObject) -> bool:
+    return policy.approval == "required" and (policy.approve_if is None or policy.approve_if(given))
+
+
+def _tainted(context: ToolContext) -> bool:
+    # what was asked before the run was taken up again is not done unasked because a branch is slower now
+    return bool(context.untrusted) or (context.step is not None and context.step.asked("approval"))
+
+
+def _why(context: ToolContext) -> str:
+    """What a person should know about a call of a turn that has read what others wrote."""
+    if not context.untrusted:
+        return ""
+    return f"The turn has read text that may mislead it, of: {', '.join(context.untrusted)}."
 
 
 _DENIED = {

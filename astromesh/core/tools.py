@@ -73,6 +73,7 @@ def policy_of(block: ToolBlock) -> ToolPolicy:
         idempotency=block.idempotency,
         approval="none" if block.approval == "none" else "required",
         approve_if=rule_of(block.name, block.approval) if isinstance(block.approval, ApprovalRule) else None,
+        trusted=block.trusted,
     )
 
 
@@ -102,6 +103,8 @@ class ToolRegistry:
         agent_name: str,
         tools: Iterable[Tool | DeclaredTool | DeclaredSource],
         permitted: Collection[str] | None = None,
+        *,
+        asks_if_tainted: bool = False,
     ) -> AgentTools:
         """Gives an agent its tools, in place of those it had.
 
@@ -109,6 +112,8 @@ class ToolRegistry:
             agent_name: the agent that the tools are for.
             tools: in the order in which models see them.
             permitted: names that `permissions.tools` lists, or None where it is absent.
+            asks_if_tainted: a person approves calls with an external effect in a turn that has read
+                untrusted text.
 
         Raises:
             ConfigError: two tools of one name, a permitted tool that is not declared, or a broken schema.
@@ -120,10 +125,10 @@ class ToolRegistry:
         _check_names(agent_name, names, () if sources else permitted)
         limited, inner = (
             rate_limit(self._clock),
-            (arguments, approval, identity, *self._layers, idempotency, intent, time_limit),
+            (arguments, approval(asks_if_tainted), identity, *self._layers, idempotency, intent, time_limit),
         )
         layers = (permission(agent_name, permitted), limited, *inner)
-        ways = {tool.spec.name: _Way(layered(tool, layers), tool.policy) for tool in own}
+        ways = {tool.spec.name: _way(tool, layers) for tool in own}
         specs = [tool.spec for tool in own if permitted is None or tool.spec.name in permitted]
         view = _View(tuple(specs), ways)
         bound = AgentTools(agent_name, view)
@@ -172,6 +177,12 @@ class ToolRegistry:
 class _Way(NamedTuple):
     invoke: Invoke
     policy: ToolPolicy
+    untrusted: bool
+
+
+def _way(tool: DeclaredTool, layers: Sequence[Layer]) -> _Way:
+    trusted = tool.spec.trusted if tool.policy.trusted is None else tool.policy.trusted
+    return _Way(layered(tool, layers), tool.policy, not trusted)
 
 
 class _View(NamedTuple):
@@ -221,7 +232,8 @@ class AgentTools:
         way = self._view().ways.get(call.name)
         limit = (way.policy if way else _DEFAULT).max_result_tokens * _CHARACTERS_PER_TOKEN
         keep = partial(_keep, self.kept, call.id, context) if self.kept is not None else None
-        return await settle(call, self.invoke(call.name, call.arguments, context), limit, keep)
+        untrusted = way is not None and way.untrusted
+        return await settle(call, self.invoke(call.name, call.arguments, context), limit, keep, untrusted)
 
     async def invoke(self, name: str, arguments: str | Mapping[str, Any], context: ToolContext) -> Any:
         """What the tool answers.
@@ -289,7 +301,7 @@ class LiveAgentTools(AgentTools):
                     log.warning("tool_left_out", agent=self.agent_name, tool=name, reason="its name is taken")
                     continue
                 try:
-                    ways[name] = _Way(layered(tool, self._layers), tool.policy)
+                    ways[name] = _way(tool, self._layers)
                 except ConfigError as error:  # its schema is no JSON Schema
                     log.warning("tool_left_out", agent=self.agent_name, tool=name, reason=str(error))
                     continue

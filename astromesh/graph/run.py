@@ -216,7 +216,9 @@ class Run(Progress):
         self, config: NodeConfig, state: GraphState, calls: Sequence[ToolCall]
     ) -> list[ToolResult]:
         port, scope = self._tools_of(config.node), config.scope
-        return await together([self._call_tool(scope, port, state, call) for call in calls])
+        done = await together([self._call_tool(scope, port, state, call) for call in calls])
+        scope.note_untrusted(result.name for result in done if result.untrusted)
+        return done
 
     async def _call_tool(self, scope: Scope, port: ToolPort, state: GraphState, call: ToolCall) -> ToolResult:
         hooks = self.kit.hooks

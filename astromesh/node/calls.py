@@ -246,7 +246,9 @@ async def call_tools(scope: Scope, tools: ToolPort, calls: Sequence[ToolCall]) -
     `AT_ONCE` of them run at a time. What a turn asks for beyond `MOST_CALLS` is refused.
     """
     if len(calls) <= AT_ONCE:
-        return await together([call_tool(scope, tools, call) for call in calls])
+        done = await together([call_tool(scope, tools, call) for call in calls])
+        scope.note_untrusted(result.name for result in done if result.untrusted)
+        return done
     turn = asyncio.Semaphore(AT_ONCE)
 
     async def in_turn(call: ToolCall) -> ToolResult:
@@ -254,6 +256,7 @@ async def call_tools(scope: Scope, tools: ToolPort, calls: Sequence[ToolCall]) -
             return await call_tool(scope, tools, call)
 
     done = await together([in_turn(call) for call in calls[:MOST_CALLS]])
+    scope.note_untrusted(result.name for result in done if result.untrusted)
     return [
         *done,
         *(ToolResult(c.id, c.name, _TOO_MANY, False, "too_many_calls") for c in calls[MOST_CALLS:]),
@@ -278,10 +281,7 @@ async def _do(scope: Scope, tools: ToolPort, call: ToolCall, context: ToolContex
     else:
         result = ToolResult(call.id, call.name, _NO_MORE_CALLS, False, "budget_exhausted")
     duration = round((perf_counter() - started) * 1000, 3)
-    if result.ok:
-        emit("tool.finished", id=call.id, name=call.name, ok=True, duration_ms=duration)
-    else:
-        emit("tool.finished", id=call.id, name=call.name, ok=False, duration_ms=duration, error=result.error)
+    emit("tool.finished", id=call.id, name=call.name, ok=result.ok, duration_ms=duration, **_marks(result))
     if scope.tools_told is not None:
         scope.tools_told.append(_told(call, result))
     return result
@@ -292,10 +292,16 @@ def _retell(scope: Scope, call: ToolCall, result: ToolResult) -> None:
     scope.events.emit("tool.started", id=call.id, name=call.name, arguments=_readable(call.arguments))
     scope.tools_called.append(call.name)
     scope.ledger.spend("tool_calls")
-    failed = {} if result.ok else {"error": result.error}
-    scope.events.emit("tool.finished", id=call.id, name=call.name, ok=result.ok, **failed)
+    scope.events.emit("tool.finished", id=call.id, name=call.name, ok=result.ok, **_marks(result))
     if scope.tools_told is not None:
         scope.tools_told.append(_told(call, result))
+
+
+def _marks(result: ToolResult) -> JsonObject:
+    marks: JsonObject = {} if result.ok else {"error": result.error}
+    if result.untrusted:
+        marks["untrusted"] = True
+    return marks
 
 
 def _told(call: ToolCall, result: ToolResult) -> JsonObject:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Generic, TypeVar
 
 from astromesh.abc.clock import Clock, SystemClock
@@ -45,7 +46,8 @@ class Scope:
     `tools_told` is a list where somebody wants to be told what tools were asked and answered, else None.
     `journal` is the record of a durable run, None of every other one. `accounts` are the stored budgets that
     the run is charged to (`runtime.budgets`), None where there are none. `unstopped` names tools that go on
-    although their call was cancelled; like `retries` it is that of the whole tree of runs.
+    although their call was cancelled, `untrusted` whose words were read that nobody vouches for; like
+    `retries` they are those of the whole tree of runs.
     `path` is where in the run's tree this is, e.g. `react/lookup`; recorded steps are keyed by it. Path and
     ledger are a scope's own. The rest is the run's, so that a child is cheap: every model call has one.
     """
@@ -63,6 +65,7 @@ class Scope:
     depth = _OfTheRun[int]()
     retries = _OfTheRun[list[int]]()
     unstopped = _OfTheRun[list[str]]()
+    untrusted = _OfTheRun[list[str]]()
     steps = _OfTheRun[list[int]]()
     tools_called = _OfTheRun[list[str]]()
     tools_told = _OfTheRun[list[JsonObject] | None]()
@@ -98,6 +101,7 @@ class Scope:
             "depth": depth,
             "retries": [retries],
             "unstopped": [],
+            "untrusted": [],
             "steps": [0],
             "tools_called": [],
             "tools_told": None,
@@ -129,6 +133,11 @@ class Scope:
         steps = self.steps
         steps[0] += 1
         return steps[0]
+
+    def note_untrusted(self, names: Iterable[str]) -> None:
+        """Notes whose words the model is about to read: behind all calls of its turn, made without them."""
+        seen = self.untrusted
+        seen += [name for name in dict.fromkeys(names) if name not in seen]
 
     def take_retry(self) -> bool:
         """Takes one try from the run's retry budget; False when it is used up."""

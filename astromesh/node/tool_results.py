@@ -39,7 +39,11 @@ _SECRETS = re.compile(
 
 
 async def settle(
-    call: ToolCall, value: Awaitable[Any], max_characters: int = MAX_RESULT, keep: Keep | None = None
+    call: ToolCall,
+    value: Awaitable[Any],
+    max_characters: int = MAX_RESULT,
+    keep: Keep | None = None,
+    untrusted: bool = False,
 ) -> ToolResult:
     """The border of a tool call: its value, or the fault it ended with, as the call's one result.
 
@@ -48,6 +52,7 @@ async def settle(
         value: the call under way.
         max_characters: of the text that the model is shown.
         keep: takes the whole of a text that is longer, and answers where it is.
+        untrusted: whether what the tool says, its failures too, is somebody else's words.
 
     Raises:
         LimitReached: a limit of the run is not the tool's failure.
@@ -60,7 +65,7 @@ async def settle(
     except LimitReached:
         raise
     except ToolError as error:
-        return failed(call, error, started)
+        return failed(call, error, started, untrusted)
     except asyncio.CancelledError:
         task = asyncio.current_task()
         if task is None or task.cancelling():
@@ -68,14 +73,24 @@ async def settle(
         # nobody cancelled the run: the tool let the cancellation of something of its own out
         return failed(call, ToolFailed(f"The tool {call.name!r} was cancelled from within."), started)
     except (Exception, SystemExit) as error:  # noqa: BLE001 (the border of a tool call: any fault is its result)
-        return failed(call, ToolFailed(f"The tool {call.name!r} failed: {describe(error)}"), started)
-    return ToolResult(call.id, call.name, content, duration_ms=_since(started), value=answer)
+        return failed(
+            call, ToolFailed(f"The tool {call.name!r} failed: {describe(error)}"), started, untrusted
+        )
+    return ToolResult(
+        call.id, call.name, content, duration_ms=_since(started), value=answer, untrusted=untrusted
+    )
 
 
-def failed(call: ToolCall, error: ToolError, started: float = 0.0) -> ToolResult:
-    """A failure as the model sees it. `started`: `perf_counter()` of the call, 0.0 where it never began."""
+def failed(call: ToolCall, error: ToolError, started: float = 0.0, untrusted: bool = False) -> ToolResult:
+    """A failure as the model sees it.
+
+    Args:
+        started: `perf_counter()` of the call, 0.0 where it never began.
+        untrusted: whether the tool's own words are; all other failures are said in ours.
+    """
     duration = _since(started) if started else 0.0
-    return ToolResult(call.id, call.name, str(error), False, error.code, duration)
+    words = untrusted and error.code == ToolFailed.code
+    return ToolResult(call.id, call.name, str(error), False, error.code, duration, untrusted=words)
 
 
 def describe(error: BaseException) -> str:

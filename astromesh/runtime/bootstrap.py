@@ -159,14 +159,16 @@ def detect_circular_refs(edges: Mapping[str, tuple[str, ...]]) -> None:
 
 def pausing(configuration: Configuration) -> frozenset[str]:
     """Agents that have a tool which a person must approve, or may call such an agent."""
-    found = {
-        name
-        for name, agent in configuration.agents.items()
-        if any(tool.approval != "none" for tool in agent.spec.tools)
-    }
+    found = {name for name, agent in configuration.agents.items() if _asks(agent)}
     while more := {n for n, called in configuration.edges.items() if n not in found and found & set(called)}:
         found |= more
     return frozenset(found)
+
+
+def _asks(agent: AgentManifest) -> bool:
+    tools, tainted = agent.spec.tools, agent.spec.permissions.tainted == "approval"
+    harmless = ("read", "write")
+    return any(t.approval != "none" or (tainted and t.effective_effect not in harmless) for t in tools)
 
 
 class _Bootstrap:
@@ -277,7 +279,12 @@ class _Bootstrap:
         spec = manifest.spec
         router = await self._router(manifest.name, spec.model)
         tools = [await self._tool(block) for block in spec.tools]
-        bound = self._registry.bind(manifest.name, tools, spec.permissions.tools)
+        bound = self._registry.bind(
+            manifest.name,
+            tools,
+            spec.permissions.tools,
+            asks_if_tainted=spec.permissions.tainted == "approval",
+        )
         defaults = self._opened.configuration.runtime.spec.defaults.orchestration
         orchestration = spec.orchestration
         pattern = await self._open("patterns", orchestration.pattern, orchestration.options)

@@ -39,6 +39,9 @@ from astromesh.runtime.structure import structured
 from astromesh.telemetry.stream import DELTA
 from astromesh.types import JsonObject, MemoryContext, Message, Turn
 
+#: how semantic memory is named among what nobody vouches for
+_KNOWLEDGE = "semantic memory"
+
 
 def admit(agent: Agent, request: RunRequest, run: Run) -> AdmittedQuery:
     """Step 3: the input rules in declared order; pass, redact or block.
@@ -82,6 +85,8 @@ async def recall(agent: Agent, admitted: AdmittedQuery, run: Run) -> RecalledQue
             "memory", lambda: _remembered(agent, admitted, run), memory_to_json, memory_of
         )
     run.owner = memory.owner or run.owner
+    if memory.semantic_results:
+        run.scope.note_untrusted((_KNOWLEDGE,))
     run.stream.emit(
         "memory.loaded",
         turns=len(memory.conversation_history),

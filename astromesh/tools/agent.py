@@ -40,6 +40,7 @@ class AgentTool:
             },
             "external",
             repeatable=True,  # the nested run has a record of its own
+            trusted=True,  # what its own tools read taints the whole tree of runs
         )
         self._agent = agent
         self._run = run_agent

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -63,13 +64,19 @@ class BuiltinTool:
             case "current_time":
                 return current_time(deps.clock)
             case "calculator":
-                return FunctionTool(calculator)
+                return _own_words(FunctionTool(calculator))
             case "read_file":
                 return read_file(root)
             case "write_file":
                 return write_file(root)
             case "read_result":
                 return read_result(await deps.resources.shared(KeptResults, lambda: KeptResults(deps.clock)))
+
+
+def _own_words(tool: FunctionTool) -> FunctionTool:
+    """A tool that says nothing which somebody else has written."""
+    tool.spec = replace(tool.spec, trusted=True)
+    return tool
 
 
 def _root(root: str, deps: Deps) -> Path:
@@ -103,7 +110,7 @@ def current_time(clock: Clock) -> FunctionTool:
             "timezone": timezone,
         }
 
-    return FunctionTool(current_time)
+    return _own_words(FunctionTool(current_time))
 
 
 def read_file(root: Root) -> FunctionTool:
@@ -128,7 +135,7 @@ def write_file(root: Root) -> FunctionTool:
         """
         return {"path": path, "bytes": await root.write(path, content)}
 
-    return FunctionTool(write_file, effect="write")
+    return _own_words(FunctionTool(write_file, effect="write"))
 
 
 def read_result(kept: KeptResults) -> FunctionTool:
