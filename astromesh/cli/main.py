@@ -364,6 +364,34 @@ def workflow_eval(
     command.evaluate(_at(config, data), name, suite, tag, as_json=json)
 
 
+@workflow_app.command("inspect")
+def workflow_inspect(
+    name: Workflow,
+    what: Annotated[
+        str, typer.Argument(metavar="TASK|INPUT", help="Id of a kept Task, or an input to step through.")
+    ],
+    config: Config = CONFIG,
+    data: Data = DATA,
+    stage: Annotated[
+        str, typer.Option(metavar="STAGE", help="Of a kept Task: run it again, into a scratch record.")
+    ] = "",
+    path: Annotated[str, typer.Option(metavar="PATH", help="With --stage: the descendant that ran it.")] = "",
+    before: Annotated[
+        list[str] | None,
+        typer.Option(metavar="STAGE", help="Wait only before this stage; repeatable. Default: every one."),
+    ] = None,
+    start: Annotated[str, typer.Option(metavar="NODE", help="Start node; default: the default one.")] = "",
+) -> None:
+    """Look into a kept Task, or step through a new one: context packages, inputs, outputs."""
+    from astromesh.cli import workflow_inspect as command
+
+    places = _at(config, data)
+    if what.startswith("task_"):
+        command.look(places, name, what, stage, path)
+    else:
+        command.step_through(places, name, what, start, before or [])
+
+
 @workflow_app.command("repl")
 def workflow_repl(
     name: Workflow,

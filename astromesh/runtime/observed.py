@@ -48,6 +48,18 @@ def add_gauges(runtime: AgentRuntime, watchdog: Watchdog) -> None:
             lambda: {(): watchdog.blocks},
         ),
         Gauge(
+            "workflow_tasks",
+            "Tasks in progress by state: queued or running.",
+            ("workflow", "state"),
+            runtime.workflows.tasks_in_progress,
+        ),
+        Gauge(
+            "workflow_stages_in_progress",
+            "Stages that run now.",
+            ("workflow",),
+            runtime.workflows.stages_in_progress,
+        ),
+        Gauge(
             "traces_dropped", "Runs that were not exported by OTLP.", (), lambda: {(): runtime.traces_dropped}
         ),
     ):

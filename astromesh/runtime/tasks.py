@@ -228,6 +228,24 @@ class Workflows:
         """Every workflow, those with faults too."""
         return [workflow.to_json() for workflow in self._loaded.values()]
 
+    def tasks_in_progress(self) -> Mapping[tuple[str, ...], float]:
+        """Tasks that wait for their turn and Tasks that run, by workflow and state."""
+        found: dict[tuple[str, ...], float] = {}
+        for live in self.records.live.values():
+            workflow = self._loaded[live.row.workflow]
+            if workflow.engine is not None and "task_concurrency" in workflow.metrics:
+                state = "running" if workflow.engine.is_running(live.id) else "queued"
+                found[live.row.workflow, state] = found.get((live.row.workflow, state), 0.0) + 1
+        return found
+
+    def stages_in_progress(self) -> Mapping[tuple[str, ...], float]:
+        """Stages that run now, by workflow."""
+        return {
+            (workflow.name,): workflow.engine.stages_in_progress
+            for workflow in self._loaded.values()
+            if workflow.engine is not None and "stage_concurrency" in workflow.metrics
+        }
+
     def get(self, name: str) -> Workflow:
         """Raises: WorkflowNotFound."""
         if name not in self._loaded:

@@ -223,6 +223,15 @@ class Engine:
         """The models of providers.yaml: adapter, version, credential, health."""
         return self._providers.told()
 
+    def is_running(self, task_id: str) -> bool:
+        """Whether a Task has had its turn and has not ended."""
+        return task_id in self._active
+
+    @property
+    def stages_in_progress(self) -> int:
+        """Stages that run now, over all Tasks."""
+        return self._slots.taken
+
     # -- life ------------------------------------------------------------------------------------------------
 
     async def open(self) -> None:

@@ -16,6 +16,8 @@ METRICS: Mapping[str, tuple[str, str]] = {
     "tool_invocation_duration": ("timer", "workflow_tool_duration_seconds"),
     "task_total_duration": ("timer", "workflow_task_duration_seconds"),
     "queue_latency": ("timer", "workflow_queue_seconds"),
+    "task_concurrency": ("gauge", "workflow_tasks"),
+    "stage_concurrency": ("gauge", "workflow_stages_in_progress"),
 }
 FILE = "metrics.yaml"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -129,6 +129,12 @@ class Project:
                 raise InvalidInput(f"{wanted!r} is no start of {self.name!r}; there are {', '.join(starts)}.")
             self._plans[wanted] = compile_plan(self.workflow, wanted)
         return self._plans[wanted]
+
+    def require_stages(self, names: Iterable[str]) -> None:
+        """Raises: InvalidInput: one of them is no stage."""
+        stages = {stage for edge in self.workflow.edges for stage in (edge.from_, edge.to)}
+        if unknown := [name for name in names if name not in stages]:
+            raise InvalidInput(f"{unknown[0]!r} is no stage of {self.name!r}.")
 
     def schema(self, reference: str | JsonObject | None) -> JsonObject | None:
         """A schema by its id, or as it stands inline."""

@@ -20,8 +20,13 @@ class Slots:
     """
 
     def __init__(self, most: int) -> None:
-        self._free = most
+        self._most = self._free = most
         self._waiting: deque[Worker] = deque()
+
+    @property
+    def taken(self) -> int:
+        """Stages that run now."""
+        return self._most - self._free
 
     @property
     def is_wanted(self) -> bool:

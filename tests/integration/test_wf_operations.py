@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 from pathlib import Path
@@ -16,7 +17,7 @@ from astromesh.workflow.project import check_folder
 from astromesh.workflow.secrets import encrypted, new_key, secret
 from tests.integration.agents_folder import client_of
 from tests.integration.test_wf_sample import CONTRACT
-from tests.integration.workflow_folder import runtime_with, sample, small
+from tests.integration.workflow_folder import ENDED, runtime_with, sample, small, until
 
 
 @pytest.fixture
@@ -40,6 +41,28 @@ async def test_stages_tools_tasks_and_queues_are_metrics(config: Path) -> None:
         f"astromesh_workflow_queue_seconds_count{{{of}}} 1.0",
     ):
         assert line in text
+
+
+async def test_tasks_and_stages_in_progress_are_metrics(config: Path, tmp_path: Path) -> None:
+    """Two Tasks at one place: one runs its stage, the other waits for its turn."""
+    small(config, op="wait", scheduler="scheduler: {max_concurrency: 1}\n")
+    go = tmp_path / "go"
+    runtime = runtime_with(config)
+    async with client_of(runtime) as client:
+        url = "/v1/workflows/small/runs"
+        ids = [(await client.post(url, json={"input": {"go": str(go)}})).json()["task_id"] for _ in range(2)]
+        wanted = {("small", "running"): 1.0, ("small", "queued"): 1.0}
+        async with asyncio.timeout(60):
+            while runtime.workflows.tasks_in_progress() != wanted:
+                await asyncio.sleep(0.01)
+        text = (await client.get("http://127.0.0.1/metrics")).text
+        go.touch()
+        for task_id in ids:
+            await until(client, task_id, *ENDED)
+        after = runtime.workflows.stages_in_progress()
+    assert 'astromesh_workflow_tasks{state="queued",workflow="small"} 1.0' in text
+    assert 'astromesh_workflow_stages_in_progress{workflow="small"} 1.0' in text
+    assert after == {("small",): 0.0}
 
 
 async def test_a_workflow_keeps_only_the_metrics_of_its_enabled_profiles(config: Path) -> None:

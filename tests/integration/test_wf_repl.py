@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import typer
 
+from astromesh.cli import workflow_inspect as inspecting
 from astromesh.cli import workflow_repl as command
 from astromesh.cli.lines import Lines
 from astromesh.cli.workflow_session import Session, profile_of
@@ -183,3 +184,37 @@ async def test_the_sample_has_a_command_that_reviews_a_file(config: Path, tmp_pa
     assert session.history[-1]["output"]["verdict"] == "accept"
     log = config / "workflows" / "contract_review" / ".state" / "audit.jsonl"
     assert [json.loads(line)["type"] for line in log.read_text().splitlines()][-1] == "task.finished"
+
+
+# -- inspecting ----------------------------------------------------------------------------------------------
+
+
+def test_e54_the_command_steps_through_a_task(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each waiting stage is shown with its input; the Task ends as if nobody had looked."""
+    places = (small(config), tmp_path / "data")
+    monkeypatch.setattr("sys.stdin", io.StringIO("step\n\nwhat?\nresume\n"))
+    inspecting.step_through(places, "small", "21", "", [])
+    *waited, ended = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(w["waiting"][0]["stage"], w["waiting"][0]["input"]) for w in waited] == [
+        ("s", 21), ("x", 21), ("e", 42), ("e", 42),
+    ]  # fmt: skip
+    assert (ended["status"], ended["output"]) == ("success", 42)
+    inspecting.look(places, "small", ended["task_id"], "", "")
+    assert [e["stage_id"] for e in json.loads(capsys.readouterr().out)["trace"]] == ["s", "x", "e"]
+    inspecting.look(places, "small", ended["task_id"], "x", "")
+    again = json.loads(capsys.readouterr().out)
+    assert again["scratch"]["output"] == again["recorded"]["output"] == 42 and not again["divergence"]
+
+
+def test_e54_the_command_waits_only_where_it_is_told_to_and_cancels(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    places = (small(config), tmp_path / "data")
+    monkeypatch.setattr("sys.stdin", io.StringIO("cancel\n"))
+    inspecting.step_through(places, "small", "21", "", ["e"])
+    waited, ended = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert waited["waiting"][0]["stage"] == "e" and ended["error"]["code"] == "cancelled"
+    with pytest.raises(typer.Exit):
+        inspecting.step_through(places, "small", "21", "", ["nowhere"])
