@@ -162,6 +162,9 @@ class Workflows:
         """
         folder = workflow_folder(self._host.config_dir, name)
         if overrides or folder.name not in self._loaded:
+            replaced = self._loaded.get(folder.name)
+            if replaced is not None and replaced.observers is not None:
+                await replaced.observers.close()
             self._loaded[folder.name] = await self._load(name, folder.name, overrides)
         workflow = self._loaded[folder.name]
         if workflow.engine is None:
