@@ -301,7 +301,8 @@ class _RoutedCall:
             )
         asked = [f for f in self._failures if not isinstance(f, _CircuitOpen)]
         if asked and all(isinstance(f, ProviderRejected) for f in asked):
-            return asked[0]
+            first = asked[0]
+            return ProviderRejected(f"{first.provider}: {first}", provider=first.provider, status=first.status)
         return AllProvidersFailed(self._failures)
 
     @property

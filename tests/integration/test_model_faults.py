@@ -178,6 +178,7 @@ async def refused(house: House, name: str, fault: Fault, answer: httpx.Response)
     assert (answer.status_code, problem["code"]) == (fault.status, fault.code)
     assert answer.headers["content-type"] == "application/problem+json"
     assert {"type", "title", "status", "detail", "code", "trace_id", "run_id"} <= set(problem)
+    assert "openai/m: " in problem["detail"]
     state = (await house.client.get(f"/v1/runs/{problem['run_id']}")).json()
     assert errors(state["attempts"]) == list(fault.attempts)
     assert state["error"] == {"code": fault.code, "detail": problem["detail"]}
