@@ -301,8 +301,8 @@ class _RoutedCall:
             )
         asked = [f for f in self._failures if not isinstance(f, _CircuitOpen)]
         if asked and all(isinstance(f, ProviderRejected) for f in asked):
-            first = asked[0]
-            return ProviderRejected(f"{first.provider}: {first}", provider=first.provider, status=first.status)
+            said = asked[0]
+            return ProviderRejected(f"{said.provider}: {said}", provider=said.provider, status=said.status)
         return AllProvidersFailed(self._failures)
 
     @property
