@@ -2,8 +2,9 @@
 
     python scripts/bench_workflow.py
 
-Everything in one process, without persistence but for the durable Tasks. Beside each figure stands what a bare
-asyncio loop needs for as many awaited calls, measured in the same run: a machine's speed changes while it works.
+Everything in one process, without persistence but for the durable Tasks. Beside each figure stands what a
+bare asyncio loop needs for as many awaited calls, measured in the same run: a machine's speed changes while
+it works.
 """
 
 from __future__ import annotations
