@@ -565,6 +565,8 @@ class AgentRuntime:
         log = RunLog(
             run_id, trace_id, tenant, owner, agent.name, request.session_id, above, ledger, model.attempts
         )
+        if request.remote_span:
+            log.remote_span = request.remote_span
         log.stream = stream = EventStream(run_id, (self.metrics, *sinks), log)
         scope.events = events = GatedEvents(stream, agent, ledger)
         any_owner = bool(caller and caller.scopes & ANY_SESSION)

@@ -193,6 +193,8 @@ def asked_to_json(request: RunRequest) -> JsonObject:
     kept = request_to_json(request, request.query)
     if request.history is not None:
         kept["history"] = [message_to_json(message) for message in request.history]
+    if request.remote_span:
+        kept["remote_span"] = request.remote_span
     if request.preface:
         kept["preface"] = [message_to_json(message) for message in request.preface]
     return kept
@@ -209,6 +211,7 @@ def request_of(asked: JsonObject) -> RunRequest:
         history=None if history is None else tuple(map(message_of, history)),
         preface=tuple(map(message_of, asked.get("preface", ()))),
         persist=asked.get("persist", True),
+        remote_span=asked.get("remote_span", ""),
     )
 
 

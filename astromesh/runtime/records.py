@@ -24,6 +24,7 @@ class RunRequest:
         preface: untrusted context of the client, between history and query.
         persist: False leaves no turn behind.
         terms: on which another agent's pattern runs this one.
+        remote_span: the caller's own span, of its `traceparent`: 16 hex digits, or empty.
     """
 
     query: str
@@ -35,6 +36,7 @@ class RunRequest:
     preface: tuple[Message, ...] = ()
     persist: bool = True
     terms: Terms = OWN_TERMS
+    remote_span: str = ""
 
 
 @quick

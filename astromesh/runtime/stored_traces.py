@@ -67,6 +67,7 @@ class _Kept(NamedTuple):
     agent: str
     status: str
     events: tuple[Event, ...]
+    remote_span: str = ""
 
 
 def _visible(row: RunRow, viewer: Viewer) -> bool:

@@ -127,7 +127,7 @@ def _span(run: Traced, span: JsonObject) -> ReadableSpan:
     return ReadableSpan(
         name,
         context=_context(run.trace_id, span["span_id"]),
-        parent=_context(run.trace_id, span["parent_id"]) if span["parent_id"] else None,
+        parent=_parent(run, span["parent_id"]),
         resource=Resource(_RESOURCE),
         attributes=attributes,
         kind=SpanKind.CLIENT if span["name"] == "llm.complete" else SpanKind.INTERNAL,
@@ -136,6 +136,16 @@ def _span(run: Traced, span: JsonObject) -> ReadableSpan:
         end_time=start + int(span["duration_ms"] * 1e6),
         instrumentation_scope=_SCOPE,
     )
+
+
+def _parent(run: Traced, span_id: str | None) -> SpanContext | None:
+    """The span above; over the root of a run that a caller's trace began, the caller's own."""
+    if span_id:
+        return _context(run.trace_id, span_id)
+    if not run.remote_span:
+        return None
+    number = int(run.remote_span, 16)
+    return SpanContext(int(run.trace_id, 16), number, is_remote=True, trace_flags=TraceFlags(1))
 
 
 def _context(trace_id: str, span_id: str) -> SpanContext:

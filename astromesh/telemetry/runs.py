@@ -54,6 +54,7 @@ class RunLog:
         task: while it runs: what a cancel cancels.
         stopped: somebody asked for its end.
         durable: it is part of a run that is kept on disk, and listed there.
+        remote_span: the caller's own span, which the run belongs under: 16 hex digits, or empty.
         gone: `seq` of the last event that is no longer kept.
         ended_at: `clock.monotonic()` of its end.
     """
@@ -64,6 +65,7 @@ class RunLog:
     task: asyncio.Task[Any] | None = None
     stopped: bool = False
     durable: bool = False
+    remote_span: str = ""
     ended_at: float | None = None
     gone: int = 0
     _text: int = 0

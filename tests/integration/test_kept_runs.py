@@ -129,6 +129,7 @@ async def test_traces_are_exported_with_the_semantic_names(tmp_path: Path) -> No
     root = next(span for span in spans if span.name == "invoke_agent helper")
     inner = next(span for span in spans if span.name == "orchestration")
     tool = next(span for span in spans if span.name == "execute_tool lookup")
+    assert root.parent_span_id.hex() == "cd" * 8  # the caller's own
     assert (inner.parent_span_id, tool.parent_span_id) == (root.span_id, inner.span_id)
     model = next(span for span in spans if span.name == "chat test-model")
     keys = {attribute.key for attribute in model.attributes}

@@ -16,7 +16,7 @@ from astromesh.api.outbox import Outbox
 from astromesh.api.routes.durable import WaitingOut, links
 from astromesh.api.schemas import ProblemOut, RunBody, RunOut
 from astromesh.api.sse import RunStreamResponse
-from astromesh.api.trace import incoming_trace_id
+from astromesh.api.trace import incoming_span_id, incoming_trace_id
 from astromesh.errors import ApprovalRequired
 from astromesh.runtime.agent import Agent
 from astromesh.runtime.engine import AgentRuntime
@@ -51,7 +51,13 @@ async def run(name: str, request: Request) -> Response:
     runtime = runtime_of(request)
     agent = runtime.agent(name)
     body = await read(request, _BODY)
-    asked = RunRequest(body.query, body.session_id, body.context, body.metadata)
+    asked = RunRequest(
+        body.query,
+        body.session_id,
+        body.context,
+        body.metadata,
+        remote_span=incoming_span_id(request.headers),
+    )
     start = partial(
         runtime.start, agent, asked, caller=request.state.caller, trace_id=incoming_trace_id(request.headers),
         key=await name_of(request),

@@ -13,7 +13,7 @@ from astromesh.api.audit import add_detail, audited
 from astromesh.api.body import read
 from astromesh.api.naming import name_of
 from astromesh.api.schemas import ProblemOut, RunBody, RunStateOut
-from astromesh.api.trace import incoming_trace_id
+from astromesh.api.trace import incoming_span_id, incoming_trace_id
 from astromesh.runtime.records import RunRequest
 from astromesh.runtime.stored_runs import Said
 from astromesh.types import JsonObject
@@ -94,7 +94,13 @@ async def accept(name: str, request: Request) -> Response:
     runtime = runtime_of(request)
     agent = runtime.agent(name)
     body = await read(request, _BODY)
-    asked = RunRequest(body.query, body.session_id, body.context, body.metadata)
+    asked = RunRequest(
+        body.query,
+        body.session_id,
+        body.context,
+        body.metadata,
+        remote_span=incoming_span_id(request.headers),
+    )
     row = await runtime.accept(
         agent, asked, caller=caller_of(request), trace_id=incoming_trace_id(request.headers),
         key=await name_of(request),

@@ -23,7 +23,7 @@ from astromesh.api.naming import name_of
 from astromesh.api.outbox import Outbox
 from astromesh.api.schemas import SessionId, described
 from astromesh.api.sse import RunStreamResponse
-from astromesh.api.trace import incoming_trace_id
+from astromesh.api.trace import incoming_span_id, incoming_trace_id
 from astromesh.errors import AstromeshError, Forbidden, InvalidInput
 from astromesh.runtime import ids
 from astromesh.runtime.agent import Agent
@@ -153,6 +153,7 @@ def _run_request(body: ChatBody, headers: Mapping[str, str]) -> RunRequest:
         preface=context,
         history=history if not session else None,
         persist=bool(session),
+        remote_span=incoming_span_id(headers),
     )
 
 
