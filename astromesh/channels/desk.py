@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Mapping
+from time import monotonic
 from typing import Any, ClassVar, Self
 from uuid import uuid4
 
@@ -21,8 +22,8 @@ from astromesh.channels.clerk import OUTSIDE, Clerk, Later, LeaseEnded, fallback
 from astromesh.channels.post import Post, Setup
 from astromesh.errors import AstromeshError, ChannelNotFound, ShuttingDown
 
-#: queues in work at once
-MOST_AT_ONCE = 64
+#: queues in work at once; of these, how many are begun without a pause, and the seconds until as many more
+MOST_AT_ONCE, AT_A_TIME, BREATH = 64, 8, 0.1
 #: seconds between two looks at the inbox where nobody says that something came
 POLL = 2.0
 #: seconds that the end waits for what is in work, and of that for runs: these are asked about again
@@ -61,6 +62,7 @@ class ChannelDesk:
         self._work: dict[str, asyncio.Task[None]] = {}
         self._again: dict[str, Taken] = {}
         self._woken = asyncio.Event()
+        self._breath = 0.0
         self._running: list[asyncio.Task[None]] = []
 
     @classmethod
@@ -150,9 +152,9 @@ class ChannelDesk:
     async def _round(self) -> float:
         """Takes what is due; answers the seconds until the next look."""
         names, now = tuple(self._posts), self._clock.now()
-        free = MOST_AT_ONCE - len(self._work)
-        if free <= 0:
-            return POLL
+        free, seconds = self._free()
+        if not free:
+            return seconds
         for taken in await self._inbox.take(self._holder, names, now, now + self._lease, free):
             if taken.queue in self._work:
                 self._again[taken.queue] = taken
@@ -160,6 +162,15 @@ class ChannelDesk:
                 self._start(taken, self._serve(taken))
         due = await self._inbox.next_due(names)
         return POLL if due is None else min(max(due - self._clock.now(), 0.01), POLL)
+
+    def _free(self) -> tuple[int, float]:
+        """How many queues may be begun now; where none, the seconds until the next look."""
+        working, now = len(self._work), monotonic()
+        free = room(working, breathed=now >= self._breath)
+        if not free:
+            return 0, POLL if working >= MOST_AT_ONCE else self._breath - now
+        self._breath = now + BREATH
+        return free, 0.0
 
     def _start(self, taken: Taken, work: Coroutine[Any, Any, None]) -> None:
         task = self._work[taken.queue] = asyncio.create_task(work)
@@ -228,3 +239,17 @@ class ChannelDesk:
         finally:
             for task in tasks:
                 task.cancel()
+
+
+def room(working: int, *, breathed: bool) -> int:
+    """How many queues may be begun beside those in work.
+
+    Webhooks are to be answered at once (docs/whatsapp.md has the figures): work that keeps the processor busy is
+    done a few at a time, and only what waits for models becomes more.
+
+    Args:
+        breathed: whether nothing was begun for `BREATH` seconds.
+    """
+    if working < AT_A_TIME:
+        return AT_A_TIME - working
+    return min(AT_A_TIME, MOST_AT_ONCE - working) if breathed else 0

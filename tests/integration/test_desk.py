@@ -13,7 +13,7 @@ import structlog
 
 from astromesh.abc.channel import Inbox, Question, Webhook
 from astromesh.abc.deps import Deps
-from astromesh.channels.desk import ChannelDesk
+from astromesh.channels.desk import MOST_AT_ONCE, ChannelDesk, room
 from astromesh.channels.post import Post, Setup
 from astromesh.errors import (
     AgentUnavailable,
@@ -107,6 +107,25 @@ async def test_one_person_is_answered_in_order_and_others_meanwhile(inbox, clock
         desk.gate.set()
         await desk.until(lambda d: len(d.sent) == 3, clock)
         assert [text for who, text in desk.pigeon.sent if who == "ann"] == ["ONE", "TWO"]
+
+
+async def test_a_few_are_begun_at_once_and_more_where_these_wait_for_their_models(inbox, clock):
+    """64 people are in work at last, and all are answered."""
+    async with started(inbox, clock) as desk:
+        desk.gate.clear()
+        await desk.say(*(f"{n}|p{n}|m{n}" for n in range(MOST_AT_ONCE + 2)))
+        await desk.until(lambda d: len(d.asked) == MOST_AT_ONCE, clock)
+        assert len(desk.desk._work) == MOST_AT_ONCE
+        desk.gate.set()
+        await desk.until(lambda d: len(d.sent) == MOST_AT_ONCE + 2, clock)
+
+
+@pytest.mark.parametrize(
+    ("working", "breathed", "begun"),
+    [(0, False, 8), (5, False, 3), (8, False, 0), (8, True, 8), (60, True, 4), (64, True, 0)],
+)
+def test_how_many_may_be_begun(working, breathed, begun):
+    assert room(working, breathed=breathed) == begun
 
 
 async def test_a_burst_is_one_run_once_the_person_is_silent(inbox, clock):
