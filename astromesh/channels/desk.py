@@ -244,8 +244,8 @@ class ChannelDesk:
 def room(working: int, *, breathed: bool) -> int:
     """How many queues may be begun beside those in work.
 
-    Webhooks are to be answered at once (docs/whatsapp.md has the figures): work that keeps the processor busy is
-    done a few at a time, and only what waits for models becomes more.
+    Webhooks are to be answered at once (docs/whatsapp.md has the figures): work that keeps the processor busy
+    is done a few at a time, and only what waits for models becomes more.
 
     Args:
         breathed: whether nothing was begun for `BREATH` seconds.
