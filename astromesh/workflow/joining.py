@@ -25,6 +25,18 @@ def merge_input(
     }
 
 
+#: of an input or failure: differs from run to run, and is nothing that a model or a search should see
+_OF_THE_RUN = frozenset({"task_id", "started_at", "finished_at"})
+
+
+def as_asked(value: JsonObject) -> JsonObject:
+    """The input of a merge without what differs from run to run (E53)."""
+    return {
+        key: [{name: one[name] for name in one if name not in _OF_THE_RUN} for one in told]
+        for key, told in value.items()
+    }
+
+
 def _input(task: Task, positions: Mapping[tuple[str, str], int]) -> JsonObject:
     last = task.entries[-1] if task.entries else None
     source, label = task.came_by

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import structlog
+
 from astromesh.abc.clock import Clock
 from astromesh.abc.events import Emitter
 from astromesh.config.workflow.nodes import TaskSpec
@@ -25,6 +27,8 @@ from astromesh.workflow.task import Task
 
 #: stages that one worker runs, if none waits for anything, before it lets others have the event loop
 _BREATH = 32
+
+log = structlog.get_logger("astromesh.workflows")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +86,19 @@ class Execution:
 
     async def resume(self, records: Iterable[Mapping[str, Any]]) -> TaskResult:
         """Goes on where the records end: only stages that are not among them run (E56)."""
-        return await self._carry_out(self._replay(records))
+        told = list(records)
+        commands = self._replay(told)
+        if len(told) > 1:
+            self._warn_of_repeats(commands)
+        return await self._carry_out(commands)
+
+    def _warn_of_repeats(self, commands: Iterable[Command]) -> None:
+        """A stage that was cut off runs a second time; whoever wrote it did not say that it may."""
+        for command in commands:
+            if isinstance(command, Run):
+                node = self._setup.plan.stages[command.task.stage].node
+                if (node.op or node.agent) and not node.idempotent:
+                    log.warning("stage_may_run_twice", task_id=command.task.id, stage=command.task.stage)
 
     def cancel(self, reason: str = "cancelled") -> None:
         """Stops the run; it ends with status failure and this reason."""

@@ -25,7 +25,7 @@ from astromesh.workflow.agents import Asked, RuntimeAgent, StageAgent
 from astromesh.workflow.context import GLOBAL, Package
 from astromesh.workflow.faults import StageFault, stage_error
 from astromesh.workflow.flow import Flow, Outcome
-from astromesh.workflow.joining import STRATEGIES
+from astromesh.workflow.joining import STRATEGIES, as_asked
 from astromesh.workflow.memory import RunMemory
 from astromesh.workflow.plan import FORKS, Stage
 from astromesh.workflow.policy import Asked as PolicyAsked
@@ -97,7 +97,7 @@ def _wrappers(stage: Stage, kit: Kit, plain: bool) -> list[_Wrapper]:
     if schema := project.schema(node.schema_in):
         wrappers.append(_checked_input(OutputSchema(schema), _name(node.schema_in)))
     if node.context != NO_CONTEXT:
-        wrappers.append(_given_context(_profile(stage, kit)))
+        wrappers.append(_given_context(_profile(stage, kit), stage))
     if kit.gate is not None:
         wrappers.append(_gated(stage, kit.gate))
     if stage.role in (*FORKS, "decision"):
@@ -180,10 +180,15 @@ def _checked_output(schema: OutputSchema, name: str) -> _Wrapper:
     return wrap
 
 
-def _given_context(profile: ContextProfile) -> _Wrapper:
+def _question(stage: Stage, value: Any) -> Any:
+    """What a stage asks models and memory: the same in every run that came to the same outputs."""
+    return as_asked(value) if stage.role == "merge" else value
+
+
+def _given_context(profile: ContextProfile, stage: Stage) -> _Wrapper:
     def wrap(call: StageCall) -> StageCall:
         async def given(job: Job, package: Package | None) -> Outcome:
-            value = job.entry.input
+            value = _question(stage, job.entry.input)
             query = value if isinstance(value, str) else orjson.dumps(value).decode()
             try:
                 package = await job.memory.package(job.task, profile, query)
@@ -309,7 +314,9 @@ def _agent(stage: Stage, kit: Kit) -> _Body:
             agent = RuntimeAgent(name, kit.run_agent)
         port = job.port = StagePort(box, node.id, policies, on_error)
         scope = job.scope.child(f"{job.task.path}@{stage.id}".lstrip("/"))
-        answer = await agent.ask(Asked(job.entry.input, package, answer_schema, port, scope, stage.id))
+        answer = await agent.ask(
+            Asked(_question(stage, job.entry.input), package, answer_schema, port, scope, stage.id)
+        )
         job.entry.usage = {**answer.usage, "repaired": True} if answer.repaired else answer.usage
         return canonical(answer.output)
 

@@ -56,9 +56,10 @@ def test_every_module_and_test_that_is_named_exists(subtests: pytest.Subtests) -
 
 
 def test_every_rule_of_workflows_is_named_by_a_test() -> None:
-    """E1 to E63 stand in the names of the tests of workflows, but for those the page says are missing."""
+    """R1 to R7 and E1 to E63 stand in the names of tests, but for those said to be missing."""
     names = " ".join(n for path in (ROOT / "tests").rglob("test_w*.py") for n in names_of(path))
     absent = {n for n in range(1, 64) if not re.search(rf"_e{n}_", names)}
+    assert [n for n in range(1, 8) if f"_r{n}_" not in names] == []
     said = PAGE.partition("## What is missing")[2]
     assert absent == {int(n) for n in re.findall(r"\bE(\d+)\b", said)}
 

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from astromesh.config.workflow.files import FILES
 from astromesh.config.workflow.load import json_schema_of
 from astromesh.errors import WorkflowNotFound
 from astromesh.plugins import Plugins
+from astromesh.runtime.engine import AgentRuntime
+from astromesh.runtime.tasks import Asked
 from astromesh.runtime.workflows import open_workflow
 from astromesh.testing import ScriptedProvider, plugin_of
 from astromesh.types import CompletionRequest, JsonObject, ToolCall
@@ -65,11 +68,22 @@ def engine_of(folder: Path, **options: Any) -> Engine:
 
 
 def seen(result: TaskResult) -> Any:
-    """Path, outputs and status of every Task by its lineage, without times."""
-    return sorted(
+    """Path, outputs, status and hashes of contexts of every Task by its lineage, without times."""
+    contexts = sorted((e.task, e.stage, e.context_hash or "") for e in result.trace)
+    return contexts, sorted(
         (t["path"], t["state"], t["status"], orjson.dumps(t["output"], option=orjson.OPT_SORT_KEYS))
         for t in result.tasks
     )
+
+
+def timeless(value: Any) -> Any:
+    """Without the times of stages and calls, at any depth."""
+    if isinstance(value, list | tuple):
+        return [timeless(one) for one in value]
+    if not isinstance(value, dict):
+        return value
+    kept = {k: v for k, v in value.items() if not k.endswith("_at") and k != "duration_ms"}
+    return {key: timeless(one) for key, one in kept.items()}
 
 
 class ListedRecords:
@@ -123,6 +137,36 @@ async def test_a_hundred_runs_come_to_the_same_by_lineage(folder: Path) -> None:
         for _ in range(99):
             again = await engine.run({"text": CONTRACT})
             assert (again.status, again.output, seen(again)) == (first.status, first.output, seen(first))
+
+
+async def test_at_one_slot_its_whole_trace_is_the_same_every_time(folder: Path) -> None:
+    """Order, inputs, outputs, tool calls and the hashes of contexts: all but the times."""
+    async with engine_of(folder, stages_at_once=1) as engine:
+        first = timeless((await engine.run({"text": CONTRACT})).with_trace()["trace"])
+        for _ in range(49):
+            again = (await engine.run({"text": CONTRACT})).with_trace()["trace"]
+            assert timeless(again) == first
+
+
+async def test_agent_nodes_run_agents_of_every_pattern(tmp_path: Path) -> None:
+    """The body of a node is one run of a sample agent; together they have every pattern there is."""
+    shutil.copytree(ROOT / "config", tmp_path / "config")
+    names = [file.name.partition(".")[0] for file in sorted((tmp_path / "config/agents").glob("*.yaml"))]
+    ids = ["s", *names, "e"]
+    usual = {"kind": "deterministic", "context": "none"}
+    agents = [{"id": n, "role": "linear", "kind": "agent", "agent": n, "context": "none"} for n in names]
+    nodes = [{"id": "s", "role": "start", "default": True, **usual}, *agents]
+    workflow = {
+        "version": 1, "workflow": "all", "nodes": [*nodes, {"id": "e", "role": "exit", **usual}],
+        "edges": [{"from": a, "to": b} for a, b in pairwise(ids)],
+    }  # fmt: skip
+    (tmp_path / "config/workflows/all").mkdir()
+    (tmp_path / "config/workflows/all/workflow.yaml").write_text(yaml.safe_dump(workflow))
+    async with AgentRuntime(tmp_path / "config", data_dir=tmp_path / "data", env={}) as runtime:
+        patterns = {agent.manifest.spec.orchestration.pattern for agent in runtime.agents.values()}
+        result = await runtime.workflows.run("all", Asked("How do I reset my password?"))
+    assert patterns == set(Plugins().names("patterns"))
+    assert (result.status, result.path) == ("success", tuple(ids)) and "password" in result.output
 
 
 async def test_resumed_at_every_stage_boundary_it_ends_the_same(folder: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import orjson
 import pytest
+from structlog.testing import capture_logs
 
 from astromesh.errors import InvalidInput, QueueFull
 from astromesh.testing import ManualClock, RecordingSink
@@ -284,6 +285,24 @@ async def test_e56_resumed_anywhere_a_run_ends_as_it_would_have(edges: str) -> N
         assert _by_lineage(result) == _by_lineage(whole)
         stages = [record for record in again.records if record["type"] == "stage"]
         assert len(stages) == len(whole.trace) - (kept - 1), "what had counted did not run again"
+
+
+async def test_e56_a_stage_that_is_not_said_to_be_idempotent_is_named_when_it_runs_again() -> None:
+    """Behind its first stage, a run that goes on tells which ones may have begun before."""
+    nodes: dict[str, Any] = {"x": {"op": "echo"}, "y": {"op": "echo", "idempotent": True}}
+    records: list[JsonObject] = []
+
+    class Log:
+        async def commit(self, task_id: str, told: Sequence[JsonObject]) -> None:
+            records.extend(told)
+
+    await run("s>x x>y y>e", nodes, log=Log())
+    named = []
+    for kept in (1, 2, 3):
+        with capture_logs() as logs:
+            await Engine(project("s>x x>y y>e", nodes)).resume(records[:kept])
+        named.append([line["stage"] for line in logs if line["event"] == "stage_may_run_twice"])
+    assert named == [[], ["x"], []]
 
 
 async def test_e56_a_cancelled_run_stays_cancelled() -> None:

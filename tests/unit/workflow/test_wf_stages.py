@@ -16,6 +16,7 @@ from astromesh.errors import ProviderUnavailable
 from astromesh.testing import Reply, ScriptedProvider
 from astromesh.types import ToolCall
 from astromesh.workflow import Engine
+from astromesh.workflow.cassette import Cassette, Recording, Replay
 from astromesh.workflow.context import Item, assemble
 from astromesh.workflow.policy import Asked, denial
 from tests.unit.workflow.wf_samples import OPS, project, run, states
@@ -294,6 +295,22 @@ async def test_e38_an_agent_merges() -> None:
         merged, failed = await made.run("-"), await made.run("-")
     assert merged.output == "both" and '"-a"' in model.requests[0].messages[1].content
     assert failed.error and (failed.error["code"], failed.error["stage"]) == ("provider_error", "m")
+
+
+async def test_e53_an_agent_that_merges_replays_too() -> None:
+    """It is asked the same in every run: neither times nor ids of the run stand in its prompt."""
+    nodes: dict[str, Any] = {"m": {**CLERK, "merge": {"strategy": "agent"}}, "y": {"op": "fail"}}
+    made = project("s>b b>x b>y x>m y>m m>e", nodes, agents=AGENTS, tools=TOOLS)
+    model, recording = ScriptedProvider('"one"'), Recording()
+    async with Engine(
+        made, models={"m": model}, gate=recording.gate, log=recording, equip=recording.equip
+    ) as engine:
+        result = await engine.run("-")
+    cassette = Cassette.of(made.plan(), recording.records, result.status)
+    replay = Replay(cassette)
+    async with Engine(made, models={"m": model}, gate=replay.gate, log=replay, equip=replay.equip) as engine:
+        told = replay.report(await engine.run("-"))
+    assert told["divergence"] is None and told["output"] == result.output == "one"
 
 
 async def test_an_agent_node_may_name_an_agent_of_the_runtime() -> None:
