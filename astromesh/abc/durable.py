@@ -183,9 +183,9 @@ class RunStore(Protocol):
     async def claim(self, run_id: str, segment: int, worker: str) -> RunRow | None:
         """Makes the worker the one that runs this segment; None where it is not due.
 
-        It is not due where the run has ended, is worked on by a live worker, is at another segment, was
+        It is not due where the run has ended, is worked on by another worker, is at another segment, was
         cancelled before it began (then the row has become `cancelled`), or is ordered and not the first of
-        its session.
+        its session. A worker that has it already, and asks because the answer was lost, gets it again.
         """
 
     async def following(self, run: RunRow) -> tuple[str, int] | None:
@@ -196,6 +196,8 @@ class RunStore(Protocol):
         change: Change | None = None,
     ) -> None:  # fmt: skip
         """Steps, events and row in one transaction. A step of a key that is there replaces it.
+
+        An event whose number is there is the same one, from a commit whose answer was lost.
 
         Raises:
             LeaseLost: somebody else works on the run, or it has ended; nothing is written.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Self
 
@@ -40,6 +41,19 @@ _PACKAGE = "astromesh.durable"
 SCHEMA = Schema("runs", _PACKAGE, "sql/postgres/runs")
 SQL = with_columns(queries(_PACKAGE, "sql/postgres/runs.sql"), "$")
 
+
+def _kept(held: str, values: int) -> str:
+    """The one statement of a commit.
+
+    Args:
+        values: that `held` takes; those of steps and events come behind them.
+    """
+    log = re.sub(r"\$A(\d+)", lambda found: f"${values + int(found[1])}", SQL["kept"])
+    return log.replace("(HELD)", f"({SQL[held]})")
+
+
+_HOLD, _CHANGE = _kept("holds", 3), _kept("change", 17)
+
 #: runs deleted in one statement, so that others get their turn in between
 _CHUNK = 200
 #: workers that have not been heard of for so long, in seconds, are forgotten
@@ -66,6 +80,9 @@ class PostgresRuns:
         return cls(database, deps.clock)
 
     async def accept(self, run: RunRow, key: IdempotencyKey | None = None) -> RunRow:
+        if key is None:
+            await self._database.write(SQL["add"], *columns_of(run), self._clock.now())
+            return run
         return await self._database.transact(partial(_accept, run, key, self._clock.now()))
 
     async def note(self, runs: Sequence[tuple[RunRow, Sequence[Event]]]) -> None:
@@ -84,7 +101,8 @@ class PostgresRuns:
         return tuple(map(run_of, rows)), usage_of(numbers[0])
 
     async def claim(self, run_id: str, segment: int, worker: str) -> RunRow | None:
-        return await self._database.transact(partial(_claim, run_id, segment, worker, self._clock.now()))
+        rows = await self._database.write(SQL["claim"], run_id, segment, worker, self._clock.now())
+        return run_of(rows[0]) if rows else None
 
     async def following(self, run: RunRow) -> tuple[str, int] | None:
         rows = await self._database.read(SQL["following"], run.tenant, run.agent, run.session_id)
@@ -94,7 +112,13 @@ class PostgresRuns:
         self, claim: Claim, *, steps: Sequence[Step] = (), events: Sequence[Event] = (),
         change: Change | None = None,
     ) -> None:  # fmt: skip
-        await self._database.transact(partial(_commit, claim, steps, events, change))
+        log = (*_columns(6, map(_step_values, steps)), *_columns(4, map(_event_values, events)))
+        if change is None:
+            held = await self._database.write(_HOLD, *claim, *log)
+        else:
+            held = await self._database.write(_CHANGE, *claim, *change_values(change), *log)
+        if not held:
+            raise LeaseLost(lost(claim))
 
     async def steps(self, run_id: str) -> tuple[Step, ...]:
         return tuple(map(step_of, await self._database.read(SQL["steps"], run_id)))
@@ -166,18 +190,31 @@ class PostgresRuns:
         return total
 
 
+def _columns(count: int, rows: Iterable[tuple[object, ...]]) -> list[list[object]]:
+    """Rows as columns, which `unnest` makes rows of again."""
+    columns = [list(column) for column in zip(*rows, strict=True)]
+    return columns or [[] for _ in range(count)]
+
+
+def _step_values(step: Step) -> tuple[object, ...]:
+    return step_values("", step)[1:]
+
+
+def _event_values(event: Event) -> tuple[object, ...]:
+    return event_values(event)[1:]
+
+
 # -- in one transaction each ---------------------------------------------------------------------------------
 
 
-async def _accept(run: RunRow, key: IdempotencyKey | None, now: float, connection: Connection) -> RunRow:
-    if key is not None:
-        await connection.execute(SQL["lock_key"], *key[:4])
-        found = await connection.fetchrow(SQL["key"], *key[:4], now)
-        if found is not None and (earlier := await _get(run_id=found[1], connection=connection)):
-            if found[0] != key.body_hash:
-                raise IdempotencyConflict(conflict(key.key))
-            return earlier
-        await connection.execute(SQL["put_key"], *key[:5], run.run_id, key.expires_at)
+async def _accept(run: RunRow, key: IdempotencyKey, now: float, connection: Connection) -> RunRow:
+    await connection.execute(SQL["lock_key"], *key[:4])
+    found = await connection.fetchrow(SQL["key"], *key[:4], now)
+    if found is not None and (earlier := await _get(run_id=found[1], connection=connection)):
+        if found[0] != key.body_hash:
+            raise IdempotencyConflict(conflict(key.key))
+        return earlier
+    await connection.execute(SQL["put_key"], *key[:5], run.run_id, key.expires_at)
     await connection.execute(SQL["add"], *columns_of(run), now)
     return run
 
@@ -192,33 +229,6 @@ async def _note(
 async def _get(run_id: str, connection: Connection, *, query: str = "get") -> RunRow | None:
     row = await connection.fetchrow(SQL[query], run_id)
     return run_of(row) if row else None
-
-
-async def _claim(run_id: str, segment: int, worker: str, now: float, connection: Connection) -> RunRow | None:
-    row = await connection.fetchrow(SQL["claim"], run_id, segment, worker)
-    if row is None:
-        return None
-    await connection.execute(SQL["beat"], worker, now)
-    return run_of(row)
-
-
-async def _commit(
-    claim: Claim,
-    steps: Sequence[Step],
-    events: Sequence[Event],
-    change: Change | None,
-    connection: Connection,
-) -> None:
-    if change is None:
-        held = await connection.fetchrow(SQL["holds"], *claim)
-    else:
-        held = await connection.fetchrow(SQL["change"], *claim, *change_values(change))
-    if held is None:
-        raise LeaseLost(lost(claim))
-    if steps:
-        await connection.executemany(SQL["put_step"], [step_values(claim.run_id, step) for step in steps])
-    if events:
-        await connection.executemany(SQL["put_event"], [event_values(event) for event in events])
 
 
 async def _advance(

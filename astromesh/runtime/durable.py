@@ -100,6 +100,8 @@ class DurableRuns:
         #: at first all that is queued: whoever had it may have died with the last process
         self._queued = 1e-6
         self._segments: dict[str, Segment] = {}
+        #: runs that a claim was asked for or that are worked on
+        self._mine: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._tending: asyncio.Task[None] | None = None
         self._expiring: asyncio.Task[None] | None = None
@@ -295,13 +297,19 @@ class DurableRuns:
 
     async def _work_off(self, run_id: str, segment: int) -> tuple[str, int] | None:
         """Answers the run of the same session that may begin now: nobody else knows that it is its turn."""
-        row = await surely(partial(self.store.claim, run_id, segment, self.worker))
-        if row is None:
+        if run_id in self._mine:  # a second dispatch
             return None
-        task = asyncio.create_task(self._work(row))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        await asyncio.wait([task])
+        self._mine.add(run_id)
+        try:
+            row = await surely(partial(self.store.claim, run_id, segment, self.worker))
+            if row is None:
+                return None
+            task = asyncio.create_task(self._work(row))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+            await asyncio.wait([task])
+        finally:
+            self._mine.discard(run_id)
         return await surely(partial(self.store.following, row)) if row.ordered else None
 
     async def _work(self, row: RunRow) -> None:

@@ -118,8 +118,7 @@ class Segment:
 
     async def _open(self) -> None:
         row, run = self.row, self.run
-        steps = await surely(partial(self._store.steps, row.run_id))
-        past = await self._past()
+        steps, past = await self._record()
         self.stream = stream = DurableStream(row.run_id, self.writer, run.log, (self._host.metrics,), past)
         run.stream = run.log.stream = stream
         run.events = run.scope.events = GatedEvents(stream, self.agent, run.scope.ledger)
@@ -129,6 +128,12 @@ class Segment:
         run.scope.deadline = self._deadline(steps)
         if steps:
             stream.emit("run.resumed", segment=row.segment)
+
+    async def _record(self) -> tuple[tuple[Step, ...], list[Event]]:
+        """What earlier segments have left: for the first one nothing, without asking."""
+        if self.row.segment == 1:
+            return (), []
+        return await surely(partial(self._store.steps, self.row.run_id)), await self._past()
 
     async def _past(self) -> list[Event]:
         found: list[Event] = []

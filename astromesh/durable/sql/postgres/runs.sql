@@ -38,13 +38,22 @@ WHERE tenant = $1 AND ($2::text IS NULL OR owner = $2) AND ($3 = '' OR agent = $
             AND ($4 = '' OR a.session_id = $4) AND ($5 = '' OR a.status = $5)))
 
 -- name: claim
-UPDATE astromesh.runs SET status = 'running', worker = $3
-WHERE run_id = $1 AND segment = $2 AND status = 'queued' AND durable
-    AND NOT (ordered AND EXISTS (
-        SELECT 1 FROM astromesh.runs o WHERE o.tenant = astromesh.runs.tenant AND o.agent = astromesh.runs.agent
-            AND o.session_id = astromesh.runs.session_id AND o.id < astromesh.runs.id
-            AND o.ordered AND o.status IN ('queued', 'running')))
-RETURNING COLUMNS
+-- One that asks again, because the answer was lost, has it. Whoever claims lives; that is not said every time.
+WITH claimed AS (
+    UPDATE astromesh.runs SET status = 'running', worker = $3
+    WHERE run_id = $1 AND segment = $2 AND (status = 'queued' OR status = 'running' AND worker = $3) AND durable
+        AND NOT (ordered AND EXISTS (
+            SELECT 1 FROM astromesh.runs o
+            WHERE o.tenant = astromesh.runs.tenant AND o.agent = astromesh.runs.agent
+                AND o.session_id = astromesh.runs.session_id AND o.id < astromesh.runs.id
+                AND o.ordered AND o.status IN ('queued', 'running')))
+    RETURNING COLUMNS),
+alive AS (
+    INSERT INTO astromesh.workers
+    SELECT $3, $4::float8 WHERE EXISTS (SELECT 1 FROM claimed)
+        AND NOT EXISTS (SELECT 1 FROM astromesh.workers WHERE worker = $3 AND seen_at > $4::float8 - 1.0)
+    ON CONFLICT (worker) DO UPDATE SET seen_at = excluded.seen_at)
+SELECT COLUMNS FROM claimed
 
 -- name: following
 SELECT run_id, segment FROM astromesh.runs
@@ -65,6 +74,23 @@ WHERE run_id = $1 AND segment = $2 AND worker = $3 AND status = 'running' RETURN
 -- name: holds
 SELECT 1 FROM astromesh.runs WHERE run_id = $1 AND segment = $2 AND worker = $3 AND status = 'running' FOR UPDATE
 
+-- name: kept
+-- Steps and events of a commit, beside the query that answers a row where the run is still this worker's. What was
+-- written and whose answer was lost may be written again.
+WITH held AS (HELD),
+kept_steps AS (
+    INSERT INTO astromesh.run_steps
+    SELECT $1, * FROM unnest($A1::text[], $A2::int[], $A3::text[], $A4::text[], $A5::text[], $A6::text[])
+    WHERE EXISTS (SELECT 1 FROM held)
+    ON CONFLICT (run_id, path, n) DO UPDATE SET kind = excluded.kind, request_hash = excluded.request_hash,
+        state = excluded.state, output = excluded.output),
+kept_events AS (
+    INSERT INTO astromesh.run_events
+    SELECT $1, * FROM unnest($A7::int[], $A8::float8[], $A9::text[], $A10::text[])
+    WHERE EXISTS (SELECT 1 FROM held)
+    ON CONFLICT (run_id, seq) DO NOTHING)
+SELECT 1 FROM held
+
 -- name: put_step
 INSERT INTO astromesh.run_steps VALUES ($1, $2, $3, $4, $5, $6, $7)
 ON CONFLICT (run_id, path, n) DO UPDATE
@@ -72,9 +98,6 @@ SET kind = excluded.kind, request_hash = excluded.request_hash, state = excluded
 
 -- name: steps
 SELECT path, n, kind, request_hash, state, output FROM astromesh.run_steps WHERE run_id = $1 ORDER BY path, n
-
--- name: put_event
-INSERT INTO astromesh.run_events VALUES ($1, $2, $3, $4, $5)
 
 -- name: put_last_event
 INSERT INTO astromesh.run_events

@@ -35,8 +35,9 @@ WHERE tenant = ?1 AND (?2 IS NULL OR owner = ?2) AND (?3 = '' OR agent = ?3)
             AND (?4 = '' OR a.session_id = ?4) AND (?5 = '' OR a.status = ?5)))
 
 -- name: claim
+-- One that asks again, because it gave up waiting for the answer, has it.
 UPDATE runs SET status = 'running', worker = ?3
-WHERE run_id = ?1 AND segment = ?2 AND status = 'queued' AND durable = 1
+WHERE run_id = ?1 AND segment = ?2 AND (status = 'queued' OR status = 'running' AND worker = ?3) AND durable = 1
     AND NOT (ordered AND EXISTS (
         SELECT 1 FROM runs o WHERE o.tenant = runs.tenant AND o.agent = runs.agent
             AND o.session_id = runs.session_id AND o.id < runs.id
@@ -70,7 +71,7 @@ SET kind = excluded.kind, request_hash = excluded.request_hash, state = excluded
 SELECT path, n, kind, request_hash, state, output FROM run_steps WHERE run_id = ? ORDER BY path, n
 
 -- name: put_event
-INSERT INTO run_events VALUES (?, ?, ?, ?, ?)
+INSERT INTO run_events VALUES (?, ?, ?, ?, ?) ON CONFLICT (run_id, seq) DO NOTHING
 
 -- name: put_last_event
 INSERT INTO run_events
