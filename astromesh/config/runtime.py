@@ -66,7 +66,9 @@ class Telemetry(Record):
     log_format: Literal["console", "json"] = Field("console", description="For people or for machines.")
     otlp_endpoint: str = Field("", description="OTLP over HTTP; empty: no export.")
     sample_ratio: Ratio = Field(1.0, description="Share of traces that is exported.")
-    capture_content: bool = Field(False, description="Whether traces hold prompts and answers.")
+    capture_content: bool = Field(
+        False, description="Whether traces hold query and answer, as the guardrails left them."
+    )
 
 
 class OrchestrationDefaults(Record):

@@ -145,6 +145,7 @@ class AgentRuntime:
         self._budgets = Budgets(self._open_budgets, self.clock)
         self._named = NamedRuns(self.durable, self.registry, self.clock)
         self._exporter: TraceExporter | None = None
+        self._captures = False
         self._elsewhere = Elsewhere(
             self.durable, self.registry, self.clock, lambda: bool(self._active), self._notes.flush
         )
@@ -184,6 +185,7 @@ class AgentRuntime:
         known, graphs = opened.configuration, opened.deps.graphs
         self._pausing = with_people(pausing(known), known, graphs)
         self._exporter = await self._open_exporter(opened)
+        self._captures = known.runtime.spec.telemetry.capture_content
         await self.workflows.load()
 
     async def _open_exporter(self, opened: Bootstrapped) -> TraceExporter | None:
@@ -571,6 +573,7 @@ class AgentRuntime:
         scope.events = events = GatedEvents(stream, agent, ledger)
         any_owner = bool(caller and caller.scopes & ANY_SESSION)
         run = Run(scope, stream, log, events, model, session, owner, any_owner, caller, above)
+        run.captures = self._captures
         if record is not None:
             run.asked_at, log.durable = record.book.asked_at, True
             run.journal = scope.journal = RunJournal(record.book, place, run_id, model)

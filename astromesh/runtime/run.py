@@ -229,6 +229,7 @@ class Run:
         asked_at: of a durable run: when it was accepted, in seconds since the epoch; else 0.
         suspended: the segment of a durable run ends, and not the run: nothing is said, nothing kept.
         said: of a durable run taken up again: what its newest step has said before.
+        captures: its trace holds query and answer (`telemetry.capture_content`).
     """
 
     scope: Scope
@@ -248,6 +249,7 @@ class Run:
     suspended: bool = False
     journal: RunJournal | None = None
     said: str = ""
+    captures: bool = False
     started: float = field(default_factory=perf_counter)
 
     @property

@@ -70,7 +70,7 @@ def _admit(agent: Agent, request: RunRequest, run: Run) -> AdmittedQuery:
         for action in blocked.actions:
             run.stream.emit("guardrail.action", **action)
         raise
-    _report(run, "input", checked.actions, started)
+    _report(run, "input", checked.actions, started, checked.text)
     run.admitted = checked.text
     return AdmittedQuery(request, checked.text, checked.actions, history, preface)
 
@@ -180,7 +180,7 @@ def release(agent: Agent, answered: tuple[EquippedQuery, Outcome], run: Run) -> 
             # text that no step has streamed is a step of its own
             step = run.scope.next_step() if run.events.streaming else run.scope.steps[0]
             run.stream.emit(DELTA, step=step, role=ASSISTANT, content=checked.text)
-    _report(run, "output", checked.actions, started)
+    _report(run, "output", checked.actions, started, checked.text)
     details: JsonObject = {
         "provider": last.provider if last else "",
         "model": last.model if last else "",
@@ -291,10 +291,14 @@ def _checked_metadata(agent: Agent, outcome: Outcome, response: str) -> JsonObje
     return found
 
 
-def _report(run: Run, stage: str, actions: tuple[JsonObject, ...], started: float) -> None:
+def _report(run: Run, stage: str, actions: tuple[JsonObject, ...], started: float, text: str) -> None:
+    """`text`: what the rules left; all that a trace ever holds of it, and only where that is asked."""
     for action in actions:
         run.stream.emit("guardrail.action", **action)
-    run.stream.emit("guardrails.checked", stage=stage, actions=len(actions), duration_ms=_since(started))
+    content = {"content": text} if run.captures else {}
+    run.stream.emit(
+        "guardrails.checked", stage=stage, actions=len(actions), duration_ms=_since(started), **content
+    )
 
 
 def _since(started: float) -> float:

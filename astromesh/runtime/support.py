@@ -5,6 +5,4 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 #: see `astromesh.config.seams.Unsupported`
-UNSUPPORTED: Mapping[str, str] = {
-    "RuntimeConfig.spec.telemetry.capture_content": "Traces hold no content yet.",
-}
+UNSUPPORTED: Mapping[str, str] = {}

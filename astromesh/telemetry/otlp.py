@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from typing import Any, Self
 
+import orjson
 import structlog
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
@@ -25,7 +26,7 @@ from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, Trace
 from pydantic import BaseModel, ConfigDict, Field
 
 from astromesh.abc.deps import Deps
-from astromesh.telemetry.traces import Traced, spans
+from astromesh.telemetry.traces import Traced, captured, spans
 from astromesh.types import JsonObject
 
 #: runs that wait, spans sent at once, seconds between two sends, seconds for what is left at the end
@@ -163,6 +164,7 @@ def _named(run: Traced, span: JsonObject) -> tuple[str, Mapping[str, Any]]:
             "gen_ai.conversation.id": run.session_id,
             "astromesh.run_id": run.run_id,
             "astromesh.status": run.status,
+            **_content(run),
         }
     if kind == "llm.complete":
         usage = given.get("usage", {})
@@ -185,5 +187,18 @@ def _named(run: Traced, span: JsonObject) -> tuple[str, Mapping[str, Any]]:
             "gen_ai.tool.call.id": given.get("id", ""),
             **({"error.type": given["error"]} if given.get("error") else {}),
         }
-    plain = {f"astromesh.{key}": v for key, v in given.items() if isinstance(v, str | int | float)}
-    return kind, plain
+    plain = {k: v for k, v in given.items() if k != "content" and isinstance(v, str | int | float)}
+    return kind, {f"astromesh.{key}": value for key, value in plain.items()}
+
+
+#: what was captured -> GenAI attribute, role
+_MESSAGES = {"input": ("gen_ai.input.messages", "user"), "output": ("gen_ai.output.messages", "assistant")}
+
+
+def _content(run: Traced) -> dict[str, str]:
+    found = {}
+    for stage, text in captured(run.events).items():
+        attribute, role = _MESSAGES[stage]
+        message = {"role": role, "parts": [{"type": "text", "content": text}]}
+        found[attribute] = orjson.dumps([message]).decode()
+    return found

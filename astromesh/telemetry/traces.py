@@ -56,7 +56,7 @@ def _line(run: RunLog) -> JsonObject:
 
 #: events that carry the duration of the step that they end: type -> (span name, attributes)
 _STEPS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "guardrails.checked": ("guardrails", ("stage", "actions")),
+    "guardrails.checked": ("guardrails", ("stage", "actions", "content")),
     "memory.loaded": ("memory_build", ("turns", "semantic", "episodic")),
     "prompt.rendered": ("prompt_render", ("characters",)),
     "model.finished": ("llm.complete", ("step", "role", "provider", "model", "usage", "attempts")),
@@ -72,7 +72,8 @@ _INSIDE = frozenset({"llm.complete", "tool.call"})
 def outline(events: Iterable[Event]) -> list[Event]:
     """The events that a trace is made of, without what was said in them.
 
-    Those of `_STEPS` hold counts, names and durations; of the others only that they happened is kept.
+    Those of `_STEPS` hold counts, names and durations, and query and answer where content is captured; of the
+    others only that they happened is kept.
     """
     return [
         e if e.type in _STEPS else Event(e.run_id, e.seq, e.ts, e.type, {})
@@ -116,6 +117,12 @@ class TraceExporter(Protocol):
 
     async def close(self) -> None:
         """Sends what waits, within a bound."""
+
+
+def captured(events: Iterable[Event]) -> dict[str, str]:
+    """Query (`input`) and answer (`output`) as the rules left them, where `capture_content` is set."""
+    checked = (event.data for event in events if event.type == "guardrails.checked")
+    return {data["stage"]: data["content"] for data in checked if "content" in data}
 
 
 def spans(run: Traced) -> list[JsonObject]:

@@ -47,7 +47,7 @@ async def test_runs_usage_and_traces_are_there_after_a_restart(folder: Path) -> 
         done = (await client.post(RUN, json=BODY)).json()
         before = (await client.get(f"/v1/traces/{done['metadata']['trace_id']}")).json()
     async with client_of(runtime(folder)) as client:
-        for _ in range(100):
+        for _ in range(1000):
             state = await client.get(f"/v1/runs/{done['run_id']}")
             if state.status_code == 200:
                 break
@@ -135,6 +135,43 @@ async def test_traces_are_exported_with_the_semantic_names(tmp_path: Path) -> No
     keys = {attribute.key for attribute in model.attributes}
     assert {"gen_ai.operation.name", "gen_ai.request.model", "gen_ai.usage.input_tokens"} <= keys
     assert b"private words" not in b"".join(handler.bodies)
+
+
+PRIVATE = {"query": "I am ann@example.org, what now?", "session_id": "s"}
+REDACTING = {"input": [{"type": "pii_detection", "action": "redact"}], "output": [{"type": "pii_detection"}]}
+
+
+@pytest.mark.parametrize("capture", [True, False])
+async def test_traces_hold_query_and_answer_only_when_asked(tmp_path: Path, capture: bool) -> None:
+    """In the store, after a restart and exported: as the guardrails left them, never what they took out."""
+    handler: Any = type("Kept", (Collector,), {"bodies": []})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    Thread(target=server.serve_forever, daemon=True).start()
+    write(tmp_path, manifest("helper", guardrails=REDACTING))
+    endpoint = f"http://127.0.0.1:{server.server_port}"
+    told(tmp_path, telemetry={"otlp_endpoint": endpoint, "capture_content": capture})
+    try:
+        async with client_of(runtime(tmp_path, "Write to bob@example.org.")) as client:
+            done = (await client.post(RUN, json=PRIVATE)).json()
+            where = f"/v1/traces/{done['metadata']['trace_id']}"
+            before = (await client.get(where)).text
+        async with client_of(runtime(tmp_path)) as client:
+            after = (await client.get(where)).text
+            for _ in range(1000):
+                if "I am" in after or not capture:
+                    break
+                await asyncio.sleep(0.05)  # the store is opened beside the start
+                after = (await client.get(where)).text
+    finally:
+        server.shutdown()
+        server.server_close()
+    exported = b"".join(handler.bodies).decode(errors="replace")
+    assert ("gen_ai.input.messages" in exported) is capture
+    assert ("gen_ai.output.messages" in exported) is capture
+    for held in (before, after, exported):
+        assert ("I am [EMAIL], what now?" in held) is capture
+        assert ("Write to [EMAIL]." in held) is capture
+        assert "@example.org" not in held
 
 
 async def test_a_collector_that_is_away_harms_no_run(tmp_path: Path) -> None:
