@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import resource
 import socket
 import statistics
@@ -78,20 +79,28 @@ async def median_of(http: aiohttp.ClientSession, streams: int, url: str, ask: An
     return statistics.median(await asyncio.gather(*(one(n) for n in range(streams))))
 
 
-async def first_tokens(server: str, relay: str, model: str, streams: int, rounds: int) -> None:
+async def first_tokens(
+    server: ServerProcess, relay: Relay, model: MockModel, streams: int, rounds: int
+) -> None:
     plain, served, relayed = [], [], []
+    used = [0.0, 0.0]
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http:
         for n in range(rounds + 2):
-            first = await median_of(http, streams, model, of_the_model)
-            second = await median_of(http, streams, server, of_a_run)
-            third = await median_of(http, streams, relay, of_a_run)
-            if n >= 2:  # the first rounds open connections
+            if n == 2:  # the first rounds open connections
+                used = [processor_ms(server.pid), processor_ms(relay.server.pid)]
+            first = await median_of(http, streams, model.url, of_the_model)
+            second = await median_of(http, streams, server.url, of_a_run)
+            third = await median_of(http, streams, relay.url, of_a_run)
+            if n >= 2:
                 plain.append(first)
                 served.append(second - first)
                 relayed.append(third - first)
     ours, bare = statistics.median(served), statistics.median(relayed)
     show(Figure("streams", "time to the first token of the model alone", statistics.median(plain), "ms"))
     show(Figure("streams", f"added by the server, {streams} streams", ours, "ms", bare, "≤ 3 ms"))
+    each = (processor_ms(server.pid) - used[0]) / rounds / streams
+    limit = (processor_ms(relay.server.pid) - used[1]) / rounds / streams
+    show(Figure("streams", "processor time of a whole stream of 20 tokens", each, "ms", limit))
 
 
 async def idle_sockets(server: ServerProcess, sockets: int) -> None:
@@ -186,6 +195,12 @@ class Relay:
         self.server = Server(command, home / "relay.log", lambda: answers_http(f"{self.url}/health/live"))
 
 
+def processor_ms(pid: int) -> float:
+    """What a process has used so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) * 1000 / os.sysconf("SC_CLK_TCK")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -209,7 +224,7 @@ def main() -> None:
         try:
             relay.server.start()
             server.start()
-            asyncio.run(first_tokens(server.url, relay.url, model.url, args.streams, args.rounds))
+            asyncio.run(first_tokens(server, relay, model, args.streams, args.rounds))
             asyncio.run(idle_sockets(server, args.sockets))
             asyncio.run(unread(server))
         except aiohttp.ClientError as error:
