@@ -59,6 +59,8 @@ _ORDERED = frozenset({"enqueue", "merge"})
 #: seconds between two looks for runs that were cancelled elsewhere, and for those nobody works on
 _CANCELS, _SWEEP = 0.5, 1.0
 
+#: runs that a process begins by itself as it accepts them; more go to the queue, for whoever has room
+_HERE = 64
 #: callers of runs that no segment has begun of here
 _MOST_CALLERS = 10_000
 
@@ -179,6 +181,8 @@ class DurableRuns:
             segment.suspend()
         if self._tasks:
             await asyncio.wait(self._tasks)
+        for beginning in tuple(self._beginning):
+            await ended(beginning)
         await ended(self._tending)
         await self._hand_over()
         await self._backend.close()
@@ -280,7 +284,7 @@ class DurableRuns:
             del self._callers[next(iter(self._callers))]
 
     def _begin(self, row: RunRow) -> None:
-        """Works on a run here, where its caller's token is, unless somebody was faster."""
+        """Works on a run here, unless somebody was faster."""
         beginning = asyncio.create_task(self.work(row.run_id, row.segment))
         self._beginning.add(beginning)
         beginning.add_done_callback(self._beginning.discard)
@@ -411,8 +415,11 @@ class DurableRuns:
             await self._send(row)
 
     async def _send(self, row: RunRow) -> None:
-        """Its row is on disk: where this fails, the sweeper does it again."""
+        """Here where there is room, else to the queue. Its row is on disk: the sweeper does it again."""
         if self._backend is None:  # this process leaves
+            return
+        if len(self._beginning) < _HERE and not self._draining:
+            self._begin(row)
             return
         try:
             await self._backend.dispatch(row)
