@@ -277,7 +277,7 @@ def entrances() -> Iterator[str]:
     groups = [project["scripts"], *project["entry-points"].values()]
     yield from (target.partition(":")[0] for group in groups for target in group.values())
     yield from ("astromesh", "astromesh.__main__", "astromesh.testing")
-    yield "astromesh.testing.graph_api"  # a program of its own, too heavy for the package's face
+    yield from ("astromesh.testing.bot_api", "astromesh.testing.graph_api")  # too heavy for the face
 
 
 def named_by(module: Module) -> tuple[str, ...]:

@@ -33,7 +33,7 @@ _NAMES: Mapping[str, str] = {
 log = structlog.get_logger("astromesh.channels")
 
 
-class _Fetched(NamedTuple):
+class Fetched(NamedTuple):
     """A file, or why there is none."""
 
     data: bytes = b""
@@ -93,16 +93,16 @@ class Media:
         about = {**message.about, "attachment": seen}
         return Prepared(f"{note}\n{caption}" if caption else note, about=about)
 
-    async def _fetch(self, id: str) -> _Fetched:
+    async def _fetch(self, id: str) -> Fetched:
         try:
             return await self._file(id)
         except AnswerTooLarge:
             return self._too_large()
         except (NetError, ChannelError) as error:
             log.warning("media_unavailable", error=str(error))
-            return _Fetched(missing="It could not be fetched.")
+            return Fetched(missing="It could not be fetched.")
 
-    async def _file(self, id: str) -> _Fetched:
+    async def _file(self, id: str) -> Fetched:
         url = f"{self._base}/{quote(id, safe='')}"
         found = await self._http.request(
             "GET", url, headers=self._headers, timeout=_PATIENCE, limit=_ANSWER_BYTES
@@ -112,9 +112,7 @@ class Media:
         if isinstance(size, int) and size > self._most_bytes:
             return self._too_large()
         answer = await self._download(str(about.get("url", "")))
-        if answer.status != 200:
-            raise ChannelError(f"A media file was answered with {answer.status}.")
-        return _Fetched(answer.body)
+        return answered(answer)
 
     async def _download(self, address: str) -> Answer:
         try:
@@ -131,8 +129,15 @@ class Media:
             "GET", url, headers=self._headers if known else {}, timeout=_PATIENCE, limit=self._most_bytes
         )
 
-    def _too_large(self) -> _Fetched:
-        return _Fetched(missing=f"It is larger than {self._most_bytes} bytes and was not fetched.")
+    def _too_large(self) -> Fetched:
+        return Fetched(missing=f"It is larger than {self._most_bytes} bytes and was not fetched.")
+
+
+def answered(answer: Answer) -> Fetched:
+    """Raises: ChannelError: the file is not there."""
+    if answer.status != 200:
+        raise ChannelError(f"A media file was answered with {answer.status}.")
+    return Fetched(answer.body)
 
 
 def _object(answer: Answer) -> JsonObject:

@@ -1,4 +1,4 @@
-"""One suite for every channel: WhatsApp, and one that shows that a channel is one file."""
+"""One suite for every channel: WhatsApp, Telegram, and one that shows that a channel is one file."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from astromesh.errors import (
 )
 from astromesh.net.http import Http
 from astromesh.plugins import Plugins
+from astromesh.testing.bot_api import BOT_TOKEN, FakeBotApi, posted, update
 from astromesh.testing.graph_api import (
     PHONE_NUMBER_ID,
     SENDER,
@@ -32,26 +33,30 @@ from astromesh.testing.graph_api import (
 )
 from tests.contract.pigeon import Pigeon
 
-SECRET = "the-secret"
+SECRET = "the-secret-of-all"
 
 
 class Bird(NamedTuple):
     """A channel, and how its messenger speaks.
 
     Args:
-        two: the body of a webhook with two messages, `Hello` with id `1` and `Again` with id `2`, of SENDER.
-        odd: one with a message that nobody can read. read: one that says that `out` was read.
+        two: bodies that bring two messages, `Hello` with id `1` and `Again` with id `2`, of SENDER.
+        odd: one with a message that nobody can read. read: one that says that `out` was read, or empty.
+        right: the query of a challenge; empty: none is ever right.
     """
 
     channel: Channel
-    two: bytes
+    two: tuple[bytes, ...]
     odd: bytes
     read: bytes
     right: dict[str, str]
     wrong: dict[str, str]
 
     def headers(self, body: bytes) -> dict[str, str]:
-        return signed(SECRET, body)[1] | {"ring": SECRET}
+        return signed(SECRET, body)[1] | {"ring": SECRET} | posted(body, SECRET)[1]
+
+    def messages(self) -> list[Inbound]:
+        return [message for body in self.two for message in self.channel.parse(body).messages]
 
 
 @pytest.fixture
@@ -60,11 +65,18 @@ async def graph() -> AsyncIterator[FakeGraphApi]:
         yield graph
 
 
-@pytest.fixture(params=("whatsapp", "pigeon"))
-async def bird(request: pytest.FixtureRequest, graph: FakeGraphApi) -> AsyncIterator[Bird]:
+@pytest.fixture
+async def bots() -> AsyncIterator[FakeBotApi]:
+    async with FakeBotApi() as bots:
+        yield bots
+
+
+@pytest.fixture(params=("whatsapp", "telegram", "pigeon"))
+async def bird(request: pytest.FixtureRequest, graph: FakeGraphApi, bots: FakeBotApi) -> AsyncIterator[Bird]:
     plugins = Plugins({"channels": {"pigeon": Pigeon}})
+    at = {"whatsapp": {"api_base": graph.url}, "telegram": {"api_base": bots.url}}
     async with Http() as http:
-        options = OPTIONS[request.param] | ({"api_base": graph.url} if request.param == "whatsapp" else {})
+        options = OPTIONS[request.param] | at.get(request.param, {})
         channel = await plugins.open("channels", request.param, options, Deps(http=http))
         yield Bird(channel, *SPOKEN[request.param])
         await channel.close()
@@ -77,18 +89,26 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "phone_number_id": PHONE_NUMBER_ID,
         "app_secret": SECRET,
     },
+    "telegram": {"bot_token": BOT_TOKEN, "secret_token": SECRET},
     "pigeon": {"ring": SECRET},
 }
 SPOKEN: dict[str, Any] = {
     "whatsapp": (
-        signed(SECRET, webhook(text_message("1", "Hello"), text_message("2", "Again")))[0],
+        (signed(SECRET, webhook(text_message("1", "Hello"), text_message("2", "Again")))[0],),
         signed(SECRET, webhook(message("3", "hologram", {})))[0],
         signed(SECRET, webhook(statuses=(status("out", "read"),)))[0],
         {"hub.mode": "subscribe", "hub.verify_token": SECRET, "hub.challenge": "42"},
         {"hub.mode": "subscribe", "hub.verify_token": "x", "hub.challenge": "42"},
     ),
+    "telegram": (
+        tuple(posted(update(n, int(SENDER), text=t))[0] for n, t in ((1, "Hello"), (2, "Again"))),
+        posted(update(3, int(SENDER), dice={"value": 6}))[0],
+        b"",
+        {},
+        {"hub.challenge": "42"},
+    ),
     "pigeon": (
-        f"1|{SENDER}|us|Hello\n2|{SENDER}|us|Again".encode(),
+        (f"1|{SENDER}|us|Hello\n2|{SENDER}|us|Again".encode(),),
         f"3|{SENDER}|us|".encode(),
         f"out|{SENDER}|us|*read*".encode(),
         {"ring": SECRET, "say": "42"},
@@ -98,7 +118,8 @@ SPOKEN: dict[str, Any] = {
 
 
 async def test_the_challenge_needs_the_token(bird):
-    assert bird.channel.challenge(Webhook("GET", bird.right, {})) == "42"
+    if bird.right:
+        assert bird.channel.challenge(Webhook("GET", bird.right, {})) == "42"
     nothing: dict[str, str] = {}
     for wrong in (bird.wrong, nothing):
         with pytest.raises(Forbidden):
@@ -106,18 +127,18 @@ async def test_the_challenge_needs_the_token(bird):
 
 
 async def test_a_webhook_needs_a_signature(bird):
-    bird.channel.verify(Webhook("POST", {}, bird.headers(bird.two), bird.two))
-    with pytest.raises(Unauthorized):
-        bird.channel.verify(Webhook("POST", {}, {}, bird.two))
+    for body in bird.two:
+        bird.channel.verify(Webhook("POST", {}, bird.headers(body), body))
+        with pytest.raises(Unauthorized):
+            bird.channel.verify(Webhook("POST", {}, {}, body))
 
 
 async def test_messages_come_in_their_order(bird):
-    received = bird.channel.parse(bird.two)
-    assert [(m.id, m.text, m.kind, m.address.theirs) for m in received.messages] == [
+    assert [(m.id, m.text, m.kind, m.address.theirs) for m in bird.messages()] == [
         ("1", "Hello", "message", SENDER),
         ("2", "Again", "message", SENDER),
     ]
-    assert received.statuses == ()
+    assert [bird.channel.parse(body).statuses for body in bird.two] == [()] * len(bird.two)
 
 
 async def test_what_cannot_be_read_is_said_to_be_so(bird):
@@ -125,6 +146,7 @@ async def test_what_cannot_be_read_is_said_to_be_so(bird):
     assert (odd.kind, bool(bird.channel.unreadable_reply)) == ("unreadable", True)
 
 
+@pytest.mark.parametrize("bird", ["whatsapp", "pigeon"], indirect=True)
 async def test_statuses_name_message_and_state(bird):
     (one,) = bird.channel.parse(bird.read).statuses
     assert (one.id, one.state, one.address.theirs) == ("out", "read", SENDER)
@@ -136,7 +158,7 @@ async def test_what_is_not_of_the_format_is_invalid(bird):
 
 
 async def test_a_message_is_prepared_sent_and_noticed(bird):
-    first: Inbound = bird.channel.parse(bird.two).messages[0]
+    first: Inbound = bird.messages()[0]
     prepared = await bird.channel.prepare(first)
     assert (prepared.text, prepared.images) == ("Hello", ())
     await bird.channel.noticed(first)
@@ -148,7 +170,39 @@ async def test_a_message_is_prepared_sent_and_noticed(bird):
 
 async def test_recalling_without_a_template_says_so(bird):
     with pytest.raises(ChannelRejected):
-        await bird.channel.recall(bird.channel.parse(bird.two).messages[0].address)
+        await bird.channel.recall(bird.messages()[0].address)
+
+
+# -- what the Bot API answers ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("status", "pause", "kind"),
+    [
+        (429, 7, ChannelError),
+        (502, 0, ChannelError),
+        (401, 0, ChannelError),
+        (403, 0, ChannelRejected),
+        (400, 0, ChannelRejected),
+    ],
+)
+@pytest.mark.parametrize("bird", ["telegram"], indirect=True)
+async def test_faults_of_the_bot_api_are_told_apart(bird, bots, status, pause, kind):
+    bots.fail(status, pause)
+    with pytest.raises(ChannelError) as caught:
+        await bird.channel.send(bird.messages()[0].address, "x")
+    assert (type(caught.value), caught.value.retry_after) == (kind, float(pause))
+    assert SENDER not in str(caught.value)
+    assert BOT_TOKEN not in str(caught.value)
+
+
+@pytest.mark.parametrize("bird", ["telegram"], indirect=True)
+async def test_a_bot_api_that_is_away_can_be_tried_again_and_its_token_is_not_told(bird, bots):
+    await bots.__aexit__()
+    with pytest.raises(ChannelError) as caught:
+        await bird.channel.send(bird.messages()[0].address, "x")
+    assert type(caught.value) is ChannelError
+    assert BOT_TOKEN not in str(caught.value)
 
 
 # -- what the Graph API answers ------------------------------------------------------------------------------
@@ -172,7 +226,7 @@ async def test_recalling_without_a_template_says_so(bird):
 async def test_faults_of_the_graph_api_are_told_apart(bird, graph, failure, kind, seconds):
     graph.fail(failure)
     with pytest.raises(ChannelError) as caught:
-        await bird.channel.send(bird.channel.parse(bird.two).messages[0].address, "x")
+        await bird.channel.send(bird.messages()[0].address, "x")
     assert (type(caught.value), caught.value.retry_after) == (kind, seconds)
     assert SENDER not in str(caught.value)
 
@@ -181,5 +235,5 @@ async def test_faults_of_the_graph_api_are_told_apart(bird, graph, failure, kind
 async def test_a_graph_api_that_is_away_can_be_tried_again(bird, graph):
     await graph.__aexit__()
     with pytest.raises(ChannelError) as caught:
-        await bird.channel.send(bird.channel.parse(bird.two).messages[0].address, "x")
+        await bird.channel.send(bird.messages()[0].address, "x")
     assert type(caught.value) is ChannelError
