@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -19,11 +20,17 @@ from astromesh.cli import workflow_tape
 from astromesh.errors import InvalidInput
 
 
-@pytest.fixture
-def project(tmp_path: Path) -> Path:
-    folder = tmp_path / "made"
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("new") / "made"
     command.new(folder, "sorter", "workflow")
     return folder
+
+
+@pytest.fixture
+def project(made: Path, tmp_path: Path) -> Path:
+    shutil.copytree(made, tmp_path / "made")
+    return tmp_path / "made"
 
 
 def test_it_validates_runs_and_evaluates_at_once(
