@@ -1,4 +1,4 @@
-"""`astromesh worker`: works on durable runs beside the servers of one database, until a signal ends it."""
+"""`astromesh worker`: durable runs and Tasks, beside the servers of one database, until a signal ends it."""
 
 from __future__ import annotations
 
@@ -39,6 +39,7 @@ async def _work(places: tuple[Path, Path]) -> None:
     await runtime.bootstrap()
     try:
         await surely(runtime.durable.start)
+        runtime.workflows.take_up()
         note(f"astromesh works on durable runs as {runtime.durable.worker}  (Ctrl-C stops it)")
         await ended.wait()
     finally:

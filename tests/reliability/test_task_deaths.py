@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -12,8 +13,12 @@ from pathlib import Path
 import httpx
 import pytest
 
+from astromesh.runtime.engine import AgentRuntime
+from astromesh.runtime.registry import Viewer
 from tests.conftest import ServerFactory
 from tests.integration.workflow_folder import sample, small
+from tests.platform.astromesh import PROGRAM
+from tests.platform.processes import plain_environment
 
 ROOT = Path(__file__).parents[2]
 #: calls of models in one execution of a stage
@@ -68,4 +73,24 @@ def test_a_server_that_is_killed_takes_up_its_tasks_again(
     with httpx.stream("GET", f"{url}/events", timeout=60) as events:
         assert events.read().rstrip().splitlines()[-2] == b"event: task.finished"
     task = httpx.get(url, timeout=30).json()
+    assert (task["status"], task["output"], task["metadata"]["path"]) == ("success", 42, ["s", "x", "e"])
+
+
+async def test_a_worker_goes_on_with_the_tasks_of_a_dead_server(
+    tmp_path: Path, server_process: ServerFactory
+) -> None:
+    """`astromesh worker` on the same data ends what a server that was killed had accepted."""
+    config = small(tmp_path / "config")
+    server = server_process(config, env={"ASTROMESH_TASK_FAILPOINT": "stage_kept:2"})
+    url = f"{server.url}/v1/workflows/small/runs"
+    task_id = httpx.post(url, json={"input": 21}, timeout=30).json()["task_id"]
+    server.wait()
+    command = [PROGRAM, "worker", "--config", str(config), "--data", str(server.data)]
+    worker = subprocess.Popen(command, env=plain_environment(tmp_path / "home", {}), cwd=ROOT)
+    try:
+        async with AgentRuntime(config, data_dir=server.data) as runtime, asyncio.timeout(120):
+            task = await runtime.workflows.ended(task_id, Viewer("default", None))
+    finally:
+        worker.send_signal(signal.SIGTERM)
+        worker.wait(60)
     assert (task["status"], task["output"], task["metadata"]["path"]) == ("success", 42, ["s", "x", "e"])
