@@ -24,6 +24,7 @@ from astromesh.cli.mounted import VARIABLE, take_in
 from astromesh.config.load import load
 from astromesh.errors import ConfigError
 from astromesh.plugins import Plugins
+from astromesh.telemetry.metrics import COUNTERS, HISTOGRAMS
 from astromesh.testing import ScriptedProvider
 from tests.integration.agents_folder import client_of, manifest, runtime_of, write
 
@@ -193,6 +194,16 @@ def test_the_dashboard_asks_for_metrics_and_labels_that_there_are(tmp_path: Path
     names = {name for expression in asked for name in re.findall(r"astromesh_\w+", expression)}
     assert len(names) > 8
     assert names - there == set()
+    labels = {f"astromesh_{name}": set(kept) for name, (_, kept) in {**COUNTERS, **HISTOGRAMS}.items()}
+    checked = 0
+    for expression in asked:
+        metric = re.sub(r"_(total|bucket)$", "", re.findall(r"astromesh_\w+", expression)[0])
+        grouped = {name.strip() for by in re.findall(r"by \(([^)]+)\)", expression) for name in by.split(",")}
+        grouped |= set(re.findall(r"[{,](\w+)=", expression))
+        if metric in labels:
+            checked += 1
+            assert grouped - {"le"} <= labels[metric], expression
+    assert checked > 8
 
 
 # -- what is inside ----------------------------------------------------------------------------------------
