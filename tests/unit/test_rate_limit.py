@@ -66,3 +66,44 @@ def test_the_wait_it_names_is_enough(calls, now):
     wait = wait_for(held, LIMIT, now)
     assert wait >= 0.0
     assert wait_for(held, LIMIT, now + wait + 1e-6) == 0.0
+
+
+def test_a_call_leaves_the_window_at_its_very_end():
+    calls = deque([0.0, 4.0])
+    assert wait_for(calls, RateLimit(1, 10.0), 10.0) == 4.0
+    assert list(calls) == [4.0]
+
+
+def test_a_call_that_waits_a_moment_is_refused_too():
+    window = SlidingWindow(RateLimit(1, 10.0))
+    assert [window.take("a", now) for now in (0.0, 9.5, 10.0)] == [0.0, 0.5, 0.0]
+
+
+def test_idle_keys_are_looked_for_at_1024_and_live_ones_stay():
+    window = SlidingWindow(RateLimit(1, 10.0))
+    for key in range(1024):
+        window.take(key, 0.0)
+    assert window.take("new", 5.0) == 0.0
+    assert len(window) == 1025
+    assert window.take(0, 5.0) == 5.0  # still known
+    for key in range(1025, 2048):
+        window.take(key, 0.0)
+    assert len(window) == 2048  # twice as many as were alive when they were looked for
+    window.take("later", 15.0)
+    assert len(window) == 1
+
+
+def test_keys_are_not_looked_for_before_twice_as_many_as_were_alive():
+    window = SlidingWindow(LIMIT)
+    for key in range(1025):
+        window.take(key, 0.0)
+    window.take("later", 100.0)
+    assert len(window) == 1026
+
+
+def test_the_first_search_comes_with_the_1025th_key_and_forgets_what_is_exactly_at_the_end():
+    window = SlidingWindow(LIMIT)
+    for key in range(1024):
+        window.take(key, 0.0)
+    window.take("new", 10.0)
+    assert len(window) == 1
