@@ -50,8 +50,10 @@ from astromesh.runtime.segment import Host, Segment
 from astromesh.runtime.writer import surely
 from astromesh.types import CallerContext, Event, JsonObject
 
-#: seconds after which a worker that is not heard of is dead, and between two signs of life
-LEASE, BEAT = 10.0, 2.0
+#: seconds after which a worker that is not heard of is dead, and between two signs of life; tests of crashes
+#: shorten the first, in every process of a database alike
+LEASE = float(os.environ.get("ASTROMESH_LEASE_SECONDS", "10"))
+BEAT = LEASE / 5
 #: seconds after which a run that is still queued is dispatched again, wherever it was before
 QUEUED = 2.0
 #: policies of `sessions.concurrency` whose messages wait for one another

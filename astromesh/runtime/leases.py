@@ -8,6 +8,7 @@ meanwhile writes nothing. Where a store serves this process alone, there is no l
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
 from functools import partial
 from random import Random
@@ -23,7 +24,7 @@ from astromesh.runtime.runs import Handler, Wrapper
 from astromesh.runtime.sessions import Policy, Seat, Sessions
 
 #: seconds a lease lasts, and between two looks at those that are held, which also renew them
-LEASE_SECONDS, RENEW_SECONDS = 10.0, 0.5
+LEASE_SECONDS, RENEW_SECONDS = float(os.environ.get("ASTROMESH_LEASE_SECONDS", "10")), 0.5
 #: seconds between two tries for a session that another process holds: the first, the longest
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.25
 #: spreads the tries; the process's own `random` belongs to who embeds the runtime

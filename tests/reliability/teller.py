@@ -7,6 +7,8 @@ from typing import Any
 
 import yaml
 
+#: a dead process is found out sooner than in real life; the same for all processes of a test
+LEASE = {"ASTROMESH_LEASE_SECONDS": "3"}
 #: what the tool of these tests does: a line in a file for each time it is really called
 EFFECTS = '''
 import os

@@ -10,7 +10,7 @@ import pytest
 
 from astromesh.runtime.failpoints import PLACES, TOOL_INTENT, VARIABLE
 from tests.reliability.calls import PATIENCE, call, events_of, until
-from tests.reliability.teller import config
+from tests.reliability.teller import LEASE, config
 
 
 @pytest.fixture(params=("sqlite", "postgres"))
@@ -48,7 +48,7 @@ def test_a_run_survives_a_kill_at_each_place(place, store, tmp_path, mock_llm, s
     Such a tool has no intent.
     """
     folder = config(tmp_path / "config", mock_llm.url, "read", store)
-    env = {"EFFECTS": str(tmp_path / "effects"), VARIABLE: place}
+    env = {"EFFECTS": str(tmp_path / "effects"), VARIABLE: place, **LEASE}
     server = server_process(folder, env=env)
     run_id, run = killed_and_restarted(server, tmp_path)
     assert run["status"] == "completed", run
@@ -73,7 +73,8 @@ def test_what_must_not_happen_twice_happens_once_or_is_put_to_a_person(
 ):
     """A tool that is not idempotent is called once; where nobody knows, a person is asked, and may say no."""
     folder = config(tmp_path / "config", mock_llm.url, "write")
-    server = server_process(folder, env={"EFFECTS": str(tmp_path / "effects"), VARIABLE: f"{place}:2"})
+    env = {"EFFECTS": str(tmp_path / "effects"), VARIABLE: f"{place}:2", **LEASE}
+    server = server_process(folder, env=env)
     run_id, run = killed_and_restarted(server, tmp_path)
     if place == "tool_intent":
         assert run["status"] == "waiting"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 
 from tests.reliability.calls import call, until
-from tests.reliability.teller import config
+from tests.reliability.teller import LEASE, config
 
 RUNS = 10
 PATIENCE = 60.0
@@ -41,7 +41,7 @@ def test_ten_runs_of_one_session_over_two_servers_are_in_order_though_one_dies(
 ):
     """Accepted in turn by two processes over one database; the survivor takes over what was under way."""
     folder = config(tmp_path / "config", mock_llm.url, "read", postgres_database)
-    env = {"EFFECTS": str(tmp_path / "effects")}
+    env = {"EFFECTS": str(tmp_path / "effects"), **LEASE}
     dead, alive = (server_process(folder, env=env) for _ in range(2))
     run_ids = accept([dead, alive], RUNS)
     dead.signal(signal.SIGKILL)

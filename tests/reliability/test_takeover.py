@@ -15,7 +15,7 @@ import asyncpg
 from astromesh.runtime.failpoints import TOOL_DONE, VARIABLE
 from tests.platform.astromesh import CHILD, PROGRAM, ROOT
 from tests.platform.processes import Command, Server, plain_environment
-from tests.reliability.teller import config
+from tests.reliability.teller import LEASE, config
 
 PATIENCE = 90.0
 
@@ -27,6 +27,7 @@ def worker_of(home: Path, folder: Path, effects: Path) -> Server:
         "ASTROMESH_DATA_DIR": str(home / "data"),
         "PYTHONPATH": f"{CHILD}:{ROOT}",
         "EFFECTS": str(effects),
+        **LEASE,
     }
     command = Command([PROGRAM, "worker", "--config", str(folder)], plain_environment(home, settings), home)
     log = home / "worker.log"
@@ -54,7 +55,7 @@ def test_a_worker_takes_over_what_a_dead_server_had(tmp_path, mock_llm, server_p
     """Killed behind its first tool; the worker takes it up once the lease is over; SIGTERM ends it well."""
     effects = tmp_path / "effects"
     folder = config(tmp_path / "config", mock_llm.url, "write", postgres_database)
-    server = server_process(folder, env={"EFFECTS": str(effects), VARIABLE: TOOL_DONE})
+    server = server_process(folder, env={"EFFECTS": str(effects), VARIABLE: TOOL_DONE, **LEASE})
     body = json.dumps({"query": "Charge three times.", "session_id": "s-1"}).encode()
     asked = urllib.request.Request(
         f"{server.url}/v1/agents/teller/runs", body, {"content-type": "application/json"}
