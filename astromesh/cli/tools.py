@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from pathlib import Path
+from textwrap import shorten
 
 import typer
 
@@ -19,6 +20,8 @@ from astromesh.types import JsonObject, ToolResult
 
 #: what the call got wrong, not the tool
 _WRONG = frozenset({"invalid_tool_call", "tool_not_permitted"})
+#: characters of a description in the table; servers write pages, and `--json` has them whole
+_SHOWN = 100
 
 
 def list_tools(places: tuple[Path, Path], *, as_json: bool) -> None:
@@ -72,7 +75,8 @@ def _told(result: ToolResult) -> JsonObject:
 
 def _row(tool: JsonObject) -> tuple[str, str, str, str]:
     description = tool["function"]["description"].partition("\n")[0]
-    return tool["name"], tool["effect"], ", ".join(tool["agents"]), description
+    shown = shorten(description, _SHOWN, placeholder=" …")
+    return tool["name"], tool["effect"], ", ".join(tool["agents"]), shown
 
 
 async def _tools(places: tuple[Path, Path]) -> list[JsonObject]:
