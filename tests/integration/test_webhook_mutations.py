@@ -13,10 +13,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from astromesh.abc.channel import Received, Webhook
+from astromesh.channels.telegram import Telegram, TelegramOptions
 from astromesh.channels.whatsapp import WhatsApp, WhatsAppOptions
 from astromesh.errors import InvalidInput
 from astromesh.net.http import Http
 from astromesh.testing import ScriptedProvider
+from astromesh.testing.bot_api import BOT_TOKEN, SECRET_TOKEN, update
 from astromesh.testing.graph_api import message, signed, status, text_message, webhook
 from tests.integration.channel_desk import SECRET, place
 
@@ -30,6 +32,16 @@ SAMPLE = webhook(
     statuses=(status("out", "failed", code=131047), status("out", "read")),
 )
 WHOLE = orjson.dumps(SAMPLE)
+UPDATES = [
+    orjson.dumps(sample)
+    for sample in (
+        update(1, text="Hello"),
+        update(2, photo=[{"file_id": "small"}, {"file_id": "large"}], caption="x"),
+        update(3, document={"file_id": "d", "file_name": "x", "mime_type": "text/csv"}),
+        update(4, location={"latitude": 1.5, "longitude": 2}),
+        {"update_id": 5, "callback_query": {"data": "x", "message": update(5, text="?")["message"]}},
+    )
+]
 STRANGE: list[Any] = [
     None, True, 0, -1, 2**63, 1e308, "", "x" * 5000, "\0", "\U0001f600", [], {}, [[]], [None], {"a": {}},
     "messages", "text", "__class__", "../../etc/passwd", {"id": {"id": []}}, [{}] * 50,
@@ -37,9 +49,9 @@ STRANGE: list[Any] = [
 TIMES = 10_000
 
 
-def mutated(chance: random.Random) -> Any:
-    """The sample with one to three places changed, removed, doubled or swapped."""
-    data = orjson.loads(WHOLE)
+def mutated(chance: random.Random, whole: bytes = WHOLE) -> Any:
+    """A sample with one to three places changed, removed, doubled or swapped."""
+    data = orjson.loads(whole)
     for _ in range(chance.randint(1, 3)):
         if not (places := list(walk(data))):
             break
@@ -93,9 +105,21 @@ def test_ten_thousand_mutated_webhooks_are_read_or_left_out() -> None:
     assert read > TIMES, "most mutations leave most messages whole"
 
 
-def parsed(whatsapp: WhatsApp, body: bytes) -> Received:
+def test_ten_thousand_mutated_updates_of_telegram_are_read_or_left_out() -> None:
+    options = TelegramOptions(bot_token=BOT_TOKEN, secret_token=SECRET_TOKEN)
+    telegram, chance, read = Telegram(options, Http()), random.Random(7), 0
+    for n in range(TIMES):
+        body = orjson.dumps(mutated(chance, UPDATES[n % len(UPDATES)]))
+        if chance.random() < 0.2:
+            at = chance.randrange(len(body))
+            body = body[:at] + chance.randbytes(chance.randint(0, 3)) + body[at + 1 :]
+        read += len(parsed(telegram, body).messages)
+    assert read > TIMES / 4
+
+
+def parsed(channel: WhatsApp | Telegram, body: bytes) -> Received:
     try:
-        received = whatsapp.parse(body)
+        received = channel.parse(body)
     except InvalidInput:
         return Received()
     for one in received.messages:
