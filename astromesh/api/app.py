@@ -16,6 +16,7 @@ from astromesh.api import errors
 from astromesh.api.auth import Auth, configured
 from astromesh.api.body import BodyLimit
 from astromesh.api.border import ROOM, Border, Room
+from astromesh.api.outbox import Outbox
 from astromesh.api.routes import (
     agents,
     audit,
@@ -40,8 +41,16 @@ from astromesh.runtime.audit import AuditLog
 from astromesh.runtime.desk import open_desk
 from astromesh.runtime.engine import AgentRuntime
 from astromesh.runtime.observed import add_gauges
+from astromesh.telemetry.metrics import Gauge
 from astromesh.telemetry.watchdog import Watchdog
 from astromesh.telemetry.worker_tallies import WorkerTallies
+
+_EVENTS_DROPPED = Gauge(
+    "events_dropped",
+    "Events that clients did not get because they read too slowly.",
+    (),
+    lambda: {(): Outbox.dropped_by_all},
+)
 
 ROUTERS = (
     agents.router,
@@ -89,6 +98,7 @@ def create_app(
             await runtime.bootstrap()
         watchdog = Watchdog()
         add_gauges(runtime, watchdog)
+        runtime.metrics.gauge(_EVENTS_DROPPED)
         watchdog.start()
         if tallies is not None:
             tallies.start(runtime.metrics)

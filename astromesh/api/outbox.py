@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import ClassVar
 
 from astromesh.telemetry.runs import OVERHEAD, text_of
 from astromesh.telemetry.stream import DELTA, TERMINAL
@@ -28,10 +29,12 @@ class Outbox:
         most: how many bytes may wait before events are dropped.
         ends: closes behind the last event of a run.
 
-    `waiting` counts the bytes that wait, `dropped` the events that were lost.
+    `waiting` counts the bytes that wait, `dropped` the events that were lost, `dropped_by_all` those of every
+    outbox of this process.
     """
 
     wants_deltas = True
+    dropped_by_all: ClassVar[int] = 0
 
     def __init__(self, single: int = MOST_SINGLE, most: int = MOST_BYTES, *, ends: bool = False) -> None:
         self._pending: list[Event] = []
@@ -80,6 +83,7 @@ class Outbox:
         size = OVERHEAD + text_of(event)
         if self.waiting + size > self._most and not last:
             self.dropped += 1
+            Outbox.dropped_by_all += 1
             return False
         self.waiting += size
         return True
