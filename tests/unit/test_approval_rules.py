@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+from astromesh.abc.tool import Asked, ToolContext, ToolPolicy
 from astromesh.config.agent import ApprovalRule
 from astromesh.core.conditions import rule_of
+from astromesh.core.tool_layers import DeclaredTool
+from astromesh.core.tools import ToolRegistry
 from astromesh.errors import InvalidManifest
+from astromesh.node.scope import Scope
+from astromesh.testing import RecordingTool
+from astromesh.types import ToolCall, ToolSpec
 
 
 @pytest.mark.parametrize(
@@ -47,3 +53,44 @@ def test_both_must_hold_and_a_rule_that_says_nothing_names_every_call():
 def test_what_is_no_expression_is_told_before_the_first_call():
     with pytest.raises(InvalidManifest, match=r"approval\.when of the tool pay"):
         rule_of("pay", ApprovalRule(when="amount >"))
+
+
+class Decided:
+    """A step of a durable run, whose record may hold a refusal."""
+
+    def __init__(self, *, held: bool) -> None:
+        self.held = held
+        self.questions: list[str] = []
+
+    def asked(self, kind: str) -> bool:
+        return self.held
+
+    async def ask(self, asked: Asked) -> dict[str, str]:
+        self.questions.append(asked.question)
+        return {"decision": "deny"}
+
+    async def intend(self, spec: ToolSpec) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("read", "held", "effect", "policy", "made"),
+    [
+        ((), False, "external", ToolPolicy(), True),
+        (("web",), False, "external", ToolPolicy(), False),
+        (("web",), False, "write", ToolPolicy(), True),
+        (("web",), False, "read", ToolPolicy(), True),
+        # asked before the run was taken up again, in which another branch is slower to read
+        ((), True, "external", ToolPolicy(), False),
+        # a rule that does not name the call does not take it out of the other one
+        (("web",), False, "external", ToolPolicy(approval="required", approve_if=lambda _: False), False),
+        ((), False, "external", ToolPolicy(approval="required", approve_if=lambda _: False), True),
+    ],
+)
+async def test_a_tainted_turn_acts_outside_only_with_a_persons_leave(read, held, effect, policy, made):
+    tool, step, scope = RecordingTool("send"), Decided(held=held), Scope()
+    scope.note_untrusted(read)
+    spec = ToolSpec("send", effect=effect)
+    tools = ToolRegistry().bind("bot", [DeclaredTool(spec, tool, policy)], asks_if_tainted=True)
+    result = await tools.execute(ToolCall("c", "send", "{}"), ToolContext(run=scope, step=step))
+    assert (len(tool.calls) == 1, result.ok, len(step.questions) == 0) == (made, made, made)
+    assert all(("web" in question) is bool(read) for question in step.questions)
