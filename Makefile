@@ -9,6 +9,8 @@ CONFIG ?= config
 ARGS   ?=
 # Requests per route and kind in make reliability.
 EXAMPLES ?= 200
+# Servers killed at random places over each store in make reliability.
+KILLS ?= 20
 
 UV   := UV_NO_PROGRESS=1 $(BIN)/uv
 SYNC := $(UV) pip sync --quiet --compile-bytecode --require-hashes --python $(BIN)/python
@@ -59,9 +61,10 @@ integration: venv ## tests against real SQLite, PostgreSQL, Redis, HTTP
 acceptance: venv ## tests of the server as a process
 	$(PYTEST) tests/acceptance $(ARGS)
 
-reliability: venv ## what takes longer: crashes, and far more fuzzing (EXAMPLES=)
+reliability: venv ## what takes longer: crashes, at random too (KILLS=), and far more fuzzing (EXAMPLES=)
 	ASTROMESH_FUZZ_EXAMPLES=$(EXAMPLES) $(PYTEST) tests/reliability tests/integration/test_api_fuzz.py \
 		tests/unit/workflow/test_wf_properties.py $(ARGS)
+	$(BIN)/python scripts/kills.py --kills $(KILLS)
 
 architecture: venv ## who may import whom
 	$(PYTEST) tests/test_architecture.py $(ARGS)
