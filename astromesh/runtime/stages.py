@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterator
 from dataclasses import replace
 from functools import partial
 from time import perf_counter
@@ -38,9 +38,6 @@ from astromesh.runtime.run import Run
 from astromesh.runtime.structure import structured
 from astromesh.telemetry.stream import DELTA
 from astromesh.types import JsonObject, MemoryContext, Message, Turn
-
-#: how semantic memory is named among what nobody vouches for
-_KNOWLEDGE = "semantic memory"
 
 
 def admit(agent: Agent, request: RunRequest, run: Run) -> AdmittedQuery:
@@ -85,8 +82,7 @@ async def recall(agent: Agent, admitted: AdmittedQuery, run: Run) -> RecalledQue
             "memory", lambda: _remembered(agent, admitted, run), memory_to_json, memory_of
         )
     run.owner = memory.owner or run.owner
-    if memory.semantic_results:
-        run.scope.note_untrusted((_KNOWLEDGE,))
+    run.scope.note_untrusted(_unvouched(memory))
     run.stream.emit(
         "memory.loaded",
         turns=len(memory.conversation_history),
@@ -96,6 +92,14 @@ async def recall(agent: Agent, admitted: AdmittedQuery, run: Run) -> RecalledQue
         duration_ms=_since(started),
     )
     return RecalledQuery(admitted, memory)
+
+
+def _unvouched(memory: MemoryContext) -> Iterator[str]:
+    """What was recalled that holds words of others: passages, and what tools have answered."""
+    if memory.semantic_results:
+        yield "semantic memory"
+    if any(event.get("event") == "tool_call" for event in memory.episodic_events):
+        yield "episodic memory"
 
 
 def _remembered(agent: Agent, admitted: AdmittedQuery, run: Run) -> Awaitable[MemoryContext]:

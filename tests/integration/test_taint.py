@@ -140,6 +140,16 @@ async def test_what_a_nested_agent_reads_taints_the_turn_that_called_it(tmp_path
         assert (code, waiting["waiting_for"]["question"][-10:], office.send.calls) == (202, "of: fetch.", [])
 
 
+async def test_results_that_episodic_memory_recalls_taint_the_turn(tmp_path: Path) -> None:
+    """They were read in an earlier turn, and stand in the prompt of this one."""
+    spec = {"memory": {"episodic": {"backend": "sqlite"}}, "tools": [FETCH, SEND], **ASKS}
+    folder, office = write(tmp_path, manifest(**spec)), Office()
+    async with office.at(folder, [fetch], "read", [send]) as client:
+        assert (await asked(client))[0] == 200
+        code, waiting = await asked(client)
+    assert (code, waiting["waiting_for"]["question"][-20:]) == (202, "of: episodic memory.")
+
+
 async def test_knowledge_that_is_recalled_taints_the_turn(tmp_path: Path) -> None:
     """Semantic memory holds what earlier answers said."""
     semantic = {"backend": "sqlite", "auto_index": True, "embeddings": {"provider": "hashing"}}
