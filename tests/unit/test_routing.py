@@ -121,3 +121,30 @@ def test_what_a_request_needs_is_read_off_it():
     assert (
         needs_of(CompletionRequest((Message("user", "?"),), (ToolSpec("t"),), tool_choice="none")) == Needs()
     )
+
+
+@pytest.mark.parametrize(
+    ("needs", "without", "word"),
+    [
+        (Needs(tools=True), {"tools": False}, "tools"),
+        (Needs(vision=True), {"vision": False}, "vision"),
+        (Needs(json=True), {"json": False}, "structured output"),
+        (Needs(tokens=101), {"context_window": 100}, "context window"),
+    ],
+)
+def test_what_a_model_lacks_is_said_in_words(needs: Needs, without: dict, word: str):
+    """Only what the request needs and the model does not have; a prompt that just fits does."""
+    able = {"vision": True, "context_window": 101}
+    assert lacking(candidate(0, **{**able, **without}), needs) == (word,)
+    assert lacking(candidate(0, **able), needs) == ()
+    assert lacking(candidate(0, **{**able, **without}), Needs()) == ()
+
+
+def test_a_model_faster_than_a_millisecond_is_not_asked_before_one_that_was_never_tried():
+    fast, untried = candidate(0, latency=0.5), candidate(1, latency=0.5, idle=EXPLORE_AFTER)
+    assert rank("latency_optimized", [fast, untried]) == (1, 0)
+
+
+def test_without_needs_of_its_own_a_request_fits_every_model():
+    able, limited = candidate(0, context_window=1), candidate(1, tools=False, json=False)
+    assert rank("priority", [able, limited]) == (0, 1)

@@ -105,4 +105,5 @@ def test_only_the_keys_that_are_asked_for_count_and_the_first_is_named() -> None
     assert ledger.exhausted() == "cost_usd"
     assert ledger.exhausted(("tool_calls",)) == "tool_calls"
     assert ledger.exhausted(("tokens",)) == ""
+    assert RunLedger({"tokens": 1}).exhausted() == ""  # nothing spent yet
     assert ledger.child({"tool_calls": 5}).exhausted(MODEL_KEYS) == "cost_usd"
