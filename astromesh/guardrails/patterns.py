@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Sequence
+from importlib import import_module
 from itertools import chain
-from re import _constants, _parser  # type: ignore[attr-defined]
+from typing import Any
 
 import re2
 
@@ -17,6 +18,8 @@ LONGEST_BOUNDED = 2000
 #: places that unbounded patterns replace one by one; what follows goes as one, so that time stays linear
 MOST_FINDINGS = 1_000
 
+#: Python's own parser of patterns, which knows how much text one matches; it has no public name
+_parser: Any = import_module("re._parser")
 _SURROGATES = re.compile("[\ud800-\udfff]")
 #: what RE2 writes in another way than Python, as something of the same width that Python reads
 _RE2_ONLY = re.compile(
@@ -50,7 +53,7 @@ def widest_match(pattern: str) -> int | None:
             widest = int(_parser.parse(_RE2_ONLY.sub(_as_python, pattern)).getwidth()[1])
     except (re.error, OverflowError, RecursionError):
         return None
-    return widest if widest < min(_constants.MAXREPEAT, LONGEST_BOUNDED + 1) else None
+    return widest if widest < min(_parser.MAXREPEAT, LONGEST_BOUNDED + 1) else None
 
 
 def _as_python(found: re.Match[str]) -> str:
