@@ -14,7 +14,7 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, ClassVar, Protocol
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from astromesh.abc.deps import Deps
 from astromesh.errors import MissingExtra, UnknownPlugin
@@ -56,12 +56,6 @@ class Plugin(Protocol):
 
     @classmethod
     async def open(cls, options: Any, deps: Deps) -> Any: ...
-
-
-class NoOptions(BaseModel):
-    """For plugins without any option."""
-
-    model_config = ConfigDict(extra="forbid")
 
 
 class Plugins:

@@ -86,12 +86,6 @@ def postgres_server(
         _postgres.start()
 
 
-@pytest.fixture(scope="session")
-def postgres_url(_postgres: PostgresServer | ExternalPostgres) -> str:
-    """The maintenance database, as a user who may create databases."""
-    return _postgres.url
-
-
 @pytest.fixture
 def postgres_database(_postgres: PostgresServer | ExternalPostgres) -> Iterator[str]:
     """URL of an empty database of the test's own; `create extension vector` works there."""

@@ -11,8 +11,6 @@ from astromesh.runtime.engine import ANY_SESSION, AgentRuntime
 from astromesh.runtime.registry import Viewer
 from astromesh.types import CallerContext
 
-#: the routes that need no credential (webhooks are signed); every other one declares a scope
-PUBLIC = frozenset({"/health/live", "/health/ready", "/v1/channels/{channel}/webhook"})
 #: headers that programs send on behalf of others: proxies and browsers
 _HANDED_ON = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip", "via", "origin")
 

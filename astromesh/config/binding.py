@@ -221,10 +221,7 @@ class Binder:
             self._warn(f"is skipped: {key.missing}", at)
         if validated is not None:
             price, quality = endpoints.rank(spec, entry, model)
-            found = bool(key.text)
-            spec.resolve(
-                ModelBlock(spec.provider, plugin, model, validated, price, quality, found, key.missing)
-            )
+            spec.resolve(ModelBlock(spec.provider, plugin, model, validated, price, quality, key.missing))
 
     def _chosen(self, spec: ModelSpec, entry: Entry | None, at: Steps) -> str:
         models = entry.record.models if entry else ()

@@ -9,7 +9,6 @@ from pydantic import Field, PrivateAttr
 
 from astromesh.config.fields import Name, Record
 
-API_VERSION = "astromesh/v1"
 ApiVersion = Literal["astromesh/v1"]
 
 

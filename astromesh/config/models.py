@@ -35,7 +35,6 @@ class ModelBlock:
         model: the model's name, empty where the plugin has only one.
         options: the plugin's validated `Options`: what block and providers.yaml say together.
         price, quality: for the router; None where nobody said.
-        has_key: whether an API key was found.
         skipped: why this model cannot be used, e.g. `OPENAI_API_KEY is not set`; empty where it can.
     """
 
@@ -45,7 +44,6 @@ class ModelBlock:
     options: BaseModel
     price: Price | None = None
     quality: float | None = None
-    has_key: bool = False
     skipped: str = ""
 
     @property

@@ -10,7 +10,7 @@ import structlog
 
 from astromesh.abc.deps import Deps
 from astromesh.abc.provider import ModelPort
-from astromesh.abc.rag import Knowledge, Progress, Reader
+from astromesh.abc.rag import ChunkStores, Knowledge, Progress, Reader
 from astromesh.config.agent import RoleModel
 from astromesh.config.rag import RAGManifest
 from astromesh.errors import ProviderError, StoreUnavailable
@@ -43,7 +43,7 @@ async def open_knowledge(
         return await plugin.open(plugin.Options() if options is None else options, deps)
 
     chunker = await opened("chunkers", spec.chunking.strategy, spec.chunking.options)
-    stores = await opened("vector_stores", spec.store.backend, spec.store.options)
+    stores: ChunkStores = await opened("vector_stores", spec.store.backend, spec.store.options)
     deps.resources.on_close(stores.close)
     pipeline: Knowledge = plugins.load("pipelines", "rag")(
         manifest.name,

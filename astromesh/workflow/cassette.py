@@ -132,23 +132,6 @@ def told(entry: Mapping[str, Any]) -> JsonObject:
     }
 
 
-class Recording:
-    """A gate and a log that together record one run; for engines that are opened for it."""
-
-    def __init__(self) -> None:
-        self._recorder = Recorder()
-        self.records: list[JsonObject] = []
-
-    def equip(self, kit: Kit) -> Kit:
-        return equip(kit, self._recorder)
-
-    async def gate(self, task: str, stage: str, input: Any, context: JsonObject | None) -> None:
-        self._recorder.begin(task, stage, context)
-
-    async def commit(self, task_id: str, records: Sequence[JsonObject]) -> None:
-        self.records += [self._recorder.enriched(task_id, record) for record in records]
-
-
 class Replay:
     """A gate, a log and a tape that answer from a cassette; nothing else is asked.
 
@@ -160,7 +143,6 @@ class Replay:
     """
 
     def __init__(self, cassette: Cassette, *, racing: bool = False) -> None:
-        self._cassette = cassette
         self._stages = {(s["task"], s["stage"]): s for s in cassette.stages}
         self._order = [(s["task"], s["stage"]) for s in cassette.stages]
         self._racing = racing

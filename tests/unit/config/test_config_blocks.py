@@ -155,7 +155,7 @@ def test_a_block_and_its_entry_are_one_and_the_block_wins() -> None:
         providers=OPENAI,
     )
     options = block.options
-    assert (block.plugin, block.name, block.has_key, block.skipped) == ("openai", "openai/big", True, "")
+    assert (block.plugin, block.name, block.skipped) == ("openai", "openai/big", "")
     assert (options.name, options.model, options.endpoint) == ("openai", "big", "http://gateway")
     assert (options.timeout, options.parameters, options.retries) == (9, {"temperature": 1, "seed": 7}, 4)
     assert options.api_key.get_secret_value() == "sk-entry"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -14,11 +14,13 @@ from astromesh.config.workflow.memory import ContextProfile
 from astromesh.config.workflow.operations import PolicySpec
 from astromesh.errors import ProviderUnavailable
 from astromesh.testing import Reply, ScriptedProvider
-from astromesh.types import ToolCall
+from astromesh.types import JsonObject, ToolCall
 from astromesh.workflow import Engine
-from astromesh.workflow.cassette import Cassette, Recording, Replay
+from astromesh.workflow.cassette import Cassette, Replay
 from astromesh.workflow.context import Item, assemble
 from astromesh.workflow.policy import Asked, denial
+from astromesh.workflow.stages import Kit
+from astromesh.workflow.tape import Recorder, equip
 from tests.unit.workflow.wf_samples import OPS, project, run, states
 
 TOOLS = {
@@ -295,6 +297,23 @@ async def test_e38_an_agent_merges() -> None:
         merged, failed = await made.run("-"), await made.run("-")
     assert merged.output == "both" and '"-a"' in model.requests[0].messages[1].content
     assert failed.error and (failed.error["code"], failed.error["stage"]) == ("provider_error", "m")
+
+
+class Recording:
+    """A gate and a log that together record one run, as a runtime's Tasks are recorded."""
+
+    def __init__(self) -> None:
+        self._recorder = Recorder()
+        self.records: list[JsonObject] = []
+
+    def equip(self, kit: Kit) -> Kit:
+        return equip(kit, self._recorder)
+
+    async def gate(self, task: str, stage: str, input: Any, context: JsonObject | None) -> None:
+        self._recorder.begin(task, stage, context)
+
+    async def commit(self, task_id: str, records: Sequence[JsonObject]) -> None:
+        self.records += [self._recorder.enriched(task_id, record) for record in records]
 
 
 async def test_e53_an_agent_that_merges_replays_too() -> None:
