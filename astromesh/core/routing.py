@@ -8,6 +8,7 @@ against each other put what is no language model (`embedded`) last. Ties keep th
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Literal, NamedTuple, get_args
 
 from astromesh.abc.provider import Capabilities
@@ -106,11 +107,10 @@ def _declared(candidates: Sequence[Candidate], turn: int) -> Sequence[Candidate]
     return candidates
 
 
-def _weighed(key: Callable[[Candidate], Any]) -> _Order:
-    def order(candidates: Sequence[Candidate], turn: int) -> Sequence[Candidate]:
-        return sorted(candidates, key=lambda c: (not c.capabilities.language_model, key(c)))
-
-    return order
+def _weighed(
+    key: Callable[[Candidate], Any], candidates: Sequence[Candidate], turn: int
+) -> Sequence[Candidate]:
+    return sorted(candidates, key=lambda c: (not c.capabilities.language_model, key(c)))
 
 
 def _rotated(candidates: Sequence[Candidate], turn: int) -> Sequence[Candidate]:
@@ -128,8 +128,8 @@ def _latency(candidate: Candidate) -> float:
 _ORDERS: dict[str, _Order] = {
     "priority": _declared,
     "capability_match": _declared,
-    "cost_optimized": _weighed(lambda c: (not c.capabilities.priced, c.cost)),
-    "latency_optimized": _weighed(_latency),
-    "quality_first": _weighed(lambda c: -c.capabilities.quality),
+    "cost_optimized": partial(_weighed, lambda c: (not c.capabilities.priced, c.cost)),
+    "latency_optimized": partial(_weighed, _latency),
+    "quality_first": partial(_weighed, lambda c: -c.capabilities.quality),
     "round_robin": _rotated,
 }

@@ -76,6 +76,34 @@ def test_every_state_knows_every_outcome_and_others_never_decide_for_a_probe(cir
         assert after(circuit, outcome, probe=False, now=now) == circuit
 
 
+@pytest.mark.parametrize(
+    ("before", "outcome", "after_it"),
+    [
+        (CLOSED, "failure", Circuit("closed", 1)),
+        (Circuit("closed", 2), "failure", Circuit("open", 3, 70.0)),
+        (CLOSED, "throttled", Circuit("open", 0, 30.0)),
+        (Circuit("open", 3, 50.0), "throttled", Circuit("open", 3, 50.0)),
+        (Circuit("open", 3, 50.0), "failure", Circuit("open", 3, 50.0)),
+        (Circuit("half_open", 3, 5.0), "failure", Circuit("open", 4, 70.0)),
+        (Circuit("half_open", 3, 5.0), "throttled", Circuit("open", 3, 30.0)),
+        (Circuit("half_open", 3, 5.0), "abandoned", Circuit("open", 3, 10.0)),
+        (Circuit("half_open", 3, 5.0), "rejected", CLOSED),
+    ],
+)
+def test_what_health_shows_of_a_circuit_is_exact(before, outcome, after_it):
+    """Failures in a row and the time of the next probe, at second 10; a throttled provider asks for 20."""
+    assert after(before, outcome, probe=True, wait=20.0) == after_it
+
+
+def test_a_throttled_provider_that_names_no_time_is_held_for_none():
+    assert leave(CLOSED, "throttled", probe=False, now=10.0, rules=RULES) == Circuit("open", 0, 10.0)
+
+
+def test_a_call_makes_an_open_circuit_half_open_and_leaves_a_closed_one():
+    assert enter(Circuit("open", 3, 5.0)) == Circuit("half_open", 3, 5.0)
+    assert enter(Circuit("closed", 2)) == Circuit("closed", 2)
+
+
 class Breaker(RuleBasedStateMachine):
     """Calls set out, overlap and end in any order."""
 

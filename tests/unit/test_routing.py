@@ -75,6 +75,10 @@ def test_round_robin_begins_with_every_model_equally_often(given_):
     assert len(set(first)) == (models or 1)
 
 
+def test_the_first_turn_is_that_of_the_primary():
+    assert rank("round_robin", [candidate(0), candidate(1)]) == (0, 1)
+
+
 def test_cost_optimized_asks_the_cheapest_known_price_first_and_unknown_ones_after():
     given_ = [candidate(0, 0.4), candidate(1, priced=False), candidate(2, 0.1), candidate(3, 0.0)]
     assert rank("cost_optimized", given_) == (3, 2, 0, 1)
