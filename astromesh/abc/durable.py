@@ -13,19 +13,23 @@ commit names it.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol
 
 from astromesh.quick import quick
 from astromesh.types import Event, JsonObject, Usage
 
+#: what happens to a run that comes while another of its session is queued or running (`sessions.concurrency`)
+Policy = Literal["enqueue", "reject", "interrupt", "merge"]
 Status = Literal["queued", "running", "waiting", "completed", "failed", "cancelled"]
 #: `value`: what the run was told from outside: its memory, its admitted query
 StepKind = Literal["model", "tool", "value", "wait"]
 #: `intent`: about to happen, may have happened. `done`: its output is known. `unknown`: a person must look.
 StepState = Literal["intent", "done", "unknown"]
 
+#: no agent has a bound of its runs
+NO_LIMITS: Mapping[str, int] = {}
 ENDED: frozenset[str] = frozenset({"completed", "failed", "cancelled"})
 
 
@@ -41,7 +45,8 @@ class RunRow:
         manifest: the agent's manifest as it was when the run was accepted (R16).
         caller: user, tenant, roles, scopes, metadata; never a token.
         deadline_at: when it must have ended; enforced also where its worker is dead.
-        wake_at: of a waiting run: when its time is over.
+        wake_at: of a waiting run: when its time is over; of a queued one: before this it does not begin, and
+            what merges with it may come.
         segment: number of the segment that runs or is due, from 1; the fencing token.
         worker: who works on it now.
         priority: lower comes first.
@@ -159,11 +164,20 @@ class RunStore(Protocol):
         StoreUnavailable: the database does not answer now.
     """
 
-    async def accept(self, run: RunRow, key: IdempotencyKey | None = None) -> RunRow:
+    async def accept(
+        self, run: RunRow, key: IdempotencyKey | None = None, policy: Policy = "enqueue"
+    ) -> RunRow:
         """Keeps a new run; answers it, or the run that has the same key and body.
+
+        Args:
+            policy: against the ordered runs of its session that are queued or running: it comes behind them
+                (enqueue), is refused (reject), they end or are asked to (interrupt). With `merge` it becomes
+                part of one of the same owner that is queued and has not reached its `wake_at`: that one is
+                answered.
 
         Raises:
             IdempotencyConflict: the key was used with another body.
+            SessionBusy: by `reject`.
         """
 
     async def note(self, runs: Sequence[tuple[RunRow, Sequence[Event]]]) -> None:
@@ -180,16 +194,28 @@ class RunStore(Protocol):
     async def list(self, wanted: Wanted) -> tuple[tuple[RunRow, ...], Usage]:
         """The newest first; and what all that fit have used, each tree of runs counted once."""
 
-    async def claim(self, run_id: str, segment: int, worker: str) -> RunRow | None:
+    async def claim(
+        self, run_id: str, segment: int, worker: str, limits: Mapping[str, int] = NO_LIMITS
+    ) -> RunRow | None:
         """Makes the worker the one that runs this segment; None where it is not due.
 
         It is not due where the run has ended, is worked on by another worker, is at another segment, was
-        cancelled before it began (then the row has become `cancelled`), or is ordered and not the first of
-        its session. A worker that has it already, and asks because the answer was lost, gets it again.
+        cancelled before it began (then the row has become `cancelled`), is ordered and not the first of
+        its session, or has not reached its `wake_at`. A worker that has it already, and asks because the
+        answer was lost, gets it again.
+
+        Args:
+            limits: of agents, how many of their runs may be running over all workers.
         """
 
     async def following(self, run: RunRow) -> tuple[str, int] | None:
         """The oldest ordered run of the same session that is queued, and its segment."""
+
+    async def next_of(self, agent: str) -> tuple[str, int] | None:
+        """The run of an agent that is to begin next, by priority and age, and its segment."""
+
+    async def queued(self, agent: str) -> int:
+        """How many runs of an agent are queued."""
 
     async def commit(
         self, claim: Claim, *, steps: Sequence[Step] = (), events: Sequence[Event] = (),
@@ -243,7 +269,7 @@ class RunStore(Protocol):
         """The worker ends. Its runs are `queued` again, in a new segment, and answered for dispatch."""
 
     async def overdue(
-        self, lease: float, limit: int = 100, *, queued: float = 0.0
+        self, lease: float, limit: int = 100, *, queued: float = 0.0, limits: Mapping[str, int] = NO_LIMITS
     ) -> tuple[tuple[str, int], ...]:
         """Runs that somebody must dispatch, as (run_id, segment).
 

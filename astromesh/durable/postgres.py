@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Self
 
@@ -11,8 +11,19 @@ from pydantic import BaseModel, ConfigDict
 
 from astromesh.abc.clock import Clock
 from astromesh.abc.deps import Deps
-from astromesh.abc.durable import Change, Claim, EndAsked, IdempotencyKey, RunRow, Step, Wanted
+from astromesh.abc.durable import (
+    NO_LIMITS,
+    Change,
+    Claim,
+    EndAsked,
+    IdempotencyKey,
+    Policy,
+    RunRow,
+    Step,
+    Wanted,
+)
 from astromesh.durable.rows import (
+    busy,
     change_values,
     columns_of,
     conflict,
@@ -21,6 +32,8 @@ from astromesh.durable.rows import (
     event_values,
     last_words,
     lost,
+    merged,
+    merges_into,
     noted,
     run_of,
     step_of,
@@ -79,11 +92,13 @@ class PostgresRuns:
         await database.migrate(SCHEMA)
         return cls(database, deps.clock)
 
-    async def accept(self, run: RunRow, key: IdempotencyKey | None = None) -> RunRow:
-        if key is None:
+    async def accept(
+        self, run: RunRow, key: IdempotencyKey | None = None, policy: Policy = "enqueue"
+    ) -> RunRow:
+        if key is None and policy == "enqueue":
             await self._database.write(SQL["add"], *columns_of(run), self._clock.now())
             return run
-        return await self._database.transact(partial(_accept, run, key, self._clock.now()))
+        return await self._database.transact(partial(_accept, run, key, policy, self._clock.now()))
 
     async def note(self, runs: Sequence[tuple[RunRow, Sequence[Event]]]) -> None:
         await self._database.transact(partial(_note, [noted(run, events) for run, events in runs]))
@@ -100,13 +115,26 @@ class PostgresRuns:
         numbers = await self._database.read(SQL["used"], *wanted[:5])
         return tuple(map(run_of, rows)), usage_of(numbers[0])
 
-    async def claim(self, run_id: str, segment: int, worker: str) -> RunRow | None:
-        rows = await self._database.write(SQL["claim"], run_id, segment, worker, self._clock.now())
+    async def claim(
+        self, run_id: str, segment: int, worker: str, limits: Mapping[str, int] = NO_LIMITS
+    ) -> RunRow | None:
+        asked = (run_id, segment, worker, self._clock.now())
+        if limits:
+            return await self._database.transact(partial(_claim, asked, limits))
+        rows = await self._database.write(SQL["claim"], *asked)
         return run_of(rows[0]) if rows else None
 
     async def following(self, run: RunRow) -> tuple[str, int] | None:
         rows = await self._database.read(SQL["following"], run.tenant, run.agent, run.session_id)
         return (rows[0][0], rows[0][1]) if rows else None
+
+    async def next_of(self, agent: str) -> tuple[str, int] | None:
+        rows = await self._database.read(SQL["next_of"], agent, self._clock.now())
+        return (rows[0][0], rows[0][1]) if rows else None
+
+    async def queued(self, agent: str) -> int:
+        found: int = (await self._database.read(SQL["queued"], agent))[0][0]
+        return found
 
     async def commit(
         self, claim: Claim, *, steps: Sequence[Step] = (), events: Sequence[Event] = (),
@@ -160,10 +188,10 @@ class PostgresRuns:
         return await self._database.transact(partial(_leave, worker, self._clock.now()))
 
     async def overdue(
-        self, lease: float, limit: int = 100, *, queued: float = 0.0
+        self, lease: float, limit: int = 100, *, queued: float = 0.0, limits: Mapping[str, int] = NO_LIMITS
     ) -> tuple[tuple[str, int], ...]:
         return await self._database.transact(
-            partial(_overdue, self._clock.now(), lease, queued or lease, limit)
+            partial(_overdue, self._clock.now(), lease, queued or lease, limit, limits)
         )
 
     async def waiting(self, tenant: str, owner: str | None, limit: int = 100) -> tuple[RunRow, ...]:
@@ -207,16 +235,51 @@ def _event_values(event: Event) -> tuple[object, ...]:
 # -- in one transaction each ---------------------------------------------------------------------------------
 
 
-async def _accept(run: RunRow, key: IdempotencyKey, now: float, connection: Connection) -> RunRow:
-    await connection.execute(SQL["lock_key"], *key[:4])
-    found = await connection.fetchrow(SQL["key"], *key[:4], now)
-    if found is not None and (earlier := await _get(run_id=found[1], connection=connection)):
-        if found[0] != key.body_hash:
-            raise IdempotencyConflict(conflict(key.key))
-        return earlier
-    await connection.execute(SQL["put_key"], *key[:5], run.run_id, key.expires_at)
-    await connection.execute(SQL["add"], *columns_of(run), now)
+async def _accept(
+    run: RunRow, key: IdempotencyKey | None, policy: Policy, now: float, connection: Connection
+) -> RunRow:
+    if key is not None:
+        await connection.execute(SQL["lock_key"], *key[:4])
+        found = await connection.fetchrow(SQL["key"], *key[:4], now)
+        if found is not None and (earlier := await _get(run_id=found[1], connection=connection)):
+            if found[0] != key.body_hash:
+                raise IdempotencyConflict(conflict(key.key))
+            return earlier
+    kept = run if policy == "enqueue" else await _let_in(run, policy, now, connection)
+    if key is not None:
+        await connection.execute(SQL["put_key"], *key[:5], kept.run_id, key.expires_at)
+    if kept is run:
+        await connection.execute(SQL["add"], *columns_of(run), now)
+    return kept
+
+
+async def _let_in(run: RunRow, policy: Policy, now: float, connection: Connection) -> RunRow:
+    """The run, or the one that it has become part of."""
+    session = (run.tenant, run.agent, run.session_id)
+    await connection.execute(SQL["lock_session"], *session)
+    others = tuple(map(run_of, await connection.fetch(SQL["open_of_session"], *session)))
+    if policy == "reject" and others:
+        raise busy()
+    for other in others:
+        if policy == "interrupt":
+            await _cancel(other.run_id, now, connection)
+        elif policy == "merge" and merges_into(run, other, now):
+            both = text_of(merged(other.request, run.request))
+            await connection.execute(SQL["join_in"], other.run_id, both, run.priority)
+            return other
     return run
+
+
+async def _claim(
+    asked: tuple[str, int, str, float], limits: Mapping[str, int], connection: Connection
+) -> RunRow | None:
+    run_id, agent = asked[0], await connection.fetchval(SQL["agent"], asked[0])
+    if agent in limits:
+        await connection.execute(SQL["lock_agent"], agent)
+        if await connection.fetchval(SQL["running"], agent, run_id) >= limits[agent]:
+            return None
+    row = await connection.fetchrow(SQL["claim"], *asked)
+    return run_of(row) if row else None
 
 
 async def _note(
@@ -268,7 +331,7 @@ async def _leave(worker: str, now: float, connection: Connection) -> tuple[tuple
 
 
 async def _overdue(
-    now: float, lease: float, queued: float, limit: int, connection: Connection
+    now: float, lease: float, queued: float, limit: int, limits: Mapping[str, int], connection: Connection
 ) -> tuple[tuple[str, int], ...]:
     await connection.execute(SQL["forget_workers"], now - _FORGOTTEN)
     due: list[tuple[str, int]] = []
@@ -282,7 +345,9 @@ async def _overdue(
     for run in map(run_of, await connection.fetch(SQL["awake"], now, limit)):
         due += await _requeued(run, now, connection)
     await _end_lost(now, lease, limit, connection)
-    due += [(row[0], row[1]) for row in await connection.fetch(SQL["stale"], now - queued, now, limit)]
+    full = [a for a, most in limits.items() if await connection.fetchval(SQL["running"], a, "") >= most]
+    stale = await connection.fetch(SQL["stale"], now - queued, now, limit, full)
+    due += [(row[0], row[1]) for row in stale]
     return tuple(dict.fromkeys(due))
 
 

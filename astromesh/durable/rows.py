@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 
 from astromesh.abc.durable import Change, Claim, RunRow, Step
-from astromesh.errors import DeadlineExceeded, Interrupted
+from astromesh.errors import DeadlineExceeded, Interrupted, SessionBusy
 from astromesh.types import Event, JsonObject, Usage
 
 _PLAIN = (
@@ -137,6 +137,19 @@ def value_of(text: str | None) -> Any:
     return None if text is None else orjson.loads(text)
 
 
+def merges_into(run: RunRow, earlier: RunRow, now: float) -> bool:
+    """Whether a run becomes part of an earlier one of its session that has not begun."""
+    whole = all(one.request.get("history") is None and "persist" not in one.request for one in (run, earlier))
+    return whole and earlier.status == "queued" and earlier.owner == run.owner and earlier.wake_at > now
+
+
+def merged(earlier: JsonObject, request: JsonObject) -> JsonObject:
+    """Two requests as one: texts by newline, pictures in order, the rest of the first."""
+    images = [*earlier.get("images", ()), *request.get("images", ())]
+    both = {**earlier, "query": f"{earlier['query']}\n{request['query']}"}
+    return {**both, "images": images} if images else both
+
+
 # -- what both stores say --------------------------------------------------------------------------------
 
 
@@ -149,6 +162,10 @@ def conflict(key: str) -> str:
 
 def lost(claim: Claim) -> str:
     return f"The run {claim.run_id!r} is no longer this worker's, or it has ended."
+
+
+def busy() -> SessionBusy:
+    return SessionBusy("The session is answering another message; send this one again when it is done.")
 
 
 def cut_off() -> JsonObject:

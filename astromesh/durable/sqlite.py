@@ -7,7 +7,7 @@ The functions of a connection run in the database's threads, each for all the it
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple, Self, TypeVar
 
@@ -15,8 +15,19 @@ from pydantic import BaseModel, ConfigDict
 
 from astromesh.abc.clock import Clock
 from astromesh.abc.deps import Deps
-from astromesh.abc.durable import Change, Claim, EndAsked, IdempotencyKey, RunRow, Step, Wanted
+from astromesh.abc.durable import (
+    NO_LIMITS,
+    Change,
+    Claim,
+    EndAsked,
+    IdempotencyKey,
+    Policy,
+    RunRow,
+    Step,
+    Wanted,
+)
 from astromesh.durable.rows import (
+    busy,
     change_values,
     columns_of,
     conflict,
@@ -25,6 +36,8 @@ from astromesh.durable.rows import (
     event_values,
     last_words,
     lost,
+    merged,
+    merges_into,
     noted,
     run_of,
     step_of,
@@ -36,7 +49,7 @@ from astromesh.durable.rows import (
     value_of,
     with_columns,
 )
-from astromesh.errors import IdempotencyConflict, LeaseLost
+from astromesh.errors import IdempotencyConflict, LeaseLost, SessionBusy
 from astromesh.storage.database import Database, shared_database
 from astromesh.storage.migrations import Schema, queries
 from astromesh.types import Event, JsonObject, Usage
@@ -73,8 +86,10 @@ class SqliteRuns:
         await database.migrate(SCHEMA)
         return cls(database, deps.clock)
 
-    async def accept(self, run: RunRow, key: IdempotencyKey | None = None) -> RunRow:
-        return await self._database.write(_accept, (run, key, self._clock.now()))
+    async def accept(
+        self, run: RunRow, key: IdempotencyKey | None = None, policy: Policy = "enqueue"
+    ) -> RunRow:
+        return await self._database.write(_accept, (run, key, policy, self._clock.now()))
 
     async def note(self, runs: Sequence[tuple[RunRow, Sequence[Event]]]) -> None:
         await self._database.write(_note, runs)
@@ -88,11 +103,19 @@ class SqliteRuns:
     async def list(self, wanted: Wanted) -> tuple[tuple[RunRow, ...], Usage]:
         return await self._database.read(_list, wanted)
 
-    async def claim(self, run_id: str, segment: int, worker: str) -> RunRow | None:
-        return await self._database.write(_claim, (run_id, segment, worker, self._clock.now()))
+    async def claim(
+        self, run_id: str, segment: int, worker: str, limits: Mapping[str, int] = NO_LIMITS
+    ) -> RunRow | None:
+        return await self._database.write(_claim, (run_id, segment, worker, self._clock.now(), limits))
 
     async def following(self, run: RunRow) -> tuple[str, int] | None:
         return await self._database.read(_following, (run.tenant, run.agent, run.session_id))
+
+    async def next_of(self, agent: str) -> tuple[str, int] | None:
+        return await self._database.read(_next_of, (agent, self._clock.now()))
+
+    async def queued(self, agent: str) -> int:
+        return await self._database.read(_queued, agent)
 
     async def commit(
         self, claim: Claim, *, steps: Sequence[Step] = (), events: Sequence[Event] = (),
@@ -137,9 +160,10 @@ class SqliteRuns:
         return await self._database.write(_leave, (worker, self._clock.now()))
 
     async def overdue(
-        self, lease: float, limit: int = 100, *, queued: float = 0.0
+        self, lease: float, limit: int = 100, *, queued: float = 0.0, limits: Mapping[str, int] = NO_LIMITS
     ) -> tuple[tuple[str, int], ...]:
-        return await self._database.write(_overdue, (self._clock.now(), lease, queued or lease, limit))
+        look = (self._clock.now(), lease, queued or lease, limit, limits)
+        return await self._database.write(_overdue, look)
 
     async def waiting(self, tenant: str, owner: str | None, limit: int = 100) -> tuple[RunRow, ...]:
         return await self._database.read(_waiting, (tenant, owner, limit))
@@ -184,21 +208,42 @@ def _each(
     for item in items:
         try:
             results.append(work(connection, item))
-        except (IdempotencyConflict, LeaseLost) as error:
+        except (IdempotencyConflict, LeaseLost, SessionBusy) as error:
             results.append(error)
     return results
 
 
-def _accept_one(connection: sqlite3.Connection, item: tuple[RunRow, IdempotencyKey | None, float]) -> RunRow:
-    run, key, now = item
+def _accept_one(
+    connection: sqlite3.Connection, item: tuple[RunRow, IdempotencyKey | None, Policy, float]
+) -> RunRow:
+    run, key, policy, now = item
     if key is not None:
         found = connection.execute(SQL["key"], (*key[:4], now)).fetchone()
         if found is not None and (earlier := _run(connection, found[1])) is not None:
             if found[0] != key.body_hash:
                 raise IdempotencyConflict(conflict(key.key))
             return earlier
-        connection.execute(SQL["put_key"], (*key[:5], run.run_id, key.expires_at))
-    connection.execute(SQL["add"], (*columns_of(run), now))
+    kept = run if policy == "enqueue" else _let_in(connection, run, policy, now)
+    if key is not None:
+        connection.execute(SQL["put_key"], (*key[:5], kept.run_id, key.expires_at))
+    if kept is run:
+        connection.execute(SQL["add"], (*columns_of(run), now))
+    return kept
+
+
+def _let_in(connection: sqlite3.Connection, run: RunRow, policy: Policy, now: float) -> RunRow:
+    """The run, or the one that it has become part of."""
+    session = (run.tenant, run.agent, run.session_id)
+    others = tuple(map(run_of, connection.execute(SQL["open_of_session"], session).fetchall()))
+    if policy == "reject" and others:
+        raise busy()
+    for other in others:
+        if policy == "interrupt":
+            _cancel_one(connection, (other.run_id, now))
+        elif policy == "merge" and merges_into(run, other, now):
+            both = text_of(merged(other.request, run.request))
+            connection.execute(SQL["join_in"], (other.run_id, both, run.priority))
+            return other
     return run
 
 
@@ -226,13 +271,36 @@ def _list_one(connection: sqlite3.Connection, wanted: Wanted) -> tuple[tuple[Run
     return tuple(map(run_of, rows)), usage_of(numbers)
 
 
-def _claim_one(connection: sqlite3.Connection, item: tuple[str, int, str, float]) -> RunRow | None:
-    run_id, segment, worker, now = item
-    row = connection.execute(SQL["claim"], (run_id, segment, worker)).fetchone()
+def _claim_one(
+    connection: sqlite3.Connection, item: tuple[str, int, str, float, Mapping[str, int]]
+) -> RunRow | None:
+    run_id, segment, worker, now, limits = item
+    if limits and _is_full(connection, run_id, limits):
+        return None
+    row = connection.execute(SQL["claim"], (run_id, segment, worker, now)).fetchone()
     if row is None:
         return None
     connection.execute(SQL["beat"], (worker, now))
     return run_of(row)
+
+
+def _is_full(connection: sqlite3.Connection, run_id: str, limits: Mapping[str, int]) -> bool:
+    """Whether as many other runs of a run's agent are running as may."""
+    found = connection.execute(SQL["agent"], (run_id,)).fetchone()
+    if found is None or found[0] not in limits:
+        return False
+    running: int = connection.execute(SQL["running"], (found[0], run_id)).fetchone()[0]
+    return running >= limits[found[0]]
+
+
+def _next_of_one(connection: sqlite3.Connection, item: tuple[str, float]) -> tuple[str, int] | None:
+    row: tuple[str, int] | None = connection.execute(SQL["next_of"], item).fetchone()
+    return row
+
+
+def _queued_one(connection: sqlite3.Connection, agent: str) -> int:
+    found: int = connection.execute(SQL["queued"], (agent,)).fetchone()[0]
+    return found
 
 
 def _following_one(connection: sqlite3.Connection, session: tuple[str, str, str]) -> tuple[str, int] | None:
@@ -309,9 +377,9 @@ def _leave_one(connection: sqlite3.Connection, item: tuple[str, float]) -> tuple
 
 
 def _overdue_one(
-    connection: sqlite3.Connection, item: tuple[float, float, float, int]
+    connection: sqlite3.Connection, item: tuple[float, float, float, int, Mapping[str, int]]
 ) -> tuple[tuple[str, int], ...]:
-    now, lease, queued, limit = item
+    now, lease, queued, limit, limits = item
     connection.execute(SQL["forget_workers"], (now - _FORGOTTEN,))
     orphans = map(run_of, connection.execute(SQL["orphans"], (now - lease, limit)).fetchall())
     awake = map(run_of, connection.execute(SQL["awake"], (now, limit)).fetchall())
@@ -326,7 +394,10 @@ def _overdue_one(
     for run in awake:
         due += connection.execute(SQL["requeue"], (run.run_id, run.segment, now)).fetchall()
     _end_lost(connection, now, lease, limit)
-    due += connection.execute(SQL["stale"], (now - queued, now, limit)).fetchall()
+    full = [
+        a for a, most in limits.items() if connection.execute(SQL["running"], (a, "")).fetchone()[0] >= most
+    ]
+    due += connection.execute(SQL["stale"], (now - queued, now, limit, text_of(full))).fetchall()
     return tuple(dict.fromkeys(due))
 
 
@@ -377,6 +448,8 @@ _list = partial(_each, _list_one)
 _trace = partial(_each, _trace_one)
 _claim = partial(_each, _claim_one)
 _following = partial(_each, _following_one)
+_next_of = partial(_each, _next_of_one)
+_queued = partial(_each, _queued_one)
 _commit = partial(_each, _commit_one)
 _steps = partial(_each, _steps_one)
 _events = partial(_each, _events_one)

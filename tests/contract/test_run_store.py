@@ -6,11 +6,12 @@ import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from astromesh.abc.durable import Change, Claim, IdempotencyKey, RunRow, RunStore, Step, Wanted
-from astromesh.errors import IdempotencyConflict, LeaseLost
+from astromesh.errors import IdempotencyConflict, LeaseLost, SessionBusy
 from astromesh.plugins import Plugins
 from astromesh.testing import ManualClock
 from astromesh.types import Event, Usage
@@ -269,13 +270,122 @@ async def test_what_must_wait_for_an_older_run_is_not_overdue(store, clock):
 
 
 async def test_runs_of_a_session_that_are_not_ordered_begin_at_once(store):
-    """`interrupt` and `reject` need the newer one while the older one runs."""
+    """Rows of an older version."""
     await running(store)
     await store.accept(run("run_2"))
     assert await store.claim("run_2", 1, "w2") is not None
 
 
 # -- cancelling ----------------------------------------------------------------------------------------------
+
+
+# -- sessions and queues -------------------------------------------------------------------------------------
+
+
+async def test_a_run_is_refused_while_another_of_its_session_is_queued_or_running(store):
+    """`reject`: of ten at once one is let in; one that waits for a person is in nobody's way."""
+    rows = [run(f"run_{n}", ordered=True) for n in range(10)]
+    answers = await asyncio.gather(
+        *(store.accept(row, policy="reject") for row in rows), return_exceptions=True
+    )
+    (kept,) = [answer for answer in answers if isinstance(answer, RunRow)]
+    assert sum(isinstance(answer, SessionBusy) for answer in answers) == 9
+    await store.claim(kept.run_id, 1, "w1")
+    with pytest.raises(SessionBusy):
+        await store.accept(run("run_x", ordered=True), policy="reject")
+    assert (
+        await store.accept(run("run_y", session_id="s-2", ordered=True), policy="reject")
+    ).run_id == "run_y"
+    await store.commit(
+        Claim(kept.run_id, 1, "w1"), change=Change("waiting", waiting_for={"kind": "approval"})
+    )
+    assert (await store.accept(run("run_z", ordered=True), policy="reject")).run_id == "run_z"
+
+
+async def test_a_newer_run_ends_the_older_ones_of_its_session(store):
+    """`interrupt`: one that nobody works on has ended, the worker of another is told."""
+    await running(store, ordered=True)
+    await store.accept(run("run_2", ordered=True))
+    await store.accept(run("run_3", ordered=True, session_id="s-2"))
+    await store.accept(run("run_4", ordered=True), policy="interrupt")
+    states = [(await store.get(f"run_{n}")).status for n in (1, 2, 3, 4)]
+    assert states == ["running", "cancelled", "queued", "queued"]
+    assert await store.cancelling("w1") == ("run_1",)
+    assert (await store.events("run_2"))[-1].type == "run.cancelled"
+
+
+async def test_messages_within_a_window_become_one_run(store, clock):
+    """`merge`: in the order in which they came, with one id for all, until the window closes."""
+    window = {"ordered": True, "wake_at": NOW + 0.5}
+    first = await store.accept(run("run_0", request={"query": "m0"}, **window), policy="merge")
+    more = [run(f"run_{n}", request={"query": f"m{n}"}, **window) for n in range(1, 20)]
+    assert {row.run_id for row in await asyncio.gather(*(store.accept(r, policy="merge") for r in more))} == {
+        "run_0"
+    }
+    told = (await store.get(first.run_id)).request["query"].split("\n")
+    assert told[0] == "m0"
+    assert sorted(told) == sorted(f"m{n}" for n in range(20))
+    assert await store.claim("run_0", 1, "w1") is None
+    assert await store.overdue(LEASE, queued=0.1) == ()
+    clock.advance(0.6)
+    late = run("run_x", request={"query": "late"}, ordered=True, wake_at=NOW + 1.1)
+    assert (await store.accept(late, policy="merge")).run_id == "run_x"
+    assert await store.overdue(LEASE, queued=0.1) == (("run_0", 1),)
+    begun = await store.claim("run_0", 1, "w1")
+    assert begun is not None
+    assert (begun.wake_at, begun.request["query"].count("\n")) == (0.0, 19)
+
+
+async def test_twenty_messages_at_once_become_one_run(store):
+    """Nobody was first: one of them is."""
+    rows = [run(f"run_{n}", request={"query": f"m{n}"}, ordered=True, wake_at=NOW + 0.5) for n in range(20)]
+    kept = await asyncio.gather(*(store.accept(row, policy="merge") for row in rows))
+    assert len({row.run_id for row in kept}) == 1
+    assert len((await store.list(Wanted("acme")))[0]) == 1
+
+
+async def test_what_is_not_of_the_same_kind_or_owner_is_not_merged(store):
+    window: dict[str, Any] = {"ordered": True, "wake_at": NOW + 0.5}
+    await store.accept(run(**window), policy="merge")
+    for name, more in (
+        ("other_owner", {"owner": "bob"}),
+        ("other_session", {"session_id": "s-2"}),
+        ("own_history", {"request": {"query": "x", "history": []}}),
+        ("kept_nowhere", {"request": {"query": "x", "persist": False}}),
+    ):
+        assert (await store.accept(run(name, **{**window, **more}), policy="merge")).run_id == name
+    again = await store.accept(run("again", **window), KEY, policy="merge")
+    assert again.run_id == "run_1"
+    assert (await store.accept(run("again", **window), KEY, policy="merge")).run_id == "run_1"
+    assert (await store.get("run_1")).request["query"].count("\n") == 1, "a duplicate says nothing again"
+
+
+async def test_no_more_runs_of_an_agent_are_running_than_may(store):
+    """Over all workers, however many ask at once; others are not counted, and the next one is by priority."""
+    for n in range(8):
+        await store.accept(run(f"run_{n}", session_id=f"s-{n}", priority=-n))
+    limits = {"support": 3}
+    claims = await asyncio.gather(*(store.claim(f"run_{n}", 1, f"w{n}", limits) for n in range(8)))
+    (done, *_) = begun = [row for row in claims if row is not None]
+    assert len(begun) == 3
+    await store.accept(run("other", agent="sales"))
+    assert await store.claim("other", 1, "w1", limits) is not None
+    assert await store.queued("support") == 5
+    assert await store.overdue(LEASE, queued=0.0001, limits=limits) == ()
+    claim = Claim(done.run_id, 1, done.worker)
+    await store.commit(claim, change=Change("completed", finished_at=NOW))
+    left = [n for n in range(8) if f"run_{n}" not in {row.run_id for row in begun}]
+    assert await store.next_of("support") == (f"run_{max(left)}", 1)
+    assert await store.claim(f"run_{max(left)}", 1, "w1", limits) is not None
+    assert await store.next_of("nobody") is None
+
+
+async def test_what_is_overdue_comes_by_priority(store, clock):
+    for n, priority in enumerate((5, 0, -5)):
+        await store.accept(run(f"run_{n}", priority=priority, session_id=f"s-{n}"))
+    clock.advance(3)
+    assert await store.overdue(LEASE, 1, queued=2.0) == (("run_2", 1),)
+    assert await store.overdue(LEASE, 1, queued=2.0) == (("run_1", 1),)
 
 
 async def test_cancel_ends_what_nobody_works_on_at_once(store):

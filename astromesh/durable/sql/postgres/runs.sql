@@ -40,8 +40,9 @@ WHERE tenant = $1 AND ($2::text IS NULL OR owner = $2) AND ($3 = '' OR agent = $
 -- name: claim
 -- One that asks again, because the answer was lost, has it. Whoever claims lives; that is not said every time.
 WITH claimed AS (
-    UPDATE astromesh.runs SET status = 'running', worker = $3
-    WHERE run_id = $1 AND segment = $2 AND (status = 'queued' OR status = 'running' AND worker = $3) AND durable
+    UPDATE astromesh.runs SET status = 'running', worker = $3, wake_at = 0.0
+    WHERE run_id = $1 AND segment = $2
+        AND (status = 'queued' AND wake_at <= $4::float8 OR status = 'running' AND worker = $3) AND durable
         AND NOT (ordered AND EXISTS (
             SELECT 1 FROM astromesh.runs o
             WHERE o.tenant = astromesh.runs.tenant AND o.agent = astromesh.runs.agent
@@ -60,6 +61,44 @@ SELECT run_id, segment FROM astromesh.runs
 WHERE tenant = $1 AND agent = $2 AND session_id = $3 AND ordered
     AND status IN ('queued', 'running') AND status = 'queued'
 ORDER BY id LIMIT 1
+
+-- name: next_of
+SELECT run_id, segment FROM astromesh.runs
+WHERE status IN ('queued', 'running', 'waiting') AND durable AND status = 'queued' AND agent = $1 AND wake_at <= $2
+    AND NOT (ordered AND EXISTS (
+        SELECT 1 FROM astromesh.runs o
+        WHERE o.tenant = astromesh.runs.tenant AND o.agent = astromesh.runs.agent
+            AND o.session_id = astromesh.runs.session_id AND o.id < astromesh.runs.id
+            AND o.ordered AND o.status IN ('queued', 'running')))
+ORDER BY priority, id LIMIT 1
+
+-- name: queued
+SELECT count(*) FROM astromesh.runs
+WHERE status IN ('queued', 'running', 'waiting') AND durable AND status = 'queued' AND agent = $1
+
+-- name: running
+-- Beside one run.
+SELECT count(*) FROM astromesh.runs
+WHERE status IN ('queued', 'running', 'waiting') AND durable AND status = 'running' AND agent = $1 AND run_id <> $2
+
+-- name: agent
+SELECT agent FROM astromesh.runs WHERE run_id = $1
+
+-- name: lock_agent
+-- Who counts an agent's runs before one more begins lets nobody else begin one meanwhile.
+SELECT pg_advisory_xact_lock(hashtextextended(concat_ws(chr(31), 'agent', $1::text), 0))
+
+-- name: lock_session
+-- Two that come at once to one session: the second sees the first.
+SELECT pg_advisory_xact_lock(hashtextextended(concat_ws(chr(31), 'session', $1::text, $2::text, $3::text), 0))
+
+-- name: open_of_session
+SELECT COLUMNS FROM astromesh.runs
+WHERE tenant = $1 AND agent = $2 AND session_id = $3 AND ordered AND status IN ('queued', 'running')
+ORDER BY id FOR UPDATE
+
+-- name: join_in
+UPDATE astromesh.runs SET request = $2, priority = least(priority, $3) WHERE run_id = $1
 
 -- name: change
 UPDATE astromesh.runs SET status = coalesce($4, status), request = coalesce($5, request),
@@ -158,11 +197,12 @@ UPDATE astromesh.runs SET queued_at = $2
 WHERE id IN (
     SELECT id FROM astromesh.runs
     WHERE status IN ('queued', 'running', 'waiting') AND durable AND status = 'queued' AND queued_at <= $1
+        AND wake_at <= $2 AND NOT agent = ANY ($4::text[])
         AND NOT (ordered AND EXISTS (
             SELECT 1 FROM astromesh.runs o WHERE o.tenant = astromesh.runs.tenant AND o.agent = astromesh.runs.agent
                 AND o.session_id = astromesh.runs.session_id AND o.id < astromesh.runs.id
                 AND o.ordered AND o.status IN ('queued', 'running')))
-    ORDER BY id LIMIT $3 FOR UPDATE SKIP LOCKED)
+    ORDER BY priority, id LIMIT $3 FOR UPDATE SKIP LOCKED)
 RETURNING run_id, segment
 
 -- name: waiting

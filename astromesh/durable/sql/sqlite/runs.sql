@@ -36,8 +36,9 @@ WHERE tenant = ?1 AND (?2 IS NULL OR owner = ?2) AND (?3 = '' OR agent = ?3)
 
 -- name: claim
 -- One that asks again, because it gave up waiting for the answer, has it.
-UPDATE runs SET status = 'running', worker = ?3
-WHERE run_id = ?1 AND segment = ?2 AND (status = 'queued' OR status = 'running' AND worker = ?3) AND durable = 1
+UPDATE runs SET status = 'running', worker = ?3, wake_at = 0.0
+WHERE run_id = ?1 AND segment = ?2 AND (status = 'queued' AND wake_at <= ?4 OR status = 'running' AND worker = ?3)
+    AND durable = 1
     AND NOT (ordered AND EXISTS (
         SELECT 1 FROM runs o WHERE o.tenant = runs.tenant AND o.agent = runs.agent
             AND o.session_id = runs.session_id AND o.id < runs.id
@@ -49,6 +50,35 @@ SELECT run_id, segment FROM runs
 WHERE tenant = ?1 AND agent = ?2 AND session_id = ?3 AND ordered = 1
     AND status IN ('queued', 'running') AND status = 'queued'
 ORDER BY id LIMIT 1
+
+-- name: next_of
+SELECT run_id, segment FROM runs
+WHERE status IN ('queued', 'running', 'waiting') AND durable = 1 AND status = 'queued' AND agent = ?1
+    AND wake_at <= ?2
+    AND NOT (ordered AND EXISTS (
+        SELECT 1 FROM runs o WHERE o.tenant = runs.tenant AND o.agent = runs.agent
+            AND o.session_id = runs.session_id AND o.id < runs.id
+            AND o.ordered = 1 AND o.status IN ('queued', 'running')))
+ORDER BY priority, id LIMIT 1
+
+-- name: queued
+SELECT count(*) FROM runs
+WHERE status IN ('queued', 'running', 'waiting') AND durable = 1 AND status = 'queued' AND agent = ?1
+
+-- name: running
+-- Beside one run.
+SELECT count(*) FROM runs
+WHERE status IN ('queued', 'running', 'waiting') AND durable = 1 AND status = 'running' AND agent = ?1 AND run_id <> ?2
+
+-- name: agent
+SELECT agent FROM runs WHERE run_id = ?1
+
+-- name: open_of_session
+SELECT COLUMNS FROM runs
+WHERE tenant = ?1 AND agent = ?2 AND session_id = ?3 AND ordered = 1 AND status IN ('queued', 'running') ORDER BY id
+
+-- name: join_in
+UPDATE runs SET request = ?2, priority = min(priority, ?3) WHERE run_id = ?1
 
 -- name: change
 UPDATE runs SET status = coalesce(?4, status), request = coalesce(?5, request), result = coalesce(?6, result),
@@ -132,11 +162,12 @@ UPDATE runs SET queued_at = ?2
 WHERE id IN (
     SELECT id FROM runs
     WHERE status IN ('queued', 'running', 'waiting') AND durable = 1 AND status = 'queued' AND queued_at <= ?1
+        AND wake_at <= ?2 AND agent NOT IN (SELECT value FROM json_each(?4))
         AND NOT (ordered AND EXISTS (
             SELECT 1 FROM runs o WHERE o.tenant = runs.tenant AND o.agent = runs.agent
                 AND o.session_id = runs.session_id AND o.id < runs.id
                 AND o.ordered = 1 AND o.status IN ('queued', 'running')))
-    ORDER BY id LIMIT ?3)
+    ORDER BY priority, id LIMIT ?3)
 RETURNING run_id, segment
 
 -- name: waiting
