@@ -49,7 +49,7 @@ class StoredTraces:
         found = self._present.list(
             tenant=viewer.tenant, owner=viewer.owner, agent=agent, status=status, limit=limit
         )
-        if len(found) < limit and self._durable.is_open:
+        if self._durable.is_open:  # durable runs that rest are there alone
             known = {line["run_id"] for line in found}
             rows, _ = await self._durable.store.list(
                 Wanted(*viewer, agent=agent, status=status, limit=limit + len(known))

@@ -209,7 +209,11 @@ class RunLogs:
         self._traces.setdefault(log.trace_id, []).append(log)
 
     def close(self, log: RunLog, now: float) -> None:
+        """The run has ended, or rests: one that is on disk with its events is not kept here, too."""
         log.close(now)
+        if log.durable and not log.parent:
+            self._forget(log)
+            return
         size = log.size
         self._ended.append((log, size))
         self._bytes += size
@@ -250,15 +254,18 @@ class RunLogs:
             self._drop()
             self._gone.pop(run_id, None)
 
+    def _forget(self, log: RunLog) -> None:
+        del self._runs[log.run_id]
+        rest = self._traces[log.trace_id]
+        if len(rest) == 1:
+            del self._traces[log.trace_id]
+        else:
+            rest.remove(log)
+
     def _drop(self) -> None:
         old, size = self._ended.popleft()
         self._bytes -= size
-        del self._runs[old.run_id]
-        rest = self._traces[old.trace_id]
-        if len(rest) == 1:
-            del self._traces[old.trace_id]
-        else:
-            rest.remove(old)
+        self._forget(old)
         self._gone[old.run_id] = (old.tenant, old.owner)
         if len(self._gone) > self._most_gone:
             self._gone.popitem(last=False)

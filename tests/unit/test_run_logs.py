@@ -140,3 +140,20 @@ async def test_the_end_of_a_run_can_be_waited_for() -> None:
     await waiting[1]
     await log.ended()
     assert log.status == "failed"  # it ended without a last event
+
+
+def test_a_durable_run_is_kept_while_it_runs_and_its_nested_ones_longer() -> None:
+    """Row and events of the first are on disk; those of the others are nowhere else."""
+    logs = RunLogs()
+    top, nested = log_of("top"), log_of("nested")
+    top.durable = nested.durable = True
+    nested.parent = "top.call_1"
+    for log in (top, nested):
+        logs.open(log)
+    assert [log.run_id for log in logs.newest()] == ["nested", "top"]
+    for log in (nested, top):
+        logs.close(log, 1.0)
+    assert [log.run_id for log in logs.newest()] == ["nested"]
+    assert not logs.is_gone("top", top.tenant, None)
+    logs.open(top)  # taken up again
+    assert logs.find("top") is top
