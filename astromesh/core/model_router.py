@@ -98,9 +98,7 @@ class ModelRouter:
         self.monitors = tuple(self.health.monitor(p) for p in self.providers)
         self._turn = 0
         self._tried = [0] * len(self.providers)
-        self._counts_tokens = strategy == "cost_optimized" or any(
-            p.capabilities.context_window for p in self.providers
-        )
+        self._counts_tokens = any(p.capabilities.context_window for p in self.providers)
 
     @property
     def clock(self) -> Clock:
@@ -157,7 +155,7 @@ class ModelRouter:
                         else:
                             yield call.succeeded(piece)
                             return
-                raise ProviderUnavailable("The stream ended without a result.", provider=provider.name)
+                raise ProviderUnavailable("The stream ended without a result.")
             except ProviderError as error:
                 call.failed(error)
                 if sent:
@@ -210,19 +208,21 @@ class _RoutedCall:
         "_again", "_attempts", "_failures", "_index", "_order", "_position", "_probe", "_request",
         "_retry_after", "_router", "_settled", "_started", "_take_retry", "_tries", "_wasted",
     )  # fmt: skip
+    #: the provider that is asked now, since when, whether it is a probe, and whether its end is known
+    _index: int
+    _started: float
+    _probe: bool
+    _settled: bool
+    #: how long the one to ask again wants to be left alone
+    _retry_after: float
 
     def __init__(self, router: ModelRouter, request: CompletionRequest, take_retry: TakeRetry | None) -> None:
         self._router, self._request, self._take_retry = router, request, take_retry
         self._order = router.ranked(request)
         self._position = 0
-        self._index = -1
-        self._probe = False
-        self._settled = True
-        self._started = 0.0
         self._tries = 0
-        #: whom to ask again when nobody is left, and how long it asked to wait
+        #: whom to ask again when nobody is left; -1: nobody
         self._again = -1
-        self._retry_after = 0.0
         self._failures: list[ProviderError] = []
         self._attempts: list[JsonObject] = []
         self._wasted: Usage | None = None
@@ -261,7 +261,7 @@ class _RoutedCall:
         monitor.last_error = error.code
         # a repeated try of one call is still one failure; a probe always tells
         first = self._tries == 0 or self._probe
-        wait = self._jittered(error.retry_after) if error.retry_after else 0.0
+        wait = self._jittered(error.retry_after)
         self._settle(_outcome(error, first), wait)
         self._note(error)
         self._waste(charged(error))

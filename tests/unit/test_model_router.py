@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing
+from dataclasses import replace
+from time import perf_counter
 
 import pytest
 
@@ -22,7 +24,18 @@ from astromesh.errors import (
 )
 from astromesh.node.scope import Scope
 from astromesh.testing import ManualClock, Reply, ScriptedProvider
-from astromesh.types import CompletionRequest, CompletionResult, Delta, Message, Usage
+from astromesh.tokens import estimate_request
+from astromesh.types import (
+    CompletionRequest,
+    CompletionResult,
+    Delta,
+    Message,
+    ToolSpec,
+    Usage,
+    blamed,
+    charge,
+    charged,
+)
 
 ASK = CompletionRequest((Message("user", "Hello, who is there?"),))
 
@@ -89,10 +102,10 @@ async def test_when_all_fail_the_error_says_who_failed_how():
 
 
 async def test_when_everybody_calls_the_request_wrong_it_is():
-    with pytest.raises(ProviderRejected, match="too long"):
-        await router(model(ProviderRejected("too long")), model(ProviderRejected("no"), name="b/m")).route(
-            ASK
-        )
+    first, second = ProviderRejected("too long", status=413), ProviderRejected("no", status=400)
+    with pytest.raises(ProviderRejected, match=r"^a/m: too long$") as raised:
+        await router(model(first), model(second, name="b/m")).route(ASK)
+    assert (raised.value.provider, raised.value.status) == ("a/m", 413)
 
 
 async def test_without_providers_there_is_no_answer():
@@ -107,6 +120,13 @@ async def test_capability_match_says_what_no_model_has():
         )
 
 
+async def test_all_that_no_model_has_is_named():
+    small = model("x", capabilities=Capabilities(tools=False, context_window=1))
+    request = CompletionRequest(ASK.messages, (ToolSpec("t"),))
+    with pytest.raises(ProviderRejected, match="missing: context window, tools\\."):
+        await router(small, strategy="capability_match").route(request)
+
+
 async def test_a_provider_that_cannot_keep_the_schema_is_skipped_where_another_can():
     plain = model("text", capabilities=Capabilities(json=False))
     request = CompletionRequest(ASK.messages, output_schema={"type": "object"})
@@ -117,6 +137,11 @@ async def test_a_provider_that_cannot_keep_the_schema_is_skipped_where_another_c
 async def test_cost_decides_where_it_is_asked_to():
     dear, cheap = model("dear", cost=0.5), model("cheap", name="b/m", cost=0.1)
     assert (await router(dear, cheap, strategy="cost_optimized").route(ASK)).content == "cheap"
+
+
+async def test_round_robin_takes_turns_from_the_primary_on():
+    routed = router(*(model(name[0], name=name) for name in ("a/m", "b/m", "c/m")), strategy="round_robin")
+    assert [(await routed.route(ASK)).content for _ in range(4)] == ["a", "b", "c", "a"]
 
 
 async def test_latency_is_learned_from_the_calls_themselves():
@@ -138,7 +163,7 @@ async def test_a_role_has_its_own_models():
 
 
 def test_an_unknown_strategy_is_refused():
-    with pytest.raises(ValueError, match="cost_optimized"):
+    with pytest.raises(ValueError, match="'cheapest'; known: priority, cost_optimized, "):
         router(strategy="cheapest")
 
 
@@ -306,6 +331,138 @@ async def test_runs_beside_a_throttled_one_wait_for_the_same_provider():
     assert [result.content for result in said] == ["Hi", "Hi", "Hi"]
 
 
+@pytest.mark.parametrize(("chance", "pauses"), [(0.0, [0.125, 0.25]), (1.0, [0.375, 0.75])])
+async def test_a_pause_is_half_of_its_length_to_one_and_a_half(chance, pauses):
+    clock = ManualClock(jump=True)
+    routed = ModelRouter([model(down(), down(), "Hi")], health=Health(clock=clock), chance=lambda: chance)
+    await routed.route(ASK)
+    assert clock.slept == pauses
+
+
+async def test_the_longest_wait_is_still_waited_for():
+    clock = ManualClock(jump=True)
+    rules = RetryRules(tries=1, backoff=10.0, longest_wait=10.0)
+    assert (await router(model(down(), "Hi"), clock=clock, retries=rules).route(ASK)).content == "Hi"
+    assert clock.slept == [10.0]
+
+
+async def test_of_several_open_circuits_the_first_is_waited_for():
+    """Its time is the floor of the wait, with the jitter on top."""
+    clock = ManualClock(jump=True)
+    first, second = (
+        model(ProviderRateLimited("busy", retry_after=wait), "Hi", name=name)
+        for name, wait in (("a/m", 2.0), ("b/m", 4.0))
+    )
+    routed = router(first, second, clock=clock, retries=RetryRules(tries=0))
+    with pytest.raises(AllProvidersFailed):
+        await routed.route(ASK)
+    routed.retries = RetryRules()
+    assert (await routed.route(ASK)).content == "Hi"
+    assert (len(first.requests), len(second.requests)) == (2, 1)
+    assert clock.slept == [pytest.approx(2.0 * 1.1 * 1.1)]
+
+
+async def test_an_open_circuit_says_for_how_long():
+    clock = ManualClock()
+    routed = router(model(down()), clock=clock, rules=BreakerRules(1), retries=RetryRules(tries=0))
+    clock.advance(5)
+    with pytest.raises(AllProvidersFailed, match="down"):
+        await routed.route(ASK)
+    clock.advance(10)
+    with pytest.raises(AllProvidersFailed, match="a/m: its circuit is open for another 50 s"):
+        await routed.route(ASK)
+
+
+async def test_beside_a_probe_there_is_no_time_to_name():
+    clock, gate = ManualClock(), asyncio.Event()
+
+    async def wait(_):
+        await gate.wait()
+        return "Back"
+
+    routed = router(model(down(), wait), clock=clock, rules=BreakerRules(1), retries=RetryRules(tries=0))
+    with pytest.raises(AllProvidersFailed):
+        await routed.route(ASK)
+    clock.advance(99)
+    probe = asyncio.create_task(routed.route(ASK))
+    await asyncio.sleep(0)
+    with pytest.raises(AllProvidersFailed, match="open for another 0 s"):
+        await routed.route(ASK)
+    gate.set()
+    assert (await probe).content == "Back"
+
+
+# -- calls that are given up ---------------------------------------------------------------------------------
+
+
+async def given_up(calling, begun: asyncio.Event) -> asyncio.CancelledError:
+    """Cancels a call when its provider has begun; answers the cancellation as it left the router."""
+
+    async def caught():
+        try:
+            await calling
+        except asyncio.CancelledError as cancelled:
+            return cancelled
+
+    task = asyncio.create_task(caught())
+    await begun.wait()
+    task.cancel()
+    return await task
+
+
+async def all_of(stream) -> None:
+    async for _ in stream:
+        pass
+
+
+def hanging(usage: Usage | None = None):
+    """A line that never answers, and what it knows that it has cost when it is given up."""
+    begun = asyncio.Event()
+
+    async def hang(_):
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError as cancelled:
+            if usage is not None:
+                charge(cancelled, usage)
+            raise
+
+    return hang, begun
+
+
+def costly_down(tokens: int) -> ProviderUnavailable:
+    error = down()
+    charge(error, Usage(tokens))
+    return error
+
+
+WAYS = [ModelRouter.route, lambda routed, request: all_of(routed.stream(request))]
+
+
+@pytest.mark.parametrize("way", WAYS, ids=["route", "stream"])
+@pytest.mark.parametrize(
+    "known", [None, Usage(7, 1)], ids=["nobody has counted it", "the provider has counted it"]
+)
+async def test_a_call_that_was_given_up_has_cost_what_all_its_tries_have(way, known):
+    hang, begun = hanging(known)
+    routed = router(model(costly_down(40)), model(hang, name="b/m"))
+    error = await given_up(way(routed, ASK), begun)
+    now = known or Usage(estimate_request(ASK), estimated=True)
+    assert charged(error) == Usage(40) + now
+    assert blamed(error) == [
+        {"provider": "a/m", "error": "provider_unavailable", "status": 503, "usage": Usage(40).to_json()},
+        {"provider": "b/m", "error": "cancelled", "status": 0, "usage": now.to_json()},
+    ]
+
+
+async def test_a_first_try_that_was_given_up_is_charged_by_who_asked():
+    hang, begun = hanging()
+    error = await given_up(router(model(hang)).route(ASK), begun)
+    assert charged(error) is None
+    assert [line["error"] for line in blamed(error)] == ["cancelled"]
+
+
 # -- streams -------------------------------------------------------------------------------------------------
 
 
@@ -332,6 +489,34 @@ async def test_after_the_first_delta_the_error_surfaces_with_the_text_kept():
     assert spare.requests == []
 
 
+class Mute(ScriptedProvider):
+    """Its streams end at once, without a result."""
+
+    async def stream(self, request):
+        return
+        yield
+
+
+async def test_a_stream_without_a_result_has_failed():
+    text, result, _ = await streamed(router(Mute(name="a/m"), model("Hi", name="b/m")).stream(ASK))
+    assert (text, result.attempts[0]["error"]) == ("Hi", "provider_unavailable")
+    _, _, error = await streamed(router(Mute(name="a/m")).stream(ASK))
+    assert "a/m: The stream ended without a result." in str(error)
+
+
+async def test_a_stream_has_its_roles_model():
+    routed = router(model("talk"), roles={"planner": router(model("plan", name="b/m"))})
+    text, _, _ = await streamed(routed.stream(CompletionRequest(ASK.messages, role="planner")))
+    assert text == "plan"
+
+
+async def test_a_stream_takes_its_retries_from_the_runs_budget():
+    bad = model(down(), "Hi")
+    _, _, error = await streamed(router(bad).stream(ASK, take_retry=lambda: False))
+    assert isinstance(error, AllProvidersFailed)
+    assert len(bad.requests) == 1
+
+
 async def test_leaving_a_stream_closes_the_providers_own():
     talking = model("one two three")
     async with aclosing(router(talking).stream(ASK)) as pieces:
@@ -347,6 +532,54 @@ async def test_a_provider_that_cannot_stream_answers_in_one_piece():
     assert len(pieces) == 2
 
 
+# -- latency -------------------------------------------------------------------------------------------------
+
+
+async def after_a_moment(answer):
+    await asyncio.sleep(0.005)
+    return answer
+
+
+async def test_a_call_took_the_time_from_its_beginning_to_its_answer():
+    routed = router(model(lambda _: after_a_moment("Hi")))
+    began = perf_counter()
+    result = await routed.route(ASK)
+    assert 2.0 < result.latency_ms <= (perf_counter() - began) * 1000
+    assert routed.monitors[0].latency_ms == result.latency_ms
+
+
+async def test_a_provider_that_ran_out_of_time_was_as_slow_as_that():
+    routed = router(model(lambda _: after_a_moment(ProviderTimeout("slow"))))
+    began = perf_counter()
+    with pytest.raises(AllProvidersFailed):
+        await routed.route(ASK)
+    assert 2.0 < routed.monitors[0].latency_ms <= (perf_counter() - began) * 1000
+
+
+class Timed(ScriptedProvider):
+    """Names the time that it took."""
+
+    async def complete(self, request):
+        return replace(await super().complete(request), latency_ms=7.0)
+
+
+async def test_a_latency_that_the_provider_names_stays_also_behind_a_failure():
+    assert (await router(Timed("Hi")).route(ASK)).latency_ms == 7.0
+    result = await router(model(down()), Timed("Hi", name="b/m")).route(ASK)
+    assert (result.latency_ms, len(result.attempts)) == (7.0, 1)
+
+
+async def test_every_try_counts_as_a_call():
+    routed = router(model(down(), "Hi", "Hi"))
+    for _ in range(2):
+        await routed.route(ASK)
+    assert (routed.monitors[0].calls, routed.monitors[0].failures) == (3, 1)
+    routed = router(model(down()), rules=BreakerRules(99))
+    with pytest.raises(AllProvidersFailed):
+        await routed.route(ASK)
+    assert (routed.monitors[0].calls, routed.monitors[0].failures) == (3, 3)
+
+
 # -- learning ------------------------------------------------------------------------------------------------
 
 
@@ -355,3 +588,47 @@ async def test_reported_usage_corrects_what_is_estimated():
     for _ in range(3):
         await routed.route(ASK)
     assert routed.monitors[0].correction.apply(9) == 30
+
+
+async def test_the_first_counts_teach_and_then_one_of_sixteen():
+    routed = router(model("Hi"))
+    learned = []
+    for _ in range(33):
+        await routed.route(ASK)
+        learned.append(routed.monitors[0].correction.reports)
+    assert [call for call in range(1, 33) if learned[call] > learned[call - 1]] == [1, 2, 3, 15, 31]
+
+
+class Metered(ScriptedProvider):
+    """Has a price for each message."""
+
+    def estimated_cost(self, request):
+        return self._cost * len(request.messages)
+
+
+async def test_a_price_is_of_the_request_as_the_model_counts_it():
+    wordy = Metered(Reply("wordy", usage=Usage(input_tokens=30)), repeat=True, name="b/m", cost=0.2)
+    routed = router(model("plain", cost=0.3), wordy, strategy="cost_optimized")
+    assert [(await routed.route(ASK)).content for _ in range(2)] == ["wordy", "plain"]
+    one = CompletionRequest((Message("user", "a"), Message("user", "b")))
+    routed = router(
+        model("flat", cost=0.3), Metered("metered", name="b/m", cost=0.2), strategy="cost_optimized"
+    )
+    assert (await routed.route(one)).content == "flat"
+
+
+async def test_a_window_is_measured_as_the_model_counts():
+    small = Capabilities(context_window=2 * estimate_request(ASK))
+    wordy = model(Reply("small", usage=Usage(input_tokens=4 * estimate_request(ASK))), capabilities=small)
+    routed = router(wordy, model("large", name="b/m"))
+    assert [(await routed.route(ASK)).content for _ in range(2)] == ["small", "large"]
+
+
+async def test_a_slow_model_is_tried_again_after_fifty_calls_and_then_after_fifty_more():
+    routed = router(model("slow"), model("fast", name="b/m"), strategy="latency_optimized")
+    said = []
+    for _ in range(104):
+        for monitor, latency_ms in zip(routed.monitors, (100.0, 1.0), strict=True):
+            monitor.latency_ms = latency_ms
+        said.append((await routed.route(ASK)).content)
+    assert [call for call, answer in enumerate(said, 1) if answer == "slow"] == [50, 100]
