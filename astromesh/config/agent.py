@@ -251,6 +251,19 @@ class Sessions(Record):
     merge_window_ms: Count = Field(500, description="Messages within this time are merged.")
 
 
+class Queue(Record):
+    """The agent's own line, beside those of its sessions."""
+
+    priority: int = Field(
+        0, ge=-1000, le=1000, description="Of durable runs that wait, those of lower numbers begin first."
+    )
+    max_running: Count | None = Field(
+        None,
+        description="Runs that go on at once: durable ones over all workers, others in each process.",
+    )
+    max_queued: Count = Field(10_000, description="Runs that wait to begin; further ones get 503 overloaded.")
+
+
 class AgentSpec(Record):
     identity: Identity = Identity()
     model: AgentModel
@@ -262,6 +275,7 @@ class AgentSpec(Record):
     permissions: Permissions = Permissions()
     budgets: Budgets = Budgets()
     sessions: Sessions = Sessions()
+    queue: Queue = Queue()
     stream: Stream | None = Field(
         None, description="When text is released; absent: token, or final where a rule needs the whole text."
     )

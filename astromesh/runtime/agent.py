@@ -25,6 +25,7 @@ class Agent:
         budget: what one run may spend, by key of the ledger.
         limits: what sessions and principals may spend.
         source: its manifest as it was written, without literal keys; durable runs keep it (R16).
+        most_running: how many of its runs may go on at once in a process; 0 without bound.
         stream: how text may leave while it is made: `token`, `sentence` or `final`.
     """
 
@@ -44,6 +45,7 @@ class Agent:
     output_schema: AnswerSchema | None = None
     source: str = ""
     limits: tuple[Limit, ...] = ()
+    most_running: int = 0
 
     def iterations_within(self, most: int | None) -> int:
         """Model calls of its tool loop; an outer pattern's bound holds where its pattern has such a loop."""

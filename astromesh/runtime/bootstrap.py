@@ -314,6 +314,7 @@ class _Bootstrap:
             output_schema=AnswerSchema(spec.output_schema) if spec.output_schema is not None else None,
             source=source_of(manifest),
             limits=limits_of(spec.budgets),
+            most_running=spec.queue.max_running or 0,
         )  # fmt: skip
 
     async def _reopen(self, name: str, source: str) -> Agent:

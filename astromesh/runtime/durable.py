@@ -10,16 +10,17 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from socket import gethostname
 from time import monotonic
-from typing import Protocol
+from typing import Any, Protocol
 
 import structlog
 
+from astromesh.abc.clock import Clock
 from astromesh.abc.durable import (
     Change,
     Claim,
@@ -47,6 +48,7 @@ from astromesh.runtime.retention import Kept, expire
 from astromesh.runtime.run import ANONYMOUS
 from astromesh.runtime.runs import Handler
 from astromesh.runtime.segment import Host, Segment
+from astromesh.runtime.slots import queue_full
 from astromesh.runtime.writer import surely
 from astromesh.types import CallerContext, Event, JsonObject
 
@@ -56,13 +58,13 @@ LEASE = float(os.environ.get("ASTROMESH_LEASE_SECONDS", "10"))
 BEAT = LEASE / 5
 #: seconds after which a run that is still queued is dispatched again, wherever it was before
 QUEUED = 2.0
-#: policies of `sessions.concurrency` whose messages wait for one another
-_ORDERED = frozenset({"enqueue", "merge"})
 #: seconds between two looks for runs that were cancelled elsewhere, and for those nobody works on
 _CANCELS, _SWEEP = 0.5, 1.0
 
 #: runs that a process begins by itself as it accepts them; more go to the queue, for whoever has room
 _HERE = 64
+#: for how many seconds, and for what part of the room there was, a count of an agent's queue is trusted
+_TRUSTED, _PART = 1.0, 8
 #: callers of runs that no segment has begun of here
 _MOST_CALLERS = 10_000
 
@@ -81,6 +83,9 @@ class Opening(Host, Protocol):
 
     @property
     def kept(self) -> Kept: ...
+
+    @property
+    def most_running(self) -> Mapping[str, int]: ...
 
     async def agent_of(self, row: RunRow) -> Agent: ...
 
@@ -111,7 +116,9 @@ class DurableRuns:
         self._expiring: asyncio.Task[None] | None = None
         self._callers: dict[str, CallerContext] = {}
         self._beginning: set[asyncio.Task[None]] = set()
+        self._later: set[asyncio.Task[None]] = set()
         self._news: dict[str, set[asyncio.Event]] = {}
+        self._room: dict[str, _Room] = {}
 
     # -- life ----------------------------------------------------------------------------------------------
 
@@ -183,7 +190,7 @@ class DurableRuns:
             segment.suspend()
         if self._tasks:
             await asyncio.wait(self._tasks)
-        for beginning in tuple(self._beginning):
+        for beginning in (*self._later, *self._beginning):
             await ended(beginning)
         await ended(self._tending)
         await self._hand_over()
@@ -199,7 +206,7 @@ class DurableRuns:
 
     # -- accepting -----------------------------------------------------------------------------------------
 
-    async def accept(  # noqa: PLR0913 (what a run is accepted with)
+    async def accept(
         self,
         agent: Agent,
         request: RunRequest,
@@ -207,7 +214,6 @@ class DurableRuns:
         who: tuple[str, str],
         *,
         trace_id: str = "",
-        priority: int = 0,
         key: IdempotencyKey | None = None,
     ) -> RunRow:
         """Keeps a run for good; when this returns it survives any crash.
@@ -218,11 +224,15 @@ class DurableRuns:
 
         Raises:
             StoreUnavailable: it was not accepted.
+            SessionBusy: its agent's policy is to reject, and the session answers another message.
+            Overloaded: as many runs of its agent wait to begin as may.
             IdempotencyConflict: the key was used with another body.
         """
         if self._draining:
             raise ShuttingDown("The server is shutting down; send the request again.")
         await self.start()
+        spec, now = agent.manifest.spec, self._host.clock.now()
+        policy = spec.sessions.concurrency
         tenant, owner = who
         row = RunRow(
             run_id=ids.run_id(),
@@ -237,17 +247,37 @@ class DurableRuns:
             request=asked_to_json(request),
             manifest={"source": agent.source},
             caller=caller_to_json(caller),
-            priority=priority,
-            ordered=agent.manifest.spec.sessions.concurrency in _ORDERED,
+            priority=spec.queue.priority,
+            ordered=True,
+            wake_at=now + spec.sessions.merge_window_ms / 1000 if policy == "merge" else 0.0,
         )
-        kept = await self.store.accept(row, key)
+        room = self._room.setdefault(agent.name, _Room(self._host.clock))
+        kept = await room.enter(
+            partial(self.store.queued, agent.name),
+            agent.name,
+            spec.queue.max_queued,
+            partial(self.store.accept, row, key, policy),
+        )
         failpoints.passing(failpoints.ACCEPTED)
-        if kept.run_id == row.run_id:
-            self._remember(row.run_id, caller)
-            if caller.bearer_token and any(spec.as_caller for spec in agent.tools.specs()):
-                self._begin(kept)
-            await self._send(kept)
+        if kept.run_id != row.run_id:  # it was there, or this one has become part of it
+            return kept
+        self._remember(row.run_id, caller)
+        if policy == "interrupt":
+            with suppress(StoreError):  # they are looked for again in a moment
+                await self._cancel_asked()
+        if policy == "merge":
+            self._keep(self._send_later(kept))
+            return kept
+        if caller.bearer_token and any(spec.as_caller for spec in agent.tools.specs()):
+            self._begin(kept)
+        await self._send(kept)
         return kept
+
+    async def _send_later(self, row: RunRow) -> None:
+        """When its window has closed. Where this process dies before, the sweeper of another one does it."""
+        while (left := row.wake_at - self._host.clock.now()) > 0:
+            await self._host.clock.sleep(left)
+        await self._send(row)
 
     async def decide(self, row: RunRow, decision: JsonObject, by: CallerContext) -> RunRow:
         """What a person decided about a run that waits; the run goes on.
@@ -291,6 +321,12 @@ class DurableRuns:
         self._beginning.add(beginning)
         beginning.add_done_callback(self._beginning.discard)
 
+    def _keep(self, work: Coroutine[Any, Any, None]) -> None:
+        """Holds on to a task until it ends, or this process leaves."""
+        task = asyncio.create_task(work)
+        self._later.add(task)
+        task.add_done_callback(self._later.discard)
+
     # -- working -------------------------------------------------------------------------------------------
 
     async def work(self, run_id: str, segment: int) -> None:
@@ -307,7 +343,8 @@ class DurableRuns:
             return None
         self._mine.add(run_id)
         try:
-            row = await surely(partial(self.store.claim, run_id, segment, self.worker))
+            limits = self._host.most_running
+            row = await surely(partial(self.store.claim, run_id, segment, self.worker, limits))
             if row is None:
                 return None
             task = asyncio.create_task(self._work(row))
@@ -316,7 +353,17 @@ class DurableRuns:
             await asyncio.wait([task])
         finally:
             self._mine.discard(run_id)
+        if row.agent in limits:
+            return await self._next_of(row)
         return await surely(partial(self.store.following, row)) if row.ordered else None
+
+    async def _next_of(self, row: RunRow) -> tuple[str, int] | None:
+        """The run that may have the slot of an agent; the next one of the session is asked for beside it."""
+        following = await surely(partial(self.store.following, row)) if row.ordered else None
+        due = await surely(partial(self.store.next_of, row.agent))
+        if due is not None and following not in (None, due) and not self._draining:
+            self._keep(self.work(*following))
+        return due or following
 
     async def _work(self, row: RunRow) -> None:
         caller = self._callers.pop(row.run_id, None) or caller_of(row.caller)
@@ -402,7 +449,7 @@ class DurableRuns:
     async def _sweep(self) -> None:
         if self._draining:
             return
-        due = await self.store.overdue(LEASE, queued=self._queued)
+        due = await self.store.overdue(LEASE, queued=self._queued, limits=self._host.most_running)
         self._queued = QUEUED
         for run_id, _ in due:
             await self._dispatch(run_id)
@@ -427,6 +474,37 @@ class DurableRuns:
             await self._backend.dispatch(row)
         except AstromeshError as error:
             log.warning("run_not_dispatched", run_id=row.run_id, error=str(error))
+
+
+class _Room:
+    """How many more runs of one agent this process may accept until it must count again.
+
+    The store counts, and not at every run: a count is trusted for a part of the room that it found, and for a
+    second, so that several processes together are a few runs beyond the bound at most.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._left, self._until = 0, 0.0
+        self._counting = asyncio.Lock()
+
+    async def enter(
+        self,
+        count: Callable[[], Awaitable[int]],
+        agent: str,
+        most: int,
+        accept: Callable[[], Awaitable[RunRow]],
+    ) -> RunRow:
+        """Raises: Overloaded: there is no room."""
+        if self._left > 0 and self._clock.monotonic() < self._until:
+            self._left -= 1
+            return await accept()
+        async with self._counting:
+            free = most - await count()
+            if free <= 0:
+                raise queue_full(agent, most)
+            self._left, self._until = free // _PART, self._clock.monotonic() + _TRUSTED
+            return await accept()
 
 
 async def ended(task: asyncio.Task[None] | None) -> None:

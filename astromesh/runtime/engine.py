@@ -66,7 +66,8 @@ from astromesh.runtime.runs import (
     within_deadline,
 )
 from astromesh.runtime.segment import by_its_record, patiently
-from astromesh.runtime.sessions import Sessions
+from astromesh.runtime.sessions import Sessions, busy
+from astromesh.runtime.slots import Slots, in_its_line
 from astromesh.runtime.snapshots import Snapshots
 from astromesh.runtime.stored_runs import StoredRuns
 from astromesh.runtime.stored_traces import StoredTraces
@@ -116,6 +117,8 @@ class AgentRuntime:
         self.registry = RunRegistry(self._logs, self.clock)
         self.sessions = Sessions(self.clock)
         self._leases = Leases()
+        self._slots = Slots(self.clock)
+        self._most_running: dict[str, int] = {}
         self._snapshots = Snapshots()
         self._taking_up: asyncio.Task[None] | None = None
         #: agents whose runs may have to wait for a person: all of these are durable
@@ -133,6 +136,7 @@ class AgentRuntime:
                 reported,
                 as_caller,
                 in_its_session(self.sessions, self._leases),
+                in_its_line(self._slots),
                 keeping_partial,
                 charging_time,
                 within_deadline,
@@ -186,6 +190,8 @@ class AgentRuntime:
         self._pausing = with_people(pausing(known), known, graphs)
         self._exporter = await self._open_exporter(opened)
         self._captures = known.runtime.spec.telemetry.capture_content
+        bounds = {name: agent.spec.queue.max_running for name, agent in known.agents.items()}
+        self._most_running = {name: most for name, most in bounds.items() if most}
         await self.workflows.load()
 
     async def _open_exporter(self, opened: Bootstrapped) -> TraceExporter | None:
@@ -399,8 +405,12 @@ class AgentRuntime:
             StoreUnavailable, ShuttingDown: it was not accepted.
             IdempotencyConflict: the key was used with another body.
         """
+        tenant, owner = principal(caller)
+        rejects = agent.manifest.spec.sessions.concurrency == "reject" and key is None
+        if rejects and SessionKey(tenant, agent.name, request.session_id) in self.sessions.held:
+            raise busy()  # by a run that is not durable; of others the store knows
         return await self.durable.accept(
-            agent, request, caller or CallerContext(), principal(caller), trace_id=trace_id, key=key
+            agent, request, caller or CallerContext(), (tenant, owner), trace_id=trace_id, key=key
         )
 
     async def _start_named(
@@ -421,8 +431,15 @@ class AgentRuntime:
         """A durable run as this process begins a segment of it."""
         run = self._new_run(agent, request, caller, (), row.trace_id, None, row.run_id)
         run.key, run.owner = SessionKey(row.tenant, row.agent, row.session_id), row.owner
+        newest = row.segment == 1 and agent.manifest.spec.sessions.concurrency == "interrupt"
+        run.policy = "interrupt" if newest else "enqueue"
         run.log.durable = True
         return run
+
+    @property
+    def most_running(self) -> Mapping[str, int]:
+        """Of agents with a bound: how many of their durable runs may go on over all workers."""
+        return self._most_running
 
     async def agent_of(self, row: RunRow) -> Agent:
         """The agent of a run's own manifest, which is most often the present one.
@@ -478,8 +495,8 @@ class AgentRuntime:
     def _durably(self) -> Handler:
         """The pipeline in what wraps a durable run: that of every run, and its record."""
         around = (
-            reported, as_caller, patiently, in_its_session(self.sessions, self._leases), keeping_partial,
-            charging_time, within_deadline, by_its_record,
+            reported, as_caller, patiently, in_its_session(self.sessions, self._leases),
+            in_its_line(self._slots), keeping_partial, charging_time, within_deadline, by_its_record,
         )  # fmt: skip
         return compose(answer, around)
 

@@ -15,13 +15,14 @@ from random import Random
 
 import structlog
 
+from astromesh.abc.durable import Policy
 from astromesh.abc.leases import Held, SessionLeases
 from astromesh.errors import AstromeshError, SessionBusy
 from astromesh.runtime.agent import Agent
 from astromesh.runtime.records import RunAnswer, RunRequest
 from astromesh.runtime.run import Run
 from astromesh.runtime.runs import Handler, Wrapper
-from astromesh.runtime.sessions import Policy, Seat, Sessions
+from astromesh.runtime.sessions import Seat, Sessions, busy
 
 #: seconds a lease lasts, and between two looks at those that are held, which also renew them
 LEASE_SECONDS, RENEW_SECONDS = float(os.environ.get("ASTROMESH_LEASE_SECONDS", "10")), 0.5
@@ -73,9 +74,7 @@ class Leases:
         give_up = asyncio.get_running_loop().time() + timeout
         while not (token := await leases.take(seat.key, self.holder, LEASE_SECONDS)):
             if policy == "reject":
-                raise SessionBusy(
-                    "The session is answering another message; send this one again when it is done."
-                )
+                raise busy()
             if asyncio.get_running_loop().time() >= give_up:
                 raise SessionBusy(
                     f"The session was busy for {timeout:g} s with earlier messages; send this one again."
@@ -136,9 +135,8 @@ def in_its_session(sessions: Sessions, leases: Leases) -> Wrapper:
         async def run_in_session(agent: Agent, request: RunRequest, run: Run) -> RunAnswer:
             spec = agent.manifest.spec.sessions
             owner = None if run.any_owner else run.owner
-            async with sessions.enter(
-                run.key, spec.concurrency, spec.queue_timeout_seconds, owner=owner
-            ) as seat:
+            policy = run.policy or spec.concurrency
+            async with sessions.enter(run.key, policy, spec.queue_timeout_seconds, owner=owner) as seat:
                 over = agent.memory.leases
                 if over is None:
                     return await handler(agent, request, run)
@@ -147,7 +145,7 @@ def in_its_session(sessions: Sessions, leases: Leases) -> Wrapper:
                 seats.add(seat)
                 try:
                     if over.shared:
-                        await leases.take(over, seat, spec.concurrency, spec.queue_timeout_seconds)
+                        await leases.take(over, seat, policy, spec.queue_timeout_seconds)
                     return await handler(agent, request, run)
                 finally:
                     seats.discard(seat)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any, Protocol
 
+from astromesh.abc.durable import Policy
 from astromesh.core.checked_data import checked_data
 from astromesh.core.guardrails import Released, StreamGate
 from astromesh.core.model_router import ModelRouter
@@ -224,6 +225,7 @@ class Run:
         admitted: the query after the input rules, once step 3 is done.
         remembered: step 11 has begun.
         seat: its place in the session.
+        policy: how an accepted run comes into its session, which has let it in before; else empty.
         any_owner: the caller may use sessions of others (scope `sessions:any`).
         journal: of a durable run, and of what is nested in it: the record.
         asked_at: of a durable run: when it was accepted, in seconds since the epoch; else 0.
@@ -245,6 +247,7 @@ class Run:
     admitted: str = ""
     remembered: bool = False
     seat: Fence = NO_SEAT
+    policy: Policy | None = None
     asked_at: float = 0.0
     suspended: bool = False
     journal: RunJournal | None = None

@@ -243,15 +243,14 @@ def by_its_record(handler: Handler) -> Handler:
 
 
 def patiently(handler: Handler) -> Handler:
-    """An accepted run waits for its session as long as it takes, where its policy is to wait."""
+    """An accepted run waits for its session as long as it takes: it was let in before."""
 
     async def run_patiently(agent: Agent, request: RunRequest, run: Run) -> RunAnswer:
-        waits = agent.manifest.spec.sessions.concurrency in ("enqueue", "merge")
         while True:
             try:
                 return await handler(agent, request, run)
             except SessionBusy:
-                if not waits or run.admitted:
+                if run.admitted:
                     raise
 
     return run_patiently

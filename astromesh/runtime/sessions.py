@@ -17,15 +17,16 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 from astromesh.abc.clock import Clock, SystemClock
+from astromesh.abc.durable import Policy
 from astromesh.errors import Interrupted, LeaseLost, SessionBusy, SessionNotFound
 from astromesh.runtime.merge import Merging
 from astromesh.types import SessionKey
 
-Policy = Literal["enqueue", "reject", "interrupt", "merge"]
-
+#: messages of one session that may wait in this process
+_MOST_WAITING = 1000
 _INTERRUPTED = "A newer message of the session took this one's place."
 
 
@@ -104,13 +105,13 @@ class Seat:
         if None not in (holder.owner, self.owner) and holder.owner != self.owner:
             raise SessionNotFound(f"There is no session {self.key.session_id!r}.")
         if self.policy == "reject":
-            raise SessionBusy(
-                "The session is answering another message; send this one again when it is done."
-            )
+            raise busy()
         if self.policy == "interrupt":
             holder.interrupt()
         if holder.waiting is None:
             holder.waiting = deque()
+        if len(holder.waiting) >= _MOST_WAITING:
+            raise SessionBusy(f"{_MOST_WAITING} messages wait for this session; send this one again later.")
         holder.waiting.append(self)
         try:
             await self._wait()
@@ -141,6 +142,10 @@ class Seat:
             self.pass_on()
         elif holder is not None and holder.waiting and self in holder.waiting:
             holder.waiting.remove(self)
+
+
+def busy() -> SessionBusy:
+    return SessionBusy("The session is answering another message; send this one again when it is done.")
 
 
 def _end_interrupted(task: asyncio.Task[Any], error: BaseException | None, lost: bool) -> None:
