@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from astromesh.errors import Interrupted, SessionBusy, SessionNotFound
+from astromesh.errors import Interrupted, LeaseLost, SessionBusy, SessionNotFound
 from astromesh.runtime.merge import Merging
 from astromesh.runtime.sessions import Sessions
 from astromesh.testing import ManualClock
@@ -83,11 +83,28 @@ async def test_who_waits_too_long_is_told_so_and_leaves_the_queue(sessions, cloc
     assert sessions.held == {}
 
 
+async def test_a_seat_that_is_given_at_the_last_moment_is_given(sessions, clock):
+    """The time is over and the seat is free in the same turn of the loop, which says nothing of errors."""
+    errors: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: errors.append(context))
+    log: list[str] = []
+    first, second = (Visit(sessions, log, n) for n in "12")
+    await turns_of_the_loop()
+    clock.advance(60)
+    first.go.set()
+    second.go.set()
+    assert await second.task == "2"
+    await turns_of_the_loop()
+    assert errors == []
+
+
 async def test_who_goes_away_while_waiting_leaves_the_queue(sessions, clock):
     log: list[str] = []
     first, second, third = (Visit(sessions, log, n) for n in "123")
     await turns_of_the_loop()
     second.task.cancel()
+    await turns_of_the_loop()
+    assert len(sessions.held[KEY].waiting) == 1
     first.go.set()
     third.go.set()
     assert await third.task == "3"
@@ -124,7 +141,7 @@ async def test_a_run_that_fails_gives_its_seat_back(sessions):
 
 async def test_reject_says_busy_at_once(sessions):
     async with sessions.enter(KEY):
-        with pytest.raises(SessionBusy):
+        with pytest.raises(SessionBusy, match=r"^The session is answering another message; send this one "):
             await sessions.enter(KEY, "reject").__aenter__()
     async with sessions.enter(KEY, "reject"):
         pass
@@ -186,10 +203,25 @@ async def test_a_cancel_from_elsewhere_stays_a_cancel(sessions):
     older = Visit(sessions, log, "1", "interrupt")
     await turns_of_the_loop()
     older.task.cancel()
-    newer = Visit(sessions, log, "2", "interrupt")
-    newer.go.set()
-    assert await newer.task == "2"
-    assert (await asyncio.gather(older.task, return_exceptions=True))[0].__class__ is asyncio.CancelledError
+    async with sessions.enter(KEY, "interrupt"):  # before the older one has heard of it
+        assert (await asyncio.gather(older.task, return_exceptions=True))[
+            0
+        ].__class__ is asyncio.CancelledError
+    assert sessions.held == {}
+
+
+async def test_a_run_that_fails_while_it_is_interrupted_has_failed(sessions):
+    async def fail() -> None:
+        async with sessions.enter(KEY) as seat:
+            seat.interrupt()
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                raise ValueError("while cleaning") from None
+
+    with pytest.raises(ValueError, match="while cleaning"):
+        await asyncio.create_task(fail())
+    assert sessions.held == {}
 
 
 async def test_one_who_was_given_the_seat_in_that_moment_is_interrupted_too(sessions):
@@ -199,11 +231,44 @@ async def test_one_who_was_given_the_seat_in_that_moment_is_interrupted_too(sess
     first.go.set()
     while "-1" not in log:
         await asyncio.sleep(0)
-    third = asyncio.create_task(sessions.enter(KEY, "interrupt").__aenter__())
-    seat = await third
-    with pytest.raises(Interrupted):
-        await second.task
-    await seat.__aexit__(None, None, None)
+    async with sessions.enter(KEY, "interrupt"):  # before the second has run again
+        with pytest.raises(Interrupted):
+            await second.task
+    assert log == ["+1", "-1"]
+    assert sessions.held == {}
+
+
+# -- a lease that is lost ------------------------------------------------------------------------------------
+
+
+async def stay(sessions: Sessions, *happens: str) -> None:
+    """A run to whose seat things happen while it waits."""
+    async with sessions.enter(KEY) as seat:
+        for what in happens:
+            getattr(seat, what)()
+        await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize(
+    ("happens", "error", "message"),
+    [
+        (["lose"], LeaseLost, r"^Another process has taken the session over\.$"),
+        (["lose", "lose"], LeaseLost, "^Another process"),
+        (["interrupt", "lose"], Interrupted, "^A newer message"),
+        (["interrupt", "interrupt"], Interrupted, "^A newer message"),
+    ],
+)
+async def test_what_happens_first_to_a_run_is_how_it_ends(sessions, happens, error, message):
+    with pytest.raises(error, match=message):
+        await asyncio.create_task(stay(sessions, *happens))
+    assert sessions.held == {}
+
+
+async def test_a_seat_where_nobody_sits_cannot_be_lost(sessions):
+    seat = sessions.enter(KEY)
+    seat.lose()
+    async with seat:
+        pass
     assert sessions.held == {}
 
 
@@ -213,7 +278,7 @@ async def test_one_who_was_given_the_seat_in_that_moment_is_interrupted_too(sess
 @pytest.mark.parametrize("policy", ["enqueue", "reject", "interrupt"])
 async def test_nobody_waits_for_or_interrupts_the_session_of_another(sessions, policy):
     async with sessions.enter(KEY, owner="ann"):
-        with pytest.raises(SessionNotFound):
+        with pytest.raises(SessionNotFound, match="'s-1'"):
             await sessions.enter(KEY, policy, owner="bob").__aenter__()
         with pytest.raises(SessionBusy):
             await sessions.enter(KEY, "reject", owner=None).__aenter__()
