@@ -86,11 +86,11 @@ class Seat:
 
     def interrupt(self) -> None:
         """Cancels the run that sits here, and sends away who waits behind it."""
-        if self.task is not None and not self.interrupted:
+        if self.task is None:
+            self.interrupted = True  # given the seat in this very moment: it leaves as soon as it enters
+        elif not (self.interrupted or self.lost):
             self.task.cancel()
             self.interrupted = True
-        elif self.given is not None and self.task is None:
-            self.interrupted = True  # given the seat in this very moment: it leaves as soon as it enters
         for older in self.waiting or ():
             if older.given is not None and not older.given.done():
                 older.given.set_exception(Interrupted(_INTERRUPTED))

@@ -98,6 +98,18 @@ async def test_a_seat_that_is_given_at_the_last_moment_is_given(sessions, clock)
     assert errors == []
 
 
+async def test_a_session_holds_no_endless_queue(sessions):
+    async with sessions.enter(KEY):
+        waiting = [asyncio.create_task(sessions.enter(KEY).__aenter__()) for _ in range(1000)]
+        await turns_of_the_loop(1)
+        with pytest.raises(SessionBusy, match="^1000 messages wait for this session; "):
+            await sessions.enter(KEY).__aenter__()
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+    assert sessions.held == {}
+
+
 async def test_who_goes_away_while_waiting_leaves_the_queue(sessions, clock):
     log: list[str] = []
     first, second, third = (Visit(sessions, log, n) for n in "123")
@@ -254,6 +266,7 @@ async def stay(sessions: Sessions, *happens: str) -> None:
     [
         (["lose"], LeaseLost, r"^Another process has taken the session over\.$"),
         (["lose", "lose"], LeaseLost, "^Another process"),
+        (["lose", "interrupt"], LeaseLost, "^Another process"),
         (["interrupt", "lose"], Interrupted, "^A newer message"),
         (["interrupt", "interrupt"], Interrupted, "^A newer message"),
     ],
