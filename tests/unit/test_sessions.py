@@ -102,7 +102,7 @@ async def test_a_session_holds_no_endless_queue(sessions):
     async with sessions.enter(KEY):
         waiting = [asyncio.create_task(sessions.enter(KEY).__aenter__()) for _ in range(1000)]
         await turns_of_the_loop(1)
-        with pytest.raises(SessionBusy, match="^1000 messages wait for this session; "):
+        with pytest.raises(SessionBusy, match=r"^1000 messages wait for this session; "):
             await sessions.enter(KEY).__aenter__()
         for task in waiting:
             task.cancel()
@@ -183,6 +183,7 @@ async def test_of_many_messages_only_the_newest_is_answered(sessions):
     visits[-1].go.set()
     results = await asyncio.gather(*(v.task for v in visits), return_exceptions=True)
     assert [type(r) for r in results[:-1]] == [Interrupted] * 5
+    assert {str(r) for r in results[:-1]} == {"A newer message of the session took this one's place."}
     assert results[-1] == "5"
     assert sessions.held == {}
 
@@ -222,6 +223,15 @@ async def test_a_cancel_from_elsewhere_stays_a_cancel(sessions):
     assert sessions.held == {}
 
 
+async def test_a_run_that_is_cancelled_and_not_interrupted_is_cancelled(sessions):
+    visit = Visit(sessions, [], "1")
+    await turns_of_the_loop()
+    visit.task.cancel()
+    await asyncio.gather(visit.task, return_exceptions=True)
+    assert visit.task.cancelled()
+    assert sessions.held == {}
+
+
 async def test_a_run_that_fails_while_it_is_interrupted_has_failed(sessions):
     async def fail() -> None:
         async with sessions.enter(KEY) as seat:
@@ -244,7 +254,7 @@ async def test_one_who_was_given_the_seat_in_that_moment_is_interrupted_too(sess
     while "-1" not in log:
         await asyncio.sleep(0)
     async with sessions.enter(KEY, "interrupt"):  # before the second has run again
-        with pytest.raises(Interrupted):
+        with pytest.raises(Interrupted, match=r"^A newer message"):
             await second.task
     assert log == ["+1", "-1"]
     assert sessions.held == {}
