@@ -45,7 +45,7 @@ def load(
     resolver: OptionsResolver | None = None,
     check_template: TemplateCheck | None = None,
     unsupported: Unsupported | None = None,
-    instead: Mapping[str, Path] | None = None,
+    instead: Mapping[tuple[str, str], Path] | None = None,
 ) -> Configuration:
     """Reads a folder. What is wrong with it stands in the answer; nothing is raised.
 
@@ -55,7 +55,7 @@ def load(
         resolver: the plugins, e.g. `astromesh.plugins.Plugins()`; absent: plugin blocks are not looked into.
         check_template: says what is wrong with a Jinja template; absent: templates are not looked into.
         unsupported: what this runtime does not do yet.
-        instead: by agent, a file that stands in for the agent's own.
+        instead: by kind and name, e.g. `("Agent", "support")`, a file that stands in for the one there is.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -75,7 +75,7 @@ class _Load:
         given: Given,
         check_template: TemplateCheck | None,
         unsupported: Unsupported,
-        instead: Mapping[str, Path],
+        instead: Mapping[tuple[str, str], Path],
     ) -> None:
         self._instead = instead
         self._folder = folder
@@ -136,9 +136,9 @@ class _Load:
         suffix, kind, what = MANY[name]
         paths = sorted((self._folder / name).glob(f"*{suffix}"))
         files = [File.read(kind, path, self._given.env) for path in paths]
-        if kind == "Agent" and self._instead:
-            files = [file for file in files if file.name not in self._instead]
-            files += [File.read(kind, path, self._given.env) for path in self._instead.values()]
+        if given := {name: path for (of, name), path in self._instead.items() if of == kind}:
+            files = [file for file in files if file.name not in given]
+            files += [File.read(kind, path, self._given.env) for path in given.values()]
         _refuse_twins(files, what)
         return files
 

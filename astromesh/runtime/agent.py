@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from astromesh.abc.run import Pattern
 from astromesh.config.agent import AgentManifest
@@ -14,6 +14,7 @@ from astromesh.core.prompt_engine import PromptTemplate
 from astromesh.core.structured import AnswerSchema
 from astromesh.core.tools import AgentTools
 from astromesh.runtime.limits import Limit
+from astromesh.types import JsonObject
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +25,7 @@ class Agent:
         timeout_seconds: the deadline of a run, without the time it waits for its session.
         budget: what one run may spend, by key of the ledger.
         limits: what sessions and principals may spend.
-        source: its manifest as it was written, without literal keys; durable runs keep it (R16).
+        snapshot: its manifest as it was written, and those that its runs need; durable runs keep it (R16).
         most_running: how many of its runs may go on at once in a process; 0 without bound.
         stream: how text may leave while it is made: `token`, `sentence` or `final`.
     """
@@ -43,7 +44,7 @@ class Agent:
     stream: StreamMode
     budget: dict[str, float]
     output_schema: AnswerSchema | None = None
-    source: str = ""
+    snapshot: JsonObject = field(default_factory=dict)
     limits: tuple[Limit, ...] = ()
     most_running: int = 0
 

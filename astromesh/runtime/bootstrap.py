@@ -52,8 +52,9 @@ from astromesh.runtime.agent import Agent
 from astromesh.runtime.embedders import open_embedder
 from astromesh.runtime.knowledge import open_knowledge, take_in
 from astromesh.runtime.limits import limits_of
-from astromesh.runtime.snapshots import load_snapshot, source_of
+from astromesh.runtime.snapshots import load_snapshot, snapshot_of
 from astromesh.runtime.support import UNSUPPORTED
+from astromesh.types import JsonObject
 
 log = structlog.get_logger("astromesh.bootstrap")
 #: group and name of the plugin for the servers of mcp.yaml
@@ -71,7 +72,7 @@ class Bootstrapped:
     Args:
         checks: how to ask each store and provider whether it answers, by `store:…` or `provider:…`.
         deps: what plugins that are opened later are given.
-        reopen: makes an agent of a manifest's text, for runs that began under it.
+        reopen: makes an agent of a snapshot, for runs that began under it.
         erasers: beside the memories, what deletes all of one principal (tenant, id) and answers how much.
     """
 
@@ -84,7 +85,7 @@ class Bootstrapped:
     health: Health = field(default_factory=Health)
     erasers: list[Eraser] = field(default_factory=list)
     deps: Deps = field(default_factory=Deps)
-    reopen: Callable[[str, str], Awaitable[Agent]] | None = None
+    reopen: Callable[[str, JsonObject], Awaitable[Agent]] | None = None
 
 
 def load_configuration(folder: Path, plugins: Plugins, env: Mapping[str, str] | None = None) -> Configuration:
@@ -275,7 +276,10 @@ class _Bootstrap:
 
     # -- parts of an agent ---------------------------------------------------------------------------------
 
-    async def _agent(self, manifest: AgentManifest) -> Agent:
+    async def _agent(
+        self, manifest: AgentManifest, kept: JsonObject | None = None, graphs: Mapping[str, Any] | None = None
+    ) -> Agent:
+        """Args: kept, graphs: of a run's own snapshot, which stand in for the present ones."""
         spec = manifest.spec
         router = await self._router(manifest.name, spec.model)
         tools = [await self._tool(block) for block in spec.tools]
@@ -287,7 +291,10 @@ class _Bootstrap:
         )
         defaults = self._opened.configuration.runtime.spec.defaults.orchestration
         orchestration = spec.orchestration
-        pattern = await self._open("patterns", orchestration.pattern, orchestration.options)
+        deps = replace(self._deps, graphs={**self._deps.graphs, **graphs}) if graphs else self._deps
+        pattern = await self._plugins.load("patterns", orchestration.pattern).open(
+            orchestration.options, deps
+        )
         return Agent(
             name=manifest.name,
             manifest=manifest,
@@ -312,15 +319,17 @@ class _Bootstrap:
             stream=manifest.stream,
             budget=spec.budgets.per_run.caps(),
             output_schema=AnswerSchema(spec.output_schema) if spec.output_schema is not None else None,
-            source=source_of(manifest),
+            snapshot=kept or snapshot_of(self._opened.configuration, manifest.name),
             limits=limits_of(spec.budgets),
             most_running=spec.queue.max_running or 0,
         )  # fmt: skip
 
-    async def _reopen(self, name: str, source: str) -> Agent:
+    async def _reopen(self, name: str, kept: JsonObject) -> Agent:
         """Raises: InvalidManifest: it cannot be opened with the other files as they are now."""
-        configuration = self._opened.configuration
-        return await self._agent(load_snapshot(configuration.folder, name, source, self._env, self._plugins))
+        folder = self._opened.configuration.folder
+        found = load_snapshot(folder, name, kept, self._env, self._plugins)
+        graphs = {n: found.graphs[n].spec for n in kept.get("graphs", {}) if n in found.graphs}
+        return await self._agent(found.agents[name], kept, graphs)
 
     async def _router(self, agent: str, models: RoleModel, *, role: bool = False) -> ModelRouter:
         blocks = models.usable()

@@ -245,7 +245,7 @@ class DurableRuns:
             created_at=self._host.clock.now(),
             durable=True,
             request=asked_to_json(request),
-            manifest={"source": agent.source},
+            manifest=agent.snapshot,
             caller=caller_to_json(caller),
             priority=spec.queue.priority,
             ordered=True,

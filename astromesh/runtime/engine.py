@@ -78,7 +78,7 @@ from astromesh.telemetry.metrics import Metrics
 from astromesh.telemetry.runs import RunLog, RunLogs
 from astromesh.telemetry.stream import TERMINAL, EventStream
 from astromesh.telemetry.traces import TraceExporter, TraceStore
-from astromesh.types import CallerContext, SessionKey
+from astromesh.types import CallerContext, JsonObject, SessionKey
 
 log = structlog.get_logger("astromesh.runtime")
 #: how deep agents may call agents, and how many such calls the whole tree of one run may make
@@ -447,13 +447,25 @@ class AgentRuntime:
         Raises:
             AgentNotFoundError, InvalidManifest: there is none any more.
         """
-        source = (row.manifest or {}).get("source", "")
-        present = self.opened.agents.get(row.agent)
-        if present is not None and source in ("", present.source):
+        return await self._of_snapshot(row.agent, row.manifest or {})
+
+    async def _of_snapshot(self, name: str, kept: JsonObject) -> Agent:
+        present = self.opened.agents.get(name)
+        if present is not None and kept in ({}, present.snapshot):
             return present
-        if not source or self.opened.reopen is None:
-            return self.agent(row.agent)
-        return await self._snapshots.get(row.agent, source, self.opened.reopen)
+        if not kept.get("source") or self.opened.reopen is None:
+            return self.agent(name)
+        return await self._snapshots.get(name, kept, self.opened.reopen)
+
+    async def _below(self, name: str, record: RunJournal | None) -> Agent:
+        """An agent that a run starts: for an accepted run as it was when that was accepted."""
+        kept = record.book.manifest if record is not None else {}
+        if name not in kept.get("agents", {}) or record is None:
+            return self.agent(name)
+        above = self.opened.agents.get(record.book.agent)
+        if above is not None and kept == above.snapshot:
+            return self.agent(name)
+        return await self._of_snapshot(name, {**kept, "source": kept["agents"][name]})
 
     async def open_runs(self) -> RunStore:
         """The store of runs in `storage.url`."""
@@ -625,7 +637,7 @@ class AgentRuntime:
         counting = record.book.waiting.within() if record is not None and parent.step else nullcontext()
         with counting:
             done = await self.start(
-                self.agent(agent),
+                await self._below(agent, record),
                 request,
                 caller=parent.caller,
                 sinks=relay(outer, terms),

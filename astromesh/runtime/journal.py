@@ -54,7 +54,8 @@ class Book:
     """
 
     def __init__(self, row: RunRow, writer: Writer, waiting: Waiting, steps: tuple[Step, ...] = ()) -> None:
-        self.run_id, self.asked_at = row.run_id, row.created_at
+        self.run_id, self.agent, self.asked_at = row.run_id, row.agent, row.created_at
+        self.manifest: JsonObject = row.manifest or {}
         self.writer, self.waiting = writer, waiting
         self.failure: Divergence | None = None
         self.suspended = False

@@ -1,4 +1,8 @@
-"""Manifests as they were when a run was accepted, so that it ends under the one it began with (R16)."""
+"""Manifests as they were when a run was accepted, so that it ends under those it began with (R16).
+
+A snapshot is `{"source": text of the agent's file, "agents": {…}, "graphs": {…}}`: with the agents that the
+run may start, and the graphs that all of these run.
+"""
 
 from __future__ import annotations
 
@@ -10,47 +14,82 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from astromesh.config.agent import AgentManifest
+from astromesh.config.configuration import Configuration
 from astromesh.config.load import load
 from astromesh.core.prompt_engine import check_template
 from astromesh.errors import InvalidManifest
 from astromesh.plugins import Plugins
 from astromesh.runtime.agent import Agent
+from astromesh.runtime.recorded import hash_of
+from astromesh.types import JsonObject
 
 #: a literal key; a name of the environment is none
 _KEY = re.compile(r"""(\bapi_key["']?\s*:\s*)(?!["']?\$\{)("[^"]*"|'[^']*'|[^\s,}#]+)""")
 
 
-def source_of(manifest: AgentManifest) -> str:
+def snapshot_of(known: Configuration, name: str) -> JsonObject:
+    """What a run of an agent needs to end as it began."""
+    below = _below(known, name)
+    graphs = {str(dict(known.agents[n].spec.orchestration.options).get("graph")) for n in (name, *below)}
+    kept = {
+        "agents": {n: _text_of(known.agents[n].file) for n in below},
+        "graphs": {n: _text_of(known.graphs[n].file) for n in sorted(graphs & known.graphs.keys())},
+    }
+    return {
+        "source": _text_of(known.agents[name].file),
+        **{key: texts for key, texts in kept.items() if texts},
+    }
+
+
+def _below(known: Configuration, name: str) -> list[str]:
+    """The agents that an agent may call, and those that these may call."""
+    found: set[str] = set()
+    asked = [name]
+    while asked:
+        called = set(known.edges.get(asked.pop(), ())) & known.agents.keys() - found - {name}
+        found |= called
+        asked += called
+    return sorted(found)
+
+
+def _text_of(file: Path) -> str:
     """A manifest as it was written, variables unresolved, literal keys struck out."""
     try:
-        text = manifest.file.read_text("utf-8-sig")
+        text = file.read_text("utf-8-sig")
     except OSError:  # it was there a moment ago: runs of this agent cannot be taken up under another one
         return ""
     return _KEY.sub(r'\1"***"', text)
 
 
 def load_snapshot(
-    folder: Path, name: str, source: str, env: Mapping[str, str] | None, plugins: Plugins
-) -> AgentManifest:
-    """The manifest of a text, with the folder's other files as they are now.
+    folder: Path, name: str, kept: JsonObject, env: Mapping[str, str] | None, plugins: Plugins
+) -> Configuration:
+    """The configuration of a snapshot, with the folder's other files as they are now.
+
+    Args:
+        name: of the agent that is asked for.
 
     Raises:
         InvalidManifest: it does not fit them.
     """
+    agents = {**kept.get("agents", {}), name: kept["source"]}
+    texts = {("Agent", n): _with_keys(text, folder, n) for n, text in agents.items()}
+    texts |= {("Graph", n): text for n, text in kept.get("graphs", {}).items()}
     with TemporaryDirectory() as place:
-        file = Path(place) / f"{name}.agent.yaml"
-        file.write_text(_with_keys(source, folder, name), "utf-8")
+        instead = {}
+        for number, (what, text) in enumerate(texts.items()):
+            instead[what] = Path(place) / f"{number}.{what[0].lower()}.yaml"
+            instead[what].write_text(text, "utf-8")
         found = load(
             folder,
             env=os.environ if env is None else env,
             resolver=plugins,
             check_template=check_template,
-            instead={name: file},
+            instead=instead,
         )
-        if faults := found.broken.get(name):
-            raise InvalidManifest(f"The run's own manifest of {name!r} does not work any more: {faults[0]}")
-        return found.agents[name]
+    if faults := found.broken.get(name):
+        raise InvalidManifest(f"The run's own manifest of {name!r} does not work any more: {faults[0]}")
+    return found
 
 
 def _with_keys(source: str, folder: Path, name: str) -> str:
@@ -70,11 +109,14 @@ class Snapshots:
         self._agents: OrderedDict[tuple[str, str], Agent] = OrderedDict()
         self._opening = asyncio.Lock()
 
-    async def get(self, name: str, source: str, make: Callable[[str, str], Awaitable[Agent]]) -> Agent:
+    async def get(
+        self, name: str, kept: JsonObject, make: Callable[[str, JsonObject], Awaitable[Agent]]
+    ) -> Agent:
+        key = name, hash_of(kept)
         async with self._opening:
-            agent = self._agents.get((name, source))
+            agent = self._agents.get(key)
             if agent is None:
-                agent = self._agents[name, source] = await make(name, source)
+                agent = self._agents[key] = await make(name, kept)
                 while len(self._agents) > self._most:
                     self._agents.popitem(last=False)
         return agent

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -219,6 +220,52 @@ async def test_a_run_ends_under_the_manifest_it_began_with(tmp_path):
         "You are the new one.",
     ]
     assert (run["result"]["response"], later["result"]["response"]) == ("old answer", "new answer")
+
+
+async def test_a_run_goes_on_with_the_graph_and_the_agents_that_it_began_with(tmp_path):
+    """R16: both files are other ones, or gone, when it is taken up; a new run has the new ones."""
+
+    def graph(*names: str) -> dict[str, Any]:
+        common = {"kind": "prompt", "inject_tools": True, "max_iterations": 5}
+        nodes = [{"name": n, "instructions": f"You are {n}.", **common} for n in names]
+        nodes[-1] = {**nodes[-1], "is_terminal": True}
+        edges = [{"from": a, "to": b} for a, b in pairwise(names)]
+        head = {"apiVersion": "astromesh/v1", "kind": "Graph", "metadata": {"name": "plan"}}
+        return {**head, "spec": {"name": "plan", "entry": names[0], "nodes": nodes, "edges": edges}}
+
+    def files(*names: str, below: str) -> None:
+        (folder / "graphs").mkdir(exist_ok=True)
+        (folder / "graphs" / "plan.graph.yaml").write_text(yaml.safe_dump(graph(*names)))
+        write(folder, manifest("clerk", prompts={"system": below}))
+
+    asks_clerk = {"name": "clerk", "type": "agent", "agent": "clerk", "effect": "read"}
+    pattern = {"pattern": "graph", "graph": "plan"}
+    folder = write(tmp_path, manifest("outer", orchestration=pattern, tools=[asks_clerk]))
+    files("first", "second", below="You are the old clerk.")
+    stuck = asyncio.Event()
+
+    async def hangs(_: CompletionRequest) -> str:
+        stuck.set()
+        await asyncio.Event().wait()
+        return ""
+
+    async with working(folder, ScriptedProvider("one", hangs), lookup()) as one:
+        row = await accepted(one, name="outer")
+        await asyncio.wait_for(stuck.wait(), PATIENCE)
+        await begun(one, row, 2)
+    files("other", below="You are the new clerk.")
+    asked = [ToolCall("call_1", "clerk", '{"query": "Well?"}')]
+    script = ScriptedProvider(asked, "old clerk", "two", asked, "new clerk", "three")
+    async with working(folder, script, lookup()) as two:
+        run = await rests(two, row.run_id)
+        later = await rests(two, (await accepted(two, "And now?", name="outer")).run_id)
+    assert (run["status"], run["result"]["response"]) == ("completed", "two")
+    assert (later["status"], later["result"]["response"]) == ("completed", "three")
+    told = ["\n".join(m.content for m in r.messages) for r in script.requests]
+    for text, wanted in zip(
+        told, ("You are second.", "old clerk", "second", "other", "new clerk", "other"), strict=True
+    ):
+        assert wanted in text, told
 
 
 async def test_what_an_input_rule_redacts_is_nowhere_at_rest(tmp_path):
