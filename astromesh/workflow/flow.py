@@ -304,7 +304,7 @@ class Flow:
         task = self._merging(scope, stage, inputs)
         excluded: tuple[Status, ...] = ("partial",) if failures else ()
         task.status = worst(task.status, *(one.status for one in inputs), *excluded)
-        task.input = merge_input(inputs, failures, positions)
+        task.input = merge_input(inputs, failures)
         task.state = "running"
         data = {
             "task": task.id,

@@ -15,12 +15,10 @@ from astromesh.workflow.task import Task
 _DEFAULT = MergeSpec()
 
 
-def merge_input(
-    inputs: Sequence[Task], failures: Sequence[Task], positions: Mapping[tuple[str, str], int]
-) -> JsonObject:
+def merge_input(inputs: Sequence[Task], failures: Sequence[Task]) -> JsonObject:
     """`{"inputs": […], "failures": […]}`, both in order (E34)."""
     return {
-        "inputs": [_input(task, positions) for task in inputs],
+        "inputs": [_input(task) for task in inputs],
         "failures": [_failure(task) for task in failures],
     }
 
@@ -37,7 +35,7 @@ def as_asked(value: JsonObject) -> JsonObject:
     }
 
 
-def _input(task: Task, positions: Mapping[tuple[str, str], int]) -> JsonObject:
+def _input(task: Task) -> JsonObject:
     last = task.entries[-1] if task.entries else None
     source, label = task.came_by
     return {
