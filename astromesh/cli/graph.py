@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from astromesh.abc.run import Drawable
-from astromesh.errors import InvalidInput
+from astromesh.runtime.drawing import mermaid_of
 from astromesh.runtime.engine import AgentRuntime
 from astromesh.telemetry.logs import configure_logging
 
@@ -24,9 +23,4 @@ def graph(places: tuple[Path, Path], name: str) -> None:
 
 async def _drawn(places: tuple[Path, Path], name: str) -> str:
     async with AgentRuntime(places[0], data_dir=places[1]) as runtime:
-        agent = runtime.agent(name)
-        if not isinstance(agent.pattern, Drawable):
-            raise InvalidInput(
-                f"The pattern {agent.pattern_name!r} of {name!r} is no graph and cannot be drawn."
-            )
-        return agent.pattern.to_mermaid(agent.max_iterations)
+        return mermaid_of(runtime.agent(name))

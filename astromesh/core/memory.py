@@ -20,7 +20,7 @@ from astromesh.abc.leases import SessionLeases
 from astromesh.abc.memory import MemoryStrategy
 from astromesh.abc.provider import ModelPort
 from astromesh.abc.stores import ConversationStore, EpisodicStore, Recalled, SemanticStore
-from astromesh.errors import AstromeshError, SessionNotFound
+from astromesh.errors import AstromeshError, Conflict, SessionNotFound
 from astromesh.types import JsonObject, MemoryContext, SemanticResult, SessionKey, Turn
 
 T = TypeVar("T")
@@ -199,6 +199,17 @@ class MemoryManager:
             await _helping("episodic", recorded, None, [])
         if self.semantic and self.semantic.auto_index:
             await self._index(self.semantic.store, key, owner, kept.turns)
+
+    async def note(self, key: SessionKey, owner: str, event: JsonObject) -> None:
+        """Keeps what happened outside a run, such as what a person thinks of an answer.
+
+        Raises:
+            Conflict: this agent has no episodic memory.
+            StoreError: it cannot be written.
+        """
+        if self.episodic is None:
+            raise Conflict(f"The agent {key.agent!r} keeps no events: it has no memory.episodic.")
+        await self.episodic.store.record(key, owner, [event], now=self._clock.now())
 
     async def _index(self, store: SemanticStore, key: SessionKey, owner: str, turns: Iterable[Turn]) -> None:
         passages = [(t.content, _source(key, t)) for t in turns if t.role == "assistant" and t.content]

@@ -15,7 +15,7 @@ SCOPES: Mapping[str, str] = {
     RUN: "run agents",
     "agents:read": "list and describe agents, models and providers",
     "runs:read": "list and follow one's own runs",
-    "runs:write": "cancel one's own runs",
+    "runs:write": "cancel one's own runs, rate them",
     "runs:decide": "decide for one's own runs that wait for a person",
     "sessions:read": "list one's own sessions and read their history",
     "sessions:write": "erase one's own sessions",

@@ -44,7 +44,7 @@ async def history(
     session_id: str,
     request: Request,
     limit: Limit = 50,
-    after: Annotated[int, Query(ge=0, le=MOST_SEQ)] = 0,
+    after: After = 0,
 ) -> HistoryOut:
     """The turns of a session, oldest first."""
     key, store = await _owned(request, name, session_id)
