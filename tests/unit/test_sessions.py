@@ -98,6 +98,20 @@ async def test_a_seat_that_is_given_at_the_last_moment_is_given(sessions, clock)
     assert errors == []
 
 
+async def test_who_does_not_say_otherwise_waits_sixty_seconds(sessions, clock):
+    async with sessions.enter(KEY):
+        waiting = asyncio.create_task(sessions.enter(KEY).__aenter__())
+        await clock.run_for(59.9)
+        assert not waiting.done()
+        await clock.run_for(0.1)
+        with pytest.raises(SessionBusy, match="60 s"):
+            await waiting
+
+
+def test_windows_go_by_the_clock_of_the_sessions(sessions, clock):
+    assert sessions.merging.clock is clock
+
+
 async def test_a_session_holds_no_endless_queue(sessions):
     async with sessions.enter(KEY):
         waiting = [asyncio.create_task(sessions.enter(KEY).__aenter__()) for _ in range(1000)]
