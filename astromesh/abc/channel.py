@@ -43,6 +43,7 @@ class Inbound:
         id: the messenger's, unique within the channel.
         text: what the agent is asked.
         about: what else the messenger said, JSON values only: kind, attachment, place, profile name …
+        traceparent: where the trace of whoever passed it on stands (W3C Trace Context), or empty.
     """
 
     id: str
@@ -50,6 +51,7 @@ class Inbound:
     text: str = ""
     kind: Kind = "message"
     about: JsonObject = field(default_factory=dict)
+    traceparent: str = ""
 
 
 class Status(NamedTuple):
@@ -150,6 +152,7 @@ class Question:
     Args:
         key: the same for the same messages, also after a crash: the idempotency key.
         context: variables for the prompt's template.
+        traceparent: of the first message that came with one.
     """
 
     agent: str
@@ -160,6 +163,7 @@ class Question:
     context: Mapping[str, object] = field(default_factory=dict)
     metadata: Mapping[str, object] = field(default_factory=dict)
     images: tuple[Image, ...] = ()
+    traceparent: str = ""
 
 
 class Ask(Protocol):

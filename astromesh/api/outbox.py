@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from astromesh.telemetry.runs import OVERHEAD, text_of
-from astromesh.telemetry.stream import DELTA, TERMINAL
+from astromesh.telemetry.stream import DELTA, PRIVATE, TERMINAL
 from astromesh.types import Event
 
 #: events that wait one by one; beyond it deltas of one step are joined
@@ -47,7 +47,7 @@ class Outbox:
 
     def send(self, event: Event) -> None:
         last = event.type in TERMINAL
-        if self._closed or not self._has_room(event, last):
+        if self._closed or event.type in PRIVATE or not self._has_room(event, last):
             return
         if not self._join(event):
             self._pending.append(event)

@@ -28,6 +28,7 @@ from astromesh.runtime.engine import AgentRuntime
 from astromesh.runtime.ids import trace_id as new_trace_id
 from astromesh.runtime.records import RunRequest
 from astromesh.telemetry.stream import TERMINAL
+from astromesh.telemetry.traceparent import read_traceparent
 from astromesh.types import CallerContext, Event, JsonObject
 
 router = APIRouter()
@@ -36,8 +37,8 @@ MOST_RUNS = 8
 UNKNOWN_AGENT = 4404
 SERVICE_RESTART = 1012
 _SUBPROTOCOL = "bearer."
-#: characters of an id that the audit log takes
-_SHOWN = 200
+#: characters of an id that the audit log takes, and of a trace context
+_SHOWN, _MOST_TRACEPARENT = 200, 512
 
 
 class RunFrame(BaseModel):
@@ -47,6 +48,8 @@ class RunFrame(BaseModel):
     query: Query
     session_id: SessionId
     context: dict[str, Any] = {}
+    #: of this run; without it that of the handshake counts
+    traceparent: str = Field("", max_length=_MOST_TRACEPARENT)
 
 
 class CancelFrame(BaseModel):
@@ -173,7 +176,10 @@ class Connection:
         if len(self._runs) >= MOST_RUNS:
             raise Overloaded(f"{MOST_RUNS} runs are going on this socket; wait for one to end.")
         self.socket.app.state.auth.count(self._caller)
-        task = asyncio.create_task(self._run(RunRequest(frame.query, frame.session_id, frame.context)))
+        told = frame.traceparent or self.socket.headers.get("traceparent")
+        caused_by = read_traceparent(told)
+        request = RunRequest(frame.query, frame.session_id, frame.context, caused_by=caused_by)
+        task = asyncio.create_task(self._run(request))
         self._runs.add(task)
         task.add_done_callback(self._runs.discard)
 

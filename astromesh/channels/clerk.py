@@ -137,7 +137,8 @@ class Clerk:
         noticing = asyncio.create_task(_noticed(post, messages[-1]))
         try:
             prepared = [await post.channel.prepare(message) for message in messages]
-            question = post.question(taken, messages[0].address, key, prepared)
+            trace = next((message.traceparent for message in messages if message.traceparent), "")
+            question = post.question(taken, messages[0].address, key, prepared, trace)
             return post.channel.split(await self._asked(post, taken, question))
         finally:
             await asyncio.wait([noticing], timeout=NOTICE_SECONDS)

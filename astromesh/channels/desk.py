@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Mapping
+from dataclasses import replace
 from time import monotonic
 from typing import Any, ClassVar, Self
 from uuid import uuid4
@@ -30,6 +31,8 @@ POLL = 2.0
 GRACE, GRACE_OF_RUNS = 5.0, 0.25
 #: seconds that answered letters are known: Meta repeats a webhook for seven days
 KEPT, SWEEP = 8 * 86_400.0, 3600.0
+#: characters of a trace context that are kept
+_MOST_TRACEPARENT = 512
 
 log = structlog.get_logger("astromesh.channels")
 
@@ -101,7 +104,9 @@ class ChannelDesk:
         post.channel.verify(request)
         received = post.channel.parse(request.body)
         now = self._clock.now()
-        letters = [post.letter(one, now) for one in received.messages if post.is_ours(one.address)]
+        trace = request.headers.get("traceparent", "")[:_MOST_TRACEPARENT]
+        ours = [one for one in received.messages if post.is_ours(one.address)]
+        letters = [post.letter(replace(one, traceparent=trace) if trace else one, now) for one in ours]
         if len(letters) < len(received.messages):
             log.warning("not_our_address", channel=channel, messages=len(received.messages) - len(letters))
         if letters and await self._inbox.put(letters):

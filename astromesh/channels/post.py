@@ -48,6 +48,8 @@ class Post:
         address = message.address
         queue = self.seal.digest("queue", *address)
         content = {"id": message.id, "text": message.text, "kind": message.kind, "about": message.about}
+        if message.traceparent:
+            content["traceparent"] = message.traceparent
         return Letter(
             channel=self.name,
             id=self.seal.digest("message", message.id),
@@ -68,14 +70,17 @@ class Post:
         """Raises: ConfigError: the key is another one."""
         content = self.seal.unseal(kept.content, taken.queue)
         kind: Kind = content["kind"]
-        return Inbound(content["id"], address, content["text"], kind, content["about"])
+        trace = content.get("traceparent", "")
+        return Inbound(content["id"], address, content["text"], kind, content["about"], trace)
 
     def reply(self, sealed: bytes, taken: Taken) -> tuple[str, ...]:
         return tuple(self.seal.unseal(sealed, taken.queue)["parts"])
 
     # -- the run -------------------------------------------------------------------------------------------
 
-    def question(self, taken: Taken, address: Address, key: str, prepared: list[Prepared]) -> Question:
+    def question(
+        self, taken: Taken, address: Address, key: str, prepared: list[Prepared], traceparent: str = ""
+    ) -> Question:
         """Several messages are one question: texts by newline, pictures in order."""
         agent = self.setup.agents.get(address.ours, self.setup.default_agent)
         caller = CallerContext(
@@ -93,6 +98,7 @@ class Post:
             context=_context(self.name, [one.about for one in prepared]),
             metadata={"channel": self.name, "message": key},
             images=tuple(image for one in prepared for image in one.images),
+            traceparent=traceparent,
         )
 
 

@@ -65,9 +65,12 @@ class Telemetry(Record):
     )
     log_format: Literal["console", "json"] = Field("console", description="For people or for machines.")
     otlp_endpoint: str = Field("", description="OTLP over HTTP; empty: no export.")
-    sample_ratio: Ratio = Field(1.0, description="Share of traces that is exported.")
+    sample_ratio: Ratio = Field(
+        1.0,
+        description="Share of traces that is exported; of a caller's own trace the caller decides.",
+    )
     capture_content: bool = Field(
-        False, description="Whether traces hold query and answer, as the guardrails left them."
+        False, description="Whether traces hold what was said to models and tools, as the guardrails left it."
     )
 
 

@@ -94,9 +94,13 @@ async def _ask_heard(
             result = await _whole(ledger, model, request)
     except BaseException as error:
         _broken(scope, step, role, error, started)
+        if scope.capture is not None:
+            scope.capture.model(step, request, None)
         raise
     ledger.add_usage(result.usage)
     _finished(events, step, role, result, first)
+    if scope.capture is not None:
+        scope.capture.model(step, request, result)
     return result
 
 
@@ -282,6 +286,8 @@ async def _do(scope: Scope, tools: ToolPort, call: ToolCall, context: ToolContex
         result = ToolResult(call.id, call.name, _NO_MORE_CALLS, False, "budget_exhausted")
     duration = round((perf_counter() - started) * 1000, 3)
     emit("tool.finished", id=call.id, name=call.name, ok=result.ok, duration_ms=duration, **_marks(result))
+    if scope.capture is not None:
+        scope.capture.tool(call, result)
     if scope.tools_told is not None:
         scope.tools_told.append(_told(call, result))
     return result

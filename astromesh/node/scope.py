@@ -8,6 +8,7 @@ from typing import Any, Generic, TypeVar
 from astromesh.abc.clock import Clock, SystemClock
 from astromesh.abc.events import Emitter
 from astromesh.abc.tool import ToolContext
+from astromesh.node.capture import Capture
 from astromesh.node.journal import Journal
 from astromesh.node.ledger import RunLedger
 from astromesh.telemetry.stream import NoEvents
@@ -43,11 +44,13 @@ class Scope:
         retries: tries that are left for the whole run, over all layers; shared by children.
         depth: how many agents stand above this run.
 
-    `tools_told` is a list where somebody wants to be told what tools were asked and answered, else None.
+    `tools_told` is a list where somebody wants to be told what tools were asked and answered, else None;
+    `capture` keeps that of models and tools for traces, where an operator asks for it.
     `journal` is the record of a durable run, None of every other one. `accounts` are the stored budgets that
     the run is charged to (`runtime.budgets`), None where there are none. `unstopped` names tools that go on
     although their call was cancelled, `untrusted` whose words were read that nobody vouches for; like
     `retries` they are those of the whole tree of runs.
+    `sampled`: whether who began the trace keeps it; None: nobody has decided.
     `path` is where in the run's tree this is, e.g. `react/lookup`; recorded steps are keyed by it. Path and
     ledger are a scope's own. The rest is the run's, so that a child is cheap: every model call has one.
     """
@@ -59,6 +62,7 @@ class Scope:
     session = _OfTheRun[SessionKey]()
     caller = _OfTheRun[CallerContext | None]()
     trace_id = _OfTheRun[str]()
+    sampled = _OfTheRun[bool | None]()
     events = _OfTheRun[Emitter]()
     clock = _OfTheRun[Clock]()
     deadline = _OfTheRun[float | None]()
@@ -69,6 +73,7 @@ class Scope:
     steps = _OfTheRun[list[int]]()
     tools_called = _OfTheRun[list[str]]()
     tools_told = _OfTheRun[list[JsonObject] | None]()
+    capture = _OfTheRun[Capture | None]()
     journal = _OfTheRun[Journal | None]()
     accounts = _OfTheRun[object | None]()
 
@@ -95,6 +100,7 @@ class Scope:
             "session": session,
             "caller": caller,
             "trace_id": trace_id,
+            "sampled": None,
             "events": events or NO_EVENTS,
             "clock": clock or _CLOCK,
             "deadline": deadline,
@@ -105,6 +111,7 @@ class Scope:
             "steps": [0],
             "tools_called": [],
             "tools_told": None,
+            "capture": None,
             "journal": None,
             "accounts": None,
         }

@@ -22,6 +22,7 @@ from astromesh.net.http import Http
 from astromesh.runtime.attended import attend
 from astromesh.runtime.engine import AgentRuntime, principal
 from astromesh.runtime.records import RunRequest
+from astromesh.telemetry.traceparent import read_traceparent
 
 
 async def open_desk(runtime: AgentRuntime) -> Desk | None:
@@ -63,6 +64,7 @@ def answering(runtime: AgentRuntime) -> Ask:
             dict(question.context),
             dict(question.metadata),
             question.images,
+            caused_by=read_traceparent(question.traceparent),
         )
         for attempt in count():
             key = _name(question, attempt, runtime.clock.now())

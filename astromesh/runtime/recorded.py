@@ -13,6 +13,7 @@ from astromesh import errors
 from astromesh.errors import AllProvidersFailed, AstromeshError, ProviderError, UpstreamError
 from astromesh.node.tool_results import to_text
 from astromesh.runtime.records import AdmittedQuery, RunRequest
+from astromesh.telemetry.traceparent import read_traceparent
 from astromesh.types import (
     CallerContext,
     CompletionRequest,
@@ -183,6 +184,8 @@ def request_to_json(request: RunRequest, query: str) -> JsonObject:
     }
     if not request.persist:
         kept["persist"] = False
+    if request.caused_by.trace_id:
+        kept["traceparent"] = request.caused_by.header
     if request.images:
         kept["images"] = [[image.url, image.data, image.media_type] for image in request.images]
     return kept
@@ -193,8 +196,6 @@ def asked_to_json(request: RunRequest) -> JsonObject:
     kept = request_to_json(request, request.query)
     if request.history is not None:
         kept["history"] = [message_to_json(message) for message in request.history]
-    if request.remote_span:
-        kept["remote_span"] = request.remote_span
     if request.preface:
         kept["preface"] = [message_to_json(message) for message in request.preface]
     return kept
@@ -211,7 +212,7 @@ def request_of(asked: JsonObject) -> RunRequest:
         history=None if history is None else tuple(map(message_of, history)),
         preface=tuple(map(message_of, asked.get("preface", ()))),
         persist=asked.get("persist", True),
-        remote_span=asked.get("remote_span", ""),
+        caused_by=read_traceparent(asked.get("traceparent")),
     )
 
 

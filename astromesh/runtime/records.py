@@ -8,6 +8,7 @@ from typing import Any
 
 from astromesh.abc.run import OWN_TERMS, Terms
 from astromesh.quick import quick
+from astromesh.telemetry.traceparent import NO_PARENT, TraceParent
 from astromesh.types import Image, JsonObject, MemoryContext, Message, ToolSpec
 
 
@@ -24,7 +25,7 @@ class RunRequest:
         preface: untrusted context of the client, between history and query.
         persist: False leaves no turn behind.
         terms: on which another agent's pattern runs this one.
-        remote_span: the caller's own span, of its `traceparent`: 16 hex digits, or empty.
+        caused_by: where the caller's own trace stands (`traceparent`).
     """
 
     query: str
@@ -36,7 +37,7 @@ class RunRequest:
     preface: tuple[Message, ...] = ()
     persist: bool = True
     terms: Terms = OWN_TERMS
-    remote_span: str = ""
+    caused_by: TraceParent = NO_PARENT
 
 
 @quick

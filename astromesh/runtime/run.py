@@ -18,6 +18,7 @@ from astromesh.node.calls import ASSISTANT
 from astromesh.node.ledger import RunLedger
 from astromesh.node.scope import Scope
 from astromesh.runtime.agent import Agent
+from astromesh.runtime.captured import Captured
 from astromesh.runtime.journal import RunJournal
 from astromesh.telemetry.runs import RunLog
 from astromesh.telemetry.stream import DELTA, Stream
@@ -231,7 +232,7 @@ class Run:
         asked_at: of a durable run: when it was accepted, in seconds since the epoch; else 0.
         suspended: the segment of a durable run ends, and not the run: nothing is said, nothing kept.
         said: of a durable run taken up again: what its newest step has said before.
-        captures: its trace holds query and answer (`telemetry.capture_content`).
+        captured: keeps what is said for its trace, where `telemetry.capture_content` asks for it.
     """
 
     scope: Scope
@@ -252,7 +253,7 @@ class Run:
     suspended: bool = False
     journal: RunJournal | None = None
     said: str = ""
-    captures: bool = False
+    captured: Captured | None = None
     started: float = field(default_factory=perf_counter)
 
     @property

@@ -296,10 +296,10 @@ def _checked_metadata(agent: Agent, outcome: Outcome, response: str) -> JsonObje
 
 
 def _report(run: Run, stage: str, actions: tuple[JsonObject, ...], started: float, text: str) -> None:
-    """`text`: what the rules left; all that a trace ever holds of it, and only where that is asked."""
+    """`text`: what the rules left; a trace holds it only where that is asked."""
     for action in actions:
         run.stream.emit("guardrail.action", **action)
-    content = {"content": text} if run.captures else {}
+    content = {} if run.captured is None else {"content": run.captured.text(text)}
     run.stream.emit(
         "guardrails.checked", stage=stage, actions=len(actions), duration_ms=_since(started), **content
     )

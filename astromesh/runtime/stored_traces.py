@@ -68,6 +68,7 @@ class _Kept(NamedTuple):
     status: str
     events: tuple[Event, ...]
     remote_span: str = ""
+    sampled: bool | None = None
 
 
 def _visible(row: RunRow, viewer: Viewer) -> bool:

@@ -13,6 +13,7 @@ from typing import Any
 from astromesh.abc.clock import Clock
 from astromesh.abc.tasks import Artifact, TaskChange, TaskRow, TaskStatus, TaskStore
 from astromesh.runtime.failpoints import armed
+from astromesh.telemetry.traceparent import TraceParent, read_traceparent
 from astromesh.types import JsonObject
 from astromesh.workflow.result import TaskResult
 from astromesh.workflow.tape import Recorder
@@ -64,6 +65,11 @@ class LiveTask:
     @property
     def id(self) -> str:
         return self.row.task_id
+
+    @property
+    def caused_by(self) -> TraceParent:
+        """Where the trace of whoever asked for it stands."""
+        return read_traceparent(self.records[0].get("traceparent"))
 
     def told(self) -> None:
         """Wakes whoever follows."""

@@ -44,10 +44,13 @@ from astromesh.runtime.registry import Viewer
 from astromesh.runtime.task_events import TaskFollower
 from astromesh.runtime.task_log import LiveTask, TaskRecords
 from astromesh.runtime.task_metrics import TaskMetrics
+from astromesh.runtime.task_traces import TaskTraces
 from astromesh.runtime.workflows import Host as WorkflowHost
 from astromesh.runtime.workflows import not_found, open_workflow, workflow_folder, workflow_names
 from astromesh.runtime.writer import surely
 from astromesh.telemetry.metrics import Metrics
+from astromesh.telemetry.traceparent import NO_PARENT, TraceParent
+from astromesh.telemetry.traces import Traced
 from astromesh.types import CallerContext, JsonObject
 from astromesh.workflow.cassette import Cassette, Replay, is_racing, layers_of
 from astromesh.workflow.engine import Engine
@@ -84,6 +87,8 @@ class Host(WorkflowHost, Protocol):
 
     async def open_tasks(self) -> TaskStore: ...
 
+    def export(self, run: Traced) -> None: ...
+
 
 @dataclass(slots=True)
 class Workflow:
@@ -116,11 +121,13 @@ class Asked:
 
     Args:
         input: a JSON value; what is none is refused before there is a Task (E61).
+        caused_by: where the caller's own trace stands (`traceparent`).
     """
 
     input: Any = None
     start: str | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    caused_by: TraceParent = NO_PARENT
 
 
 class Workflows:
@@ -139,6 +146,7 @@ class Workflows:
         self.records.listeners += [
             TaskMetrics(host.metrics.tally, lambda name: self._loaded[name].metrics),
             self._observed,
+            TaskTraces(host.export),
         ]
         self._opening = asyncio.Lock()
         self._keeping: asyncio.Task[None] | None = None
@@ -271,7 +279,6 @@ class Workflows:
         asked: Asked,
         *,
         caller: CallerContext | None = None,
-        trace_id: str = "",
         sinks: Sequence[EventSink] = (),
     ) -> TaskResult:
         """Runs a Task to its end and keeps what it left. Cancelling the caller cancels the Task.
@@ -287,7 +294,7 @@ class Workflows:
         begin = self._begin(engine, asked, "task_" + ids.ulid())
         await self.store()
         engine.require_room()
-        row = self._row(engine, asked, begin, caller, trace_id, durable=False)
+        row = self._row(engine, asked, begin, caller, durable=False)
         live = self.records.live[row.task_id] = LiveTask(row, [begin])
         live.work = asyncio.current_task()
         try:
@@ -314,9 +321,7 @@ class Workflows:
         except StoreError as error:
             log.warning("task_not_kept", task_id=live.id, error=str(error))
 
-    async def accept(
-        self, name: str, asked: Asked, *, caller: CallerContext | None = None, trace_id: str = ""
-    ) -> TaskRow:
+    async def accept(self, name: str, asked: Asked, *, caller: CallerContext | None = None) -> TaskRow:
         """A durable Task: on disk when this returns, and worked on from then.
 
         Raises:
@@ -328,7 +333,7 @@ class Workflows:
         self._require_room(engine, name)
         store = await self.store()
         self._keep()
-        row = self._row(engine, asked, begin, caller, trace_id, durable=True)
+        row = self._row(engine, asked, begin, caller, durable=True)
         await store.accept(row, [begin])
         self._take_on(engine, row, [begin])
         return row
@@ -352,7 +357,8 @@ class Workflows:
         except NotJson as error:
             raise InvalidInput(f"The input of a Task {error}") from error
         about = {"task_id": task_id, "workflow": engine.project.name, "start": start}
-        return {"type": "begin", **about, "input": value}
+        caused = {"traceparent": asked.caused_by.header} if asked.caused_by.trace_id else {}
+        return {"type": "begin", **about, "input": value, **caused}
 
     def _row(
         self,
@@ -360,7 +366,6 @@ class Workflows:
         asked: Asked,
         begin: JsonObject,
         caller: CallerContext | None,
-        trace_id: str,
         *,
         durable: bool,
     ) -> TaskRow:
@@ -368,7 +373,8 @@ class Workflows:
         told = caller or CallerContext()
         return TaskRow(
             begin["task_id"], told.tenant_id or "default", told.user_id or "anonymous", begin["workflow"],
-            begin["start"], "queued", now, engine.project.fingerprint.value, trace_id or ids.trace_id(),
+            begin["start"], "queued", now, engine.project.fingerprint.value,
+            asked.caused_by.trace_id or ids.trace_id(),
             durable, caller_to_json(told), dict(asked.metadata), self.worker, now + LEASE,
         )  # fmt: skip
 
@@ -412,7 +418,11 @@ class Workflows:
         if len(live.records) == 1:
             self._observed(live, live.records[0])
         result = await engine.resume(
-            live.records, caller=caller_of(row.caller), trace_id=row.trace_id, sinks=sinks
+            live.records,
+            caller=caller_of(row.caller),
+            trace_id=row.trace_id,
+            sampled=live.caused_by.sampled,
+            sinks=sinks,
         )
         if row.metadata:
             result.metadata["request"] = dict(row.metadata)
@@ -682,7 +692,7 @@ class Workflows:
 
     async def _keep_evaluation(self, engine: Engine, found: JsonObject) -> str:
         begin = self._begin(engine, Asked(), "eval_" + ids.ulid())
-        row, now = self._row(engine, Asked(), begin, None, "", durable=False), self._host.clock.now()
+        row, now = self._row(engine, Asked(), begin, None, durable=False), self._host.clock.now()
         status: TaskStatus = "success" if found["passed"] else "failure"
         ended = replace(row, status=status, finished_at=now, result={"output": found}, worker="")
         kept = Artifact(row.task_id, 1, "evaluation", "", "", "", now, row.fingerprint, found)

@@ -43,14 +43,17 @@ class OtlpOptions(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     endpoint: str = Field(min_length=1, description="Base URL of the collector, e.g. http://collector:4318.")
-    sample_ratio: float = Field(1.0, ge=0, le=1, description="Share of traces that is exported.")
+    sample_ratio: float = Field(
+        1.0, ge=0, le=1, description="Share of the traces that begin here that is exported."
+    )
 
 
 class OtlpExporter:
     """Sends the traces of runs that have ended.
 
     Args:
-        ratio: share of traces; which ones follows from the trace id, so that all of a trace goes or none.
+        ratio: share of the traces that begin here; which ones follows from the trace id, so that all of a
+            trace goes or none. One that a caller began goes where the caller keeps it.
 
     Attributes:
         dropped: runs that were not exported because too many waited.
@@ -74,12 +77,16 @@ class OtlpExporter:
 
     def offer(self, run: Traced) -> None:
         """Takes a run that has ended."""
-        if int(run.trace_id[16:], 16) >= self._least:
+        if not self._is_sampled(run):
             return
         if len(self._waiting) >= _MOST:
             self.dropped += 1
             return
         self._waiting.append(run)
+
+    def _is_sampled(self, run: Traced) -> bool:
+        """By whoever began the trace, else by its id (OpenTelemetry's `parentbased_traceidratio`)."""
+        return int(run.trace_id[16:], 16) < self._least if run.sampled is None else run.sampled
 
     async def close(self) -> None:
         """Sends what waits, for at most three seconds."""
@@ -166,6 +173,13 @@ def _named(run: Traced, span: JsonObject) -> tuple[str, Mapping[str, Any]]:
             "astromesh.status": run.status,
             **_content(run),
         }
+    if kind == "workflow.run":
+        return f"invoke_workflow {run.agent}", {
+            "gen_ai.operation.name": "invoke_workflow",
+            "gen_ai.workflow.name": run.agent,
+            "astromesh.task_id": run.run_id,
+            "astromesh.status": run.status,
+        }
     if kind == "llm.complete":
         usage = given.get("usage", {})
         return f"chat {given.get('model', '')}".strip(), {
@@ -179,6 +193,7 @@ def _named(run: Traced, span: JsonObject) -> tuple[str, Mapping[str, Any]]:
             "astromesh.step": given.get("step", 0),
             "astromesh.role": given.get("role", ""),
             **({"error.type": given["error"]} if given.get("error") else {}),
+            **_messages(given),
         }
     if kind == "tool.call":
         return f"execute_tool {given.get('name', '')}".strip(), {
@@ -186,19 +201,53 @@ def _named(run: Traced, span: JsonObject) -> tuple[str, Mapping[str, Any]]:
             "gen_ai.tool.name": given.get("name", ""),
             "gen_ai.tool.call.id": given.get("id", ""),
             **({"error.type": given["error"]} if given.get("error") else {}),
+            **_call(given),
         }
     plain = {k: v for k, v in given.items() if k != "content" and isinstance(v, str | int | float)}
     return kind, {f"astromesh.{key}": value for key, value in plain.items()}
 
 
-#: what was captured -> GenAI attribute, role
-_MESSAGES = {"input": ("gen_ai.input.messages", "user"), "output": ("gen_ai.output.messages", "assistant")}
+# -- what was captured, by the schemas of the GenAI conventions ----------------------------------------------
+
+_ROLES = {"input": "user", "output": "assistant"}
+#: why a model ended, where the conventions have another word for it
+_REASONS = {"tool_calls": "tool_call"}
 
 
 def _content(run: Traced) -> dict[str, str]:
-    found = {}
-    for stage, text in captured(run.events).items():
-        attribute, role = _MESSAGES[stage]
-        message = {"role": role, "parts": [{"type": "text", "content": text}]}
-        found[attribute] = orjson.dumps([message]).decode()
-    return found
+    """Query and answer of a run."""
+    said = captured(run.events)
+    messages = {way: {"role": _ROLES[way], "content": text} for way, text in said.items()}
+    return {f"gen_ai.{way}.messages": _json([_shown(message)]) for way, message in messages.items()}
+
+
+def _messages(given: JsonObject) -> dict[str, str]:
+    """The messages of a model call."""
+    ways = (way for way in _ROLES if way in given)
+    return {f"gen_ai.{way}.messages": _json([_shown(message) for message in given[way]]) for way in ways}
+
+
+def _call(given: JsonObject) -> dict[str, str]:
+    """Arguments and result of a tool call."""
+    parts = (part for part in ("arguments", "result") if part in given)
+    return {f"gen_ai.tool.call.{part}": _text(given[part]) for part in parts}
+
+
+def _shown(message: JsonObject) -> JsonObject:
+    if "tool_call_id" in message:
+        part = {"type": "tool_call_response", "id": message["tool_call_id"], "response": message["content"]}
+        return {"role": message["role"], "parts": [part]}
+    parts = [{"type": "text", "content": message["content"]}] if message["content"] else []
+    parts += [{"type": "tool_call", **call} for call in message.get("tool_calls", ())]
+    shown = {"role": message["role"], "parts": parts}
+    if reason := message.get("finish_reason"):
+        shown["finish_reason"] = _REASONS.get(reason, reason)
+    return shown
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else _json(value)
+
+
+def _json(value: Any) -> str:
+    return orjson.dumps(value, default=str, option=orjson.OPT_NON_STR_KEYS).decode()

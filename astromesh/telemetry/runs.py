@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from astromesh.errors import EventsGone
 from astromesh.telemetry.packed import PackedDeltas, pack
-from astromesh.telemetry.stream import DELTA, Stream
+from astromesh.telemetry.stream import DELTA, MODEL_CONTENT, PRIVATE, TOOL_CONTENT, Stream
 from astromesh.types import Event, JsonObject, Usage
 
 #: what an event counts for, in bytes, beside its text
@@ -55,6 +55,7 @@ class RunLog:
         stopped: somebody asked for its end.
         durable: it is part of a run that is kept on disk, and listed there.
         remote_span: the caller's own span, which the run belongs under: 16 hex digits, or empty.
+        sampled: whether who began the trace keeps it; None: nobody has decided.
         gone: `seq` of the last event that is no longer kept.
         ended_at: `clock.monotonic()` of its end.
     """
@@ -66,6 +67,7 @@ class RunLog:
     stopped: bool = False
     durable: bool = False
     remote_span: str = ""
+    sampled: bool | None = None
     ended_at: float | None = None
     gone: int = 0
     _text: int = 0
@@ -156,8 +158,20 @@ class RunLog:
         self._text = sum(text_of(event) for event in self.events)
         self._loose = 0
 
+    def _drop_private(self) -> None:
+        """The older half of what was captured goes first."""
+        private = [event.seq for event in self.events if event.type in PRIVATE]
+        if private:
+            upto = private[len(private) // 2]
+            self.events[:] = [e for e in self.events if e.seq > upto or e.type not in PRIVATE]
+            self._text = sum(text_of(event) for event in self.events)
+
     def _trim(self) -> None:
-        """Drops the oldest packs, then the older half, in place: readers hold no positions, only a `seq`."""
+        """Drops what readers are not shown, then the oldest packs, then the older half, in place.
+
+        Readers hold no positions, only a `seq`.
+        """
+        self._drop_private()
         while self._packs and self.size > self.most:
             dropped = self._packs.popleft()
             self._packed -= dropped.size
@@ -180,6 +194,8 @@ _LENGTH: dict[str, Callable[[JsonObject], int]] = {
     DELTA: lambda data: len(data["content"]),
     "tool.started": lambda data: len(str(data["arguments"])),
     "run.completed": lambda data: len(data["response"]),
+    MODEL_CONTENT: lambda data: sum(len(str(m)) for m in (*data["input"], *data.get("output", ()))),
+    TOOL_CONTENT: lambda data: len(str(data["arguments"])) + len(data["result"]),
 }
 
 

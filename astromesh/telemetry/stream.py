@@ -14,8 +14,12 @@ DELTA = "model.delta"
 TERMINAL = frozenset({"run.completed", "run.failed", "run.cancelled"})
 
 
+#: what models and tools were told and answered, where `telemetry.capture_content` is set
+MODEL_CONTENT, TOOL_CONTENT = "model.content", "tool.content"
+#: events for traces alone: whoever listens to a run over the network is not shown them
+PRIVATE = frozenset({MODEL_CONTENT, TOOL_CONTENT})
 #: events whose payload may be long
-LONG = frozenset({DELTA, "tool.started", "run.completed"})
+LONG = frozenset({DELTA, "tool.started", "run.completed", *PRIVATE})
 
 
 class EventLog(Protocol):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import islice
-from typing import Protocol
+from typing import Any, Protocol
 
 from astromesh.telemetry.runs import RunLog, RunLogs
-from astromesh.telemetry.stream import TERMINAL
+from astromesh.telemetry.stream import MODEL_CONTENT, TERMINAL, TOOL_CONTENT
 from astromesh.types import Event, JsonObject
 
 
@@ -63,22 +63,32 @@ _STEPS: dict[str, tuple[str, tuple[str, ...]]] = {
     "model.failed": ("llm.complete", ("step", "role", "provider", "model", "error", "usage", "attempts")),
     "tool.finished": ("tool.call", ("id", "name", "ok", "error")),
     "memory.persisted": ("memory_persist", ("turns",)),
+    "stage.finished": ("workflow.stage", ("node", "status", "error")),
 }
+#: spans that others stand under, by the `id` of their event
+_NAMED = frozenset({"tool.call", "workflow.stage"})
 #: events that give a trace its shape, and nothing else
 _SHAPE = frozenset({"run.started", "tools.listed", *TERMINAL})
+#: events that say what was said in the call that ended right before: type -> (key of the call, attributes)
+_CONTENT: dict[str, tuple[str, tuple[str, ...]]] = {
+    MODEL_CONTENT: ("step", ("input", "left_out", "output")),
+    TOOL_CONTENT: ("id", ("arguments", "result")),
+}
 _INSIDE = frozenset({"llm.complete", "tool.call"})
+#: how a run ends that failed, and a Task
+_FAILED = frozenset({"failed", "failure"})
 
 
 def outline(events: Iterable[Event]) -> list[Event]:
     """The events that a trace is made of, without what was said in them.
 
-    Those of `_STEPS` hold counts, names and durations, and query and answer where content is captured; of the
+    Those of `_STEPS` hold counts, names and durations, and what was said where content is captured; of the
     others only that they happened is kept.
     """
     return [
-        e if e.type in _STEPS else Event(e.run_id, e.seq, e.ts, e.type, {})
+        Event(e.run_id, e.seq, e.ts, e.type, {}) if e.type in _SHAPE else e
         for e in events
-        if e.type in _STEPS or e.type in _SHAPE
+        if e.type in _STEPS or e.type in _SHAPE or e.type in _CONTENT
     ]
 
 
@@ -99,6 +109,8 @@ class Traced(Protocol):
     def status(self) -> str: ...
     @property
     def remote_span(self) -> str: ...
+    @property
+    def sampled(self) -> bool | None: ...
     @property
     def events(self) -> Sequence[Event]: ...
 
@@ -130,11 +142,13 @@ def spans(run: Traced) -> list[JsonObject]:
     if not run.events:
         return []
     first, last = run.events[0], run.events[-1]
-    root = _span(run, run.run_id, run.parent, "agent.run", first.ts, (last.ts - first.ts) * 1000)
-    root["status"] = "error" if last.type == "run.failed" else "ok"
+    name = "workflow.run" if first.type == "task.started" else "agent.run"
+    root = _span(run, run.run_id, run.parent, name, first.ts, (last.ts - first.ts) * 1000)
+    root["status"] = "error" if run.status in _FAILED else "ok"
     root["attributes"] = {"agent": run.agent, "run_id": run.run_id, "status": run.status}
     found = [root]
     orchestration = _orchestration(run)
+    calls: dict[Any, JsonObject] = {}
     for event in run.events:
         if event is orchestration[0]:
             start, end = orchestration[0].ts, orchestration[1].ts
@@ -142,6 +156,11 @@ def spans(run: Traced) -> list[JsonObject]:
             found.append({**span, "status": "error" if orchestration[1].type == "run.failed" else "ok"})
         if event.type in _STEPS:
             found.append(_step(run, event))
+            calls[event.data.get("id") or event.data.get("step")] = found[-1]
+        elif event.type in _CONTENT:
+            key, attributes = _CONTENT[event.type]
+            if (call := calls.get(event.data[key])) is not None:
+                call["attributes"].update({k: event.data[k] for k in attributes if k in event.data})
     return found
 
 
@@ -161,7 +180,7 @@ def _step(run: Traced, event: Event) -> JsonObject:
         name = f"guardrails.{data['stage']}"
     duration = float(data.get("duration_ms", 0.0))
     parent = f"{run.run_id}.o" if name in _INSIDE else run.run_id
-    key = f"{run.run_id}.{data['id']}" if name == "tool.call" else f"{run.run_id}.{event.seq}"
+    key = f"{run.run_id}.{data['id'] if name in _NAMED else event.seq}"
     span = _span(run, key, parent, name, event.ts - duration / 1000, duration)
     span["attributes"] = {k: data[k] for k in attributes if k in data}
     span["status"] = "error" if data.get("ok") is False or event.type == "model.failed" else "ok"

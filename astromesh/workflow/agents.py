@@ -105,13 +105,18 @@ class RuntimeAgent:
     run_agent: RunAgent
 
     async def ask(self, asked: Asked) -> Answer:
-        parent = asked.scope.tool_context(asked.stage, asked.stage)
+        parent = asked.scope.tool_context(asked.scope.path.lstrip("@"), asked.stage)
         answer = await self.run_agent(self.name, question(asked), {}, parent, Terms(history=()))
         output, repaired, fault = read(str(answer["response"]), asked.schema)
         if fault:
             raise InvalidOutput(f"The answer of the agent {self.name!r} does not fit: {fault}")
         usage = answer.get("metadata", {}).get("usage", {})
         return Answer(output, usage if isinstance(usage, dict) else {}, repaired)
+
+
+def place_of(path: str, stage: str) -> str:
+    """Where a Task of this path in its run is at a stage; the runs of the stage's agents stand under it."""
+    return f"{path}@{stage}".lstrip("/@")
 
 
 def question(asked: Asked) -> str:

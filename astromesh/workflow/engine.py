@@ -196,7 +196,7 @@ class Engine:
         scope = self._scope(
             first["task_id"], options.get("caller"), options.get("sinks", ()), options.get("events")
         )
-        scope.trace_id = options.get("trace_id", "")
+        scope.trace_id, scope.sampled = options.get("trace_id", ""), options.get("sampled")
         async with self._turn():
             return await self._execute(self.project.plan(first["start"]), scope, lambda e: e.resume(told))
 

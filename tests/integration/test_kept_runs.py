@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import pytest
 import yaml
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from astromesh.errors import RunNotFound
 from astromesh.runtime.engine import AgentRuntime
@@ -18,6 +15,7 @@ from astromesh.runtime.registry import RunFilter, Viewer
 from astromesh.testing import Reply, ScriptedProvider
 from astromesh.types import CallerContext, ToolCall, Usage
 from tests.integration.agents_folder import client_of, manifest, runtime_of, write
+from tests.integration.otlp_collector import collecting
 
 RUN, BODY = "/v1/agents/helper/run", {"query": "What is a secret?", "session_id": "s"}
 LOOK = ToolCall("c1", "lookup", '{"query": "private words"}')
@@ -85,58 +83,6 @@ async def test_nobody_sees_the_kept_runs_of_others_and_erasing_takes_them(folder
         assert len((await second.runs.list(Viewer("acme", None), RunFilter()))[0]) == 1
 
 
-class Collector(BaseHTTPRequestHandler):
-    """An OTLP collector that keeps what it is sent."""
-
-    bodies: list[bytes]
-
-    def do_POST(self) -> None:
-        self.bodies.append(self.rfile.read(int(self.headers["content-length"])))
-        self.send_response(200)
-        self.end_headers()
-
-    def log_message(self, *args: Any) -> None:
-        pass
-
-
-async def test_traces_are_exported_with_the_semantic_names(tmp_path: Path) -> None:
-    """One trace id over the run, its model calls and its tools; no content; what is not sampled stays."""
-    handler: Any = type("Kept", (Collector,), {"bodies": []})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    Thread(target=server.serve_forever, daemon=True).start()
-    write(tmp_path, manifest("helper", tools=TOOLS))
-    try:
-        for ratio in (1.0, 0.0):
-            telemetry = {"otlp_endpoint": f"http://127.0.0.1:{server.server_port}", "sample_ratio": ratio}
-            told(tmp_path, telemetry=telemetry)
-            async with client_of(runtime(tmp_path, Reply("", [LOOK]), "It is one.")) as client:
-                traceparent = f"00-{'ab' * 16}-{'cd' * 8}-01"
-                await client.post(RUN, json=BODY, headers={"traceparent": traceparent})
-    finally:
-        server.shutdown()
-        server.server_close()
-    spans = [
-        span
-        for body in handler.bodies
-        for resource in ExportTraceServiceRequest.FromString(body).resource_spans
-        for scope in resource.scope_spans
-        for span in scope.spans
-    ]
-    assert {span.trace_id.hex() for span in spans} == {"ab" * 16}
-    names = [span.name for span in spans]
-    assert names.count("chat test-model") == 2
-    assert {"invoke_agent helper", "execute_tool lookup", "memory_build"} <= set(names)
-    root = next(span for span in spans if span.name == "invoke_agent helper")
-    inner = next(span for span in spans if span.name == "orchestration")
-    tool = next(span for span in spans if span.name == "execute_tool lookup")
-    assert root.parent_span_id.hex() == "cd" * 8  # the caller's own
-    assert (inner.parent_span_id, tool.parent_span_id) == (root.span_id, inner.span_id)
-    model = next(span for span in spans if span.name == "chat test-model")
-    keys = {attribute.key for attribute in model.attributes}
-    assert {"gen_ai.operation.name", "gen_ai.request.model", "gen_ai.usage.input_tokens"} <= keys
-    assert b"private words" not in b"".join(handler.bodies)
-
-
 PRIVATE = {"query": "I am ann@example.org, what now?", "session_id": "s"}
 REDACTING = {"input": [{"type": "pii_detection", "action": "redact"}], "output": [{"type": "pii_detection"}]}
 
@@ -144,13 +90,9 @@ REDACTING = {"input": [{"type": "pii_detection", "action": "redact"}], "output":
 @pytest.mark.parametrize("capture", [True, False])
 async def test_traces_hold_query_and_answer_only_when_asked(tmp_path: Path, capture: bool) -> None:
     """In the store, after a restart and exported: as the guardrails left them, never what they took out."""
-    handler: Any = type("Kept", (Collector,), {"bodies": []})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    Thread(target=server.serve_forever, daemon=True).start()
     write(tmp_path, manifest("helper", guardrails=REDACTING))
-    endpoint = f"http://127.0.0.1:{server.server_port}"
-    told(tmp_path, telemetry={"otlp_endpoint": endpoint, "capture_content": capture})
-    try:
+    with collecting() as collector:
+        told(tmp_path, telemetry={"otlp_endpoint": collector.url, "capture_content": capture})
         async with client_of(runtime(tmp_path, "Write to bob@example.org.")) as client:
             done = (await client.post(RUN, json=PRIVATE)).json()
             where = f"/v1/traces/{done['metadata']['trace_id']}"
@@ -162,10 +104,7 @@ async def test_traces_hold_query_and_answer_only_when_asked(tmp_path: Path, capt
                     break
                 await asyncio.sleep(0.05)  # the store is opened beside the start
                 after = (await client.get(where)).text
-    finally:
-        server.shutdown()
-        server.server_close()
-    exported = b"".join(handler.bodies).decode(errors="replace")
+    exported = b"".join(collector.bodies).decode(errors="replace")
     assert ("gen_ai.input.messages" in exported) is capture
     assert ("gen_ai.output.messages" in exported) is capture
     for held in (before, after, exported):

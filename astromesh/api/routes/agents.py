@@ -16,11 +16,11 @@ from astromesh.api.outbox import Outbox
 from astromesh.api.routes.durable import WaitingOut, links
 from astromesh.api.schemas import ProblemOut, RunBody, RunOut
 from astromesh.api.sse import RunStreamResponse
-from astromesh.api.trace import incoming_span_id, incoming_trace_id
 from astromesh.errors import ApprovalRequired
 from astromesh.runtime.agent import Agent
 from astromesh.runtime.engine import AgentRuntime
 from astromesh.runtime.records import RunRequest
+from astromesh.telemetry.traceparent import read_traceparent
 from astromesh.types import JsonObject
 
 router = APIRouter(tags=["agents"])
@@ -56,12 +56,9 @@ async def run(name: str, request: Request) -> Response:
         body.session_id,
         body.context,
         body.metadata,
-        remote_span=incoming_span_id(request.headers),
+        caused_by=read_traceparent(request.headers.get("traceparent")),
     )
-    start = partial(
-        runtime.start, agent, asked, caller=request.state.caller, trace_id=incoming_trace_id(request.headers),
-        key=await name_of(request),
-    )  # fmt: skip
+    start = partial(runtime.start, agent, asked, caller=request.state.caller, key=await name_of(request))
     if "text/event-stream" in request.headers.get("accept", ""):
         outbox = Outbox()
         return RunStreamResponse(

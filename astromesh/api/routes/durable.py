@@ -13,9 +13,9 @@ from astromesh.api.audit import add_detail, audited
 from astromesh.api.body import read
 from astromesh.api.naming import name_of
 from astromesh.api.schemas import ProblemOut, RunBody, RunStateOut
-from astromesh.api.trace import incoming_span_id, incoming_trace_id
 from astromesh.runtime.records import RunRequest
 from astromesh.runtime.stored_runs import Said
+from astromesh.telemetry.traceparent import read_traceparent
 from astromesh.types import JsonObject
 
 router = APIRouter(tags=["runs"])
@@ -99,12 +99,9 @@ async def accept(name: str, request: Request) -> Response:
         body.session_id,
         body.context,
         body.metadata,
-        remote_span=incoming_span_id(request.headers),
+        caused_by=read_traceparent(request.headers.get("traceparent")),
     )
-    row = await runtime.accept(
-        agent, asked, caller=caller_of(request), trace_id=incoming_trace_id(request.headers),
-        key=await name_of(request),
-    )  # fmt: skip
+    row = await runtime.accept(agent, asked, caller=caller_of(request), key=await name_of(request))
     # who sends it again, with its key, gets the same answer; what became of the run is asked for by its id
     answer = {"run_id": row.run_id, "status": "queued", "links": links(row.run_id)}
     return Response(orjson.dumps(answer), 202, media_type="application/json")

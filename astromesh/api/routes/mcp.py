@@ -19,7 +19,9 @@ from astromesh.api.access import runtime_of, scope
 from astromesh.api.schemas import RunBody
 from astromesh.errors import AgentNotFoundError, Forbidden, InvalidInput, MissingExtra, NotFound
 from astromesh.runtime.engine import AgentRuntime
+from astromesh.runtime.records import RunRequest
 from astromesh.runtime.scopes import RUN, permits
+from astromesh.telemetry.traceparent import read_traceparent
 from astromesh.types import CallerContext, JsonObject, ToolSpec
 
 router = APIRouter(tags=["mcp"])
@@ -112,5 +114,6 @@ async def _call(request: Request, name: str, arguments: JsonObject) -> str:
     except ValidationError as error:
         fault = error.errors(include_url=False, include_input=False)[0]
         raise InvalidInput(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}.") from error
-    answer = await runtime.run(name, asked.query, asked.session_id, caller=caller)
-    return answer.response
+    caused_by = read_traceparent(request.headers.get("traceparent"))
+    wanted = RunRequest(asked.query, asked.session_id, caused_by=caused_by)
+    return (await runtime.start(runtime.agent(name), wanted, caller=caller)).response

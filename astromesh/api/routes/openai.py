@@ -23,12 +23,12 @@ from astromesh.api.naming import name_of
 from astromesh.api.outbox import Outbox
 from astromesh.api.schemas import SessionId, described
 from astromesh.api.sse import RunStreamResponse
-from astromesh.api.trace import incoming_span_id, incoming_trace_id
 from astromesh.errors import AstromeshError, Forbidden, InvalidInput
 from astromesh.runtime import ids
 from astromesh.runtime.agent import Agent
 from astromesh.runtime.records import RunAnswer, RunRequest
 from astromesh.runtime.scopes import permits
+from astromesh.telemetry.traceparent import read_traceparent
 from astromesh.types import Event, Image, JsonObject, Message
 
 router = APIRouter(tags=["openai"])
@@ -113,7 +113,6 @@ async def chat_completions(request: Request) -> Response:
             agent,
             _run_request(body, request.headers),
             caller=caller_of(request),
-            trace_id=incoming_trace_id(request.headers),
             key=await name_of(request, request.headers.get("x-session-id", "")),
         )
         if body.stream:
@@ -153,7 +152,7 @@ def _run_request(body: ChatBody, headers: Mapping[str, str]) -> RunRequest:
         preface=context,
         history=history if not session else None,
         persist=bool(session),
-        remote_span=incoming_span_id(headers),
+        caused_by=read_traceparent(headers.get("traceparent")),
     )
 
 

@@ -17,8 +17,8 @@ from astromesh.api.body import ClientGone, read, unless_gone
 from astromesh.api.outbox import Outbox
 from astromesh.api.schemas import MOST_SEQ, ProblemOut
 from astromesh.api.sse import EventStreamResponse
-from astromesh.api.trace import incoming_trace_id
 from astromesh.runtime.tasks import Asked
+from astromesh.telemetry.traceparent import read_traceparent
 from astromesh.types import JsonObject
 
 router = APIRouter(tags=["workflows"])
@@ -103,9 +103,7 @@ async def workflows(request: Request) -> JsonObject:
 async def run(name: str, request: Request) -> Response:
     """Runs a Task to its end. It is cancelled when the client goes away."""
     body = await read(request, _TASK)
-    work = runtime_of(request).workflows.run(
-        name, _asked(body), caller=caller_of(request), trace_id=incoming_trace_id(request.headers)
-    )
+    work = runtime_of(request).workflows.run(name, _asked(body, request), caller=caller_of(request))
     try:
         result = await unless_gone(request, work)
     except ClientGone:
@@ -125,9 +123,7 @@ async def run(name: str, request: Request) -> Response:
 async def accept(name: str, request: Request) -> Response:
     """Answered when the Task is on disk: from then on it ends, whatever dies meanwhile."""
     body = await read(request, _TASK)
-    row = await runtime_of(request).workflows.accept(
-        name, _asked(body), caller=caller_of(request), trace_id=incoming_trace_id(request.headers)
-    )
+    row = await runtime_of(request).workflows.accept(name, _asked(body, request), caller=caller_of(request))
     path = f"/v1/tasks/{row.task_id}"
     links = {"self": path, "events": f"{path}/events", "cancel": f"{path}/cancel"}
     return _json({"task_id": row.task_id, "status": row.status, "links": links}, 202)
@@ -275,8 +271,9 @@ async def replay(task_id: str, request: Request) -> JsonObject:
     return await runtime_of(request).workflows.replay(task_id, viewer, body.stage, body.task)
 
 
-def _asked(body: TaskBody) -> Asked:
-    return Asked(body.input, body.start, body.metadata)
+def _asked(body: TaskBody, request: Request) -> Asked:
+    caused_by = read_traceparent(request.headers.get("traceparent"))
+    return Asked(body.input, body.start, body.metadata, caused_by)
 
 
 def _shown(one: Artifact) -> JsonObject:
