@@ -42,6 +42,7 @@ from astromesh.runtime.agent import Agent
 from astromesh.runtime.attended import attend
 from astromesh.runtime.bootstrap import Bootstrapped, open_runtime, pausing
 from astromesh.runtime.budgets import Budgets, model_of
+from astromesh.runtime.captured import Captured
 from astromesh.runtime.durable import DurableRuns
 from astromesh.runtime.elsewhere import Elsewhere
 from astromesh.runtime.journal import RunJournal
@@ -77,7 +78,7 @@ from astromesh.storage.database import default_file
 from astromesh.telemetry.metrics import Metrics
 from astromesh.telemetry.runs import RunLog, RunLogs
 from astromesh.telemetry.stream import TERMINAL, EventStream
-from astromesh.telemetry.traces import TraceExporter, TraceStore
+from astromesh.telemetry.traces import Traced, TraceExporter, TraceStore
 from astromesh.types import CallerContext, JsonObject, SessionKey
 
 log = structlog.get_logger("astromesh.runtime")
@@ -534,8 +535,13 @@ class AgentRuntime:
         """What happens to a run's log off its path."""
         if not log.durable:
             self._notes.add(log)
-        if self._exporter is not None and log.events and log.events[-1].type in TERMINAL:
-            self._exporter.offer(log)
+        if log.events and log.events[-1].type in TERMINAL:
+            self.export(log)
+
+    def export(self, run: Traced) -> None:
+        """Hands on what has ended, where traces are exported."""
+        if self._exporter is not None:
+            self._exporter.offer(run)
 
     async def _merged(
         self,
@@ -567,7 +573,8 @@ class AgentRuntime:
         parent: ToolContext | None,
         run_id: str = "",
     ) -> Run:
-        run_id, trace_id = run_id or ids.run_id(), trace_id or ids.trace_id()
+        caused = request.caused_by
+        run_id, trace_id = run_id or ids.run_id(), trace_id or caused.trace_id or ids.trace_id()
         tenant, owner = principal(caller)
         session = SessionKey(tenant, agent.name, request.session_id)
         above = f"{parent.run_id}.{parent.call_id}" if parent else ""
@@ -596,13 +603,17 @@ class AgentRuntime:
         log = RunLog(
             run_id, trace_id, tenant, owner, agent.name, request.session_id, above, ledger, model.attempts
         )
-        if request.remote_span:
-            log.remote_span = request.remote_span
+        if caused.span_id:
+            log.remote_span = caused.span_id
+        sampled = caused.sampled if outer is None else outer.sampled
+        if sampled is not None:
+            log.sampled = scope.sampled = sampled
         log.stream = stream = EventStream(run_id, (self.metrics, *sinks), log)
         scope.events = events = GatedEvents(stream, agent, ledger)
         any_owner = bool(caller and caller.scopes & ANY_SESSION)
         run = Run(scope, stream, log, events, model, session, owner, any_owner, caller, above)
-        run.captures = self._captures
+        if self._captures:
+            run.captured = scope.capture = Captured(scope, agent.guardrails)
         if record is not None:
             run.asked_at, log.durable = record.book.asked_at, True
             run.journal = scope.journal = RunJournal(record.book, place, run_id, model)
