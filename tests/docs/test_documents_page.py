@@ -43,7 +43,7 @@ def missing(named: str) -> str:
 
 
 def test_every_module_and_test_that_is_named_exists(subtests: pytest.Subtests) -> None:
-    rows = _ROW.findall(PAGE)
+    rows = _ROW.findall(PAGE.partition("## What is built otherwise")[0])
     assert len(rows) > 100
     for what, where, held in rows:
         with subtests.test(what):

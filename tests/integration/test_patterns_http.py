@@ -44,6 +44,16 @@ async def test_a_pattern_answers_over_http(tmp_path: Path, case: Case) -> None:
     assert len(provider.requests) == len(case.script)
 
 
+async def test_a_pattern_is_drawn_over_http(tmp_path: Path, case: Case) -> None:
+    """As a Mermaid diagram; of an agent that there is not there is none."""
+    runtime, _ = runtime_for(tmp_path, case, case.script)
+    async with client_of(runtime) as client:
+        drawn, nobody = [await client.get(f"/v1/agents/{name}/graph") for name in ("helper", "nobody")]
+    assert (drawn.status_code, drawn.headers["content-type"]) == (200, "text/plain; charset=utf-8")
+    assert drawn.text.startswith("flowchart ")
+    assert (nobody.status_code, nobody.json()["code"]) == (404, "agent_not_found")
+
+
 async def test_streamed_equals_not_streamed(tmp_path: Path, case: Case) -> None:
     """The joined tokens of the last step are the response; calls of the pattern's own are never tokens."""
     answers = []

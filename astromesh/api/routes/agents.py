@@ -7,6 +7,7 @@ from typing import Any
 
 import orjson
 from fastapi import APIRouter, Request, Response
+from fastapi.responses import PlainTextResponse
 from pydantic import TypeAdapter
 
 from astromesh.api.access import runtime_of, scope
@@ -18,6 +19,7 @@ from astromesh.api.schemas import ProblemOut, RunBody, RunOut
 from astromesh.api.sse import RunStreamResponse
 from astromesh.errors import ApprovalRequired
 from astromesh.runtime.agent import Agent
+from astromesh.runtime.drawing import mermaid_of
 from astromesh.runtime.engine import AgentRuntime
 from astromesh.runtime.records import RunRequest
 from astromesh.telemetry.traceparent import read_traceparent
@@ -105,6 +107,18 @@ async def agent(name: str, request: Request) -> JsonObject:
     if name in runtime.broken:
         return _broken(runtime, name)
     return _line(runtime.agent(name)) | _details(runtime.agent(name))
+
+
+@router.get(
+    "/v1/agents/{name}/graph",
+    summary="Draw an agent",
+    response_class=PlainTextResponse,
+    responses=dict.fromkeys((404, 422, 503), _PROBLEM),
+    dependencies=[scope("agents:read")],
+)
+async def graph(name: str, request: Request) -> str:
+    """What an agent does, as a Mermaid diagram."""
+    return mermaid_of(runtime_of(request).agent(name))
 
 
 def _line(agent: Agent) -> JsonObject:
