@@ -1,8 +1,13 @@
-"""A pytest plugin of `make mutants`: a failing example is enough; the smallest one would take minutes."""
+"""A pytest plugin of `make mutants`: the first failure is all that counts, so what is quick runs first.
+
+Most changes are noticed by a test of a single case. A property that fails is not shrunk to its smallest example,
+which would take minutes.
+"""
 
 from __future__ import annotations
 
-from hypothesis import Phase, settings
+import pytest
+from hypothesis import Phase, is_hypothesis_test, settings
 
 settings.register_profile(
     "mutants",
@@ -11,3 +16,7 @@ settings.register_profile(
     derandomize=True,
     database=None,
 )
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: is_hypothesis_test(getattr(item, "obj", None)))
