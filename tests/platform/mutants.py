@@ -1,7 +1,7 @@
 """A pytest plugin of `make mutants`: the first failure is all that counts, so what is quick runs first.
 
-Most changes are noticed by a test of a single case. A property that fails is not shrunk to its smallest example,
-which would take minutes.
+Most changes are noticed by a test of a single case. A property that fails is not shrunk to its smallest
+example, which would take minutes.
 """
 
 from __future__ import annotations
