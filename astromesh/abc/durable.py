@@ -48,7 +48,7 @@ class RunRow:
         wake_at: of a waiting run: when its time is over; of a queued one: before this it does not begin, and
             what merges with it may come.
         segment: number of the segment that runs or is due, from 1; the fencing token.
-        worker: who works on it now.
+        worker: who works on it now; of a run nested in a durable one, the run at the top of its tree.
         priority: lower comes first.
         waiting_for: of a waiting run: the approval that it waits for.
         ordered: it begins when no older ordered run of its session is queued or running.
@@ -80,6 +80,11 @@ class RunRow:
     attempts: tuple[JsonObject, ...] = ()
     waiting_for: JsonObject | None = None
     ordered: bool = False
+
+    @property
+    def nested(self) -> bool:
+        """Whether it is part of a durable run, whose claim covers it."""
+        return bool(self.parent and self.worker)
 
 
 class Step(NamedTuple):
@@ -219,11 +224,16 @@ class RunStore(Protocol):
 
     async def commit(
         self, claim: Claim, *, steps: Sequence[Step] = (), events: Sequence[Event] = (),
-        change: Change | None = None,
+        change: Change | None = None, nested: Sequence[RunRow] = (),
     ) -> None:  # fmt: skip
         """Steps, events and row in one transaction. A step of a key that is there replaces it.
 
-        An event whose number is there is the same one, from a commit whose answer was lost.
+        An event whose number is there is the same one, from a commit whose answer was lost. With the end of
+        a run end those nested in it.
+
+        Args:
+            events: of the run, and of those nested in it.
+            nested: runs nested in this one that have begun, or have ended.
 
         Raises:
             LeaseLost: somebody else works on the run, or it has ended; nothing is written.

@@ -138,8 +138,14 @@ class PostgresRuns:
 
     async def commit(
         self, claim: Claim, *, steps: Sequence[Step] = (), events: Sequence[Event] = (),
-        change: Change | None = None,
+        change: Change | None = None, nested: Sequence[RunRow] = (),
     ) -> None:  # fmt: skip
+        ends = change is not None and change.finished_at and claim.segment > 1
+        if nested or ends or any(event.run_id != claim.run_id for event in events):
+            whole = partial(_commit, claim, steps, events, change, nested)
+            if not await self._database.transact(whole):
+                raise LeaseLost(lost(claim))
+            return
         log = (*_columns(6, map(_step_values, steps)), *_columns(4, map(_event_values, events)))
         if change is None:
             held = await self._database.write(_HOLD, *claim, *log)
@@ -323,6 +329,39 @@ async def _end(
     await connection.execute(SQL["end_idle"], run.run_id, status, now, text_of(error))
     data = text_of({**(error or {}), **last_words(run)})
     await connection.execute(SQL["put_last_event"], run.run_id, now, f"run.{status}", data)
+    await _end_nested(run.run_id, now, error, connection)
+
+
+async def _commit(
+    claim: Claim,
+    steps: Sequence[Step],
+    events: Sequence[Event],
+    change: Change | None,
+    nested: Sequence[RunRow],
+    connection: Connection,
+) -> bool:
+    """A commit of several runs; False where the first is no longer this worker's."""
+    if change is None:
+        held = await connection.fetchrow(SQL["holds"], *claim)
+    else:
+        held = await connection.fetchrow(SQL["change"], *claim, *change_values(change))
+    if held is None:
+        return False
+    if steps:
+        await connection.executemany(SQL["put_step"], [step_values(claim.run_id, step) for step in steps])
+    if nested:
+        await connection.executemany(SQL["put_nested"], [(*columns_of(r), r.created_at) for r in nested])
+    if events:
+        await connection.executemany(SQL["put_event"], [event_values(event) for event in events])
+    if change is not None and change.finished_at and claim.segment > 1:
+        await _end_nested(claim.run_id, change.finished_at, change.error, connection)
+    return True
+
+
+async def _end_nested(top: str, now: float, error: JsonObject | None, connection: Connection) -> None:
+    """What was nested in a run, and goes on no more."""
+    for run in map(run_of, await connection.fetch(SQL["nested_open"], top)):
+        await _end(run, "failed" if error else "cancelled", now, connection, error)
 
 
 async def _leave(worker: str, now: float, connection: Connection) -> tuple[tuple[str, int], ...]:

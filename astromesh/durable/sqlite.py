@@ -119,9 +119,9 @@ class SqliteRuns:
 
     async def commit(
         self, claim: Claim, *, steps: Sequence[Step] = (), events: Sequence[Event] = (),
-        change: Change | None = None,
+        change: Change | None = None, nested: Sequence[RunRow] = (),
     ) -> None:  # fmt: skip
-        await self._database.write(_commit, Commit(claim, steps, events, change))
+        await self._database.write(_commit, Commit(claim, steps, events, change, nested))
 
     async def steps(self, run_id: str) -> tuple[Step, ...]:
         return await self._database.read(_steps, run_id)
@@ -196,6 +196,7 @@ class Commit(NamedTuple):
     steps: Sequence[Step]
     events: Sequence[Event]
     change: Change | None
+    nested: Sequence[RunRow]
 
 
 def _each(
@@ -318,8 +319,12 @@ def _commit_one(connection: sqlite3.Connection, item: Commit) -> None:
         raise LeaseLost(lost(claim))
     if item.steps:
         connection.executemany(SQL["put_step"], [step_values(run_id, step) for step in item.steps])
+    if item.nested:
+        connection.executemany(SQL["put_nested"], [(*columns_of(r), r.created_at) for r in item.nested])
     if item.events:
         connection.executemany(SQL["put_event"], [event_values(event) for event in item.events])
+    if item.change is not None and item.change.finished_at and claim.segment > 1:
+        _end_nested(connection, run_id, item.change.finished_at, item.change.error)
 
 
 def _steps_one(connection: sqlite3.Connection, run_id: str) -> tuple[Step, ...]:
@@ -361,6 +366,13 @@ def _end(
     connection.execute(SQL["end_idle"], (run.run_id, status, now, text_of(error)))
     data = text_of({**(error or {}), **last_words(run)})
     connection.execute(SQL["put_last_event"], (run.run_id, now, f"run.{status}", data))
+    _end_nested(connection, run.run_id, now, error)
+
+
+def _end_nested(connection: sqlite3.Connection, top: str, now: float, error: JsonObject | None) -> None:
+    """What was nested in a run, and goes on no more."""
+    for run in map(run_of, connection.execute(SQL["nested_open"], (top,)).fetchall()):
+        _end(connection, run, "failed" if error else "cancelled", now, error)
 
 
 def _cancelling_one(connection: sqlite3.Connection, worker: str) -> tuple[str, ...]:

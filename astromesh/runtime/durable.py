@@ -369,7 +369,7 @@ class DurableRuns:
         caller = self._callers.pop(row.run_id, None) or caller_of(row.caller)
         try:
             agent = await self._host.agent_of(row)
-            segment = Segment(self._host, self.store, row, agent, caller, partial(self._tell, row.run_id))
+            segment = Segment(self._host, self.store, row, agent, caller, self._tell)
             self._segments[row.run_id] = segment
             await segment.work(self._handle)
         except asyncio.CancelledError:

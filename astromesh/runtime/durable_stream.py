@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from time import time
-from typing import Any
+from typing import Any, Protocol
 
 import orjson
 
 from astromesh.abc.events import EventSink
 from astromesh.node.calls import ASSISTANT
-from astromesh.runtime.writer import Writer
 from astromesh.telemetry.runs import RunLog
 from astromesh.telemetry.stream import DELTA, LONG, TERMINAL
 from astromesh.types import Event, JsonObject
@@ -28,6 +27,15 @@ _TIMES = frozenset({"duration_ms", "latency_ms"})
 _KEYED = orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS
 
 
+class EventWriter(Protocol):
+    """Takes events to disk."""
+
+    @property
+    def closed(self) -> bool: ...
+
+    def event(self, event: Event, *, last: bool = False) -> None: ...
+
+
 class DurableStream:
     """An `EventStream` whose listeners hear what is on disk. Deltas are always made: anybody may come later.
 
@@ -35,17 +43,24 @@ class DurableStream:
         past: the events that are on disk, in order.
         log: the run's record in this process, for traces.
         own: listeners that count and want every event at once, e.g. the metrics.
+        again: listeners that want every event at once, also where it was said before: they start anew.
     """
 
     streaming = True
 
     def __init__(
-        self, run_id: str, writer: Writer, log: RunLog, own: Iterable[EventSink], past: Sequence[Event] = ()
+        self,
+        run_id: str,
+        writer: EventWriter,
+        log: RunLog,
+        own: Iterable[EventSink],
+        past: Sequence[Event] = (),
+        again: Iterable[EventSink] = (),
     ) -> None:
         self.run_id = run_id
         self.seq = self.written = past[-1].seq if past else 0
         self._writer, self._log = writer, log
-        self._own = tuple(own)
+        self._own, self._anew = tuple(own), tuple(again)
         self._sinks: tuple[EventSink, ...] = ()
         self._past = past
         self._again = Counter(_key(event.type, event.data) for event in past)
@@ -59,16 +74,17 @@ class DurableStream:
         self._sinks = tuple(s for s in self._sinks if s is not sink)
 
     def emit(self, type: str, /, **data: Any) -> None:
-        if self._writer.closed or (self._past and self._was_said(type, data)):
+        if self._writer.closed:
+            return
+        if self._past and (self._was_said(type, data) or self._past[-1].type in TERMINAL):
+            _tell(self._anew, Event(self.run_id, self.seq, time(), type, data))
             return
         self.seq = seq = self.seq + 1
         event = Event(self.run_id, seq, time(), type, data)
         self._log.events.append(event)
         if type in LONG or not seq & 255:
             self._log.weigh(event)
-        for sink in self._own:
-            if sink.wants_deltas or type != DELTA:
-                sink.send(event)
+        _tell((*self._own, *self._anew), event)
         self._writer.event(event, last=type in _ENDS)
 
     def deliver(self, events: Sequence[Event]) -> None:
@@ -77,9 +93,7 @@ class DurableStream:
             return
         self.written = events[-1].seq
         for event in events:
-            for sink in self._sinks:
-                if sink.wants_deltas or event.type != DELTA:
-                    sink.send(event)
+            _tell(self._sinks, event)
 
     # -- a run that is taken up again ----------------------------------------------------------------------
 
@@ -120,6 +134,12 @@ class DurableStream:
             return False
         self._again[key] -= 1
         return True
+
+
+def _tell(sinks: Iterable[EventSink], event: Event) -> None:
+    for sink in sinks:
+        if sink.wants_deltas or event.type != DELTA:
+            sink.send(event)
 
 
 def _key(type: str, data: JsonObject) -> bytes:

@@ -37,7 +37,7 @@ from astromesh.graph.graph import PromptGraph
 from astromesh.node.ledger import RunLedger
 from astromesh.node.scope import Scope
 from astromesh.plugins import Plugins
-from astromesh.runtime import ids
+from astromesh.runtime import ids, nested
 from astromesh.runtime.agent import Agent
 from astromesh.runtime.attended import attend
 from astromesh.runtime.bootstrap import Bootstrapped, open_runtime, pausing
@@ -371,6 +371,8 @@ class AgentRuntime:
             if agent.merges and parent is None:
                 return await self._merged(agent, request, caller, tuple(sinks), trace_id)
             run = self._new_run(agent, request, caller, tuple(sinks), trace_id, parent)
+            if run.journal is not None:
+                await nested.begin(run, agent, (self.metrics,), tuple(sinks))
             return await self._execute(agent, request, run)
         finally:
             self._active -= 1
@@ -529,6 +531,8 @@ class AgentRuntime:
             raise
         finally:
             self._logs.close(log, self.clock.monotonic())
+            if run.parent and run.journal is not None:
+                nested.end(run)
             self._ended(log)
 
     def _ended(self, log: RunLog) -> None:

@@ -16,7 +16,7 @@ answers only the same request; another one at its place is a `Divergence` that e
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
@@ -30,7 +30,15 @@ from astromesh.runtime.ids import derived_run_id
 from astromesh.runtime.waiting import Waiting
 from astromesh.runtime.writer import Writer
 from astromesh.telemetry.stream import DELTA
-from astromesh.types import CompletionRequest, CompletionResult, JsonObject, ToolCall, ToolResult, ToolSpec
+from astromesh.types import (
+    CompletionRequest,
+    CompletionResult,
+    Event,
+    JsonObject,
+    ToolCall,
+    ToolResult,
+    ToolSpec,
+)
 
 T = TypeVar("T")
 
@@ -41,6 +49,9 @@ class Told(Protocol):
     def replayed(self, result: CompletionResult) -> None: ...
 
 
+Past = Callable[[str], Awaitable[Sequence[Event]]]
+
+
 class Book:
     """The record of a run and of all that is nested in it.
 
@@ -48,15 +59,18 @@ class Book:
         row: of the run that was accepted.
         steps: those on disk.
         waiting: asks people.
+        past: the events of a run of the tree that earlier segments have left.
 
     `failure` is the divergence that was found: whatever the run makes of it, it has failed. `suspended`: the
     segment ends here; nothing begins any more.
     """
 
-    def __init__(self, row: RunRow, writer: Writer, waiting: Waiting, steps: tuple[Step, ...] = ()) -> None:
+    def __init__(
+        self, row: RunRow, writer: Writer, waiting: Waiting, steps: tuple[Step, ...], past: Past
+    ) -> None:
         self.run_id, self.agent, self.asked_at = row.run_id, row.agent, row.created_at
         self.manifest: JsonObject = row.manifest or {}
-        self.writer, self.waiting = writer, waiting
+        self.writer, self.waiting, self.past = writer, waiting, past
         self.failure: Divergence | None = None
         self.suspended = False
         self._steps = {(step.path, step.n): step for step in steps}
@@ -105,15 +119,17 @@ class RunJournal:
     Args:
         place: where in the tree of the accepted run this one stands; empty for itself.
         model: learns what was answered.
-        stream: of the accepted run; None for nested ones, whose events live in one process.
     """
 
-    def __init__(
-        self, book: Book, place: str, run_id: str, model: Told, stream: DurableStream | None = None
-    ) -> None:
-        self.book, self.place, self.run_id = book, place, run_id
-        self._model, self._stream = model, stream
-        self._top = stream.last_step if stream else 0
+    _stream: DurableStream | None = None
+    _top: int = 0
+
+    def __init__(self, book: Book, place: str, run_id: str, model: Told) -> None:
+        self.book, self.place, self.run_id, self._model = book, place, run_id, model
+
+    def hear(self, stream: DurableStream) -> None:
+        """The run's events go here; steps are numbered behind those that it has seen."""
+        self._stream, self._top = stream, stream.last_step
 
     def at(self, path: str) -> str:
         return f"{self.place}/{path}" if self.place and path else self.place or path

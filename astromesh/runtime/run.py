@@ -261,6 +261,12 @@ class Run:
         return self.scope.run_id
 
     @property
+    def rests(self) -> bool:
+        """Its segment ends, or that of the durable run it is part of, and not the run."""
+        book = self.journal.book if self.parent and self.journal is not None else None
+        return self.suspended or (book is not None and book.suspended)
+
+    @property
     def trace_id(self) -> str:
         return self.scope.trace_id
 

@@ -43,7 +43,7 @@ def reported(handler: Handler) -> Handler:
         try:
             answer = await handler(agent, request, run)
         except asyncio.CancelledError:
-            if run.suspended:
+            if run.rests:
                 raise
             run.stream.emit("run.cancelled", **_left(agent, run))
             _log(agent, run, "cancelled", "cancelled")
@@ -140,7 +140,7 @@ def keeping_partial(handler: Handler) -> Handler:
         try:
             return await handler(agent, request, run)
         except asyncio.CancelledError:
-            if not run.suspended:
+            if not run.rests:
                 await asyncio.shield(remember_partial(agent, request, run))
             raise
 

@@ -7,7 +7,7 @@ run, or will have it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -58,7 +58,7 @@ class Segment:
         row: as it was claimed.
         agent: that the row's manifest describes.
         caller: who asked.
-        told: called behind every transaction.
+        told: called behind every transaction, with each run of the tree that it was about.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Segment:
         row: RunRow,
         agent: Agent,
         caller: CallerContext,
-        told: Callable[[], None],
+        told: Callable[[str], None],
     ) -> None:
         self.row, self.agent = row, agent
         self._host, self._store, self._told = host, store, told
@@ -123,8 +123,9 @@ class Segment:
         run.stream = run.log.stream = stream
         run.events = run.scope.events = GatedEvents(stream, self.agent, run.scope.ledger)
         run.asked_at, run.said = row.created_at, stream.said
-        book = Book(row, self.writer, self.waiting, steps)
-        run.journal = run.scope.journal = RunJournal(book, "", row.run_id, run.model, stream)
+        book = Book(row, self.writer, self.waiting, steps, self._past)
+        run.journal = run.scope.journal = RunJournal(book, "", row.run_id, run.model)
+        run.journal.hear(stream)
         run.scope.deadline = self._deadline(steps)
         if steps:
             stream.emit("run.resumed", segment=row.segment)
@@ -133,13 +134,14 @@ class Segment:
         """What earlier segments have left: for the first one nothing, without asking."""
         if self.row.segment == 1:
             return (), []
-        return await surely(partial(self._store.steps, self.row.run_id)), await self._past()
+        return await surely(partial(self._store.steps, self.row.run_id)), await self._past(self.row.run_id)
 
-    async def _past(self) -> list[Event]:
+    async def _past(self, run_id: str) -> list[Event]:
+        """The events of this run, or of one nested in it, that earlier segments have left."""
         found: list[Event] = []
-        while page := await surely(
-            partial(self._store.events, self.row.run_id, found[-1].seq if found else 0, _PAGE)
-        ):
+        if self.row.segment == 1:
+            return found
+        while page := await surely(partial(self._store.events, run_id, found[-1].seq if found else 0, _PAGE)):
             found += page
         return found
 
@@ -208,10 +210,11 @@ class Segment:
     def _lost(self) -> None:
         self.suspend()
 
-    def _written(self, events: Any) -> None:
+    def _written(self, events: Sequence[Event]) -> None:
         if self.stream is not None:
-            self.stream.deliver(events)
-        self._told()
+            self.stream.deliver([event for event in events if event.run_id == self.row.run_id])
+        for run_id in {self.row.run_id, *(event.run_id for event in events)}:
+            self._told(run_id)
 
 
 def shown(run_id: str, question: JsonObject) -> JsonObject:

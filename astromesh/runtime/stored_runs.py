@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Literal, NamedTuple
 
 from astromesh.abc.durable import ENDED, RunRow, RunStore, Wanted
@@ -57,9 +58,9 @@ class StoredRuns:
         self._elsewhere = elsewhere
 
     async def get(self, run_id: str, viewer: Viewer) -> JsonObject:
-        row = await self._row(run_id, viewer)
+        row = await self._row(run_id, viewer, nested=True)
         if row is not None:
-            return line_of(row)
+            return line_of(await self._now(row))
         try:
             return await self._registry.get(run_id, viewer)
         except (RunNotFound, EventsGone):
@@ -71,7 +72,7 @@ class StoredRuns:
     async def follow(
         self, run_id: str, viewer: Viewer, after: int, sink: EventSink
     ) -> Callable[[], None] | None:
-        row = await self._row(run_id, viewer)
+        row = await self._row(run_id, viewer, nested=True)
         if row is None or self._store is None:
             return await self._registry.follow(run_id, viewer, after, sink)
         follower = _Follower(self._store, self._durable, row.run_id, after, sink)
@@ -167,13 +168,24 @@ class StoredRuns:
     def _store(self) -> RunStore | None:
         return self._durable.store if self._durable.is_open else None
 
-    async def _row(self, run_id: str, viewer: Viewer) -> RunRow | None:
-        """The row of a durable run; None where it is none of those, or there is no store."""
+    async def _now(self, row: RunRow) -> RunRow:
+        """A row as it is shown: a nested run goes on, waits and is queued with the run at the top."""
+        if not row.nested or row.status in ENDED or self._store is None:
+            return row
+        top = await self._store.get(row.worker)
+        return replace(row, status=top.status if top is not None else "cancelled")
+
+    async def _row(self, run_id: str, viewer: Viewer, *, nested: bool = False) -> RunRow | None:
+        """The row of a durable run; None where it is none of those, or there is no store.
+
+        Args:
+            nested: whether a run nested in one is meant, too.
+        """
         store = await self._durable.reach()
         if store is None:
             return None
         row = await store.get(run_id)
-        if row is None or not row.durable:
+        if row is None or not (row.durable or (nested and row.nested)):
             return None
         if not _visible(row, viewer):
             raise RunNotFound(f"There is no run {run_id!r}.")
@@ -192,7 +204,7 @@ class StoredRuns:
         found, used = await self._registry.list(viewer, wanted, running=True)
         rows, more = await store.list(Wanted(*viewer, agent, session, status, limit))
         here = {line["run_id"] for line in found}  # one that its caller has named has a row from its start
-        found += [line_of(row) for row in rows if row.run_id not in here]
+        found += [line_of(await self._now(row)) for row in rows if row.run_id not in here]
         found.sort(key=lambda line: str(line["created_at"]), reverse=True)
         return found[: wanted.limit], used + more
 

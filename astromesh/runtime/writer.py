@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeVar
 
 import structlog
 
-from astromesh.abc.durable import Change, Claim, RunStore, Step
+from astromesh.abc.durable import Change, Claim, RunRow, RunStore, Step
 from astromesh.errors import LeaseLost, StoreError
 from astromesh.types import Event
 
@@ -41,6 +41,7 @@ class _Batch(NamedTuple):
     steps: Sequence[Step]
     events: Sequence[Event]
     change: Change | None
+    nested: Sequence[RunRow]
     mark: int
 
 
@@ -67,6 +68,7 @@ class Writer:
         self._steps: dict[tuple[str, int], Step] = {}
         self._events: list[Event] = []
         self._change: Change | None = None
+        self._nested: dict[str, RunRow] = {}
         self.last: Event | None = None
         self._added = 0
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
@@ -85,6 +87,11 @@ class Writer:
             self.last = event
             return
         self._events.append(event)
+        self._add()
+
+    def nested(self, run: RunRow) -> None:
+        """Adds the row of a nested run, before its first event and when it has ended."""
+        self._nested[run.run_id] = run
         self._add()
 
     def change(self, change: Change) -> None:
@@ -118,7 +125,7 @@ class Writer:
     def close(self) -> None:
         """Writes nothing any more."""
         self.closed = True
-        self._steps, self._events, self._change = {}, [], None
+        self._steps, self._events, self._change, self._nested = {}, [], None, {}
         if self._timer is not None:
             self._timer.cancel()
 
@@ -151,18 +158,20 @@ class Writer:
 
     @property
     def _has_more(self) -> bool:
-        return bool(self._steps or self._events or self._change)
+        return bool(self._steps or self._events or self._change or self._nested)
 
     def _take(self) -> _Batch:
-        batch = _Batch(tuple(self._steps.values()), self._events, self._change, self._added)
-        self._steps, self._events, self._change = {}, [], None
+        steps, nested = tuple(self._steps.values()), tuple(self._nested.values())
+        batch = _Batch(steps, self._events, self._change, nested, self._added)
+        self._steps, self._events, self._change, self._nested = {}, [], None, {}
         return batch
 
     async def _commit(self, batch: _Batch) -> bool:
-        if not (batch.steps or batch.events or batch.change):
+        steps, events, change, nested, _ = batch
+        if not (steps or events or change or nested):
             return True
         write = partial(
-            self._store.commit, self.claim, steps=batch.steps, events=batch.events, change=batch.change
+            self._store.commit, self.claim, steps=steps, events=events, change=change, nested=nested
         )
         try:
             await surely(write)

@@ -276,6 +276,57 @@ async def test_runs_of_a_session_that_are_not_ordered_begin_at_once(store):
     assert await store.claim("run_2", 1, "w2") is not None
 
 
+# -- what is nested ------------------------------------------------------------------------------------------
+
+
+def below(name: str = "nested", **more: Any) -> RunRow:
+    top: dict[str, Any] = {"durable": False, "request": {}, "manifest": None, "status": "running"}
+    return run(name, **{**top, "parent": "run_1.call_1", "worker": "run_1", **more})
+
+
+async def test_a_nested_run_is_written_with_the_run_at_the_top(store, clock):
+    """Under that one's claim; begun once, ended once; nobody takes it for a lost one or works on it."""
+    claim = await running(store)
+    await store.commit(claim, nested=[below()], events=[event(1), event(1, "run.started", "nested")])
+    await store.commit(claim, nested=[below(created_at=NOW + 9)], events=[event(2, "tool.started", "nested")])
+    assert await store.get("nested") == below()
+    assert [(e.seq, e.type) for e in await store.events("nested")] == [
+        (1, "run.started"),
+        (2, "tool.started"),
+    ]
+    assert [e.seq for e in await store.events("run_1")] == [1]
+    clock.advance(LEASE + 1)
+    assert await store.overdue(LEASE) == (("run_1", 2),)
+    assert await store.claim("nested", 1, "w2") is None
+    assert (await store.get("nested")).status == "running"
+    done = below(status="completed", finished_at=NOW + 3, result={"response": "Hi"}, usage=Usage(3, 4))
+    with pytest.raises(LeaseLost):
+        await store.commit(claim, nested=[done], events=[event(3, "run.completed", "nested")])
+    taken = await store.claim("run_1", 2, "w2")
+    claim = Claim("run_1", taken.segment, "w2")
+    await store.commit(claim, nested=[done], events=[event(3, "run.completed", "nested")])
+    await store.commit(claim, nested=[below()])
+    assert await store.get("nested") == done
+    assert len(await store.events("nested")) == 3
+
+
+async def test_what_is_nested_ends_with_the_run_at_the_top(store):
+    """Whichever way that one ends without it: cancelled while it waits, failed in a later segment."""
+    claim = await running(store)
+    await store.commit(claim, nested=[below()], change=Change("waiting", waiting_for={"kind": "approval"}))
+    await store.cancel("run_1")
+    assert (await store.get("nested")).status == "cancelled"
+    assert [e.type for e in await store.events("nested")] == ["run.cancelled"]
+    claim = await running(store, "run_2", session_id="s-2")
+    await store.commit(claim, nested=[below("other", parent="run_2.c", worker="run_2")])
+    await store.leave("w1")
+    taken = await store.claim("run_2", 2, "w2")
+    failed = Change("failed", error={"code": "x", "detail": "y"}, finished_at=NOW + 5)
+    await store.commit(Claim("run_2", taken.segment, "w2"), change=failed)
+    assert (await store.get("other")).status == "failed"
+    assert (await store.events("other"))[-1].type == "run.failed"
+
+
 # -- cancelling ----------------------------------------------------------------------------------------------
 
 

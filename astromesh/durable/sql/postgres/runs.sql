@@ -135,6 +135,22 @@ INSERT INTO astromesh.run_steps VALUES ($1, $2, $3, $4, $5, $6, $7)
 ON CONFLICT (run_id, path, n) DO UPDATE
 SET kind = excluded.kind, request_hash = excluded.request_hash, state = excluded.state, output = excluded.output
 
+-- name: put_nested
+-- One that has begun, once; one that has ended.
+INSERT INTO astromesh.runs (COLUMNS, queued_at) VALUES (VALUES, $31)
+ON CONFLICT (run_id) DO UPDATE SET status = excluded.status, finished_at = excluded.finished_at, result = excluded.result,
+    error = excluded.error, attempts = excluded.attempts, input_tokens = excluded.input_tokens,
+    output_tokens = excluded.output_tokens, cached_tokens = excluded.cached_tokens, cost_usd = excluded.cost_usd,
+    estimated = excluded.estimated
+WHERE excluded.finished_at > 0
+
+-- name: nested_open
+SELECT COLUMNS FROM astromesh.runs WHERE NOT durable AND status = 'running' AND worker = $1 AND parent <> ''
+
+-- name: put_event
+INSERT INTO astromesh.run_events SELECT $1, $2, $3, $4, $5 WHERE EXISTS (SELECT 1 FROM astromesh.runs WHERE run_id = $1)
+ON CONFLICT (run_id, seq) DO NOTHING
+
 -- name: steps
 SELECT path, n, kind, request_hash, state, output FROM astromesh.run_steps WHERE run_id = $1 ORDER BY path, n
 
@@ -255,7 +271,7 @@ DELETE FROM astromesh.idempotency_keys WHERE run_id = $1
 -- name: lost
 -- Runs of one process that is dead.
 SELECT COLUMNS FROM astromesh.runs
-WHERE NOT durable AND status = 'running'
+WHERE NOT durable AND status = 'running' AND parent = ''
     AND worker NOT IN (SELECT worker FROM astromesh.workers WHERE seen_at > $1)
 LIMIT $2 FOR UPDATE SKIP LOCKED
 

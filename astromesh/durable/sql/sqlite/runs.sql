@@ -97,6 +97,18 @@ INSERT INTO run_steps VALUES (?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT (run_id, path, n) DO UPDATE
 SET kind = excluded.kind, request_hash = excluded.request_hash, state = excluded.state, output = excluded.output
 
+-- name: put_nested
+-- One that has begun, once; one that has ended.
+INSERT INTO runs (COLUMNS, queued_at) VALUES (VALUES, ?)
+ON CONFLICT (run_id) DO UPDATE SET status = excluded.status, finished_at = excluded.finished_at, result = excluded.result,
+    error = excluded.error, attempts = excluded.attempts, input_tokens = excluded.input_tokens,
+    output_tokens = excluded.output_tokens, cached_tokens = excluded.cached_tokens, cost_usd = excluded.cost_usd,
+    estimated = excluded.estimated
+WHERE excluded.finished_at > 0
+
+-- name: nested_open
+SELECT COLUMNS FROM runs WHERE durable = 0 AND status = 'running' AND worker = ?1 AND parent <> ''
+
 -- name: steps
 SELECT path, n, kind, request_hash, state, output FROM run_steps WHERE run_id = ? ORDER BY path, n
 
@@ -214,7 +226,7 @@ DELETE FROM idempotency_keys WHERE run_id = ?1
 -- name: lost
 -- Runs of one process that is dead.
 SELECT COLUMNS FROM runs
-WHERE durable = 0 AND status = 'running'
+WHERE durable = 0 AND status = 'running' AND parent = ''
     AND worker NOT IN (SELECT worker FROM workers WHERE seen_at > ?1)
 LIMIT ?2
 
