@@ -161,7 +161,7 @@ class PhoneNumbers:
         self._country = phonenumbers.country_code_for_region(self._region) if region else 0
         if region and not self._country:
             raise ValueError(f"{region!r} is no region: use an ISO 3166 code such as US or DE, or nothing.")
-        self._plan = _plan_of(self._region) if region else None
+        self._plan = _Plan(self._region) if region else None
 
     def find(self, text: str, groups: Sequence[Group], start: int, end: int) -> list[Finding]:
         """Phone numbers between two places, from left to right."""
@@ -274,8 +274,3 @@ def _is_american(digits: str, sizes: tuple[int, ...]) -> bool:
     if sizes[0] == 1 and digits[0] == "1":
         sizes = sizes[1:]
     return sizes in ((10,), (11,), (3, 3, 4), (3, 7), (4, 3, 4), (6, 4))
-
-
-@lru_cache(maxsize=8)
-def _plan_of(region: str) -> _Plan:
-    return _Plan(region)

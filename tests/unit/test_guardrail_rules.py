@@ -19,7 +19,7 @@ from astromesh.guardrails.content_filter import ContentFilter
 from astromesh.guardrails.cost_limit import LOOK_BACK, CostLimit, cut_at
 from astromesh.guardrails.keywords import Keywords, fold, origins
 from astromesh.guardrails.max_length import MaxLength
-from astromesh.guardrails.patterns import widest_match
+from astromesh.guardrails.patterns import checked_pattern, widest_match
 from astromesh.guardrails.pii_detection import PiiDetection
 from astromesh.guardrails.pii_iban import LENGTHS, mod_97
 from astromesh.guardrails.pii_numbers import is_card, luhn
@@ -258,7 +258,7 @@ def test_keywords_are_those_that_a_naive_search_finds(text, words):
         (r"\p{Greek}{2}x", 3), (r"a\z", 1), ("(?P<n>ab)(?<m>c)", 3), (r"\\p{3}", 4), (r"\bfoo\b", 3),
         ("(?i)a|bc", 2),
         ("a*", None), ("a+b", None), (".{0,9000}", None), (r"\Qa+b\E", None), ("a(?i)b", None),
-        (r"\x{1F600}a", 2),
+        (r"\x{1F600}a", 2), (r"\C{3}", 3), ("a{2000}", 2000), ("a{1000}b{1000}c", None),
     ],
 )  # fmt: skip
 def test_the_longest_match_of_a_pattern_is_known_or_none(pattern, widest):
@@ -275,6 +275,27 @@ def test_no_match_is_longer_than_it_was_said_to_be(pattern, text):
     assert all(m.end() - m.start() <= widest_match(pattern) for m in re2.finditer(pattern, text))
 
 
+def test_what_is_wrong_with_a_pattern_is_said_to_the_operator_and_not_on_the_console(capfd):
+    with pytest.raises(ValueError, match="no RE2 pattern") as wrong:
+        checked_pattern("a(")
+    assert str(wrong.value) == (
+        "'a(' is no RE2 pattern: missing ): a(. RE2 has no lookaround and no back-references."
+    )
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("patterns", "held_back"), [(["ab{1,9}"], 11), (["a", "b{3}c"], 5), (["a", "b+"], None)]
+)
+def test_a_stream_holds_back_the_longest_match_and_what_follows_it(patterns, held_back):
+    assert rule(ContentFilter, blocked_patterns=patterns).max_lookahead == held_back
+
+
+def test_a_topic_may_be_a_pattern():
+    checked = rule(TopicFilter, blocked_patterns=["wa+r"], action="redact", replacement="-")
+    assert output(checked, "waaar and peace") == "- and peace"
+
+
 # -- max_length and cost_limit -----------------------------------------------------------------------------
 
 
@@ -284,6 +305,11 @@ def test_a_query_that_is_too_long_is_refused(key):
     assert engine.check_input("12345").text == "12345"
     with pytest.raises(GuardrailBlocked, match="at most 5 characters"):
         engine.check_input("123456")
+
+
+def test_a_length_needs_the_whole_text():
+    with pytest.raises(NotImplementedError, match=r"^max_length needs the whole text\.$"):
+        rule(MaxLength, max_characters=5).stream(Checked("output"))
 
 
 SENTENCES = "First one. Second one! Third one? Fourth."
