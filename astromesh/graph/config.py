@@ -59,13 +59,18 @@ class Nesting(Protocol):
     """What a run does for the nodes in it; `run.Run` is the implementation."""
 
     shared: Shared
-    #: whether nobody listens and no scope was asked for yet; model calls are counted in `asked` until then
+    #: whether nobody listens and no scope was asked for yet; model calls are counted in the ledger until then
     unheard: bool
-    asked: int
     values: dict[str, Any]
-    lightweight_model: ModelPort | None
-    human_handler: Any
-    clock: Clock
+
+    @property
+    def lightweight_model(self) -> ModelPort | None: ...
+
+    @property
+    def human_handler(self) -> Any: ...
+
+    @property
+    def clock(self) -> Clock: ...
 
     @property
     def stopping(self) -> bool:
@@ -105,7 +110,7 @@ class NodeConfig(MutableMapping[str, Any]):
         role: the name given as `model_override`, put into requests that name none.
     """
 
-    __slots__ = ("model", "nesting", "node", "path", "role", "usage")
+    __slots__ = ("model", "nesting", "node", "path", "role", "said", "usage")
 
     def __init__(self, run: Nesting, node: Node, path: str, model: ModelPort, role: str = "") -> None:
         self.nesting = run
@@ -114,6 +119,8 @@ class NodeConfig(MutableMapping[str, Any]):
         self.model = model
         self.role = role
         self.usage = ZERO
+        #: set by a node of the engine's own: its result is the model's words, nothing in it decides anything
+        self.said = False
 
     # -- the run ------------------------------------------------------------------------------------------
 
@@ -151,7 +158,6 @@ class NodeConfig(MutableMapping[str, Any]):
     def complete(
         self,
         request: CompletionRequest,
-        *,
         role: str = ASSISTANT,
         shown: Callable[[CompletionResult], str] | None = None,
     ) -> Coroutine[Any, Any, CompletionResult]:
@@ -169,7 +175,6 @@ class NodeConfig(MutableMapping[str, Any]):
             request = _with_role(request, self.role)
         run = self.nesting
         if run.unheard:
-            run.asked += 1
             shared = run.shared
             return ask_model(shared.spent or shared.ledger, self.model, request, self)
         return self._heard(request, role, shown)

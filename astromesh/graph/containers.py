@@ -39,6 +39,8 @@ def engine_forget(context: dict[str, Any], key: str) -> None:
 
 def engine_write(context: dict[str, Any], key: str, value: Any) -> None:
     """Writes for the engine, which may whatever the node may not: into a view and what it shows."""
+    if not isinstance(context, FrozenDict):
+        context[key] = value
+        return
     dict.__setitem__(context, key, value)
-    if isinstance(context, FrozenDict):
-        engine_write(context.shown, key, value)
+    engine_write(context.shown, key, value)

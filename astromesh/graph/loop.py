@@ -88,12 +88,14 @@ async def traverse(  # noqa: C901, PLR0912, PLR0915
                 result = step.fail(error, state, config, (perf_counter() - started) * 1000)
             else:
                 spent = (perf_counter() - started) * 1000
-                if config.usage is not ZERO or isinstance(value, NodeResult):
+                if config.said:
+                    result, quiet = value, True
+                    result.duration_ms, result.usage = spent, config.usage
+                elif config.usage is not ZERO or isinstance(value, NodeResult):
                     result = step.settle(value, state, config, spent)
                 else:
-                    result = _blank(
-                        NodeResult
-                    )  # most fields stand in the class: a third of the constructor's cost
+                    # most fields stand in the class: a third of the constructor's cost
+                    result = _blank(NodeResult)
                     result.node_name, result.output, result.duration_ms = name, value, spent
                     quiet = value is None or type(value) is str
         if quiet:
@@ -162,21 +164,22 @@ def write(step: Step, state: GraphState, result: NodeResult, said: int) -> None:
 
     `said` is how many messages there were before the node; those that it appended itself are not added twice.
     """
-    if result.messages_added and not step.mask & _ISOLATED:
+    added = result.messages_added
+    if added and not step.mask & _ISOLATED:
         messages = state.messages
-        own = {id(message) for message in messages[said:]} if len(messages) > said else ()
-        messages.extend(
-            [m for m in result.messages_added if id(m) not in own] if own else result.messages_added
-        )
+        if len(messages) > said:
+            own = {id(message) for message in messages[said:]}
+            added = [message for message in added if id(message) not in own]
+        messages.extend(added)
     if result.error or result.tool_calls:
         return
     output, context = result.output, state.context
-    put = dict.__setitem__ if type(context) is dict else engine_write
     if step.output_key:
-        put(context, step.output_key, output)
+        engine_write(context, step.output_key, output)
     if output is not None:
         raw = result.raw_output
-        put(context, step.output_name, output if raw is None or isinstance(output, str) else raw)
+        shown = output if raw is None or isinstance(output, str) else raw
+        engine_write(context, step.output_name, shown)
 
 
 def harvest(history: Sequence[NodeResult], names: Container[str]) -> tuple[Any, str]:

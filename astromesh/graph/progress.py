@@ -23,7 +23,6 @@ class Progress:
     too. `counts` are executions by path. `emit` is None where nobody listens.
     """
 
-    kit: Kit
     max_iterations: int
     shared: Shared
     visited: list[str]
@@ -37,6 +36,10 @@ class Progress:
     skipped: tuple[int, ...] = ()
     guards: tuple[str, ...] = ()
     mutations: tuple[Mutation, ...] = ()
+
+    @property
+    def kit(self) -> Kit:
+        raise NotImplementedError
 
     def config_for(self, step: Step, path: str) -> NodeConfig:
         """What a node is given for one execution."""

@@ -70,7 +70,6 @@ class Run(Progress):
     """
 
     unheard = True
-    asked = 0
     root: Scope | None = None
     random: Random | None = None
     result: GraphResult | None = None
@@ -92,11 +91,9 @@ class Run(Progress):
         # a ledger of its own, which charges the scope's: the report tells what this run cost
         self.shared = shared = Shared(scope.ledger if scope else None)
         self.setup, self.plan = setup, plan
-        self.kit, self.max_iterations = setup.kit, setup.max_iterations
+        self.max_iterations = setup.max_iterations
         self.visited, self.counts = [], {}
         self.model, self.tools = setup.model, setup.tools
-        self.lightweight_model, self.human_handler = setup.lightweight_model, setup.human_handler
-        self.clock: Clock = setup.clock
         self.state = GraphState(messages, dict(context) if context else {}, shared)
         self.values: dict[str, Any] = dict(values) if values else {}
         self.tool_calls: list[str] = []
@@ -104,7 +101,7 @@ class Run(Progress):
             self.mutable, self.max_mutations = True, setup.max_mutations
         if scope is not None:
             self.unheard = False
-            self.root, self.clock = scope.charging(self.shared.ledger), scope.clock
+            self.root = scope.charging(shared.ledger)
             self.emit = None if scope.events is NO_EVENTS else scope.events.emit
 
     # -- from beginning to end ----------------------------------------------------------------------------
@@ -140,10 +137,10 @@ class Run(Progress):
         if step is None or self.state.visited[-1:] == [name]:
             return
         reason, error = self.shared.stop_reason, self.shared.error
-        self.model, self.lightweight_model = STOPPED_MODEL, None
+        self.model = STOPPED_MODEL
         self.max_iterations = len(self.visited) + _LAST_TURNS
         self.shared.stop_reason = None
-        plan = Plan({name: Step(step.node, self.kit)}, name, self.plan.graph)
+        plan = Plan({name: Step(step.node, self.setup.kit)}, name, self.plan.graph)
         failure = ""
         try:
             async with asyncio.timeout(self.setup.finalizer_seconds):
@@ -169,15 +166,17 @@ class Run(Progress):
             shared.usage,
             (perf_counter() - started) * 1000,
             self.tool_calls,
-            list(self.mutations),
-            list(self.guards),
+            [*self.mutations],
+            [*self.guards],
             shared.stop_reason or reason,
             shared.error or error,
             shared.locals,
         )
-        state.context.pop(NODE_CACHE, None)
-        self.result = GraphResult(state.messages, output, state.context, report)
-        return self.result
+        context = state.context
+        if NODE_CACHE in context:
+            del context[NODE_CACHE]
+        self.result = result = GraphResult(state.messages, output, context, report)
+        return result
 
     # -- what nodes ask for (`config.Nesting`) ------------------------------------------------------------
 
@@ -186,6 +185,22 @@ class Run(Progress):
         if model is None or self.model is STOPPED_MODEL:
             model = self.model
         return NodeConfig(self, step.node, path, model, step.role)
+
+    @property
+    def kit(self) -> Kit:
+        return self.setup.kit
+
+    @property
+    def lightweight_model(self) -> ModelPort | None:
+        return None if self.model is STOPPED_MODEL else self.setup.lightweight_model
+
+    @property
+    def human_handler(self) -> Any:
+        return self.setup.human_handler
+
+    @property
+    def clock(self) -> Clock:
+        return self.root.clock if self.root else self.setup.clock
 
     @property
     def stopping(self) -> bool:
@@ -204,8 +219,8 @@ class Run(Progress):
         if scope is None:
             if self.root is None:
                 self.unheard = False
-                self.root = Scope(ledger=self.shared.ledger, clock=self.clock, retries=PLENTY)
-                self.root.steps[0] = self.asked
+                self.root = Scope(ledger=self.shared.ledger, clock=self.setup.clock, retries=PLENTY)
+                self.root.steps[0] = int(self.shared.ledger.used.get("model_calls", 0))
             scope = scopes[path] = self.root.child(path)
         return scope
 
@@ -221,7 +236,7 @@ class Run(Progress):
         return done
 
     async def _call_tool(self, scope: Scope, port: ToolPort, state: GraphState, call: ToolCall) -> ToolResult:
-        hooks = self.kit.hooks
+        hooks = self.setup.kit.hooks
         try:
             wanted = await hooks.before_tool(call, state) if hooks.pre_tool else call
         except ToolError as error:
@@ -320,7 +335,7 @@ class Run(Progress):
             self._adhoc = {}
         plan = self._adhoc.get(id(unit)) or self.plan.nested.get(id(unit))
         if plan is None or plan.is_old:
-            plan = self._adhoc[id(unit)] = compile_child(unit, self.kit)
+            plan = self._adhoc[id(unit)] = compile_child(unit, self.setup.kit)
         return plan
 
 

@@ -73,7 +73,7 @@ class GraphState:
         context: dict[str, Any] | None = None,
         shared: Shared | None = None,
     ) -> None:
-        self.messages: list[Message] = list(messages)
+        self.messages: list[Message] = [*messages]
         self.context: dict[str, Any] = {} if context is None else context
         self.current_node = ""
         self.visited: list[str] = []

@@ -75,7 +75,7 @@ class GraphPattern:
             config={NOTES: notes} if notes else None,
         )
         if scope.journal is not None:
-            run.human_handler = people(scope)
+            run.setup = replace(run.setup, human_handler=people(scope))
         result = await run.execute()
         if scope.journal is not None and result.report.stop_reason in NOT_APPROVED:
             return outcome(result, len(task.messages)).saying(NOT_APPROVED[result.report.stop_reason])

@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 import pytest
 
-from astromesh.quick import quick
+from astromesh.quick import maker, quick
 from astromesh.types import CompletionRequest, Message, ToolCall, ToolSpec, Usage
 
 
@@ -87,6 +87,23 @@ def test_its_constructor_has_the_usual_signature_and_refuses_what_the_usual_one_
         Quick()  # type: ignore[call-arg]
     with pytest.raises(TypeError, match="unexpected keyword argument 'nothing'"):
         Quick("a", nothing=1)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("make", MAKINGS)
+def test_a_maker_makes_the_same_records_as_the_class(make: Callable[[Any], Any]) -> None:
+    made = make(maker(Quick))
+    assert type(made) is Quick
+    assert made == make(Quick)
+    assert made.hidden == make(Quick).hidden
+    with pytest.raises(FrozenInstanceError):
+        made.text = "b"  # type: ignore[misc]
+
+
+def test_a_maker_refuses_what_the_class_refuses_and_each_record_has_its_own_default() -> None:
+    make = maker(Quick)
+    assert make("a").values is not make("a").values
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'text'"):
+        make()  # type: ignore[call-arg]
 
 
 def test_a_subclass_is_made_as_itself() -> None:

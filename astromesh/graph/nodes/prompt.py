@@ -30,9 +30,11 @@ from astromesh.graph.records import TOOL_CALLS_PRESENT, NodeResult
 from astromesh.graph.signature import postprocessor, preprocessor
 from astromesh.graph.state import GraphState
 from astromesh.node.calls import ASSISTANT
+from astromesh.quick import maker
 from astromesh.types import CompletionRequest, CompletionResult, Message, ToolCall, ToolSpec
 
 _blank = object.__new__
+_quick_message, _quick_request = maker(Message), maker(CompletionRequest)
 
 
 @dataclass(slots=True)
@@ -98,6 +100,8 @@ class PromptNode(BaseNode):
         # what is the same in every invocation: words alone, for everything else is asked anew in each
         asked = self._may_use_tools or self._blocks or self._strategy or self._perspective or self._dynamic
         self._same: Bound | None = None if asked else Bound(self._words, Message("system", self._words), ())
+        # a subclass may make anything of what was said
+        self._speaks = self._plain and type(self) is PromptNode
         self._voice = role or (ASSISTANT if self._plain and not _rewritten(self) else name)
 
     @property
@@ -107,19 +111,18 @@ class PromptNode(BaseNode):
     async def execute(self, state: GraphState, config: NodeConfig) -> NodeResult:
         if self._before:
             await self._before(state, config)
-        bound = self._same or self._bound(state, config)
-        request = self._request(bound, state)
+        request = self._request(self._same or self._bound(state, config), state)
         answer = await self._ask(request, config)
         if answer.tool_calls:
             return await self._use_tools(answer, state, config)
         if self._plain:
-            result = self._said(answer)
+            result = self._said(answer, config)
         else:
             result = await self._conclude(request, answer, state, config)
         return self._finish(result, state)
 
     def _ask(self, request: CompletionRequest, config: NodeConfig) -> Awaitable[CompletionResult]:
-        return config.complete(request, role=self._voice)
+        return config.complete(request, self._voice)
 
     # -- steps 2 to 4: what the model is asked -------------------------------------------------------------
 
@@ -151,7 +154,7 @@ class PromptNode(BaseNode):
             messages = assembly.ready(assembly.with_system(said, system))
         # with tools, the structured call comes at the end of the tool loop
         schema = self._schema.json_schema if self._schema and not bound.specs else None
-        return CompletionRequest(messages, bound.specs, output_schema=schema)
+        return _quick_request(messages, bound.specs, {}, schema)
 
     def _from_state(self, bound: Bound, state: GraphState) -> Sequence[str]:
         return (
@@ -193,13 +196,15 @@ class PromptNode(BaseNode):
 
     # -- steps 6 to 9: the final answer --------------------------------------------------------------------
 
-    def _said(self, answer: CompletionResult) -> NodeResult:
+    def _said(self, answer: CompletionResult, config: NodeConfig) -> NodeResult:
         """The answer as it was said: nothing stands between the model and the reader."""
         content = answer.content
+        output = self._parse(content) if content[:1] in _MAYBE_JSON else content
+        config.said = self._speaks and output is content
         # without its constructor, which sets every field there is: a tenth of the time of the whole node
         result = _blank(NodeResult)
-        result.node_name, result.output, result.raw_output = self.name, self._parse(content), content
-        result.messages_added = (Message("assistant", content),)
+        result.node_name, result.output, result.raw_output = self.name, output, content
+        result.messages_added = (_quick_message("assistant", content),)
         return result
 
     async def _conclude(
