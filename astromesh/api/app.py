@@ -41,16 +41,17 @@ from astromesh.api.ws import router as ws_router
 from astromesh.runtime.audit import AuditLog
 from astromesh.runtime.desk import open_desk
 from astromesh.runtime.engine import AgentRuntime
-from astromesh.runtime.observed import add_gauges
-from astromesh.telemetry.metrics import Gauge
+from astromesh.runtime.observed import add_readings
+from astromesh.telemetry.metrics import Reading
 from astromesh.telemetry.watchdog import Watchdog
 from astromesh.telemetry.worker_tallies import WorkerTallies
 
-_EVENTS_DROPPED = Gauge(
+_EVENTS_DROPPED = Reading(
     "events_dropped",
     "Events that clients did not get because they read too slowly.",
     (),
     lambda: {(): Outbox.dropped_by_all},
+    counts=True,
 )
 
 ROUTERS = (
@@ -99,8 +100,8 @@ def create_app(
         if not runtime.is_open:
             await runtime.bootstrap()
         watchdog = Watchdog()
-        add_gauges(runtime, watchdog)
-        runtime.metrics.gauge(_EVENTS_DROPPED)
+        add_readings(runtime, watchdog)
+        runtime.metrics.add(_EVENTS_DROPPED)
         watchdog.start()
         if tallies is not None:
             tallies.start(runtime.metrics)

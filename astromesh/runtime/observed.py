@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 from astromesh.runtime.engine import AgentRuntime
-from astromesh.telemetry.metrics import Gauge
+from astromesh.telemetry.metrics import Reading
 from astromesh.telemetry.tally import Labels
 from astromesh.telemetry.watchdog import Watchdog
 
@@ -14,8 +14,8 @@ from astromesh.telemetry.watchdog import Watchdog
 _CIRCUITS = {"closed": 0.0, "half_open": 1.0, "open": 2.0}
 
 
-def add_gauges(runtime: AgentRuntime, watchdog: Watchdog) -> None:
-    """Adds the gauges of a server to its runtime's metrics."""
+def add_readings(runtime: AgentRuntime, watchdog: Watchdog) -> None:
+    """Adds the readings of a server to its runtime's metrics."""
     metrics = runtime.metrics
 
     def waiting() -> Mapping[Labels, float]:
@@ -32,35 +32,41 @@ def add_gauges(runtime: AgentRuntime, watchdog: Watchdog) -> None:
             for monitor in runtime.opened.health.snapshot()
         }
 
-    for gauge in (
-        Gauge("session_queue_depth", "Runs that wait for their session.", ("agent",), waiting),
-        Gauge("circuit_state", "0 closed, 1 half open, 2 open.", ("provider", "model"), circuits),
-        Gauge(
+    for reading in (
+        Reading("session_queue_depth", "Runs that wait for their session.", ("agent",), waiting),
+        Reading("circuit_state", "0 closed, 1 half open, 2 open.", ("provider", "model"), circuits, max),
+        Reading(
             "event_loop_lag_seconds",
-            "The most that the event loop was late since the last scrape.",
+            "The most that the event loop was late in the last 15 seconds.",
             (),
             lambda: {(): watchdog.worst()},
+            max,
         ),
-        Gauge(
+        Reading(
             "event_loop_blocks",
             "How often something held the event loop for over 100 ms.",
             (),
             lambda: {(): watchdog.blocks},
+            counts=True,
         ),
-        Gauge(
+        Reading(
             "workflow_tasks",
             "Tasks in progress by state: queued or running.",
             ("workflow", "state"),
             runtime.workflows.tasks_in_progress,
         ),
-        Gauge(
+        Reading(
             "workflow_stages_in_progress",
             "Stages that run now.",
             ("workflow",),
             runtime.workflows.stages_in_progress,
         ),
-        Gauge(
-            "traces_dropped", "Runs that were not exported by OTLP.", (), lambda: {(): runtime.traces_dropped}
+        Reading(
+            "traces_dropped",
+            "Runs that were not exported by OTLP.",
+            (),
+            lambda: {(): runtime.traces_dropped},
+            counts=True,
         ),
     ):
-        metrics.gauge(gauge)
+        metrics.add(reading)

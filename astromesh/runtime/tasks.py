@@ -130,6 +130,22 @@ class Asked:
     caused_by: TraceParent = NO_PARENT
 
 
+def _logged(live: LiveTask, record: JsonObject) -> None:
+    """One line for each Task, as for each run."""
+    if record["type"] == "end":
+        row, error = live.row, record["error"] or {}
+        log.info(
+            "task",
+            status=record["status"],
+            reason=error.get("code", "completed"),
+            workflow=row.workflow,
+            task_id=row.task_id,
+            trace_id=row.trace_id,
+            duration_ms=round(max(record["at"] - row.created_at, 0.0) * 1000, 3),
+            stages=sum(1 for told in live.records if told["type"] == "stage"),
+        )
+
+
 class Workflows:
     """Opened with the runtime; the store opens with the first Task.
 
@@ -147,6 +163,7 @@ class Workflows:
             TaskMetrics(host.metrics.tally, lambda name: self._loaded[name].metrics),
             self._observed,
             TaskTraces(host.export),
+            _logged,
         ]
         self._opening = asyncio.Lock()
         self._keeping: asyncio.Task[None] | None = None
@@ -422,7 +439,7 @@ class Workflows:
             caller=caller_of(row.caller),
             trace_id=row.trace_id,
             sampled=live.caused_by.sampled,
-            sinks=sinks,
+            sinks=(self._host.metrics, *sinks),
         )
         if row.metadata:
             result.metadata["request"] = dict(row.metadata)

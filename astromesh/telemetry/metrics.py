@@ -1,12 +1,13 @@
 """Prometheus metrics, counted from the event stream.
 
 Runs touch plain numbers; the client library makes metric families of them only when somebody scrapes.
-`COUNTERS`, `HISTOGRAMS` and the gauges that the runtime adds are all there is: docs/operations.md explains
+`COUNTERS`, `HISTOGRAMS` and the readings that the server adds are all there is: docs/operations.md explains
 each of them.
 """
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -51,13 +52,20 @@ _STEPS = {
 _PREFIX = "astromesh_"
 
 
-class Gauge(NamedTuple):
-    """A number that is asked for when somebody scrapes."""
+class Reading(NamedTuple):
+    """A number that is asked for when somebody scrapes.
+
+    Args:
+        join: how the numbers of two processes of one server become one.
+        counts: it never goes down: a counter, else a gauge.
+    """
 
     name: str
     about: str
     labels: tuple[str, ...]
     read: Callable[[], Mapping[Labels, float]]
+    join: Callable[[float, float], float] = operator.add
+    counts: bool = False
 
 
 class Metrics(Collector):
@@ -88,19 +96,37 @@ class Metrics(Collector):
             "tool.finished": self._tool_finished,
             "guardrail.action": self._guardrail,
             "guardrails.checked": self._checked,
+            "tools.listed": self._listed,
             **dict.fromkeys(_STEPS, self._step),
         }
-        self._gauges: list[Gauge] = [
-            Gauge("runs_in_progress", "Runs in progress.", (), lambda: {(): self.running})
+        self._readings: list[Reading] = [
+            Reading("runs_in_progress", "Runs in progress.", (), lambda: {(): self.running})
         ]
+        #: runs whose pattern is at work, and since when
+        self._orchestrating: dict[str, float] = {}
         self.registry = CollectorRegistry()
         self.registry.register(self)
-        #: tallies of the other processes of this server; their files are read when somebody scrapes
+        #: what the other processes of this server tell by `to_json`; asked for when somebody scrapes
         self.others: Callable[[], Sequence[JsonObject]] = tuple
 
-    def gauge(self, gauge: Gauge) -> None:
+    def add(self, reading: Reading) -> None:
         """Adds a number that is asked for when somebody scrapes."""
-        self._gauges.append(gauge)
+        self._readings.append(reading)
+
+    def to_json(self, *, ended: bool = False) -> JsonObject:
+        """Everything, for another process of the server.
+
+        Args:
+            ended: this process is at its end: what stays of it is what it has counted.
+        """
+        readings = (one for one in self._readings if one.counts or not ended)
+        told = {one.name: [[list(key), n] for key, n in one.read().items()] for one in readings}
+        return {**self.tally.to_json(), "readings": told}
+
+    @property
+    def counting(self) -> frozenset[str]:
+        """The readings that never go down."""
+        return frozenset(one.name for one in self._readings if one.counts)
 
     def send(self, event: Event) -> None:
         handle = self._on.get(event.type)
@@ -113,12 +139,14 @@ class Metrics(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """Metric families of the present numbers."""
-        for name, about, labels, read in self._gauges:
-            gauge = GaugeMetricFamily(_PREFIX + name, about, labels=labels)
-            for key, value in read().items():
-                gauge.add_metric(key, value)
-            yield gauge
-        tally = self._all()
+        others = self.others()
+        for reading in self._readings:
+            kind = CounterMetricFamily if reading.counts else GaugeMetricFamily
+            read = kind(_PREFIX + reading.name, reading.about, labels=reading.labels)
+            for key, value in _joined(reading, others).items():
+                read.add_metric(key, value)
+            yield read
+        tally = self._all(others)
         for name, (about, labels) in COUNTERS.items():
             counter = CounterMetricFamily(_PREFIX + name, about, labels=labels)
             for key, count in tally.counter(name).items():
@@ -130,8 +158,7 @@ class Metrics(Collector):
                 family.add_metric(key, durations.buckets(), durations.total)
             yield family
 
-    def _all(self) -> Tally:
-        others = self.others()
+    def _all(self, others: Sequence[JsonObject]) -> Tally:
         if not others:
             return self.tally
         everybody = Tally().add(self.tally.to_json())
@@ -146,6 +173,7 @@ class Metrics(Collector):
 
     def _completed(self, event: Event) -> None:
         self.running -= 1
+        self._orchestrating.pop(event.run_id, None)
         self._runs["completed",] += 1
         agent, metadata = event.data["agent"], event.data["metadata"]
         _observe(self._durations, (agent,), metadata["latency_ms"])
@@ -160,11 +188,13 @@ class Metrics(Collector):
 
     def _cut_short(self, status: str, event: Event) -> None:
         self.running -= 1
+        self._orchestrating.pop(event.run_id, None)
         self._runs[status,] += 1
         self._spent(event.data["agent"], event.data["usage"])
 
     def _waiting(self, event: Event) -> None:
         self.running -= 1
+        self._orchestrating.pop(event.run_id, None)
 
     def _spent(self, agent: str, usage: JsonObject) -> None:
         self._agent_tokens[agent,] += usage["input_tokens"] + usage["output_tokens"]
@@ -209,8 +239,24 @@ class Metrics(Collector):
     def _step(self, event: Event) -> None:
         _observe(self._steps, (_STEPS[event.type],), event.data["duration_ms"])
 
+    def _listed(self, event: Event) -> None:
+        self._orchestrating[event.run_id] = event.ts
+
     def _checked(self, event: Event) -> None:
+        since = self._orchestrating.pop(event.run_id, None)
+        if since is not None:  # the output rules come right behind the pattern
+            _observe(self._steps, ("orchestration",), (event.ts - since) * 1000 - event.data["duration_ms"])
         _observe(self._steps, (f"guardrails.{event.data['stage']}",), event.data["duration_ms"])
+
+
+def _joined(reading: Reading, others: Sequence[JsonObject]) -> Mapping[Labels, float]:
+    """A reading of this process and of the others."""
+    found = dict(reading.read())
+    for other in others:
+        for labels, value in other["readings"].get(reading.name, ()):
+            key = tuple(labels)
+            found[key] = reading.join(found[key], value) if key in found else value
+    return found
 
 
 def _named(provider: str) -> tuple[str, str]:

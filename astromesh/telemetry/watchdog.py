@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
+import sysconfig
 import threading
 import time
 import traceback
+from collections import deque
 from types import FrameType
 
 import structlog
 
 #: seconds between two looks, and from which on a block is named
 TICK, BLOCKED = 0.05, 0.1
-#: frames of the stack that are named, innermost last
+#: seconds that `worst()` looks back
+WINDOW = 15
+#: frames of the stack that are named: the innermost, then those of code that is no library's
 _FRAMES = 3
+_LIBRARIES = tuple(
+    dict.fromkeys(sysconfig.get_path(kind) + os.sep for kind in ("stdlib", "purelib", "platlib"))
+)
 
 log = structlog.get_logger("astromesh.watchdog")
 
@@ -24,13 +32,15 @@ class Watchdog:
 
     Attributes:
         lag: seconds by which the loop was late when it last looked.
-        most: the most since somebody asked with `worst()`.
         blocks: how often something held the loop for longer than `BLOCKED`.
     """
 
     def __init__(self) -> None:
-        self.lag = self.most = 0.0
+        self.lag = 0.0
         self.blocks = 0
+        #: the most of each of the last seconds, the one that goes on last, and when that began
+        self._seconds: deque[float] = deque([0.0], maxlen=WINDOW)
+        self._since = 0.0
         self._seen = 0.0
         self._loop_thread = 0
         self._ending = threading.Event()
@@ -49,14 +59,17 @@ class Watchdog:
             self._timer.cancel()
 
     def worst(self) -> float:
-        """The most seconds that the loop was late since this was last asked."""
-        most, self.most = max(self.most, self.lag), 0.0
-        return most
+        """The most seconds that the loop was late in the last `WINDOW` seconds, whoever asks how often."""
+        return max(*self._seconds, self.lag)
 
     def _tick(self, loop: asyncio.AbstractEventLoop, due: float) -> None:
         self._seen = now = time.monotonic()
         self.lag = max(now - due, 0.0)
-        self.most = max(self.most, self.lag)
+        if now - self._since >= 1.0:
+            self._seconds.append(self.lag)
+            self._since = now
+        elif self.lag > self._seconds[-1]:
+            self._seconds[-1] = self.lag
         self._timer = loop.call_later(TICK, self._tick, loop, now + TICK)
 
     # -- in the thread -------------------------------------------------------------------------------------
@@ -78,5 +91,6 @@ class Watchdog:
 def _where(frame: FrameType | None) -> str:
     if frame is None:
         return ""
-    stack = traceback.extract_stack(frame)[-_FRAMES:]
-    return " < ".join(f"{f.filename}:{f.lineno} {f.name}" for f in reversed(stack))
+    inner, *outer = reversed(traceback.extract_stack(frame))
+    ours = [f for f in outer if not f.filename.startswith((*_LIBRARIES, "<"))]
+    return " < ".join(f"{f.filename}:{f.lineno} {f.name}" for f in (inner, *ours[: _FRAMES - 1]))

@@ -45,12 +45,12 @@ class WorkerTallies:
         if self._writing is not None:
             self._writing.cancel()
             await asyncio.wait([self._writing])
-        await asyncio.to_thread(self._put, orjson.dumps(self._metrics.tally.to_json()))
+        await asyncio.to_thread(self._put, orjson.dumps(self._metrics.to_json(ended=True)))
 
     async def _write(self) -> None:
         while True:
             await asyncio.sleep(PERIOD)
-            told = orjson.dumps(self._metrics.tally.to_json())
+            told = orjson.dumps(self._metrics.to_json())
             if told != self._told:
                 self._told = told
                 await asyncio.to_thread(self._put, told)
@@ -69,7 +69,25 @@ class WorkerTallies:
         for file in self._file.parent.glob("*.json"):
             if file != self._file:
                 try:
-                    found.append(orjson.loads(file.read_bytes()))
+                    found.append(self._told_by(file))
                 except (OSError, orjson.JSONDecodeError) as error:
                     log.warning("metrics_not_read", file=file.name, error=str(error))
         return found
+
+    def _told_by(self, file: Path) -> JsonObject:
+        """Of a process that is gone, however that came about, only what it has counted."""
+        told: JsonObject = orjson.loads(file.read_bytes())
+        if not _lives(int(file.stem)):
+            counting, readings = self._metrics.counting, told["readings"]
+            told["readings"] = {name: value for name, value in readings.items() if name in counting}
+        return told
+
+
+def _lives(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # it is somebody else's by now
+        return False
+    return True

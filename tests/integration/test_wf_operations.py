@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -39,8 +40,11 @@ async def test_stages_tools_tasks_and_queues_are_metrics(config: Path) -> None:
         f'astromesh_workflow_tool_duration_seconds_count{{node="review",tool="law_lookup",{of}}} 3.0',
         f'astromesh_workflow_task_duration_seconds_count{{status="success",{of}}} 1.0',
         f"astromesh_workflow_queue_seconds_count{{{of}}} 1.0",
+        'astromesh_tool_calls_total{ok="true",tool="law_lookup"} 3.0',
     ):
         assert line in text
+    tokens = re.findall(r"^astromesh_tokens_total\{.*\} (\S+)$", text, re.M)
+    assert sum(map(float, tokens)) > 0, "models of a workflow's own agents count like all others"
 
 
 async def test_tasks_and_stages_in_progress_are_metrics(config: Path, tmp_path: Path) -> None:

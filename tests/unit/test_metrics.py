@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import orjson
 
-from astromesh.telemetry.metrics import COUNTERS, HISTOGRAMS, Gauge, Metrics
+from astromesh.telemetry.metrics import COUNTERS, HISTOGRAMS, Metrics, Reading
+from astromesh.telemetry.worker_tallies import WorkerTallies
 from astromesh.types import Event
 
 USAGE = {"input_tokens": 10, "output_tokens": 2, "cached_tokens": 1, "cost_usd": 0.5}
@@ -64,7 +67,7 @@ def test_the_numbers_of_other_processes_are_added() -> None:
     first, second = Metrics(), Metrics()
     one_run(first)
     one_run(second)
-    told = orjson.loads(orjson.dumps(second.tally.to_json()))
+    told = orjson.loads(orjson.dumps(second.to_json()))
     first.others = lambda: [told]
     found = lines(first)
     assert found['astromesh_runs_total{status="completed"}'] == 2
@@ -75,8 +78,54 @@ def test_the_numbers_of_other_processes_are_added() -> None:
 
 def test_every_name_has_its_family_before_anything_has_happened() -> None:
     metrics = Metrics()
-    metrics.gauge(Gauge("odd", "A number.", ("kind",), lambda: {("x",): 3.0}))
+    metrics.add(Reading("odd", "A number.", ("kind",), lambda: {("x",): 3.0}))
     text = metrics.render().decode()
     for name in (*COUNTERS, *HISTOGRAMS, "odd"):
         assert f"# TYPE astromesh_{name}" in text
     assert 'astromesh_odd{kind="x"} 3.0' in text
+
+
+def one_of(wanted: Metrics, lag: float, dropped: float, running: int) -> Metrics:
+    wanted.running = running
+    wanted.add(Reading("lag_seconds", "Lag.", (), lambda: {(): lag}, max))
+    wanted.add(Reading("dropped", "Lost.", ("kind",), lambda: {("x",): dropped}, counts=True))
+    return wanted
+
+
+def test_readings_of_other_processes_are_joined_each_in_its_own_way() -> None:
+    """The worst lag, the sum of what runs and of what was lost; what only counts is a counter by name."""
+    first, second = one_of(Metrics(), 0.1, 3, 2), one_of(Metrics(), 0.4, 4, 5)
+    first.others = lambda: [orjson.loads(orjson.dumps(second.to_json()))]
+    found = lines(first)
+    assert found["astromesh_lag_seconds"] == 0.4
+    assert found["astromesh_runs_in_progress"] == 7
+    assert found['astromesh_dropped_total{kind="x"}'] == 7
+
+
+async def test_of_a_process_that_is_gone_only_what_it_counted_stays(tmp_path: Path) -> None:
+    """One that ended says so itself; one that was killed is found out by its id."""
+    gone = one_of(Metrics(), 0.4, 4, 5)
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    (tmp_path / f"{dead.pid}.json").write_bytes(orjson.dumps(gone.to_json()))
+    (tmp_path / "0.json").write_bytes(orjson.dumps(gone.to_json(ended=True)))
+    metrics, tallies = one_of(Metrics(), 0.1, 1, 1), WorkerTallies(tmp_path)
+    tallies.start(metrics)
+    try:
+        found = lines(metrics)
+    finally:
+        await tallies.stop()
+    assert found["astromesh_lag_seconds"] == 0.1
+    assert found["astromesh_runs_in_progress"] == 1
+    assert found['astromesh_dropped_total{kind="x"}'] == 9
+
+
+def test_the_time_of_the_pattern_is_a_step() -> None:
+    metrics = Metrics()
+    metrics.send(Event("run_1", 1, 10.0, "tools.listed", {"count": 0}))
+    about = {"stage": "output", "actions": 0, "duration_ms": 0.0}
+    metrics.send(Event("run_1", 2, 10.5, "guardrails.checked", about))
+    assert lines(metrics)['astromesh_step_duration_seconds_sum{step="orchestration"}'] == 0.5
+    metrics.send(Event("run_2", 1, 10.0, "tools.listed", {"count": 0}))
+    send(metrics, "run.failed", code="internal", agent="a", usage=USAGE)
+    assert lines(metrics)['astromesh_step_duration_seconds_count{step="orchestration"}'] == 1
