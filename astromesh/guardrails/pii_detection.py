@@ -80,7 +80,7 @@ class PiiScanner:
 
     max_lookahead: int | None = MAX_LOOKAHEAD
 
-    def __init__(self, kinds: Sequence[str] = KINDS, region: str = "US") -> None:
+    def __init__(self, kinds: Sequence[str], region: str) -> None:
         self._kinds = frozenset(kinds)
         self._phones = PhoneNumbers(region) if "phone" in self._kinds else None
         words = [

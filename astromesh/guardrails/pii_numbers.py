@@ -158,8 +158,7 @@ class PhoneNumbers:
 
     def __init__(self, region: str) -> None:
         self._region = region.upper()
-        self._country = phonenumbers.country_code_for_region(self._region) if region else 0
-        if region and not self._country:
+        if region and not phonenumbers.country_code_for_region(self._region):
             raise ValueError(f"{region!r} is no region: use an ISO 3166 code such as US or DE, or nothing.")
         self._plan = _Plan(self._region) if region else None
 

@@ -124,8 +124,19 @@ def test_there_is_no_phone_inside_a_card_an_ssn_or_an_iban(number):
     assert found.count == 1
 
 
-def test_only_the_chosen_kinds_are_looked_for():
-    assert output(rule(PiiDetection, kinds=["email"]), "a@b.com 123-45-6789") == "[EMAIL] 123-45-6789"
+@pytest.mark.parametrize(
+    ("kind", "found"),
+    [
+        ("email", "[EMAIL] 123-45-6789 (212) 555-0123 4111 1111 1111 1111 DE89 3704 0044 0532 0130 00"),
+        ("ssn", "a@b.com [SSN] (212) 555-0123 4111 1111 1111 1111 DE89 3704 0044 0532 0130 00"),
+        ("phone", "a@b.com 123-45-6789 [PHONE] 4111 1111 1111 1111 DE89 3704 0044 0532 0130 00"),
+        ("credit_card", "a@b.com 123-45-6789 (212) 555-0123 [CREDIT_CARD] DE89 3704 0044 0532 0130 00"),
+        ("iban", "a@b.com 123-45-6789 (212) 555-0123 4111 1111 1111 1111 [IBAN]"),
+    ],
+)
+def test_only_the_chosen_kind_is_looked_for(kind, found):
+    text = "a@b.com 123-45-6789 (212) 555-0123 4111 1111 1111 1111 DE89 3704 0044 0532 0130 00"
+    assert output(rule(PiiDetection, kinds=[kind]), text) == found
 
 
 def test_the_region_says_what_a_local_number_is():
@@ -296,6 +307,11 @@ def test_a_topic_may_be_a_pattern():
     assert output(checked, "waaar and peace") == "- and peace"
 
 
+def test_a_stream_holds_back_the_longest_word_with_all_that_may_stand_in_it():
+    """Each of its characters may have eight invisible ones behind it, and a boundary follows."""
+    assert rule(ContentFilter, forbidden_keywords=["abcd", "x"]).max_lookahead == 4 * 9 + 1
+
+
 # -- max_length and cost_limit -----------------------------------------------------------------------------
 
 
@@ -416,6 +432,25 @@ def test_rules_run_in_order_each_on_what_the_one_before_left():
         "pii_detection",
         "topic_filter",
     ]
+
+
+class Asked(CostLimit):
+    """Keeps what it is told about the texts."""
+
+    def __init__(self):
+        super().__init__(10, "truncate", "stopped")
+        self.told = []
+
+    def check(self, text, about):
+        self.told.append(about)
+
+
+def test_a_rule_is_told_what_it_looks_at():
+    asked = Asked()
+    GuardrailsEngine([asked]).check_input("query")
+    GuardrailsEngine((), [asked]).check_output("answer")
+    GuardrailsEngine((), [asked]).check_output("answer", tokens_used=7, output_tokens=2)
+    assert asked.told == [Checked("input"), Checked("output"), Checked("output", 7, 2)]
 
 
 def test_what_was_redacted_before_a_refusal_is_told():

@@ -84,6 +84,63 @@ def test_a_rule_streams_what_it_makes_of_the_whole(checked, text, cuts, every):
     assert gate.released == whole
 
 
+EXAMPLES = {
+    "email": "Mail john.doe@example.co.uk, a@b.com or " + "a" * 60 + "@" + ("b" * 60 + ".") * 5 + "com now",
+    "iban": "to DE89 3704 0044 0532 0130 00 or GB82WEST12345698765432 at once",
+    "phone": "Call (212) 555-0123, +49 30 901820 or 555-123-4567 now",
+    "ssn": "It is 123-45-6789, not 123-45-67890 12 34",
+    "credit_card": "Pay with 4111 1111 1111 1111 or 378282246310005 " + "12 34 56 78 90 " * 40,
+}
+
+
+@pytest.mark.parametrize("kinds", [*([kind] for kind in EXAMPLES), list(EXAMPLES)], ids=" ".join)
+def test_personal_data_that_arrives_letter_by_letter_is_found(kinds):
+    checked = rule(PiiDetection, kinds=kinds)
+    engine = GuardrailsEngine((), [checked])
+    for kind in kinds:
+        whole = engine.check_output(EXAMPLES[kind])
+        out, gate = streamed(engine, EXAMPLES[kind])
+        assert "".join(out) == whole.text
+        assert gate.released == whole
+        assert f"[{kind.upper()}]" in whole.text
+
+
+@pytest.mark.parametrize(
+    ("kind", "free", "held"),
+    [
+        ("email", ["? ", "! "], ["a", "a@", "1"]),
+        ("iban", ["12 ", "a@ "], ["D", "DE8", "GB82 W"]),
+        ("phone", ["ab ", "a@b "], ["1", "+", "(", "+1 ("]),
+        ("ssn", ["ab ", "a@b "], ["1", "12-"]),
+        ("credit_card", ["ab ", "a@b "], ["4", "41 "]),
+    ],
+)
+def test_only_what_may_become_something_is_held_back(kind, free, held):
+    engine = GuardrailsEngine((), [rule(PiiDetection, kinds=[kind])])
+    assert [engine.gate().feed(text) for text in free] == free
+    assert [engine.gate().feed(text) for text in held] == [""] * len(held)
+
+
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        ("secret ", ""),
+        ("secret p", ""),
+        ("secret x", "[REDACTED] x"),
+        ("secrets", "secrets"),
+        ("top sec", "top "),
+        ("sec ond", "sec ond"),
+        ("tosecre", "tosecre"),
+        ("se\u200bc", ""),
+        ("é se", "é "),
+    ],
+)
+def test_only_what_may_become_a_word_is_held_back(text, left):
+    engine = GuardrailsEngine((), [rule(ContentFilter, forbidden_keywords=["secret", "secret plan"])])
+    assert engine.gate().feed(text) == left
+    assert "".join(streamed(engine, text)[0]) == engine.check_output(text).text
+
+
 @given(
     text=texts,
     cuts=st.lists(st.integers(0, 200), max_size=30),
