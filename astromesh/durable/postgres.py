@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import Self
+from typing import NamedTuple, Self
 
+from asyncpg import Record
 from pydantic import BaseModel, ConfigDict
 
 from astromesh.abc.clock import Clock
@@ -48,6 +49,7 @@ from astromesh.durable.rows import (
 from astromesh.errors import IdempotencyConflict, LeaseLost
 from astromesh.storage.migrations import Schema, queries
 from astromesh.storage.postgres import Connection, Postgres, shared_postgres
+from astromesh.storage.together import Together
 from astromesh.types import Event, JsonObject, Usage
 
 _PACKAGE = "astromesh.durable"
@@ -55,22 +57,21 @@ SCHEMA = Schema("runs", _PACKAGE, "sql/postgres/runs")
 SQL = with_columns(queries(_PACKAGE, "sql/postgres/runs.sql"), "$")
 
 
-def _kept(held: str, values: int) -> str:
-    """The one statement of a commit.
-
-    Args:
-        values: that `held` takes; those of steps and events come behind them.
-    """
-    log = re.sub(r"\$A(\d+)", lambda found: f"${values + int(found[1])}", SQL["kept"])
-    return log.replace("(HELD)", f"({SQL[held]})")
-
-
-_HOLD, _CHANGE = _kept("holds", 3), _kept("change", 17)
+_HOLD, _CHANGE = (SQL["kept"].replace("CHANGED", more) for more in ("", SQL["changed"]))
 
 #: runs deleted in one statement, so that others get their turn in between
 _CHUNK = 200
 #: workers that have not been heard of for so long, in seconds, are forgotten
 _FORGOTTEN = 86_400.0
+
+
+class _Kept(NamedTuple):
+    """One commit as values: of steps and events a row each, of the run's row one or none."""
+
+    claim: Claim
+    steps: Sequence[tuple[object, ...]]
+    events: Sequence[tuple[object, ...]]
+    change: tuple[object, ...] | None
 
 
 class PostgresRuns:
@@ -84,6 +85,11 @@ class PostgresRuns:
     def __init__(self, database: Postgres, clock: Clock) -> None:
         self._database = database
         self._clock = clock
+        self._accepting = Together(self._accept_all)
+        self._getting = Together(self._get_all)
+        self._claiming = Together(self._claim_all)
+        self._committing = Together(self._commit_all)
+        self._looking = Together(self._follow_all)
 
     @classmethod
     async def open(cls, options: BaseModel, deps: Deps) -> Self:
@@ -96,7 +102,7 @@ class PostgresRuns:
         self, run: RunRow, key: IdempotencyKey | None = None, policy: Policy = "enqueue"
     ) -> RunRow:
         if key is None and policy == "enqueue":
-            await self._database.write(SQL["add"], *columns_of(run), self._clock.now())
+            await self._accepting((*columns_of(run), self._clock.now()))
             return run
         return await self._database.transact(partial(_accept, run, key, policy, self._clock.now()))
 
@@ -107,8 +113,8 @@ class PostgresRuns:
         return tuple(map(traced, await self._database.read(SQL["trace"], trace_id)))
 
     async def get(self, run_id: str) -> RunRow | None:
-        rows = await self._database.read(SQL["get"], run_id)
-        return run_of(rows[0]) if rows else None
+        row = await self._getting(run_id)
+        return run_of(row) if row else None
 
     async def list(self, wanted: Wanted) -> tuple[tuple[RunRow, ...], Usage]:
         rows = await self._database.read(SQL["list"], *wanted)
@@ -118,15 +124,14 @@ class PostgresRuns:
     async def claim(
         self, run_id: str, segment: int, worker: str, limits: Mapping[str, int] = NO_LIMITS
     ) -> RunRow | None:
-        asked = (run_id, segment, worker, self._clock.now())
+        asked = Claim(run_id, segment, worker)
         if limits:
-            return await self._database.transact(partial(_claim, asked, limits))
-        rows = await self._database.write(SQL["claim"], *asked)
-        return run_of(rows[0]) if rows else None
+            return await self._database.transact(partial(_claim, asked, self._clock.now(), limits))
+        row = await self._claiming(asked)
+        return run_of(row) if row else None
 
     async def following(self, run: RunRow) -> tuple[str, int] | None:
-        rows = await self._database.read(SQL["following"], run.tenant, run.agent, run.session_id)
-        return (rows[0][0], rows[0][1]) if rows else None
+        return await self._looking((run.tenant, run.agent, run.session_id))
 
     async def next_of(self, agent: str) -> tuple[str, int] | None:
         rows = await self._database.read(SQL["next_of"], agent, self._clock.now())
@@ -140,17 +145,18 @@ class PostgresRuns:
         self, claim: Claim, *, steps: Sequence[Step] = (), events: Sequence[Event] = (),
         change: Change | None = None, nested: Sequence[RunRow] = (),
     ) -> None:  # fmt: skip
-        ends = change is not None and change.finished_at and claim.segment > 1
+        written = _Kept(
+            claim,
+            [step_values(claim.run_id, step) for step in steps],
+            [event_values(event) for event in events],
+            None if change is None else (claim.run_id, *change_values(change)),
+        )
+        ends = change.finished_at if change is not None and claim.segment > 1 else None
         if nested or ends or any(event.run_id != claim.run_id for event in events):
-            whole = partial(_commit, claim, steps, events, change, nested)
-            if not await self._database.transact(whole):
-                raise LeaseLost(lost(claim))
-            return
-        log = (*_columns(6, map(_step_values, steps)), *_columns(4, map(_event_values, events)))
-        if change is None:
-            held = await self._database.write(_HOLD, *claim, *log)
+            error = change.error if change is not None else None
+            held = await self._database.transact(partial(_commit, written, nested, ends, error))
         else:
-            held = await self._database.write(_CHANGE, *claim, *change_values(change), *log)
+            held = await self._committing(written)
         if not held:
             raise LeaseLost(lost(claim))
 
@@ -217,6 +223,43 @@ class PostgresRuns:
     async def close(self) -> None:
         """Nothing: the pool closes with the runtime's resources."""
 
+    # -- many at once --------------------------------------------------------------------------------------
+
+    async def _accept_all(self, rows: Sequence[tuple[object, ...]]) -> Sequence[None]:
+        await self._database.write_many(SQL["add"], rows)
+        return [None] * len(rows)
+
+    async def _get_all(self, run_ids: Sequence[str]) -> Sequence[Record | None]:
+        if len(run_ids) == 1:
+            return await self._database.read(SQL["get"], run_ids[0]) or [None]
+        rows = await self._database.read(SQL["get_all"], run_ids)
+        found = {row["run_id"]: row for row in rows}
+        return [found.get(run_id) for run_id in run_ids]
+
+    async def _claim_all(self, asked: Sequence[Claim]) -> Sequence[Record | None]:
+        wanted = {one.run_id: one for one in asked}
+        rows = await self._database.write(SQL["claim"], *_columns(3, wanted.values()), self._clock.now())
+        found = {row["run_id"]: row for row in rows}
+        # two who want one run here: the last of them had it
+        return [found.get(one.run_id) if wanted[one.run_id] is one else None for one in asked]
+
+    async def _commit_all(self, batch: Sequence[_Kept]) -> Sequence[bool]:
+        held = [False] * len(batch)
+        for some in _once_each(batch):
+            for number in await self._commit_some(some):
+                held[number] = True
+        return held
+
+    async def _commit_some(self, some: Sequence[tuple[int, _Kept]]) -> Iterable[int]:
+        statement, values = _statement([one for _, one in some])
+        held = {row[0] for row in await self._database.write(statement, *values)}
+        return [number for number, one in some if one.claim.run_id in held]
+
+    async def _follow_all(self, sessions: Sequence[tuple[str, str, str]]) -> Sequence[tuple[str, int] | None]:
+        rows = await self._database.read(SQL["following"], *_columns(3, sessions))
+        found = {n: (run_id, segment) for n, run_id, segment in rows}
+        return [found.get(n) for n in range(1, len(sessions) + 1)]
+
     async def _in_chunks(self, name: str, bound: float) -> int:
         total = 0
         while gone := await self._database.write(SQL[name], bound, _CHUNK):
@@ -224,18 +267,34 @@ class PostgresRuns:
         return total
 
 
-def _columns(count: int, rows: Iterable[tuple[object, ...]]) -> list[list[object]]:
+def _columns(count: int, rows: Iterable[Sequence[object]]) -> list[list[object]]:
     """Rows as columns, which `unnest` makes rows of again."""
     columns = [list(column) for column in zip(*rows, strict=True)]
     return columns or [[] for _ in range(count)]
 
 
-def _step_values(step: Step) -> tuple[object, ...]:
-    return step_values("", step)[1:]
+def _statement(some: Sequence[_Kept]) -> tuple[str, list[list[object]]]:
+    """What writes commits, and its values."""
+    values = [
+        *_columns(3, (one.claim for one in some)),
+        *_columns(7, (step for one in some for step in one.steps)),
+        *_columns(5, (event for one in some for event in one.events)),
+    ]
+    changes = [one.change for one in some if one.change is not None]
+    return (_CHANGE, values + _columns(15, changes)) if changes else (_HOLD, values)
 
 
-def _event_values(event: Event) -> tuple[object, ...]:
-    return event_values(event)[1:]
+def _once_each(batch: Iterable[_Kept]) -> list[list[tuple[int, _Kept]]]:
+    """The commits of a batch with their numbers, in lists that name no run twice, in order."""
+    lists: list[list[tuple[int, _Kept]]] = []
+    times: Counter[str] = Counter()
+    for number, one in enumerate(batch):
+        nth = times[one.claim.run_id]
+        times[one.claim.run_id] += 1
+        if nth == len(lists):
+            lists.append([])
+        lists[nth].append((number, one))
+    return lists
 
 
 # -- in one transaction each ---------------------------------------------------------------------------------
@@ -277,14 +336,14 @@ async def _let_in(run: RunRow, policy: Policy, now: float, connection: Connectio
 
 
 async def _claim(
-    asked: tuple[str, int, str, float], limits: Mapping[str, int], connection: Connection
+    asked: Claim, now: float, limits: Mapping[str, int], connection: Connection
 ) -> RunRow | None:
-    run_id, agent = asked[0], await connection.fetchval(SQL["agent"], asked[0])
+    agent = await connection.fetchval(SQL["agent"], asked.run_id)
     if agent in limits:
         await connection.execute(SQL["lock_agent"], agent)
-        if await connection.fetchval(SQL["running"], agent, run_id) >= limits[agent]:
+        if await connection.fetchval(SQL["running"], agent, asked.run_id) >= limits[agent]:
             return None
-    row = await connection.fetchrow(SQL["claim"], *asked)
+    row = await connection.fetchrow(SQL["claim"], *_columns(3, [asked]), now)
     return run_of(row) if row else None
 
 
@@ -333,28 +392,22 @@ async def _end(
 
 
 async def _commit(
-    claim: Claim,
-    steps: Sequence[Step],
-    events: Sequence[Event],
-    change: Change | None,
+    written: _Kept,
     nested: Sequence[RunRow],
+    ends: float | None,
+    error: JsonObject | None,
     connection: Connection,
 ) -> bool:
     """A commit of several runs; False where the first is no longer this worker's."""
-    if change is None:
-        held = await connection.fetchrow(SQL["holds"], *claim)
-    else:
-        held = await connection.fetchrow(SQL["change"], *claim, *change_values(change))
-    if held is None:
+    statement, values = _statement([written._replace(events=())])
+    if not await connection.fetch(statement, *values):
         return False
-    if steps:
-        await connection.executemany(SQL["put_step"], [step_values(claim.run_id, step) for step in steps])
     if nested:
         await connection.executemany(SQL["put_nested"], [(*columns_of(r), r.created_at) for r in nested])
-    if events:
-        await connection.executemany(SQL["put_event"], [event_values(event) for event in events])
-    if change is not None and change.finished_at and claim.segment > 1:
-        await _end_nested(claim.run_id, change.finished_at, change.error, connection)
+    if written.events:
+        await connection.executemany(SQL["put_event"], written.events)
+    if ends:
+        await _end_nested(written.claim.run_id, ends, error, connection)
     return True
 
 

@@ -20,7 +20,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
-from astromesh.abc.durable import Change, RunRow, Step, StepKind, StepState
+from astromesh.abc.durable import RunRow, Step, StepKind, StepState
 from astromesh.abc.tool import Asked, ToolPort
 from astromesh.errors import Divergence, OutcomeUnknown, StoreError, UpstreamError
 from astromesh.node.journal import Ask, Do, Retell
@@ -279,8 +279,7 @@ class RunJournal:
         """
         if self.book.failure is not None:
             raise self.book.failure
-        self.book.writer.change(Change(wake_at=0.0))
-        await self.book.writer.flush()
+        await self.book.writer.hold()
 
 
 class CallStep:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
+from time import monotonic
 from typing import NamedTuple, TypeVar
 
 import structlog
@@ -22,7 +23,11 @@ T = TypeVar("T")
 
 #: seconds that an event waits for others, and between two tries at a store that is away
 PATIENCE, PAUSE = 0.025, 0.2
+#: seconds for which a commit has shown that the lease is held
+_MOMENT = 0.5
 _NO_CHANGE = Change()
+#: changes nothing, and is refused where the lease is lost
+_HOLD = Change(wake_at=0.0)
 
 log = structlog.get_logger("astromesh.durable")
 
@@ -74,6 +79,7 @@ class Writer:
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
+        self._held = -_MOMENT
         self.closed = False
 
     def step(self, step: Step) -> None:
@@ -106,6 +112,17 @@ class Writer:
         self._waiting.append((self._added, done))
         self._begin()
         await done
+
+    async def hold(self) -> None:
+        """Returns when the lease was held a moment ago and every step is on disk; never, where it is lost.
+
+        Most often the step before this has just shown it, and events alone are left; those may come later.
+        """
+        shown = monotonic() - self._held < _MOMENT
+        if shown and self._task is None and not (self._steps or self._change or self._nested or self.closed):
+            return
+        self.change(_HOLD)
+        await self.flush()
 
     async def finish(self, change: Change) -> bool:
         """The segment's last transaction, with its last event; False where the lease is lost."""
@@ -173,10 +190,12 @@ class Writer:
         write = partial(
             self._store.commit, self.claim, steps=steps, events=events, change=change, nested=nested
         )
+        sent = monotonic()
         try:
             await surely(write)
         except LeaseLost:
             return False
+        self._held = sent
         return True
 
     def _resolve(self, mark: int) -> None:

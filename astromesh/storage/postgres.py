@@ -9,7 +9,7 @@ All tables stand in the PostgreSQL schema `astromesh`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeAlias, TypeVar
@@ -135,6 +135,10 @@ class Postgres:
         """
         return await self._writes.run(self._do(partial(_fetched, query, bound), _not_sent))
 
+    async def write_many(self, query: str, rows: Sequence[Sequence[object]]) -> None:
+        """A statement once for each row, all or none, in one round trip; as `write`."""
+        await self._writes.run(self._do(partial(_done_for_each, query, rows), _not_sent))
+
     async def transact(self, work: Session[T], *, deadline: float = 0) -> T:
         """`work` in one transaction; as `write`.
 
@@ -223,6 +227,10 @@ def _not_sent(error: BaseException) -> bool:
 async def _fetched(query: str, bound: tuple[object, ...], connection: Connection) -> list[asyncpg.Record]:
     rows: list[asyncpg.Record] = await connection.fetch(query, *bound)
     return rows
+
+
+async def _done_for_each(query: str, rows: Sequence[Sequence[object]], connection: Connection) -> None:
+    await connection.executemany(query, rows)
 
 
 async def _in_transaction(work: Session[T], connection: Connection) -> T:

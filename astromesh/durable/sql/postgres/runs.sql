@@ -16,6 +16,9 @@ FROM astromesh.runs r WHERE trace_id = $1 ORDER BY id
 -- name: get
 SELECT COLUMNS FROM astromesh.runs WHERE run_id = $1
 
+-- name: get_all
+SELECT COLUMNS FROM astromesh.runs WHERE run_id = ANY ($1::text[])
+
 -- name: lock
 SELECT COLUMNS FROM astromesh.runs WHERE run_id = $1 FOR UPDATE
 
@@ -39,28 +42,40 @@ WHERE tenant = $1 AND ($2::text IS NULL OR owner = $2) AND ($3 = '' OR agent = $
 
 -- name: claim
 -- One that asks again, because the answer was lost, has it. Whoever claims lives; that is not said every time.
-WITH claimed AS (
-    UPDATE astromesh.runs SET status = 'running', worker = $3, wake_at = 0.0
-    WHERE run_id = $1 AND segment = $2
-        AND (status = 'queued' AND wake_at <= $4::float8 OR status = 'running' AND worker = $3) AND durable
+-- Rows are locked in one order, so that two workers that want the same runs do not wait for each other.
+WITH asked AS (
+    SELECT r.id, a.worker AS claimer FROM astromesh.runs r
+    JOIN unnest($1::text[], $2::int[], $3::text[]) AS a (run_id, segment, worker)
+        ON r.run_id = a.run_id AND r.segment = a.segment
+    WHERE (r.status = 'queued' AND r.wake_at <= $4::float8 OR r.status = 'running' AND r.worker = a.worker)
+        AND r.durable
+    ORDER BY r.id FOR NO KEY UPDATE OF r),
+claimed AS (
+    UPDATE astromesh.runs SET status = 'running', worker = claimer, wake_at = 0.0
+    FROM asked
+    WHERE runs.id = asked.id
         AND NOT (ordered AND EXISTS (
             SELECT 1 FROM astromesh.runs o
-            WHERE o.tenant = astromesh.runs.tenant AND o.agent = astromesh.runs.agent
-                AND o.session_id = astromesh.runs.session_id AND o.id < astromesh.runs.id
+            WHERE o.tenant = runs.tenant AND o.agent = runs.agent
+                AND o.session_id = runs.session_id AND o.id < runs.id
                 AND o.ordered AND o.status IN ('queued', 'running')))
     RETURNING COLUMNS),
 alive AS (
     INSERT INTO astromesh.workers
-    SELECT $3, $4::float8 WHERE EXISTS (SELECT 1 FROM claimed)
-        AND NOT EXISTS (SELECT 1 FROM astromesh.workers WHERE worker = $3 AND seen_at > $4::float8 - 1.0)
+    SELECT DISTINCT claimed.worker, $4::float8 FROM claimed
+    WHERE NOT EXISTS (
+        SELECT 1 FROM astromesh.workers w WHERE w.worker = claimed.worker AND w.seen_at > $4::float8 - 1.0)
     ON CONFLICT (worker) DO UPDATE SET seen_at = excluded.seen_at)
 SELECT COLUMNS FROM claimed
 
 -- name: following
-SELECT run_id, segment FROM astromesh.runs
-WHERE tenant = $1 AND agent = $2 AND session_id = $3 AND ordered
-    AND status IN ('queued', 'running') AND status = 'queued'
-ORDER BY id LIMIT 1
+SELECT a.n, f.run_id, f.segment
+FROM unnest($1::text[], $2::text[], $3::text[]) WITH ORDINALITY AS a (tenant, agent, session_id, n),
+    LATERAL (
+        SELECT run_id, segment FROM astromesh.runs r
+        WHERE r.tenant = a.tenant AND r.agent = a.agent AND r.session_id = a.session_id AND r.ordered
+            AND r.status IN ('queued', 'running') AND r.status = 'queued'
+        ORDER BY r.id LIMIT 1) f
 
 -- name: next_of
 SELECT run_id, segment FROM astromesh.runs
@@ -100,35 +115,47 @@ ORDER BY id FOR UPDATE
 -- name: join_in
 UPDATE astromesh.runs SET request = $2, priority = least(priority, $3) WHERE run_id = $1
 
--- name: change
-UPDATE astromesh.runs SET status = coalesce($4, status), request = coalesce($5, request),
-    result = coalesce($6, result), error = coalesce($7, error), attempts = coalesce($8, attempts),
-    waiting_for = coalesce($9, waiting_for), wake_at = coalesce($10, wake_at),
-    deadline_at = coalesce($11, deadline_at), finished_at = coalesce($12, finished_at),
-    input_tokens = coalesce($13, input_tokens), output_tokens = coalesce($14, output_tokens),
-    cached_tokens = coalesce($15, cached_tokens), cost_usd = coalesce($16, cost_usd),
-    estimated = coalesce($17, estimated)
-WHERE run_id = $1 AND segment = $2 AND worker = $3 AND status = 'running' RETURNING 1
-
--- name: holds
-SELECT 1 FROM astromesh.runs WHERE run_id = $1 AND segment = $2 AND worker = $3 AND status = 'running' FOR UPDATE
-
 -- name: kept
--- Steps and events of a commit, beside the query that answers a row where the run is still this worker's. What was
--- written and whose answer was lost may be written again.
-WITH held AS (HELD),
+-- Steps and events of the commits whose runs are still their workers'. What was written and whose answer was lost
+-- may be written again. A run is in it once. Where rows change, `changed` stands in it.
+WITH held AS (
+    SELECT r.run_id FROM astromesh.runs r
+    JOIN unnest($1::text[], $2::int[], $3::text[]) AS c (run_id, segment, worker)
+        ON r.run_id = c.run_id AND r.segment = c.segment AND r.worker = c.worker
+    WHERE r.status = 'running'
+    ORDER BY r.id FOR NO KEY UPDATE OF r),
 kept_steps AS (
     INSERT INTO astromesh.run_steps
-    SELECT $1, * FROM unnest($A1::text[], $A2::int[], $A3::text[], $A4::text[], $A5::text[], $A6::text[])
-    WHERE EXISTS (SELECT 1 FROM held)
+    SELECT s.* FROM unnest($4::text[], $5::text[], $6::int[], $7::text[], $8::text[], $9::text[], $10::text[])
+        AS s (run_id, path, n, kind, request_hash, state, output)
+    WHERE s.run_id IN (SELECT run_id FROM held)
     ON CONFLICT (run_id, path, n) DO UPDATE SET kind = excluded.kind, request_hash = excluded.request_hash,
         state = excluded.state, output = excluded.output),
 kept_events AS (
     INSERT INTO astromesh.run_events
-    SELECT $1, * FROM unnest($A7::int[], $A8::float8[], $A9::text[], $A10::text[])
-    WHERE EXISTS (SELECT 1 FROM held)
-    ON CONFLICT (run_id, seq) DO NOTHING)
-SELECT 1 FROM held
+    SELECT e.* FROM unnest($11::text[], $12::int[], $13::float8[], $14::text[], $15::text[])
+        AS e (run_id, seq, ts, type, data)
+    WHERE e.run_id IN (SELECT run_id FROM held)
+    ON CONFLICT (run_id, seq) DO NOTHING)CHANGED
+SELECT run_id FROM held
+
+-- name: changed
+, changed AS (
+    UPDATE astromesh.runs r SET status = coalesce(c.status, r.status), request = coalesce(c.request, r.request),
+        result = coalesce(c.result, r.result), error = coalesce(c.error, r.error),
+        attempts = coalesce(c.attempts, r.attempts), waiting_for = coalesce(c.waiting_for, r.waiting_for),
+        wake_at = coalesce(c.wake_at, r.wake_at), deadline_at = coalesce(c.deadline_at, r.deadline_at),
+        finished_at = coalesce(c.finished_at, r.finished_at),
+        input_tokens = coalesce(c.input_tokens, r.input_tokens),
+        output_tokens = coalesce(c.output_tokens, r.output_tokens),
+        cached_tokens = coalesce(c.cached_tokens, r.cached_tokens),
+        cost_usd = coalesce(c.cost_usd, r.cost_usd), estimated = coalesce(c.estimated, r.estimated)
+    FROM unnest(
+        $16::text[], $17::text[], $18::text[], $19::text[], $20::text[], $21::text[], $22::text[], $23::float8[],
+        $24::float8[], $25::float8[], $26::bigint[], $27::bigint[], $28::bigint[], $29::float8[], $30::boolean[]
+    ) AS c (run_id, status, request, result, error, attempts, waiting_for, wake_at, deadline_at, finished_at,
+        input_tokens, output_tokens, cached_tokens, cost_usd, estimated)
+    WHERE r.run_id = c.run_id AND r.run_id IN (SELECT run_id FROM held))
 
 -- name: put_step
 INSERT INTO astromesh.run_steps VALUES ($1, $2, $3, $4, $5, $6, $7)
@@ -243,7 +270,7 @@ DELETE FROM astromesh.idempotency_keys WHERE expires_at <= $1
 
 -- name: owned_open
 SELECT COLUMNS FROM astromesh.runs
-WHERE tenant = $1 AND owner = $2 AND status IN ('queued', 'running', 'waiting')
+WHERE tenant = $1 AND owner = $2 AND status IN ('queued', 'running', 'waiting') ORDER BY id
 
 -- name: erase_owner
 DELETE FROM astromesh.runs
