@@ -57,7 +57,9 @@ def test_help_names_every_command_and_imports_none_of_them() -> None:
     assert {name for name in loaded if name.startswith("astromesh.")} <= {
         "astromesh.cli",
         "astromesh.cli.folders",
+        *(f"astromesh.cli.groups{group}" for group in ("", ".keys", ".rag", ".runs", ".tools", ".workflow")),
         "astromesh.cli.main",
+        "astromesh.cli.options",
         "astromesh.errors",
     }
 

@@ -1,0 +1,1 @@
+"""The commands that have commands below them: `astromesh keys create` …, one module for each."""
