@@ -241,7 +241,7 @@ class _SentenceGate:
         return held[:end]
 
     def finish(self, *, tokens_used: int = 0, output_tokens: int = 0) -> str:
-        rest = self._gate.finish(tokens_used=tokens_used, output_tokens=output_tokens)
+        rest = self._gate.finish()
         held, self._held = self._held, ""
         return held + rest
 

@@ -124,5 +124,4 @@ class _CostStream:
         return kept if kept or self._released else self._message
 
     def finish(self) -> str:
-        rest, self._held = self._held, ""
-        return rest
+        return self._held

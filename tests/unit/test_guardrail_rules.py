@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from astromesh.abc.deps import Deps
 from astromesh.abc.guardrail import Checked
-from astromesh.core.guardrails import GuardrailsEngine
+from astromesh.core.guardrails import GuardrailsEngine, Released
 from astromesh.errors import GuardrailBlocked
 from astromesh.guardrails.content_filter import ContentFilter
 from astromesh.guardrails.cost_limit import LOOK_BACK, CostLimit, cut_at
@@ -363,6 +363,11 @@ def test_a_cut_keeps_a_prefix_within_the_bound(text, bound):
 def test_a_cut_without_sentences_is_between_words():
     assert "one two three"[: cut_at("one two three", 9)] == "one two"
     assert cut_at("x" * 2000, 1000) == 1000
+    assert (cut_at("ab", 1), cut_at("ab", 0), cut_at("ab", -1)) == (1, 0, 0)
+    assert cut_at("Go on. Two", 6) == len("Go on.")
+    assert cut_at("Go on. Two", 5) == len("Go")
+    assert cut_at("\nabcdef", 4) == 0
+    assert cut_at("One two three", 8) == len("One two")
     assert cut_at("x. " + "y" * 2000, 2 * LOOK_BACK) == 2 * LOOK_BACK
 
 
@@ -450,7 +455,17 @@ def test_a_rule_is_told_what_it_looks_at():
     GuardrailsEngine([asked]).check_input("query")
     GuardrailsEngine((), [asked]).check_output("answer")
     GuardrailsEngine((), [asked]).check_output("answer", tokens_used=7, output_tokens=2)
-    assert asked.told == [Checked("input"), Checked("output"), Checked("output", 7, 2)]
+    final = GuardrailsEngine((), [asked]).gate("final", tokens_used=1)
+    assert final.released == Released("")
+    final.finish(tokens_used=9, output_tokens=3)
+    GuardrailsEngine((), [asked]).gate("final").finish()
+    assert asked.told == [
+        Checked("input"),
+        Checked("output"),
+        Checked("output", 7, 2),
+        Checked("output", 9, 3),
+        Checked("output"),
+    ]
 
 
 def test_what_was_redacted_before_a_refusal_is_told():
@@ -476,6 +491,12 @@ def test_a_gate_in_sentences_releases_whole_ones():
     assert gate.released.text == "Hello there. My mail is [EMAIL]! And more"
 
 
+def test_a_gate_in_sentences_releases_nothing_before_the_first_end():
+    gate = GuardrailsEngine((), [rule(PiiDetection)]).gate("sentence")
+    assert [gate.feed(d) for d in ("12", "\n", "The end is")] == ["", "12\n", ""]
+    assert GuardrailsEngine().gate("sentence").feed("\nThe end is") == "\n"
+
+
 def test_a_gate_without_rules_lets_everything_through_at_once():
     gate = GuardrailsEngine().gate("token")
     assert [gate.feed(d) for d in ("a", "b ", "4111")] == ["a", "b ", "4111"]
@@ -494,7 +515,36 @@ def test_a_stream_that_has_reached_its_cost_says_that_it_is_done():
     out = [gate.feed(d) for d in ("One two. ", "Three four five. ", "Six")]
     assert gate.done
     assert "".join(out) + gate.finish() == "One two."
-    assert gate.released.actions[0]["action"] == "truncate"
+    assert gate.released.actions == (
+        {"stage": "output", "type": "cost_limit", "action": "truncate", "count": 1},
+    )
+
+
+WORDS = "".join(f"This is sentence {n}. " for n in range(60))
+
+
+@pytest.mark.parametrize("size", [1, 10, 2000])
+@pytest.mark.parametrize("tokens", [20, 100, 110, 200, 290, 300])
+def test_a_long_answer_is_cut_at_the_same_place_streamed_or_not(tokens, size):
+    """Its beginning leaves at once; what the cut may take, 400 characters before the bound, waits."""
+    engine = GuardrailsEngine((), [rule(CostLimit, max_tokens_per_turn=tokens)])
+    gate = engine.gate("token")
+    out = [gate.feed(WORDS[i : i + size]) for i in range(0, len(WORDS), size)]
+    whole = engine.check_output(WORDS)
+    assert "".join(out) + gate.finish() == whole.text
+    assert gate.released == whole
+    assert gate.done is (len(whole.text) < len(WORDS))
+    if size == 1:
+        free = max(4 * tokens - LOOK_BACK, 0)
+        assert "".join(out[:free]) == WORDS[:free]
+        assert not any(out[free : 4 * tokens])
+
+
+def test_nothing_is_left_where_the_turn_is_over_before_the_answer():
+    engine = GuardrailsEngine((), [rule(CostLimit, max_tokens_per_turn=5, message="stopped")])
+    for used in (5, 6):
+        gate = engine.gate("token", tokens_used=used)
+        assert [gate.feed("Hello"), gate.feed(" there"), gate.finish()] == ["stopped", "", ""]
 
 
 @pytest.mark.parametrize(
