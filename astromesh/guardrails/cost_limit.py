@@ -65,9 +65,7 @@ class CostLimit:
     def check(self, text: str, about: Checked) -> Verdict | None:
         allowed = self._most - about.tokens_used + about.output_tokens
         if about.output_tokens:
-            bound = (
-                len(text) if about.output_tokens <= allowed else len(text) * allowed // about.output_tokens
-            )
+            bound = len(text) * allowed // about.output_tokens
         else:
             bound = allowed * CHARACTERS_PER_TOKEN
         if len(text) <= max(bound, 0):

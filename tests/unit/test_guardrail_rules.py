@@ -146,6 +146,23 @@ def test_the_region_says_what_a_local_number_is():
     assert output(none, "(212) 555-0123, +12125550123") == "(212) 555-0123, [PHONE]"
 
 
+@pytest.mark.parametrize(
+    ("text", "redacted"),
+    [
+        ("+1234567890", "[PHONE]"),
+        ("+4999999999999", "[PHONE]"),  # 49: Germany
+        ("+3769999999", "[PHONE]"),  # 376: Andorra
+        ("+491234567890123", "[PHONE]"),  # fifteen digits are the most (ITU-T E.164)
+        ("+4912345678901234", "+4912345678901234"),
+        ("+9991234567", "+9991234567"),  # nobody's code
+        ("+499999999", "+499999999"),  # in no plan, and short
+        ("+376312345", "[PHONE]"),  # short, and in Andorra's plan
+    ],
+)
+def test_behind_a_plus_a_number_need_only_look_like_one(text, redacted):
+    assert output(rule(PiiDetection, kinds=["phone"], default_region=""), text) == redacted
+
+
 def test_pii_may_refuse_a_query():
     engine = GuardrailsEngine([rule(PiiDetection, action="block", message="No personal data, please.")])
     with pytest.raises(GuardrailBlocked, match=r"No personal data, please\.") as blocked:
@@ -544,7 +561,15 @@ def test_nothing_is_left_where_the_turn_is_over_before_the_answer():
     engine = GuardrailsEngine((), [rule(CostLimit, max_tokens_per_turn=5, message="stopped")])
     for used in (5, 6):
         gate = engine.gate("token", tokens_used=used)
-        assert [gate.feed("Hello"), gate.feed(" there"), gate.finish()] == ["stopped", "", ""]
+        assert [gate.feed("H"), gate.feed("ello"), gate.finish()] == ["stopped", "", ""]
+        assert engine.check_output("H", tokens_used=used).text == "stopped"
+
+
+def test_an_answer_that_just_fits_leaves_whole():
+    engine = GuardrailsEngine((), [rule(CostLimit, max_tokens_per_turn=100)])
+    gate = engine.gate("token")
+    assert gate.feed(WORDS[:400]) + gate.finish() == WORDS[:400] == engine.check_output(WORDS[:400]).text
+    assert not gate.done
 
 
 @pytest.mark.parametrize(
