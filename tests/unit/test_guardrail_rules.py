@@ -235,6 +235,12 @@ def test_content_is_redacted_where_it_stands():
     )
 
 
+def test_a_word_is_redacted_where_it_stands_beside_letters_that_are_two_and_letters_that_are_none():
+    checked = rule(ContentFilter, forbidden_keywords=["secret"])
+    assert output(checked, "\u200bsecret ﬁ") == "\u200b[REDACTED] ﬁ"
+    assert output(checked, "ﬁ secret, ﬁ") == "ﬁ [REDACTED], ﬁ"
+
+
 def test_of_two_keywords_at_one_place_the_longer_goes():
     checked = rule(ContentFilter, forbidden_keywords=["secret", "secret plan"], replacement="-")
     assert output(checked, "secret plans, secret plan, secret") == "- plans, -, -"

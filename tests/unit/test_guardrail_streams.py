@@ -133,6 +133,7 @@ def test_only_what_may_become_something_is_held_back(kind, free, held):
         ("tosecre", "tosecre"),
         ("se\u200bc", ""),
         ("é se", "é "),
+        ("ﬁ sec", "ﬁ "),
     ],
 )
 def test_only_what_may_become_a_word_is_held_back(text, left):
