@@ -12,9 +12,13 @@ from pydantic import TypeAdapter, ValidationError
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from astromesh.api.errors import answer, invalid
+from astromesh.api.schemas import RunBody
 from astromesh.errors import AstromeshError, InvalidInput, PayloadTooLarge
+from astromesh.runtime.records import RunRequest
+from astromesh.telemetry.traceparent import read_traceparent
 
 T = TypeVar("T")
+_RUN: TypeAdapter[RunBody] = TypeAdapter(RunBody)
 
 #: levels of lists and objects in a request; we put it into others and write it to stores
 MOST_DEPTH, _WRITABLE = 64, 254
@@ -121,6 +125,13 @@ async def read(request: Request, adapter: TypeAdapter[T]) -> T:
         raise InvalidInput(f"The body is not JSON: {error}.") from error
     except ValidationError as error:
         raise InvalidInput(invalid(error.errors(include_url=False, include_input=False))) from error
+
+
+async def run_asked(request: Request) -> RunRequest:
+    """What the body of a run asks for. Raises: InvalidInput."""
+    body = await read(request, _RUN)
+    cause = read_traceparent(request.headers.get("traceparent"))
+    return RunRequest(body.query, body.session_id, body.context, body.metadata, caused_by=cause)
 
 
 class ClientGone(Exception):

@@ -166,3 +166,17 @@ class ProblemOut(BaseModel):
     detail: str
     code: str
     trace_id: str
+
+
+_PROBLEM = {"model": ProblemOut, "content": {"application/problem+json": {}}}
+
+
+def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """What a route's description says of its errors."""
+    return dict.fromkeys(statuses, _PROBLEM)
+
+
+def takes(body: type[BaseModel], *, required: bool = True) -> dict[str, Any]:
+    """What the description of a route says that reads its body itself (`api.body.read`)."""
+    content = {"application/json": {"schema": body.model_json_schema()}}
+    return {"requestBody": {"required": required, "content": content}}

@@ -3,48 +3,36 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import orjson
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import PlainTextResponse
-from pydantic import TypeAdapter
 
 from astromesh.api.access import runtime_of, scope
-from astromesh.api.body import ClientGone, read, unless_gone
+from astromesh.api.body import ClientGone, run_asked, unless_gone
 from astromesh.api.naming import name_of
 from astromesh.api.outbox import Outbox
 from astromesh.api.routes.durable import WaitingOut, links
-from astromesh.api.schemas import ProblemOut, RunBody, RunOut
+from astromesh.api.schemas import RunBody, RunOut, problems, takes
 from astromesh.api.sse import RunStreamResponse
 from astromesh.errors import ApprovalRequired
 from astromesh.runtime.agent import Agent
 from astromesh.runtime.drawing import mermaid_of
 from astromesh.runtime.engine import AgentRuntime
-from astromesh.runtime.records import RunRequest
-from astromesh.telemetry.traceparent import read_traceparent
 from astromesh.types import JsonObject
 
 router = APIRouter(tags=["agents"])
-_BODY: TypeAdapter[RunBody] = TypeAdapter(RunBody)
-_PROBLEM = {"model": ProblemOut, "content": {"application/problem+json": {}}}
-_RUN_DOC: dict[str, Any] = {
-    "requestBody": {
-        "required": True,
-        "content": {"application/json": {"schema": RunBody.model_json_schema()}},
-    }
-}
 
 
 @router.post(
     "/v1/agents/{name}/run",
     summary="Run an agent",
-    openapi_extra=_RUN_DOC,
+    openapi_extra=takes(RunBody),
     response_model=None,
     responses={
         200: {"model": RunOut, "content": {"text/event-stream": {}}},
         202: {"model": WaitingOut, "description": "The run waits for a person."},
-        **dict.fromkeys((401, 403, 404, 409, 413, 422, 429, 502, 503, 504), _PROBLEM),
+        **problems(401, 403, 404, 409, 413, 422, 429, 502, 503, 504),
     },
     dependencies=[scope("agents:run", "name")],
 )
@@ -52,14 +40,7 @@ async def run(name: str, request: Request) -> Response:
     """One run, answered when it is done; with `Accept: text/event-stream` as server-sent events."""
     runtime = runtime_of(request)
     agent = runtime.agent(name)
-    body = await read(request, _BODY)
-    asked = RunRequest(
-        body.query,
-        body.session_id,
-        body.context,
-        body.metadata,
-        caused_by=read_traceparent(request.headers.get("traceparent")),
-    )
+    asked = await run_asked(request)
     start = partial(runtime.start, agent, asked, caller=request.state.caller, key=await name_of(request))
     if "text/event-stream" in request.headers.get("accept", ""):
         outbox = Outbox()
@@ -98,7 +79,7 @@ async def agents(request: Request) -> JsonObject:
 @router.get(
     "/v1/agents/{name}",
     summary="Describe an agent",
-    responses={404: _PROBLEM},
+    responses=problems(404),
     dependencies=[scope("agents:read")],
 )
 async def agent(name: str, request: Request) -> JsonObject:
@@ -113,7 +94,7 @@ async def agent(name: str, request: Request) -> JsonObject:
     "/v1/agents/{name}/graph",
     summary="Draw an agent",
     response_class=PlainTextResponse,
-    responses=dict.fromkeys((404, 422, 503), _PROBLEM),
+    responses=problems(404, 422, 503),
     dependencies=[scope("agents:read")],
 )
 async def graph(name: str, request: Request) -> str:

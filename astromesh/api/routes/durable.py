@@ -6,23 +6,17 @@ from typing import Annotated, Any, Literal
 
 import orjson
 from fastapi import APIRouter, Query, Request, Response
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import BaseModel, ConfigDict, Field
 
 from astromesh.api.access import caller_of, runtime_of, scope, viewer_of
 from astromesh.api.audit import add_detail, audited
-from astromesh.api.body import read
+from astromesh.api.body import run_asked
 from astromesh.api.naming import name_of
-from astromesh.api.schemas import ProblemOut, RunBody, RunStateOut
-from astromesh.runtime.records import RunRequest
+from astromesh.api.schemas import RunBody, RunStateOut, problems, takes
 from astromesh.runtime.stored_runs import Said
-from astromesh.telemetry.traceparent import read_traceparent
 from astromesh.types import JsonObject
 
 router = APIRouter(tags=["runs"])
-_BODY: TypeAdapter[RunBody] = TypeAdapter(RunBody)
-_PROBLEM = {"model": ProblemOut, "content": {"application/problem+json": {}}}
-_ACCEPTING: dict[int | str, dict[str, Any]] = dict.fromkeys((401, 403, 404, 413, 422, 503), _PROBLEM)
-_DECIDING: dict[int | str, dict[str, Any]] = dict.fromkeys((401, 403, 404, 409, 422, 503), _PROBLEM)
 
 
 class LinksOut(BaseModel):
@@ -80,27 +74,15 @@ class ApprovalsOut(BaseModel):
     summary="Accept a durable run",
     status_code=202,
     response_model=AcceptedOut,
-    openapi_extra={
-        "requestBody": {
-            "required": True,
-            "content": {"application/json": {"schema": RunBody.model_json_schema()}},
-        }
-    },
-    responses=_ACCEPTING,
+    openapi_extra=takes(RunBody),
+    responses=problems(401, 403, 404, 413, 422, 503),
     dependencies=[scope("agents:run", "name")],
 )
 async def accept(name: str, request: Request) -> Response:
     """Answered when the run is on disk: from then on it ends, whatever dies meanwhile."""
     runtime = runtime_of(request)
     agent = runtime.agent(name)
-    body = await read(request, _BODY)
-    asked = RunRequest(
-        body.query,
-        body.session_id,
-        body.context,
-        body.metadata,
-        caused_by=read_traceparent(request.headers.get("traceparent")),
-    )
+    asked = await run_asked(request)
     row = await runtime.accept(agent, asked, caller=caller_of(request), key=await name_of(request))
     # who sends it again, with its key, gets the same answer; what became of the run is asked for by its id
     answer = {"run_id": row.run_id, "status": "queued", "links": links(row.run_id)}
@@ -123,7 +105,7 @@ async def approvals(request: Request, limit: Annotated[int, Query(ge=1, le=1000)
     "/v1/runs/{run_id}/resume",
     summary="Decide for a run that waits",
     response_model=RunStateOut,
-    responses=_DECIDING,
+    responses=problems(401, 403, 404, 409, 422, 503),
     dependencies=[audited("run.decide", "run_id"), scope("runs:decide")],
 )
 async def resume(run_id: str, body: DecisionBody, request: Request) -> JsonObject:

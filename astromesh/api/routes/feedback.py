@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field
 
 from astromesh.api.access import caller_of, runtime_of, scope
-from astromesh.api.schemas import ProblemOut
+from astromesh.api.schemas import problems
 from astromesh.runtime.engine import principal
 from astromesh.runtime.registry import Viewer
 from astromesh.types import SessionKey
 
 router = APIRouter(tags=["runs"])
-_PROBLEM = {"model": ProblemOut, "content": {"application/problem+json": {}}}
-_PROBLEMS: dict[int | str, dict[str, Any]] = dict.fromkeys((401, 403, 404, 409, 422, 503), _PROBLEM)
 
 
 class FeedbackBody(BaseModel):
@@ -29,7 +27,7 @@ class FeedbackBody(BaseModel):
     "/v1/runs/{run_id}/feedback",
     summary="Rate a run",
     status_code=204,
-    responses=_PROBLEMS,
+    responses=problems(401, 403, 404, 409, 422, 503),
     dependencies=[scope("runs:write")],
 )
 async def feedback(run_id: str, body: FeedbackBody, request: Request) -> None:

@@ -11,14 +11,13 @@ from fastapi.responses import StreamingResponse
 from astromesh.api.access import caller_of, runtime_of, scope
 from astromesh.api.audit import audited, forget
 from astromesh.api.errors import public_failure
-from astromesh.api.schemas import ErasedOut, ProblemOut
+from astromesh.api.schemas import ErasedOut, problems
 from astromesh.errors import AstromeshError, NotFound
 from astromesh.runtime.principals import erase_principal, principal_data
 from astromesh.runtime.scopes import ADMIN
 from astromesh.types import JsonObject
 
 router = APIRouter(tags=["principals"])
-_PROBLEM = {"model": ProblemOut, "content": {"application/problem+json": {}}}
 
 
 #: bytes that go out together, about
@@ -30,7 +29,7 @@ _LINES = "application/x-ndjson"
     "/v1/principals/{principal:path}/data",
     summary="Show a principal's data",
     response_class=StreamingResponse,
-    responses={200: {"content": {_LINES: {}}}, 404: _PROBLEM, 503: _PROBLEM},
+    responses={200: {"content": {_LINES: {}}}, **problems(404, 503)},
     dependencies=[audited("principal.show", "principal"), scope("sessions:read")],
 )
 async def show(principal: str, request: Request) -> StreamingResponse:
@@ -46,7 +45,7 @@ async def show(principal: str, request: Request) -> StreamingResponse:
 @router.delete(
     "/v1/principals/{principal:path}/data",
     summary="Erase a principal's data",
-    responses={404: _PROBLEM, 503: _PROBLEM},
+    responses=problems(404, 503),
     dependencies=[audited("principal.erase", "principal"), scope("sessions:write")],
 )
 async def erase(principal: str, request: Request) -> ErasedOut:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Header, Query, Request, Response
 
@@ -10,14 +10,13 @@ from astromesh.api.access import caller_of, runtime_of, scope, viewer_of
 from astromesh.api.audit import audited
 from astromesh.api.errors import public_failure
 from astromesh.api.outbox import Outbox
-from astromesh.api.schemas import MOST_SEQ, ProblemOut, RunsOut, RunStateOut
+from astromesh.api.schemas import MOST_SEQ, RunsOut, RunStateOut, problems
 from astromesh.api.sse import EventStreamResponse
 from astromesh.runtime.registry import RunFilter
 from astromesh.types import JsonObject
 
 router = APIRouter(tags=["runs"])
-_PROBLEM = {"model": ProblemOut, "content": {"application/problem+json": {}}}
-_PROBLEMS: dict[int | str, dict[str, Any]] = dict.fromkeys((401, 403, 404, 410), _PROBLEM)
+_PROBLEMS = problems(401, 403, 404, 410)
 Status = Literal["", "queued", "running", "waiting", "completed", "failed", "cancelled"]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
@@ -15,16 +14,15 @@ from astromesh.api.access import caller_of, runtime_of, scope, viewer_of
 from astromesh.api.audit import audited
 from astromesh.api.body import ClientGone, read, unless_gone
 from astromesh.api.outbox import Outbox
-from astromesh.api.schemas import MOST_SEQ, ProblemOut
+from astromesh.api.schemas import MOST_SEQ, problems, takes
 from astromesh.api.sse import EventStreamResponse
 from astromesh.runtime.tasks import Asked
 from astromesh.telemetry.traceparent import read_traceparent
 from astromesh.types import JsonObject
 
 router = APIRouter(tags=["workflows"])
-_PROBLEM = {"model": ProblemOut, "content": {"application/problem+json": {}}}
-_READING: dict[int | str, dict[str, Any]] = dict.fromkeys((401, 403, 404, 409), _PROBLEM)
-_RUNNING: dict[int | str, dict[str, Any]] = dict.fromkeys((401, 403, 404, 413, 422, 503), _PROBLEM)
+_READING = problems(401, 403, 404, 409)
+_RUNNING = problems(401, 403, 404, 413, 422, 503)
 Status = Literal["", "queued", "running", "success", "failure", "partial"]
 
 
@@ -81,11 +79,6 @@ _PAUSE: TypeAdapter[PauseBody] = TypeAdapter(PauseBody)
 _REPLAY: TypeAdapter[ReplayBody] = TypeAdapter(ReplayBody)
 
 
-def _takes(model: type[BaseModel]) -> Mapping[str, Any]:
-    schema = {"application/json": {"schema": model.model_json_schema()}}
-    return {"requestBody": {"required": model is TaskBody, "content": schema}}
-
-
 @router.get("/v1/workflows", summary="List the workflows", dependencies=[scope("workflows:read")])
 async def workflows(request: Request) -> JsonObject:
     """Every workflow of the configuration, those with faults too."""
@@ -96,7 +89,7 @@ async def workflows(request: Request) -> JsonObject:
     "/v1/workflows/{name}/run",
     summary="Run a workflow",
     response_model=TaskOut,
-    openapi_extra=dict(_takes(TaskBody)),
+    openapi_extra=takes(TaskBody),
     responses=_RUNNING,
     dependencies=[scope("workflows:run")],
 )
@@ -116,7 +109,7 @@ async def run(name: str, request: Request) -> Response:
     summary="Accept a durable Task",
     status_code=202,
     response_model=TaskAcceptedOut,
-    openapi_extra=dict(_takes(TaskBody)),
+    openapi_extra=takes(TaskBody),
     responses=_RUNNING,
     dependencies=[scope("workflows:run")],
 )
@@ -222,7 +215,7 @@ async def cancel(task_id: str, request: Request) -> JsonObject:
     "/v1/tasks/{task_id}/pause",
     summary="Pause a Task before its next stage",
     response_model=TaskOut,
-    openapi_extra=dict(_takes(PauseBody)),
+    openapi_extra=takes(PauseBody, required=False),
     responses=_READING,
     dependencies=[audited("task.pause", "task_id"), scope("workflows:write")],
 )
@@ -260,8 +253,8 @@ async def resume(task_id: str, request: Request) -> JsonObject:
 @router.post(
     "/v1/tasks/{task_id}/replay",
     summary="Replay a Task offline",
-    openapi_extra=dict(_takes(ReplayBody)),
-    responses={**_READING, 422: _PROBLEM},
+    openapi_extra=takes(ReplayBody, required=False),
+    responses={**_READING, **problems(422)},
     dependencies=[audited("task.replay", "task_id"), scope("workflows:write")],
 )
 async def replay(task_id: str, request: Request) -> JsonObject:
