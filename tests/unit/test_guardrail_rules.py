@@ -325,6 +325,36 @@ def test_a_stream_holds_back_the_longest_match_and_what_follows_it(patterns, hel
     assert rule(ContentFilter, blocked_patterns=patterns).max_lookahead == held_back
 
 
+def test_a_stream_of_a_pattern_holds_back_its_width():
+    bounded = rule(ContentFilter, blocked_patterns=["ab"]).stream(Checked("output"))
+    assert [bounded.feed("xxxxx"), bounded.finish()] == ["xxx", "xx"]
+    unbounded = rule(ContentFilter, blocked_patterns=["ab+"]).stream(Checked("output"))
+    assert [unbounded.feed("xxabbb"), unbounded.finish()] == ["", "xx[REDACTED]"]
+
+
+def test_half_a_character_is_no_hindrance():
+    """A lone surrogate, which RE2 cannot read, stays where it is."""
+    checked = rule(ContentFilter, blocked_patterns=["ab{1,9}"], replacement="-")
+    assert output(checked, "abb \ud800 abb") == "- \ud800 -"
+    stream = checked.stream(Checked("output"))
+    assert stream.feed("abb \ud800 " + "x" * 20) + stream.feed("abb") + stream.finish() == (
+        "- \ud800 " + "x" * 20 + "-"
+    )
+
+
+def test_a_match_of_nothing_is_none():
+    checked = rule(ContentFilter, blocked_patterns=[r"\bx?"], replacement="-")
+    assert output(checked, "a x") == "a -"
+
+
+def test_a_thousand_matches_of_any_length_are_replaced_one_by_one_and_the_rest_as_one():
+    checked = rule(ContentFilter, blocked_patterns=["a+"], replacement="-")
+    assert output(checked, "a " * 1500) == "- " * 999 + "-"
+    assert checked.check("a " * 1500, Checked("output")).count == 1000
+    bounded = rule(ContentFilter, blocked_patterns=["a"], replacement="-")
+    assert output(bounded, "a " * 1500) == "- " * 1500
+
+
 def test_a_topic_may_be_a_pattern():
     checked = rule(TopicFilter, blocked_patterns=["wa+r"], action="redact", replacement="-")
     assert output(checked, "waaar and peace") == "- and peace"
