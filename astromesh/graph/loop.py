@@ -11,6 +11,7 @@ the transition          seven steps                       → the next node, or 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
 from time import perf_counter
 from typing import Any, TypeAlias
@@ -26,6 +27,8 @@ from astromesh.graph.records import END, TOOL_CALLS_PRESENT, ZERO, Mutation, Nod
 from astromesh.graph.state import GraphState
 from astromesh.graph.transitions import next_way
 from astromesh.node.runner import is_failure
+
+log = logging.getLogger("astromesh.graph")
 
 _blank = object.__new__
 _ISOLATED = BIT[NodeFlag.ISOLATED_CONTEXT]
@@ -56,7 +59,9 @@ async def traverse(  # noqa: C901, PLR0912, PLR0915
     while name != END:
         step = steps.get(name)
         if step is None:
-            return result, f"There is no node {name!r} in {plan.name!r}.", "unknown_node"
+            missing = f"There is no node {name!r} in {plan.name!r}."
+            log.error("%s", missing)
+            return result, missing, "unknown_node"
         path = (prefix + name if prefix else name) if is_graph else prefix
         if len(visited) >= run.max_iterations:
             state.stop("max_iterations", f"The run was stopped after {run.max_iterations} node executions.")

@@ -18,6 +18,7 @@ from astromesh.errors import (
     ProviderUnavailable,
 )
 from astromesh.graph import (
+    END,
     BaseNode,
     FunctionNode,
     NodeFlag,
@@ -29,10 +30,11 @@ from astromesh.graph import (
     node,
 )
 from astromesh.graph.effects import AFTER, BEFORE
+from astromesh.graph.nodes import KINDS
 from astromesh.graph.retry import heals, pause
 from astromesh.node.scope import Scope
 from astromesh.testing import ManualClock, RecordingTool, Reply, ScriptedProvider
-from astromesh.types import CompletionRequest, Message, ToolCall, Usage
+from astromesh.types import CompletionRequest, CompletionResult, Message, ToolCall, Usage
 
 F = NodeFlag
 
@@ -529,6 +531,69 @@ async def test_observable_nodes_emit_metrics_with_their_real_duration() -> None:
     assert all(m.duration_ms > 0 for m in got.values())
     assert (got["ask"].tokens, got["bad"].error) == (7, "RuntimeError: broken")
     assert got["event slow"] is got["slow"]
+
+
+@node("work")
+async def work(state):
+    await asyncio.sleep(0.002)
+    return "done"
+
+
+async def slowly(value: Any) -> Any:
+    await asyncio.sleep(0.002)
+    return True
+
+
+class Slow:
+    """A model that takes its time and says what suits every node that asks."""
+
+    async def complete(self, request: CompletionRequest) -> CompletionResult:
+        await asyncio.sleep(0.002)
+        return CompletionResult('{"next_node": "work", "valid": true}')
+
+    async def stream(self, request: CompletionRequest) -> Any:
+        yield await self.complete(request)
+
+
+async def look() -> str:
+    """Looks, slowly."""
+    await asyncio.sleep(0.002)
+    return "seen"
+
+
+#: how a node of each kind is made, so that it has something to wait for
+MAKING: dict[str, Any] = {
+    "function": lambda cls, **kw: cls("n", slowly, **kw),
+    "transform": lambda cls, **kw: cls("n", slowly, **kw),
+    "tool": lambda cls, **kw: cls("n", "look", {}, **kw),
+    "router": lambda cls, **kw: cls("n", choose=slowly, routes=[END], transitions={True: END}, **kw),
+    "guard": lambda cls, **kw: cls("n", guards=[slowly], **kw),
+    "human": lambda cls, **kw: cls("n", **kw),
+    "parallel": lambda cls, **kw: cls("n", [work], **kw),
+    "fan_out": lambda cls, **kw: cls("n", work, [1], **kw),
+    "loop": lambda cls, **kw: cls("n", work, bool, **kw),
+    "retry": lambda cls, **kw: cls("n", work, **kw),
+    "subgraph": lambda cls, **kw: cls("n", chain(work), **kw),
+    "autonomous": lambda cls, **kw: cls("n", [FunctionNode("work", work.execute, is_terminal=True)], **kw),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_the_duration_is_real_for_every_kind_of_node(kind) -> None:
+    """Trap 14: whatever a node waits for (model, tool, person, child) is in its metrics."""
+    got = []
+
+    class Watch:
+        def on_node_metrics(self, node, metrics):
+            got.append(metrics)
+
+    make = MAKING.get(kind, lambda cls, **kw: cls("n", **kw))
+    graph = chain(make(KINDS[kind], flags={F.OBSERVABLE}))
+    engine = PromptGraphEngine(graph, Slow(), hooks=[Watch()], tools=[look], human_handler=slowly)
+    await engine.ainvoke("Why?")
+    (metrics,) = got
+    assert (metrics.node, metrics.path) == ("n", "n")
+    assert metrics.duration_ms >= 1.5
 
 
 async def test_verbose_logs_the_full_raw_output(caplog) -> None:

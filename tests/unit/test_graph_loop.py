@@ -146,10 +146,13 @@ async def test_a_missing_target_is_a_problem_at_validate_and_a_failed_run_at_run
     assert "nowhere" in report.error
 
 
-async def test_a_next_node_that_does_not_exist_is_a_failed_run_too() -> None:
-    """Trap 10, for targets that only the run knows."""
+async def test_a_next_node_that_does_not_exist_is_a_failed_run_too(caplog) -> None:
+    """Trap 10, for targets that only the run knows; document 000: it is logged, then the run ends."""
     result = await run(chain(says("a", lambda s: NodeResult(next_node="nowhere", output="x"))))
     assert (result.report.stop_reason, result.output) == ("unknown_node", None)
+    assert [(r.levelname, r.getMessage()) for r in caplog.records] == [
+        ("ERROR", "There is no node 'nowhere' in 'g'.")
+    ]
 
 
 # -- trap 11: limits ---------------------------------------------------------------------------------------

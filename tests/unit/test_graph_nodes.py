@@ -550,8 +550,8 @@ async def test_done_ends_it_with_the_last_result():
     assert (result.output, "without a result" in result.report.error) == (None, True)
 
 
-async def test_an_invalid_name_is_asked_again_and_counts():
-    """The model is told; after max_steps the run says that it was stopped."""
+async def test_an_invalid_name_is_asked_again_and_counts(caplog):
+    """The model is told, the log too; after max_steps the run says that it was stopped."""
     result, model = await run(
         [AutonomousNode("auto", POOL, max_steps=3)], choose("fly"), "gibberish", choose("act")
     )
@@ -559,6 +559,24 @@ async def test_an_invalid_name_is_asked_again_and_counts():
     assert "'fly' is not one of the nodes." in model.requests[1].messages[0].content
     assert result.report.stop_reason == "max_iterations"
     assert result.output == "acted"
+    assert [r.getMessage() for r in caplog.records if r.levelname == "WARNING"] == [
+        "auto: the model chose 'fly', which is not one of the nodes",
+        "auto: the model chose 'gibberish', which is not one of the nodes",
+    ]
+
+
+async def test_the_model_is_shown_the_pool_in_the_words_of_the_document():
+    """Document 000: every node with its description, which ones are terminal, and the question."""
+    pool = [
+        PromptNode("plan", description="Break task into subgoals"),
+        PromptNode("answer", description="Final synthesis", is_terminal=True),
+    ]
+    _, model = await run([AutonomousNode("auto", pool)], choose("answer"), "done")
+    shown = model.requests[0].messages[0].content
+    assert shown.startswith(
+        "Here are available nodes:\n- plan: Break task into subgoals\n- answer: Final synthesis (terminal)\n"
+    )
+    assert "Which should run next?" in shown
 
 
 async def test_a_failed_pool_node_is_told_to_the_model():

@@ -20,10 +20,11 @@ from astromesh.graph import (
     ParallelNode,
     PromptGraph,
     PromptGraphEngine,
+    PromptNode,
     SubgraphNode,
 )
 from astromesh.testing import ManualClock, ScriptedProvider
-from astromesh.types import Message, ToolCall
+from astromesh.types import CompletionRequest, CompletionResult, Delta, Message, ToolCall
 
 NAMES = ["a", "b", "c", "d", "e"]
 STOPS = {
@@ -82,6 +83,28 @@ def scripted(name: str, script: list[Any], **keywords: Any) -> FunctionNode:
     return FunctionNode(name, body, **keywords)
 
 
+class Saying:
+    """A model that says one of its answers, by how much of the conversation it sees: the same every time."""
+
+    def __init__(self, answers: list[str | ToolCall]) -> None:
+        self._answers = answers
+
+    async def complete(self, request: CompletionRequest) -> CompletionResult:
+        said = self._answers[len(request.messages) % len(self._answers)]
+        return CompletionResult(said) if isinstance(said, str) else CompletionResult("", (said,))
+
+    async def stream(self, request: CompletionRequest):
+        result = await self.complete(request)
+        yield Delta(result.content)
+        yield result
+
+
+sayings: st.SearchStrategy[str | ToolCall] = st.sampled_from(
+    ["words", "word", "", "{", "x" * 1001, '{"ok": true}', '{"route": "b"}', '{"goto": "nowhere"}',
+     '{"_graph_action": {"op": "add_edge", "from": "a", "to": "c"}}', ToolCall("1", "t", "{}")]
+)  # fmt: skip
+
+
 @st.composite
 def nodes(draw: st.DrawFn, name: str, *, depth: int = 1) -> BaseNode:
     keywords: dict[str, Any] = {
@@ -96,9 +119,15 @@ def nodes(draw: st.DrawFn, name: str, *, depth: int = 1) -> BaseNode:
         "routes": draw(st.sampled_from([(), ("b", "c"), (END,)])),
         "max_iterations": draw(st.sampled_from([None, None, 1, 3])),
     }
-    kind = draw(st.sampled_from(["function"] * 4 + ["parallel", "graph"])) if depth else "function"
+    kinds = ["function"] * 3 + ["prompt"] * 2 + ["parallel", "graph"]
+    kind = draw(st.sampled_from(kinds)) if depth else "function"
     if kind == "function":
         return scripted(name, draw(st.lists(results, max_size=4)), **keywords)
+    if kind == "prompt":
+        model = Saying(draw(st.lists(sayings, min_size=1, max_size=4)))
+        if draw(st.booleans()):  # most prompts of most graphs have no keyword but their words
+            keywords = {"transitions": keywords["transitions"], "output_key": keywords["output_key"]}
+        return PromptNode(name, model_override=model, tool_loop=draw(st.booleans()), **keywords)
     if kind == "graph":
         return SubgraphNode(name, draw(graphs(depth=0)), **keywords)
     children = [draw(nodes(f"{name}{i}", depth=0)) for i in range(draw(st.integers(1, 3)))]

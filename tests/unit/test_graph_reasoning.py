@@ -337,3 +337,15 @@ def test_prebuilt_graphs_are_new_each_time():
     one, other = prebuilt.react(), prebuilt.react()
     one.add_node(ThinkNode("x"))
     assert not other.has_node("x")
+
+
+@pytest.mark.parametrize("made", [prebuilt.pipeline, prebuilt.autonomous, PromptGraph.from_pool])
+async def test_a_prebuilt_graph_leaves_the_nodes_it_is_given_as_they_were(made):
+    """Trap 19: neither building nor running changes them, so that several graphs may use them."""
+    given = [ThinkNode("think"), PromptNode("answer", is_terminal=True, tools=[RecordingTool("look")])]
+    before = [dict(vars(n)) for n in given]
+    script = ['{"next_node": "answer"}', "done"] if made is not prebuilt.pipeline else ["hm", "done"]
+    for _ in range(2):
+        result, _ = await run(made(given), *script)
+        assert result.output == "done"
+    assert [dict(vars(n)) for n in given] == before

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from astromesh.graph import NodeFlag, NodeResult, PromptGraph, node
+from astromesh.graph import BaseNode, NodeFlag, NodeResult, PromptGraph, node
 from astromesh.graph.engine import PromptGraphEngine
 from astromesh.graph.nodes import PromptNode, ToolNode
 from astromesh.graph.nodes.blocks import Rules, Text
@@ -317,6 +317,49 @@ async def test_what_is_static_is_made_once_per_invocation():
     await run(PromptNode("p", blocks=blocks, tools=[SEARCH]), call(), call(id="c2"), "ok")
     assert rendered.count("static") == 1
     assert rendered.count("dynamic") == 3
+
+
+async def test_what_is_made_once_stands_in_the_runs_config_under_the_nodes_name():
+    """Document 000: `config[_node_cache_NAME]` has `sys_msg` and `tools`; every entry finds the same ones."""
+    seen = []
+
+    def look(state, config):
+        seen.append(config.get("_node_cache_p"))
+
+    await run(PromptNode("p", instructions="Help.", tools=[SEARCH], preprocessor=look), call(), "ok")
+    first, second = seen
+    assert first is None
+    assert second.sys_msg.content.startswith("Help.")
+    assert [spec.name for spec in second.tools] == ["search"]
+
+
+class Led(PromptNode):
+    """A user's class that makes something of what was said."""
+
+    async def execute(self, state, config):
+        result = await super().execute(state, config)
+        result.next_node = "b"
+        return result
+
+
+class Passes(BaseNode):
+    """Gives a child's words out as its own, with a way of its own."""
+
+    def children(self):
+        return (PromptNode("child"),)
+
+    async def execute(self, state, config):
+        result = await config.run(PromptNode("child"), state)
+        result.next_node = "b"
+        return result
+
+
+@pytest.mark.parametrize("cls", [Led, Passes])
+async def test_what_others_make_of_words_alone_counts(cls):
+    """An answer in words passes the loop unasked; one that somebody else has touched does not."""
+    graph = PromptGraph(nodes=[cls("a"), PromptNode("b"), PromptNode("c")]).always("a", "c")
+    result = await PromptGraphEngine(graph, ScriptedProvider("words", repeat=True)).ainvoke("Why?")
+    assert [name for name in result.report.nodes_visited if "/" not in name] == ["a", "b"]
 
 
 # -- output --------------------------------------------------------------------------------------------------

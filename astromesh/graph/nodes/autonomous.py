@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, ClassVar, Unpack
@@ -13,6 +14,8 @@ from astromesh.graph.nodes import assembly
 from astromesh.graph.records import NodeResult
 from astromesh.graph.state import GraphState
 from astromesh.types import CompletionRequest, Message
+
+log = logging.getLogger("astromesh.graph")
 
 DONE = "__done__"
 #: characters of an earlier step's output that the chooser sees
@@ -71,6 +74,7 @@ class AutonomousNode(BaseNode):
                 return self._ended(last)
             node = self.pool.get(choice)
             if node is None:
+                log.warning("%s: the model chose %.80r, which is not one of the nodes", config.path, choice)
                 taken.append(f"{choice!r} is not one of the nodes.")
                 continue
             result = await config.run(node, state)
@@ -91,9 +95,9 @@ class AutonomousNode(BaseNode):
         steps = "\n".join(f"{number}. {text}" for number, text in enumerate(taken, 1))
         return assembly.join([
             self.instructions,
-            f"Work is done by these nodes:\n{nodes}\n- {DONE}: the work is complete",
+            f"Here are available nodes:\n{nodes}\n- {DONE}: the work is complete",
             f"Steps so far:\n{steps}" if steps else "",
-            'Which runs next? Answer with one JSON object: {"next_node": "NAME", "reason": "WHY"}',
+            'Which should run next? Answer with one JSON object: {"next_node": "NAME", "reason": "WHY"}',
         ])  # fmt: skip
 
     def _ended(self, last: NodeResult) -> NodeResult:

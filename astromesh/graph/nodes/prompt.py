@@ -43,13 +43,13 @@ class Bound:
 
     Args:
         head: the static part of the system prompt.
-        system: the whole system prompt as a message where nothing in it depends on the state, else None.
-        specs: the offered tools.
+        sys_msg: the whole system prompt as a message where nothing in it depends on the state, else None.
+        tools: what is offered.
     """
 
     head: str
-    system: Message | None
-    specs: tuple[ToolSpec, ...]
+    sys_msg: Message | None
+    tools: tuple[ToolSpec, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +143,7 @@ class PromptNode(BaseNode):
         return Bound(head, None if self._dynamic else Message("system", self._shape(head)), specs)
 
     def _request(self, bound: Bound, state: GraphState) -> CompletionRequest:
-        system = bound.system
+        system = bound.sys_msg
         if system is None or state.observations or state.plan or state.reflections:
             text = assembly.join([bound.head, *self._from_state(bound, state)])
             system = Message("system", self._shape(text))
@@ -153,8 +153,8 @@ class PromptNode(BaseNode):
         else:
             messages = assembly.ready(assembly.with_system(said, system))
         # with tools, the structured call comes at the end of the tool loop
-        schema = self._schema.json_schema if self._schema and not bound.specs else None
-        return _quick_request(messages, bound.specs, {}, schema)
+        schema = self._schema.json_schema if self._schema and not bound.tools else None
+        return _quick_request(messages, bound.tools, {}, schema)
 
     def _from_state(self, bound: Bound, state: GraphState) -> Sequence[str]:
         return (
@@ -162,7 +162,7 @@ class PromptNode(BaseNode):
             assembly.inputs(state, self.input_keys),
             assembly.inherited(state, self.inherit_context_from),
             # a node with tools sees what its tools said in the conversation
-            "" if bound.specs else assembly.observations(state),
+            "" if bound.tools else assembly.observations(state),
             assembly.plan(state),
             assembly.reflections(state),
         )
