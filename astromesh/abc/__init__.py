@@ -1,1 +1,5 @@
-"""The seams: what an implementation must offer to be plugged in. Protocols only, no behaviour."""
+"""The seams: what an implementation must offer to be plugged in.
+
+Protocols and records; code only where all implementations share it: functions as tools (`functions`), threads
+for what blocks (`threads`), long results (`kept`).
+"""

@@ -12,7 +12,7 @@ from astromesh.types import SessionKey
 MOST_OF_ONE, MOST_OF_ALL, KEPT_SECONDS = 4 << 20, 32 << 20, 3600.0
 
 
-class Kept(NamedTuple):
+class KeptResult(NamedTuple):
     """One result. `characters`: of the whole, where only its beginning was kept."""
 
     text: str
@@ -32,7 +32,7 @@ class KeptResults:
 
     def __init__(self, clock: Clock | None = None, most: int = MOST_OF_ALL) -> None:
         self._clock, self._most = clock or SystemClock(), most
-        self._results: OrderedDict[tuple[str, str], Kept] = OrderedDict()
+        self._results: OrderedDict[tuple[str, str], KeptResult] = OrderedDict()
         self._held = 0
 
     async def __aenter__(self) -> Self:
@@ -48,14 +48,14 @@ class KeptResults:
             again += 1
             name = f"{call_id}-{again}"
         until = self._clock.monotonic() + KEPT_SECONDS
-        kept = Kept(text[:MOST_OF_ONE], len(text), session.tenant, owner, until)
+        kept = KeptResult(text[:MOST_OF_ONE], len(text), session.tenant, owner, until)
         self._results[run_id, name] = kept
         self._held += len(kept.text)
         while self._held > self._most or self._oldest_is_over():
             self._drop(next(iter(self._results)))
         return name
 
-    def find(self, run_id: str, name: str) -> Kept | None:
+    def find(self, run_id: str, name: str) -> KeptResult | None:
         """A result of a run, or None where there is none of this id, or no longer."""
         found = self._results.get((run_id, name))
         return found if found and found.until > self._clock.monotonic() else None

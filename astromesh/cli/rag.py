@@ -17,7 +17,7 @@ from astromesh.abc.rag import Ingested, Passage
 from astromesh.abc.rag import Progress as Told
 from astromesh.cli.output import note, plain, print_json
 from astromesh.errors import InvalidInput
-from astromesh.runtime.pipelines import pipeline_alone
+from astromesh.runtime.rag_pipelines import pipeline_alone
 from astromesh.telemetry.logs import configure_logging
 
 

@@ -13,7 +13,7 @@ from astromesh.core.model_router import ModelRouter
 from astromesh.core.prompt_engine import PromptTemplate
 from astromesh.core.structured import AnswerSchema
 from astromesh.core.tools import AgentTools
-from astromesh.runtime.limits import Limit
+from astromesh.runtime.budget_limits import Limit
 from astromesh.types import JsonObject
 
 

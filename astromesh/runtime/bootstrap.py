@@ -49,9 +49,9 @@ from astromesh.graph.graph import PromptGraph
 from astromesh.net.http import Http
 from astromesh.plugins import Plugins
 from astromesh.runtime.agent import Agent
+from astromesh.runtime.budget_limits import limits_of
 from astromesh.runtime.embedders import open_embedder
 from astromesh.runtime.knowledge import open_knowledge, take_in
-from astromesh.runtime.limits import limits_of
 from astromesh.runtime.snapshots import load_snapshot, snapshot_of
 from astromesh.runtime.support import UNSUPPORTED
 from astromesh.types import JsonObject

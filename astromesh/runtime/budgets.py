@@ -24,7 +24,7 @@ from astromesh.core.model_router import ModelRouter
 from astromesh.errors import AstromeshError, BudgetExhausted
 from astromesh.node.scope import Scope
 from astromesh.runtime.agent import Agent
-from astromesh.runtime.limits import Limit
+from astromesh.runtime.budget_limits import Limit
 from astromesh.runtime.run import RunModel
 from astromesh.tokens import estimate, estimate_request
 from astromesh.types import (

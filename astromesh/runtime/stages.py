@@ -35,7 +35,7 @@ from astromesh.runtime.records import (
     RunRequest,
 )  # fmt: skip
 from astromesh.runtime.run import Run
-from astromesh.runtime.structure import structured
+from astromesh.runtime.structured_answers import structured
 from astromesh.telemetry.stream import DELTA
 from astromesh.types import JsonObject, MemoryContext, Message, Turn
 

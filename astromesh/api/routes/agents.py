@@ -10,7 +10,7 @@ from fastapi.responses import PlainTextResponse
 
 from astromesh.api.access import runtime_of, scope
 from astromesh.api.body import ClientGone, run_asked, unless_gone
-from astromesh.api.naming import name_of
+from astromesh.api.idempotency import name_of
 from astromesh.api.outbox import Outbox
 from astromesh.api.routes.durable import WaitingOut, links
 from astromesh.api.schemas import RunBody, RunOut, problems, takes

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from astromesh.api.access import caller_of, runtime_of, scope, viewer_of
 from astromesh.api.audit import add_detail, audited
 from astromesh.api.body import run_asked
-from astromesh.api.naming import name_of
+from astromesh.api.idempotency import name_of
 from astromesh.api.schemas import RunBody, RunStateOut, problems, takes
 from astromesh.runtime.stored_runs import Said
 from astromesh.types import JsonObject

@@ -19,7 +19,7 @@ from astromesh.api.access import caller_of, runtime_of, scope
 from astromesh.api.body import ClientGone, read, unless_gone
 from astromesh.api.encoding import encoded
 from astromesh.api.errors import problem, problem_response, public_failure
-from astromesh.api.naming import name_of
+from astromesh.api.idempotency import name_of
 from astromesh.api.outbox import Outbox
 from astromesh.api.schemas import SessionId, described
 from astromesh.api.sse import RunStreamResponse

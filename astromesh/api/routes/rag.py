@@ -12,7 +12,7 @@ from astromesh.abc.rag import Document, Ingested, Passage
 from astromesh.api.access import runtime_of, scope
 from astromesh.api.audit import audited
 from astromesh.errors import InvalidInput
-from astromesh.runtime.pipelines import knowledge_of
+from astromesh.runtime.rag_pipelines import knowledge_of
 from astromesh.types import JsonObject
 
 router = APIRouter(tags=["knowledge"])
