@@ -41,6 +41,7 @@ from astromesh.errors import (
 )  # fmt: skip
 from astromesh.runtime import failpoints, ids
 from astromesh.runtime.agent import Agent
+from astromesh.runtime.backlog import Backlog
 from astromesh.runtime.presence import Presence
 from astromesh.runtime.recorded import asked_to_json, caller_of, caller_to_json, ended_request
 from astromesh.runtime.records import RunRequest
@@ -61,8 +62,11 @@ QUEUED = 2.0
 #: seconds between two looks for runs that were cancelled elsewhere, and for those nobody works on
 _CANCELS, _SWEEP = 0.5, 1.0
 
-#: runs that a process begins by itself as it accepts them; more go to the queue, for whoever has room
-_HERE = 64
+#: runs that a process begins by itself as it accepts them, and those that it holds until it has room; more go
+#: to the queue, for whoever has room
+_HERE, _NEXT = 64, 1000
+#: seconds: no run has been queued for so long
+_NEVER = 1e9
 #: for how many seconds, and for what part of the room there was, a count of an agent's queue is trusted
 _TRUSTED, _PART = 1.0, 8
 #: callers of runs that no segment has begun of here
@@ -116,6 +120,7 @@ class DurableRuns:
         self._expiring: asyncio.Task[None] | None = None
         self._callers: dict[str, CallerContext] = {}
         self._beginning: set[asyncio.Task[None]] = set()
+        self._next = Backlog(_NEXT)
         self._later: set[asyncio.Task[None]] = set()
         self._news: dict[str, set[asyncio.Event]] = {}
         self._room: dict[str, _Room] = {}
@@ -269,7 +274,7 @@ class DurableRuns:
             self._keep(self._send_later(kept))
             return kept
         if caller.bearer_token and any(spec.as_caller for spec in agent.tools.specs()):
-            self._begin(kept)
+            self._begin(kept.run_id, kept.segment)
         await self._send(kept)
         return kept
 
@@ -305,7 +310,7 @@ class DurableRuns:
             raise NotWaiting(f"The run {row.run_id!r} has been decided already.")
         if caller is not None:
             self._remember(row.run_id, caller)
-            self._begin(advanced)
+            self._begin(advanced.run_id, advanced.segment)
         await self._send(advanced)
         return advanced
 
@@ -315,11 +320,20 @@ class DurableRuns:
         while len(self._callers) > _MOST_CALLERS:  # of runs that others have claimed
             del self._callers[next(iter(self._callers))]
 
-    def _begin(self, row: RunRow) -> None:
+    def _begin(self, run_id: str, segment: int) -> None:
         """Works on a run here, unless somebody was faster."""
-        beginning = asyncio.create_task(self.work(row.run_id, row.segment))
+        beginning = asyncio.create_task(self.work(run_id, segment))
         self._beginning.add(beginning)
-        beginning.add_done_callback(self._beginning.discard)
+        beginning.add_done_callback(self._begun)
+
+    def _begun(self, ended: asyncio.Task[None]) -> None:
+        self._beginning.discard(ended)
+        while self._has_room and (due := self._next.pop()) is not None:
+            self._begin(*due)
+
+    @property
+    def _has_room(self) -> bool:
+        return len(self._beginning) < _HERE and not self._draining
 
     def _keep(self, work: Coroutine[Any, Any, None]) -> None:
         """Holds on to a task until it ends, or this process leaves."""
@@ -449,10 +463,13 @@ class DurableRuns:
     async def _sweep(self) -> None:
         if self._draining:
             return
-        due = await self.store.overdue(LEASE, queued=self._queued, limits=self._host.most_running)
+        # who has no room leaves what is queued to others; it is looked for again in a moment
+        queued = self._queued if self._has_room else _NEVER
+        due = await self.store.overdue(LEASE, queued=queued, limits=self._host.most_running)
         self._queued = QUEUED
         for run_id, _ in due:
-            await self._dispatch(run_id)
+            if run_id not in self._mine and run_id not in self._next:
+                await self._dispatch(run_id)
         for worker in self._presence.dead():
             for run_id, _ in await self.store.leave(worker):
                 await self._dispatch(run_id)
@@ -464,11 +481,16 @@ class DurableRuns:
             await self._send(row)
 
     async def _send(self, row: RunRow) -> None:
-        """Here where there is room, else to the queue. Its row is on disk: the sweeper does it again."""
+        """Here where there is room or soon will be, else to the queue.
+
+        Its row is on disk: where this process dies or is slow, the sweeper of another one does it again.
+        """
         if self._backend is None:  # this process leaves
             return
-        if len(self._beginning) < _HERE and not self._draining:
-            self._begin(row)
+        if self._has_room:
+            self._begin(row.run_id, row.segment)
+            return
+        if not self._draining and self._next.add(row):
             return
         try:
             await self._backend.dispatch(row)
@@ -496,15 +518,22 @@ class _Room:
         accept: Callable[[], Awaitable[RunRow]],
     ) -> RunRow:
         """Raises: Overloaded: there is no room."""
-        if self._left > 0 and self._clock.monotonic() < self._until:
-            self._left -= 1
-            return await accept()
-        async with self._counting:
-            free = most - await count()
-            if free <= 0:
-                raise queue_full(agent, most)
-            self._left, self._until = free // _PART, self._clock.monotonic() + _TRUSTED
-            return await accept()
+        if not self._has_some():
+            async with self._counting:
+                if not self._has_some():  # nobody has counted meanwhile
+                    free = most - await count()
+                    if free <= 0:
+                        raise queue_full(agent, most)
+                    self._left, self._until = free // _PART, self._clock.monotonic() + _TRUSTED
+                    return await accept()
+        return await accept()
+
+    def _has_some(self) -> bool:
+        """Takes a place that the last count has found."""
+        if self._left <= 0 or self._clock.monotonic() >= self._until:
+            return False
+        self._left -= 1
+        return True
 
 
 async def ended(task: asyncio.Task[None] | None) -> None:

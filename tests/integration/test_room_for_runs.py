@@ -1,0 +1,40 @@
+"""A process accepts more durable runs than it begins at once, and begins them as it has room."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from astromesh.runtime.records import RunRequest
+from astromesh.runtime.registry import Viewer
+from astromesh.testing import ScriptedProvider
+from astromesh.types import CompletionRequest
+from tests.integration.agents_folder import manifest, runtime_of, write
+
+ME = Viewer("default", "anonymous")
+PATIENCE = 30.0
+
+
+async def test_more_runs_than_begin_at_once_begin_as_others_end(tmp_path: Path) -> None:
+    """All are accepted while none has ended; none of them waits for another process to look for it."""
+    write(tmp_path, manifest("plain"))
+    begun, go = 0, asyncio.Event()
+
+    async def says_when_it_may(request: CompletionRequest) -> str:
+        nonlocal begun
+        begun += 1
+        await go.wait()
+        return "done"
+
+    async with runtime_of(tmp_path, ScriptedProvider(says_when_it_may, repeat=True)) as runtime:
+        agent, count = runtime.agent("plain"), 80
+        rows = [await runtime.accept(agent, RunRequest("go", f"s-{n}")) for n in range(count)]
+        async with asyncio.timeout(PATIENCE):
+            while begun < 64:
+                await asyncio.sleep(0.01)
+            assert begun == 64
+            go.set()
+            for row in rows:
+                while (await runtime.runs.get(row.run_id, ME))["status"] != "completed":
+                    await asyncio.sleep(0.01)
+    assert begun == count
