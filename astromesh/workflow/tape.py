@@ -22,6 +22,7 @@ from astromesh.errors import (
     AstromeshError,
     DeadlineExceeded,
     InvalidInput,
+    MissingKey,
     ProviderError,
     ToolError,
     ToolFailed,
@@ -43,7 +44,7 @@ from astromesh.workflow.stages import Kit
 _CUT_OFF = "Cancelled"
 #: errors that are raised again as what they were; others as the general one of their kind
 _ERRORS: Mapping[str, type[AstromeshError]] = {
-    **{one.__name__: one for one in (ToolFailed, ToolTimeout, InvalidInput, DeadlineExceeded)},
+    **{one.__name__: one for one in (ToolFailed, ToolTimeout, InvalidInput, DeadlineExceeded, MissingKey)},
     _CUT_OFF: ToolTimeout,
 }
 

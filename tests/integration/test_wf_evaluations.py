@@ -13,7 +13,7 @@ import typer
 
 from astromesh.abc.tasks import Found
 from astromesh.cli import workflow_tape as command
-from astromesh.errors import InvalidInput, ProviderUnavailable
+from astromesh.errors import AstromeshError, InvalidInput, MissingKey, ProviderUnavailable
 from astromesh.runtime.tasks import Asked
 from astromesh.types import CompletionRequest
 from astromesh.workflow.cassette import Cassette
@@ -149,16 +149,19 @@ async def test_e53_a_cassette_replays_after_it_was_written_and_read(config: Path
     assert told["same"] and told["path"] == cassette.path
 
 
-async def test_errors_of_models_are_on_tape_too(config: Path) -> None:
+@pytest.mark.parametrize("error", [ProviderUnavailable("the model is away"), MissingKey("there is no key")])
+async def test_errors_of_models_are_on_tape_too(config: Path, error: AstromeshError) -> None:
+    """Replayed, the stage fails as it did, with the same code."""
+
     def broken(request: CompletionRequest) -> Any:
         if request.messages[0].content.startswith("Review"):
-            raise ProviderUnavailable("the model is away")
+            raise error
         return lawyer(request)
 
     cassette = await recorded(sample(config), broken, "One page NDA")
     assert cassette.status == "failure"
     told = await replayed(config, cassette)
-    assert told["same"] and told["status"] == "failure"
+    assert told["same"] and told["status"] == "failure", told["divergence"]
 
 
 @pytest.mark.parametrize(
