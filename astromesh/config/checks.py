@@ -25,7 +25,7 @@ UNBOUNDED = frozenset({"autonomous"})
 #: patterns that run other agents → the key that lists them
 CALLED: Mapping[str, str] = {"supervisor": "workers", "swarm": "agents"}
 #: roles that patterns ask for by themselves; without models of their own they have the main ones
-USUAL_ROLES = ("planner", "judge", "worker", "critic")
+USUAL_ROLES = ("planner", "judge", "worker", "critic", "lightweight")
 #: keys of a server by transport: what it needs, what it cannot have
 _TRANSPORTS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "http": ("url", ("command", "args", "env", "cwd")),

@@ -64,7 +64,7 @@ class Nesting(Protocol):
     values: dict[str, Any]
 
     @property
-    def lightweight_model(self) -> ModelPort | None: ...
+    def lightweight_model(self) -> ModelPort | str | None: ...
 
     @property
     def human_handler(self) -> Any: ...
@@ -146,7 +146,7 @@ class NodeConfig(MutableMapping[str, Any]):
         return self.nesting.clock
 
     @property
-    def lightweight_model(self) -> ModelPort | None:
+    def lightweight_model(self) -> ModelPort | str | None:
         return self.nesting.lightweight_model
 
     @property

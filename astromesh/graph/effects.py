@@ -69,7 +69,11 @@ def isolate(visit: Visit) -> None:
 
 def use_lightweight(visit: Visit) -> None:
     lightweight = visit.config.lightweight_model
-    if lightweight is not None and visit.step.node.model_override is None:
+    if lightweight is None or visit.step.node.model_override is not None:
+        return
+    if isinstance(lightweight, str):
+        visit.config.role = lightweight
+    else:
         visit.config.model = lightweight
 
 

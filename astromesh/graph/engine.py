@@ -33,7 +33,7 @@ class PromptGraphEngine:
         model: a Provider, the model router, or anything that completes and streams; None for graphs without.
         tools: a ToolPort, or tools and Python functions.
         hooks: in the order in which they are asked; see `Hook`.
-        lightweight_model: for nodes with the flag LIGHTWEIGHT.
+        lightweight_model: for nodes with the flag LIGHTWEIGHT: a model, or one of the agent's roles.
         max_iterations: node executions of one run, nested ones included.
         max_node_iterations: visits of one node; over that it is stuck.
         max_mutations_per_run: graph actions of the model that are applied.
@@ -54,7 +54,7 @@ class PromptGraphEngine:
         *,
         tools: ToolPort | Sequence[ToolLike] | None = None,
         hooks: Sequence[Any] = (),
-        lightweight_model: ModelPort | None = None,
+        lightweight_model: ModelPort | str | None = None,
         max_iterations: int = 50,
         max_node_iterations: int = 25,
         max_mutations_per_run: int = 10,

@@ -47,7 +47,7 @@ class Setup:
     kit: Kit
     model: ModelPort
     tools: ToolPort
-    lightweight_model: ModelPort | None
+    lightweight_model: ModelPort | str | None
     human_handler: Any
     clock: Clock
     max_iterations: int
@@ -191,7 +191,7 @@ class Run(Progress):
         return self.setup.kit
 
     @property
-    def lightweight_model(self) -> ModelPort | None:
+    def lightweight_model(self) -> ModelPort | str | None:
         return None if self.model is STOPPED_MODEL else self.setup.lightweight_model
 
     @property

@@ -29,6 +29,8 @@ NOT_APPROVED = {
 _BOUNDS = frozenset({"max_iterations", "stuck_node", "budget", "cycle"})
 
 
+#: role of `spec.model.roles` that nodes with the flag LIGHTWEIGHT ask; without models the main one answers
+LIGHT = "lightweight"
 #: node executions of a graph whose tool loops are bounded by themselves
 _PLENTY = 100_000
 #: where nodes find the notes of their run: `config[NOTES]`; request variables cannot reach it
@@ -130,12 +132,18 @@ def outcome(result: GraphResult, given: int) -> Outcome:
 
 def engine_of(graph: PromptGraph, iterations: int) -> PromptGraphEngine:
     """An engine whose only bound is the run's number of iterations."""
-    return PromptGraphEngine(graph, max_iterations=iterations, max_node_iterations=iterations)
+    return _engine(graph, iterations)
 
 
 def unbounded_engine_of(graph: PromptGraph) -> PromptGraphEngine:
     """An engine for a graph that ends by itself, because its tool loops are bounded (`ToolLoop`)."""
-    return PromptGraphEngine(graph, max_iterations=_PLENTY, max_node_iterations=_PLENTY)
+    return _engine(graph, _PLENTY)
+
+
+def _engine(graph: PromptGraph, iterations: int) -> PromptGraphEngine:
+    return PromptGraphEngine(
+        graph, lightweight_model=LIGHT, max_iterations=iterations, max_node_iterations=iterations
+    )
 
 
 def _last_words(result: GraphResult, given: int) -> str:
