@@ -37,7 +37,10 @@ _DATE = re.compile(
     r"(?:19|20)\d\d([-./])(?:0?[1-9]|1[0-2])\1(?:0?[1-9]|[12]\d|3[01])(?!\d)"
     r"|(?:0?[1-9]|[12]\d|3[01])([-./])(?:0?[1-9]|[12]\d|3[01])\2(?:19|20)\d\d(?!\d)"
 )
-_IP_ADDRESS = re.compile(r"(?:(?:25[0-5]|2[0-4]\d|1?\d?\d)(?:\.(?!$)|$)){4}")
+_OCTET = r"(?:25[0-5]|2[0-4]\d|1?\d?\d)"
+_IP_ADDRESS = re.compile(rf"(?:{_OCTET}\.){{3}}{_OCTET}(?!\.?\d)")
+#: its first one or two numbers; of three there is too little left for a phone number
+_IP_BEFORE = re.compile(r"(?<![\d.])(?:\d{1,3}\.){1,2}\Z")
 
 #: what a number cannot touch
 _GLUE = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz_")
@@ -201,7 +204,7 @@ class PhoneNumbers:
             return False
         if self._plan.american and sizes[-3:] == (3, 3, 4):
             return True  # the form says it: made-up numbers such as 555-123-4567 are in no plan
-        return _IP_ADDRESS.fullmatch(text, start, row.end) is None and _is_number(digits, self._region)
+        return not _in_address(text, start) and _is_number(digits, self._region)
 
 
 class _Row(NamedTuple):
@@ -226,6 +229,12 @@ def _rows(groups: Sequence[Group], index: int, bound: int) -> list[_Row]:
         if not group.joined:
             break
     return rows
+
+
+def _in_address(text: str, start: int) -> bool:
+    """Whether digits stand in an IPv4 address."""
+    before = _IP_BEFORE.search(text, max(start - 8, 0), start)
+    return _IP_ADDRESS.match(text, before.start() if before else start) is not None
 
 
 def _is_fraction(text: str, start: int, end: int) -> bool:

@@ -163,6 +163,93 @@ def test_behind_a_plus_a_number_need_only_look_like_one(text, redacted):
     assert output(rule(PiiDetection, kinds=["phone"], default_region=""), text) == redacted
 
 
+@pytest.mark.parametrize(
+    ("text", "redacted"),
+    [
+        *((number, "[PHONE]") for number in (
+            "2125550123", "12125550123", "212 5550123", "212555 0123", "1 212 555 0123", "1 2125550123",
+            "1 212 5550123", "1212 555 0123", "212  555  0123", "212   555   0123", "( 212) 555-0123",
+            "212/555/0123", "+ 1 212 555 0123", "+(1) 212 555 0123", "＋1 212 555 0123", "0012125550123",
+            "00 1 212 555 0123", "1.2125550123", "(1) 212 555 0123",
+        )),
+        *((number, number) for number in (
+            "21 25 55 01 23", "212    555 0123", "[212] 555-0123", "x212 555 0123", "212 555 0123x",
+            "_212 555 0123", "212 555 01234", "5550123", "555 0123", "2125550123.5", "0.2125550123",
+            "5,2125550123", "05.01.2024", "911",
+        )),
+        ("(212 555-0123", "([PHONE]"),
+        ("+  1 212 555 0123", "+  [PHONE]"),
+        ("+1 212 555 0123 4", "[PHONE] 4"),
+        (",2125550123.", ",[PHONE]."),
+        ("2024-01-05 212 555 0123", "2024-01-05 [PHONE]"),
+        ("3 212 555 0123", "3 [PHONE]"),
+        ("212 555 0123 212 555 0124", "[PHONE] [PHONE]"),
+        ("+1 212 555 0123 +49 30 901820", "[PHONE] [PHONE]"),
+        ("212 555 0123 4567", "[PHONE] 4567"),
+    ],
+)  # fmt: skip
+def test_a_local_number_is_what_the_forms_of_its_region_allow(text, redacted):
+    assert output(rule(PiiDetection, kinds=["phone"]), text) == redacted
+
+
+@pytest.mark.parametrize(
+    ("text", "redacted"),
+    [
+        *((number, "[PHONE]") for number in (
+            "030 901820", "030901820", "(030) 901820", "0171 1234567", "+49 171 1234567", "0049 171 1234567",
+            "00 49 171 1234567", "49 171 1234567", "030-901820", "030/901820", "0800 3301000",
+        )),
+        *((number, number) for number in (
+            "901820", "030 9 0 1 8 2 0", "10.0.0.1", "192.168.100.200", "171.123.45.67", "171.123.45.67:8080",
+            "Host 192.168.100.200, port 22", "10.20.30.255.",
+        )),
+        ("192.168.100.200 030 901820", "192.168.100.200 [PHONE]"),
+        ("171.123.45.678", "[PHONE]"),
+        ("030.901820", "[PHONE]"),
+    ],
+)  # fmt: skip
+def test_elsewhere_a_local_number_is_in_the_plan_and_in_no_address(text, redacted):
+    assert output(rule(PiiDetection, kinds=["phone"], default_region="DE"), text) == redacted
+
+
+@pytest.mark.parametrize(
+    ("text", "redacted"),
+    [
+        *((number, "[CREDIT_CARD]") for number in (
+            "501111111115", "6211111111111111116", "4111111111111111110", "4111111111119",
+            "4111   1111   1111   1111",
+        )),
+        *((number, number) for number in (
+            "50111111113", "62111111111111111119", "4111    1111 1111 1111", "x4111 1111 1111 1111",
+            "4111 1111 1111 1111x",
+        )),
+        ("4111 1111 1111 1111 1111", "[CREDIT_CARD] 1111"),
+        ("1 4111 1111 1111 1111", "1 [CREDIT_CARD]"),
+        ("4222222222222 222", "[CREDIT_CARD] 222"),
+    ],
+)  # fmt: skip
+def test_a_card_has_twelve_to_nineteen_digits(text, redacted):
+    assert output(rule(PiiDetection, kinds=["credit_card"]), text) == redacted
+
+
+@pytest.mark.parametrize(
+    ("text", "redacted"),
+    [
+        *((number, "[SSN]") for number in (
+            "001-01-0001", "899-99-9999", "665-01-0001", "667-01-0001", "123--45--6789",
+        )),
+        *((number, number) for number in (
+            "900-01-0001", "123-45 6789", "123 45-6789", "1234-45-6789", "123-456-6789", "123-45-67890",
+            "x123-45-6789", "123-45-6789x", "123    45    6789", "123-45", "123-45-",
+        )),
+        ("123-45-6789-1", "[SSN]-1"),
+        ("1-123-45-6789", "1-[SSN]"),
+    ],
+)  # fmt: skip
+def test_a_social_security_number_has_one_form(text, redacted):
+    assert output(rule(PiiDetection, kinds=["ssn"]), text) == redacted
+
+
 def test_pii_may_refuse_a_query():
     engine = GuardrailsEngine([rule(PiiDetection, action="block", message="No personal data, please.")])
     with pytest.raises(GuardrailBlocked, match=r"No personal data, please\.") as blocked:
@@ -606,6 +693,7 @@ def test_an_answer_that_just_fits_leaves_whole():
     gate = engine.gate("token")
     assert gate.feed(WORDS[:400]) + gate.finish() == WORDS[:400] == engine.check_output(WORDS[:400]).text
     assert not gate.done
+    assert gate.released.actions == ()
 
 
 @pytest.mark.parametrize(
