@@ -65,6 +65,8 @@ PII = rule(PiiDetection)
         ("我的邮箱是john@example.com谢谢", "我的邮箱是[EMAIL]谢谢"),
         ("john＠example.com", "[EMAIL]"),
         ("mailto:a@b.io?x=1", "mailto:[EMAIL]?x=1"),
+        ("Xavier@example.com", "[EMAIL]"),
+        ("...a@b.io.", "...[EMAIL]."),
         ("Call (212) 555-0123 now", "Call [PHONE] now"),
         ("Call 555-123-4567.", "Call [PHONE]."),
         ("212.555.0123, 1-800-356-9377", "[PHONE], [PHONE]"),
