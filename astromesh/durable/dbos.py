@@ -27,8 +27,8 @@ from astromesh.errors import ConfigError, StoreUnavailable
 #: a constant: DBOS keeps workflows of other versions waiting, and what a segment does is in the run's record
 VERSION = "1"
 QUEUE, WORKFLOW, SCHEMA = "astromesh", "astromesh.segment", "astromesh_dbos"
-#: seconds between two looks into the queue
-_POLLING = 0.05
+#: seconds between two looks for messages of workflows: there are none, and a shutdown waits for the last look
+_NO_MESSAGES = 0.2
 #: finished dispatches that are kept before they are deleted together
 _KEPT = 200
 #: DBOS wants a lower number to come first, from 1
@@ -45,17 +45,19 @@ class DbosBackend:
     Args:
         url: SQLAlchemy URL of the database that the queue is in.
         concurrency: segments that this process runs at once.
+        polling: seconds between two looks into the queue, where what other processes have no room for is.
     """
 
     class Options(BaseModel):
         model_config = ConfigDict(extra="forbid")
 
         concurrency: int = Field(64, ge=1, description="Runs that one process works on at once.")
+        polling_seconds: float = Field(0.5, gt=0, description="Between two looks into the queue.")
 
     name: ClassVar[str] = "dbos"
 
-    def __init__(self, url: str, concurrency: int = 64) -> None:
-        self._url, self._concurrency = url, concurrency
+    def __init__(self, url: str, concurrency: int = 64, polling: float = 0.5) -> None:
+        self._url, self._concurrency, self._polling = url, concurrency, polling
         self._work: RunSegment | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._queue: Queue | None = None
@@ -71,7 +73,9 @@ class DbosBackend:
         if not url.startswith("postgres"):
             deps.data_dir.mkdir(parents=True, exist_ok=True)
             url = f"sqlite:///{deps.data_dir.absolute() / 'dispatch.db'}"
-        backend = cls(url.replace("postgres://", "postgresql://", 1), options.concurrency)
+        backend = cls(
+            url.replace("postgres://", "postgresql://", 1), options.concurrency, options.polling_seconds
+        )
         _Process.backend = backend
         return backend
 
@@ -97,12 +101,13 @@ class DbosBackend:
             "log_level": "CRITICAL",
             "enable_otlp": False,
             "use_listen_notify": False,
+            "notification_listener_polling_interval_sec": _NO_MESSAGES,
         }
         try:
             DBOS(config=config)
             DBOS.launch()
             self._queue = DBOS.register_queue(
-                QUEUE, worker_concurrency=self._concurrency, polling_interval_sec=_POLLING
+                QUEUE, worker_concurrency=self._concurrency, polling_interval_sec=self._polling
             )
         except BaseException:
             DBOS.destroy()

@@ -202,9 +202,12 @@ class PostgresRuns:
     async def overdue(
         self, lease: float, limit: int = 100, *, queued: float = 0.0, limits: Mapping[str, int] = NO_LIMITS
     ) -> tuple[tuple[str, int], ...]:
-        return await self._database.transact(
-            partial(_overdue, self._clock.now(), lease, queued or lease, limit, limits)
-        )
+        now = self._clock.now()
+        if not (await self._database.read(SQL["anything_due"], now, now - lease, now - (queued or lease)))[0][
+            0
+        ]:
+            return ()
+        return await self._database.transact(partial(_overdue, now, lease, queued or lease, limit, limits))
 
     async def waiting(self, tenant: str, owner: str | None, limit: int = 100) -> tuple[RunRow, ...]:
         rows = await self._database.read(SQL["waiting"], tenant, owner, limit)
@@ -212,6 +215,7 @@ class PostgresRuns:
 
     async def expire(self, before: float, most: int) -> int:
         await self._database.write(SQL["expire_keys"], self._clock.now())
+        await self._database.write(SQL["forget_workers"], self._clock.now() - _FORGOTTEN)
         return await self._in_chunks("expire", before) + await self._in_chunks("expire_many", most)
 
     async def erase_owner(self, tenant: str, owner: str) -> int:
@@ -425,7 +429,6 @@ async def _leave(worker: str, now: float, connection: Connection) -> tuple[tuple
 async def _overdue(
     now: float, lease: float, queued: float, limit: int, limits: Mapping[str, int], connection: Connection
 ) -> tuple[tuple[str, int], ...]:
-    await connection.execute(SQL["forget_workers"], now - _FORGOTTEN)
     due: list[tuple[str, int]] = []
     for run in map(run_of, await connection.fetch(SQL["orphans"], now - lease, limit)):
         if run.cancelling:

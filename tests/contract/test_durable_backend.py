@@ -22,7 +22,8 @@ async def backend(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterat
     name, _, store = request.param.partition(":")
     request.param = store or "sqlite"
     deps = deps_of(request, ManualClock(), tmp_path)
-    opened = await Plugins().open("durable_backends", name, {}, deps)
+    options = {"polling_seconds": 0.05} if name == "dbos" else {}
+    opened = await Plugins().open("durable_backends", name, options, deps)
     yield opened
     await opened.close()
     await deps.resources.close()

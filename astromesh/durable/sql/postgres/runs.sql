@@ -218,6 +218,19 @@ UPDATE astromesh.runs SET status = 'queued', segment = segment + 1, worker = '',
 WHERE status IN ('queued', 'running', 'waiting') AND durable AND status = 'running' AND worker = $1
 RETURNING run_id, segment
 
+-- name: anything_due
+-- What `orphans`, `awake`, `lost` or `stale` may find, in one look: most often nothing.
+SELECT EXISTS (
+    SELECT 1 FROM astromesh.runs
+    WHERE status IN ('queued', 'running', 'waiting') AND durable
+        AND (status = 'running' AND worker NOT IN (SELECT worker FROM astromesh.workers WHERE seen_at > $2::float8)
+            OR status = 'waiting' AND wake_at > 0.0 AND wake_at <= $1::float8
+            OR status = 'queued' AND queued_at <= $3::float8 AND wake_at <= $1::float8))
+    OR EXISTS (
+        SELECT 1 FROM astromesh.runs
+        WHERE NOT durable AND status = 'running' AND parent = ''
+            AND worker NOT IN (SELECT worker FROM astromesh.workers WHERE seen_at > $2::float8))
+
 -- name: orphans
 SELECT COLUMNS FROM astromesh.runs
 WHERE status IN ('queued', 'running', 'waiting') AND durable AND status = 'running'
