@@ -201,18 +201,21 @@ async def test_a_server_that_is_not_there_fails_calls_at_once_and_comes_when_it_
 
 
 async def test_a_program_that_is_none_and_one_that_is_no_server_are_said(tmp_path: Path) -> None:
-    async with Http() as http:
+    async def is_said(deps: Deps, command: str, *args: str) -> None:
+        options = MCPServer.Options(name="odd", transport="stdio", command=command, args=args)
+        server = await MCPServer.open(options, deps)
+        try:
+            await server.settled()
+            assert "odd" in server.fault(False)
+            with pytest.raises(ToolFailed):
+                await call(server, "add")
+        finally:
+            await server.close()
+
+    async with Http() as http, asyncio.TaskGroup() as at_once:  # a call waits for a session
         deps = Deps(http=http, data_dir=tmp_path)
-        for command, args in (("/no/such/program", []), (sys.executable, ["-c", "print('hello')"])):
-            options = MCPServer.Options(name="odd", transport="stdio", command=command, args=args)
-            server = await MCPServer.open(options, deps)
-            try:
-                await server.settled()
-                assert "odd" in server.fault(False)
-                with pytest.raises(ToolFailed):
-                    await call(server, "add")
-            finally:
-                await server.close()
+        at_once.create_task(is_said(deps, "/no/such/program"))
+        at_once.create_task(is_said(deps, sys.executable, "-c", "print('hello')"))
 
 
 async def test_closing_ends_the_servers_process(tmp_path: Path) -> None:

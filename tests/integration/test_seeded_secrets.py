@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +37,7 @@ SEEDS = {
     "ACCESS_TOKEN": "seeded-access-token-0123456789abcdef",
     "VERIFY_TOKEN": "seeded-verify-token-0123456789abcdef",
 }
+AGENTS = ("helper", "dumb", "plain", "forgetful")
 HEAD = "apiVersion: astromesh/v1\nkind: {}\n"
 
 
@@ -93,8 +97,10 @@ def test_seeded_secrets_appear_nowhere(
     token = signed(claims(time.time(), iss=None, aud=None, scope="admin"), SEEDS["JWT_SECRET"])
     said = []
     with TestClient(create_app(runtime), raise_server_exceptions=False) as client:
-        said += everything(client, {"authorization": f"Bearer {key}"})
-        said += everything(client, {"x-api-key": token})
+        ways = {"authorization": f"Bearer {key}"}, {"x-api-key": token}
+        with ThreadPoolExecutor(16) as at_once:  # a store that is away is waited for
+            said += at_once.map(partial(run, client), list(product(ways, AGENTS, ("", "text/event-stream"))))
+            said += chain.from_iterable(at_once.map(partial(everything, client), ways))
         said += refused(client, key, token)
     output = capfd.readouterr()
     statuses = {answer[0] for answer in said}
@@ -107,18 +113,20 @@ def test_seeded_secrets_appear_nowhere(
     assert found == []
 
 
+def run(client: TestClient, asked: tuple[dict[str, str], str, str]) -> tuple[int, str]:
+    """A run; they end in every way."""
+    headers, agent, accept = asked
+    body = {"query": "Hello", "session_id": "-".join([*headers, accept.partition("/")[0]])}
+    answer = client.post(f"/v1/agents/{agent}/run", json=body, headers={**headers, "accept": accept})
+    return answer.status_code, answer.text
+
+
 def everything(client: TestClient, headers: dict[str, str]) -> list[tuple[int, str]]:
-    """Runs that end in every way, and all that can be read of them afterwards."""
+    """All that can be read of the runs afterwards."""
     said = []
-    for agent in ("helper", "dumb", "plain", "forgetful"):
-        body = {"query": "Hello", "session_id": f"s-{len(headers)}"}
-        answer = client.post(f"/v1/agents/{agent}/run", json=body, headers=headers)
-        said.append((answer.status_code, answer.text))
-        stream = {**headers, "accept": "text/event-stream"}
-        said.append((200, client.post(f"/v1/agents/{agent}/run", json=body, headers=stream).text))
     runs = client.get("/v1/runs", headers=headers).json()["runs"]
     paths = [f"/v1/runs/{run['run_id']}{part}" for run in runs for part in ("", "/events")]
-    paths += [f"/v1/agents/{a}" for a in ("helper", "dumb", "plain", "forgetful")]
+    paths += [f"/v1/agents/{agent}" for agent in AGENTS]
     paths += [
         "/v1/agents",
         "/v1/tools",
