@@ -38,7 +38,7 @@ MANY = {
 }
 
 
-def load(
+def load(  # noqa: PLR0913 (a keyword for each thing that a folder is checked against)
     folder: str | Path,
     *,
     env: Mapping[str, str] | None = None,
@@ -46,6 +46,7 @@ def load(
     check_template: TemplateCheck | None = None,
     unsupported: Unsupported | None = None,
     instead: Mapping[tuple[str, str], Path] | None = None,
+    graphs: Iterable[str] = (),
 ) -> Configuration:
     """Reads a folder. What is wrong with it stands in the answer; nothing is raised.
 
@@ -56,6 +57,7 @@ def load(
         check_template: says what is wrong with a Jinja template; absent: templates are not looked into.
         unsupported: what this runtime does not do yet.
         instead: by kind and name, e.g. `("Agent", "support")`, a file that stands in for the one there is.
+        graphs: names of graphs that were made in Python, beside those of the folder.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -63,7 +65,7 @@ def load(
         return Configuration(folder, faults=(fault(folder, what, Place()),))
     variables = os.environ if env is None else env
     given = Given(folder, variables, resolver)
-    return _Load(folder, given, check_template, unsupported or {}, instead or {}).run()
+    return _Load(folder, given, check_template, unsupported or {}, instead or {}, frozenset(graphs)).run()
 
 
 class _Load:
@@ -76,8 +78,10 @@ class _Load:
         check_template: TemplateCheck | None,
         unsupported: Unsupported,
         instead: Mapping[tuple[str, str], Path],
+        made: frozenset[str],
     ) -> None:
         self._instead = instead
+        self._made = made
         self._folder = folder
         self._given = given
         self._check_template = check_template
@@ -99,7 +103,7 @@ class _Load:
         known = Known(
             agents=names,
             pipelines=_names(pipelines),
-            graphs=_names(graphs),
+            graphs=_names(graphs, self._made),
             servers=None if mcp.faults or mcp.manifest is None else set(mcp.manifest.spec.servers),
             broken={
                 f"{_what(file)} {file.name}": str(file.path) for file in (*pipelines, *graphs) if file.faults
@@ -253,10 +257,10 @@ def _pipeline(manifest: RAGManifest, _: Node) -> Iterator[Finding]:
 # -- details of the whole ------------------------------------------------------------------------------------
 
 
-def _names(files: Iterable[File]) -> Names:
-    """The names of these files, unless one cannot be read: nobody knows its name."""
+def _names(files: Iterable[File], others: Iterable[str] = ()) -> Names:
+    """The names of these files and others, unless a file cannot be read: nobody knows its name."""
     files = tuple(files)
-    return {file.name for file in files} if all(file.root.entries for file in files) else None
+    return {*others, *(file.name for file in files)} if all(file.root.entries for file in files) else None
 
 
 def _what(file: File) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -88,8 +88,14 @@ class Bootstrapped:
     reopen: Callable[[str, JsonObject], Awaitable[Agent]] | None = None
 
 
-def load_configuration(folder: Path, plugins: Plugins, env: Mapping[str, str] | None = None) -> Configuration:
-    """What a folder says, checked against the installed plugins and against what this runtime can do."""
+def load_configuration(
+    folder: Path, plugins: Plugins, env: Mapping[str, str] | None = None, graphs: Iterable[str] = ()
+) -> Configuration:
+    """What a folder says, checked against the installed plugins and against what this runtime can do.
+
+    Args:
+        graphs: names of graphs that were made in Python.
+    """
     _make_importable(folder)
     return load(
         folder,
@@ -97,6 +103,7 @@ def load_configuration(folder: Path, plugins: Plugins, env: Mapping[str, str] | 
         resolver=plugins,
         check_template=check_template,
         unsupported=UNSUPPORTED,
+        graphs=graphs,
     )
 
 
@@ -115,7 +122,7 @@ async def open_runtime(  # noqa: PLR0913 (what a runtime is made of)
         InvalidConfiguration: faults that nothing can run with, all at once.
         CircularAgentReference: agents that call each other in a circle.
     """
-    configuration = load_configuration(folder, plugins, env)
+    configuration = load_configuration(folder, plugins, env, graphs)
     configuration.require_sound()
     detect_circular_refs(configuration.edges)
     opened = Bootstrapped(configuration, Resources(), broken=dict(configuration.broken))
@@ -327,7 +334,7 @@ class _Bootstrap:
     async def _reopen(self, name: str, kept: JsonObject) -> Agent:
         """Raises: InvalidManifest: it cannot be opened with the other files as they are now."""
         folder = self._opened.configuration.folder
-        found = load_snapshot(folder, name, kept, self._env, self._plugins)
+        found = load_snapshot(folder, name, kept, self._env, self._plugins, self._deps.graphs)
         graphs = {n: found.graphs[n].spec for n in kept.get("graphs", {}) if n in found.graphs}
         return await self._agent(found.agents[name], kept, graphs)
 

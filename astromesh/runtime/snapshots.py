@@ -10,7 +10,7 @@ import asyncio
 import os
 import re
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -62,12 +62,18 @@ def _text_of(file: Path) -> str:
 
 
 def load_snapshot(
-    folder: Path, name: str, kept: JsonObject, env: Mapping[str, str] | None, plugins: Plugins
+    folder: Path,
+    name: str,
+    kept: JsonObject,
+    env: Mapping[str, str] | None,
+    plugins: Plugins,
+    graphs: Iterable[str] = (),
 ) -> Configuration:
     """The configuration of a snapshot, with the folder's other files as they are now.
 
     Args:
         name: of the agent that is asked for.
+        graphs: names of graphs that there are, those made in Python among them.
 
     Raises:
         InvalidManifest: it does not fit them.
@@ -86,6 +92,7 @@ def load_snapshot(
             resolver=plugins,
             check_template=check_template,
             instead=instead,
+            graphs=graphs,
         )
     if faults := found.broken.get(name):
         raise InvalidManifest(f"The run's own manifest of {name!r} does not work any more: {faults[0]}")

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
-from astromesh.testing import ScriptedProvider, plugin_of
+from astromesh.graph import GraphState, PromptGraph, PromptNode, node
+from astromesh.testing import RecordingSink, ScriptedProvider, plugin_of
+from astromesh.types import ToolCall
 from tests.integration.agents_folder import manifest, runtime_of, write
 
 #: the first node names a model of its own, the second is light, the third neither
@@ -61,3 +63,34 @@ async def test_lightweight_nodes_of_a_yaml_graph_ask_the_role_of_that_name(
         assert runtime.broken == {}
         answer = await runtime.run("helper", "Why?", "s")
     assert (answer.response, order) == ("scripted says", asked)
+
+
+async def test_an_agent_runs_a_graph_made_in_python_and_its_events_are_the_runs(tmp_path: Path) -> None:
+    """Nodes, deltas and tools of the graph are told in the run's own stream, in their order."""
+
+    @node("shout")
+    def shout(state: GraphState) -> str:
+        return str(state.context["answer_output"]).upper()
+
+    asks = PromptNode("answer", tools=[lookup_price])
+    made = PromptGraph("made", nodes=[asks, shout]).sequential("answer", "shout")
+    call = ToolCall("c1", "lookup_price", '{"item": "tea"}')
+    folder = write(tmp_path, manifest(orchestration={"pattern": "graph", "graph": "made"}))
+    sink = RecordingSink()
+    async with runtime_of(folder, ScriptedProvider(call, "it is 3"), graphs={"made": made}) as runtime:
+        assert runtime.broken == {}
+        answer = await runtime.run("helper", "Tea?", "s", sinks=[sink])
+    assert (answer.response, answer.metadata["tools_called"]) == ("IT IS 3", ["lookup_price"])
+    told = [(e.type, e.data.get("node", "")) for e in sink.events if e.type.startswith(("node.", "tool."))]
+    assert told == [
+        ("node.started", "answer"), ("tool.started", ""), ("tool.finished", ""), ("node.finished", "answer"),
+        ("node.started", "answer"), ("node.finished", "answer"),
+        ("node.started", "shout"), ("node.finished", "shout"),
+    ]  # fmt: skip
+    deltas = [(e.data["step"], e.data["content"]) for e in sink.events if e.type == "model.delta"]
+    assert deltas == [(2, "it "), (2, "is "), (2, "3"), (3, "IT IS 3")]
+
+
+def lookup_price(item: str) -> int:
+    """The price of an item."""
+    return {"tea": 3}[item]
