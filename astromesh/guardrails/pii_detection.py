@@ -131,9 +131,9 @@ class PiiScanner:
         if groups and "iban" in self._kinds:
             finders.append(pii_iban.next_iban)
         if groups and "credit_card" in self._kinds:
-            finders.append(_in_groups(groups, [card_at(groups, i) for i in range(len(groups))]))
+            finders.append(_in_groups([card_at(groups, i) for i in range(len(groups))]))
         if groups and "ssn" in self._kinds:
-            finders.append(_in_groups(groups, [ssn_at(text, groups, i) for i in range(len(groups))]))
+            finders.append(_in_groups([ssn_at(text, groups, i) for i in range(len(groups))]))
         return finders
 
 
@@ -151,7 +151,7 @@ def leftmost(finders: Sequence[_Finder], text: str, start: int) -> list[Finding]
     return chosen
 
 
-def _in_groups(groups: Sequence[Group], found: Sequence[Finding | None]) -> _Finder:
+def _in_groups(found: Sequence[Finding | None]) -> _Finder:
     """A finder over what begins with a group."""
     rest = [one for one in reversed(found) if one]
 

@@ -85,6 +85,19 @@ def test_a_rule_streams_what_it_makes_of_the_whole(checked, text, cuts, every):
     assert gate.released == whole
 
 
+def test_what_one_rule_held_back_until_the_end_goes_through_the_next():
+    mail = rule(PiiDetection, kinds=["email"])
+    tag = rule(TopicFilter, forbidden_topics=["email"], action="redact", replacement="X")
+    gate = GuardrailsEngine((), [mail, tag]).gate()
+    assert [gate.feed("a@b.com"), gate.finish(), gate.released.text] == ["", "[X]", "[X]"]
+    both = rule(
+        ContentFilter, forbidden_keywords=["secret"], blocked_patterns=["DACT{1,5}"], replacement="REDACTED"
+    )
+    gate = GuardrailsEngine((), [both]).gate()
+    assert [gate.feed("secret"), gate.finish(), gate.released.text] == ["", "REREDACTEDED", "REREDACTEDED"]
+    assert gate.released.actions[0]["count"] == 2
+
+
 EXAMPLES = {
     "email": "Mail john.doe@example.co.uk, a@b.com or " + "a" * 60 + "@" + ("1" * 60 + ".") * 5 + "com now",
     "iban": "to DE89 3704 0044 0532 0130 00 or GB82WEST12345698765432 at once",
