@@ -1,4 +1,4 @@
-"""docs/documents.md names only modules and tests that exist, and every row says both."""
+"""docs/documents.md and docs/graph/contract.md name only what exists, and every row says module and test."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 from tests.platform.astromesh import ROOT
 
 PAGE = (ROOT / "docs" / "documents.md").read_text()
+GRAPHS = (ROOT / "docs" / "graph" / "contract.md").read_text()
 _ROW = re.compile(r"^\| (?!what is asked|---)(.+?) \| (.+?) \| (.+?) \|$", re.MULTILINE)
 _NAMED = re.compile(r"`([^`]+)`")
 
@@ -42,8 +43,9 @@ def missing(named: str) -> str:
     )
 
 
-def test_every_module_and_test_that_is_named_exists(subtests: pytest.Subtests) -> None:
-    rows = _ROW.findall(PAGE.partition("## What is built otherwise")[0])
+@pytest.mark.parametrize("page", [PAGE, GRAPHS], ids=["documents", "contract of the graph engine"])
+def test_every_module_and_test_that_is_named_exists(page: str, subtests: pytest.Subtests) -> None:
+    rows = _ROW.findall(page.partition("## What is built otherwise")[0])
     assert len(rows) > 100
     for what, where, held in rows:
         with subtests.test(what):
