@@ -43,16 +43,23 @@ class StoredTraces:
                     )
         return {"trace_id": trace_id, "spans": found} if found else None
 
-    async def list(self, viewer: Viewer, agent: str, status: str, limit: int) -> list[JsonObject]:
+    async def list(
+        self, viewer: Viewer, agent: str, status: str, limit: int, session: str = ""
+    ) -> list[JsonObject]:
         """The newest runs first, one line each."""
         await self._notes.flush()
         found = self._present.list(
-            tenant=viewer.tenant, owner=viewer.owner, agent=agent, status=status, limit=limit
+            tenant=viewer.tenant,
+            owner=viewer.owner,
+            agent=agent,
+            session=session,
+            status=status,
+            limit=limit,
         )
         if self._durable.is_open:  # durable runs that rest are there alone
             known = {line["run_id"] for line in found}
             rows, _ = await self._durable.store.list(
-                Wanted(*viewer, agent=agent, status=status, limit=limit + len(known))
+                Wanted(*viewer, agent, session, status, limit + len(known))
             )
             found += [_line(row) for row in rows if row.run_id not in known]
         found.sort(key=lambda line: -float(line["start"]))

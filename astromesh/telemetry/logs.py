@@ -18,12 +18,22 @@ import orjson
 import structlog
 
 _SECRET_KEY = re.compile(r"(?i)(^|_)(authorization|api_?key|token|secret|password|cookie)$")
-_SECRET_TEXT = re.compile(r"(?i)\b(bearer\s+|sk-|am_)[a-z0-9._~+/=-]{8,}")
+#: tokens and keys by their look; values of what is called a secret; passwords in URLs
+_SECRET_TEXT = re.compile(
+    r"(?i)\b(?:bearer\s+|sk-|am_)[a-z0-9._~+/=-]{8,}"
+    r"|((?:\b|_)(?:password|passwd|secret|token|api[_-]?key)[\"']?\s*[=:]\s*[\"']?|://[^/\s:@\"]*:)"
+    r"(?!\*|true\b|false\b|null\b|none\b)[^\s\"'&,;@]{4,}"
+)
+#: one of these is in every text that the pattern finds something in: most lines have none, and cost a tenth
+_SUSPECT = (
+    "bearer", "sk-", "am_", "passw", "secret", "token=", "token:", "token\"", "token'", "token ", "api_key",
+    "api-key", "apikey", "://",
+)  # fmt: skip
 _Line = MutableMapping[str, Any]
 
 
 def blank_secrets(_logger: Any, _method: str, event: _Line) -> _Line:
-    """Blanks the values of secret-sounding keys; `redacted` does bearer tokens and keys inside texts."""
+    """Blanks the values of secret-sounding keys; `redacted` does tokens, keys and passwords inside texts."""
     for key in event:
         if _is_secret(key):
             event[key] = "***"
@@ -31,16 +41,29 @@ def blank_secrets(_logger: Any, _method: str, event: _Line) -> _Line:
 
 
 def redacted(render: Callable[[Any, str, _Line], str]) -> Callable[[Any, str, _Line], str]:
-    """A renderer whose lines hold no bearer token and no key."""
+    """A renderer whose lines hold no token, no key and no password."""
 
     def rendered(logger: Any, method: str, event: _Line) -> str:
-        return _SECRET_TEXT.sub("***", render(logger, method, event))
+        return without_secrets(render(logger, method, event))
 
     return rendered
 
 
+def without_secrets(line: str) -> str:
+    folded = line.lower()
+    for suspect in _SUSPECT:
+        if suspect in folded:
+            return _SECRET_TEXT.sub(r"\1***", line)
+    return line
+
+
 def configure_logging(level: str = "info", form: str = "console") -> None:
-    """Args: level: `debug`, `info`, `warning` or `error`. form: `console` or `json`. Writes to stderr."""
+    """Our lines and those of libraries, alike, to stderr.
+
+    Args:
+        level: `debug`, `info`, `warning` or `error`; of libraries `warning` at least.
+        form: `console` or `json`.
+    """
     number = logging.getLevelNamesMapping()[level.upper()]
     structlog.configure(
         processors=[
@@ -54,7 +77,18 @@ def configure_logging(level: str = "info", form: str = "console") -> None:
         logger_factory=_Stderr,
         cache_logger_on_first_use=True,
     )
-    logging.basicConfig(level=max(number, logging.WARNING), stream=sys.stderr, format="%(name)s: %(message)s")
+    logging.basicConfig(level=max(number, logging.WARNING), handlers=[_OfLibraries()])
+
+
+class _OfLibraries(logging.Handler):
+    """What libraries log, as lines of ours."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            about = {"logger": record.name, "exc_info": record.exc_info}
+            structlog.get_logger().log(record.levelno, record.getMessage(), **about)
+        except Exception:  # noqa: BLE001 (the border of a log line: no library's text ends anything)
+            self.handleError(record)
 
 
 class _Stderr:

@@ -26,7 +26,14 @@ class TraceStore:
         return [run for run in self._runs.of_trace(trace_id) if run.visible(tenant, owner)]
 
     def list(
-        self, *, tenant: str, owner: str | None, agent: str = "", status: str = "", limit: int = 50
+        self,
+        *,
+        tenant: str,
+        owner: str | None,
+        agent: str = "",
+        session: str = "",
+        status: str = "",
+        limit: int = 50,
     ) -> list[JsonObject]:
         """The newest runs first, one line each."""
         found = (
@@ -35,6 +42,7 @@ class TraceStore:
             if run.events
             and run.visible(tenant, owner)
             and agent in ("", run.agent)
+            and session in ("", run.session_id)
             and status in ("", run.status)
         )
         return [_line(run) for run in islice(found, limit)]

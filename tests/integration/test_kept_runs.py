@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from astromesh.errors import RunNotFound
+from astromesh.errors import ProviderTimeout, RunNotFound
 from astromesh.runtime.engine import AgentRuntime
 from astromesh.runtime.registry import RunFilter, Viewer
 from astromesh.testing import Reply, ScriptedProvider
@@ -61,6 +61,28 @@ async def test_runs_usage_and_traces_are_there_after_a_restart(folder: Path) -> 
     assert (listed["usage"]["input_tokens"], listed["usage"]["output_tokens"]) == (30, 3)
     assert [line["run_id"] for line in traces] == [done["run_id"]]
     assert events.status_code in (404, 409, 410)
+
+
+async def test_traces_are_found_by_agent_session_and_status_before_and_after_a_restart(folder: Path) -> None:
+    """Over runs of this process and over those on disk alike; what is no filter is said to be none."""
+    write(folder, manifest("other"))
+    asked = ({"agent": "other"}, {"session": "t"}, {"status": "failed"}, {"status": "failed", "session": "t"})
+    found = []
+    for script in (("one", "two", ProviderTimeout("slow")), ()):
+        async with client_of(first := runtime(folder, *script)) as client:
+            await first.durable.open()
+            if script:
+                await client.post(RUN, json=BODY)
+                await client.post("/v1/agents/other/run", json={**BODY, "session_id": "t"})
+                await client.post(RUN, json=BODY)
+            answers = [(await client.get("/v1/traces", params=params)).json()["traces"] for params in asked]
+            found.append([[line["run_id"] for line in lines] for lines in answers])
+            assert len((await client.get("/v1/traces", params={"limit": 2})).json()["traces"]) == 2
+            wrong = await client.get("/v1/traces", params={"status": "lost"})
+            assert (wrong.status_code, wrong.json()["code"]) == (422, "invalid_input")
+    assert list(map(len, found[0])) == [1, 1, 1, 0]
+    assert found[0][0] == found[0][1] != found[0][2]
+    assert found[1] == found[0]
 
 
 async def test_nobody_sees_the_kept_runs_of_others_and_erasing_takes_them(folder: Path) -> None:

@@ -7,6 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Query, Request, Response
 
 from astromesh.api.access import ScopeElsewhere, caller_of, runtime_of, scope, viewer_of
+from astromesh.api.routes.runs import Status
 from astromesh.errors import TraceNotFound
 from astromesh.types import JsonObject
 
@@ -17,13 +18,13 @@ router = APIRouter(tags=["observability"])
 async def traces(
     request: Request,
     agent: str = "",
-    status: str = "",
+    session: str = "",
+    status: Status = "",
     limit: Annotated[int, Query(ge=1, le=1000)] = 50,
 ) -> JsonObject:
     """The newest runs, one line each."""
-    caller = caller_of(request)
-    found = await runtime_of(request).traces.list(viewer_of(caller), agent, status, limit)
-    return {"traces": found}
+    viewer = viewer_of(caller_of(request))
+    return {"traces": await runtime_of(request).traces.list(viewer, agent, status, limit, session)}
 
 
 @router.get("/v1/traces/{trace_id}", summary="One trace", dependencies=[scope("traces:read")])
