@@ -14,7 +14,7 @@ from astromesh.types import Image, JsonObject, Message, ToolSpec, Usage
 
 @quick
 @dataclass(frozen=True, slots=True)
-class Task:
+class PatternTask:
     """What step 7 gets: everything a pattern may look at.
 
     Args:
@@ -28,7 +28,6 @@ class Task:
     tools: tuple[ToolSpec, ...] = ()
     max_iterations: int = 10
     context: Mapping[str, Any] = field(default_factory=dict)
-    output_schema: Mapping[str, Any] | None = None
 
 
 @quick
@@ -62,7 +61,7 @@ class Pattern(Protocol):
     `scope` is the run's `astromesh.node.Scope`.
     """
 
-    async def run(self, task: Task, model: ModelPort, tools: ToolPort, scope: Any) -> Outcome: ...
+    async def run(self, task: PatternTask, model: ModelPort, tools: ToolPort, scope: Any) -> Outcome: ...
 
 
 @runtime_checkable

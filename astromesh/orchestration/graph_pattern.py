@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from astromesh.abc.provider import ModelPort
-from astromesh.abc.run import Outcome, Task
+from astromesh.abc.run import Outcome, PatternTask
 from astromesh.abc.tool import Asked, ToolPort
 from astromesh.errors import AstromeshError, GraphError, GraphStopped
 from astromesh.graph.engine import PromptGraphEngine
@@ -54,13 +54,13 @@ class GraphPattern:
     """
 
     def __init__(
-        self, make: Callable[[int], PromptGraphEngine], notes: Callable[[Task], Notes] | None = None
+        self, make: Callable[[int], PromptGraphEngine], notes: Callable[[PatternTask], Notes] | None = None
     ) -> None:
         self._make = make
         self._notes = notes
         self._engines: dict[int, PromptGraphEngine] = {}
 
-    async def run(self, task: Task, model: ModelPort, tools: ToolPort, scope: Scope) -> Outcome:
+    async def run(self, task: PatternTask, model: ModelPort, tools: ToolPort, scope: Scope) -> Outcome:
         """One run of the graph.
 
         Raises:

@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from astromesh.abc.deps import Deps
 from astromesh.abc.provider import ModelPort
-from astromesh.abc.run import Outcome, RunAgent, Task, Terms
+from astromesh.abc.run import Outcome, PatternTask, RunAgent, Terms
 from astromesh.abc.tool import ToolPort
 from astromesh.errors import ConfigError, IterationsExhausted
 from astromesh.graph.base import BaseNode
@@ -78,7 +78,7 @@ class SupervisorPattern(GraphPattern):
         super().__init__(lambda iterations: unbounded_engine_of(make(iterations)), lambda task: Delegations())
         self._workers, self._run_agent = workers, run_agent
 
-    async def run(self, task: Task, model: ModelPort, tools: ToolPort, scope: Scope) -> Outcome:
+    async def run(self, task: PatternTask, model: ModelPort, tools: ToolPort, scope: Scope) -> Outcome:
         terms = Terms(max_iterations=task.max_iterations)
         workers = [WorkerTool(n, about, self._run_agent, terms) for n, about in self._workers.items()]
         return await super().run(task, model, JoinedTools(ToolBox(workers, timeout=None), tools), scope)

@@ -14,7 +14,7 @@ from itertools import pairwise
 from pydantic import BaseModel, ConfigDict, Field
 
 from astromesh.abc.deps import Deps
-from astromesh.abc.run import RunAgent, Task, Terms
+from astromesh.abc.run import PatternTask, RunAgent, Terms
 from astromesh.errors import ConfigError
 from astromesh.graph.base import BaseNode
 from astromesh.graph.config import NodeConfig
@@ -68,7 +68,7 @@ class SwarmNotes:
         task: what the swarm was asked.
     """
 
-    task: Task
+    task: PatternTask
     turns: list[str] = field(default_factory=list)
     handed: Handoff | None = None
     iterations: int = 0

@@ -8,7 +8,7 @@ from functools import partial
 from time import perf_counter
 
 from astromesh.abc.durable import Change
-from astromesh.abc.run import Outcome, Task
+from astromesh.abc.run import Outcome, PatternTask
 from astromesh.abc.tool import ToolPort
 from astromesh.core.checked_data import checked_data
 from astromesh.core.tool_layers import identity_of
@@ -157,7 +157,7 @@ async def orchestrate(agent: Agent, equipped: EquippedQuery, run: Run) -> tuple[
     """Steps 7 to 9: the pattern calls the router (8) and the tools (9) until it has an answer."""
     request = equipped.prompted.recalled.admitted.request
     iterations = agent.iterations_within(request.terms.max_iterations)
-    task = Task(equipped.prompted.messages, equipped.tools, iterations, request.context)
+    task = PatternTask(equipped.prompted.messages, equipped.tools, iterations, request.context)
     tools = tools_of(_tools(agent, request), run.scope)
     outcome = await agent.pattern.run(task, run.model, tools, run.scope)
     if agent.output_schema is not None:

@@ -11,8 +11,7 @@ import orjson
 
 from astromesh.abc.deps import Deps
 from astromesh.abc.provider import ModelPort
-from astromesh.abc.run import Pattern, RunAgent, Terms
-from astromesh.abc.run import Task as PatternTask
+from astromesh.abc.run import Pattern, PatternTask, RunAgent, Terms
 from astromesh.config.workflow.agents import OwnAgent
 from astromesh.core.structured import AnswerSchema, repair
 from astromesh.errors import InvalidOutput
@@ -75,20 +74,20 @@ class FolderAgent:
             Message("system", self.spec.system_prompt),
             Message("user", question(asked)),
         )
-        text = await self._run(messages, model, asked.port, scope, schema)
+        text = await self._run(messages, model, asked.port, scope)
         output, repaired, fault = read(text, asked.schema)
         if fault and not repaired:
             messages = (*messages, Message("assistant", text), repair(fault))
-            text = await self._run(messages, model, asked.port, scope, schema)
+            text = await self._run(messages, model, asked.port, scope)
             output, repaired, fault = read(text, asked.schema)
         if fault:
             raise InvalidOutput(f"The agent's answer does not fit its schema: {fault}")
         return Answer(output, ledger.usage.to_json(), repaired)
 
     async def _run(
-        self, messages: tuple[Message, ...], model: ModelPort, port: StagePort, scope: Scope, schema: Any
+        self, messages: tuple[Message, ...], model: ModelPort, port: StagePort, scope: Scope
     ) -> str:
-        task = PatternTask(messages, port.specs(), self.spec.config.max_tool_rounds, output_schema=schema)
+        task = PatternTask(messages, port.specs(), self.spec.config.max_tool_rounds)
         outcome = await self.pattern.run(task, model, port, scope)
         if port.fault is not None:
             raise port.fault

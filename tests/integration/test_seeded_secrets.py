@@ -95,7 +95,7 @@ def test_seeded_secrets_appear_nowhere(
     runtime = runtime_of(configured(tmp_path, free_port()), provider, env=SEEDS)
     key = asyncio.run(key_of(tmp_path / "data"))
     token = signed(claims(time.time(), iss=None, aud=None, scope="admin"), SEEDS["JWT_SECRET"])
-    said = []
+    said: list[tuple[int, str]] = []
     with TestClient(create_app(runtime), raise_server_exceptions=False) as client:
         ways = {"authorization": f"Bearer {key}"}, {"x-api-key": token}
         with ThreadPoolExecutor(16) as at_once:  # a store that is away is waited for

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from astromesh.abc.deps import Deps
 from astromesh.abc.provider import ModelPort
-from astromesh.abc.run import Outcome, Task
+from astromesh.abc.run import Outcome, PatternTask
 from astromesh.abc.tool import ToolPort
 from astromesh.errors import GraphError
 from astromesh.graph.engine import PromptGraphEngine
@@ -35,7 +35,7 @@ class Reasoning:
     async def open(cls, options: ReasoningOptions, deps: Deps) -> Reasoning:
         return cls(options.settings())
 
-    async def run(self, task: Task, model: ModelPort, tools: ToolPort, scope: Scope) -> Outcome:
+    async def run(self, task: PatternTask, model: ModelPort, tools: ToolPort, scope: Scope) -> Outcome:
         """One run. However it ends, it answers: `metadata["reasoning"]` is the controller's final_output."""
         # the rest of the context is the template's; above all it must not stand in for the checked query
         context = {REQUEST: task.context[REQUEST]} if REQUEST in task.context else {}
