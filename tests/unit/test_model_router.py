@@ -499,6 +499,7 @@ class Mute(ScriptedProvider):
 
 async def test_a_stream_without_a_result_has_failed():
     text, result, _ = await streamed(router(Mute(name="a/m"), model("Hi", name="b/m")).stream(ASK))
+    assert result is not None
     assert (text, result.attempts[0]["error"]) == ("Hi", "provider_unavailable")
     _, _, error = await streamed(router(Mute(name="a/m")).stream(ASK))
     assert "a/m: The stream ended without a result." in str(error)
