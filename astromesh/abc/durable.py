@@ -251,6 +251,9 @@ class RunStore(Protocol):
             steps: the decision, kept in the same transaction.
         """
 
+    async def hand_back(self, claim: Claim) -> RunRow | None:
+        """From `running` by this claim to `queued` in the next segment; None where it is another's."""
+
     async def cancel(self, run_id: str) -> RunRow | None:
         """Asks for a run's end. One that nobody works on has ended with that; None where there is no run."""
 

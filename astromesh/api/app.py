@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from weakref import WeakSet
 
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.routing import APIRoute
@@ -125,6 +126,7 @@ def create_app(
     )
     app.state.runtime = runtime
     app.state.connections = ConnectionManager()
+    app.state.followers = WeakSet()
     app.state.audit = AuditLog(runtime.data_dir, runtime.clock)
     errors.register(app)
     for router in ROUTERS:

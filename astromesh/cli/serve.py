@@ -22,6 +22,7 @@ from uvicorn.supervisors import Multiprocess
 from astromesh.api.app import create_app
 from astromesh.api.border import Room
 from astromesh.cli.configuration import sound
+from astromesh.cli.draining import drain_first
 from astromesh.cli.folders import CONFIG, DATA
 from astromesh.cli.listening import BACKLOG, listen, url_of
 from astromesh.cli.output import note
@@ -35,8 +36,8 @@ from astromesh.telemetry.worker_tallies import WorkerTallies
 
 #: names the folder in which the processes of one server add up what they count
 TALLIES = "ASTROMESH_TALLIES"
-#: seconds that running requests get after SIGTERM
-GRACE = 30
+#: seconds that runs get after SIGTERM, and requests that are still answered then
+GRACE, _GRACE_OF_ANSWERS = 30, 5
 #: new containers between two looks of the garbage collector; at Python's 700 they take a tenth of a run
 _BETWEEN_COLLECTIONS = 10_000
 #: a search by vectors takes one core: threads of OpenBLAS that wait for a busy core made it five times slower
@@ -78,13 +79,15 @@ def application(places: tuple[Path, Path], spec: RuntimeSpec, tallies: Path | No
     runtime = AgentRuntime(places[0], data_dir=places[1])
     api = spec.api
     room = Room(api.max_requests, api.max_sockets)
-    return create_app(
+    app = create_app(
         runtime,
         max_body_bytes=api.max_body_bytes,
         cors_origins=api.cors_origins,
         room=room,
         tallies=WorkerTallies(tallies) if tallies is not None else None,
     )
+    drain_first(app, GRACE)
+    return app
 
 
 def settings(app: FastAPI | str, spec: RuntimeSpec, workers: int = 1) -> uvicorn.Config:
@@ -97,7 +100,7 @@ def settings(app: FastAPI | str, spec: RuntimeSpec, workers: int = 1) -> uvicorn
         loop="uvloop", http=BoundedHttp, ws="websockets-sansio", lifespan="on", interface="asgi3",
         ws_max_size=spec.api.max_body_bytes, ws_per_message_deflate=False,
         access_log=False, log_config=None, server_header=False, proxy_headers=False,
-        timeout_graceful_shutdown=GRACE,
+        timeout_graceful_shutdown=_GRACE_OF_ANSWERS,
     )  # fmt: skip
 
 

@@ -170,6 +170,10 @@ class PostgresRuns:
     async def advance(self, run_id: str, segment: int, steps: Sequence[Step] = ()) -> RunRow | None:
         return await self._database.transact(partial(_advance, run_id, segment, steps, self._clock.now()))
 
+    async def hand_back(self, claim: Claim) -> RunRow | None:
+        rows = await self._database.write(SQL["hand_back"], *claim, self._clock.now())
+        return run_of(rows[0]) if rows else None
+
     async def cancel(self, run_id: str) -> RunRow | None:
         return await self._database.transact(partial(_cancel, run_id, self._clock.now()))
 

@@ -132,6 +132,9 @@ class SqliteRuns:
     async def advance(self, run_id: str, segment: int, steps: Sequence[Step] = ()) -> RunRow | None:
         return await self._database.write(_advance, (run_id, segment, steps, self._clock.now()))
 
+    async def hand_back(self, claim: Claim) -> RunRow | None:
+        return await self._database.write(_hand_back, (*claim, self._clock.now()))
+
     async def cancel(self, run_id: str) -> RunRow | None:
         return await self._database.write(_cancel, (run_id, self._clock.now()))
 
@@ -347,6 +350,11 @@ def _advance_one(
     return run_of(row)
 
 
+def _hand_back_one(connection: sqlite3.Connection, item: tuple[str, int, str, float]) -> RunRow | None:
+    row = connection.execute(SQL["hand_back"], item).fetchone()
+    return run_of(row) if row else None
+
+
 def _cancel_one(connection: sqlite3.Connection, item: tuple[str, float]) -> RunRow | None:
     run_id, now = item
     run = _run(connection, run_id)
@@ -466,6 +474,7 @@ _commit = partial(_each, _commit_one)
 _steps = partial(_each, _steps_one)
 _events = partial(_each, _events_one)
 _advance = partial(_each, _advance_one)
+_hand_back = partial(_each, _hand_back_one)
 _cancel = partial(_each, _cancel_one)
 _cancelling = partial(_each, _cancelling_one)
 _beat = partial(_each, _beat_one)

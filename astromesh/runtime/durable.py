@@ -67,6 +67,8 @@ _CANCELS, _SWEEP = 0.5, 1.0
 _HERE, _NEXT = 64, 1000
 #: seconds: no run has been queued for so long
 _NEVER = 1e9
+#: seconds until a run begins again that found a store away
+_POSTPONED = 0.5
 #: for how many seconds, and for what part of the room there was, a count of an agent's queue is trusted
 _TRUSTED, _PART = 1.0, 8
 #: callers of runs that no segment has begun of here
@@ -386,6 +388,9 @@ class DurableRuns:
             segment = Segment(self._host, self.store, row, agent, caller, self._tell)
             self._segments[row.run_id] = segment
             await segment.work(self._handle)
+            if segment.handed_back is not None:
+                await asyncio.sleep(_POSTPONED)
+                self._keep(self._send(segment.handed_back))
         except asyncio.CancelledError:
             pass  # somebody else has the run, or will have it
         except AstromeshError as error:  # it could not begin: its agent cannot be opened any more

@@ -6,7 +6,7 @@ import asyncio
 import difflib
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -84,6 +84,8 @@ from astromesh.types import CallerContext, JsonObject, SessionKey
 log = structlog.get_logger("astromesh.runtime")
 #: how deep agents may call agents, and how many such calls the whole tree of one run may make
 MAX_DEPTH, MAX_NESTED = 8, 256
+#: seconds between two looks whether what goes on has ended
+_LOOK = 0.05
 #: scopes that open the sessions of others in the same tenant
 ANY_SESSION = frozenset({"admin", "sessions:any", "sessions:*"})
 
@@ -128,6 +130,7 @@ class AgentRuntime:
         self._graphs = graphs or {}
         self._open: Bootstrapped | None = None
         self._draining = False
+        self._ends = float("inf")
         self._active = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -230,17 +233,36 @@ class AgentRuntime:
         """Runs whose traces were not exported because the collector was too slow."""
         return self._exporter.dropped if self._exporter is not None else 0
 
+    @property
+    def draining(self) -> bool:
+        """Whether it takes no new runs any more."""
+        return self._draining
+
+    async def drain(self, grace: float) -> None:
+        """Takes no new runs from here on, and waits at most `grace` seconds for those that go on.
+
+        `close` waits no longer than this has left.
+        """
+        self._draining, self._ends = True, self.clock.monotonic() + grace
+        self.workflows.drain()
+        await self.durable.drain()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(grace):
+                await self._idle.wait()
+                while self.workflows.answering:  # noqa: ASYNC110 (at the end alone)
+                    await asyncio.sleep(_LOOK)
+
     async def close(self, grace: float = 30.0) -> None:
         """Takes no new runs, waits at most `grace` seconds for those that run, closes what was opened."""
         self._draining = True
-        ends = self.clock.monotonic() + grace
+        ends = min(self.clock.monotonic() + grace, self._ends)
         if self._taking_up is not None:
             self._taking_up.cancel()
             await asyncio.wait([self._taking_up])
         await self.workflows.close()
         await self.durable.drain()
         try:
-            async with asyncio.timeout(grace):
+            async with asyncio.timeout(max(ends - self.clock.monotonic(), 0.0)):
                 await self._idle.wait()
         except TimeoutError:
             pass  # what still runs is cut off with its resources; durable runs are taken up again

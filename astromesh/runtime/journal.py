@@ -60,17 +60,25 @@ class Book:
         steps: those on disk.
         waiting: asks people.
         past: the events of a run of the tree that earlier segments have left.
+        postpone: ends the segment, to begin another one soon.
 
     `failure` is the divergence that was found: whatever the run makes of it, it has failed. `suspended`: the
     segment ends here; nothing begins any more.
     """
 
     def __init__(
-        self, row: RunRow, writer: Writer, waiting: Waiting, steps: tuple[Step, ...], past: Past
+        self,
+        row: RunRow,
+        writer: Writer,
+        waiting: Waiting,
+        steps: tuple[Step, ...],
+        past: Past,
+        postpone: Callable[[], None],
     ) -> None:
         self.run_id, self.agent, self.asked_at = row.run_id, row.agent, row.created_at
         self.manifest: JsonObject = row.manifest or {}
         self.writer, self.waiting, self.past = writer, waiting, past
+        self.postpone = postpone
         self.failure: Divergence | None = None
         self.suspended = False
         self._steps = {(step.path, step.n): step for step in steps}

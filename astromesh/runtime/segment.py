@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from astromesh.abc.clock import Clock
 from astromesh.abc.durable import Change, Claim, RunRow, RunStore, Step
 from astromesh.abc.events import EventSink
-from astromesh.errors import AstromeshError, SessionBusy
+from astromesh.errors import AstromeshError, SessionBusy, StoreUnavailable
 from astromesh.runtime import failpoints
 from astromesh.runtime.agent import Agent
 from astromesh.runtime.durable_stream import DurableStream
@@ -78,7 +78,9 @@ class Segment:
         self.waiting = Waiting(host.clock, self._pause)
         self.stream: DurableStream | None = None
         self._task: asyncio.Task[Any] | None = None
-        self._paused = False
+        self._paused = self._postponed = False
+        #: the row, where the segment has ended for another one to begin
+        self.handed_back: RunRow | None = None
 
     async def work(self, handle: Handler) -> None:
         """Works it off to its end, a pause, or until somebody else has it."""
@@ -87,11 +89,11 @@ class Segment:
             await self._open()
             answer = await self._host.work_off(self.agent, self.request, self.run, handle)
         except asyncio.CancelledError:
-            if not self._paused:
+            if not (self._paused or self._postponed):
                 self.writer.close()
                 raise
             self._task.uncancel() if self._task else None
-            await self._wait()
+            await (self._wait() if self._paused else self._hand_back())
         except AstromeshError as error:
             await self._end(None, error)
         else:
@@ -123,7 +125,7 @@ class Segment:
         run.stream = run.log.stream = stream
         run.events = run.scope.events = GatedEvents(stream, self.agent, run.scope.ledger)
         run.asked_at, run.said = row.created_at, stream.said
-        book = Book(row, self.writer, self.waiting, steps, self._past)
+        book = Book(row, self.writer, self.waiting, steps, self._past, self._postpone)
         run.journal = run.scope.journal = RunJournal(book, "", row.run_id, run.model)
         run.journal.hear(stream)
         run.scope.deadline = self._deadline(steps)
@@ -203,6 +205,15 @@ class Segment:
             )
         )
 
+    async def _hand_back(self) -> None:
+        """What was done is on disk, and the row is queued again."""
+        if await self.writer.finish(Change(wake_at=0.0)):
+            self.handed_back = await surely(partial(self._store.hand_back, self.writer.claim))
+
+    def _postpone(self) -> None:
+        self._postponed = True
+        self.suspend()
+
     def _pause(self) -> None:
         self._paused = True
         self.suspend()
@@ -246,7 +257,11 @@ def by_its_record(handler: Handler) -> Handler:
 
 
 def patiently(handler: Handler) -> Handler:
-    """An accepted run waits for its session as long as it takes: it was let in before."""
+    """An accepted run waits for its session as long as it takes, and for a store that is away.
+
+    It was let in before. Where a store does not answer in its own time, another segment goes on behind what
+    is done.
+    """
 
     async def run_patiently(agent: Agent, request: RunRequest, run: Run) -> RunAnswer:
         while True:
@@ -255,5 +270,9 @@ def patiently(handler: Handler) -> Handler:
             except SessionBusy:
                 if run.admitted:
                     raise
+            except StoreUnavailable:
+                assert run.journal is not None
+                run.journal.book.postpone()
+                await asyncio.get_running_loop().create_future()
 
     return run_patiently

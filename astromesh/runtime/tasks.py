@@ -220,6 +220,15 @@ class Workflows:
         if self._loaded:
             self._keep()
 
+    def drain(self) -> None:
+        """Takes no new Tasks."""
+        self._draining = True
+
+    @property
+    def answering(self) -> bool:
+        """Whether a Task goes on that somebody waits for, and nobody takes over."""
+        return any(one.work is not None and not one.row.durable for one in self.records.live.values())
+
     async def close(self) -> None:
         """Takes no new Tasks; durable ones that run are left to whoever comes next."""
         self._draining = True

@@ -221,6 +221,18 @@ async def test_a_deadline_holds_for_the_runs_of_the_dead(store, clock):
     assert (last.seq, last.type, last.data["code"]) == (2, "run.failed", "deadline_exceeded")
 
 
+async def test_a_worker_hands_one_run_back(store):
+    """It is due in a new segment, for anybody; who no longer has it cannot."""
+    claim = await running(store)
+    assert await store.hand_back(claim._replace(worker="w2")) is None
+    row = await store.hand_back(claim)
+    assert (row.status, row.segment, row.worker) == ("queued", 2, "")
+    assert await store.hand_back(claim) is None
+    with pytest.raises(LeaseLost):
+        await store.commit(claim, events=[event(1)])
+    assert (await store.claim("run_1", 2, "w2")).worker == "w2"
+
+
 async def test_a_worker_that_leaves_hands_its_runs_over(store):
     claim = await running(store)
     assert await store.leave("w1") == (("run_1", 2),)

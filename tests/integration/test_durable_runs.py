@@ -14,7 +14,8 @@ import pytest
 import yaml
 
 from astromesh.abc.durable import Claim, RunRow
-from astromesh.errors import NotWaiting
+from astromesh.errors import NotWaiting, StoreUnavailable
+from astromesh.memory.backends.sqlite import SqliteConversations
 from astromesh.runtime.engine import AgentRuntime
 from astromesh.runtime.records import RunRequest
 from astromesh.runtime.registry import Viewer
@@ -266,6 +267,35 @@ async def test_a_run_goes_on_with_the_graph_and_the_agents_that_it_began_with(tm
         told, ("You are second.", "old clerk", "second", "other", "new clerk", "other"), strict=True
     ):
         assert wanted in text, told
+
+
+@pytest.mark.parametrize("method", ["recall", "append"])
+async def test_a_store_of_turns_that_is_away_delays_an_accepted_run(tmp_path, method):
+    """R7: neither at the beginning nor at the end does it fail; what was done is not done again."""
+    away = [StoreUnavailable("The store is away.")] * 2
+
+    class Leaving(SqliteConversations):
+        """A store that is away at first."""
+
+        async def recall(self, *given: Any, **more: Any) -> Any:
+            if method == "recall" and away:
+                raise away.pop()
+            return await super().recall(*given, **more)
+
+        async def append(self, *given: Any, **more: Any) -> Any:
+            if method == "append" and away:
+                raise away.pop()
+            return await super().append(*given, **more)
+
+    folder = write(tmp_path, manifest(memory=MEMORY))
+    stores = {"conversation_stores": {"sqlite": Leaving}}
+    async with runtime_of(folder, ScriptedProvider("Hi"), plugins=stores) as runtime:
+        row = await accepted(runtime)
+        run = await rests(runtime, row.run_id)
+        events = await runtime.durable.store.events(row.run_id)
+    assert (away, run["status"], run["result"]["response"]) == ([], "completed", "Hi")
+    names = [e.type for e in events]
+    assert names.count("run.started") == names.count("model.started") == names.count("run.completed") == 1
 
 
 async def test_what_an_input_rule_redacts_is_nowhere_at_rest(tmp_path):

@@ -18,7 +18,7 @@ from astromesh.runtime.records import RunRequest
 from astromesh.runtime.registry import RunFilter, Viewer
 from astromesh.runtime.retention import EXPIRY_SECONDS
 from astromesh.testing import ManualClock, ScriptedProvider
-from tests.integration.agents_folder import manifest, runtime_of, write
+from tests.integration.agents_folder import client_of, manifest, runtime_of, write
 
 ME = Viewer("default", "anonymous")
 PATIENCE = 30.0
@@ -79,6 +79,42 @@ async def test_a_queue_that_was_away_at_the_start_is_tried_again(tmp_path):
         assert (await settled(runtime, row.run_id))["status"] == "completed"
     assert closed == tried
     assert len(tried) == 2
+
+
+async def test_a_server_that_drains_finishes_what_runs_and_refuses_what_comes(tmp_path):
+    """Plain and durable runs go on, new ones get 503 with Retry-After, readiness says so."""
+    begun, go = asyncio.Event(), asyncio.Event()
+
+    async def slow(_: Any) -> str:
+        begun.set()
+        await go.wait()
+        return "done"
+
+    runtime = runtime_of(write(tmp_path, manifest()), ScriptedProvider(slow, repeat=True))
+    async with client_of(runtime) as client:
+
+        async def ask(route: str, session: str) -> Any:
+            return await client.post(
+                f"/v1/agents/helper/{route}", json={"query": "Hello", "session_id": session}
+            )
+
+        run_id = (await ask("runs", "s-1")).json()["run_id"]
+        plain = asyncio.create_task(ask("run", "s-2"))
+        await asyncio.wait_for(begun.wait(), PATIENCE)
+        draining = asyncio.create_task(runtime.drain(PATIENCE))
+        await asyncio.sleep(0)
+        for route in ("run", "runs"):
+            refused = await ask(route, "s-3")
+            assert (refused.status_code, refused.json()["code"]) == (503, "shutting_down")
+            assert refused.headers["retry-after"]
+        ready = await client.get("/health/ready")
+        assert (ready.status_code, ready.json()["status"]) == (503, "shutting_down")
+        assert (await client.get(f"/v1/runs/{run_id}")).json()["status"] == "running"
+        assert not draining.done()
+        go.set()
+        assert (await plain).json()["response"] == "done"
+        await draining
+        assert (await settled(runtime, run_id))["status"] == "completed"
 
 
 class Refusing:

@@ -11,7 +11,18 @@ from typing import Any, get_args
 import pytest
 
 from astromesh.abc.deps import Deps
-from astromesh.abc.durable import ENDED, Change, Claim, IdempotencyKey, Policy, RunRow, RunStore, Step, Wanted
+from astromesh.abc.durable import (
+    ENDED,
+    Change,
+    Claim,
+    IdempotencyKey,
+    Policy,
+    RunRow,
+    RunStore,
+    Status,
+    Step,
+    Wanted,
+)
 from astromesh.errors import IdempotencyConflict, LeaseLost, SessionBusy
 from astromesh.plugins import Plugins
 from astromesh.telemetry.stream import TERMINAL
@@ -25,6 +36,7 @@ FORWARD = {
     "running": {"running", "waiting", *ENDED},
     "waiting": {"waiting", *ENDED},
 }
+POLICIES: tuple[Policy, ...] = get_args(Policy)
 WORKERS = ("w1", "w2", "w3")
 STEPS, NEWEST = 350, 24
 
@@ -55,7 +67,7 @@ class Walk:
     # -- what may happen -------------------------------------------------------------------------------------
 
     async def accept(self) -> None:
-        policy: Policy = self.chance.choice((*get_args(Policy), *["enqueue"] * 8))
+        policy: Policy = self.chance.choice([*POLICIES, *POLICIES[:1] * 8])
         now, number = self.clock.now(), len(self.was) + self.reached["refused"]
         row = RunRow(
             f"run_{number}", "acme", "ann", "support", f"s-{number % 9}", "t" * 32, "queued", now,
@@ -84,7 +96,9 @@ class Walk:
             return
         present = [claim for claim in self.claims if self.was[claim.run_id] == ("running", claim.segment)]
         claim = self.chance.choice((present if self.chance.random() < 0.8 else []) or self.claims[-5:])
-        end = self.chance.choice([*[None] * 5, "waiting", "waiting", "completed", *sorted(ENDED)])
+        end: Status | None = self.chance.choice(
+            [None, None, None, None, "waiting", "waiting", "completed", "completed", "failed", "cancelled"]
+        )
         row = await self.store.get(claim.run_id)
         assert row is not None
         holds = (row.status, row.segment, row.worker) == ("running", claim.segment, claim.worker)

@@ -20,8 +20,12 @@ async def live() -> JsonObject:
 
 @router.get("/ready", summary="Readiness")
 async def ready(request: Request, response: Response) -> JsonObject:
-    """Every declared store and provider answers; 503 when a store does not, or no provider of an agent."""
-    found = await readiness(runtime_of(request))
+    """Every declared store and provider answers; else, or when the server ends, 503."""
+    runtime = runtime_of(request)
+    if runtime.draining:
+        response.status_code = 503
+        return {"status": "shutting_down", "checks": {}, "agents_without_model": []}
+    found = await readiness(runtime)
     response.status_code = 200 if found.ready else 503
     return {
         "status": "ready" if found.ready else "not_ready",

@@ -61,6 +61,7 @@ async def events(
 ) -> Response:
     """Everything behind `Last-Event-ID`, then what comes, until the run's last event."""
     outbox = Outbox(ends=True)
+    request.app.state.followers.add(outbox)
     viewer = viewer_of(caller_of(request))
     leave = await runtime_of(request).runs.follow(run_id, viewer, last_event_id, outbox)
     if leave is None:

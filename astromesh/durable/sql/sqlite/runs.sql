@@ -127,6 +127,10 @@ UPDATE runs SET status = 'queued', segment = segment + 1, worker = '', waiting_f
     queued_at = ?3
 WHERE run_id = ?1 AND segment = ?2 AND status = 'waiting' RETURNING COLUMNS
 
+-- name: hand_back
+UPDATE runs SET status = 'queued', segment = segment + 1, worker = '', queued_at = ?4
+WHERE run_id = ?1 AND segment = ?2 AND worker = ?3 AND status = 'running' RETURNING COLUMNS
+
 -- name: end_idle
 UPDATE runs SET status = ?2, finished_at = ?3, error = ?4, waiting_for = NULL, wake_at = 0.0
 WHERE run_id = ?1 AND status IN ('queued', 'running', 'waiting')
