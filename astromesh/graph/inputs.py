@@ -6,10 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 from astromesh.errors import InvalidInput
-from astromesh.quick import maker
+from astromesh.graph.records import new_message
 from astromesh.types import Message, ToolCall
-
-_quick_message = maker(Message)
 
 #: a question, messages (ours or JSON objects of the chat format), or `{"messages": […]}`
 Input: TypeAlias = str | Sequence[Message | Mapping[str, Any]] | Mapping[str, Any]
@@ -24,7 +22,7 @@ def as_messages(given: Input) -> tuple[Message, ...]:
         InvalidInput: it is none of the three.
     """
     if isinstance(given, str):
-        return (_quick_message("user", given),)
+        return (new_message("user", given),)
     if type(given) is tuple and given and all([type(message) is Message for message in given]):  # noqa: C419 (faster)
         return given
     if isinstance(given, Mapping):

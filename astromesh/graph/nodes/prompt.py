@@ -26,15 +26,13 @@ from astromesh.graph.nodes.guards import NOTHING_CHECKED, Checked, Guard, as_gua
 from astromesh.graph.nodes.perspectives import PERSPECTIVES, Perspective
 from astromesh.graph.nodes.strategies import STRATEGIES, Strategy
 from astromesh.graph.output_schema import output_schema
-from astromesh.graph.records import TOOL_CALLS_PRESENT, NodeResult
+from astromesh.graph.records import TOOL_CALLS_PRESENT, NodeResult, new_message, new_request
 from astromesh.graph.signature import postprocessor, preprocessor
 from astromesh.graph.state import GraphState
 from astromesh.node.calls import ASSISTANT
-from astromesh.quick import maker
 from astromesh.types import CompletionRequest, CompletionResult, Message, ToolCall, ToolSpec
 
 _blank = object.__new__
-_quick_message, _quick_request = maker(Message), maker(CompletionRequest)
 
 
 @dataclass(slots=True)
@@ -154,7 +152,7 @@ class PromptNode(BaseNode):
             messages = assembly.ready(assembly.with_system(said, system))
         # with tools, the structured call comes at the end of the tool loop
         schema = self._schema.json_schema if self._schema and not bound.tools else None
-        return _quick_request(messages, bound.tools, {}, schema)
+        return new_request(messages, bound.tools, {}, schema)
 
     def _from_state(self, bound: Bound, state: GraphState) -> Sequence[str]:
         return (
@@ -204,7 +202,7 @@ class PromptNode(BaseNode):
         # without its constructor, which sets every field there is: a tenth of the time of the whole node
         result = _blank(NodeResult)
         result.node_name, result.output, result.raw_output = self.name, output, content
-        result.messages_added = (_quick_message("assistant", content),)
+        result.messages_added = (new_message("assistant", content),)
         return result
 
     async def _conclude(
