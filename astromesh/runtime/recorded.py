@@ -28,8 +28,6 @@ from astromesh.types import (
     Usage,
 )
 
-#: number of this format; a record of a newer one is not read
-SCHEMA = 1
 #: of a request, what only a run that goes on needs
 _FOR_THE_RUN = frozenset({"images", "history", "preface"})
 _SORTED = orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS
