@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from tests.platform.processes import Command, Server, answers_http, free_port, plain_environment
+from tests.platform.processes import (
+    Command,
+    Process,
+    Server,
+    answers_http,
+    free_port,
+    plain_environment,
+    spawned,
+)
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = str(Path(sys.executable).parent / "astromesh")
@@ -21,6 +29,7 @@ class ServerProcess:
         config: folder given as `--config`.
         env: added to an environment that has nothing of the caller's but PATH and the locale.
         args: further arguments of `astromesh serve`.
+        spawn: starts the process.
 
     Attributes:
         url: `http://127.0.0.1:PORT`
@@ -28,7 +37,12 @@ class ServerProcess:
     """
 
     def __init__(
-        self, home: Path, config: Path, env: Mapping[str, str] | None = None, args: Sequence[str] = ()
+        self,
+        home: Path,
+        config: Path,
+        env: Mapping[str, str] | None = None,
+        args: Sequence[str] = (),
+        spawn: Callable[[Command, Path], Process] = spawned,
     ) -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
@@ -43,7 +57,7 @@ class ServerProcess:
         argv = [PROGRAM, "serve", "--config", str(config), "--port", str(self.port), *args]
         self._env = plain_environment(home, settings)
         self._command = Command(argv, self._env, home)
-        self._server = Server(self._command, home / "server.log", self._lives)
+        self._server = Server(self._command, home / "server.log", self._lives, spawn=spawn)
 
     @property
     def running(self) -> bool:

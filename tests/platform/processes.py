@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
+from typing import Protocol
 
 from tests.platform.reaper import reaper, signal_group
 
@@ -42,6 +43,37 @@ class Command:
     user: User | None = None
 
 
+class Process(Protocol):
+    """A process that was started, here or by another one."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def poll(self) -> int | None: ...
+
+    def wait(self, timeout: float | None = None) -> int: ...
+
+    def send_signal(self, number: int) -> None: ...
+
+
+def spawned(command: Command, log: Path) -> Process:
+    """A process of its own session; its output is appended to the log."""
+    user = command.user
+    with log.open("ab") as told:
+        return subprocess.Popen(
+            list(command.argv),
+            env=dict(command.env),
+            cwd=command.cwd,
+            stdin=subprocess.DEVNULL,
+            stdout=told,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            user=user.uid if user else None,
+            group=user.gid if user else None,
+            extra_groups=[] if user else None,
+        )
+
+
 class Server:
     """Starts a command, waits until it answers, stops it; again and again, at one address.
 
@@ -50,16 +82,23 @@ class Server:
         log: file that takes stdout and stderr, appended over restarts.
         answers: true once the server takes requests; asked until then.
         quit_signal: what asks it politely to stop.
+        spawn: starts a command with its log.
     """
 
     def __init__(
-        self, command: Command, log: Path, answers: Callable[[], bool], quit_signal: int = signal.SIGTERM
+        self,
+        command: Command,
+        log: Path,
+        answers: Callable[[], bool],
+        quit_signal: int = signal.SIGTERM,
+        spawn: Callable[[Command, Path], Process] = spawned,
     ) -> None:
         self._command = command
         self._log = log
         self._answers = answers
         self._quit_signal = quit_signal
-        self._process: subprocess.Popen[bytes] | None = None
+        self._spawn = spawn
+        self._process: Process | None = None
 
     @property
     def running(self) -> bool:
@@ -78,20 +117,7 @@ class Server:
     def launch(self) -> None:
         """Start the process without waiting for answers."""
         assert not self.running, "the server runs already"
-        user = self._command.user
-        with self._log.open("ab") as log:
-            self._process = subprocess.Popen(
-                list(self._command.argv),
-                env=dict(self._command.env),
-                cwd=self._command.cwd,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                user=user.uid if user else None,
-                group=user.gid if user else None,
-                extra_groups=[] if user else None,
-            )
+        self._process = self._spawn(self._command, self._log)
         reaper().watch_group(self._process.pid)
 
     def start(self, seconds: float = START_SECONDS) -> None:

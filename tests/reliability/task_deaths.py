@@ -1,4 +1,4 @@
-"""Kills a process at every stage boundary of the sample workflow; run by `test_task_deaths` as a process.
+"""Kills a process at one side of every stage boundary of the sample workflow; run by `test_task_deaths`.
 
 Each death and each recovery is a process of its own, forked from this one, which only imports. Prints for
 every death what the models were asked before and behind it, and how the Task ended, as JSON.
@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from astromesh.abc.tasks import TASK_ENDED
+from astromesh.durable import sqlite_tasks
+from astromesh.orchestration import patterns
 from astromesh.runtime import task_log
 from astromesh.runtime.failpoints import armed
 from astromesh.runtime.registry import Viewer
@@ -26,6 +28,8 @@ from astromesh.types import CompletionRequest
 from tests.integration.test_wf_sample import CONTRACT, lawyer
 from tests.integration.workflow_folder import runtime_with
 
+#: what each process would import by and by, imported once for all
+WARM = (sqlite_tasks, patterns)
 ANYBODY = Viewer("default", None)
 
 
@@ -92,28 +96,27 @@ def stages_in(file: Path) -> int:
         return int(rows.fetchone()[0])
 
 
-def main(config: Path, folder: Path, name: str) -> None:
+def main(config: Path, folder: Path, name: str, place: str) -> None:
     _, whole = forked(config, folder / "whole", name, True)
     deaths = []
-    for place in (task_log.STAGE_DONE, task_log.STAGE_KEPT):
-        for n in range(1, len(whole["path"]) + 1):
-            data = folder / f"{place}-{n}"
-            signal, _ = forked(config, data, name, True, f"{place}:{n}")
-            before, kept = asked(data), stages_in(data / FILE)
-            _, found = forked(config, data, name, False, replays=n % 5 == 0)
-            deaths.append(
-                {
-                    "place": place,
-                    "n": n,
-                    "signal": signal,
-                    "before": before,
-                    "kept": kept,
-                    "all": asked(data),
-                    **found,
-                }
-            )
+    for n in range(1, len(whole["path"]) + 1):
+        data = folder / f"{place}-{n}"
+        signal, _ = forked(config, data, name, True, f"{place}:{n}")
+        before, kept = asked(data), stages_in(data / FILE)
+        _, found = forked(config, data, name, False, replays=n % 5 == 0)
+        deaths.append(
+            {
+                "place": place,
+                "n": n,
+                "signal": signal,
+                "before": before,
+                "kept": kept,
+                "all": asked(data),
+                **found,
+            }
+        )
     print(json.dumps({"whole": {**whole, "all": asked(folder / "whole")}, "deaths": deaths}))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3])
+    main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], sys.argv[4])

@@ -42,14 +42,14 @@ def killed_and_restarted(server, folder: Path) -> tuple[str, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("place", [place for place in PLACES if place != TOOL_INTENT])
-def test_a_run_survives_a_kill_at_each_place(place, store, tmp_path, mock_llm, server_process):
+def test_a_run_survives_a_kill_at_each_place(place, store, tmp_path, mock_llm, forked_server):
     """With a tool that may be repeated every run completes, with both turns once and one last event.
 
     Such a tool has no intent.
     """
     folder = config(tmp_path / "config", mock_llm.url, "read", store)
     env = {"EFFECTS": str(tmp_path / "effects"), VARIABLE: place, **LEASE}
-    server = server_process(folder, env=env)
+    server = forked_server(folder, env=env)
     run_id, run = killed_and_restarted(server, tmp_path)
     assert run["status"] == "completed", run
     assert run["result"]["metadata"]["tools_called"] == ["charge"] * 3
@@ -69,12 +69,12 @@ def test_a_run_survives_a_kill_at_each_place(place, store, tmp_path, mock_llm, s
 
 @pytest.mark.parametrize("place", ["tool_intent", "tool_done", "after_model"])
 def test_what_must_not_happen_twice_happens_once_or_is_put_to_a_person(
-    place, tmp_path, mock_llm, server_process
+    place, tmp_path, mock_llm, forked_server
 ):
     """A tool that is not idempotent is called once; where nobody knows, a person is asked, and may say no."""
     folder = config(tmp_path / "config", mock_llm.url, "write")
     env = {"EFFECTS": str(tmp_path / "effects"), VARIABLE: f"{place}:2", **LEASE}
-    server = server_process(folder, env=env)
+    server = forked_server(folder, env=env)
     run_id, run = killed_and_restarted(server, tmp_path)
     if place == "tool_intent":
         assert run["status"] == "waiting"

@@ -37,12 +37,12 @@ def in_order(url: str) -> bool:
 
 
 def test_ten_runs_of_one_session_over_two_servers_are_in_order_though_one_dies(
-    tmp_path, mock_llm, server_process, postgres_database
+    tmp_path, mock_llm, forked_server, postgres_database
 ):
     """Accepted in turn by two processes over one database; the survivor takes over what was under way."""
     folder = config(tmp_path / "config", mock_llm.url, "read", postgres_database)
     env = {"EFFECTS": str(tmp_path / "effects"), **LEASE}
-    dead, alive = (server_process(folder, env=env) for _ in range(2))
+    dead, alive = (forked_server(folder, env=env) for _ in range(2))
     run_ids = accept([dead, alive], RUNS)
     dead.signal(signal.SIGKILL)
     dead.wait(PATIENCE)

@@ -51,11 +51,11 @@ async def ended(url: str, run_id: str) -> dict[str, Any]:
     raise AssertionError(f"the run did not end within {PATIENCE:g} s")
 
 
-def test_a_worker_takes_over_what_a_dead_server_had(tmp_path, mock_llm, server_process, postgres_database):
+def test_a_worker_takes_over_what_a_dead_server_had(tmp_path, mock_llm, forked_server, postgres_database):
     """Killed behind its first tool; the worker takes it up once the lease is over; SIGTERM ends it well."""
     effects = tmp_path / "effects"
     folder = config(tmp_path / "config", mock_llm.url, "write", postgres_database)
-    server = server_process(folder, env={"EFFECTS": str(effects), VARIABLE: TOOL_DONE, **LEASE})
+    server = forked_server(folder, env={"EFFECTS": str(effects), VARIABLE: TOOL_DONE, **LEASE})
     body = json.dumps({"query": "Charge three times.", "session_id": "s-1"}).encode()
     asked = urllib.request.Request(
         f"{server.url}/v1/agents/teller/runs", body, {"content-type": "application/json"}
