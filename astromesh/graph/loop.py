@@ -27,6 +27,7 @@ from astromesh.graph.records import END, TOOL_CALLS_PRESENT, ZERO, Mutation, Nod
 from astromesh.graph.state import GraphState
 from astromesh.graph.transitions import next_way
 from astromesh.node.runner import is_failure
+from astromesh.types import Message
 
 log = logging.getLogger("astromesh.graph")
 
@@ -106,8 +107,10 @@ async def traverse(  # noqa: C901, PLR0912, PLR0915
         if quiet:
             stuck = ""
             state.node_history.append(result)
+            if config.said:
+                add_messages(state, result.messages_added, said)
             if value is not None or step.output_key:
-                write(step, state, result, said)
+                write_output(step, state, result.output, None)
         elif result.skipped:
             take_back(run, state, path, is_graph=is_graph)
         else:
@@ -169,22 +172,26 @@ def write(step: Step, state: GraphState, result: NodeResult, said: int) -> None:
 
     `said` is how many messages there were before the node; those that it appended itself are not added twice.
     """
-    added = result.messages_added
-    if added and not step.mask & _ISOLATED:
-        messages = state.messages
-        if len(messages) > said:
-            own = {id(message) for message in messages[said:]}
-            added = [message for message in added if id(message) not in own]
-        messages.extend(added)
-    if result.error or result.tool_calls:
-        return
-    output, context = result.output, state.context
+    if result.messages_added and not step.mask & _ISOLATED:
+        add_messages(state, result.messages_added, said)
+    if not result.error and not result.tool_calls:
+        write_output(step, state, result.output, result.raw_output)
+
+
+def add_messages(state: GraphState, added: Sequence[Message], said: int) -> None:
+    messages = state.messages
+    if len(messages) > said:
+        own = {id(message) for message in messages[said:]}
+        added = [message for message in added if id(message) not in own]
+    messages.extend(added)
+
+
+def write_output(step: Step, state: GraphState, output: Any, raw: Any) -> None:
+    context = state.context
     if step.output_key:
         engine_write(context, step.output_key, output)
     if output is not None:
-        raw = result.raw_output
-        shown = output if raw is None or isinstance(output, str) else raw
-        engine_write(context, step.output_name, shown)
+        engine_write(context, step.output_name, output if raw is None or isinstance(output, str) else raw)
 
 
 def harvest(history: Sequence[NodeResult], names: Container[str]) -> tuple[Any, str]:
