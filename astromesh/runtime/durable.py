@@ -69,6 +69,8 @@ _HERE, _NEXT = 64, 1000
 _NEVER = 1e9
 #: seconds until a run begins again that found a store away
 _POSTPONED = 0.5
+#: seconds in which others may take a run whose record this version cannot read
+_TOO_NEW = 5.0
 #: for how many seconds, and for what part of the room there was, a count of an agent's queue is trusted
 _TRUSTED, _PART = 1.0, 8
 #: callers of runs that no segment has begun of here
@@ -388,7 +390,10 @@ class DurableRuns:
             segment = Segment(self._host, self.store, row, agent, caller, self._tell)
             self._segments[row.run_id] = segment
             await segment.work(self._handle)
-            if segment.handed_back is not None:
+            if segment.too_new:
+                log.warning("run_of_a_newer_astromesh", run_id=row.run_id)
+                await asyncio.sleep(_TOO_NEW)
+            elif segment.handed_back is not None:
                 await asyncio.sleep(_POSTPONED)
                 self._keep(self._send(segment.handed_back))
         except asyncio.CancelledError:

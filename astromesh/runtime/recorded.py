@@ -28,6 +28,8 @@ from astromesh.types import (
     Usage,
 )
 
+#: number of this format; a record of a newer one is left to whoever can read it
+SCHEMA = 1
 #: of a request, what only a run that goes on needs
 _FOR_THE_RUN = frozenset({"images", "history", "preface"})
 _SORTED = orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS
@@ -191,7 +193,7 @@ def request_to_json(request: RunRequest, query: str) -> JsonObject:
 
 def asked_to_json(request: RunRequest) -> JsonObject:
     """A request that has not been looked at yet, with all that its first step needs."""
-    kept = request_to_json(request, request.query)
+    kept = {**request_to_json(request, request.query), "journal": SCHEMA}
     if request.history is not None:
         kept["history"] = [message_to_json(message) for message in request.history]
     if request.preface:

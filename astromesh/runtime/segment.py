@@ -19,7 +19,7 @@ from astromesh.runtime import failpoints
 from astromesh.runtime.agent import Agent
 from astromesh.runtime.durable_stream import DurableStream
 from astromesh.runtime.journal import Book, RunJournal
-from astromesh.runtime.recorded import ended_request, request_of
+from astromesh.runtime.recorded import SCHEMA, ended_request, request_of
 from astromesh.runtime.records import RunAnswer, RunRequest
 from astromesh.runtime.registry import left_of
 from astromesh.runtime.run import GatedEvents, Run
@@ -81,10 +81,16 @@ class Segment:
         self._paused = self._postponed = False
         #: the row, where the segment has ended for another one to begin
         self.handed_back: RunRow | None = None
+        #: its record is of a newer astromesh
+        self.too_new = False
 
     async def work(self, handle: Handler) -> None:
         """Works it off to its end, a pause, or until somebody else has it."""
         self._task = asyncio.current_task()
+        if self.row.request.get("journal", SCHEMA) > SCHEMA:
+            self.handed_back = await surely(partial(self._store.hand_back, self.writer.claim))
+            self.too_new = True
+            return
         try:
             await self._open()
             answer = await self._host.work_off(self.agent, self.request, self.run, handle)

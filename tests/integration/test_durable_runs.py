@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -267,6 +268,34 @@ async def test_a_run_goes_on_with_the_graph_and_the_agents_that_it_began_with(tm
         told, ("You are second.", "old clerk", "second", "other", "new clerk", "other"), strict=True
     ):
         assert wanted in text, told
+
+
+async def test_a_record_of_a_newer_astromesh_is_left_to_a_newer_astromesh(tmp_path):
+    """R16: it is neither failed nor begun here; it stays queued for whoever can read it."""
+    provider = ScriptedProvider("Hi")
+    async with working(write(tmp_path, manifest()), provider, lookup()) as runtime:
+        row = await accepted(runtime)
+        await rests(runtime, row.run_id)
+        store = runtime.durable.store
+        kept = await store.get(row.run_id)
+        assert kept is not None
+        newer = replace(
+            kept, run_id="run_newer", status="queued", segment=1, worker="", finished_at=0.0, result=None,
+            request={**row.request, "journal": 99},
+        )  # fmt: skip
+        await store.accept(newer)
+        begun = asyncio.create_task(runtime.durable.work("run_newer", 1))
+        async with asyncio.timeout(PATIENCE):
+            while True:
+                found = await store.get("run_newer")
+                assert found is not None
+                if found.segment > 1:
+                    break
+                await asyncio.sleep(0.01)
+        begun.cancel()
+        assert (found.status, found.error) == ("queued", None)
+        assert await store.events("run_newer") == ()
+    assert len(provider.requests) == 1
 
 
 @pytest.mark.parametrize("method", ["recall", "append"])
