@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import signal
 import subprocess
 import sys
 import time
@@ -51,7 +52,7 @@ def head() -> str:
         code = f"from importlib.metadata import version; print(*((n, version(n)) for n in {RIVALS}))"
         lines.append("beside " + subprocess.check_output([str(PEERS), "-c", code], text=True).strip())
     else:
-        lines.append("nothing beside it: make peers installs LangGraph and AgentOS")
+        lines.append("nothing beside it: make bench installs LangGraph and AgentOS")
     return "\n".join(lines)
 
 
@@ -72,6 +73,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--only", default=",".join(PARTS))
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by a signal"))  # the part under way ends, too
     started, failed = time.monotonic(), []
     print(f"{head()}\n\n{HEAD}", flush=True)
     for part in args.only.split(","):
