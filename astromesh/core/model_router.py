@@ -265,10 +265,13 @@ class _RoutedCall:
         self._settle(_outcome(error, first), wait)
         self._note(error)
         self._waste(charged(error))
-        if isinstance(error, ProviderTimeout):  # it has used its time, and was that slow
+        late = isinstance(error, ProviderTimeout)
+        if late:  # it has used its time, and was that slow
             monitor.timed((perf_counter() - self._started) * 1000)
-        elif error.retryable:
+        if error.retryable and not late:
             self._again, self._retry_after = self._index, wait
+        elif self._again == self._index:
+            self._again = -1  # what it said before could heal
 
     def cancelled(self, error: asyncio.CancelledError) -> None:
         """The call was given up: it has cost what it had by then, and what the tries before have."""

@@ -304,6 +304,37 @@ async def test_what_cannot_heal_is_not_tried_again(error):
     assert len(bad.requests) == 1
 
 
+@pytest.mark.parametrize(
+    "error", [ProviderTimeout("slow"), ProviderUnauthorized("key"), ProviderRejected("bad")]
+)
+async def test_what_could_heal_and_now_cannot_is_not_tried_again(error):
+    bad = model(down(), error, "Hi")
+    with pytest.raises(AllProvidersFailed):
+        await router(bad).route(ASK)
+    assert len(bad.requests) == 2
+
+
+async def test_a_spare_that_cannot_heal_does_not_keep_the_primary_from_its_second_try():
+    result = await router(model(down(), "Hi"), model(ProviderRejected("bad"), name="b/m")).route(ASK)
+    assert (result.content, len(result.attempts)) == ("Hi", 2)
+
+
+async def test_beside_a_probe_that_takes_its_time_the_pause_is_the_usual_one():
+    clock, gate = ManualClock(), asyncio.Event()
+
+    async def wait(_):
+        await gate.wait()
+        return "Back"
+
+    routed = router(model(ProviderRateLimited("busy", retry_after=2.0), wait), clock=clock)
+    calls = [asyncio.create_task(routed.route(ASK)) for _ in range(2)]
+    await clock.run_for(2.6)
+    assert clock.slept == [pytest.approx(2.0 * 1.1), pytest.approx(2.0 * 1.1 * 1.1), 0.5]
+    gate.set()
+    await clock.run_for(1)
+    assert [(await call).content for call in calls] == ["Back", "Back"]
+
+
 async def test_one_budget_of_retries_serves_the_whole_run():
     scope, bad = Scope(retries=3), model(down())
     routed = router(bad, rules=BreakerRules(failure_threshold=99))
@@ -454,6 +485,19 @@ async def test_a_call_that_was_given_up_has_cost_what_all_its_tries_have(way, kn
         {"provider": "a/m", "error": "provider_unavailable", "status": 503, "usage": Usage(40).to_json()},
         {"provider": "b/m", "error": "cancelled", "status": 0, "usage": now.to_json()},
     ]
+
+
+@pytest.mark.parametrize(("error", "cost"), [(costly_down(40), Usage(40)), (down(), Usage())])
+async def test_a_call_that_was_given_up_between_two_tries_has_cost_what_the_first_has(error, cost):
+    clock = ManualClock()
+    calling = asyncio.create_task(router(model(error), clock=clock).route(ASK))
+    while not clock.sleepers:
+        await asyncio.sleep(0)
+    calling.cancel()
+    with pytest.raises(asyncio.CancelledError) as given:
+        await calling
+    assert charged(given.value) == cost
+    assert [line["error"] for line in blamed(given.value)] == ["provider_unavailable"]
 
 
 async def test_a_first_try_that_was_given_up_is_charged_by_who_asked():
