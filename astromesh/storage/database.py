@@ -91,6 +91,21 @@ class Database:
         """`write` for what nobody awaits, off the hot path; a failure is logged."""
         self._opened[0].post(work, item)
 
+    async def change(self, statement: str, *bound: object) -> int:
+        """One statement in the writing thread; answers how many rows it changed."""
+        return await self.write(_changed, (statement, bound))
+
+    async def change_in_chunks(self, statement: str, *bound: object, chunk: int) -> int:
+        """A statement again and again until it changes nothing, so that no transaction is long.
+
+        Args:
+            chunk: its last argument: how many rows it may change at once.
+        """
+        total = 0
+        while count := await self.change(statement, *bound, chunk):
+            total += count
+        return total
+
     async def migrate(self, schema: Schema) -> None:
         """Brings one schema up to date.
 
@@ -155,6 +170,12 @@ def default_file(deps: Deps) -> Path:
     if deps.storage_url.startswith(SQLITE_URL) and deps.storage_url != DEFAULT_URL:
         return Path(deps.storage_url.removeprefix(SQLITE_URL))
     return deps.data_dir / FILE
+
+
+def _changed(
+    connection: sqlite3.Connection, items: Sequence[tuple[str, tuple[object, ...]]]
+) -> Sequence[int]:
+    return [connection.execute(statement, bound).rowcount for statement, bound in items]
 
 
 def _truncate_log(connection: sqlite3.Connection, items: Sequence[None]) -> Sequence[bool]:

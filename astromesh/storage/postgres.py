@@ -135,6 +135,20 @@ class Postgres:
         """
         return await self._writes.run(self._do(partial(_fetched, query, bound), _not_sent))
 
+    async def write_in_chunks(self, query: str, *bound: object, chunk: int) -> int:
+        """A statement again and again until it answers no row, so that no transaction is long; as `write`.
+
+        Args:
+            chunk: its last argument: how many rows it may change at once, and answers.
+
+        Returns:
+            How many that were.
+        """
+        total = 0
+        while rows := await self.write(query, *bound, chunk):
+            total += len(rows)
+        return total
+
     async def write_many(self, query: str, rows: Sequence[Sequence[object]]) -> None:
         """A statement once for each row, all or none, in one round trip; as `write`."""
         await self._writes.run(self._do(partial(_done_for_each, query, rows), _not_sent))

@@ -114,27 +114,21 @@ class SqliteConversations:
         return tuple(SessionKey(*row) for row in await self._database.read(_rows, ("owned", bound)))
 
     async def erase(self, key: SessionKey) -> bool:
-        return await self._database.write(_delete, ("erase", tuple(key))) > 0
+        return await self._database.change(SQL["erase"], *key) > 0
 
     async def erase_owner(self, tenant: str, owner: str) -> int:
-        return await self._delete_in_chunks("erase_owner", tenant, owner)
+        return await self._database.change_in_chunks(SQL["erase_owner"], tenant, owner, chunk=_CHUNK)
 
     async def expire(self, now: float) -> int:
         if self._leases is not None:
             await self._leases.forget(now - LEFT_SECONDS)
-        return await self._delete_in_chunks("expire", now)
+        return await self._database.change_in_chunks(SQL["expire"], now, chunk=_CHUNK)
 
     async def ping(self) -> None:
         await self._database.ping()
 
     async def close(self) -> None:
         """Nothing: the database closes with the runtime's resources."""
-
-    async def _delete_in_chunks(self, name: str, *bound: object) -> int:
-        total = 0
-        while count := await self._database.write(_delete, (name, (*bound, _CHUNK))):
-            total += count
-        return total
 
 
 class Appended(NamedTuple):
@@ -204,10 +198,6 @@ def _rows(
     connection: sqlite3.Connection, items: Sequence[tuple[str, tuple[object, ...]]]
 ) -> Sequence[list[tuple[Any, ...]]]:
     return [connection.execute(SQL[name], bound).fetchall() for name, bound in items]
-
-
-def _delete(connection: sqlite3.Connection, items: Sequence[tuple[str, tuple[object, ...]]]) -> Sequence[int]:
-    return [connection.execute(SQL[name], bound).rowcount for name, bound in items]
 
 
 _NOTHING = Recalled()

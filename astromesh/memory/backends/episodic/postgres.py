@@ -80,19 +80,13 @@ class PostgresEvents:
         await self._database.write(SQL["erase"], *key)
 
     async def erase_owner(self, tenant: str, owner: str) -> int:
-        return await self._delete_in_chunks("erase_owner", tenant, owner)
+        return await self._database.write_in_chunks(SQL["erase_owner"], tenant, owner, chunk=_CHUNK)
 
     async def expire(self, now: float) -> int:
-        return await self._delete_in_chunks("expire", now)
+        return await self._database.write_in_chunks(SQL["expire"], now, chunk=_CHUNK)
 
     async def ping(self) -> None:
         await self._database.ping()
 
     async def close(self) -> None:
         """Nothing: the pool closes with the runtime's resources."""
-
-    async def _delete_in_chunks(self, name: str, *bound: object) -> int:
-        total = 0
-        while gone := await self._database.write(SQL[name], *bound, _CHUNK):
-            total += len(gone)
-        return total

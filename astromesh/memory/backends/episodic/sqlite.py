@@ -77,25 +77,19 @@ class SqliteEvents:
         return tuple(OwnedEvent(row[0], row[1], row[2], orjson.loads(row[3])) for row in rows)
 
     async def erase(self, key: SessionKey) -> None:
-        await self._database.write(_delete, ("erase", tuple(key)))
+        await self._database.change(SQL["erase"], *key)
 
     async def erase_owner(self, tenant: str, owner: str) -> int:
-        return await self._delete_in_chunks("erase_owner", tenant, owner)
+        return await self._database.change_in_chunks(SQL["erase_owner"], tenant, owner, chunk=_CHUNK)
 
     async def expire(self, now: float) -> int:
-        return await self._delete_in_chunks("expire", now)
+        return await self._database.change_in_chunks(SQL["expire"], now, chunk=_CHUNK)
 
     async def ping(self) -> None:
         await self._database.ping()
 
     async def close(self) -> None:
         """Nothing: the database closes with the runtime's resources."""
-
-    async def _delete_in_chunks(self, name: str, *bound: object) -> int:
-        total = 0
-        while count := await self._database.write(_delete, (name, (*bound, _CHUNK))):
-            total += count
-        return total
 
 
 class Recorded(NamedTuple):
@@ -126,7 +120,3 @@ def _rows(
     connection: sqlite3.Connection, items: Sequence[tuple[str, tuple[object, ...]]]
 ) -> Sequence[list[tuple[Any, ...]]]:
     return [connection.execute(SQL[name], bound).fetchall() for name, bound in items]
-
-
-def _delete(connection: sqlite3.Connection, items: Sequence[tuple[str, tuple[object, ...]]]) -> Sequence[int]:
-    return [connection.execute(SQL[name], bound).rowcount for name, bound in items]

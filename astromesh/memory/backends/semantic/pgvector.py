@@ -273,10 +273,7 @@ class PassageTable:
         return len(await self.database.write(SQL[name], *bound))
 
     async def delete_in_chunks(self, name: str, *bound: object) -> int:
-        total = 0
-        while count := await self.delete(name, *bound, _CHUNK):
-            total += count
-        return total
+        return await self.database.write_in_chunks(SQL[name], *bound, chunk=_CHUNK)
 
     def _remember(self, scope: Scope, space: Space) -> None:
         if len(self._large) >= _MOST_LARGE:
