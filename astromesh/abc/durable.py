@@ -185,6 +185,13 @@ class RunStore(Protocol):
             SessionBusy: by `reject`.
         """
 
+    async def name(self, key: IdempotencyKey, kept_as: str) -> str:
+        """Keeps a key for what is no run of this store; answers under which id it was kept first.
+
+        Raises:
+            IdempotencyConflict: the key was used with another body.
+        """
+
     async def note(self, runs: Sequence[tuple[RunRow, Sequence[Event]]]) -> None:
         """Keeps rows of runs that were not durable, and what traces are made of.
 

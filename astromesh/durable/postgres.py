@@ -106,6 +106,9 @@ class PostgresRuns:
             return run
         return await self._database.transact(partial(_accept, run, key, policy, self._clock.now()))
 
+    async def name(self, key: IdempotencyKey, kept_as: str) -> str:
+        return await self._database.transact(partial(_name, key, kept_as, self._clock.now()))
+
     async def note(self, runs: Sequence[tuple[RunRow, Sequence[Event]]]) -> None:
         await self._database.transact(partial(_note, [noted(run, events) for run, events in runs]))
 
@@ -324,6 +327,17 @@ async def _accept(
     if kept is run:
         await connection.execute(SQL["add"], *columns_of(run), now)
     return kept
+
+
+async def _name(key: IdempotencyKey, kept_as: str, now: float, connection: Connection) -> str:
+    await connection.execute(SQL["lock_key"], *key[:4])
+    found = await connection.fetchrow(SQL["key"], *key[:4], now)
+    if found is None:
+        await connection.execute(SQL["put_key"], *key[:5], kept_as, key.expires_at)
+        return kept_as
+    if found[0] != key.body_hash:
+        raise IdempotencyConflict(conflict(key.key))
+    return str(found[1])
 
 
 async def _let_in(run: RunRow, policy: Policy, now: float, connection: Connection) -> RunRow:

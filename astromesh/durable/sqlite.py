@@ -91,6 +91,9 @@ class SqliteRuns:
     ) -> RunRow:
         return await self._database.write(_accept, (run, key, policy, self._clock.now()))
 
+    async def name(self, key: IdempotencyKey, kept_as: str) -> str:
+        return await self._database.write(_name, (key, kept_as, self._clock.now()))
+
     async def note(self, runs: Sequence[tuple[RunRow, Sequence[Event]]]) -> None:
         await self._database.write(_note, runs)
 
@@ -233,6 +236,17 @@ def _accept_one(
     if kept is run:
         connection.execute(SQL["add"], (*columns_of(run), now))
     return kept
+
+
+def _name_one(connection: sqlite3.Connection, item: tuple[IdempotencyKey, str, float]) -> str:
+    key, kept_as, now = item
+    found = connection.execute(SQL["key"], (*key[:4], now)).fetchone()
+    if found is None:
+        connection.execute(SQL["put_key"], (*key[:5], kept_as, key.expires_at))
+        return kept_as
+    if found[0] != key.body_hash:
+        raise IdempotencyConflict(conflict(key.key))
+    return str(found[1])
 
 
 def _let_in(connection: sqlite3.Connection, run: RunRow, policy: Policy, now: float) -> RunRow:
@@ -463,6 +477,7 @@ def _erase_one(connection: sqlite3.Connection, item: tuple[str, str, float]) -> 
 
 
 _accept = partial(_each, _accept_one)
+_name = partial(_each, _name_one)
 _get = partial(_each, _run)
 _list = partial(_each, _list_one)
 _trace = partial(_each, _trace_one)

@@ -512,6 +512,10 @@ class AgentRuntime:
             opened = await self.plugins.open("durable_backends", "in_process", {}, deps)
         return opened
 
+    async def named(self, key: IdempotencyKey, kept_as: str) -> str:
+        """Under which id what a caller has named is kept: the one given, where nobody was first."""
+        return await (await self.durable.open()).name(key, kept_as)
+
     async def open_tasks(self) -> TaskStore:
         """The store of Tasks in `storage.url`."""
         deps = self.opened.deps

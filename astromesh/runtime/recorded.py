@@ -181,6 +181,7 @@ def request_to_json(request: RunRequest, query: str) -> JsonObject:
         "session_id": request.session_id,
         "context": dict(request.context),
         "metadata": dict(request.metadata),
+        "journal": SCHEMA,
     }
     if not request.persist:
         kept["persist"] = False
@@ -193,7 +194,7 @@ def request_to_json(request: RunRequest, query: str) -> JsonObject:
 
 def asked_to_json(request: RunRequest) -> JsonObject:
     """A request that has not been looked at yet, with all that its first step needs."""
-    kept = {**request_to_json(request, request.query), "journal": SCHEMA}
+    kept = request_to_json(request, request.query)
     if request.history is not None:
         kept["history"] = [message_to_json(message) for message in request.history]
     if request.preface:

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 import structlog
 
 from astromesh.abc.deps import Resources
+from astromesh.abc.durable import IdempotencyKey
 from astromesh.abc.events import EventSink
 from astromesh.abc.tasks import TASK_ENDED, Artifact, Found, TaskRow, TaskStatus, TaskStore
 from astromesh.errors import (
@@ -74,6 +75,8 @@ _OBSERVED = {
 }
 #: Tasks that one look takes over
 _AT_ONCE = 50
+#: seconds between two looks for a Task that somebody waits for, and for one that another request has named
+_LOOK, _PATIENCE = 0.05, 2.0
 #: seconds between two tries where the queue is full
 _ROOM = 0.2
 
@@ -86,6 +89,8 @@ class Host(WorkflowHost, Protocol):
     metrics: Metrics
 
     async def open_tasks(self) -> TaskStore: ...
+
+    async def named(self, key: IdempotencyKey, kept_as: str) -> str: ...
 
     def export(self, run: Traced) -> None: ...
 
@@ -347,15 +352,55 @@ class Workflows:
         except StoreError as error:
             log.warning("task_not_kept", task_id=live.id, error=str(error))
 
-    async def accept(self, name: str, asked: Asked, *, caller: CallerContext | None = None) -> TaskRow:
+    async def answer(
+        self, name: str, asked: Asked, key: IdempotencyKey, *, caller: CallerContext | None = None
+    ) -> JsonObject:
+        """A Task that its caller has named, when it has ended; asked for twice it is one. It is durable."""
+        row, store = await self.accept(name, asked, caller=caller, key=key), await self.store()
+        while not row.finished_at:
+            await asyncio.sleep(_LOOK)
+            row = await store.get(row.task_id) or row
+        said = answer_of(row)
+        return {key: said[key] for key in ("task_id", "workflow", "status", "output", "error", "metadata")}
+
+    async def _of_name(self, key: IdempotencyKey, task_id: str) -> tuple[str, TaskRow | None]:
+        """The id under which a Task of this name is kept, and the Task where there is one."""
+        kept = await self._host.named(key, task_id)
+        if kept == task_id:
+            return kept, None
+        store, tries = await self.store(), int(_PATIENCE / _LOOK)
+        for _ in range(tries):  # whoever has named it keeps it in a moment, or has died before
+            if (row := await store.get(kept)) is not None:
+                return kept, row
+            await asyncio.sleep(_LOOK)
+        return kept, None
+
+    async def accept(
+        self,
+        name: str,
+        asked: Asked,
+        *,
+        caller: CallerContext | None = None,
+        key: IdempotencyKey | None = None,
+    ) -> TaskRow:
         """A durable Task: on disk when this returns, and worked on from then.
+
+        Args:
+            key: the caller's own name of this request; the Task that has it already is answered.
 
         Raises:
             StoreUnavailable, and as `run`: it was not accepted.
+            IdempotencyConflict: the key was used with another body.
         """
         _, engine = self._ready(name)
         self._admit()
-        begin = self._begin(engine, asked, "task_" + ids.ulid())
+        task_id = "task_" + ids.ulid()
+        begin = self._begin(engine, asked, task_id)
+        if key is not None:
+            kept, there = await self._of_name(key, task_id)
+            if there is not None:
+                return there
+            begin = {**begin, "task_id": kept}
         self._require_room(engine, name)
         store = await self.store()
         self._keep()

@@ -89,6 +89,16 @@ async def test_a_key_is_kept_until_its_time_is_over(store, clock):
     assert (await store.accept(run("run_2"), KEY._replace(body_hash="other"))).run_id == "run_2"
 
 
+async def test_a_key_may_name_what_is_no_run(store, clock):
+    """The first id is kept; another body is a conflict; it ends with its time."""
+    ids = await asyncio.gather(*(store.name(KEY, f"task_{n}") for n in range(10)))
+    assert len(set(ids)) == 1
+    with pytest.raises(IdempotencyConflict, match="k-1"):
+        await store.name(KEY._replace(body_hash="other"), "task_x")
+    clock.advance(86_401)
+    assert await store.name(KEY, "task_y") == "task_y"
+
+
 # -- working -------------------------------------------------------------------------------------------------
 
 

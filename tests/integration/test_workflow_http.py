@@ -36,6 +36,24 @@ async def test_a_run_is_answered_when_it_has_ended(config: Path) -> None:
     assert (kept["status"], kept["output"], kept["metadata"]) == ("success", 42, metadata)
 
 
+@pytest.mark.parametrize("route", [RUN, RUNS])
+async def test_a_task_that_is_asked_for_twice_is_one(config: Path, route: str) -> None:
+    """R5: ten duplicates at once, one later; another body is a conflict, another key another Task."""
+    named, body = {"idempotency-key": "k-1"}, {"input": 21}
+    async with client_of(runtime_with(small(config))) as client:
+        many = [client.post(route, json=body, headers=named) for _ in range(10)]
+        answers = [answer.json() for answer in await asyncio.gather(*many)]
+        answers.append((await client.post(route, json=body, headers=named)).json())
+        other = await client.post(route, json={"input": 22}, headers=named)
+        more = (await client.post(route, json=body, headers={"idempotency-key": "k-2"})).json()
+        listed = (await client.get("/v1/tasks")).json()["tasks"]
+    assert len({answer["task_id"] for answer in answers}) == 1
+    if route == RUN:
+        assert {answer["output"] for answer in answers} == {42}
+    assert (other.status_code, other.json()["code"]) == (422, "idempotency_conflict")
+    assert {task["task_id"] for task in listed} == {answers[0]["task_id"], more["task_id"]}
+
+
 async def test_a_failed_task_is_200_and_a_wrong_call_is_4xx(config: Path) -> None:
     async with client_of(runtime_with(small(config, op="fail"))) as client:
         failed = await client.post(RUN, json={"input": 1})

@@ -13,6 +13,7 @@ from astromesh.abc.tasks import Artifact, ArtifactType, Found
 from astromesh.api.access import caller_of, runtime_of, scope, viewer_of
 from astromesh.api.audit import audited
 from astromesh.api.body import ClientGone, read, unless_gone
+from astromesh.api.idempotency import name_of
 from astromesh.api.outbox import Outbox
 from astromesh.api.schemas import MOST_SEQ, problems, takes
 from astromesh.api.sse import EventStreamResponse
@@ -94,11 +95,13 @@ async def workflows(request: Request) -> JsonObject:
     dependencies=[scope("workflows:run")],
 )
 async def run(name: str, request: Request) -> Response:
-    """Runs a Task to its end. It is cancelled when the client goes away."""
+    """Runs a Task to its end. It is cancelled when the client goes away, unless it has an Idempotency-Key."""
     body = await read(request, _TASK)
-    work = runtime_of(request).workflows.run(name, _asked(body, request), caller=caller_of(request))
+    workflows, caller, asked = runtime_of(request).workflows, caller_of(request), _asked(body, request)
     try:
-        result = await unless_gone(request, work)
+        if (key := await name_of(request)) is not None:
+            return _json(await unless_gone(request, workflows.answer(name, asked, key, caller=caller)))
+        result = await unless_gone(request, workflows.run(name, asked, caller=caller))
     except ClientGone:
         return Response(status_code=499)
     return _json(result.to_json())
@@ -116,7 +119,9 @@ async def run(name: str, request: Request) -> Response:
 async def accept(name: str, request: Request) -> Response:
     """Answered when the Task is on disk: from then on it ends, whatever dies meanwhile."""
     body = await read(request, _TASK)
-    row = await runtime_of(request).workflows.accept(name, _asked(body, request), caller=caller_of(request))
+    row = await runtime_of(request).workflows.accept(
+        name, _asked(body, request), caller=caller_of(request), key=await name_of(request)
+    )
     path = f"/v1/tasks/{row.task_id}"
     links = {"self": path, "events": f"{path}/events", "cancel": f"{path}/cancel"}
     return _json({"task_id": row.task_id, "status": row.status, "links": links}, 202)
