@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import yaml
 
-from astromesh.graph import GraphState, PromptGraph, PromptNode, node
+from astromesh.graph import GraphState, HumanNode, PromptGraph, PromptNode, node
 from astromesh.testing import RecordingSink, ScriptedProvider, plugin_of
 from astromesh.types import ToolCall
-from tests.integration.agents_folder import manifest, runtime_of, write
+from tests.integration.agents_folder import client_of, manifest, runtime_of, write
+
+MEMORY = {"conversational": {"backend": "sqlite"}}
 
 #: the first node names a model of its own, the second is light, the third neither
 THREE: list[dict[str, Any]] = [
@@ -94,3 +98,35 @@ async def test_an_agent_runs_a_graph_made_in_python_and_its_events_are_the_runs(
 def lookup_price(item: str) -> int:
     """The price of an item."""
     return {"tea": 3}[item]
+
+
+async def test_a_graph_made_in_python_waits_for_a_person_over_a_restart(tmp_path: Path) -> None:
+    """The next process has the graph again, and the run the manifest that it began with."""
+
+    def made() -> PromptGraph:
+        nodes = [PromptNode("write"), HumanNode("review"), PromptNode("send")]
+        return PromptGraph("made", nodes=nodes).sequential("write", "review", "send")
+
+    spec: dict[str, Any] = {"orchestration": {"pattern": "graph", "graph": "made"}, "memory": MEMORY}
+    folder = write(tmp_path, manifest(**spec))
+    body = {"query": "Write to Ann", "session_id": "s-1"}
+    runtime = runtime_of(folder, ScriptedProvider("a draft"), graphs={"made": made()})
+    async with client_of(runtime) as client:
+        answer = await client.post("/v1/agents/helper/run", json=body)
+    assert (answer.status_code, answer.json()["waiting_for"]["name"]) == (202, "review")
+    path = f"/v1/runs/{answer.json()['run_id']}"
+    write(folder, manifest(**spec, prompts={"system": "Changed meanwhile."}))
+    provider = ScriptedProvider("sent")
+    async with client_of(runtime_of(folder, provider, graphs={"made": made()})) as client:
+        assert (await client.post(f"{path}/resume", json={"decision": "approve"})).status_code == 200
+        run = await ended(client, path)
+    assert (run["status"], run["result"]["response"]) == ("completed", "sent")
+    assert "You are helper." in provider.requests[0].messages[0].content
+
+
+async def ended(client: httpx.AsyncClient, path: str) -> dict[str, Any]:
+    """The run once it is over."""
+    async with asyncio.timeout(30):
+        while not (run := dict((await client.get(path)).json()))["finished_at"]:
+            await asyncio.sleep(0.02)
+    return run
