@@ -180,7 +180,7 @@ def test_behind_a_plus_a_number_need_only_look_like_one(text, redacted):
         *((number, number) for number in (
             "21 25 55 01 23", "212    555 0123", "[212] 555-0123", "x212 555 0123", "212 555 0123x",
             "_212 555 0123", "212 555 01234", "5550123", "555 0123", "2125550123.5", "0.2125550123",
-            "5,2125550123", "05.01.2024", "911",
+            "5,2125550123", "at 0.2125550123", "2125550123.55 m", "05.01.2024", "911",
         )),
         ("(212 555-0123", "([PHONE]"),
         ("(212 555-0123 (home)", "([PHONE] (home)"),
@@ -219,6 +219,14 @@ def test_a_local_number_is_what_the_forms_of_its_region_allow(text, redacted):
 )  # fmt: skip
 def test_elsewhere_a_local_number_is_in_the_plan_and_in_no_address(text, redacted):
     assert output(rule(PiiDetection, kinds=["phone"], default_region="DE"), text) == redacted
+
+
+@pytest.mark.parametrize(
+    "number", ["01 42 68 53 00", "1 42 68 53 00", "33 1 42 68 53 00", "0142685300", "+33 1 42 68 53 00"]
+)
+def test_the_prefix_of_the_country_or_of_the_nation_may_be_there(number):
+    french = rule(PiiDetection, kinds=["phone"], default_region="FR")
+    assert output(french, f"au {number}, vite") == "au [PHONE], vite"
 
 
 @pytest.mark.parametrize(
