@@ -64,7 +64,7 @@ _CANCELS, _SWEEP = 0.5, 1.0
 
 #: runs that a process begins by itself as it accepts them, and those that it holds until it has room; more go
 #: to the queue, for whoever has room
-_HERE, _NEXT = 64, 1000
+_HERE, _NEXT = 128, 1000
 #: seconds: no run has been queued for so long
 _NEVER = 1e9
 #: seconds until a run begins again that found a store away
@@ -124,6 +124,8 @@ class DurableRuns:
         self._expiring: asyncio.Task[None] | None = None
         self._callers: dict[str, CallerContext] = {}
         self._beginning: set[asyncio.Task[None]] = set()
+        #: runs that are begun here at once
+        self.at_once = _HERE
         self._next = Backlog(_NEXT)
         self._later: set[asyncio.Task[None]] = set()
         self._news: dict[str, set[asyncio.Event]] = {}
@@ -337,7 +339,7 @@ class DurableRuns:
 
     @property
     def _has_room(self) -> bool:
-        return len(self._beginning) < _HERE and not self._draining
+        return len(self._beginning) < self.at_once and not self._draining
 
     def _keep(self, work: Coroutine[Any, Any, None]) -> None:
         """Holds on to a task until it ends, or this process leaves."""
