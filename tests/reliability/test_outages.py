@@ -63,10 +63,10 @@ def roles(url: str, session: str) -> list[str]:
     return [turn["role"] for turn in turns]
 
 
-def test_sigterm_among_a_hundred_runs_loses_none(tmp_path, mock_llm, server_process, postgres_database):
+def test_sigterm_among_a_hundred_runs_loses_none(tmp_path, mock_llm, forked_server, postgres_database):
     """New requests get 503, what runs is finished, the rest is another server's; each is answered once."""
-    folder = folder_of(tmp_path / "config", mock_llm.url, "mock+latency=1500", postgres_database)
-    leaving, staying = (server_process(folder, env=LEASE) for _ in range(2))
+    folder = folder_of(tmp_path / "config", mock_llm.url, "mock+latency=1000", postgres_database)
+    leaving, staying = (forked_server(folder, env=LEASE) for _ in range(2))
     run_ids = [accepted(leaving.url, f"s-{n}") for n in range(RUNS)]
     leaving.signal(signal.SIGTERM)
 
@@ -115,12 +115,10 @@ def more(clients: list[Client], count: int = 5) -> None:
 
 
 def test_a_database_that_comes_and_goes_costs_no_accepted_run(
-    tmp_path: Path, mock_llm: Any, server_process: Any, postgres_server: Any, postgres_database: str
+    tmp_path: Path, mock_llm: Any, forked_server: Any, postgres_server: Any, postgres_database: str
 ) -> None:
     """Backends cut off twice, the server away once: 202 or 503, and every 202 is answered."""
-    server = server_process(
-        folder_of(tmp_path / "config", mock_llm.url, "mock", postgres_database), env=LEASE
-    )
+    server = forked_server(folder_of(tmp_path / "config", mock_llm.url, "mock", postgres_database), env=LEASE)
     clients = [Client(server.url, name) for name in ("a", "b", "c")]
     for client in clients:
         client.start()
