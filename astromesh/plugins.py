@@ -7,6 +7,7 @@ door. A plugin loads when the configuration first names it.
 
 from __future__ import annotations
 
+import asyncio
 import difflib
 import sys
 from collections.abc import Mapping
@@ -102,8 +103,12 @@ class Plugins:
         return options
 
     async def open(self, group: str, name: str, options: Mapping[str, Any], deps: Deps) -> Any:
-        """Loads, validates the options and opens. Options are validated at load already; see config."""
-        plugin = self.load(group, name)
+        """Loads, validates the options and opens. Options are validated at load already; see config.
+
+        What nobody has loaded yet is imported in a thread: some libraries take seconds, the loop stays free.
+        """
+        here = name in self._extra.get(group, ()) or (group, name) in self._loaded
+        plugin = self.load(group, name) if here else await asyncio.to_thread(self.load, group, name)
         return await plugin.open(plugin.Options.model_validate(dict(options)), deps)
 
     def _installed(self, group: str) -> dict[str, EntryPoint]:
@@ -121,7 +126,7 @@ class Plugins:
         try:
             loaded: type[Any] = point.load()
         except ImportError as error:
-            extra = f"astromesh[{point.extras[0]}]" if point.extras else (error.name or str(error))
+            extra = f"'astromesh[{point.extras[0]}]'" if point.extras else (error.name or str(error))
             raise MissingExtra(
                 f"{group} plugin {name!r} needs what is not installed: pip install {extra}"
             ) from error

@@ -97,7 +97,7 @@ def test_a_missing_extra_is_named(project: Path) -> None:
         text=True, timeout=60, check=False,
     )  # fmt: skip
     assert done.returncode == 2
-    assert "pip install astromesh[rag]" in done.stderr
+    assert "pip install 'astromesh[rag]'" in done.stderr
 
 
 def test_a_bar_shows_how_far_it_is(project: Path) -> None:
