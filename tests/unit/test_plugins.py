@@ -1,0 +1,53 @@
+"""Plugins: what is named is imported, once, and not on the event loop."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, Self
+
+from pydantic import BaseModel
+
+from astromesh.abc.deps import Deps
+from astromesh.plugins import Plugins
+
+
+class Plugin:
+    class Options(BaseModel):
+        size: int = 1
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    @classmethod
+    async def open(cls, options: Options, deps: Deps) -> Self:
+        return cls(options.size)
+
+
+class Installed(Plugins):
+    """Notes which threads import."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.importing: list[threading.Thread] = []
+
+    def _import(self, group: str, name: str) -> type[Any]:
+        self.importing.append(threading.current_thread())
+        return Plugin
+
+
+async def test_a_plugin_is_imported_once_and_beside_the_event_loop() -> None:
+    """Some libraries take seconds to import, and runs go on meanwhile."""
+    plugins = Installed()
+    opened = [await plugins.open("tools", "heavy", {"size": size}, Deps()) for size in (2, 3)]
+    assert [one.size for one in opened] == [2, 3]
+    (importing,) = plugins.importing
+    assert importing is not threading.current_thread()
+
+
+async def test_what_is_loaded_or_given_in_python_needs_no_thread() -> None:
+    plugins = Installed()
+    plugins.load("tools", "heavy")
+    await plugins.open("tools", "heavy", {}, Deps())
+    assert plugins.importing == [threading.current_thread()]
+    given = Plugins({"tools": {"light": Plugin}})
+    assert (await given.open("tools", "light", {}, Deps())).size == 1
