@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Awaitable
 from dataclasses import dataclass, field
 
 from astromesh.abc.clock import Clock
@@ -93,8 +94,6 @@ def in_its_line(slots: Slots) -> Wrapper:
 
     def wrap(handler: Handler) -> Handler:
         async def run_in_line(agent: Agent, request: RunRequest, run: Run) -> RunAnswer:
-            if not agent.most_running or run.parent:
-                return await handler(agent, request, run)
             spec = agent.manifest.spec
             accepted = run.journal is not None
             await slots.enter(
@@ -109,6 +108,12 @@ def in_its_line(slots: Slots) -> Wrapper:
             finally:
                 slots.leave(agent.name)
 
-        return run_in_line
+        def run_if_bounded(agent: Agent, request: RunRequest, run: Run) -> Awaitable[RunAnswer]:
+            """No coroutine of its own: most agents have no bound."""
+            if not agent.most_running or run.parent:
+                return handler(agent, request, run)
+            return run_in_line(agent, request, run)
+
+        return run_if_bounded
 
     return wrap
