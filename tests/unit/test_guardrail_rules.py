@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from astromesh.abc.deps import Deps
 from astromesh.abc.guardrail import Checked
-from astromesh.core.guardrails import GuardrailsEngine, Released
+from astromesh.core.guardrails import Admitted, GuardrailsEngine, Released
 from astromesh.errors import GuardrailBlocked
 from astromesh.guardrails.content_filter import ContentFilter
 from astromesh.guardrails.cost_limit import LOOK_BACK, CostLimit, cut_at
@@ -604,6 +604,10 @@ class Asked(CostLimit):
     def check(self, text, about):
         self.told.append(about)
 
+    def stream(self, about):
+        self.told.append(about)
+        return super().stream(about)
+
 
 def test_a_rule_is_told_what_it_looks_at():
     asked = Asked()
@@ -614,13 +618,20 @@ def test_a_rule_is_told_what_it_looks_at():
     assert final.released == Released("")
     final.finish(tokens_used=9, output_tokens=3)
     GuardrailsEngine((), [asked]).gate("final").finish()
+    GuardrailsEngine((), [asked]).gate("sentence", tokens_used=4)
     assert asked.told == [
         Checked("input"),
         Checked("output"),
         Checked("output", 7, 2),
         Checked("output", 9, 3),
         Checked("output"),
+        Checked("output", 4),
     ]
+
+
+def test_without_rules_texts_pass_as_they_are():
+    assert GuardrailsEngine().check_input("a@b.com") == Admitted("a@b.com")
+    assert GuardrailsEngine().check_output("a@b.com") == Released("a@b.com")
 
 
 def test_what_was_redacted_before_a_refusal_is_told():

@@ -96,6 +96,15 @@ def test_what_one_rule_held_back_until_the_end_goes_through_the_next():
     gate = GuardrailsEngine((), [both]).gate()
     assert [gate.feed("secret"), gate.finish(), gate.released.text] == ["", "REREDACTEDED", "REREDACTEDED"]
     assert gate.released.actions[0]["count"] == 2
+    assert GuardrailsEngine((), [both]).check_output("secret").actions == gate.released.actions
+
+
+@pytest.mark.parametrize("text", ["x4111111111111111", "_123-45-6789", "é+x@", "12345678901234567890 x"])
+def test_what_stands_before_is_remembered(text):
+    engine = GuardrailsEngine((), [rule(PiiDetection)])
+    gate = engine.gate()
+    assert not gate.done
+    assert "".join(map(gate.feed, text)) + gate.finish() == text
 
 
 EXAMPLES = {
