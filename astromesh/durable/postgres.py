@@ -128,10 +128,12 @@ class PostgresRuns:
         self, run_id: str, segment: int, worker: str, limits: Mapping[str, int] = NO_LIMITS
     ) -> RunRow | None:
         asked = Claim(run_id, segment, worker)
-        if limits:
+        row = await self._claiming((asked, frozenset(limits)))
+        if row is not None:
+            return run_of(row)
+        if limits:  # it may be of an agent that has one, which are counted one by one
             return await self._database.transact(partial(_claim, asked, self._clock.now(), limits))
-        row = await self._claiming(asked)
-        return run_of(row) if row else None
+        return None
 
     async def following(self, run: RunRow) -> tuple[str, int] | None:
         return await self._looking((run.tenant, run.agent, run.session_id))
@@ -247,12 +249,14 @@ class PostgresRuns:
         found = {row["run_id"]: row for row in rows}
         return [found.get(run_id) for run_id in run_ids]
 
-    async def _claim_all(self, asked: Sequence[Claim]) -> Sequence[Record | None]:
-        wanted = {one.run_id: one for one in asked}
-        rows = await self._database.write(SQL["claim"], *_columns(3, wanted.values()), self._clock.now())
+    async def _claim_all(self, asked: Sequence[tuple[Claim, frozenset[str]]]) -> Sequence[Record | None]:
+        wanted = {one.run_id: one for one, _ in asked}
+        counted = frozenset[str]().union(*(limited for _, limited in asked))
+        claims = _columns(3, wanted.values())
+        rows = await self._database.write(SQL["claim"], *claims, self._clock.now(), list(counted))
         found = {row["run_id"]: row for row in rows}
         # two who want one run here: the last of them had it
-        return [found.get(one.run_id) if wanted[one.run_id] is one else None for one in asked]
+        return [found.get(one.run_id) if wanted[one.run_id] is one else None for one, _ in asked]
 
     async def _commit_all(self, batch: Sequence[_Kept]) -> Sequence[bool]:
         held = [False] * len(batch)
@@ -365,7 +369,7 @@ async def _claim(
         await connection.execute(SQL["lock_agent"], agent)
         if await connection.fetchval(SQL["running"], agent, asked.run_id) >= limits[agent]:
             return None
-    row = await connection.fetchrow(SQL["claim"], *_columns(3, [asked]), now)
+    row = await connection.fetchrow(SQL["claim"], *_columns(3, [asked]), now, [])
     return run_of(row) if row else None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -124,3 +125,14 @@ async def test_one_run_that_many_want_is_had_by_one(store):
     await store.accept(run(0))
     rows = await asyncio.gather(*(store.claim(name(0), 1, f"w{n}") for n in range(RUNS)))
     assert len([row for row in rows if row is not None]) == 1
+
+
+async def test_a_bound_of_one_agent_holds_among_many_that_begin(store):
+    """Five runs of the agent with the bound, of which two may begin; the others all do."""
+    runs = [replace(run(n), agent="tight" if n < 5 else "support") for n in range(20)]
+    await asyncio.gather(*map(store.accept, runs))
+    claims = await asyncio.gather(*(store.claim(name(n), 1, "w1", {"tight": 2}) for n in range(20)))
+    assert [row is not None for row in claims].count(True) == 17
+    assert all(claims[5:])
+    again = await asyncio.gather(*(store.claim(name(n), 1, "w1", {"tight": 2}) for n in range(20)))
+    assert [row is not None for row in again] == [row is not None for row in claims]

@@ -42,13 +42,14 @@ WHERE tenant = $1 AND ($2::text IS NULL OR owner = $2) AND ($3 = '' OR agent = $
 
 -- name: claim
 -- One that asks again, because the answer was lost, has it. Whoever claims lives; that is not said every time.
--- Rows are locked in one order, so that two workers that want the same runs do not wait for each other.
+-- Rows are locked in one order, so that two workers that want the same runs do not wait for each other. Runs of the
+-- agents $5 are left out.
 WITH asked AS (
     SELECT r.id, a.worker AS claimer FROM astromesh.runs r
     JOIN unnest($1::text[], $2::int[], $3::text[]) AS a (run_id, segment, worker)
         ON r.run_id = a.run_id AND r.segment = a.segment
     WHERE (r.status = 'queued' AND r.wake_at <= $4::float8 OR r.status = 'running' AND r.worker = a.worker)
-        AND r.durable
+        AND r.durable AND NOT r.agent = ANY ($5::text[])
     ORDER BY r.id FOR NO KEY UPDATE OF r),
 claimed AS (
     UPDATE astromesh.runs SET status = 'running', worker = claimer, wake_at = 0.0
