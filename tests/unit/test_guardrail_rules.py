@@ -588,6 +588,8 @@ def test_rules_run_in_order_each_on_what_the_one_before_left():
     tag = rule(TopicFilter, forbidden_topics=["email"], action="redact", replacement="X")
     assert GuardrailsEngine([mail, tag]).check_input("a@b.com").text == "[X]"
     assert GuardrailsEngine([tag, mail]).check_input("a@b.com").text == "[EMAIL]"
+    assert GuardrailsEngine([mail, tag]).check_input("an email").text == "an X"
+    assert GuardrailsEngine((), [mail, tag]).check_output("an email").text == "an X"
     assert [a["type"] for a in GuardrailsEngine([mail, tag]).check_input("a@b.com").actions] == [
         "pii_detection",
         "topic_filter",

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from astromesh.abc.deps import Deps
+from astromesh.abc.guardrail import Checked
 from astromesh.core.guardrails import GuardrailsEngine
 from astromesh.guardrails.content_filter import ContentFilter
 from astromesh.guardrails.cost_limit import CostLimit
@@ -105,6 +106,8 @@ def test_what_stands_before_is_remembered(text):
     gate = engine.gate()
     assert not gate.done
     assert "".join(map(gate.feed, text)) + gate.finish() == text
+    stream = rule(PiiDetection, kinds=["credit_card", "ssn"]).stream(Checked("output"))
+    assert "".join(map(stream.feed, text)) + stream.finish() == text
 
 
 EXAMPLES = {
