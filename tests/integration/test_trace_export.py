@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -111,9 +112,14 @@ async def _whatsapp(http: httpx.AsyncClient, headers: dict[str, str]) -> None:
     body, signature = signed(SECRET, webhook(text_message("wamid.1", "Hello")))
     answer = await http.post(HOOK, content=body, headers={**signature, **headers})
     assert answer.status_code == 200
-    runs: list[Any] = []
-    while not runs:
-        runs = (await http.get("/v1/runs", params={"status": "completed"})).json()["runs"]
+    async with asyncio.timeout(60):
+        while not await _has_ended(http, "whatsapp"):
+            await asyncio.sleep(0.02)
+
+
+async def _has_ended(http: httpx.AsyncClient, channel: str) -> bool:
+    runs = (await http.get("/v1/runs", params={"status": "completed"})).json()["runs"]
+    return any(run["session_id"].startswith(f"{channel}:") for run in runs)
 
 
 async def _workflow(http: httpx.AsyncClient, headers: dict[str, str]) -> None:
