@@ -238,9 +238,9 @@ async def test_plain_runs_wait_in_line_and_are_refused_where_it_is_full(folder):
 
         running = [ask(n) for n in range(2)]
         await model.reach(2)
-        waiting = [ask(n) for n in range(2, 4)]
-        await asyncio.sleep(0)
-        refused = await ask(4)
+        more = [ask(n) for n in range(2, 5)]
+        done, waiting = await asyncio.wait(more, timeout=PATIENCE, return_when=asyncio.FIRST_COMPLETED)
+        (refused,) = [task.result() for task in done]
         assert (refused.status_code, refused.json()["code"]) == (503, "overloaded")
         assert "max_queued" in refused.json()["detail"]
         assert "retry-after" in refused.headers
