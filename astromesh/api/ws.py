@@ -313,6 +313,7 @@ _FRAME_OF: dict[str, Callable[[JsonObject], JsonObject | None]] = {
     "frame": lambda data: data,
     "run.started": lambda data: {"type": "run_started", "session_id": data["session_id"]},
     "model.delta": _token,
+    "model.restarted": lambda data: {"type": "restarted", "step": data["step"]},
     "tool.started": lambda d: {
         "type": "tool_call",
         "id": d["id"],

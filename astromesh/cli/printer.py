@@ -24,6 +24,7 @@ class Printer:
         self._tools: dict[str, str] = {}
         self._on: dict[str, Callable[[JsonObject], None]] = {
             "model.started": lambda _: self._break(),
+            "model.restarted": lambda _: self._break(),  # what it has said so far is void: it begins anew
             "model.delta": self._delta,
             "tool.started": self._tool_started,
             "tool.finished": self._tool_finished,

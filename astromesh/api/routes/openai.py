@@ -266,6 +266,12 @@ class _Chunks:
                 self._open.add(event.data["step"])
         return []
 
+    def _model_restarted(self, event: Event) -> list[Any]:
+        """After a crash: what the step has said is void, so far as it has not left."""
+        if event.data["step"] in self._held:
+            self._held[event.data["step"]] = []
+        return []
+
     def _model_finished(self, event: Event) -> Iterable[Any]:
         held = self._held.pop(event.data["step"], [])
         return () if event.data["tool_calls"] else self._texts(event, held)
