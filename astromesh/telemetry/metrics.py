@@ -74,7 +74,8 @@ class Metrics(Collector):
     wants_deltas = False
 
     def __init__(self) -> None:
-        self.running = 0
+        #: runs in progress, and which run each is nested in
+        self._running: dict[str, str] = {}
         self.tally = tally = Tally()
         self._runs, self._failures = tally.counter("runs"), tally.counter("run_failures")
         self._tools, self._guardrails = tally.counter("tool_calls"), tally.counter("guardrail_actions")
@@ -91,6 +92,7 @@ class Metrics(Collector):
             "run.failed": self._failed,
             "run.cancelled": self._cancelled,
             "run.waiting": self._waiting,
+            "run.resumed": self._resumed,
             "model.finished": self._model_finished,
             "model.failed": self._model_failed,
             "tool.finished": self._tool_finished,
@@ -100,7 +102,7 @@ class Metrics(Collector):
             **dict.fromkeys(_STEPS, self._step),
         }
         self._readings: list[Reading] = [
-            Reading("runs_in_progress", "Runs in progress.", (), lambda: {(): self.running})
+            Reading("runs_in_progress", "Runs in progress.", (), lambda: {(): len(self._running)})
         ]
         #: runs whose pattern is at work, and since when
         self._orchestrating: dict[str, float] = {}
@@ -169,10 +171,13 @@ class Metrics(Collector):
     # -- events --------------------------------------------------------------------------------------------
 
     def _started(self, event: Event) -> None:
-        self.running += 1
+        self._running[event.run_id] = event.data.get("parent", "").partition(".")[0]
+
+    def _resumed(self, event: Event) -> None:
+        self._running[event.run_id] = ""
 
     def _completed(self, event: Event) -> None:
-        self.running -= 1
+        self._running.pop(event.run_id, None)
         self._orchestrating.pop(event.run_id, None)
         self._runs["completed",] += 1
         agent, metadata = event.data["agent"], event.data["metadata"]
@@ -187,14 +192,20 @@ class Metrics(Collector):
         self._cut_short("cancelled", event)
 
     def _cut_short(self, status: str, event: Event) -> None:
-        self.running -= 1
+        self._running.pop(event.run_id, None)
         self._orchestrating.pop(event.run_id, None)
         self._runs[status,] += 1
         self._spent(event.data["agent"], event.data["usage"])
 
     def _waiting(self, event: Event) -> None:
-        self.running -= 1
-        self._orchestrating.pop(event.run_id, None)
+        self._rests(event.run_id)
+
+    def _rests(self, run_id: str) -> None:
+        """A run that waits is gone from here, with the runs nested in it."""
+        self._running.pop(run_id, None)
+        self._orchestrating.pop(run_id, None)
+        for nested in [one for one, parent in self._running.items() if parent == run_id]:
+            self._rests(nested)
 
     def _spent(self, agent: str, usage: JsonObject) -> None:
         self._agent_tokens[agent,] += usage["input_tokens"] + usage["output_tokens"]

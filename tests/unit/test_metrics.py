@@ -86,7 +86,8 @@ def test_every_name_has_its_family_before_anything_has_happened() -> None:
 
 
 def one_of(wanted: Metrics, lag: float, dropped: float, running: int) -> Metrics:
-    wanted.running = running
+    for number in range(running):
+        wanted.send(Event(f"run_{number}", 1, 0.0, "run.started", {}))
     wanted.add(Reading("lag_seconds", "Lag.", (), lambda: {(): lag}, max))
     wanted.add(Reading("dropped", "Lost.", ("kind",), lambda: {("x",): dropped}, counts=True))
     return wanted
@@ -129,3 +130,19 @@ def test_the_time_of_the_pattern_is_a_step() -> None:
     metrics.send(Event("run_2", 1, 10.0, "tools.listed", {"count": 0}))
     send(metrics, "run.failed", code="internal", agent="a", usage=USAGE)
     assert lines(metrics)['astromesh_step_duration_seconds_count{step="orchestration"}'] == 1
+
+
+def test_a_run_that_waited_and_goes_on_is_in_progress_once() -> None:
+    """Whoever takes a run up counts it again, in any process; what was nested in it rests with it."""
+    here, elsewhere = Metrics(), Metrics()
+    send(here, "run.started")
+    here.send(Event("run_2", 1, 0.0, "run.started", {"parent": "run_1.call_1"}))
+    assert lines(here)["astromesh_runs_in_progress"] == 2
+    send(here, "run.waiting", approval={})
+    assert lines(here)["astromesh_runs_in_progress"] == 0
+    for metrics in (here, elsewhere):
+        send(metrics, "run.resumed", segment=2)
+        assert lines(metrics)["astromesh_runs_in_progress"] == 1
+        metrics.send(Event("run_2", 9, 0.0, "run.failed", {"code": "internal", "agent": "b", "usage": USAGE}))
+        send(metrics, "run.completed", agent="a", metadata={"latency_ms": 50, "usage": USAGE})
+        assert lines(metrics)["astromesh_runs_in_progress"] == 0
