@@ -1,4 +1,4 @@
-"""A model call that is made again after a crash: no client joins the text that is void to the text that counts."""
+"""A model call that is made again after a crash: void text is joined to none that counts."""
 
 from __future__ import annotations
 

@@ -7,7 +7,6 @@ instruction: it never becomes the agent's system prompt.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, Literal
@@ -201,7 +200,7 @@ def _completion(answer: RunAnswer) -> JsonObject:
     return {
         "id": answer.run_id,
         "object": "chat.completion",
-        "created": int(time.time()),
+        "created": int(ids.made_at(answer.run_id)),  # a repeat of it is the same answer
         "model": answer.agent,
         "choices": [
             {
@@ -245,7 +244,6 @@ class _Chunks:
     def __init__(self, model: str, usage: bool) -> None:
         self._model = model
         self._usage = usage
-        self._created = int(time.time())
         #: deltas of steps that offer tools, until they end
         self._held: dict[int, list[str]] = {}
         #: steps that offer none: what they say leaves at once
@@ -330,7 +328,7 @@ class _Chunks:
         return {
             "id": event.run_id,
             "object": "chat.completion.chunk",
-            "created": self._created,
+            "created": int(ids.made_at(event.run_id)),
             "model": self._model,
             "choices": [{"index": 0, "delta": delta, "finish_reason": finish}],
             **more,
