@@ -54,6 +54,7 @@ STATUS: dict[str, int] = {
     "queue_full": 503,
     "overloaded": 503,
     "shutting_down": 503,
+    "lease_lost": 503,
     "deadline_exceeded": 504,
 }
 #: what clients see instead of our finer codes

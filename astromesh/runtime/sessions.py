@@ -152,7 +152,9 @@ def _end_interrupted(task: asyncio.Task[Any], error: BaseException | None, lost:
     """Turns our own cancel into Interrupted or LeaseLost; where another cancel came as well, it stays one."""
     if task.uncancel() == 0 and isinstance(error, asyncio.CancelledError):
         if lost:
-            raise LeaseLost("Another process has taken the session over.") from error
+            raise LeaseLost(
+                "Another process has taken the session over, and nothing was stored; send this message again."
+            ) from error
         raise Interrupted(_INTERRUPTED) from error
 
 

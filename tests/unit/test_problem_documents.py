@@ -8,6 +8,7 @@ import pytest
 from fastapi import FastAPI, Request
 
 from astromesh import errors
+from astromesh import errors
 from astromesh.api.errors import INTERNAL, STATUS, answer, problem, public_failure, register
 
 
@@ -73,3 +74,10 @@ async def test_a_client_that_leaves_before_its_body_is_there_is_no_crash() -> No
         {"type": "http", "method": "POST", "path": "/", "query_string": b"", "headers": []}, receive, send
     )
     assert sent[0]["status"] == 499
+
+
+def test_a_run_that_lost_its_session_says_that_it_may_be_sent_again():
+    """Nothing of ours is broken: another server has the session now."""
+    answered = answer(errors.LeaseLost("Taken over; send this message again."))
+    assert (answered.status_code, answered.headers["retry-after"]) == (503, "1")
+    assert public_failure({"code": "lease_lost", "detail": "Taken over."})["detail"] == "Taken over."

@@ -80,7 +80,7 @@ class PostgresConversations:
         if not rows and await self._database.write(SQL["erase_expired"], *key, now):
             rows = await self._database.write(SQL["append"], *bound)
         if not rows and token and not await self.leases.holds(Held(key, token)):
-            raise LeaseLost(f"The session {key.session_id!r} has been taken over by another process.")
+            raise LeaseLost(f"The session {key.session_id!r} has been taken over; send this message again.")
         if not rows:
             raise SessionNotFound(f"There is no session {key.session_id!r}.")
         return int(rows[0][0])

@@ -100,7 +100,7 @@ class RedisConversations:
         keys = (*self._keys(key), self._lease(key))
         last: int = await self._server.write(_APPEND, keys, *names, *times, *_packed(turns, now))
         if last == _LOST:
-            raise LeaseLost(f"The session {key.session_id!r} has been taken over by another process.")
+            raise LeaseLost(f"The session {key.session_id!r} has been taken over; send this message again.")
         if last < 0:
             raise SessionNotFound(f"There is no session {key.session_id!r}.")
         return last

@@ -166,7 +166,7 @@ def append(connection: sqlite3.Connection, items: Sequence[Appended]) -> Sequenc
 def _append(connection: sqlite3.Connection, item: Appended) -> int | BaseException:
     key, owner, turns, expires_at, now, token = item
     if token and not holds(connection, key, token):
-        return LeaseLost(f"The session {key.session_id!r} has been taken over by another process.")
+        return LeaseLost(f"The session {key.session_id!r} has been taken over; send this message again.")
     bound = (*key, owner, len(turns), now, expires_at)
     row = connection.execute(_ADVANCE, bound).fetchone()
     if row is None and connection.execute(SQL["erase_expired"], (*key, now)).rowcount:
