@@ -130,7 +130,8 @@ def create_app(
     app.state.audit = AuditLog(runtime.data_dir, runtime.clock)
     errors.register(app)
     for router in ROUTERS:
-        app.include_router(router)
+        # as they are: `include_router` would make every route a second time, at the first request
+        app.router.routes.extend(router.routes)
     serve_directly(app, agents.router, "/v1/agents/{name}/run")
     app.add_middleware(BodyLimit, most=max_body_bytes)
     if cors_origins:
