@@ -8,7 +8,6 @@ import pytest
 from fastapi import FastAPI, Request
 
 from astromesh import errors
-from astromesh import errors
 from astromesh.api.errors import INTERNAL, STATUS, answer, problem, public_failure, register
 
 
