@@ -648,11 +648,14 @@ class NodeFailed(GraphError):
         error: what its result said.
         cause: what it raised, where it raised.
     """
+        stop_reason: of a graph in it that could not go on: `stuck_node`, `unknown_node`.
 
     code = "node_failed"
 
-    def __init__(self, path: str, error: str, cause: BaseException | None = None) -> None:
-        self.path, self.error, self.cause = path, error, cause
+    def __init__(
+        self, path: str, error: str, cause: BaseException | None = None, stop_reason: str = ""
+    ) -> None:
+        self.path, self.error, self.cause, self.stop_reason = path, error, cause, stop_reason
         super().__init__(f"{path}: {error}")
 
 

@@ -23,7 +23,7 @@ from astromesh.graph.graph import PromptGraph
 from astromesh.graph.nothing import NO_CONFIG
 from astromesh.graph.plan import Plan, Step, compile_graph
 from astromesh.graph.progress import Progress
-from astromesh.graph.records import END, TOOL_CALLS_PRESENT, ZERO, Mutation, NodeResult, StopReason
+from astromesh.graph.records import END, LIMITS, LOCAL, TOOL_CALLS_PRESENT, ZERO, Mutation, NodeResult, StopReason
 from astromesh.graph.state import GraphState
 from astromesh.graph.transitions import next_way
 from astromesh.node.runner import is_failure
@@ -140,8 +140,10 @@ async def traverse(  # noqa: C901, PLR0912, PLR0915
         if state.loop or reason is TOOL_CALLS_PRESENT:
             state.loop = (*state.loop, *result.messages_added) if reason is TOOL_CALLS_PRESENT else ()
     else:
-        if result is not None and result.stop_reason:
-            state.stop(result.stop_reason, result.error)
+        if result is not None and (why := result.stop_reason):
+            if prefix and why in LOCAL:  # of a nested graph: what runs it may lead on
+                return result, "", why
+            state.stop(why, result.error or unfinished(result))
     return result, stuck, "stuck_node" if stuck else "completed"
 
 

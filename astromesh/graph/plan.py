@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from astromesh.abc.provider import ModelPort
-from astromesh.errors import AstromeshError, BudgetExhausted, InvalidGraph, IterationsExhausted
+from astromesh.errors import AstromeshError, BudgetExhausted, InvalidGraph, IterationsExhausted, NodeFailed
 from astromesh.graph.base import BaseNode
 from astromesh.graph.config import NodeConfig
 from astromesh.graph.edges import OnError, as_test
@@ -18,7 +18,7 @@ from astromesh.graph.graph import PromptGraph
 from astromesh.graph.hooks import HookSet
 from astromesh.graph.kinds import AUTONOMOUS, make_node, speaks_for_itself
 from astromesh.graph.processing import processed
-from astromesh.graph.records import END, ERROR_NODE, TOOL_CALLS_PRESENT, ZERO, NodeResult
+from astromesh.graph.records import END, ERROR_NODE, LOCAL, TOOL_CALLS_PRESENT, ZERO, NodeResult
 from astromesh.graph.results import fault
 from astromesh.graph.retry import ATTEMPTS, NodeCall, NodeWrapper, retrying
 from astromesh.graph.state import GraphState
@@ -302,6 +302,9 @@ def _fail(name: str) -> Any:
         elif isinstance(error, IterationsExhausted):
             state.stop("max_iterations", str(error))
         text = str(error) if isinstance(error, AstromeshError) else f"{type(error).__name__}: {error}"
-        return NodeResult(name, error=text, usage=config.usage, duration_ms=duration_ms, exception=error)
+        result = NodeResult(name, error=text, usage=config.usage, duration_ms=duration_ms, exception=error)
+        if isinstance(error, NodeFailed) and (why := LOCAL.get(error.stop_reason)):
+            result.stop_reason = why
+        return result
 
     return fail

@@ -28,6 +28,8 @@ ZERO = Usage()
 #: for the hot path: the same records without what it costs to call their classes
 new_message, new_request = maker(Message), maker(CompletionRequest)
 
+#: stops of a graph alone: nested, they are the run's only where nothing leads on
+LOCAL: Mapping[str, StopReason] = {"stuck_node": "stuck_node", "unknown_node": "unknown_node"}
 #: stops that leave the work unfinished, and what a run then says that has nothing else to say
 LIMITS = frozenset({"max_iterations", "stuck_node", "budget", "cycle"})
 UNFINISHED = "The work could not be finished within the limits that are set for it."

@@ -20,7 +20,7 @@ from astromesh.graph.loop import Ending, harvest, traverse
 from astromesh.graph.nothing import STOPPED_MODEL
 from astromesh.graph.plan import Kit, Plan, Step, compile_child
 from astromesh.graph.progress import Progress
-from astromesh.graph.records import ExecutionReport, GraphResult, NodeResult
+from astromesh.graph.records import LOCAL, ExecutionReport, GraphResult, NodeResult
 from astromesh.graph.state import GraphState, Shared
 from astromesh.graph.toolset import tools_of
 from astromesh.graph.visit import NODE_CACHE
@@ -278,13 +278,13 @@ class Run(Progress):
         frame, plan = state.frame(), self._plan_of(graph)
         path = self._claim(path + "/")
         try:
-            _, stuck, _ = await traverse(self, plan, frame, path)
+            _, stuck, reason = await traverse(self, plan, frame, path)
         finally:
             self._release(path)
         if stuck:
-            return NodeResult(graph.name, error=stuck)
+            return NodeResult(graph.name, error=stuck, stop_reason=reason)
         output, error = harvest(frame.node_history, plan.steps)
-        return NodeResult(graph.name, output, error=error)
+        return NodeResult(graph.name, output, error=error, stop_reason=LOCAL.get(reason, ""))
 
     async def run_together(
         self, children: Sequence[Child], state: GraphState, path: str, on_error: OnError
@@ -306,7 +306,7 @@ class Run(Progress):
         path = f"{path}/{child.name or child.node.name}"
         result = await self.run_child(child.node, state, path)
         if result.error and on_error == "fail":
-            raise NodeFailed(path, result.error, result.exception)
+            raise NodeFailed(path, result.error, result.exception, result.stop_reason)
         return result
 
     def _claim(self, path: str) -> str:

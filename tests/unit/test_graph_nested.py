@@ -220,14 +220,14 @@ async def test_a_nested_graph_has_its_own_visits_and_the_runs_context() -> None:
 async def test_a_failed_or_broken_nested_graph_fails_its_node() -> None:
     """Trap 5 and 10: errors, missing nodes and stuck nodes inside come out as the node's error."""
     broken = {
-        "RuntimeError: broken": PromptGraph(nodes=[fails("x")]),
-        "no node 'gone'": PromptGraph(nodes=[says("x")]).always("x", "gone"),
-        "'o/x' is stuck": PromptGraph(nodes=[says("x")]).always("x", "x"),
+        "RuntimeError: broken": (PromptGraph(nodes=[fails("x")]), "completed"),
+        "no node 'gone'": (PromptGraph(nodes=[says("x")]).always("x", "gone"), "unknown_node"),
+        "'o/x' is stuck": (PromptGraph(nodes=[says("x")]).always("x", "x"), "stuck_node"),
     }
     for expected, inner in broken.items():
         result = await run(outer("o", lambda s, c, inner=inner: c.run_graph(inner, s)), max_node_iterations=3)
         assert expected in result.report.error
-        assert result.report.stop_reason == "completed"
+        assert result.report.stop_reason == reason
 
 
 async def test_a_denial_inside_stops_the_whole_run() -> None:

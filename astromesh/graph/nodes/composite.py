@@ -158,7 +158,10 @@ class LoopNode(BaseNode):
                     break
             first = self._back_to(result)
             if first < 0:
-                return NodeResult(self.name, error=f"{result.node_name}: {result.error}")
+                error = f"{result.node_name}: {result.error}"
+                return NodeResult(
+                    self.name, error=error, exception=result.exception, stop_reason=result.stop_reason
+                )
             if not result.error and await self._done(result, state):
                 return NodeResult(self.name, result.output, result.raw_output, is_answer=result.is_answer)
         return NodeResult(
@@ -204,7 +207,10 @@ class SubgraphNode(BaseNode):
 
     async def execute(self, state: GraphState, config: NodeConfig) -> NodeResult:
         result = await config.run_graph(self.graph, state)
-        return NodeResult(self.name, result.output, result.raw_output, error=result.error)
+        return NodeResult(
+            self.name, result.output, result.raw_output, error=result.error, exception=result.exception,
+            stop_reason=result.stop_reason,
+        )  # fmt: skip
 
 
 class RetryNode(BaseNode):
@@ -245,6 +251,7 @@ class RetryNode(BaseNode):
 
 def _checked(name: str, on_error: OnError) -> OnError:
     if on_error not in ("fail", "collect"):
+            stop_reason=result.stop_reason,
         raise ValueError(f"Node {name!r}: on_error is fail or collect, not {on_error!r}.")
     return on_error
 

@@ -1,0 +1,95 @@
+"""Graphs within graphs: what is wrong in them is found, and how they end is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from astromesh.graph import (
+    BaseNode,
+    FunctionNode,
+    LoopNode,
+    NodeResult,
+    ParallelNode,
+    PromptGraph,
+    PromptGraphEngine,
+    RetryNode,
+    SubgraphNode,
+    ThinkNode,
+)
+
+
+def bad() -> PromptGraph:
+    graph = PromptGraph("x", nodes=[ThinkNode("a", default_next="zz")])
+    return graph.add_edge("a", "yy", condition=lambda result: True).add_node(ThinkNode("lost"))
+
+
+def named(name: str) -> PromptGraph:
+    def lead(state):
+        return NodeResult(next_node="nowhere")
+
+    return PromptGraph("x", nodes=[FunctionNode("a", lead)])
+
+
+def circling() -> PromptGraph:
+    return PromptGraph("x", nodes=[FunctionNode("a", lambda state: "again")]).always("a", "a")
+
+
+NESTINGS: list[Callable[[PromptGraph], BaseNode]] = [
+    lambda graph: SubgraphNode("f", graph),
+    lambda graph: LoopNode("l", SubgraphNode("f", graph), until=lambda result: True),
+    lambda graph: RetryNode("r", SubgraphNode("f", graph)),
+    lambda graph: ParallelNode("p", [SubgraphNode("f", graph)]),
+    lambda graph: SubgraphNode("o", PromptGraph("outer", nodes=[SubgraphNode("f", graph)])),
+]
+
+
+@pytest.mark.parametrize("nest", NESTINGS)
+def test_what_is_wrong_in_a_nested_graph_is_found_from_outside(nest):
+    found = PromptGraph(nodes=[nest(bad())]).validate()
+    assert len(bad().validate()) >= 3
+    for problem in bad().validate():
+        assert any(text.endswith(problem) for text in found), problem
+
+
+def test_a_graph_that_contains_itself_is_a_problem():
+    graph = PromptGraph("g", nodes=[FunctionNode("a", lambda state: 1)])
+    graph.add_node(SubgraphNode("s", graph)).sequential("a", "s")
+    assert graph.validate() == ["Node 's': The graph 'g' contains itself."]
+
+
+def test_a_graph_that_is_used_twice_does_not_contain_itself():
+    inner = PromptGraph("i", nodes=[FunctionNode("a", lambda state: 1)])
+    graph = PromptGraph("g", nodes=[SubgraphNode("s", inner), SubgraphNode("t", inner)])
+    assert graph.sequential("s", "t").validate() == []
+
+
+@pytest.mark.parametrize("nest", NESTINGS)
+@pytest.mark.parametrize(("make", "reason"), [(circling, "stuck_node"), (lambda: named("x"), "unknown_node")])
+async def test_a_nested_graph_that_cannot_go_on_says_so_in_the_stop_reason(nest, make, reason):
+    after = FunctionNode("after", lambda state: "went on")
+    graph = PromptGraph(nodes=[nest(make()), after])
+    graph.always(graph.entry, "after")
+    result = await PromptGraphEngine(graph, max_node_iterations=3).ainvoke("q")
+    assert result.report.stop_reason == reason
+    assert result.report.error
+    assert "after" not in result.report.nodes_visited
+
+
+@pytest.mark.parametrize("nest", NESTINGS)
+async def test_an_error_edge_leads_on_from_a_nested_graph_that_cannot_go_on(nest):
+    graph = PromptGraph(nodes=[nest(circling()), FunctionNode("rescue", lambda state: "rescued")])
+    graph.on_error(graph.entry, "rescue")
+    result = await PromptGraphEngine(graph, max_node_iterations=3).ainvoke("q")
+    assert (result.output, result.report.stop_reason) == ("rescued", "completed")
+
+
+async def test_a_collected_child_that_is_stuck_does_not_stop_the_others():
+    stuck = SubgraphNode("f", circling())
+    graph = PromptGraph(
+        nodes=[ParallelNode("p", [stuck, FunctionNode("w", lambda state: "done")], on_error="collect")]
+    )
+    result = await PromptGraphEngine(graph, max_node_iterations=3).ainvoke("q")
+    assert result.output["w"] == "done"
+    assert result.report.stop_reason == "completed"
