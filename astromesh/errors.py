@@ -647,8 +647,8 @@ class NodeFailed(GraphError):
         path: where in the run's tree it stands.
         error: what its result said.
         cause: what it raised, where it raised.
-    """
         stop_reason: of a graph in it that could not go on: `stuck_node`, `unknown_node`.
+    """
 
     code = "node_failed"
 

@@ -23,7 +23,16 @@ from astromesh.graph.graph import PromptGraph
 from astromesh.graph.nothing import NO_CONFIG
 from astromesh.graph.plan import Plan, Step, compile_graph
 from astromesh.graph.progress import Progress
-from astromesh.graph.records import END, LIMITS, LOCAL, TOOL_CALLS_PRESENT, ZERO, Mutation, NodeResult, StopReason
+from astromesh.graph.records import (
+    END,
+    LIMITS,
+    LOCAL,
+    TOOL_CALLS_PRESENT,
+    ZERO,
+    Mutation,
+    NodeResult,
+    StopReason,
+)
 from astromesh.graph.state import GraphState
 from astromesh.graph.transitions import next_way
 from astromesh.node.runner import is_failure

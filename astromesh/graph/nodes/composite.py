@@ -244,6 +244,7 @@ class RetryNode(BaseNode):
             result.output,
             result.raw_output,
             error=result.error,
+            stop_reason=result.stop_reason,
             exception=result.exception,
             is_answer=result.is_answer,
         )
@@ -251,7 +252,6 @@ class RetryNode(BaseNode):
 
 def _checked(name: str, on_error: OnError) -> OnError:
     if on_error not in ("fail", "collect"):
-            stop_reason=result.stop_reason,
         raise ValueError(f"Node {name!r}: on_error is fail or collect, not {on_error!r}.")
     return on_error
 
