@@ -25,7 +25,6 @@ from astromesh.graph.plan import Plan, Step, compile_graph
 from astromesh.graph.progress import Progress
 from astromesh.graph.records import (
     END,
-    LIMITS,
     LOCAL,
     TOOL_CALLS_PRESENT,
     ZERO,
@@ -152,7 +151,7 @@ async def traverse(  # noqa: C901, PLR0912, PLR0915
         if result is not None and (why := result.stop_reason):
             if prefix and why in LOCAL:  # of a nested graph: what runs it may lead on
                 return result, "", why
-            state.stop(why, result.error or unfinished(result))
+            state.stop(why, result.error)
     return result, stuck, "stuck_node" if stuck else "completed"
 
 

@@ -224,7 +224,7 @@ async def test_a_failed_or_broken_nested_graph_fails_its_node() -> None:
         "no node 'gone'": (PromptGraph(nodes=[says("x")]).always("x", "gone"), "unknown_node"),
         "'o/x' is stuck": (PromptGraph(nodes=[says("x")]).always("x", "x"), "stuck_node"),
     }
-    for expected, inner in broken.items():
+    for expected, (inner, reason) in broken.items():
         result = await run(outer("o", lambda s, c, inner=inner: c.run_graph(inner, s)), max_node_iterations=3)
         assert expected in result.report.error
         assert result.report.stop_reason == reason
