@@ -15,9 +15,8 @@ from astromesh.core.tool_layers import identity_of
 from astromesh.errors import GuardrailBlocked
 from astromesh.node.calls import ASSISTANT
 from astromesh.node.toolbox import JoinedTools
-from astromesh.runtime import failpoints
+from astromesh.runtime import budgets, failpoints
 from astromesh.runtime.agent import Agent
-from astromesh.runtime.budgets import tools_of
 from astromesh.runtime.recorded import (
     admitted_of,
     admitted_to_json,
@@ -158,8 +157,9 @@ async def orchestrate(agent: Agent, equipped: EquippedQuery, run: Run) -> tuple[
     request = equipped.prompted.recalled.admitted.request
     iterations = agent.iterations_within(request.terms.max_iterations)
     task = PatternTask(equipped.prompted.messages, equipped.tools, iterations, request.context)
-    tools = tools_of(_tools(agent, request), run.scope)
+    tools = budgets.tools_of(_tools(agent, request), run.scope)
     outcome = await agent.pattern.run(task, run.model, tools, run.scope)
+    budgets.answered(run.scope, outcome.stop_reason)
     if agent.output_schema is not None:
         outcome = await structured(agent.output_schema, outcome, task.messages, run)
     return equipped, outcome

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from astromesh.abc.budgets import Account, Amounts, BudgetStore, Caps, Charge, Refusal, Want
+from astromesh.abc.budgets import Account, Amounts, BudgetStore, Caps, Charge, Hold, Refusal, Want
 from astromesh.durable.budget_rules import entries, negative, used_up
 from astromesh.plugins import Plugins
 from astromesh.testing import ManualClock
@@ -88,6 +88,54 @@ async def test_accounts_expire_and_sessions_are_erased_and_days_are_not(stores, 
     clock.advance(101)
     await store.expire()
     assert await store.spent(DAY) == Amounts()
+
+
+def held(n: int, tokens: float, *, run: str = "", holder: str = "p-1") -> Want:
+    hold = Hold(f"h-{n}", run or f"run-{n}", holder, NOW + 10)
+    return Want(SESSION, Amounts(tokens=tokens), TOKENS, hold)
+
+
+async def test_a_reservation_counts_until_it_is_settled_and_the_refusal_says_so(stores):
+    store, other = stores
+    assert await store.reserve([held(1, 1000)]) is None
+    assert await other.reserve([held(2, 1)]) == Refusal(SESSION, "tokens", reserved=True)
+    assert await store.reserve([held(3, 1)], [Charge(SESSION, Amounts(tokens=30), "h-1")]) is None
+    assert await other.spent(SESSION) == Amounts(tokens=31)
+    assert await other.reserve([], [Charge(SESSION, Amounts(tokens=970), "h-3")]) is None
+    assert await other.reserve([held(4, 1)]) == Refusal(SESSION, "tokens")
+
+
+async def test_a_run_that_is_taken_up_elsewhere_replaces_what_it_had_reserved(stores):
+    """And only that: what it reserves twice in one process counts twice."""
+    store, other = stores
+    await store.reserve([held(1, 1000, run="r")])
+    assert await other.reserve([held(2, 700, run="r", holder="p-2")]) is None
+    assert await other.reserve([held(3, 200, run="r", holder="p-2")]) is None
+    assert await store.spent(SESSION) == Amounts(tokens=900)
+
+
+async def test_what_a_dead_process_had_reserved_comes_back(stores, clock):
+    """Who lives renews; who left, or is silent until the time is over, holds nothing."""
+    store, other = stores
+    await store.reserve([held(1, 600)])
+    await store.reserve([held(2, 400, holder="p-2")])
+    clock.advance(6)
+    await store.renew("p-2", clock.now() + 10)
+    clock.advance(6)
+    assert await other.spent(SESSION) == Amounts(tokens=400)
+    assert await other.reserve([held(3, 600, holder="p-3")]) is None
+    await other.leave("p-3")
+    await other.expire()
+    assert await other.spent(SESSION) == Amounts(tokens=400)
+
+
+async def test_none_of_several_reservations_is_kept_where_one_is_refused(stores):
+    store, _ = stores
+    await store.reserve([Want(DAY, Amounts(tokens=1000), TOKENS)])
+    day = held(2, 5)._replace(account=DAY, hold=Hold("h-2", "run-1", "p-1", NOW + 10))
+    for wants in ([held(1, 5), day], [day, held(1, 5)]):
+        assert await store.reserve(wants) == Refusal(DAY, "tokens")
+    assert await store.spent(SESSION) == Amounts()
 
 
 # -- R8 ------------------------------------------------------------------------------------------------------

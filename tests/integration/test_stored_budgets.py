@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from astromesh.abc.budgets import Account, Amounts, Charge
+from astromesh.abc.budgets import Account, Amounts, Caps, Charge, Hold, Want
 from astromesh.errors import BudgetExhausted
 from astromesh.runtime.budgets import USUAL_ANSWER
 from astromesh.runtime.engine import AgentRuntime
@@ -46,9 +46,11 @@ async def spent(runtime: AgentRuntime, account: Account = SESSION) -> Amounts:
     return await (await runtime._open_budgets()).spent(account)
 
 
-def refused(result: Any) -> bool:
-    """Refused before it began, or ended before its first model call."""
-    return isinstance(result, BudgetExhausted) or result.metadata["stop_reason"] == "budget"
+async def reserved_by_another(runtime: AgentRuntime, expires_at: float) -> None:
+    """All of the session's tokens, by a process that says nothing more."""
+    hold = Hold("h-1", "run-1", "another", expires_at)
+    want = Want(SESSION, Amounts(tokens=10_000), Caps(tokens=10_000), hold)
+    assert await (await runtime._open_budgets()).reserve([want]) is None
 
 
 async def test_a_session_spends_its_budget_over_a_restart(tmp_path, storage):
@@ -102,8 +104,51 @@ async def test_runs_at_once_in_two_processes_spend_no_more_than_the_budget_and_o
                 await asyncio.sleep(0.01)
         gate.set()
         results = await asyncio.gather(*runs, return_exceptions=True)
-    assert sum(map(refused, results)) == 10
+    assert sum(isinstance(result, BudgetExhausted) for result in results) == 10
     assert len(one.requests) + len(two.requests) == 2  # 1034 + 1034 = budget + less than one reservation
+
+
+async def test_a_plain_run_beside_one_that_has_reserved_the_rest_is_429_and_leaves_nothing(tmp_path):
+    """No answer is made up, no turn is kept, and it may come back long before midnight."""
+    folder = folder_of(tmp_path, {"per_principal_daily": {"tokens": 100}})
+    gate, asked = asyncio.Event(), asyncio.Event()
+
+    async def slow(_: Any) -> CompletionResult:
+        asked.set()
+        await asyncio.wait_for(gate.wait(), 30)
+        return ANSWER
+
+    runtime = runtime_of(folder, answering(slow))
+    async with client_of(runtime) as client:
+        first = asyncio.create_task(client.post("/v1/agents/helper/run", json=BODY))
+        await asyncio.wait_for(asked.wait(), 30)
+        refused = await client.post("/v1/agents/helper/run", json={**BODY, "session_id": "s-2"})
+        gate.set()
+        answered = await first
+        history = await client.get("/v1/agents/helper/sessions/s-2")
+    assert (refused.status_code, refused.json()["code"]) == (429, "budget_exhausted")
+    assert (answered.status_code, history.status_code) == (200, 404)
+    assert "reserved" in refused.json()["detail"] and 0 < int(refused.headers["retry-after"]) < 60
+
+
+async def test_an_accepted_run_waits_for_what_others_have_reserved(tmp_path):
+    """And for what a dead process has left, whose time passes; a plain run is told to come back soon."""
+    folder = folder_of(tmp_path, {"per_session": {"tokens": 5000}})
+    async with runtime_of(folder, answering()) as runtime:
+        await reserved_by_another(runtime, runtime.clock.now() + 3600)
+        with pytest.raises(BudgetExhausted, match="Runs under way have reserved") as refused:
+            await runtime.run("helper", "Hello", "s-1")
+        row = await runtime.accept(runtime.agent("helper"), RunRequest("Hello", "s-1"))
+        async with asyncio.timeout(30):
+            while (found := await runtime.durable.store.get(row.run_id)) is None or found.status == "queued":
+                await asyncio.sleep(0.01)
+        await (await runtime._open_budgets()).leave("another")
+        async with asyncio.timeout(30):
+            while (found := await runtime.durable.store.get(row.run_id)) is None or found.status == "running":
+                await asyncio.sleep(0.01)
+        used = await spent(runtime)
+    assert (found.status, used.tokens) == ("completed", 100)
+    assert 0 < refused.value.retry_after < 60
 
 
 async def test_calls_of_tools_are_counted_exactly_and_the_model_is_told(tmp_path):
