@@ -28,7 +28,7 @@
     │   └── StoreError         StoreUnavailable
     ├── Unavailable            the server cannot take it now: AgentUnavailable, Overloaded, QueueFull, …
     ├── LimitReached           a bound that was set: IterationsExhausted, BudgetExhausted, DeadlineExceeded
-    └── GraphError             inside a graph's run, never out of it: NodeFailed, GraphStopped
+    └── GraphError             inside a graph's run, never out of it: NodeFailed, OutputRefused, GraphStopped
 
 Every class has a stable `code`, the one that clients see in problem documents and error events. A message is
 one sentence that says what is wrong and what to do; it never holds a secret or another caller's text.
@@ -43,12 +43,13 @@ from typing import ClassVar
 class AstromeshError(Exception):
     """Root of the tree.
 
-    `run_id` and `trace_id` are set by the runtime where the error ended a run.
+    `run_id` and `trace_id` are set by the runtime where the error ended a run, `node` is where in its graph.
     """
 
     code: ClassVar[str] = "internal"
     run_id: str = ""
     trace_id: str = ""
+    node: str = ""
 
 
 # -- the operator must change a file -----------------------------------------------------------------------
@@ -255,10 +256,10 @@ class IdempotencyConflict(RequestError):
 
 
 class GuardrailBlocked(RequestError):
-    """An input rule refused the query.
+    """An input rule refused the query, or a guard of the agent's graph what was to be answered.
 
     Args:
-        guardrail: the rule's type, e.g. `topic_filter`.
+        guardrail: the rule's type, e.g. `topic_filter`; the guard's name.
         message: the configured rejection message, shown to the caller.
         actions: what the rules did, `{stage, type, action, count}` each, the refusal last.
     """
@@ -657,6 +658,21 @@ class NodeFailed(GraphError):
     ) -> None:
         self.path, self.error, self.cause, self.stop_reason = path, error, cause, stop_reason
         super().__init__(f"{path}: {error}")
+
+
+class OutputRefused(GraphError):
+    """A guard refused what a node made; another try may pass. Out of the run it is a GuardrailBlocked.
+
+    Args:
+        guard: the name of the first that refused.
+        error: what the node's result says.
+    """
+
+    code = "guardrail_blocked"
+
+    def __init__(self, guard: str, error: str) -> None:
+        self.guard = guard
+        super().__init__(error)
 
 
 class GraphStopped(GraphError):

@@ -117,6 +117,7 @@ async def _summarised(visit: Visit, result: NodeResult) -> None:
     if checked.refused:
         result.guards_failed = (*result.guards_failed, *checked.failed)
         result.error = f"The summary of {visit.step.name!r} was {checked.error}"
+        result.exception = checked.refusal(result.error)
         result.output, result.messages_added = None, ()
 
 

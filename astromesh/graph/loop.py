@@ -25,6 +25,7 @@ from astromesh.graph.plan import Plan, Step, compile_graph
 from astromesh.graph.progress import Progress
 from astromesh.graph.records import (
     END,
+    LIMITS,
     LOCAL,
     TOOL_CALLS_PRESENT,
     ZERO,
@@ -151,7 +152,7 @@ async def traverse(  # noqa: C901, PLR0912, PLR0915
         if result is not None and (why := result.stop_reason):
             if prefix and why in LOCAL:  # of a nested graph: what runs it may lead on
                 return result, "", why
-            state.stop(why, result.error)
+            state.stop(why, result.error or unfinished(result))
     return result, stuck, "stuck_node" if stuck else "completed"
 
 
@@ -221,6 +222,17 @@ def harvest(history: Sequence[NodeResult], names: Container[str]) -> tuple[Any, 
             return result.output, ""
         error_counts = False
     return None, ""
+
+
+def unfinished(result: NodeResult) -> str:
+    """What is said of a node that has reached a bound of its own and has an output all the same."""
+    limit = result.stop_reason in LIMITS
+    return f"The node {result.node_name!r} was stopped: {result.stop_reason}." if limit else ""
+
+
+def cause_of(history: Sequence[NodeResult], names: Container[str]) -> BaseException | None:
+    """What the last of a graph's nodes raised, where it raised."""
+    return next((result.exception for result in reversed(history) if result.node_name in names), None)
 
 
 def detour(plan: Plan, step: Step, counts: Mapping[str, int], prefix: str) -> str:

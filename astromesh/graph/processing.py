@@ -88,6 +88,7 @@ async def _judged(
             guards_passed=checked.passed,
             guards_failed=checked.failed,
             error=error,
+            exception=checked.refusal(error),
         ), checked
     result.guards_passed = (*result.guards_passed, *checked.passed)
     result.guards_failed = (*result.guards_failed, *checked.failed)

@@ -16,7 +16,7 @@ from astromesh.errors import GraphStopped, NodeFailed, ToolError
 from astromesh.graph.base import BaseNode
 from astromesh.graph.config import Child, Graph, Node, NodeConfig, OnError
 from astromesh.graph.flags import BIT, NodeFlag
-from astromesh.graph.loop import Ending, harvest, traverse
+from astromesh.graph.loop import Ending, cause_of, harvest, traverse
 from astromesh.graph.nothing import STOPPED_MODEL
 from astromesh.graph.plan import Kit, Plan, Step, compile_child
 from astromesh.graph.progress import Progress
@@ -284,7 +284,10 @@ class Run(Progress):
         if stuck:
             return NodeResult(graph.name, error=stuck, stop_reason=reason)
         output, error = harvest(frame.node_history, plan.steps)
-        return NodeResult(graph.name, output, error=error, stop_reason=LOCAL.get(reason, ""))
+        cause = cause_of(frame.node_history, plan.steps) if error else None
+        return NodeResult(
+            graph.name, output, error=error, exception=cause, stop_reason=LOCAL.get(reason, "")
+        )
 
     async def run_together(
         self, children: Sequence[Child], state: GraphState, path: str, on_error: OnError

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
 from astromesh.abc.provider import ModelPort
 from astromesh.abc.run import Outcome, PatternTask
 from astromesh.abc.tool import Asked, ToolPort
-from astromesh.errors import AstromeshError, GraphError, GraphStopped
+from astromesh.errors import (
+    AstromeshError,
+    GraphError,
+    GraphStopped,
+    GuardrailBlocked,
+    NodeFailed,
+    OutputRefused,
+)
 from astromesh.graph.engine import PromptGraphEngine
 from astromesh.graph.graph import PromptGraph
 from astromesh.graph.nodes.human import HumanRequest
-from astromesh.graph.records import GraphResult
+from astromesh.graph.records import GraphResult, NodeResult
 from astromesh.graph.state import GraphState
 from astromesh.node.scope import Scope
 from astromesh.types import JsonObject
@@ -25,6 +32,8 @@ NOT_APPROVED = {
     "human_denied": "A person has not approved this, so I stopped here.",
     "human_timeout": "Nobody has approved this in time, so I stopped here.",
 }
+#: what is said of an answer that a guard of the graph refused; why it did is not the caller's
+REFUSED = "A guard of this agent refused what was to be answered."
 #: stops that are an answer for the caller; any other one without an output is an error
 _BOUNDS = frozenset({"max_iterations", "stuck_node", "budget", "cycle"})
 
@@ -156,10 +165,24 @@ def _raise_failure(result: GraphResult, state: GraphState) -> None:
     report = result.report
     if not report.error or report.stop_reason in _BOUNDS:
         return
-    causes = (r.exception for r in reversed(state.node_history) if r.exception is not None)
-    cause = next(causes, None)
+    failed = next((r for r in reversed(state.node_history) if r.exception is not None), NodeResult())
+    cause = failed.exception
     if report.stop_reason == "completed" and isinstance(cause, GraphStopped):
         return  # a tool ended the run (`ToolResult.ends_run`) in the middle of a nested loop
+    node = _path(failed.node_name, report.nodes_visited)
+    while isinstance(cause, NodeFailed) and cause.cause is not None:
+        node, cause = cause.path, cause.cause
+    if isinstance(cause, OutputRefused):
+        raise GuardrailBlocked(cause.guard, REFUSED) from cause
     if isinstance(cause, AstromeshError) and not isinstance(cause, GraphError):
+        cause.node = node
         raise cause
-    raise GraphError(report.error) from cause
+    error = GraphError(report.error)
+    error.node = node
+    raise error from cause
+
+
+def _path(node: str, visited: Sequence[str]) -> str:
+    """Where a node failed: the place of the last visit, where that was inside of it."""
+    last = visited[-1] if visited else node
+    return last if not node or last.startswith(f"{node}/") else node

@@ -21,6 +21,17 @@ Wrapper = Callable[[Handler], Handler]
 
 log = structlog.get_logger("astromesh.run")
 
+#: codes that callers are told with their text (api.md); any other is `internal` there, explained in the log
+TOLD = frozenset({
+    "not_found", "agent_not_found", "run_not_found", "session_not_found", "task_not_found",
+    "workflow_not_found", "pipeline_not_found", "channel_not_found", "trace_not_found",
+    "approval_not_found", "method_not_allowed", "invalid_input", "guardrail_blocked",
+    "idempotency_conflict", "provider_rejected", "unauthorized", "forbidden", "conflict", "session_busy",
+    "interrupted", "not_waiting", "not_durable", "approval_required", "events_gone", "payload_too_large",
+    "rate_limited", "budget_exhausted", "all_providers_failed", "invalid_output", "agent_unavailable",
+    "workflow_unavailable", "queue_full", "overloaded", "shutting_down", "lease_lost", "deadline_exceeded",
+})  # fmt: skip
+
 
 def compose(handler: Handler, wrappers: Sequence[Wrapper]) -> Handler:
     for wrap in reversed(wrappers):
@@ -52,10 +63,8 @@ def reported(handler: Handler) -> Handler:
             error.run_id, error.trace_id = run.id, run.trace_id
             _failed(agent, run, error)
             _log(agent, run, "failed", error.code)
-            if isinstance(error, ConfigError):  # the operator's to mend: callers are not told what it was
-                log.error(
-                    "run_failed", agent=agent.name, error=str(error), run_id=run.id, trace_id=run.trace_id
-                )
+            if error.code not in TOLD:
+                _explain(agent, run, error)
             raise
         except Exception as error:  # border of a run: whatever a plugin raises ends this run, not the server
             failure = AstromeshError(
@@ -70,6 +79,19 @@ def reported(handler: Handler) -> Handler:
         return answer
 
     return run_reported
+
+
+def _explain(agent: Agent, run: Run, error: AstromeshError) -> None:
+    """What callers are not told. A fault of a file is in its own words; of code the traceback says where."""
+    log.error(
+        "run_failed",
+        agent=agent.name,
+        error=str(error),
+        run_id=run.id,
+        trace_id=run.trace_id,
+        **({"node": error.node} if error.node else {}),
+        **({} if isinstance(error, ConfigError) else {"exc_info": error}),
+    )
 
 
 def _failed(agent: Agent, run: Run, error: AstromeshError) -> None:

@@ -26,7 +26,7 @@ from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, Trace
 from pydantic import BaseModel, ConfigDict, Field
 
 from astromesh.abc.deps import Deps
-from astromesh.telemetry.traces import Traced, captured, spans
+from astromesh.telemetry.traces import Traced, captured, failure, spans
 from astromesh.types import JsonObject
 
 #: runs that wait, spans sent at once, seconds between two sends, seconds for what is left at the end
@@ -148,11 +148,16 @@ def _span(run: Traced, span: JsonObject) -> ReadableSpan:
         resource=_SERVICE,
         attributes=attributes,
         kind=SpanKind.CLIENT if span["name"] == "llm.complete" else SpanKind.INTERNAL,
-        status=Status(StatusCode.ERROR if failed else StatusCode.OK),
+        status=Status(StatusCode.ERROR, _why(run, span)) if failed else Status(StatusCode.OK),
         start_time=start,
         end_time=start + int(span["duration_ms"] * 1e6),
         instrumentation_scope=_SCOPE,
     )
+
+
+def _why(run: Traced, span: JsonObject) -> str:
+    """What an error's status says: of a call its code, of the run and its pattern what ended them."""
+    return str(span["attributes"].get("error") or failure(run))
 
 
 def _parent(run: Traced, span_id: str | None) -> SpanContext | None:

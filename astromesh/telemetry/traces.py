@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Any, Protocol
 
+from astromesh.telemetry.logs import without_secrets
 from astromesh.telemetry.runs import RunLog, RunLogs
 from astromesh.telemetry.stream import MODEL_CONTENT, TERMINAL, TOOL_CONTENT
 from astromesh.types import Event, JsonObject
@@ -94,10 +95,15 @@ def outline(events: Iterable[Event]) -> list[Event]:
     others only that they happened is kept.
     """
     return [
-        Event(e.run_id, e.seq, e.ts, e.type, {}) if e.type in _SHAPE else e
+        Event(e.run_id, e.seq, e.ts, e.type, _why(e)) if e.type in _SHAPE else e
         for e in events
         if e.type in _STEPS or e.type in _SHAPE or e.type in _CONTENT
     ]
+
+
+def _why(event: Event) -> JsonObject:
+    """Code and text of what ended a run."""
+    return {key: event.data[key] for key in ("code", "detail") if key in event.data}
 
 
 class Traced(Protocol):
@@ -137,6 +143,12 @@ class TraceExporter(Protocol):
 
     async def close(self) -> None:
         """Sends what waits, within a bound."""
+
+
+def failure(run: Traced) -> str:
+    """What ended a run that failed, for its operator: callers are not told of every error what it was."""
+    failed = next((e.data for e in reversed(run.events) if e.type == "run.failed"), {})
+    return without_secrets(": ".join(failed[key] for key in ("code", "detail") if failed.get(key)))
 
 
 def captured(events: Iterable[Event]) -> dict[str, str]:

@@ -21,6 +21,7 @@ class ExportedSpan(NamedTuple):
     parent_id: str
     failed: bool
     attributes: dict[str, Any]
+    said: str
 
     def json(self, attribute: str) -> Any:
         return json.loads(self.attributes[attribute])
@@ -54,7 +55,7 @@ class Collector:
 def _read(span: Any) -> ExportedSpan:
     values = {a.key: getattr(a.value, a.value.WhichOneof("value")) for a in span.attributes}
     ids = (span.trace_id.hex(), span.span_id.hex(), span.parent_span_id.hex())
-    return ExportedSpan(span.name, *ids, span.status.code == 2, values)
+    return ExportedSpan(span.name, *ids, span.status.code == 2, values, span.status.message)
 
 
 @contextmanager

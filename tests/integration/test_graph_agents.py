@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import traceback
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,24 @@ from typing import Any
 import httpx
 import pytest
 import yaml
+from structlog.testing import capture_logs
 
-from astromesh.graph import GraphState, HumanNode, PromptGraph, PromptNode, node
+from astromesh.api.errors import STATUS
+from astromesh.graph import (
+    GraphState,
+    GuardNode,
+    GuardVerdict,
+    HumanNode,
+    PromptGraph,
+    PromptNode,
+    SubgraphNode,
+    node,
+)
+from astromesh.runtime.runs import TOLD
 from astromesh.testing import RecordingSink, ScriptedProvider, plugin_of
 from astromesh.types import ToolCall
 from tests.integration.agents_folder import client_of, manifest, runtime_of, write
+from tests.integration.otlp_collector import collecting
 
 MEMORY = {"conversational": {"backend": "sqlite"}}
 
@@ -130,3 +144,83 @@ async def ended(client: httpx.AsyncClient, path: str) -> dict[str, Any]:
         while not (run := dict((await client.get(path)).json()))["finished_at"]:
             await asyncio.sleep(0.02)
     return run
+
+
+def made_of(*nodes: Any) -> PromptGraph:
+    return PromptGraph("made", nodes=nodes).sequential(*(one.name for one in nodes))
+
+
+async def failing(folder: Path, graph: PromptGraph, **spec: Any) -> tuple[httpx.Response, list[Any], str]:
+    """The answer of an agent with this graph, what was logged meanwhile, and its numbers."""
+    write(folder, manifest(orchestration={"pattern": "graph", "graph": "made"}, **spec))
+    runtime = runtime_of(folder, ScriptedProvider("a draft", repeat=True), graphs={"made": graph})
+    async with client_of(runtime) as client:
+        with capture_logs() as logged:
+            answer = await client.post("/v1/agents/helper/run", json={"query": "q", "session_id": "s"})
+        return answer, logged, (await client.get("/metrics")).text
+
+
+@pytest.mark.parametrize("nested", [False, True])
+async def test_the_log_says_which_node_raised_what(tmp_path: Path, nested: bool) -> None:
+    """The caller is told that the log has it under the trace's id: the node, the text, the traceback."""
+
+    @node("boom")
+    def boom(state: GraphState) -> str:
+        raise ValueError("the disk is full")
+
+    inner = SubgraphNode("outer", made_of(boom))
+    with collecting() as collector:
+        (tmp_path / "runtime.yaml").write_text(
+            yaml.safe_dump(
+                {
+                    "apiVersion": "astromesh/v1",
+                    "kind": "RuntimeConfig",
+                    "metadata": {"name": "default"},
+                    "spec": {"telemetry": {"otlp_endpoint": collector.url}},
+                }
+            )
+        )
+        answer, logged, _ = await failing(tmp_path, made_of(inner if nested else boom))
+    assert (answer.status_code, answer.json()["code"]) == (500, "internal")
+    assert "disk" not in answer.text
+    (entry,) = [one for one in logged if one["event"] == "run_failed"]
+    assert entry["trace_id"] == answer.json()["trace_id"]
+    assert entry["node"] == ("outer/boom" if nested else "boom")
+    assert "the disk is full" in entry["error"]
+    told = "".join(traceback.format_exception(entry["exc_info"]))
+    assert "ValueError: the disk is full" in told
+    assert "in boom" in told
+    span = collector.named("invoke_agent helper")
+    assert (span.failed, "the disk is full" in span.said) == (True, True)
+
+
+@pytest.mark.parametrize("kind", ["node", "nested", "function", "prompt"])
+async def test_what_a_guard_of_the_graph_refuses_is_refused_and_no_fault_of_the_server(
+    tmp_path: Path, kind: str
+) -> None:
+    """422 `guardrail_blocked` with the guard's name; what it said of the draft stays in the log and trace."""
+
+    def too_rude(output: Any) -> GuardVerdict:
+        return GuardVerdict(False, f"{output!r} is rude")
+
+    @node("draft", guards=[too_rude] if kind == "function" else [])
+    def draft(state: GraphState) -> str:
+        return "a draft"
+
+    guard = GuardNode("gate", guards=[too_rude])
+    ways: dict[str, list[Any]] = {
+        "node": [draft, guard],
+        "nested": [draft, SubgraphNode("inner", made_of(guard))],
+        "function": [draft],
+        "prompt": [PromptNode("draft", guards=[too_rude])],
+    }
+    answer, logged, metrics = await failing(tmp_path, made_of(*ways[kind]))
+    assert (answer.status_code, answer.json()["code"]) == (422, "guardrail_blocked")
+    assert answer.json()["guardrail"] == "too_rude"
+    assert "draft" not in answer.json()["detail"]
+    assert 'astromesh_run_failures_total{code="guardrail_blocked"} 1.0' in metrics
+    assert [one for one in logged if one["event"] == "run_failed"] == []
+
+
+def test_every_failure_that_callers_are_not_told_is_explained_in_the_log() -> None:
+    assert set(STATUS) == TOLD

@@ -7,16 +7,21 @@ from typing import Any
 
 import pytest
 
-from astromesh.errors import NodeFailed
+from astromesh.errors import NodeFailed, ProviderUnauthorized
 from astromesh.graph import (
     BaseNode,
     Child,
+    FanOutNode,
     FunctionNode,
+    LoopNode,
     NodeFlag,
     NodeResult,
+    ParallelNode,
     PromptGraph,
     PromptGraphEngine,
     PromptNode,
+    RetryNode,
+    SubgraphNode,
     node,
 )
 from astromesh.node.scope import Scope
@@ -286,3 +291,25 @@ async def test_a_graph_that_contains_itself_ends_at_the_limit() -> None:
     report = (await PromptGraphEngine(graph, max_iterations=6).ainvoke("x")).report
     assert (report.stop_reason, report.iterations) == ("max_iterations", 6)
     assert report.nodes_visited[-1] == "again/again/again/again/again/again"
+
+
+def _asks_nobody_again(child: PromptNode) -> dict[str, BaseNode]:
+    inner = PromptGraph("inner", nodes=[child])
+    again = {NodeFlag.RETRYABLE}
+    return {
+        "subgraph": SubgraphNode("n", inner, flags=again),
+        "loop": LoopNode("n", child, until=lambda result: True, flags=again),
+        "collect": ParallelNode("n", [child], on_error="collect", flags=again),
+        "fan_out": FanOutNode("n", child, [1], on_error="collect", flags=again),
+        "retry": RetryNode("n", SubgraphNode("s", inner)),
+    }
+
+
+@pytest.mark.parametrize("kind", ["subgraph", "loop", "collect", "fan_out", "retry"])
+async def test_what_cannot_heal_is_not_tried_again_from_outside_either(kind: str) -> None:
+    """Nodes that run others hand on what was raised: a wrong key costs one call, however deep (trap 23)."""
+    model = ScriptedProvider(ProviderUnauthorized("no key"), repeat=True)
+    node = _asks_nobody_again(PromptNode("ask"))[kind]
+    result = await PromptGraphEngine(PromptGraph(nodes=[node]), model).ainvoke("q")
+    assert len(model.requests) == 1
+    assert "no key" in result.report.error

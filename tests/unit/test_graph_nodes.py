@@ -558,6 +558,7 @@ async def test_an_invalid_name_is_asked_again_and_counts(caplog):
     assert len(model.requests) == 3
     assert "'fly' is not one of the nodes." in model.requests[1].messages[0].content
     assert result.report.stop_reason == "max_iterations"
+    assert result.report.error == "The node 'auto' was stopped: max_iterations."
     assert result.output == "acted"
     assert [r.getMessage() for r in caplog.records if r.levelname == "WARNING"] == [
         "auto: the model chose 'fly', which is not one of the nodes",

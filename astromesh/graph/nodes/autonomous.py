@@ -102,7 +102,7 @@ class AutonomousNode(BaseNode):
 
     def _ended(self, last: NodeResult) -> NodeResult:
         error = last.error or ("" if last.output is not None else f"{self.name!r} ended without a result.")
-        return replace(self._passed(last), error=error)
+        return replace(self._passed(last), error=error, exception=last.exception)
 
     def _passed(self, last: NodeResult) -> NodeResult:
         return NodeResult(self.name, last.output, last.raw_output, is_answer=last.is_answer)

@@ -14,6 +14,7 @@ from astromesh.graph.config import Child, Graph, Node, NodeConfig, OnError
 from astromesh.graph.flags import NodeFlag
 from astromesh.graph.nodes.transform import declared_input
 from astromesh.graph.records import NodeResult
+from astromesh.graph.retry import heals
 from astromesh.graph.signature import positional_arguments
 from astromesh.graph.state import GraphState
 
@@ -53,7 +54,7 @@ class ParallelNode(BaseNode):
     async def execute(self, state: GraphState, config: NodeConfig) -> NodeResult:
         results = await config.together([Child(n) for n in self.nodes], state, on_error=self.on_error)
         outputs = {child.name: _collected(result) for child, result in zip(self.nodes, results, strict=True)}
-        return NodeResult(self.name, outputs, error=_all_failed(results), is_answer=_answers(results))
+        return _together(self.name, outputs, results)
 
 
 class FanOutNode(BaseNode):
@@ -107,7 +108,7 @@ class FanOutNode(BaseNode):
         children = [self._child(index, item) for index, item in enumerate(items)]
         results = await config.together(children, state, on_error=self.on_error)
         outputs = [_collected(result) for result in results]
-        return NodeResult(self.name, outputs, error=_all_failed(results), is_answer=_answers(results))
+        return _together(self.name, outputs, results)
 
     def _child(self, index: int, item: Any) -> Child:
         return Child(self.node, f"{self.node.name}[{index}]", {self.item_key: item, "index": index})
@@ -264,6 +265,14 @@ def _all_failed(results: Sequence[NodeResult]) -> str:
     if results and all(result.error for result in results):
         return "; ".join(f"{result.node_name}: {result.error}" for result in results)
     return ""
+
+
+def _together(name: str, outputs: Any, results: Sequence[NodeResult]) -> NodeResult:
+    """What several children came to. Where all failed, its cause is one that can heal, if there is any."""
+    error = _all_failed(results)
+    causes = [result.exception for result in results] if error else [None]
+    cause = next((cause for cause in causes if heals(cause)), causes[0])
+    return NodeResult(name, outputs, error=error, exception=cause, is_answer=_answers(results))
 
 
 def _answers(results: Sequence[NodeResult]) -> bool:

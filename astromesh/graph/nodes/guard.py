@@ -53,6 +53,7 @@ class GuardNode(BaseNode):
             self._send_back(state, checked, result, again)
         else:
             result.error, result.stop_reason = f"The output was {checked.error}", "critical_error"
+            result.exception = checked.refusal(result.error)
         return result
 
     def _worker(self, state: GraphState) -> str:

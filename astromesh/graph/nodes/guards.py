@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from astromesh.errors import OutputRefused
 from astromesh.graph.signature import positional_arguments
 
 GuardMode = Literal["block", "retry", "warn"]
@@ -95,6 +96,10 @@ class Checked:
         return (
             f"refused by {', '.join(g.name for g in self.refused)}: {self.feedback}" if self.refused else ""
         )
+
+    def refusal(self, error: str) -> OutputRefused:
+        """Why a node has failed, for whoever asks what raised."""
+        return OutputRefused(self.refused[0].name, error)
 
 
 NOTHING_CHECKED = Checked()

@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Unpack
 
+from astromesh.errors import InvalidOutput
 from astromesh.graph.base import BaseNode, NodeKeywords
 from astromesh.graph.config import NodeConfig
 from astromesh.graph.extract import whole_object
@@ -264,6 +265,10 @@ class PromptNode(BaseNode):
         result.guards_passed, result.guards_failed = final.checked.passed, final.checked.failed
         if final.checked.refused:
             result.error = f"The answer of {self.name!r} was {final.checked.error}"
+            by_schema = self._fits in final.checked.refused
+            result.exception = (
+                InvalidOutput(result.error) if by_schema else final.checked.refusal(result.error)
+            )
         else:
             # what the conversation gains is what is let out
             result.messages_added = (Message("assistant", assembly.as_text(final.output)),)
