@@ -19,6 +19,8 @@ class Asked(NamedTuple):
         name: of the tool or node.
         arguments: of the call, or what is to be decided on.
         seconds: that there are for an answer.
+        parameters: JSON Schema that other arguments of the call must fit; None: it takes none.
+        agent: that asks; the run's own, or one nested in it.
     """
 
     kind: Literal["approval", "unknown_outcome", "human", "identity"]
@@ -26,6 +28,8 @@ class Asked(NamedTuple):
     arguments: Any = None
     question: str = ""
     seconds: float = 7 * 86_400.0
+    parameters: JsonObject | None = None
+    agent: str = ""
 
 
 class ToolStep(Protocol):

@@ -98,6 +98,21 @@ class FailureOut(BaseModel):
     detail: str
 
 
+class DecidedOut(BaseModel):
+    """What a person decided. `arguments`: what was asked about; `edited`: what was called with instead."""
+
+    kind: str
+    name: str = Field(description="Of the tool or node.")
+    agent: str = Field(description="That asked: the run's own, or one nested in it.")
+    arguments: Any
+    asked_at: float | None
+    decision: str
+    by: str
+    decided_at: float | None
+    edited: Any = None
+    answer: Any = None
+
+
 class RunStateOut(BaseModel):
     """A run, whether it goes on or has ended."""
 
@@ -114,6 +129,9 @@ class RunStateOut(BaseModel):
     usage: UsageOut
     attempts: list[AttemptOut]
     waiting_for: Any | None
+    decisions: list[DecidedOut] | None = Field(
+        None, description="Of a durable run asked for by itself: what people decided in it."
+    )
 
 
 class RunsOut(BaseModel):

@@ -25,16 +25,17 @@ def show(data: Path, tenant: str, wanted: tuple[str, str, str, int], *, as_json:
 def by_shell(data: Path, entry: Entry, tenant: str) -> None:
     """Notes what the user of this machine's shell did."""
     try:
-        AuditLog(data).append(entry._replace(principal=f"shell:{_user()}", tenant=tenant))
+        AuditLog(data).append(entry._replace(principal=shell_user(), tenant=tenant))
     except OSError as error:
         note(f"This is done, but could not be noted in the audit log: {error}", "yellow")
 
 
-def _user() -> str:
+def shell_user() -> str:
+    """Who works at this machine's shell, as no principal is called."""
     try:
-        return getpass.getuser()
+        return f"shell:{getpass.getuser()}"
     except (KeyError, OSError):  # a container's user without a name
-        return "unknown"
+        return "shell:unknown"
 
 
 def _row(act: JsonObject) -> tuple[str, ...]:

@@ -8,8 +8,7 @@ one. With `--url` they ask a server, as the principal of the key.
 from __future__ import annotations
 
 import asyncio
-import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -21,13 +20,16 @@ import typer
 from astromesh.abc.clock import SystemClock
 from astromesh.abc.deps import Deps, Resources
 from astromesh.abc.durable import ENDED, RunRow, RunStore, Wanted
+from astromesh.cli.audit import by_shell, shell_user
 from astromesh.cli.output import note, plain, print_json, print_table
 from astromesh.errors import AstromeshError, InvalidInput, NetError, RunNotFound, UpstreamError
 from astromesh.net.http import Http
 from astromesh.plugins import Plugins
+from astromesh.runtime.audit import Entry
 from astromesh.runtime.bootstrap import load_configuration
-from astromesh.runtime.decisions import decide
+from astromesh.runtime.decisions import decide, decided
 from astromesh.runtime.elsewhere import end_elsewhere
+from astromesh.runtime.pseudonyms import SHOWN
 from astromesh.runtime.registry import RunFilter, Viewer
 from astromesh.runtime.stored_runs import Said, line_of
 from astromesh.types import JsonObject
@@ -98,7 +100,7 @@ def cancel(where: Where, run_id: str, *, as_json: bool) -> None:
         async with _opened(where) as runs:
             return await runs.cancel(run_id)
 
-    _print(asyncio.run(ask()), as_json=as_json)
+    _print(_noted(where, Entry("run.cancel", run_id, "done"), ask), as_json=as_json)
 
 
 def resume(where: Where, run_id: str, said: Said, *, as_json: bool) -> None:
@@ -108,7 +110,21 @@ def resume(where: Where, run_id: str, said: Said, *, as_json: bool) -> None:
         async with _opened(where) as runs:
             return await runs.resume(run_id, said)
 
-    _print(asyncio.run(ask()), as_json=as_json)
+    _print(_noted(where, Entry("run.decide", run_id, "done", said.decision), ask), as_json=as_json)
+
+
+def _noted(where: Where, act: Entry, ask: Callable[[], Coroutine[Any, Any, JsonObject]]) -> JsonObject:
+    """Does it, and notes who did: a server that is asked notes it itself."""
+    act = act._replace(object=act.object[:SHOWN])
+    try:
+        run = asyncio.run(ask())
+    except AstromeshError:
+        if not where.url:
+            by_shell(where.places[1], act._replace(outcome="refused"), where.tenant)
+        raise
+    if not where.url:
+        by_shell(where.places[1], act, where.tenant)
+    return run
 
 
 def decision(given: str, arguments: str, answer: str) -> Said:
@@ -152,8 +168,16 @@ def _print(run: JsonObject, *, as_json: bool) -> None:
     for name, value in shown.items():
         if value:
             typer.echo(f"{name + ':':14}{plain(str(value))}")
+    for one in run.get("decisions") or ():
+        typer.echo(f"{'decided:':14}{plain(_decided(one))}")
     if result.get("response"):
         typer.echo(f"\n{plain(result['response'])}")
+
+
+def _decided(one: JsonObject) -> str:
+    about = f"{one['kind']} {one['name']} {orjson.dumps(one['arguments']).decode()}"
+    instead = f", instead {orjson.dumps(one['edited']).decode()}" if "edited" in one else ""
+    return f"{one['decision']} by {one['by']}: {about}{instead}"
 
 
 # -- in the store --------------------------------------------------------------------------------------------
@@ -193,7 +217,8 @@ class _Stored:
         return [line_of(row) for row in rows]
 
     async def show(self, run_id: str) -> JsonObject:
-        return line_of(await self._row(run_id))
+        row = await self._row(run_id)
+        return {**line_of(row), "decisions": decided(await self._store.steps(row.run_id))}
 
     async def cancel(self, run_id: str) -> JsonObject:
         row = await self._store.get(run_id)
@@ -209,8 +234,8 @@ class _Stored:
 
     async def resume(self, run_id: str, said: Said) -> JsonObject:
         told: dict[str, Any] = {key: value for key, value in said._asdict().items() if value is not None}
-        who = os.environ.get("USER", "") or "operator"
-        return line_of(await decide(self._store, await self._row(run_id), {**told, "by": who}))
+        made = {"by": shell_user(), "decided_at": SystemClock().now()}
+        return line_of(await decide(self._store, await self._row(run_id), {**told, **made}))
 
     async def _row(self, run_id: str) -> RunRow:
         row = await self._store.get(run_id)

@@ -162,7 +162,9 @@ def approval(if_tainted: bool) -> Layer:
                 raise ToolFailed(
                     f"The tool {name!r} needs a person's approval, which only durable runs can wait for."
                 )
-            said = await context.step.ask(Asked("approval", name, given, _why(context) if taints else ""))
+            why = _why(context) if taints else ""
+            asked = Asked("approval", name, given, why, parameters=dict(tool.spec.parameters))
+            said = await context.step.ask(asked)
             if said["decision"] == "answer":
                 return said.get("answer")
             if said["decision"] != "approve":

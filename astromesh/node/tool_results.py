@@ -140,16 +140,19 @@ def argument_validator(spec: ToolSpec) -> Any:
 
 
 def misfit(tool: str, validator: Any, arguments: JsonObject) -> str:
-    """What is wrong with arguments, each fault with its place, for the model to correct."""
+    """What is wrong with arguments, for the model to correct."""
+    faults = faults_of(validator, arguments)
+    return f"The arguments of {tool!r} do not fit: {faults}. Correct them and call again."
+
+
+def faults_of(validator: Any, arguments: JsonObject) -> str:
+    """What is wrong with arguments, each fault with its place."""
     faults = [
         f"{'.'.join(str(part) for part in fault.instance_path) or 'arguments'}: {_short(fault.message)}"
         for fault in validator.iter_errors(arguments)
     ]
     more = f"; and {len(faults) - _MAX_FAULTS} more" if len(faults) > _MAX_FAULTS else ""
-    return (
-        f"The arguments of {tool!r} do not fit: {'; '.join(faults[:_MAX_FAULTS])}{more}. "
-        "Correct them and call again."
-    )
+    return "; ".join(faults[:_MAX_FAULTS]) + more
 
 
 def unknown_tool(name: str, known: Sequence[str]) -> str:

@@ -30,7 +30,6 @@ from astromesh.abc.durable import (
     RunStore,
 )
 from astromesh.errors import (
-    ApprovalNotFound,
     AstromeshError,
     Forbidden,
     InvalidInput,
@@ -42,6 +41,7 @@ from astromesh.errors import (
 from astromesh.runtime import failpoints, ids
 from astromesh.runtime.agent import Agent
 from astromesh.runtime.backlog import Backlog
+from astromesh.runtime.decisions import decide
 from astromesh.runtime.presence import Presence
 from astromesh.runtime.recorded import asked_to_json, caller_of, caller_to_json, ended_request
 from astromesh.runtime.records import RunRequest
@@ -294,26 +294,20 @@ class DurableRuns:
         """What a person decided about a run that waits; the run goes on.
 
         Args:
-            decision: `{"decision", "arguments"?, "answer"?, "by"}`.
-            by: whose token the run goes on with, where it is the run's own caller.
+            decision: `{"decision", "arguments"?, "answer"?}`.
+            by: who decides, which is kept; the run goes on with their token where it is its own caller.
 
         Raises:
             NotWaiting: it does not wait, or no longer.
             Forbidden, InvalidInput: it waits for the token of its caller, and this is another one, or none.
+            InvalidInput: the decision does not fit the question, which stays open.
         """
         if row.status != "waiting" or row.waiting_for is None:
             raise NotWaiting(f"The run {row.run_id!r} does not wait for anybody; it is {row.status}.")
         await self.start()
-        asked = row.waiting_for
-        steps = await self.store.steps(row.run_id)
-        step = next((s for s in steps if (s.path, s.n) == (asked["path"], asked["n"])), None)
-        if step is None:
-            raise ApprovalNotFound(f"The run {row.run_id!r} has no such question.")
         caller = resumed_as(row, decision["decision"], by)
-        done = step._replace(state="done", output={**(step.output or {}), **decision})
-        advanced = await self.store.advance(row.run_id, row.segment, [done])
-        if advanced is None:
-            raise NotWaiting(f"The run {row.run_id!r} has been decided already.")
+        made = {"by": by.user_id or ANONYMOUS, "decided_at": self._host.clock.now()}
+        advanced = await decide(self.store, row, {**decision, **made})
         if caller is not None:
             self._remember(row.run_id, caller)
             self._begin(advanced.run_id, advanced.segment)

@@ -218,7 +218,7 @@ class RunJournal:
             result = recorded.result_of(call, found.output or {})
             retell(result)
             return result
-        handle = CallStep(self.book, Step(path, n, "tool", digest, "intent"), call, found)
+        handle = CallStep(self.book, Step(path, n, "tool", digest, "intent"), call, found, scope.agent)
         with self.book.waiting.working():
             result = await do(replace(context, step=handle))
         await self.book.write(handle.step._replace(state="done", output=recorded.result_to_json(result)))
@@ -229,7 +229,8 @@ class RunJournal:
 
     async def person(self, scope: Any, ticket: str, asked: Asked) -> JsonObject:
         path = f"{self.at(scope.path)}/human:{ticket}".lstrip("/")
-        return await self._decided(path, asked._replace(arguments=recorded.plain(asked.arguments)))
+        about = recorded.plain(asked.arguments)
+        return await self._decided(path, asked._replace(arguments=about, agent=scope.agent))
 
     async def identity(self, asked: Asked) -> bool:
         """Asks for the caller's token once more than it was shown so far; False where it is refused."""
@@ -296,11 +297,12 @@ class CallStep:
     Args:
         step: its intent.
         found: what the record held of it.
+        agent: that calls.
     """
 
-    def __init__(self, book: Book, step: Step, call: ToolCall, found: Step | None) -> None:
+    def __init__(self, book: Book, step: Step, call: ToolCall, found: Step | None, agent: str) -> None:
         self.step = step
-        self._book, self._call, self._found = book, call, found
+        self._book, self._call, self._found, self._agent = book, call, found, agent
 
     async def intend(self, spec: ToolSpec) -> None:
         if spec.repeatable:
@@ -315,7 +317,7 @@ class CallStep:
         n = self._book.number(path)
         found = self._book.find(path, n, self.step.request_hash)
         return await self._book.waiting.decision(
-            Step(path, n, "wait", self.step.request_hash, "intent"), asked, found
+            Step(path, n, "wait", self.step.request_hash, "intent"), asked._replace(agent=self._agent), found
         )
 
     def asked(self, kind: str) -> bool:

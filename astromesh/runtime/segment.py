@@ -17,6 +17,7 @@ from astromesh.abc.events import EventSink
 from astromesh.errors import AstromeshError, SessionBusy, StoreUnavailable
 from astromesh.runtime import failpoints
 from astromesh.runtime.agent import Agent
+from astromesh.runtime.decisions import decided, told
 from astromesh.runtime.durable_stream import DurableStream
 from astromesh.runtime.journal import Book, RunJournal
 from astromesh.runtime.recorded import SCHEMA, ended_request, request_of
@@ -136,7 +137,7 @@ class Segment:
         run.journal.hear(stream)
         run.scope.deadline = self._deadline(steps)
         if steps:
-            stream.emit("run.resumed", segment=row.segment)
+            stream.emit("run.resumed", segment=row.segment, **_news(steps, past))
 
     async def _record(self) -> tuple[tuple[Step, ...], list[Event]]:
         """What earlier segments have left: for the first one nothing, without asking."""
@@ -234,10 +235,19 @@ class Segment:
             self._told(run_id)
 
 
+def _news(steps: Sequence[Step], past: Sequence[Event]) -> JsonObject:
+    """What people decided that no event has told yet."""
+    before = [e.data.get("decisions", ()) for e in past if e.type == "run.resumed"]
+    known = {one["decided_at"] for decisions in before for one in decisions}
+    news = [told(one) for one in decided(steps) if one["decided_at"] and one["decided_at"] not in known]
+    return {"decisions": news} if news else {}
+
+
 def shown(run_id: str, question: JsonObject) -> JsonObject:
     """What a person is shown of a question."""
     kept = ("kind", "name", "arguments", "question", "asked_at", "expires_at", "path", "n")
-    return {"run_id": run_id, **{key: question[key] for key in kept}}
+    asking = question.get("agent", "")
+    return {"run_id": run_id, **{key: question[key] for key in kept}, "asking_agent": asking}
 
 
 def by_its_record(handler: Handler) -> Handler:

@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple
 from astromesh.abc.durable import ENDED, RunRow, RunStore, Wanted
 from astromesh.abc.events import EventSink
 from astromesh.errors import EventsGone, NotDurable, RunNotFound, StoreError
+from astromesh.runtime.decisions import decided
 from astromesh.runtime.durable import DurableRuns
 from astromesh.runtime.elsewhere import Elsewhere
 from astromesh.runtime.notes import Notes
@@ -60,7 +61,7 @@ class StoredRuns:
     async def get(self, run_id: str, viewer: Viewer) -> JsonObject:
         row = await self._row(run_id, viewer, nested=True)
         if row is not None:
-            return line_of(await self._now(row))
+            return await self._told(await self._now(row))
         try:
             return await self._registry.get(run_id, viewer)
         except (RunNotFound, EventsGone):
@@ -86,7 +87,7 @@ class StoredRuns:
         if row is None:
             return await self._cancel_plain(run_id, viewer)
         await self._ask_end(row)
-        return line_of(await self._ended(row))
+        return await self._told(await self._ended(row))
 
     async def _cancel_plain(self, run_id: str, viewer: Viewer) -> JsonObject:
         try:
@@ -143,7 +144,7 @@ class StoredRuns:
         """What waits for a person, the oldest first."""
         store = await self._durable.reach()
         rows = await store.waiting(*viewer, limit) if store is not None else ()
-        return [{**(row.waiting_for or {}), "agent": row.agent, "session_id": row.session_id} for row in rows]
+        return [_question(row) for row in rows]
 
     async def resume(self, run_id: str, viewer: Viewer, by: CallerContext, said: Said) -> JsonObject:
         """Decides for a run that waits.
@@ -154,13 +155,14 @@ class StoredRuns:
         Raises:
             NotWaiting: it does not wait. NotDurable: it never will.
             Forbidden, InvalidInput: it waits for the token of its caller, and this is another one, or none.
+            InvalidInput: the decision does not fit the question, which stays open.
         """
         row = await self._row(run_id, viewer)
         if row is None:
             await self._registry.get(run_id, viewer)
             raise NotDurable(f"The run {run_id!r} is not durable: it never waits for a person.")
         decision = {key: value for key, value in said._asdict().items() if value is not None}
-        return line_of(await self._durable.decide(row, {**decision, "by": by.user_id}, by))
+        return await self._told(await self._durable.decide(row, decision, by))
 
     # -- inside --------------------------------------------------------------------------------------------
 
@@ -174,6 +176,12 @@ class StoredRuns:
             return row
         top = await self._store.get(row.worker)
         return replace(row, status=top.status if top is not None else "cancelled")
+
+    async def _told(self, row: RunRow) -> JsonObject:
+        """A durable run by itself: with what people decided in it."""
+        # before its second segment nobody can have decided
+        steps = await self._durable.store.steps(row.run_id) if row.segment > 1 else ()
+        return {**line_of(row), "decisions": decided(steps)}
 
     async def _row(self, run_id: str, viewer: Viewer, *, nested: bool = False) -> RunRow | None:
         """The row of a durable run; None where it is none of those, or there is no store.
@@ -249,6 +257,13 @@ class _Follower:
 
 def _visible(row: RunRow, viewer: Viewer) -> bool:
     return row.tenant == viewer.tenant and viewer.owner in (None, row.owner)
+
+
+def _question(row: RunRow) -> JsonObject:
+    """`asking_agent`: whose call or node it is; the run's own, or one nested in it."""
+    asked = row.waiting_for or {}
+    asking = asked.get("asking_agent") or row.agent
+    return {**asked, "agent": row.agent, "session_id": row.session_id, "asking_agent": asking}
 
 
 async def _soon(news: asyncio.Event, seconds: float) -> None:

@@ -83,6 +83,8 @@ class Waiting:
             "n": step.n,
             "asked_at": now,
             "expires_at": now + asked.seconds,
+            "parameters": asked.parameters,
+            "agent": asked.agent,
         }
 
     async def _until_still(self) -> None:

@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from astromesh.cli.audit import shell_user
 from astromesh.cli.main import app
-from astromesh.errors import Interrupted, InvalidInput, NotWaiting, RunNotFound
+from astromesh.errors import Interrupted, InvalidInput, NotWaiting, RunNotFound, UpstreamError
+from astromesh.runtime.audit import AuditLog, Wanted
 from astromesh.runtime.engine import AgentRuntime
 from astromesh.runtime.records import RunRequest
 from astromesh.testing import RecordingTool, ScriptedProvider, plugin_of
@@ -71,9 +73,15 @@ async def test_runs_are_listed_shown_decided_and_cancelled(tmp_path, remote):
         await until(one, row.run_id, "waiting")
         [listed] = await cli("list", "--status", "waiting", *at)
         assert (listed["run_id"], listed["waiting_for"]["name"]) == (row.run_id, "lookup")
+        with pytest.raises((InvalidInput, UpstreamError), match=r"query: 5 is not of type"):
+            await cli("resume", row.run_id, "approve", "--arguments", '{"query": 5}', *at)
         await cli("resume", row.run_id, "approve", "--arguments", '{"query": "b"}', *at)
         await until(one, row.run_id, "completed")
-        assert (await cli("show", row.run_id, *at))["result"]["response"] == "all done"
+        shown = await cli("show", row.run_id, *at)
+        assert shown["result"]["response"] == "all done"
+        [decided] = shown["decisions"]
+        assert (decided["arguments"], decided["edited"]) == ({"query": "a"}, {"query": "b"})
+        assert decided["by"] == ("anonymous" if remote else shell_user())
         assert "b" in next(m.content for m in provider.requests[1].messages if m.role == "tool")
         plain = asyncio.create_task(one.run("helper", "Hello", "s-2"))
         await asyncio.wait_for(stuck.wait(), PATIENCE)
@@ -83,6 +91,17 @@ async def test_runs_are_listed_shown_decided_and_cancelled(tmp_path, remote):
             await plain
         with pytest.raises(RunNotFound):
             await cli("show", "run_nope", *at)
+        acts = AuditLog(folder / "data").read(None, Wanted("", "", "", 10))
+        mine = [
+            (a["action"], a["object"], a["outcome"], a["detail"])
+            for a in acts
+            if a["principal"] == shell_user()
+        ]
+        assert remote or mine == [
+            ("run.cancel", run_id, "done", ""),
+            ("run.decide", row.run_id, "done", "approve"),
+            ("run.decide", row.run_id, "refused", "approve"),
+        ]
         if not remote:
             with pytest.raises(NotWaiting):
                 await cli("resume", row.run_id, "deny", *at)

@@ -49,7 +49,7 @@ class DecisionBody(BaseModel):
 
     decision: Literal["approve", "deny", "answer"]
     arguments: dict[str, Any] | None = Field(None, description="Of an approved call, instead of the model's.")
-    answer: Any = Field(None, description="To a question.")
+    answer: Any = Field(None, description="Of the decision `answer`, which needs one.")
 
 
 class ApprovalOut(BaseModel):
@@ -58,6 +58,7 @@ class ApprovalOut(BaseModel):
     run_id: str
     agent: str
     session_id: str
+    asking_agent: str = Field(description="Whose call or node it is: the run's own, or one nested in it.")
     kind: Literal["approval", "unknown_outcome", "human", "identity"]
     name: str = Field(description="Of the tool or node.")
     arguments: Any
@@ -105,6 +106,7 @@ async def approvals(request: Request, limit: Annotated[int, Query(ge=1, le=1000)
     "/v1/runs/{run_id}/resume",
     summary="Decide for a run that waits",
     response_model=RunStateOut,
+    response_model_exclude_unset=True,
     responses=problems(401, 403, 404, 409, 422, 503),
     dependencies=[audited("run.decide", "run_id"), scope("runs:decide")],
 )

@@ -20,7 +20,13 @@ _PROBLEMS = problems(401, 403, 404, 410)
 Status = Literal["", "queued", "running", "waiting", "completed", "failed", "cancelled"]
 
 
-@router.get("/v1/runs", summary="List runs", response_model=RunsOut, dependencies=[scope("runs:read")])
+@router.get(
+    "/v1/runs",
+    summary="List runs",
+    response_model=RunsOut,
+    response_model_exclude_unset=True,
+    dependencies=[scope("runs:read")],
+)
 async def runs(
     request: Request,
     agent: str = "",
@@ -38,6 +44,7 @@ async def runs(
     "/v1/runs/{run_id}",
     summary="One run",
     response_model=RunStateOut,
+    response_model_exclude_unset=True,
     responses=_PROBLEMS,
     dependencies=[scope("runs:read")],
 )
@@ -73,6 +80,7 @@ async def events(
     "/v1/runs/{run_id}/cancel",
     summary="Cancel a run",
     response_model=RunStateOut,
+    response_model_exclude_unset=True,
     responses=_PROBLEMS,
     dependencies=[audited("run.cancel", "run_id"), scope("runs:write")],
 )
