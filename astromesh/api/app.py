@@ -138,7 +138,7 @@ def create_app(
         app.add_middleware(
             CORSMiddleware, allow_origins=list(cors_origins), allow_methods=["*"], allow_headers=["*"]
         )
-    app.add_middleware(Border, room=room)
+    app.add_middleware(Border, room=room, leaving=lambda: runtime.draining)
     return app
 
 

@@ -6,6 +6,8 @@ done for it (reliability.md S8): early and cheap, so that what was admitted goes
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
 from typing import NamedTuple
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -13,12 +15,13 @@ from starlette.websockets import WebSocket
 
 from astromesh.api.audit import noted
 from astromesh.api.errors import answer
-from astromesh.errors import AstromeshError, Overloaded, PayloadTooLarge
+from astromesh.errors import AstromeshError, Overloaded, PayloadTooLarge, ShuttingDown
 
 #: bytes of all header lines together, and of path and query
 MOST_HEADERS, MOST_TARGET = 32_768, 8_192
 #: orchestrators ask these; an answer that is refused would get a busy server killed
 _ALWAYS = "/health/"
+_STOPPED = "The server stopped before this was done; send the request again."
 #: answers are data: no page may frame, sniff or keep them (OWASP, REST Security Cheat Sheet)
 _HEADERS: tuple[tuple[bytes, bytes], ...] = (
     (b"x-content-type-options", b"nosniff"),
@@ -43,11 +46,16 @@ ROOM = Room()
 
 
 class Border:
-    """ASGI middleware; the outermost one."""
+    """ASGI middleware; the outermost one.
 
-    def __init__(self, app: ASGIApp, room: Room) -> None:
+    Args:
+        leaving: whether the server takes no more runs; what is cancelled then has run out of time.
+    """
+
+    def __init__(self, app: ASGIApp, room: Room, leaving: Callable[[], bool] = lambda: False) -> None:
         self._app = app
         self._room = room
+        self._leaving = leaving
         self._requests = self._sockets = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -67,6 +75,11 @@ class Border:
         self._requests += 1
         try:
             await self._app(scope, receive, sent)
+        except asyncio.CancelledError:
+            if not self._cut_off():
+                raise
+            if not scope["state"].get("answering"):
+                await answer(ShuttingDown(_STOPPED))(scope, receive, sent)
         finally:
             self._requests -= 1
 
@@ -80,8 +93,16 @@ class Border:
         self._sockets += 1
         try:
             await self._app(scope, receive, send)
+        except asyncio.CancelledError:
+            if not self._cut_off():
+                raise
         finally:
             self._sockets -= 1
+
+    def _cut_off(self) -> bool:
+        """Whether the server itself ends what is under way: an end in order, and no crash."""
+        task = asyncio.current_task()
+        return self._leaving() and task is not None and task.uncancel() == 0
 
     def _too_many(self, scope: Scope) -> AstromeshError | None:
         if self._requests < self._room.requests or scope["path"].startswith(_ALWAYS):
@@ -108,6 +129,7 @@ def _protected(scope: Scope, send: Send) -> Send:
 
     async def sent(message: Message) -> None:
         if message["type"] == "http.response.start":
+            state["answering"] = True
             if "audit" in state:
                 await noted(state, message["status"])
             message["headers"] = with_headers(message.get("headers", ()))

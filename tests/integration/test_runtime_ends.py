@@ -81,6 +81,27 @@ async def test_a_queue_that_was_away_at_the_start_is_tried_again(tmp_path):
     assert len(tried) == 2
 
 
+async def test_what_a_leaving_server_cuts_off_is_told_so(tmp_path):
+    """As uvicorn does it when its time is over, or at a second signal: the request's task is cancelled."""
+    begun = asyncio.Event()
+
+    async def hangs(_: Any) -> str:
+        begun.set()
+        await asyncio.Event().wait()
+        return ""
+
+    runtime = runtime_of(write(tmp_path, manifest()), ScriptedProvider(hangs))
+    async with client_of(runtime) as client:
+        body = {"query": "Hello", "session_id": "s-1"}
+        asking = asyncio.create_task(client.post("/v1/agents/helper/run", json=body))
+        await asyncio.wait_for(begun.wait(), PATIENCE)
+        await runtime.drain(0.0)
+        asking.cancel()
+        answer = await asking
+    assert (answer.status_code, answer.json()["code"]) == (503, "shutting_down")
+    assert answer.headers["retry-after"]
+
+
 async def test_a_server_that_drains_finishes_what_runs_and_refuses_what_comes(tmp_path):
     """Plain and durable runs go on, new ones get 503 with Retry-After, readiness says so."""
     begun, go = asyncio.Event(), asyncio.Event()
