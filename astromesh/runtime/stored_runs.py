@@ -75,12 +75,25 @@ class StoredRuns:
     ) -> Callable[[], None] | None:
         row = await self._row(run_id, viewer, nested=True)
         if row is None or self._store is None:
-            return await self._registry.follow(run_id, viewer, after, sink)
+            return await self._follow_plain(run_id, viewer, after, sink)
         follower = _Follower(self._store, self._durable, row.run_id, after, sink)
         if row.status in ENDED:
             await follower.read()
             return None
         return follower.start()
+
+    async def _follow_plain(
+        self, run_id: str, viewer: Viewer, after: int, sink: EventSink
+    ) -> Callable[[], None] | None:
+        try:
+            return await self._registry.follow(run_id, viewer, after, sink)
+        except RunNotFound:
+            if await self._noted(run_id, viewer) is None:
+                raise
+            raise NotDurable(
+                f"The run {run_id!r} is not durable: only the process that ran it has its events. "
+                f"GET /v1/runs/{run_id} has what became of it."
+            ) from None
 
     async def cancel(self, run_id: str, viewer: Viewer) -> JsonObject:
         row = await self._row(run_id, viewer)
@@ -189,6 +202,8 @@ class StoredRuns:
         Args:
             nested: whether a run nested in one is meant, too.
         """
+        if "\0" in run_id:  # one database refuses to look for it, another one finds nothing
+            raise RunNotFound(f"There is no run {run_id!r}.")
         store = await self._durable.reach()
         if store is None:
             return None

@@ -64,5 +64,5 @@ def _by_state(error: asyncpg.PostgresError, state: str, name: str) -> AstromeshE
         if state.startswith(prefix):
             return StoreError(f"The database {name} {said}.")
     if isinstance(error, asyncpg.CharacterNotInRepertoireError):
-        return InvalidInput("The name of a session, tenant or principal holds the character NUL.")
+        return InvalidInput("A name or id holds the character NUL, which no name or id has.")
     return StoreError(f"The database {name} refused a statement: {error.args[0] if error.args else state}")

@@ -17,6 +17,8 @@ from astromesh.types import JsonObject
 
 router = APIRouter(tags=["runs"])
 _PROBLEMS = problems(401, 403, 404, 410)
+#: no name holds NUL, which PostgreSQL refuses to look for
+_NAME = r"^[^\x00]*$"
 Status = Literal["", "queued", "running", "waiting", "completed", "failed", "cancelled"]
 
 
@@ -29,8 +31,8 @@ Status = Literal["", "queued", "running", "waiting", "completed", "failed", "can
 )
 async def runs(
     request: Request,
-    agent: str = "",
-    session: str = "",
+    agent: Annotated[str, Query(pattern=_NAME)] = "",
+    session: Annotated[str, Query(pattern=_NAME)] = "",
     status: Status = "",
     limit: Annotated[int, Query(ge=1, le=1000)] = 50,
 ) -> JsonObject:
@@ -58,7 +60,7 @@ async def run(run_id: str, request: Request) -> JsonObject:
     summary="Events of a run",
     status_code=200,  # said here, as FastAPI cannot read it off a response that has none
     response_class=EventStreamResponse,
-    responses={200: {"content": {"text/event-stream": {}}}, **_PROBLEMS},
+    responses={200: {"content": {"text/event-stream": {}}}, **_PROBLEMS, **problems(409)},
     dependencies=[scope("runs:read")],
 )
 async def events(

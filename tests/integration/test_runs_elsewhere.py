@@ -1,0 +1,52 @@
+"""What another process of the same database answers about runs that are not durable."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+import yaml
+
+from astromesh.testing import ScriptedProvider
+from tests.integration.agents_folder import client_of, manifest, runtime_of, write
+
+PATIENCE = 30.0
+BODY = {"query": "Hello", "session_id": "s-1"}
+
+
+@pytest.fixture(params=("sqlite", "postgres"))
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    folder = write(tmp_path, manifest())
+    if request.param == "postgres":
+        url = request.getfixturevalue("postgres_database")
+        head = {"apiVersion": "astromesh/v1", "kind": "RuntimeConfig"}
+        (folder / "runtime.yaml").write_text(yaml.safe_dump({**head, "spec": {"storage": {"url": url}}}))
+    return folder
+
+
+async def test_the_events_of_a_plain_run_are_with_its_process_and_its_outcome_is_everywhere(
+    folder: Path,
+) -> None:
+    one, two = (client_of(runtime_of(folder, ScriptedProvider("Hi", repeat=True))) for _ in range(2))
+    async with one as here, two as there:
+        path = f"/v1/runs/{(await here.post('/v1/agents/helper/run', json=BODY)).json()['run_id']}"
+        async with asyncio.timeout(PATIENCE):  # its row is written beside the run
+            while (await there.get(path)).status_code != 200:
+                await asyncio.sleep(0.01)
+        away = await there.get(f"{path}/events")
+        assert (away.status_code, away.json()["code"]) == (409, "not_durable")
+        assert "run.completed" in (await here.get(f"{path}/events")).text
+
+
+async def test_an_id_with_nul_is_of_no_run_and_a_name_with_nul_is_refused(folder: Path) -> None:
+    """The same over both databases."""
+    async with client_of(runtime_of(folder, ScriptedProvider())) as client:
+        await client.post("/v1/agents/helper/runs", json=BODY)  # opens the store
+        for path in ("/v1/runs/%00", "/v1/runs/run_%00/events"):
+            missing = await client.get(path)
+            assert (missing.status_code, missing.json()["code"]) == (404, "run_not_found")
+        for name in ("agent", "session"):
+            refused = await client.get(f"/v1/runs?{name}=%00")
+            assert (refused.status_code, refused.json()["code"]) == (422, "invalid_input")
+            assert name in refused.json()["detail"]
