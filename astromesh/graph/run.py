@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from random import Random
@@ -31,6 +32,8 @@ from astromesh.node.tool_results import failed
 from astromesh.types import Message, ToolCall, ToolResult, ToolSpec
 
 #: a child with one of these may run at the same time as others
+log = logging.getLogger("astromesh.graph")
+
 _SAFE = BIT[NodeFlag.READONLY] | BIT[NodeFlag.PARALLEL_SAFE]
 #: turns that a finalizer and its children have, beyond the limit that may just have ended the run
 _LAST_TURNS = 25
@@ -117,18 +120,34 @@ class Run(Progress):
             ending = await traverse(self, self.plan, self.state)
         except asyncio.CancelledError:
             self.shared.stop_reason, self.shared.error = "cancelled", "The run was cancelled."
+            self.state.mend(self.shared)
             self._conclude(_CUT_SHORT, started)
             if self.plan.finalizer:
                 await self._finalize()
                 self._conclude(_CUT_SHORT, started)
             raise
         if self.plan.finalizer:
+        except Exception as broken:  # noqa: BLE001 (anybody's hook or node may leave anything in the state)
+            ending = self._broken(broken)
             _, error, reason = ending
             shared = self.shared
             shared.stop_reason, shared.error = shared.stop_reason or reason, shared.error or error
             if shared.stop_reason != "completed":
                 await self._finalize()
-        return self._conclude(ending, started)
+        try:
+            return self._conclude(ending, started)
+        except Exception as broken:  # noqa: BLE001 (as above)
+            return self._conclude(self._broken(broken), started)
+
+    def _broken(self, error: Exception) -> Ending:
+        """How a run ends whose state is no longer one; what else breaks the engine is its own fault."""
+        wrong = self.state.mend(self.shared)
+        if not wrong:
+            raise error
+        last = self.visited[-1] if self.visited else self.plan.entry
+        text = f"At the node {last!r} the state was broken, by it, one before, or a hook: {wrong}."
+        log.error("%s", text, exc_info=error)
+        return None, text, "critical_error"
 
     async def _finalize(self) -> None:
         """Runs the finalizer once, without a model; its output stands for the one that is missing."""
@@ -149,6 +168,8 @@ class Run(Progress):
         except TimeoutError:
             failure = f"it did not end within {self.setup.finalizer_seconds:g} s."
         self.shared.stop_reason, self.shared.error = reason, error
+        except Exception as broken:  # noqa: BLE001 (as above)
+            _, failure, _ = self._broken(broken)
         if failure:
             self.shared.error = f"{error} The finalizer failed: {failure}"
 
@@ -285,9 +306,7 @@ class Run(Progress):
             return NodeResult(graph.name, error=stuck, stop_reason=reason)
         output, error = harvest(frame.node_history, plan.steps)
         cause = cause_of(frame.node_history, plan.steps) if error else None
-        return NodeResult(
-            graph.name, output, error=error, exception=cause, stop_reason=LOCAL.get(reason, "")
-        )
+        return NodeResult(graph.name, output, error=error, exception=cause, stop_reason=LOCAL.get(reason, ""))
 
     async def run_together(
         self, children: Sequence[Child], state: GraphState, path: str, on_error: OnError

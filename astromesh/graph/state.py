@@ -16,6 +16,8 @@ T = TypeVar("T")
 #: the lists that only grow: those that nodes write, and all of them
 WRITTEN = ("messages", "plan", "observations", "reflections")
 GATHERED = (*WRITTEN, "node_history")
+#: the lists that the engine itself works with, and what they hold
+_HELD = {"messages": Message, "visited": str, "node_history": NodeResult}
 
 
 class Shared:
@@ -122,6 +124,23 @@ class GraphState:
         if key not in data:
             data[key] = make()
         return cast(T, data[key])
+
+    def mend(self, shared: Shared) -> str:
+        """Makes of everything that is not what it must be an empty one; answers what was wrong, or nothing."""
+        wrong = []
+        if self.shared is not shared:
+            self.shared = shared
+            wrong.append("shared is not the run's")
+        if type(self.context) is not dict:
+            wrong.append(f"context must be a dict, not {type(self.context).__name__}")
+            self.context = {}
+        for name, kind in _HELD.items():
+            held = getattr(self, name)
+            if not isinstance(held, list) or any(not isinstance(m, kind) for m in held):
+                wrong.append(f"{name} must be a list of {kind.__name__}")
+                kept = held if isinstance(held, list | tuple) else ()
+                setattr(self, name, [one for one in kept if isinstance(one, kind)])
+        return "; ".join(wrong)
 
     def become(self, other: GraphState) -> None:
         """Takes over what another state holds; for hooks that answer one of their own."""

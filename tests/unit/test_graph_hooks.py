@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from typing import Any
 
@@ -14,6 +15,7 @@ from astromesh.graph import (
     BudgetHook,
     CycleDetectionHook,
     FunctionNode,
+    GraphState,
     LoggingHook,
     MetricsHook,
     NodeFlag,
@@ -495,3 +497,44 @@ async def test_a_hooks_result_is_the_nodes_whatever_name_it_has() -> None:
     result = await run(chain(says("a")), [Renames()], allow_self_modification=True)
     assert result.output["answer"] == 1
     assert [m.node for m in result.report.mutations] == ["a"]
+
+
+_GARBAGE: list[tuple[str, Any]] = [
+    ("messages", None), ("messages", 5), ("context", None), ("visited", None), ("node_history", None),
+    ("node_history", [5]), ("shared", None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("by", ["hook", "node"])
+@pytest.mark.parametrize(("field", "garbage"), _GARBAGE)
+async def test_what_breaks_the_state_fails_the_run_and_raises_nothing(
+    field: str, garbage: Any, by: str
+) -> None:
+    """A failed run is a result too: it says what is wrong and at which node (trap 6)."""
+
+    class Breaks:
+        def pre_node(self, node: BaseNode, state: GraphState) -> None:
+            if node.name == "a" and by == "hook":
+                setattr(state, field, garbage)
+
+    @node("a", output_key="k")
+    def a(state: GraphState) -> str:
+        if by == "node":
+            setattr(state, field, garbage)
+        return "one"
+
+    @node("b")
+    def b(state: GraphState) -> str:
+        return "two"
+
+    graph = PromptGraph(nodes=[a, PromptNode("p"), b]).sequential("a", "p", "b")
+    engine = PromptGraphEngine(graph, ScriptedProvider("x", repeat=True), hooks=[Breaks()])
+    result = await engine.ainvoke("q")
+    report = result.report
+    json.dumps(report.to_json())
+    if report.stop_reason == "completed":  # where nothing needed what was broken
+        assert result.output == "two"
+    else:
+        assert (report.stop_reason, result.output) == ("critical_error", None)
+        assert field in report.error
+    assert isinstance(result.messages, list)
