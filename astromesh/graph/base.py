@@ -121,6 +121,8 @@ class BaseNode:
     default_flags: ClassVar[frozenset[Hashable]] = frozenset()
     #: never skipped because a model says so, never replaced or bypassed by a graph action (guards, humans)
     protected: ClassVar[bool] = False
+    #: it knows itself which of its words are the answer, whatever comes behind it; guards hold all the same
+    own_voice: ClassVar[bool] = False
     #: what `execute` sees to of preprocessor, guards and postprocessor; for the rest the engine does
     handles: ClassVar[frozenset[str]] = frozenset()
     #: keywords that mean nothing to this class: giving them is a problem of the graph
@@ -198,6 +200,10 @@ class BaseNode:
     def children(self) -> Iterable[Node | Graph]:
         """The nodes and graphs that this one runs itself: they are compiled with it, checked and drawn."""
         return ()
+
+    def lets_speak(self, child: Node | Graph) -> bool:
+        """Whether a child's answer may be the node's own as it was said: then it streams like one."""
+        return False
 
     def meaningless(self) -> Iterable[str]:
         """Keywords that were given and mean nothing to this node."""

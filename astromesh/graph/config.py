@@ -10,6 +10,7 @@ from astromesh.abc.clock import Clock
 from astromesh.abc.events import Emitter
 from astromesh.abc.provider import ModelPort
 from astromesh.graph.records import ZERO, NodeResult
+from astromesh.graph.speech import Speech, heard
 from astromesh.graph.state import GraphState, Shared
 from astromesh.node.calls import ASSISTANT, ask_model, call_model
 from astromesh.node.ledger import RunLedger
@@ -108,16 +109,26 @@ class NodeConfig(MutableMapping[str, Any]):
         path: where in the run's tree: `outer/inner`; the ledger and the events are the run's at every path.
         model: the model this node uses, with `model_override` and LIGHTWEIGHT already applied.
         role: the name given as `model_override`, put into requests that name none.
+        speech: what listeners may hear of its model calls.
     """
 
-    __slots__ = ("model", "nesting", "node", "path", "role", "said", "usage")
+    __slots__ = ("model", "nesting", "node", "path", "role", "said", "speech", "usage")
 
-    def __init__(self, run: Nesting, node: Node, path: str, model: ModelPort, role: str = "") -> None:
+    def __init__(
+        self,
+        run: Nesting,
+        node: Node,
+        path: str,
+        model: ModelPort,
+        role: str = "",
+        speech: Speech = Speech.FREE,
+    ) -> None:
         self.nesting = run
         self.node = node
         self.path = path
         self.model = model
         self.role = role
+        self.speech = speech
         self.usage = ZERO
         #: set by a node of the engine's own: its result is the model's words, nothing in it decides anything
         self.said = False
@@ -163,9 +174,10 @@ class NodeConfig(MutableMapping[str, Any]):
     ) -> Coroutine[Any, Any, CompletionResult]:
         """Asks the node's model: budgets, events, deltas; what it cost becomes part of the result's usage.
 
-        `role` is `assistant` for the run's own voice, whose deltas listeners see as the answer; anything else
-        (`router`, `judge`, …) for calls that a node makes for itself. `shown` says what listeners may see of
-        the answer where that is not every word; they get it as one delta at its end.
+        `role` is `assistant` for the run's own voice, whose deltas listeners see as the answer if the node is
+        the one that answers (see `speech`); anything else (`router`, `judge`, …) for calls that a node makes
+        for itself. `shown` says what listeners may see of the answer where that is not every word; they get
+        it as one delta at its end.
 
         Raises:
             BudgetExhausted: before the call; let it pass, it ends the run.
@@ -182,6 +194,7 @@ class NodeConfig(MutableMapping[str, Any]):
     async def _heard(
         self, request: CompletionRequest, role: str, shown: Callable[[CompletionResult], str] | None
     ) -> CompletionResult:
+        role, shown = heard(self.speech, role, self.node.name, shown)
         result = await call_model(self.scope, self.model, request, role=role, shown=shown)
         self.book(result.usage)
         return result

@@ -17,9 +17,10 @@ from astromesh.graph.nothing import NO_MODEL
 from astromesh.graph.plan import Kit, Plan, compile_graph
 from astromesh.graph.records import GraphResult
 from astromesh.graph.run import PLENTY, Run, Setup
+from astromesh.node.calls import ASSISTANT
 from astromesh.node.scope import Scope
 from astromesh.node.toolbox import ToolLike, tool_port
-from astromesh.telemetry.stream import EventStream
+from astromesh.telemetry.stream import DELTA, EventStream
 from astromesh.types import CallerContext, Event, Message, calling_as
 
 _CLOCK: Clock = SystemClock()
@@ -181,11 +182,12 @@ class PromptGraphEngine:
             InvalidInput: the input is none of the three.
         """
         queue: asyncio.Queue[Event | None] = asyncio.Queue()
-        events = EventStream(urandom(16).hex(), [_Queued(queue)])
+        listener = _Queued(queue)
+        events = EventStream(urandom(16).hex(), [listener])
         scope = Scope(events.run_id, caller=caller, events=events, clock=self._setup.clock, retries=PLENTY)
         run = Run(self._setup, self.plan, as_messages(input), context, config, scope)
         with calling_as(caller):
-            task = asyncio.create_task(_announced(run, events))
+            task = asyncio.create_task(_announced(run, events, scope, listener))
         task.add_done_callback(lambda _: queue.put_nowait(None))
         try:
             while (event := await queue.get()) is not None:
@@ -198,18 +200,24 @@ class PromptGraphEngine:
 
 
 class _Queued:
-    """A listener that hands events on, deltas as well."""
+    """A listener that hands events on, deltas as well; `said` is the newest text of the run's own voice."""
 
     wants_deltas = True
 
     def __init__(self, queue: asyncio.Queue[Event | None]) -> None:
         self._queue = queue
+        self.said: list[str] = []
 
     def send(self, event: Event) -> None:
+        if event.data.get("role") == ASSISTANT:
+            if event.type == "model.started":
+                self.said.clear()
+            elif event.type == DELTA:
+                self.said.append(event.data["content"])
         self._queue.put_nowait(event)
 
 
-async def _announced(run: Run, events: EventStream) -> None:
+async def _announced(run: Run, events: EventStream, scope: Scope, listener: _Queued) -> None:
     """The run between its first event and its last."""
     events.emit("run.started")
     try:
@@ -222,4 +230,8 @@ async def _announced(run: Run, events: EventStream) -> None:
         code = "node_failed" if report.stop_reason == "completed" else report.stop_reason
         events.emit("run.failed", code=code, detail=report.error, metadata=report.to_json())
     else:
+        if result.text and result.text != "".join(
+            listener.said
+        ):  # what was held back, or made of other words
+            events.emit(DELTA, step=scope.next_step(), role=ASSISTANT, content=result.text)
         events.emit("run.completed", response=result.text, metadata=report.to_json())

@@ -254,7 +254,7 @@ async def mutate(run: Progress, plan: Plan, state: GraphState, result: NodeResul
             run.emit("graph.mutated", node=node, op=mutation.op, rejected=mutation.rejected)
         if mutation.applied:
             await run.kit.hooks.mutation(mutation, state)
-    return plan if graph is None or graph is plan.graph else compile_graph(graph, run.kit)
+    return plan if graph is None or graph is plan.graph else compile_graph(graph, run.kit, plan.ceiling)
 
 
 def _changed(

@@ -21,6 +21,7 @@ from astromesh.graph.processing import processed
 from astromesh.graph.records import END, ERROR_NODE, LOCAL, TOOL_CALLS_PRESENT, ZERO, NodeResult
 from astromesh.graph.results import fault
 from astromesh.graph.retry import ATTEMPTS, NodeCall, NodeWrapper, retrying
+from astromesh.graph.speech import Speech
 from astromesh.graph.state import GraphState
 from astromesh.graph.transitions import (
     ERROR_KEY,
@@ -33,7 +34,8 @@ from astromesh.graph.transitions import (
     straight_way,
 )
 from astromesh.graph.visit import OUTPUT_SUFFIX
-from astromesh.graph.ways import declared_targets, is_protected, routable
+from astromesh.graph.voices import Voices, speeches, speeches_of_child
+from astromesh.graph.ways import declared_targets, is_protected, protects, refuses, routable
 from astromesh.node.runner import bounded, unit, wrapped
 
 NOWHERE = Way("", "")
@@ -63,11 +65,11 @@ class Step:
     __slots__ = (
         "alone", "arrows", "bare", "body", "call", "default", "fail", "guards", "hooks", "mask", "max_visits",
         "model", "name", "node", "on_error", "output_key", "output_name", "plain", "role", "routes", "rules",
-        "settle", "straight", "tool_loop", "transitions",
+        "settle", "speech", "straight", "tool_loop", "transitions",
     )  # fmt: skip
 
-    def __init__(self, node: BaseNode, kit: Kit) -> None:
-        self.node, self.name, self.hooks = node, node.name, kit.hooks
+    def __init__(self, node: BaseNode, kit: Kit, speech: Speech = Speech.FREE) -> None:
+        self.node, self.name, self.hooks, self.speech = node, node.name, kit.hooks, speech
         self.mask = mask(node.flags)
         self.output_key, self.output_name = node.output_key, node.name + OUTPUT_SUFFIX
         self.tool_loop = node.tool_loop
@@ -103,7 +105,7 @@ class Step:
 
     def _wrappers(self) -> Iterable[NodeWrapper]:
         """Hooks outside flags outside retry: hooks see what flags made of a result, flags the last try."""
-        if self.node.protected:
+        if protects(self.node):
             yield _closed
         if self.hooks.watches_nodes:
             yield _hooked(self.node, self.hooks)
@@ -119,14 +121,25 @@ class Plan:
     Args:
         steps: by name.
         graph: what it was compiled from; None for a child alone.
+        ceiling: what may be heard of it at most, as whoever runs it has it.
 
-    `nested` holds the plans of all children, by the identity of what they were compiled from.
+    `guarded` says whether anything in it may refuse what another node said. `nested` holds the plans of all
+    children, by the identity of what they were compiled from.
     """
 
-    __slots__ = ("entry", "finalizer", "graph", "is_graph", "name", "nested", "steps", "version")
+    __slots__ = (
+        "ceiling", "entry", "finalizer", "graph", "guarded", "is_graph", "name", "nested", "steps", "version",
+    )  # fmt: skip
 
-    def __init__(self, steps: dict[str, Step], entry: str, graph: PromptGraph | None = None) -> None:
-        self.steps, self.entry, self.graph = steps, entry, graph
+    def __init__(
+        self,
+        steps: dict[str, Step],
+        entry: str,
+        graph: PromptGraph | None = None,
+        ceiling: Speech = Speech.FREE,
+    ) -> None:
+        self.steps, self.entry, self.graph, self.ceiling = steps, entry, graph, ceiling
+        self.guarded = any(refuses(step.node) for step in steps.values())
         self.is_graph = graph is not None
         self.name = graph.name if graph else entry
         self.version = graph.version if graph else 0
@@ -144,56 +157,69 @@ class Plan:
         return self.steps[self.entry]
 
 
-def compile_graph(graph: PromptGraph, kit: Kit) -> Plan:
+def compile_graph(graph: PromptGraph, kit: Kit, ceiling: Speech = Speech.FREE) -> Plan:
     """A graph and everything nested in it.
+
+    Args:
+        ceiling: what may be heard of it at most.
 
     Raises:
         InvalidGraph: it has no nodes, or its entry is none of them.
     """
     nested: dict[int, Plan] = {}
-    plan = _compile(graph, kit, nested)
+    plan = _compile(graph, kit, nested, speeches(graph, ceiling), ceiling)
     plan.nested = nested
     return plan
 
 
-def compile_child(child: Any, kit: Kit) -> Plan:
+def compile_child(child: Any, kit: Kit, ceiling: Speech = Speech.FREE) -> Plan:
     """A node or a graph that runs inside a node: alone, without ways out but the one into its tool loop."""
     if isinstance(child, PromptGraph):
-        return compile_graph(child, kit)
-    return Plan({child.name: Step(child, kit)}, child.name)
+        return compile_graph(child, kit, ceiling)
+    return _alone(child, kit, speeches_of_child(child, ceiling).of(child))
 
 
-def _compile(graph: PromptGraph, kit: Kit, nested: dict[int, Plan]) -> Plan:
+def _alone(child: BaseNode, kit: Kit, speech: Speech) -> Plan:
+    return Plan({child.name: Step(child, kit, speech)}, child.name, None, speech)
+
+
+def _compile(
+    graph: PromptGraph,
+    kit: Kit,
+    nested: dict[int, Plan],
+    speech: Voices,
+    ceiling: Speech = Speech.FREE,
+) -> Plan:
     if graph.entry not in graph.nodes:
         raise InvalidGraph([f"The graph {graph.name!r} has no entry: {graph.entry or 'it has no nodes'}."])
     if graph.mode == "autonomous":
         pool = make_node(AUTONOMOUS, AUTONOMOUS, tuple(graph.nodes.values()))
-        steps, entry = {pool.name: Step(pool, kit)}, pool.name
+        steps, entry = {pool.name: Step(pool, kit, ceiling)}, pool.name
         if graph.finalizer:
             steps[graph.finalizer] = Step(graph.get_node(graph.finalizer), kit)
     else:
-        steps = {node.name: _placed(graph, node, kit) for node in graph.nodes.values()}
+        steps = {node.name: _placed(graph, node, kit, speech.of(node)) for node in graph.nodes.values()}
         entry = graph.entry
-    plan = nested[id(graph)] = Plan(steps, entry, graph)
+    plan = nested[id(graph)] = Plan(steps, entry, graph, ceiling)
     for step in steps.values():
-        _compile_children(step.node, kit, nested)
+        _compile_children(step.node, kit, nested, speech)
     return plan
 
 
-def _compile_children(node: BaseNode, kit: Kit, nested: dict[int, Plan]) -> None:
+def _compile_children(node: BaseNode, kit: Kit, nested: dict[int, Plan], speech: Voices) -> None:
     for child in node.children():
         if id(child) in nested:
             continue
         if isinstance(child, PromptGraph):
-            _compile(child, kit, nested)
+            _compile(child, kit, nested, speech, speech.of(child))
         elif isinstance(child, BaseNode):
-            nested[id(child)] = compile_child(child, kit)
-            _compile_children(child, kit, nested)
+            nested[id(child)] = _alone(child, kit, speech.of(child))
+            _compile_children(child, kit, nested, speech)
 
 
-def _placed(graph: PromptGraph, node: BaseNode, kit: Kit) -> Step:
+def _placed(graph: PromptGraph, node: BaseNode, kit: Kit, speech: Speech) -> Step:
     """A node with its ways out."""
-    step = Step(node, kit)
+    step = Step(node, kit, speech)
     step.transitions = node.transitions
     edges = graph.get_edges_from(node.name)
     step.arrows = tuple(

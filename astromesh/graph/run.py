@@ -22,6 +22,7 @@ from astromesh.graph.nothing import STOPPED_MODEL
 from astromesh.graph.plan import Kit, Plan, Step, compile_child
 from astromesh.graph.progress import Progress
 from astromesh.graph.records import LOCAL, ExecutionReport, GraphResult, NodeResult
+from astromesh.graph.speech import Speech
 from astromesh.graph.state import GraphState, Shared
 from astromesh.graph.toolset import tools_of
 from astromesh.graph.visit import NODE_CACHE
@@ -31,9 +32,9 @@ from astromesh.node.scope import NO_EVENTS, Scope
 from astromesh.node.tool_results import failed
 from astromesh.types import Message, ToolCall, ToolResult, ToolSpec
 
-#: a child with one of these may run at the same time as others
 log = logging.getLogger("astromesh.graph")
 
+#: a child with one of these may run at the same time as others
 _SAFE = BIT[NodeFlag.READONLY] | BIT[NodeFlag.PARALLEL_SAFE]
 #: turns that a finalizer and its children have, beyond the limit that may just have ended the run
 _LAST_TURNS = 25
@@ -119,16 +120,16 @@ class Run(Progress):
         try:
             ending = await traverse(self, self.plan, self.state)
         except asyncio.CancelledError:
-            self.shared.stop_reason, self.shared.error = "cancelled", "The run was cancelled."
             self.state.mend(self.shared)
+            self.shared.stop_reason, self.shared.error = "cancelled", "The run was cancelled."
             self._conclude(_CUT_SHORT, started)
             if self.plan.finalizer:
                 await self._finalize()
                 self._conclude(_CUT_SHORT, started)
             raise
-        if self.plan.finalizer:
         except Exception as broken:  # noqa: BLE001 (anybody's hook or node may leave anything in the state)
             ending = self._broken(broken)
+        if self.plan.finalizer:
             _, error, reason = ending
             shared = self.shared
             shared.stop_reason, shared.error = shared.stop_reason or reason, shared.error or error
@@ -167,9 +168,9 @@ class Run(Progress):
             failure = last.error if last else ""
         except TimeoutError:
             failure = f"it did not end within {self.setup.finalizer_seconds:g} s."
-        self.shared.stop_reason, self.shared.error = reason, error
         except Exception as broken:  # noqa: BLE001 (as above)
             _, failure, _ = self._broken(broken)
+        self.shared.stop_reason, self.shared.error = reason, error
         if failure:
             self.shared.error = f"{error} The finalizer failed: {failure}"
 
@@ -205,7 +206,7 @@ class Run(Progress):
         model = step.model
         if model is None or self.model is STOPPED_MODEL:
             model = self.model
-        return NodeConfig(self, step.node, path, model, step.role)
+        return NodeConfig(self, step.node, path, model, step.role, step.speech)
 
     @property
     def kit(self) -> Kit:
@@ -357,7 +358,10 @@ class Run(Progress):
             self._adhoc = {}
         plan = self._adhoc.get(id(unit)) or self.plan.nested.get(id(unit))
         if plan is None or plan.is_old:
-            plan = self._adhoc[id(unit)] = compile_child(unit, self.setup.kit)
+            # one that was not declared may come anywhere
+            unknown = Speech.SILENT if self.plan.guarded else Speech.INWARD
+            ceiling = unknown if plan is None else plan.ceiling
+            plan = self._adhoc[id(unit)] = compile_child(unit, self.setup.kit, ceiling)
         return plan
 
 

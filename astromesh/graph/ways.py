@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Protocol
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Protocol
 
 from astromesh.graph.base import BaseNode
 from astromesh.graph.edges import Edge
@@ -52,7 +52,33 @@ def reachable(start: Iterable[str], step: Callable[[str], Iterable[str]]) -> set
 
 def is_protected(graph: Drawn, name: str) -> bool:
     node = graph.nodes.get(name)
-    return node is not None and node.protected
+    return node is not None and protects(node)
+
+
+def protects(node: BaseNode) -> bool:
+    """Whether a node is a guard or a human, or runs one somewhere inside."""
+    return any(inner.protected for inner in _within(node))
+
+
+def refuses(node: BaseNode) -> bool:
+    """Whether a node may refuse what was said before it: it protects, or something in it has guards."""
+    return any(inner.protected or inner.guards for inner in _within(node))
+
+
+def _within(node: BaseNode) -> Iterator[BaseNode]:
+    """A node and all that it runs, each once, however deep."""
+    seen: set[int] = set()
+    ahead: list[Any] = [node]
+    while ahead:
+        one = ahead.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        if isinstance(one, BaseNode):
+            yield one
+            ahead.extend(one.children())
+        else:
+            ahead.extend(one.nodes.values())
 
 
 def reachable_around(graph: Drawn, starts: Iterable[str], guards: set[str]) -> set[str]:
@@ -62,7 +88,7 @@ def reachable_around(graph: Drawn, starts: Iterable[str], guards: set[str]) -> s
 
 def exposed(graph: Drawn, starts: Iterable[str]) -> dict[str, set[str]]:
     """By guard: what can be reached without passing it. A change must not let any of these sets grow."""
-    guards = [n.name for n in graph.nodes.values() if n.protected]
+    guards = [n.name for n in graph.nodes.values() if protects(n)]
     return {guard: reachable_around(graph, starts, {guard}) - {guard} for guard in guards}
 
 
@@ -75,7 +101,7 @@ def routable(graph: Drawn, name: str) -> set[str]:
     node = graph.nodes[name]
     drawn = {e.target for e in graph.get_edges_from(name)} | set(node.transitions.values())
     spoken = set(node.routes) | ({END} if node.is_terminal else set())
-    guards = {n.name for n in graph.nodes.values() if n.protected} - {name}
+    guards = {n.name for n in graph.nodes.values() if protects(n)} - {name}
     if not guards or not spoken:
         return drawn | spoken
     ahead = declared_targets(graph, name)

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Unpack
 
 from astromesh.errors import GraphStopped, IterationsExhausted
 from astromesh.graph.base import BaseNode, NodeKeywords
-from astromesh.graph.config import NodeConfig
+from astromesh.graph.config import Graph, Node, NodeConfig
 from astromesh.graph.nodes.prompt import PromptNode
 from astromesh.graph.records import NodeResult
 from astromesh.graph.state import GraphState
@@ -30,6 +30,7 @@ class ToolLoop(PromptNode):
         keywords: see `NodeKeywords`.
     """
 
+    own_voice = True
     own: ClassVar[tuple[str, ...]] = ("role", "max_rounds")
 
     def __init__(
@@ -69,6 +70,7 @@ class Briefed(BaseNode):
         keywords: see `NodeKeywords`.
     """
 
+    own_voice = True
     own: ClassVar[tuple[str, ...]] = ("prompt", "brief", "collected")
 
     def __init__(
@@ -85,6 +87,9 @@ class Briefed(BaseNode):
 
     def children(self) -> Iterable[BaseNode]:
         return (self.prompt,)
+
+    def lets_speak(self, child: Node | Graph) -> bool:
+        return True
 
     async def execute(self, state: GraphState, config: NodeConfig) -> NodeResult:
         given = self.brief(state, config)

@@ -93,7 +93,9 @@ class GraphPattern:
         if result.output is None:
             _raise_failure(result, run.state)
         found = outcome(result, len(task.messages))
-        if result.output is None and run.shared.stop_reason == "completed":
+        if result.output is None and run.plan.guarded:
+            found = found.saying(UNFINISHED)  # what was said last may be what a guard refused
+        elif result.output is None and run.shared.stop_reason == "completed":
             # a tool ended the run: there may be nothing to say
             found = found.saying(_last_words(result, len(task.messages)))
         if notes is None:

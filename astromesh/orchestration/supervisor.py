@@ -261,6 +261,7 @@ class Answer(SynthesizeNode):
         max_rounds: times that it is asked.
     """
 
+    own_voice = True
     own = ("workers", "max_rounds")
 
     def __init__(self, workers: Mapping[str, str], max_rounds: int, **keywords: Any) -> None:

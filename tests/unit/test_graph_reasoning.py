@@ -211,7 +211,7 @@ async def test_only_the_synthesis_is_the_runs_own_voice(made, voice):
     """What the others say is for the graph and never a token of the answer."""
     engine = PromptGraphEngine(PromptGraph(nodes=[made]), ScriptedProvider('{"valid": true}'))
     events = [e async for e in engine.astream_events("Why?")]
-    assert {e.data["role"] for e in events if e.type == "model.delta"} == {voice}
+    assert {e.data["role"] for e in events if e.type == "model.started"} == {voice}
 
 
 async def test_a_failed_reasoning_node_writes_nothing():

@@ -499,7 +499,7 @@ async def test_only_what_is_answered_as_it_was_said_is_streamed_as_the_answer(ke
     model = ScriptedProvider('{"ok": true}')
     engine = PromptGraphEngine(PromptGraph(nodes=[PromptNode("p", **keywords)]), model)
     events = [e async for e in engine.astream_events("Why?")]
-    assert {e.data["role"] for e in events if e.type == "model.delta"} == {voice}
+    assert {e.data["role"] for e in events if e.type == "model.started"} == {voice}
 
 
 async def test_a_node_is_reused_by_many_runs_at_once():

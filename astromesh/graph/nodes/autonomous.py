@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, ClassVar, Unpack
 
 from astromesh.graph.base import WITHOUT_MODEL, BaseNode, NodeKeywords
-from astromesh.graph.config import NodeConfig
+from astromesh.graph.config import Graph, Node, NodeConfig
 from astromesh.graph.extract import extract_object
 from astromesh.graph.nodes import assembly
 from astromesh.graph.records import NodeResult
@@ -64,6 +64,9 @@ class AutonomousNode(BaseNode):
 
     def children(self) -> Iterable[BaseNode]:
         return self.pool.values()
+
+    def lets_speak(self, child: Node | Graph) -> bool:
+        return isinstance(child, BaseNode) and child.is_terminal
 
     async def execute(self, state: GraphState, config: NodeConfig) -> NodeResult:
         taken: list[str] = []

@@ -206,6 +206,9 @@ class SubgraphNode(BaseNode):
     def children(self) -> Iterable[Node | Graph]:
         return (self.graph,)
 
+    def lets_speak(self, child: Node | Graph) -> bool:
+        return True
+
     async def execute(self, state: GraphState, config: NodeConfig) -> NodeResult:
         result = await config.run_graph(self.graph, state)
         return NodeResult(
@@ -238,6 +241,9 @@ class RetryNode(BaseNode):
     def children(self) -> Iterable[BaseNode]:
         return (self.node,)
 
+    def lets_speak(self, child: Node | Graph) -> bool:
+        return True
+
     async def execute(self, state: GraphState, config: NodeConfig) -> NodeResult:
         result = await config.run(self.node, state)
         return NodeResult(
@@ -261,18 +267,18 @@ def _collected(result: NodeResult) -> Any:
     return {"error": result.error} if result.error else result.output
 
 
-def _all_failed(results: Sequence[NodeResult]) -> str:
-    if results and all(result.error for result in results):
-        return "; ".join(f"{result.node_name}: {result.error}" for result in results)
-    return ""
-
-
 def _together(name: str, outputs: Any, results: Sequence[NodeResult]) -> NodeResult:
     """What several children came to. Where all failed, its cause is one that can heal, if there is any."""
     error = _all_failed(results)
     causes = [result.exception for result in results] if error else [None]
     cause = next((cause for cause in causes if heals(cause)), causes[0])
     return NodeResult(name, outputs, error=error, exception=cause, is_answer=_answers(results))
+
+
+def _all_failed(results: Sequence[NodeResult]) -> str:
+    if results and all(result.error for result in results):
+        return "; ".join(f"{result.node_name}: {result.error}" for result in results)
+    return ""
 
 
 def _answers(results: Sequence[NodeResult]) -> bool:

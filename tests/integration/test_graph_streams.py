@@ -1,0 +1,110 @@
+"""What callers hear of graphs while they run: the answer alone, and nothing that a guard refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from astromesh.graph import BaseNode, Guard, GuardNode, HumanNode, PromptGraph, PromptNode, SubgraphNode
+from astromesh.testing import ScriptedProvider
+from tests.integration.agents_folder import client_of, manifest, runtime_of, write
+
+RUN, CHAT = "/v1/agents/helper/run", "/v1/chat/completions"
+
+
+def refuses(output: Any) -> bool:
+    return False
+
+
+def agreed(output: Any) -> Any:
+    return output != "SECRET words"
+
+
+def line(*nodes: BaseNode) -> PromptGraph:
+    return PromptGraph("made", nodes=nodes).sequential(*(one.name for one in nodes))
+
+
+def client_for(folder: Path, graph: PromptGraph, *said: str) -> Any:
+    write(folder, manifest(orchestration={"pattern": "graph", "graph": "made"}))
+    return client_of(runtime_of(folder, ScriptedProvider(*said), graphs={"made": graph}))
+
+
+def datas(text: str) -> list[Any]:
+    lines = [line[6:] for line in text.splitlines() if line.startswith("data: ")]
+    return [orjson.loads(line) for line in lines if line != "[DONE]"]
+
+
+def chat_text(text: str) -> str:
+    choices = [choice for chunk in datas(text) for choice in chunk.get("choices", ())]
+    return "".join(choice["delta"].get("content") or "" for choice in choices)
+
+
+ANSWERS = {
+    "behind": lambda: line(PromptNode("p"), GuardNode("g", guards=[refuses])),
+    "nested": lambda: line(SubgraphNode("s", line(PromptNode("p"), GuardNode("g", guards=[refuses])))),
+    "its own": lambda: line(PromptNode("p", guards=[refuses])),
+}
+
+
+@pytest.mark.parametrize("place", list(ANSWERS))
+async def test_what_is_refused_is_in_no_stream_and_in_no_record(tmp_path: Path, place: str) -> None:
+    """Neither in server-sent events nor in a chat completion nor in the failed run's result."""
+    async with client_for(tmp_path, ANSWERS[place](), "SECRET words", "SECRET words") as client:
+        body = {"query": "q", "session_id": "s"}
+        told = await client.post(RUN, json=body, headers={"accept": "text/event-stream"})
+        asked = {"model": "helper", "stream": True, "messages": [{"role": "user", "content": "q"}]}
+        chat = await client.post(CHAT, json=asked)
+        kept = await client.get(f"/v1/runs/{datas(told.text)[0]['run_id']}")
+    assert "run.failed" in told.text
+    for text in (told.text, chat.text, kept.text):
+        assert "SECRET" not in text
+
+
+async def test_the_joined_text_of_a_stream_is_the_answer_of_the_last_node(tmp_path: Path) -> None:
+    graph = line(PromptNode("one"), PromptNode("two"), PromptNode("last"))
+    async with client_for(
+        tmp_path, graph, "ONE", "TWO", "FINAL words", "ONE", "TWO", "FINAL words"
+    ) as client:
+        asked = {"model": "helper", "stream": True, "messages": [{"role": "user", "content": "q"}]}
+        chat = await client.post(CHAT, json=asked)
+        body = {"query": "q", "session_id": "s"}
+        told = await client.post(RUN, json=body, headers={"accept": "text/event-stream"})
+    assert chat_text(chat.text) == "FINAL words"
+    said = [data for data in datas(told.text) if "content" in data and "role" in data]
+    assert "".join(data["content"] for data in said if data["role"] == "assistant") == "FINAL words"
+    assert {data["role"] for data in said} == {"one", "two", "assistant"}
+
+
+async def test_an_answer_that_passed_its_guard_is_streamed_once(tmp_path: Path) -> None:
+    graph = line(PromptNode("p"), GuardNode("g", guards=[agreed]))
+    async with client_for(tmp_path, graph, "fine words") as client:
+        asked = {"model": "helper", "stream": True, "messages": [{"role": "user", "content": "q"}]}
+        assert chat_text((await client.post(CHAT, json=asked)).text) == "fine words"
+
+
+async def test_a_limit_does_not_let_out_what_a_guard_has_sent_back(tmp_path: Path) -> None:
+    """What was said last is no answer where a guard had a word in it."""
+    guard = GuardNode("g", guards=[Guard(agreed, "retry", max_retries=9)])
+    async with client_for(tmp_path, line(PromptNode("p"), guard), *["SECRET words"] * 9) as client:
+        body = {"query": "q", "session_id": "s"}
+        told = await client.post(RUN, json=body, headers={"accept": "text/event-stream"})
+    assert "SECRET" not in told.text
+
+
+async def test_a_draft_that_waits_for_a_person_is_streamed_once_it_is_approved(tmp_path: Path) -> None:
+    """Who decides reads it in the question; listeners hear it as the answer, and only then."""
+    async with client_for(tmp_path, line(PromptNode("p"), HumanNode("h")), "a draft") as client:
+        body = {"query": "q", "session_id": "s"}
+        waits = await client.post(RUN, json=body, headers={"accept": "text/event-stream"})
+        place = f"/v1/runs/{datas(waits.text)[0]['run_id']}"
+        went_on = await client.post(f"{place}/resume", json={"decision": "approve"})
+        assert went_on.is_success, went_on.text
+        events = await client.get(f"{place}/events")
+    assert "model.delta" not in waits.text
+    deltas = [d for d in datas(events.text) if "content" in d and "role" in d]
+    assert {d["role"] for d in deltas} <= {"assistant"}
+    assert "".join(d["content"] for d in deltas) in ("", "a draft")
+    assert datas(events.text)[-1]["response"] == "a draft"
