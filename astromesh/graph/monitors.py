@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from astromesh.errors import BudgetExhausted
 from astromesh.graph.base import BaseNode
 from astromesh.graph.hooks import NodeMetrics
 from astromesh.graph.records import ExecutionReport, Mutation, NodeResult
@@ -47,7 +48,7 @@ class BudgetHook:
         max_tokens: of all model calls.
         max_cost_usd: US dollars.
         max_model_calls: how many.
-        max_tool_calls: how many; further calls are answered as refused, the run goes on.
+        max_tool_calls: how many; the next one is refused and ends the run.
     """
 
     def __init__(
@@ -74,6 +75,15 @@ class BudgetHook:
         for key, cap in self._caps.items():
             if used.get(key, 0) > cap:
                 state.stop("budget", f"The run spent {used[key]:g} {key}; it may spend {cap:g}.")
+
+    def post_tool(self, call: ToolCall, result: ToolResult, state: GraphState) -> None:
+        cap = self._caps.get("tool_calls")
+        if (
+            cap is not None
+            and result.error == BudgetExhausted.code
+            and state.ledger.used.get("tool_calls", 0) >= cap
+        ):
+            state.stop("budget", f"The run wanted more tool calls than the {cap:g} that it may make.")
 
     def _cap(self, state: GraphState) -> bool:
         caps = state.ledger.caps

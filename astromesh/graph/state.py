@@ -126,7 +126,7 @@ class GraphState:
         return cast(T, data[key])
 
     def mend(self, shared: Shared) -> str:
-        """Makes of everything that is not what it must be an empty one; answers what was wrong, or nothing."""
+        """Empties what is not of the kind that it must be; answers what was wrong, or nothing."""
         wrong = []
         if self.shared is not shared:
             self.shared = shared

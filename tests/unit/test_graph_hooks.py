@@ -334,14 +334,18 @@ async def test_a_used_up_budget_stops_model_calls_inside_a_node() -> None:
     assert report.stop_reason == "budget"
 
 
-async def test_a_budget_of_tool_calls_is_told_to_the_model() -> None:
-    """BudgetHook: refused calls are answered, the run goes on and may still conclude."""
+async def test_a_budget_of_tool_calls_ends_the_run_at_the_first_call_beyond_it() -> None:
+    """BudgetHook: it is refused and answered, the model not asked again."""
     tool = RecordingTool("look")
     graph = chain(PromptNode("ask", inject_tools=True))
     calls = [ToolCall(str(i), "look") for i in range(3)]
     result = await run(graph, [BudgetHook(max_tool_calls=2)], calls, "done", tools=[tool])
     assert len(tool.calls) == 2
-    assert (result.output, result.report.stop_reason) == ("done", "completed")
+    assert (result.output, result.report.stop_reason) == (None, "budget")
+    assert "tool calls" in result.report.error
+    assert sum(message.role == "tool" for message in result.messages) == 3
+    within = await run(graph, [BudgetHook(max_tool_calls=3)], calls, "done", tools=[tool])
+    assert (within.output, within.report.stop_reason) == ("done", "completed")
 
 
 # -- CycleDetectionHook --------------------------------------------------------------------------------------
