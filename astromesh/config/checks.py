@@ -16,7 +16,7 @@ from astromesh.config.keys import did_you_mean, listed
 from astromesh.config.mcp import MCPServer
 from astromesh.config.nodes import Node, Place, Steps
 from astromesh.config.runtime import Auth
-from astromesh.config.seams import TemplateCheck, Unsupported
+from astromesh.config.seams import GraphMention, TemplateCheck, Unsupported
 
 #: patterns whose `max_iterations` is not the tool loop's: the engine's cap, or none at all
 ITERATIONS: Mapping[str, int | None] = {"graph": 50, "autonomous": 50, "reasoning": None}
@@ -167,6 +167,29 @@ def _roles(manifest: AgentManifest, root: Node) -> Iterator[Finding]:
                 if role and role not in known:
                     hint = did_you_mean(role, known) or listed(known)
                     yield Finding((*steps, i, "role"), f"there is no role {role!r} in spec.model.roles", hint)
+
+
+def graph_needs(
+    manifest: AgentManifest, graph: str, mentions: Iterable[tuple[GraphMention, str]]
+) -> Iterator[Finding]:
+    """Tools and roles that the agent's graph names and the agent does not have.
+
+    Args:
+        mentions: each with where it stands, `FILE:LINE:COLUMN`.
+    """
+    tools = (
+        None if any(t.type == "mcp" for t in manifest.spec.tools) else {t.name for t in manifest.spec.tools}
+    )
+    known: Mapping[str, tuple[Names, str]] = {
+        "tool": (tools, "spec.tools"),
+        "role": ({*USUAL_ROLES, *manifest.spec.model.roles}, "spec.model.roles"),
+    }
+    for mention, where in mentions:
+        names, place = known[mention.what]
+        if names is not None and mention.name not in names:
+            hint = did_you_mean(mention.name, names) or listed(names)
+            message = f"the graph {graph!r} names the {mention.what} {mention.name!r} ({where})"
+            yield Finding(("spec", "orchestration", "graph"), f"{message}, which is not in {place}", hint)
 
 
 def _stream(manifest: AgentManifest) -> Iterator[Finding]:

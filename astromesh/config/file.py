@@ -107,6 +107,11 @@ class File:
             place = finding.place or self._sound.place_of(finding.steps)
             self.faults.append(fault(self.path, finding.message, place, finding.steps, finding.hint))
 
+    def where(self, steps: Steps) -> str:
+        """Where a path stands, as sentences say it: `FILE:LINE:COLUMN`."""
+        place = self.root.place_of(steps)
+        return f"{self.path}:{place.line}:{place.column}"
+
     def sorted_faults(self) -> tuple[InvalidManifest, ...]:
         """In the order of lines, each once."""
         unique = {str(found): found for found in self.faults}

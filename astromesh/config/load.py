@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from astromesh.config import checks
+from astromesh.config.agent import AgentManifest
 from astromesh.config.binding import Binder, Given
 from astromesh.config.channels import ChannelManifest
 from astromesh.config.checks import Finding, Known, Names
@@ -21,7 +22,7 @@ from astromesh.config.nodes import Node, Place, Steps
 from astromesh.config.providers import ProviderManifest
 from astromesh.config.rag import RAGManifest
 from astromesh.config.runtime import OrchestrationDefaults
-from astromesh.config.seams import OptionsResolver, TemplateCheck, Unsupported
+from astromesh.config.seams import GraphCheck, GraphMention, OptionsResolver, TemplateCheck, Unsupported
 
 #: files of which a folder holds one
 SINGLE = {
@@ -47,6 +48,7 @@ def load(  # noqa: PLR0913 (a keyword for each thing that a folder is checked ag
     unsupported: Unsupported | None = None,
     instead: Mapping[tuple[str, str], Path] | None = None,
     graphs: Iterable[str] = (),
+    check_graph: GraphCheck | None = None,
 ) -> Configuration:
     """Reads a folder. What is wrong with it stands in the answer; nothing is raised.
 
@@ -58,6 +60,7 @@ def load(  # noqa: PLR0913 (a keyword for each thing that a folder is checked ag
         unsupported: what this runtime does not do yet.
         instead: by kind and name, e.g. `("Agent", "support")`, a file that stands in for the one there is.
         graphs: names of graphs that were made in Python, beside those of the folder.
+        check_graph: says what is wrong with a graph; absent: graphs are not looked into.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -65,7 +68,15 @@ def load(  # noqa: PLR0913 (a keyword for each thing that a folder is checked ag
         return Configuration(folder, faults=(fault(folder, what, Place()),))
     variables = os.environ if env is None else env
     given = Given(folder, variables, resolver)
-    return _Load(folder, given, check_template, unsupported or {}, instead or {}, frozenset(graphs)).run()
+    looks = Looks(check_template, check_graph)
+    return _Load(folder, given, looks, unsupported or {}, instead or {}, frozenset(graphs)).run()
+
+
+class Looks(NamedTuple):
+    """What looks into texts that the configuration itself cannot judge."""
+
+    template: TemplateCheck | None
+    graph: GraphCheck | None
 
 
 class _Load:
@@ -75,7 +86,7 @@ class _Load:
         self,
         folder: Path,
         given: Given,
-        check_template: TemplateCheck | None,
+        looks: Looks,
         unsupported: Unsupported,
         instead: Mapping[tuple[str, str], Path],
         made: frozenset[str],
@@ -84,7 +95,9 @@ class _Load:
         self._made = made
         self._folder = folder
         self._given = given
-        self._check_template = check_template
+        self._looks = looks
+        #: by graph: what it names that its agents must have, each with where it stands
+        self._mentions: dict[str, list[tuple[GraphMention, str]]] = {}
         self._unsupported = unsupported
 
     def run(self) -> Configuration:
@@ -106,7 +119,9 @@ class _Load:
             graphs=_names(graphs, self._made),
             servers=None if mcp.faults or mcp.manifest is None else set(mcp.manifest.spec.servers),
             broken={
-                f"{_what(file)} {file.name}": str(file.path) for file in (*pipelines, *graphs) if file.faults
+                f"{_what(file)} {file.name}": _first_fault(file)
+                for file in (*pipelines, *graphs)
+                if file.faults
             },
         )
         for file in agents:
@@ -198,14 +213,27 @@ class _Load:
         for file in files:
             file.validate()
             file.refuse(self._unsupported)
+            if self._looks.graph is not None and file.manifest is not None:
+                found = self._looks.graph(file.manifest.spec)
+                file.take(Finding(("spec", *steps), message) for steps, message in found.faults)
+                self._mentions[file.name] = [
+                    (mention, file.where(("spec", *mention.steps))) for mention in found.mentions
+                ]
 
     def _agent(self, file: File, defaults: OrchestrationDefaults, known: Known) -> None:
         file.validate(lambda root: _with_orchestration(root, defaults))
         file.refuse(self._unsupported)
         file.bind(self._given, Binder.agent)
-        file.check(lambda m, root: checks.agent(m, root, file.root, known, self._check_template))
+        file.check(lambda m, root: checks.agent(m, root, file.root, known, self._looks.template))
+        file.check(lambda m, _: self._needs(m))
         if file.manifest is not None:
             file.manifest.release(checks.released(file.manifest))
+
+    def _needs(self, manifest: AgentManifest) -> Iterator[Finding]:
+        block = manifest.spec.orchestration
+        graph = block.own("graph") if block.pattern == "graph" else None
+        if isinstance(graph, str) and graph not in self._made:
+            yield from checks.graph_needs(manifest, graph, self._mentions.get(graph, ()))
 
 
 # -- details of a kind ---------------------------------------------------------------------------------------
@@ -267,6 +295,11 @@ def _what(file: File) -> str:
     return next(what for _, kind, what in MANY.values() if kind == file.kind)
 
 
+def _first_fault(file: File) -> str:
+    first = file.sorted_faults()[0]
+    return f"{file.path}:{first.line}:{first.column}" if first.line else str(file.path)
+
+
 def _refuse_twins(files: Iterable[File], what: str) -> None:
     """Two files of one name: nobody can tell which is meant, so neither runs."""
     first: dict[str, File] = {}
@@ -277,9 +310,8 @@ def _refuse_twins(files: Iterable[File], what: str) -> None:
 
 
 def _twin(other: File, what: str) -> Finding:
-    place = other.root.place_of(("metadata", "name"))
-    where = f"{other.path}:{place.line}:{place.column}"
-    return Finding(("metadata", "name"), f"another {what} has the name {other.name!r}: {where}")
+    at: Steps = ("metadata", "name")
+    return Finding(at, f"another {what} has the name {other.name!r}: {other.where(at)}")
 
 
 def _calls(file: File, pattern: str) -> tuple[str, ...]:

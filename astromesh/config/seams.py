@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from pydantic import BaseModel
+
+from astromesh.config.nodes import Steps
 
 
 class OptionsResolver(Protocol):
@@ -31,6 +33,30 @@ class TemplateFault(NamedTuple):
 
 #: looks at a template and answers what is wrong with it, or None
 TemplateCheck = Callable[[str], TemplateFault | None]
+
+
+class GraphMention(NamedTuple):
+    """A name in a graph that its agents must have: `what` is `tool` or `role`."""
+
+    what: str
+    name: str
+    steps: Steps
+
+
+class GraphFindings(NamedTuple):
+    """What a look at the spec of a graph tells; steps lead into the spec.
+
+    Args:
+        faults: what is wrong with it whoever runs it.
+        mentions: what those who run it must have.
+    """
+
+    faults: Sequence[tuple[Steps, str]] = ()
+    mentions: Sequence[GraphMention] = ()
+
+
+#: looks at the spec of a graph
+GraphCheck = Callable[[Mapping[str, Any]], GraphFindings]
 
 #: What the page defines and this runtime does not do yet, so that no key is silently ignored.
 #:

@@ -51,6 +51,7 @@ from astromesh.plugins import Plugins
 from astromesh.runtime.agent import Agent
 from astromesh.runtime.budget_limits import limits_of
 from astromesh.runtime.embedders import open_embedder
+from astromesh.runtime.graph_files import check_graph
 from astromesh.runtime.knowledge import open_knowledge, take_in
 from astromesh.runtime.snapshots import load_snapshot, snapshot_of
 from astromesh.runtime.support import UNSUPPORTED
@@ -104,6 +105,7 @@ def load_configuration(
         check_template=check_template,
         unsupported=UNSUPPORTED,
         graphs=graphs,
+        check_graph=check_graph,
     )
 
 

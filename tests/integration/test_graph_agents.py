@@ -56,7 +56,6 @@ def with_graph(folder: Path, nodes: list[dict[str, Any]], **models: str) -> Path
 @pytest.mark.parametrize(
     ("roles", "asked"),
     [
-        ({}, ["scripted", "scripted", "scripted"]),
         ({"careful": "large"}, ["large", "scripted", "scripted"]),
         ({"careful": "large", "lightweight": "small"}, ["large", "small", "scripted"]),
     ],

@@ -295,7 +295,7 @@ def test_all_problems_of_a_file_are_found_at_once():
     text = str(caught.value)
     for expected in (
         "mod: unknown key; did you mean 'mode'?",
-        "nodes.0: There is no kind of node 'promt'. Did you mean 'prompt'?",
+        "nodes.0.kind: There is no kind of node 'promt'. Did you mean 'prompt'?",
         "nodes.1.instruction: unknown key; did you mean 'instructions'?",
         "nodes.2.strategy: 'nothing' is no Python object",
         "nodes.3.function: There is no 'nothing_there' in the module 'os'.",

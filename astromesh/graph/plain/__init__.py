@@ -4,7 +4,8 @@ What is not plain data stands there by name: tools by theirs, Python objects as 
 Where a plain value could stand too, an object is written `{python: "module:name"}`.
 """
 
-from astromesh.graph.plain.read import read_graph
+from astromesh.graph.plain.mentions import mentions
+from astromesh.graph.plain.read import faults, read_graph
 from astromesh.graph.plain.write import write_graph
 
-__all__ = ["read_graph", "write_graph"]
+__all__ = ["faults", "mentions", "read_graph", "write_graph"]

@@ -47,6 +47,8 @@ def object_of(name: str, objects: Mapping[str, Any]) -> Any:
         found = _find(module, qualname)
     except ImportError as error:
         raise ValueError(f"{name!r} cannot be loaded: {error}.") from error
+    except Exception as error:  # a module is anybody's code, and runs when it is loaded
+        raise ValueError(f"{name!r} cannot be loaded: {type(error).__name__}: {error}.") from error
     if found is None:
         raise ValueError(f"There is no {qualname!r} in the module {module!r}.")
     return found

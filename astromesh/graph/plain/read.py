@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from astromesh.errors import InvalidGraph
 from astromesh.graph.base import DEFAULTS, BaseNode
+from astromesh.graph.check import problems_of_parts
 from astromesh.graph.edges import OnConfidence, OnOutput
 from astromesh.graph.nodes import KINDS
 from astromesh.graph.nodes.guards import Guard
 from astromesh.graph.plain.names import object_of
 from astromesh.graph.plain.tables import BLOCKS, BUILT_IN, CONDITIONS, FLAGS, FORMS, NODES, OBJECTS, Place
+from astromesh.graph.problem import Problem, steps_in
 
 G = TypeVar("G")
 _GRAPH_KEYS = ("name", "mode", "routing", "entry", "finalizer", "nodes", "edges")
 _EDGE_KEYS = ("from", "to", "when", "label", "priority")
 _MODES = ("static", "autonomous")
+_ROUTINGS = ("", "edges_only")
 
 
 def read_graph(
@@ -38,29 +41,82 @@ def read_graph(
         InvalidGraph: every problem with its place.
     """
     place = Place(objects or {}, {**KINDS, **(kinds or {})})
-    graph: G = _graph(make, config, place)
-    if place.problems:
+    graph = _made_at(make, config, place)
+    if graph is None or place.problems:
         raise InvalidGraph(place.problems)
-    return graph
+    made: G = graph
+    return made
+
+
+def faults(
+    make: Callable[..., Any],
+    config: Any,
+    objects: Mapping[str, Any] | None = None,
+    kinds: Mapping[str, type[BaseNode]] | None = None,
+) -> list[Problem]:
+    """Every problem of a graph of plain data, those of `PromptGraph.validate` too; `at` leads into the data.
+
+    Where nodes cannot be made, the others are looked at one by one: what leads where cannot be told.
+    """
+    place = Place(objects or {}, {**KINDS, **(kinds or {})})
+    graph = _made_at(make, config, place)
+    found = place.problems
+    if graph is not None:
+        found = [*found, *(problems_of_parts(graph) if found else graph.validate())]
+    problems = (p if isinstance(p, Problem) else Problem(p) for p in found)
+    return [Problem(p, steps_in(config, p.at, NODES), p.words) for p in problems]
+
+
+def _made_at(make: Callable[..., Any], config: Any, place: Place) -> Any:
+    graphs: list[Any] = []
+    with place.noting():
+        graphs.append(_graph(make, config, place))
+    return graphs[0] if graphs else None
 
 
 def _graph(make: Callable[..., Any], data: Any, place: Place) -> Any:
     data = _keyed(data, _GRAPH_KEYS, place)
-    if data.get("mode", "static") not in _MODES:
-        place.at("mode").note(f"is one of {', '.join(_MODES)}, not {data['mode']!r}")
-    graph = make(data.get("name", "graph"), mode=data.get("mode", "static"), routing=data.get("routing", ""))
-    for index, item in enumerate(data.get("nodes", ())):
-        inner = place.at(f"nodes.{index}")
+    for key in ("name", "entry", "finalizer"):
+        if not isinstance(data.get(key, ""), str):
+            place.at(key).note(f"must be a text, not {data[key]!r}")
+    for key, known in (("mode", _MODES), ("routing", _ROUTINGS)):
+        if data.get(key, known[0]) not in known:
+            place.at(key).note(f"is one of {', '.join(filter(None, known))}, not {data[key]!r}")
+    mode, routing = (
+        data[key] if data.get(key) in known else known[0]
+        for key, known in (("mode", _MODES), ("routing", _ROUTINGS))
+    )
+    graph = make(str(data.get("name", "graph")), mode=mode, routing=routing)
+    for item, inner in _items(data, "nodes", place):
+        before = len(place.problems)
         with inner.noting():
             graph.add_node(_node(make, item, inner))
-    for index, item in enumerate(data.get("edges", ())):
-        inner = place.at(f"edges.{index}")
+        if len(place.problems) > before:
+            _stand_in(graph, item)
+    for item, inner in _items(data, "edges", place):
         with inner.noting():
             _add_edge(graph, _keyed(item, _EDGE_KEYS, inner), inner)
     for key in ("entry", "finalizer"):
-        if data.get(key):
+        if data.get(key) and isinstance(data[key], str):
             getattr(graph, f"set_{key}")(data[key])
     return graph
+
+
+def _items(data: Mapping[str, Any], key: str, place: Place) -> Iterator[tuple[Any, Place]]:
+    """The entries of a list with their places."""
+    inner = place.at(key)
+    items = data.get(key, ())
+    if not isinstance(items, list | tuple):
+        inner.note(f"must be a list, not {items!r}")
+        return
+    yield from ((item, inner.at(index)) for index, item in enumerate(items))
+
+
+def _stand_in(graph: Any, item: Any) -> None:
+    """Takes the place of a node that could not be made, so that those which lead to it are not blamed."""
+    name = item.get("name") if isinstance(item, Mapping) else None
+    if isinstance(name, str) and name and "/" not in name and not graph.has_node(name):
+        graph.add_node(BaseNode(name))
 
 
 def _keyed(data: Any, known: tuple[str, ...], place: Place) -> Mapping[str, Any]:
@@ -76,7 +132,15 @@ def _keyed(data: Any, known: tuple[str, ...], place: Place) -> Mapping[str, Any]
 def _node(make: Callable[..., Any], data: Any, place: Place) -> BaseNode:
     if not isinstance(data, Mapping):
         raise TypeError(f"must be a mapping, not {data!r}.")
-    made = _kind(data.get("kind", "prompt"), place)
+    name = data.get("name", "")
+    if not isinstance(name, str):
+        place.at("name").note(f"must be a text, not {name!r}")
+        raise InvalidGraph([])
+    made = None
+    with place.at("kind").noting():
+        made = _kind(data.get("kind", "prompt"), place)
+    if made is None:
+        raise InvalidGraph([])
     keywords = _keyed(data, ("name", "kind", *made.own, *DEFAULTS), place)
     values = {key: value for key, value in keywords.items() if key not in ("name", "kind")}
     arguments: dict[str, Any] = {}
@@ -87,10 +151,19 @@ def _node(make: Callable[..., Any], data: Any, place: Place) -> BaseNode:
     if len(place.problems) > before:
         # the constructor would only complain about what is missing now
         raise InvalidGraph([])
-    return made(data.get("name", ""), **arguments)
+    try:
+        return made(name, **arguments)
+    except ValueError as error:
+        named = [key for key in arguments if str(error).startswith(f"Node {name!r}: {key} ")]
+        if not named:
+            raise
+        place.at(named[0]).note(str(error))
+        raise InvalidGraph([]) from error
 
 
-def _kind(name: str, place: Place) -> type[BaseNode]:
+def _kind(name: Any, place: Place) -> type[BaseNode]:
+    if not isinstance(name, str):
+        raise TypeError(f"must be a text, not {name!r}")
     if name in place.kinds:
         return place.kinds[name]
     if ":" not in name and name not in place.objects:
@@ -107,9 +180,11 @@ def _value(make: Callable[..., Any], key: str, value: Any, place: Place) -> Any:
     if key in NODES:
         if isinstance(value, Mapping):
             return _node(make, value, place)
-        return [_node(make, item, place.at(index)) for index, item in enumerate(value)]
+        return [_node(make, item, place.at(index)) for index, item in enumerate(_listed(value))]
     if key == "graph":
         return _graph(make, value, place)
+    if key in ("guards", "flags"):
+        _listed(value)
     if key == "guards":
         return [_guard(guard, place.at(index)) for index, guard in enumerate(value)]
     if key == "flags":
@@ -120,6 +195,12 @@ def _value(make: Callable[..., Any], key: str, value: Any, place: Place) -> Any:
         if key in OBJECTS:
             return object_of(value, place.objects)
     return _made(value, place)
+
+
+def _listed(value: Any) -> list[Any]:
+    if not isinstance(value, list | tuple):
+        raise TypeError(f"must be a list, not {value!r}")
+    return list(value)
 
 
 def _guard(guard: Any, place: Place) -> Any:
@@ -133,8 +214,13 @@ def _guard(guard: Any, place: Place) -> Any:
 def _flag(flag: Any, place: Place) -> Hashable:
     if isinstance(flag, str):
         return FLAGS.get(flag, flag)
-    made: Hashable = _made(flag, place)
+    made: Hashable = _hashable(_made(flag, place))
     return made
+
+
+def _hashable(value: Any) -> Any:
+    """What was a tuple is one again: a list can be no flag."""
+    return tuple(map(_hashable, value)) if isinstance(value, list) else value
 
 
 def _made(value: Any, place: Place) -> Any:
@@ -175,6 +261,9 @@ def _add_edge(graph: Any, data: Mapping[str, Any], place: Place) -> None:
     for key in ("from", "to"):
         if key not in data:
             raise ValueError(f"needs {key!r}.")
+        if not isinstance(data[key], str):
+            place.at(key).note(f"must be the name of a node, not {data[key]!r}")
+            raise InvalidGraph([])
     condition = _condition(data["when"], place.at("when")) if "when" in data else None
     graph.add_edge(
         data["from"],

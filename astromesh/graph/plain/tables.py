@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from astromesh.errors import InvalidGraph
@@ -14,6 +14,7 @@ from astromesh.graph.flags import NodeFlag
 from astromesh.graph.nodes.blocks import Examples, Rules, Text
 from astromesh.graph.nodes.perspectives import PERSPECTIVES
 from astromesh.graph.nodes.strategies import STRATEGIES
+from astromesh.graph.problem import At, Problem
 
 #: keys whose text is the name of a Python object
 OBJECTS = frozenset({"preprocessor", "postprocessor", "output_schema", "choose", "transform", "function"})
@@ -42,19 +43,26 @@ class Place:
     Args:
         objects: Python objects by the names that the caller gives them.
         kinds: node classes by name.
+        steps: the keys and positions that lead there.
+        above: graphs that it stands in, by identity.
     """
 
     objects: Mapping[str, Any]
     kinds: Mapping[str, type[BaseNode]]
-    path: str = ""
+    steps: At = ()
     problems: list[str] = field(default_factory=list)
+    above: tuple[int, ...] = ()
 
-    def at(self, key: object) -> Place:
-        path = f"{self.path}.{key}" if self.path else str(key)
-        return Place(self.objects, self.kinds, path, self.problems)
+    @property
+    def path(self) -> str:
+        return ".".join(map(str, self.steps))
+
+    def at(self, key: str | int) -> Place:
+        return replace(self, steps=(*self.steps, key))
 
     def note(self, problem: str) -> None:
-        self.problems.append(f"{self.path}: {problem}" if self.path else problem)
+        text = f"{self.path}: {problem}" if self.steps else problem
+        self.problems.append(Problem(text, self.steps, problem))
 
     @contextmanager
     def noting(self) -> Iterator[None]:
@@ -64,5 +72,5 @@ class Place:
         except InvalidGraph as error:
             for problem in error.problems:
                 self.note(problem)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, AttributeError) as error:
             self.note(str(error))

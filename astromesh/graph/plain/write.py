@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Hashable, Mapping
+from dataclasses import replace
 from typing import Any, Protocol
 
 from astromesh.errors import InvalidGraph
@@ -70,6 +71,9 @@ def write_graph(
 
 
 def _graph(graph: Written, place: Place) -> JsonObject:
+    if id(graph) in place.above:
+        raise ValueError(f"The graph {graph.name!r} contains itself.")
+    place = replace(place, above=(*place.above, id(graph)))
     data: JsonObject = {"name": graph.name}
     for key, value, default in (
         ("mode", graph.mode, "static"),
@@ -79,9 +83,9 @@ def _graph(graph: Written, place: Place) -> JsonObject:
     ):
         if value != default:
             data[key] = value
-    data["nodes"] = [_node(node, place.at(f"nodes.{name}")) for name, node in graph.nodes.items()]
+    data["nodes"] = [_node(node, place.at("nodes").at(name)) for name, node in graph.nodes.items()]
     if graph.edges:
-        data["edges"] = [_edge(edge, place.at(f"edges.{i}")) for i, edge in enumerate(graph.edges)]
+        data["edges"] = [_edge(edge, place.at("edges").at(i)) for i, edge in enumerate(graph.edges)]
     return data
 
 
@@ -167,7 +171,7 @@ def _plain(value: Any, place: Place) -> Any:
 
 
 def _mapping(value: Mapping[Any, Any], place: Place) -> JsonObject:
-    data = {key: _plain(item, place.at(key)) for key, item in value.items()}
+    data = {key: _plain(item, place.at(str(key))) for key, item in value.items()}
     if any(type(key) not in _SCALARS for key in data):
         raise ValueError("A key of a mapping must be a text or a number.")
     # what looks like a form but is none is marked

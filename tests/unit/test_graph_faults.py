@@ -1,0 +1,117 @@
+"""Graphs of plain data that are wrong: every fault is found, says so in words, and leads to its place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from astromesh.errors import InvalidGraph
+from astromesh.graph import AutonomousNode, PromptGraph, PromptNode, SubgraphNode
+from astromesh.graph.plain import faults, mentions
+
+
+def found(data: Any) -> dict[str, str]:
+    return {".".join(map(str, problem.at)): problem.words for problem in faults(PromptGraph, data)}
+
+
+def test_the_faults_of_nodes_that_can_be_made_are_found_beside_those_that_cannot():
+    """Who leads to a node that could not be made is not blamed for it."""
+    problems = found({
+        "nodes": [
+            5,
+            {"name": "a", "kind": "promt"},
+            {"name": "b", "kind": "prompt", "instruction": "x", "default_next": "nowhere"},
+            {"name": "c", "timeout": -1, "transitions": {"x": "a"}},
+            {"name": "d", "default_next": "a"},
+        ],
+        "finalizer": "gone",
+        "edges": [{"from": "b", "to": "c"}, {"from": "c", "to": "zz"}],
+    })  # fmt: skip
+    assert problems == {
+        "nodes.0": "must be a mapping, not 5.",
+        "nodes.1.kind": "There is no kind of node 'promt'. Did you mean 'prompt'?",
+        "nodes.2.instruction": "unknown key; did you mean 'instructions'?",
+        "nodes.2.default_next": "Node 'b' has a transition to 'nowhere', which is not a node.",
+        "nodes.3.timeout": "Node 'c': timeout must be more than 0 s, not -1.",
+        "finalizer": "The finalizer 'gone' is not a node.",
+        "edges.1.to": "Node 'c' has an edge to 'zz', which is not a node.",
+    }
+
+
+def test_what_validate_finds_stands_at_its_place_in_nested_graphs_too():
+    inner = {"nodes": [{"name": "x", "default_next": "zz"}]}
+    body = [{"name": "s", "kind": "subgraph", "graph": inner}]
+    data = {"nodes": [{"name": "l", "kind": "loop", "body": body, "until": "done"}, {"name": "lost"}]}
+    problems = found(data)
+    assert problems["nodes.0.body.0.graph.nodes.0.default_next"].endswith("'zz', which is not a node.")
+    assert problems["nodes.1"] == "Node 'lost' is never reached."
+
+
+@pytest.mark.parametrize(
+    ("data", "place"),
+    [
+        (None, ""),
+        (5, ""),
+        ([], ""),
+        ({"nodes": None}, "nodes"),
+        ({"nodes": 5}, "nodes"),
+        ({"nodes": [{"name": "a"}], "edges": None}, "edges"),
+        ({"nodes": [{"name": "a"}], "entry": 5}, "entry"),
+        ({"nodes": [{"name": "a"}], "mode": ["static"]}, "mode"),
+        ({"nodes": [{"name": "a"}], "routing": "edge_only"}, "routing"),
+        ({"nodes": [{"name": ["a"], "kind": "autonomous"}]}, "nodes.0.name"),
+        ({"nodes": [{"name": "a", "kind": ["prompt"]}]}, "nodes.0.kind"),
+        ({"nodes": [{"name": "a", "flags": 5}]}, "nodes.0.flags"),
+        ({"nodes": [{"name": "a"}], "edges": [{"from": 5, "to": "a"}]}, "edges.0.from"),
+        ({"nodes": [{"name": "s", "kind": "subgraph", "graph": None}]}, "nodes.0.graph"),
+    ],
+)
+def test_malformed_data_is_an_invalid_graph_at_its_place(data, place):
+    with pytest.raises(InvalidGraph):
+        PromptGraph.from_config(data)
+    assert place in found(data)
+
+
+def test_a_graph_without_nodes_is_one_fault():
+    assert found({"nodes": []}) == {"": "The graph 'graph' has no nodes."}
+
+
+def test_a_flag_that_is_a_tuple_comes_back_as_one():
+    graph = PromptGraph(nodes=[PromptNode("p", flags={("tuple", 1)})])
+    assert PromptGraph.from_config(graph.to_config()).get_node("p").flags == {("tuple", 1)}
+
+
+def test_a_graph_that_contains_itself_cannot_be_written():
+    graph = PromptGraph("g", nodes=[PromptNode("a")])
+    graph.add_node(SubgraphNode("s", graph))
+    with pytest.raises(InvalidGraph, match="contains itself"):
+        graph.to_config()
+
+
+def test_a_module_that_breaks_when_it_is_loaded_is_a_fault(tmp_path, monkeypatch):
+    (tmp_path / "breaks_when_loaded.py").write_text("1 / 0")
+    monkeypatch.syspath_prepend(tmp_path)
+    problems = found({"nodes": [{"name": "f", "kind": "function", "function": "breaks_when_loaded:f"}]})
+    assert "ZeroDivisionError" in problems["nodes.0.function"]
+
+
+def test_tools_and_roles_that_nodes_name_are_told_with_their_places():
+    deep = {"nodes": [{"name": "t", "kind": "tool", "tool": "send"}]}
+    data = {
+        "nodes": [
+            {"name": "a", "tools": ["look", {"python": "m:own"}], "model_override": "big"},
+            {"name": "s", "kind": "subgraph", "graph": deep},
+            {"name": "own", "kind": "tool", "tool": "mine", "tools": [{"python": "m:own"}]},
+            7,
+        ]
+    }
+    assert [tuple(mention) for mention in mentions(data)] == [
+        ("tool", "look", ("nodes", 0, "tools", 0)),
+        ("role", "big", ("nodes", 0, "model_override")),
+        ("tool", "send", ("nodes", 1, "graph", "nodes", 0, "tool")),
+    ]
+
+
+def test_an_autonomous_node_of_python_may_leave_out_its_name():
+    assert AutonomousNode([PromptNode("p", is_terminal=True)]).name == "autonomous"
