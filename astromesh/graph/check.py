@@ -8,6 +8,8 @@ from typing import Protocol, cast
 from astromesh.graph.base import BaseNode
 from astromesh.graph.edges import Edge
 from astromesh.graph.flags import NodeFlag
+from astromesh.graph.nodes.autonomous import SKIPPABLE
+from astromesh.graph.nodes.guard import GuardNode
 from astromesh.graph.problem import At, Problem, within
 from astromesh.graph.records import END, ERROR_NODE
 from astromesh.graph.ways import Drawn, declared_targets, reachable, targets
@@ -210,5 +212,12 @@ def _unfollowed(graph: Checked) -> Iterator[str]:
         yield from (within(problem, f"Node {node.name!r}", *at) for problem in _idle_ways(node))
 
 
-POOL = (_unfollowed,)
+def _skippable(graph: Checked) -> Iterator[str]:
+    """What the model chooses it can leave out, a guard as well."""
+    for node in graph.nodes.values():
+        if isinstance(node, GuardNode) and node.name != graph.finalizer:
+            yield Problem(f"Node {node.name!r}: {SKIPPABLE}", ("nodes", node.name))
+
+
+POOL = (_unfollowed, _skippable)
 WAYS = (_targets, _sources, _reached, _shadowed, _endless)

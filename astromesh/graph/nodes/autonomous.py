@@ -11,6 +11,7 @@ from astromesh.graph.base import WITHOUT_MODEL, BaseNode, NodeKeywords
 from astromesh.graph.config import Graph, Node, NodeConfig
 from astromesh.graph.extract import extract_object
 from astromesh.graph.nodes import assembly
+from astromesh.graph.nodes.guard import GuardNode
 from astromesh.graph.records import NodeResult
 from astromesh.graph.state import GraphState
 from astromesh.types import CompletionRequest, Message
@@ -20,6 +21,11 @@ log = logging.getLogger("astromesh.graph")
 DONE = "__done__"
 #: characters of an earlier step's output that the chooser sees
 _SHOWN = 500
+#: what is wrong with a guard in a pool
+SKIPPABLE = (
+    "a guard in a pool guards nothing, for the model can leave it out; give `guards` to the nodes whose "
+    "output it is to check, or put it behind them in a SubgraphNode."
+)
 
 
 class AutonomousNode(BaseNode):
@@ -67,6 +73,10 @@ class AutonomousNode(BaseNode):
 
     def lets_speak(self, child: Node | Graph) -> bool:
         return isinstance(child, BaseNode) and child.is_terminal
+
+    def problems(self) -> Iterable[str]:
+        guards = (node.name for node in self.pool.values() if isinstance(node, GuardNode))
+        return [f"{name}: {SKIPPABLE}" for name in guards]
 
     async def execute(self, state: GraphState, config: NodeConfig) -> NodeResult:
         taken: list[str] = []

@@ -1,0 +1,111 @@
+"""A guard or a human inside another node protects as well as one that stands alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from astromesh.graph import (
+    AutonomousNode,
+    BaseNode,
+    FunctionNode,
+    Guard,
+    GuardNode,
+    HumanNode,
+    LoopNode,
+    ParallelNode,
+    PromptGraph,
+    PromptGraphEngine,
+    PromptNode,
+    RetryNode,
+    SubgraphNode,
+)
+from astromesh.testing import ScriptedProvider
+
+
+def refuses(output: Any) -> bool:
+    return False
+
+
+def kinds() -> dict[str, BaseNode]:
+    """Nodes called `s` around a guard or a human."""
+    guard, human = GuardNode("guard", guards=[refuses]), HumanNode("human")
+    return {
+        "guard": GuardNode("s", guards=[refuses]),
+        "human": HumanNode("s"),
+        "graph": SubgraphNode("s", PromptGraph("inner", nodes=[guard])),
+        "graph with a human": SubgraphNode("s", PromptGraph("inner", nodes=[human])),
+        "parallel": ParallelNode("s", [guard]),
+        "loop": LoopNode("s", guard, until=lambda result: True),
+        "retry": RetryNode("s", guard, max_attempts=1),
+        "deep": SubgraphNode("s", PromptGraph("i", nodes=[RetryNode("r", ParallelNode("p", [human]))])),
+    }
+
+
+KINDS = list(kinds())
+
+
+def published(kind: str, output: Any, **keywords: Any) -> tuple[PromptGraph, list[str]]:
+    """draft → s → publish, and what was published."""
+    done: list[str] = []
+
+    def publish(state: Any) -> str:
+        done.append("published")
+        return "published"
+
+    draft = PromptNode("draft", postprocessor=lambda said: output, **keywords)
+    nodes = [draft, kinds()[kind], FunctionNode("publish", publish)]
+    return PromptGraph("g", nodes=nodes).sequential("draft", "s", "publish"), done
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("how", ["routes", "edge", "terminal"])
+async def test_the_model_does_not_get_round_it(kind: str, how: str) -> None:
+    """Whatever lets the model name another target: none of them leads past `s`."""
+    keywords: dict[str, Any] = {"routes": {"routes": ["publish"]}, "terminal": {"is_terminal": True}}
+    goto = "__end__" if how == "terminal" else "publish"
+    graph, done = published(kind, {"goto": goto, "text": "hi"}, **keywords.get(how, {}))
+    if how == "edge":
+        graph.when("draft", "publish", lambda result: False)
+    result = await PromptGraphEngine(graph, ScriptedProvider("x", repeat=True)).ainvoke("q")
+    assert "s" in result.report.nodes_visited
+    assert (done, result.output) == ([], None)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_graph_action_does_not_get_round_it(kind: str) -> None:
+    actions = [
+        {"op": "add_edge", "from": "draft", "to": "publish"},
+        {"op": "remove_edge", "from": "draft", "to": "s"},
+    ]
+    graph, done = published(kind, {"_graph_action": actions, "text": "hi"})
+    engine = PromptGraphEngine(graph, ScriptedProvider("x", repeat=True), allow_self_modification=True)
+    result = await engine.ainvoke("q")
+    assert [mutation.applied for mutation in result.report.mutations] == [False, False]
+    assert (done, result.output) == ([], None)
+
+
+async def test_a_loop_whose_guard_refused_to_the_end_lets_nobody_through() -> None:
+    """It fails, and only ways for failures lead on."""
+    done: list[str] = []
+    guard = GuardNode("guard", guards=[Guard(refuses, "retry", max_retries=9)])
+    loop = LoopNode("s", [PromptNode("draft"), guard], until=lambda result: True, max_loops=2)
+    publish = FunctionNode("publish", lambda state: done.append("published"))
+    graph = PromptGraph("g", nodes=[loop, publish]).sequential("s", "publish")
+    result = await PromptGraphEngine(graph, ScriptedProvider("x", repeat=True)).ainvoke("q")
+    assert (done, result.output) == ([], None)
+    assert result.report.error
+
+
+def test_a_guard_that_the_model_may_leave_out_is_a_problem() -> None:
+    """In an autonomous graph and in a pool; what a node brings along is none."""
+    guard = GuardNode("guard", guards=[refuses])
+    work = PromptNode("work", guards=[refuses])
+    whole = SubgraphNode("whole", PromptGraph("i", nodes=[PromptNode("p"), guard]).always("p", "guard"))
+    (problem,) = PromptGraph.from_pool([work, guard]).validate()
+    assert "guard" in problem
+    assert "guards nothing" in problem
+    (problem,) = PromptGraph("g", nodes=[AutonomousNode("a", [work, guard])]).validate()
+    assert "guards nothing" in problem
+    assert PromptGraph.from_pool([work, whole, HumanNode("ask")]).validate() == []
