@@ -95,6 +95,19 @@ async def test_a_repeated_chat_completion_is_the_same_to_the_byte(tmp_path):
     assert abs(first.json()["created"] - time()) < 3600
 
 
+async def test_a_repeated_stream_of_a_chat_completion_has_the_whole_text_over_a_restart(tmp_path):
+    """Its deltas are no longer kept, and a client joins nothing else."""
+    folder, body = folder_of(tmp_path), {**CHAT_BODY, "stream": True}
+    texts = []
+    for script in (("the whole answer",), ()):
+        async with server(folder, ScriptedProvider(*script)) as client:
+            lines = (await client.post(CHAT, json=body, headers=named())).text.split("\n\n")
+        chunks = [json.loads(line[6:]) for line in lines if line and "[DONE]" not in line]
+        texts.append("".join(c["choices"][0]["delta"].get("content", "") for c in chunks))
+        assert chunks[0]["choices"][0]["delta"]["role"] == "assistant"
+    assert texts == ["the whole answer"] * 2
+
+
 async def test_another_body_is_a_conflict_and_the_order_of_its_keys_is_not(tmp_path):
     async with server(folder_of(tmp_path), ScriptedProvider("Hi")) as client:
         first = await client.post(RUN, json=BODY, headers=named())

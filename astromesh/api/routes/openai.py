@@ -250,6 +250,7 @@ class _Chunks:
         self._open: set[int] = set()
         #: the newest step that nobody announced: an agent's that was relayed (swarm), or the answer itself
         self._relayed_step = 0
+        self._begun = False
 
     def __call__(self, event: Event) -> bytes:
         make = getattr(self, "_" + event.type.replace(".", "_"), None)
@@ -303,11 +304,16 @@ class _Chunks:
         metadata = event.data["metadata"]
         chunks = [
             *self._unfinished(event),
+            *([] if self._begun else self._whole(event)),
             self._chunk(event, {}, _finish_reason(metadata), astromesh={"type": event.type, **metadata}),
         ]
         if self._usage:
             chunks.append({**self._chunk(event, {}), "choices": [], "usage": _usage(metadata)})
         return [*chunks, b"[DONE]"]
+
+    def _whole(self, event: Event) -> list[Any]:
+        """The answer of a run whose events are no longer kept: it was asked for again."""
+        return [*self._run_started(event), self._chunk(event, {"content": event.data["response"]})]
 
     def _run_failed(self, event: Event) -> list[Any]:
         return [*self._unfinished(event), {"error": _error(public_failure(event.data))}]
@@ -325,6 +331,7 @@ class _Chunks:
         return (self._chunk(event, {"content": text}) for text in texts)
 
     def _chunk(self, event: Event, delta: JsonObject, finish: str | None = None, **more: Any) -> JsonObject:
+        self._begun = True
         return {
             "id": event.run_id,
             "object": "chat.completion.chunk",
