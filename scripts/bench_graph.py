@@ -46,6 +46,10 @@ async def trivial(state: Any) -> None:
     """What a node does here: nothing."""
 
 
+def trivial_def(state: Any) -> None:
+    """The same as a plain function."""
+
+
 async def bare(nodes: int) -> tuple[list[Any], list[float]]:
     """The least that a loop over nodes can do: results and timings."""
     results, timings = [], []
@@ -56,10 +60,10 @@ async def bare(nodes: int) -> tuple[list[Any], list[float]]:
     return results, timings
 
 
-def chain(nodes: int) -> PromptGraphEngine:
+def chain(nodes: int, body: Callable[[Any], Any] = trivial) -> PromptGraphEngine:
     """An engine with so many trivial function nodes in a row."""
     names = [f"n{i}" for i in range(nodes)]
-    graph = PromptGraph("chain", nodes=[FunctionNode(name, trivial) for name in names])
+    graph = PromptGraph("chain", nodes=[FunctionNode(name, body) for name in names])
     return PromptGraphEngine(graph.sequential(*names))
 
 
@@ -93,15 +97,19 @@ def import_ms(module: str, tries: int = 7) -> float:
 
 async def main() -> None:
     few, many, ask = chain(FEW), chain(MANY), prompt()
+    few_def, many_def = chain(FEW, trivial_def), chain(MANY, trivial_def)
     rows: dict[str, Callable[[], Awaitable[Any]]] = {
         "bare few": lambda: bare(FEW),
         "bare many": lambda: bare(MANY),
         "few": lambda: few.ainvoke("x"),
         "many": lambda: many.ainvoke("x"),
+        "few def": lambda: few_def.ainvoke("x"),
+        "many def": lambda: many_def.ainvoke("x"),
         "prompt": lambda: ask.ainvoke("x"),
     }
     best = await measure(rows)
     per_node = (best["many"] - best["few"]) / (MANY - FEW)
+    per_def = (best["many def"] - best["few def"]) / (MANY - FEW)
     bare_node = (best["bare many"] - best["bare few"]) / (MANY - FEW)
     if len(sys.argv) > 2 and sys.argv[1] == "--peers":
         show(Figure("graph", f"LangGraph, {FEW} function nodes", langgraph(sys.argv[2]), "µs", bare_node))
@@ -111,6 +119,8 @@ async def main() -> None:
         ("bare loop, each further node", bare_node, "µs", bare_node, None),
         (f"astromesh.graph, {FEW} function nodes", best["few"], "µs", bare_node, 12),
         ("astromesh.graph, each further node", per_node, "µs", bare_node, 2),
+        (f"astromesh.graph, {FEW} plain `def` nodes", best["few def"], "µs", bare_node, 12),
+        ("astromesh.graph, each further `def` node", per_def, "µs", bare_node, 2),
         ("astromesh.graph, one PromptNode", best["prompt"], "µs", bare_node, 12),
         ("import asyncio", asyncio_loaded, "ms", asyncio_loaded, None),
         ("import astromesh.graph", loaded, "ms", asyncio_loaded, 150),

@@ -40,6 +40,12 @@ class FunctionNode(BaseNode):
             value = await value
         return as_result(self.name, value)
 
+    @property
+    def plain_function(self) -> Function | None:
+        """The function where it is all there is to the node: not async, of the state alone."""
+        is_all = type(self).execute is FunctionNode.execute and not self.is_async and self.arity == 1
+        return self.function if is_all else None
+
     def body(self) -> Callable[..., Awaitable[Any]]:
         """The function itself where it is async, one coroutine less than `execute`."""
         return self.function if self.is_async else self.execute

@@ -41,6 +41,8 @@ from astromesh.types import Message
 log = logging.getLogger("astromesh.graph")
 
 _blank = object.__new__
+#: what functions mostly answer; of anything else it must be asked whether it has to be waited for
+_READY = frozenset({type(None), str, dict, list, bool, int, float, NodeResult})
 _ISOLATED = BIT[NodeFlag.ISOLATED_CONTEXT]
 
 
@@ -96,7 +98,12 @@ async def traverse(  # noqa: C901, PLR0912, PLR0915
         else:
             started = perf_counter()
             try:
-                value = await (step.body(state) if step.alone else step.body(state, config))
+                if step.function is not None:
+                    value = step.function(state)
+                    if type(value) not in _READY and hasattr(value, "__await__"):
+                        value = await value
+                else:
+                    value = await (step.body(state) if step.alone else step.body(state, config))
             except BaseException as error:  # the border of a node, as in its call
                 if not is_failure(error):
                     raise

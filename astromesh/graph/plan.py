@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -59,13 +59,14 @@ class Step:
     `call` is its body in its wrappers. A `bare` step has none: where nobody listens, the loop awaits its
     `body` itself and makes the result by `settle` and `fail`, as `call` would. A `plain` one looks at nothing
     but the state, so no config is made for it; the body of one that stands `alone` is not even given one.
+    `function` is the body of a bare step where that is a plain function: a coroutine would double its cost.
     `model` and `role` come from `model_override`. The rest is what transitions look at (`Crossing`).
     """
 
     __slots__ = (
-        "alone", "arrows", "bare", "body", "call", "default", "fail", "guards", "hooks", "mask", "max_visits",
-        "model", "name", "node", "on_error", "output_key", "output_name", "plain", "role", "routes", "rules",
-        "settle", "speech", "straight", "tool_loop", "transitions",
+        "alone", "arrows", "bare", "body", "call", "default", "fail", "function", "guards", "hooks", "mask",
+        "max_visits", "model", "name", "node", "on_error", "output_key", "output_name", "plain", "role",
+        "routes", "rules", "settle", "speech", "straight", "tool_loop", "transitions",
     )  # fmt: skip
 
     def __init__(self, node: BaseNode, kit: Kit, speech: Speech = Speech.FREE) -> None:
@@ -94,6 +95,9 @@ class Step:
         wrappers = tuple(self._wrappers())
         self.bare = not wrappers
         self.plain = self.bare and takes_state
+        self.function: Callable[..., Any] | None = None
+        if self.plain and isinstance(node, FunctionNode) and node.timeout is None:
+            self.function = node.plain_function
         self.call: NodeCall = wrapped(unit(self.body, self.settle, self.fail, alone=self.alone), wrappers)
 
     def has(self, flag: NodeFlag) -> bool:

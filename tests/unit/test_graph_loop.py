@@ -12,6 +12,8 @@ from astromesh.graph import (
     END,
     BaseNode,
     FunctionNode,
+    GraphState,
+    NodeConfig,
     NodeFlag,
     NodeResult,
     PromptGraph,
@@ -507,3 +509,39 @@ async def test_nested_graphs_report_and_stop_with_the_whole_run() -> None:
     report = (await run(graph, max_iterations=5)).report
     assert report.nodes_visited == ["a", "outer", "outer/x", "outer/y", "outer/x"]
     assert report.stop_reason == "max_iterations"
+
+
+class _Shouting(FunctionNode):
+    async def execute(self, state: GraphState, config: NodeConfig) -> NodeResult:
+        return NodeResult(self.name, str(self.function(state)).upper())
+
+
+async def _late() -> str:
+    return "late"
+
+
+def _stops(state: GraphState) -> str:
+    raise StopIteration
+
+
+@pytest.mark.parametrize(
+    ("made", "output", "error"),
+    [
+        (FunctionNode("f", lambda state: "now"), "now", ""),
+        (FunctionNode("f", lambda state: _late()), "late", ""),
+        (FunctionNode("f", lambda state: NodeResult(output=[1])), [1], ""),
+        (FunctionNode("f", lambda state, config: config.path), "f", ""),
+        (FunctionNode("f", lambda state: "in time", timeout=60), "in time", ""),
+        (FunctionNode("f", _stops), None, "StopIteration: "),
+        (_Shouting("f", lambda state: "loud"), "LOUD", ""),
+    ],
+)
+async def test_a_plain_function_is_called_without_a_coroutine_and_comes_to_the_same(
+    made: FunctionNode, output: Any, error: str
+) -> None:
+    """A `def` is as fast as an `async def`, whatever it answers; a subclass's own `execute` is asked."""
+    graph = PromptGraph(nodes=[made])
+    heard = [event.type async for event in PromptGraphEngine(graph).astream_events("q")]
+    result = await PromptGraphEngine(graph).ainvoke("q")
+    assert (result.output, result.report.error) == (output, error)
+    assert heard[-1] == ("run.failed" if error else "run.completed")
