@@ -82,6 +82,8 @@ class Run(Progress):
     _adhoc: dict[int, Plan] | None = None
     _scopes: dict[str, Scope] | None = None
     _toolsets: dict[int, ToolPort] | None = None
+    #: nested graphs that were stopped and have a finalizer, with their states and paths
+    _left: tuple[tuple[Plan, GraphState, str], ...] = ()
 
     def __init__(
         self,
@@ -123,18 +125,21 @@ class Run(Progress):
             self.state.mend(self.shared)
             self.shared.stop_reason, self.shared.error = "cancelled", "The run was cancelled."
             self._conclude(_CUT_SHORT, started)
-            if self.plan.finalizer:
-                await self._finalize()
+            if self.plan.finalizer or self._left:
+                await self._finalize_left()
+                await self._finalize(self.plan, self.state)
                 self._conclude(_CUT_SHORT, started)
             raise
         except Exception as broken:  # noqa: BLE001 (anybody's hook or node may leave anything in the state)
             ending = self._broken(broken)
+        if self._left:
+            await self._finalize_left()
         if self.plan.finalizer:
             _, error, reason = ending
             shared = self.shared
             shared.stop_reason, shared.error = shared.stop_reason or reason, shared.error or error
             if shared.stop_reason != "completed":
-                await self._finalize()
+                await self._finalize(self.plan, self.state)
         try:
             return self._conclude(ending, started)
         except Exception as broken:  # noqa: BLE001 (as above)
@@ -150,21 +155,26 @@ class Run(Progress):
         log.error("%s", text, exc_info=error)
         return None, text, "critical_error"
 
-    async def _finalize(self) -> None:
-        """Runs the finalizer once, without a model; its output stands for the one that is missing."""
-        name = self.plan.finalizer
-        step = self.plan.steps.get(name)
-        if step is None or self.state.visited[-1:] == [name]:
+    async def _finalize_left(self) -> None:
+        """Runs those of nested graphs that were stopped, innermost first, now that nothing else runs."""
+        for plan, frame, path in self._left:
+            await self._finalize(plan, frame, path)
+
+    async def _finalize(self, of: Plan, state: GraphState, path: str = "") -> None:
+        """Runs a finalizer once, without a model; its output stands for the one that is missing."""
+        name = of.finalizer
+        step = of.steps.get(name)
+        if step is None or state.visited[-1:] == [name]:
             return
         reason, error = self.shared.stop_reason, self.shared.error
         self.model = STOPPED_MODEL
         self.max_iterations = len(self.visited) + _LAST_TURNS
         self.shared.stop_reason = None
-        plan = Plan({name: Step(step.node, self.setup.kit)}, name, self.plan.graph)
+        plan = Plan({name: Step(step.node, self.setup.kit)}, name, of.graph)
         failure = ""
         try:
             async with asyncio.timeout(self.setup.finalizer_seconds):
-                last, _, _ = await traverse(self, plan, self.state)
+                last, _, _ = await traverse(self, plan, state, path)
             failure = last.error if last else ""
         except TimeoutError:
             failure = f"it did not end within {self.setup.finalizer_seconds:g} s."
@@ -172,7 +182,7 @@ class Run(Progress):
             _, failure, _ = self._broken(broken)
         self.shared.stop_reason, self.shared.error = reason, error
         if failure:
-            self.shared.error = f"{error} The finalizer failed: {failure}"
+            self.shared.error = f"{error} The finalizer failed: {failure}".lstrip()
 
     def _conclude(self, ending: Ending, started: float) -> GraphResult:
         state, visited, shared = self.state, self.visited, self.shared
@@ -301,13 +311,22 @@ class Run(Progress):
         path = self._claim(path + "/")
         try:
             _, stuck, reason = await traverse(self, plan, frame, path)
+        except BaseException:
+            self._leave(plan, frame, path)
+            raise
         finally:
             self._release(path)
+        if (self.shared.stop_reason or reason) != "completed":
+            self._leave(plan, frame, path)
         if stuck:
             return NodeResult(graph.name, error=stuck, stop_reason=reason)
         output, error = harvest(frame.node_history, plan.steps)
         cause = cause_of(frame.node_history, plan.steps) if error else None
         return NodeResult(graph.name, output, error=error, exception=cause, stop_reason=LOCAL.get(reason, ""))
+
+    def _leave(self, plan: Plan, frame: GraphState, path: str) -> None:
+        if plan.finalizer:
+            self._left += ((plan, frame, path),)
 
     async def run_together(
         self, children: Sequence[Child], state: GraphState, path: str, on_error: OnError

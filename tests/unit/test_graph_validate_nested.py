@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 import pytest
@@ -93,3 +94,47 @@ async def test_a_collected_child_that_is_stuck_does_not_stop_the_others():
     result = await PromptGraphEngine(graph, max_node_iterations=3).ainvoke("q")
     assert result.output["w"] == "done"
     assert result.report.stop_reason == "completed"
+
+
+def finalized(body: FunctionNode, ran: list[str]) -> PromptGraph:
+    inner = PromptGraph("i", nodes=[body, FunctionNode("fin", lambda state: ran.append("fin"))])
+    return inner.set_finalizer("fin")
+
+
+@pytest.mark.parametrize("nest", NESTINGS)
+async def test_a_nested_finalizer_runs_once_when_the_run_is_stopped(nest):
+    ran: list[str] = []
+    inner = finalized(FunctionNode("a", lambda state: "again"), ran).always("a", "a")
+    result = await PromptGraphEngine(PromptGraph(nodes=[nest(inner)]), max_iterations=7).ainvoke("q")
+    assert ran == ["fin"]
+    assert result.report.stop_reason == "max_iterations"
+    assert result.report.nodes_visited[-1].endswith("f/fin")
+
+
+async def test_a_nested_finalizer_runs_when_the_run_is_cancelled_and_when_its_graph_alone_is_stopped():
+    ran: list[str] = []
+    begun = asyncio.Event()
+
+    async def wait(state):
+        begun.set()
+        await asyncio.Event().wait()
+
+    graph = PromptGraph(nodes=[SubgraphNode("f", finalized(FunctionNode("a", wait), ran))])
+    task = asyncio.create_task(PromptGraphEngine(graph).ainvoke("q"))
+    await asyncio.wait_for(begun.wait(), 30)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert ran == ["fin"]
+
+    inner = finalized(FunctionNode("a", lambda state: "again"), ran).always("a", "a")
+    graph = PromptGraph(nodes=[SubgraphNode("f", inner), FunctionNode("rescue", lambda state: "rescued")])
+    result = await PromptGraphEngine(graph.on_error("f", "rescue"), max_node_iterations=3).ainvoke("q")
+    assert (ran, result.output, result.report.stop_reason) == (["fin", "fin"], "rescued", "completed")
+
+
+async def test_a_nested_finalizer_does_not_run_when_its_graph_is_complete():
+    ran: list[str] = []
+    graph = PromptGraph(nodes=[SubgraphNode("f", finalized(FunctionNode("a", lambda state: 1), ran))])
+    assert (await PromptGraphEngine(graph).ainvoke("q")).output == 1
+    assert ran == []
