@@ -78,6 +78,7 @@ def configure_logging(level: str = "info", form: str = "console") -> None:
         cache_logger_on_first_use=True,
     )
     logging.basicConfig(level=max(number, logging.WARNING), handlers=[_OfLibraries()])
+    logging.getLogger("astromesh").setLevel(number)  # the graph engine logs as a library does
 
 
 class _OfLibraries(logging.Handler):

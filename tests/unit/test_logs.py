@@ -46,6 +46,29 @@ def test_what_libraries_log_is_a_json_line_too_with_its_trace_and_without_secret
     assert "ValueError: with ***" in lost["exception"]
 
 
+VERBOSE = """
+import asyncio
+from astromesh.graph import FunctionNode, LoggingHook, NodeFlag, PromptGraph, PromptGraphEngine
+from astromesh.telemetry.logs import configure_logging
+
+configure_logging({level!r}, "json")
+node = FunctionNode("loud", lambda state: "the whole output", flags=[NodeFlag.VERBOSE])
+asyncio.run(PromptGraphEngine(PromptGraph(nodes=[node]), hooks=[LoggingHook()]).ainvoke("q"))
+"""
+
+
+@pytest.mark.parametrize(
+    ("level", "levels"), [("debug", ["info", "debug", "info"]), ("info", ["info"] * 2), ("warning", [])]
+)
+def test_what_graphs_log_goes_by_the_configured_level(level: str, levels: list[str]) -> None:
+    """VERBOSE nodes say their whole output at `debug`, the LoggingHook what runs at `info`."""
+    argv = [sys.executable, "-c", VERBOSE.format(level=level)]
+    said = subprocess.run(argv, capture_output=True, text=True, check=True).stderr
+    lines = [json.loads(line) for line in said.splitlines()]
+    assert sorted(line["level"] for line in lines) == sorted(levels)
+    assert ("the whole output" in said) is (level == "debug")
+
+
 def test_for_people_it_is_lines_of_text() -> None:
     lines = printed("console")
     assert "run_id=run_1 api_key=*** tokens=40" in lines[0]
