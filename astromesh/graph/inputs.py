@@ -27,9 +27,17 @@ def as_messages(given: Input) -> tuple[Message, ...]:
         return given
     if isinstance(given, Mapping):
         given = given.get("messages", ())
-    if isinstance(given, str) or not isinstance(given, Sequence) or not given:
-        raise InvalidInput("The input must be a text, a list of messages, or {'messages': […]}, not empty.")
+    if isinstance(given, str | bytes) or not isinstance(given, Sequence):
+        raise InvalidInput(
+            f"The input must be a text, a list of messages, or {{'messages': […]}}, not {_kind(given)}."
+        )
+    if not given:
+        raise InvalidInput("The input has no messages; it needs one at least.")
     return tuple(message if isinstance(message, Message) else _message(message) for message in given)
+
+
+def _kind(given: Any) -> str:
+    return "None" if given is None else f"of type {type(given).__name__}"
 
 
 def _message(given: Any) -> Message:

@@ -84,10 +84,23 @@ async def test_the_input_may_be_a_text_messages_or_a_mapping(given) -> None:
     assert result.messages == [Message("user", "Why?")]
 
 
-@pytest.mark.parametrize("given", [[], {}, 7, [{"role": "x"}], [7], {"messages": "Why?"}])
-async def test_an_input_that_is_none_of_them_is_refused(given) -> None:
-    """A wrong input is the caller's fault and says so."""
-    with pytest.raises(InvalidInput):
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ([], "has no messages"),
+        ({}, "has no messages"),
+        (7, "not of type int"),
+        (None, "not None"),
+        (b"Why?", "not of type bytes"),
+        ({"messages": None}, "not None"),
+        ({"messages": "Why?"}, "not of type str"),
+        ([{"role": "x"}], "needs a role"),
+        ([7], "needs a role"),
+    ],
+)
+async def test_an_input_that_is_none_of_them_is_refused(given: Any, said: str) -> None:
+    """A wrong input is the caller's fault, and says what is wrong with it."""
+    with pytest.raises(InvalidInput, match=said):
         await PromptGraphEngine(chain(says("a"))).ainvoke(given)
 
 
