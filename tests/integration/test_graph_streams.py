@@ -100,6 +100,8 @@ async def test_a_draft_that_waits_for_a_person_is_streamed_once_it_is_approved(t
         body = {"query": "q", "session_id": "s"}
         waits = await client.post(RUN, json=body, headers={"accept": "text/event-stream"})
         place = f"/v1/runs/{datas(waits.text)[0]['run_id']}"
+        empty = await client.post(f"{place}/resume", json={"decision": "answer"})
+        assert (empty.status_code, "answer" in empty.json()["detail"]) == (422, True)
         went_on = await client.post(f"{place}/resume", json={"decision": "approve"})
         assert went_on.is_success, went_on.text
         events = await client.get(f"{place}/events")

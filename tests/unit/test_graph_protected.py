@@ -12,6 +12,7 @@ from astromesh.graph import (
     FunctionNode,
     Guard,
     GuardNode,
+    HumanDecision,
     HumanNode,
     LoopNode,
     ParallelNode,
@@ -109,3 +110,54 @@ def test_a_guard_that_the_model_may_leave_out_is_a_problem() -> None:
     (problem,) = PromptGraph("g", nodes=[AutonomousNode("a", [work, guard])]).validate()
     assert "guards nothing" in problem
     assert PromptGraph.from_pool([work, whole, HumanNode("ask")]).validate() == []
+
+
+# -- what a person said ------------------------------------------------------------------------------------
+
+UNCLEAR: list[Any] = [
+    *(HumanDecision(said) for said in ("reject", "Deny", "APPROVE", "", None, True, ["approve"])),  # type: ignore[arg-type]
+    HumanDecision("answer"),
+    {"decision": "answer"},
+    {"decision": "answer", "answer": None},
+    {"decision": "DENY"},
+    {"decision": ["approve"]},
+    {},
+    *("Deny", " deny", "deny\n", "no", "No.", "NO!", "denied", "Rejected", "reject", "false", "", "  "),
+    *(None, False, 0, 1, [], object()),
+]
+
+
+@pytest.mark.parametrize("said", UNCLEAR, ids=lambda said: type(said).__name__)
+@pytest.mark.parametrize("kept", [False, True])
+async def test_what_is_not_clearly_an_approval_or_an_answer_is_a_denial(said: Any, kept: bool) -> None:
+    """From a handler, and as a decision that was kept under its ticket."""
+    graph = PromptGraph("g", nodes=[HumanNode("h"), FunctionNode("publish", lambda state: "published")])
+    graph.always("h", "publish")
+    handler: Any = None if kept else (lambda request: said)
+    engine = PromptGraphEngine(graph, human_handler=handler)
+    result = await engine.ainvoke("q")
+    if kept:
+        ticket = result.context["_human_ticket"]
+        result = await engine.ainvoke("q", context={"_human_decisions": {ticket: said}})
+    assert (result.output, result.report.stop_reason) == (None, "human_denied")
+
+
+@pytest.mark.parametrize(
+    ("said", "output"),
+    [
+        (True, "q"),
+        ("approve", "q"),
+        (" Approve ", "q"),
+        (HumanDecision("approve"), "q"),
+        ({"decision": "approve"}, "q"),
+        ("No problem, send it", "No problem, send it"),
+        (HumanDecision("answer", "mine"), "mine"),
+        ({"decision": "answer", "answer": "no"}, "no"),
+        ({"decision": "answer", "answer": False}, False),
+    ],
+)
+async def test_a_clear_decision_goes_on_with_what_was_approved_or_answered(said: Any, output: Any) -> None:
+    graph = PromptGraph("g", nodes=[HumanNode("h", output_key="kept", input_keys=["draft"])])
+    engine = PromptGraphEngine(graph, human_handler=lambda request: said)
+    result = await engine.ainvoke("?", context={"draft": "q"})
+    assert (result.context["kept"], result.report.stop_reason) == (output, "completed")

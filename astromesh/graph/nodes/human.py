@@ -58,8 +58,9 @@ class HumanNode(BaseNode):
     """Asks the engine's `human_handler` and goes on only with an approval or an answer.
 
     The handler takes a HumanRequest, sync or async, and answers a HumanDecision, a bool (approve or deny), a
-    mapping `{"decision", "answer"}`, or a text, the answer. No handler, a handler that fails, and a decision
-    that is none of these are denials.
+    mapping `{"decision", "answer"}`, or a text: `approve`, `deny`, `no` and the like are meant as such, any
+    other is the answer. No handler, a handler that fails, an answer that is none, and a decision that is not
+    clearly one of these are denials.
 
     Without a handler the run ends as `human_denied` and stays pending: `context["_awaiting_human"]` names the
     node, `context["_human_ticket"]` is the ticket of what is to be decided. Persist them; to resume, invoke
@@ -140,17 +141,28 @@ def _no_longer_awaited(state: GraphState) -> None:
 
 def _decision(said: Any) -> HumanDecision:
     """What a handler answered as a decision; anything that is not clearly one is a denial."""
-    if isinstance(said, HumanDecision):
-        return said
-    if said is True:
-        return HumanDecision("approve")
+    if isinstance(said, str):
+        return _in_words(said)
     if isinstance(said, Mapping):
-        decision = said.get("decision")
-        return HumanDecision(decision, said.get("answer")) if decision in _KNOWN else HumanDecision("deny")
-    if isinstance(said, str) and said:
-        # "deny" and "approve" said as a text are meant as such, not as an answer
-        return HumanDecision(said) if said in ("approve", "deny") else HumanDecision("answer", said)  # type: ignore[arg-type]
-    return HumanDecision("deny")
+        said = HumanDecision(said.get("decision"), said.get("answer"))  # type: ignore[arg-type]
+    if isinstance(said, HumanDecision):
+        return said if _is_clear(said) else _DENIED
+    return HumanDecision("approve") if said is True else _DENIED
+
+
+def _is_clear(said: HumanDecision) -> bool:
+    return said.decision in _KNOWN and (said.decision != "answer" or said.answer is not None)
+
+
+def _in_words(said: str) -> HumanDecision:
+    """A text is the answer, unless all it says is a decision."""
+    word = said.strip().rstrip(".!").casefold()
+    if word in _DENIALS:
+        return _DENIED
+    return HumanDecision("approve") if word == "approve" else HumanDecision("answer", said)
 
 
 _KNOWN = ("approve", "deny", "answer")
+_DENIED = HumanDecision("deny")
+#: texts that deny, in whatever case
+_DENIALS = frozenset({"", "deny", "denied", "no", "false", "reject", "rejected", "refuse", "refused"})
