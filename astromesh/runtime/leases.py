@@ -3,6 +3,9 @@
 A run has its seat in the process first (`runtime.sessions`), then takes the session's lease from the store
 that keeps its turns; step 11 shows the lease's token, and a store whose session somebody else has taken
 meanwhile writes nothing. Where a store serves this process alone, there is no lease and no cost.
+
+By `interrupt` a message takes the place of the newest first, which is a lease as well: each message takes it
+from the one before, whatever that waits for. Who has lost it is answered no more.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import os
 import secrets
 from functools import partial
 from random import Random
+from weakref import WeakValueDictionary
 
 import structlog
 
@@ -22,12 +26,15 @@ from astromesh.runtime.agent import Agent
 from astromesh.runtime.records import RunAnswer, RunRequest
 from astromesh.runtime.run import Run
 from astromesh.runtime.runs import Handler, Wrapper
-from astromesh.runtime.sessions import Seat, Sessions, busy
+from astromesh.runtime.sessions import Seat, Sessions, busy, replaced
+from astromesh.types import SessionKey
 
 #: seconds a lease lasts, and between two looks at those that are held, which also renew them
 LEASE_SECONDS, RENEW_SECONDS = float(os.environ.get("ASTROMESH_LEASE_SECONDS", "10")), 0.5
 #: seconds between two tries for a session that another process holds: the first, the longest
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.25
+#: behind an agent's name, which holds no blank; and who has the place of the newest message, in any process
+_NEWEST, _WHOEVER = " newest ", "newest"
 #: spreads the tries; the process's own `random` belongs to who embeds the runtime
 _chance = Random()  # noqa: S311 (no secret)
 
@@ -45,6 +52,11 @@ class Leases:
         self.holder = f"p_{secrets.token_hex(8)}"
         self._seats: dict[SessionLeases, set[Seat]] = {}
         self._renewing: asyncio.Task[None] | None = None
+        self._coming: WeakValueDictionary[SessionKey, asyncio.Lock] = WeakValueDictionary()
+
+    def coming(self, key: SessionKey) -> asyncio.Lock:
+        """Held while a message becomes the newest: in a process they come to their seats in that order."""
+        return self._coming.setdefault(key, asyncio.Lock())
 
     def over(self, leases: SessionLeases) -> set[Seat]:
         """The seats whose sessions are under these leases, or will be when another process comes."""
@@ -72,7 +84,9 @@ class Leases:
         """
         asked, pause = False, _FIRST_PAUSE
         give_up = asyncio.get_running_loop().time() + timeout
-        while not (token := await leases.take(seat.key, self.holder, LEASE_SECONDS)):
+        while not await self._try(leases, seat):
+            if seat.newest is not None and await _has_lost(leases, seat.newest):
+                raise replaced()
             if policy == "reject":
                 raise busy()
             if asyncio.get_running_loop().time() >= give_up:
@@ -84,13 +98,23 @@ class Leases:
                 await leases.interrupt(seat.key)
             await asyncio.sleep(pause * _chance.uniform(0.5, 1.0))
             pause = min(2 * pause, _LONGEST_PAUSE)
-        seat.token = token
+        await hold_newest(leases, seat)
         self._keep_renewing()
 
-    async def give_back(self, leases: SessionLeases, seat: Seat) -> None:
-        held = Held(seat.key, seat.token)
+    async def _try(self, leases: SessionLeases, seat: Seat) -> bool:
+        """A run that is ended meanwhile knows whether it got the lease, and gives it back."""
+        taking = asyncio.ensure_future(leases.take(seat.key, self.holder, LEASE_SECONDS))
         try:
-            await leases.release(held)
+            seat.token = await asyncio.shield(taking) or 0
+        except asyncio.CancelledError:
+            await asyncio.wait([taking])
+            seat.token = 0 if taking.exception() else taking.result() or 0
+            raise
+        return bool(seat.token)
+
+    async def give_back(self, leases: SessionLeases, held: Held) -> None:
+        try:
+            await asyncio.shield(leases.release(held))
         except AstromeshError as error:  # it ends by itself
             log.warning("lease_not_released", session_id=held.key.session_id, error=str(error))
 
@@ -106,12 +130,17 @@ class Leases:
                     await self._renew_some(leases, mine, seats)
 
     async def _renew_some(self, leases: SessionLeases, mine: list[Seat], seats: set[Seat]) -> None:
+        newest = [seat for seat in mine if seat.newest is not None]
+        held = [Held(seat.key, seat.token) for seat in mine] + [s.newest for s in newest if s.newest]
         try:
-            states = await leases.renew([Held(seat.key, seat.token) for seat in mine], LEASE_SECONDS)
+            states = await leases.renew(held, LEASE_SECONDS)
         except AstromeshError as error:  # the next one may work; the store refuses what comes too late
             log.warning("leases_not_renewed", count=len(mine), error=str(error))
             return
-        for seat, asked in zip(mine, states, strict=True):
+        for seat, asked in zip(newest, states[len(mine) :], strict=True):
+            if asked is None and seat in seats:
+                seat.interrupt()
+        for seat, asked in zip(mine, states[: len(mine)], strict=True):
             if seat not in seats:
                 continue  # it was given back meanwhile
             if asked is None:
@@ -125,6 +154,23 @@ class Leases:
             await asyncio.wait([self._renewing])
 
 
+async def become_newest(leases: SessionLeases, key: SessionKey, owner: str) -> Held:
+    """Takes the place of a principal's newest message in a session."""
+    place = key._replace(agent=f"{key.agent}{_NEWEST}{owner}")
+    return Held(place, await leases.take(place, _WHOEVER, LEASE_SECONDS) or 0)
+
+
+async def hold_newest(leases: SessionLeases, seat: Seat) -> None:
+    """Ends the run that sits here where a newer message has come."""
+    if seat.newest is not None and await _has_lost(leases, seat.newest):
+        seat.interrupt()
+        await asyncio.sleep(0)
+
+
+async def _has_lost(leases: SessionLeases, place: Held) -> bool:
+    return (await leases.renew([place], LEASE_SECONDS))[0] is None
+
+
 def in_its_session(sessions: Sessions, leases: Leases) -> Wrapper:
     """Wraps a run so that its session admits one at a time, by the agent's `spec.sessions`.
 
@@ -136,21 +182,37 @@ def in_its_session(sessions: Sessions, leases: Leases) -> Wrapper:
             spec = agent.manifest.spec.sessions
             owner = None if run.any_owner else run.owner
             policy = run.policy or spec.concurrency
-            async with sessions.enter(run.key, policy, spec.queue_timeout_seconds, owner=owner) as seat:
-                over = agent.memory.leases
-                if over is None:
+            seat = sessions.enter(run.key, policy, spec.queue_timeout_seconds, owner=owner)
+            over = agent.memory.leases
+            if over is None:
+                async with seat:
                     return await handler(agent, request, run)
-                run.seat = seat
-                seats = leases.over(over)
-                seats.add(seat)
-                try:
-                    if over.shared:
-                        await leases.take(over, seat, policy, spec.queue_timeout_seconds)
-                    return await handler(agent, request, run)
-                finally:
-                    seats.discard(seat)
-                    if seat.token:
-                        await leases.give_back(over, seat)
+            if policy == "interrupt" and over.shared:
+                async with leases.coming(run.key):
+                    seat.newest = await become_newest(over, run.key, run.owner)
+            try:
+                async with seat:
+                    return await run_under_lease(over, seat, agent, request, run)
+            finally:
+                if seat.newest is not None:
+                    await leases.give_back(over, seat.newest)
+
+        async def run_under_lease(
+            over: SessionLeases, seat: Seat, agent: Agent, request: RunRequest, run: Run
+        ) -> RunAnswer:
+            spec = agent.manifest.spec.sessions
+            run.seat = seat
+            seats = leases.over(over)
+            seats.add(seat)
+            seat.look = partial(hold_newest, over, seat)
+            try:
+                if over.shared:
+                    await leases.take(over, seat, seat.policy, spec.queue_timeout_seconds)
+                return await handler(agent, request, run)
+            finally:
+                seats.discard(seat)
+                if seat.token:
+                    await leases.give_back(over, Held(seat.key, seat.token))
 
         return run_in_session
 

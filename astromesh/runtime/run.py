@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from time import perf_counter
@@ -202,14 +202,21 @@ class RunModel:
 
 
 class Fence(Protocol):
-    """What a run holds in its session: `token` of the lease, 0 where there is none."""
+    """What a run holds in its session: `token` of the lease, 0 where there is none.
+
+    `look`, where there is one, ends the run if it should not be answered any more.
+    """
 
     @property
     def token(self) -> int: ...
 
+    @property
+    def look(self) -> Callable[[], Awaitable[None]] | None: ...
+
 
 class _NoSeat:
     token = 0
+    look = None
 
 
 NO_SEAT = _NoSeat()

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 import structlog
 
 from astromesh.abc.budgets import Amounts
-from astromesh.errors import AstromeshError, BudgetExhausted, ConfigError, DeadlineExceeded
+from astromesh.errors import AstromeshError, BudgetExhausted, ConfigError, DeadlineExceeded, Interrupted
 from astromesh.runtime.agent import Agent
 from astromesh.runtime.budgets import accounts_of
 from astromesh.runtime.records import RunAnswer, RunRequest
@@ -61,6 +61,11 @@ def reported(handler: Handler) -> Handler:
             raise
         except AstromeshError as error:
             error.run_id, error.trace_id = run.id, run.trace_id
+            if isinstance(error, Interrupted) and run.policy is not None:
+                # nobody waits for an accepted run to be told why: it is cancelled, whoever replaces it
+                run.stream.emit("run.cancelled", **_left(agent, run))
+                _log(agent, run, "cancelled", error.code)
+                raise
             _failed(agent, run, error)
             _log(agent, run, "failed", error.code)
             if error.code not in TOLD:

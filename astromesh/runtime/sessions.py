@@ -16,11 +16,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Any, Self
 
 from astromesh.abc.clock import Clock, SystemClock
 from astromesh.abc.durable import Policy
+from astromesh.abc.leases import Held
 from astromesh.errors import Interrupted, LeaseLost, SessionBusy, SessionNotFound
 from astromesh.runtime.merge import Merging
 from astromesh.types import SessionKey
@@ -37,6 +39,8 @@ class Seat:
         owner: principal who sits here; None for one who may use the sessions of others.
         token: fencing token of the lease; 0 where one process owns the store.
         waiting: who comes after, in order; None where nobody ever waited.
+        newest: its place as the newest message over all processes, where the policy wants that.
+        look: ends the run where a newer message has taken that place.
     """
 
     # Class attributes, so that a seat nobody else wants sets only what it needs.
@@ -44,6 +48,8 @@ class Seat:
     task: asyncio.Task[Any] | None = None
     given: asyncio.Future[None] | None = None
     waiting: deque[Seat] | None = None
+    newest: Held | None = None
+    look: Callable[[], Awaitable[None]] | None = None
     interrupted: bool = False
     lost: bool = False
 
@@ -146,6 +152,10 @@ class Seat:
 
 def busy() -> SessionBusy:
     return SessionBusy("The session is answering another message; send this one again when it is done.")
+
+
+def replaced() -> Interrupted:
+    return Interrupted(_INTERRUPTED)
 
 
 def _end_interrupted(task: asyncio.Task[Any], error: BaseException | None, lost: bool) -> None:

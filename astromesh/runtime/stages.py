@@ -207,6 +207,8 @@ async def remember(agent: Agent, released: ReleasedAnswer, run: Run) -> None:
     if not request.persist:
         return
     started = perf_counter()
+    if run.seat.look is not None:
+        await run.seat.look()
     run.remembered = (
         True  # a cancel from here on does not take the turns back, so that none are written twice
     )

@@ -171,6 +171,17 @@ async def test_an_accepted_message_ends_a_plain_run_of_its_session(processes):
             await old
 
 
+async def test_an_accepted_run_is_cancelled_whoever_takes_its_place(processes):
+    """`interrupt`: a plain message leaves it as an accepted one does, without an error."""
+    model = Stuck()
+    async with processes(model, sessions={"concurrency": "interrupt"}) as (one, two):
+        old = await accepted(one, "old")
+        await asyncio.wait_for(model.begun.wait(), PATIENCE)
+        assert (await two.run("a", "new", "s")).response == "re: new"
+        ended = await rests(two, old.run_id)
+        assert (ended["status"], ended["error"]) == ("cancelled", None)
+
+
 # -- bounds --------------------------------------------------------------------------------------------------
 
 

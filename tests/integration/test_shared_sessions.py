@@ -11,6 +11,7 @@ import pytest
 
 from astromesh.errors import Interrupted, SessionBusy
 from astromesh.runtime.engine import AgentRuntime
+from astromesh.runtime.leases import become_newest
 from astromesh.testing import ScriptedProvider
 from astromesh.types import SessionKey
 from tests.integration.agents_folder import manifest, runtime_of, write
@@ -97,6 +98,56 @@ async def test_the_policies_hold_over_processes(tmp_path: Path, memory: dict[str
                 with pytest.raises(Interrupted):
                     await old
             assert (await second.run("a", "later", policy)).response == "done"
+
+
+async def test_of_messages_at_once_in_two_processes_one_is_answered(
+    tmp_path: Path, memory: dict[str, Any]
+) -> None:
+    """`interrupt`: a message that waited for another process is not answered behind a newer one."""
+    go = asyncio.Event()
+
+    async def waits(request: Any) -> str:
+        await go.wait()
+        return "done"
+
+    async with AsyncExitStack() as stack:
+        made = runtimes(tmp_path, memory, 2, waits, sessions={"concurrency": "interrupt"})
+        both = [await stack.enter_async_context(r) for r in made]
+        runs = [asyncio.create_task(both[n % 2].run("a", f"{n}", "s")) for n in range(8)]
+        async with asyncio.timeout(30):
+            while sum(run.done() for run in runs) < 7:
+                await asyncio.sleep(0.01)
+        go.set()
+        results = await asyncio.gather(*runs, return_exceptions=True)
+        turns = await turns_of(both[0])
+    assert sum(isinstance(result, Interrupted) for result in results) == 7
+    assert [role for role, _ in turns] == ["user", "assistant"]
+
+
+async def test_who_was_replaced_while_it_said_its_last_word_stores_nothing(
+    tmp_path: Path, memory: dict[str, Any]
+) -> None:
+    """`interrupt`: the older run ends before it could hear of the newer one, and is no answer."""
+    asked, go = asyncio.Event(), asyncio.Event()
+
+    async def waits(request: Any) -> str:
+        if request.messages[-1].content == "old":
+            asked.set()
+            await go.wait()
+        return "done"
+
+    async with AsyncExitStack() as stack:
+        made = runtimes(tmp_path, memory, 2, waits, sessions={"concurrency": "interrupt"})
+        one, two = [await stack.enter_async_context(r) for r in made]
+        old = asyncio.create_task(one.run("a", "old", "s"))
+        await asyncio.wait_for(asked.wait(), 30)
+        over = two.agent("a").memory.leases
+        assert over is not None
+        await become_newest(over, SessionKey("default", "a", "s"), "anonymous")
+        go.set()
+        with pytest.raises(Interrupted):
+            await old
+        assert await turns_of(two) == []
 
 
 async def test_a_run_that_began_alone_is_under_a_lease_when_another_process_comes(tmp_path: Path) -> None:
