@@ -124,7 +124,8 @@ async def accept(name: str, request: Request) -> Response:
     )
     path = f"/v1/tasks/{row.task_id}"
     links = {"self": path, "events": f"{path}/events", "cancel": f"{path}/cancel"}
-    return _json({"task_id": row.task_id, "status": row.status, "links": links}, 202)
+    # who sends it again, with its key, gets the same answer; what became of the Task is asked for by its id
+    return _json({"task_id": row.task_id, "status": "queued", "links": links}, 202)
 
 
 @router.get("/v1/tasks", summary="List Tasks", dependencies=[scope("workflows:read")])
