@@ -160,6 +160,13 @@ def engine(graph: PromptGraph, limits: tuple[int, int], *, modify: bool) -> Prom
     )
 
 
+def finalizers_in(graph: PromptGraph, visits: int) -> int:
+    """How many finalizers may run at most: the graph's own, and nested ones for each visit that was stopped."""
+    nested = [n.graph for n in graph.nodes.values() if isinstance(n, SubgraphNode)]
+    stopped = sum(isinstance(one, PromptGraph) and bool(one.finalizer) for one in nested)
+    return bool(graph.finalizer) + stopped * (visits + bool(graph.finalizer))
+
+
 def snapshot(graph: PromptGraph) -> Any:
     return list(graph.nodes.items()), graph.edges, graph.version, graph.entry, graph.finalizer
 
@@ -172,10 +179,11 @@ def test_every_run_ends_within_its_limits_with_a_reason(graph, limits, modify) -
     result = asyncio.run(engine(graph, limits, modify=modify).ainvoke("Why?"))
     report = result.report
     assert report.stop_reason in STOPS
-    beyond = 26 if graph.finalizer else 0  # the finalizer's own turns, with its children's
+    finalizers = finalizers_in(graph, limits[1])
+    beyond = 26 * finalizers  # each one's own turns, with its children's
     assert report.iterations == len(report.nodes_visited) <= limits[0] + beyond
     visits = Counter(report.nodes_visited)
-    assert max(visits.values(), default=0) <= limits[1] + bool(graph.finalizer)
+    assert max(visits.values(), default=0) <= limits[1] + finalizers
     if report.stop_reason not in ("completed", "human_denied"):
         assert report.error
     assert sum(m.applied for m in report.mutations) <= (2 if modify else 0)
