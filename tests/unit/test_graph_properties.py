@@ -161,7 +161,7 @@ def engine(graph: PromptGraph, limits: tuple[int, int], *, modify: bool) -> Prom
 
 
 def finalizers_in(graph: PromptGraph, visits: int) -> int:
-    """How many finalizers may run at most: the graph's own, and nested ones for each visit that was stopped."""
+    """How many finalizers may run at most: the graph's own, and nested ones for each stopped visit."""
     nested = [n.graph for n in graph.nodes.values() if isinstance(n, SubgraphNode)]
     stopped = sum(isinstance(one, PromptGraph) and bool(one.finalizer) for one in nested)
     return bool(graph.finalizer) + stopped * (visits + bool(graph.finalizer))
