@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal, TypedDict, Unpack
 
 from astromesh.graph.config import Graph, Node, NodeConfig
 from astromesh.graph.flags import NodeFlag
+from astromesh.graph.keywords import check, check_name
 from astromesh.graph.records import NodeResult
 from astromesh.graph.state import GraphState
 
@@ -113,7 +114,7 @@ class BaseNode:
         keywords: see `NodeKeywords`.
 
     Raises:
-        TypeError: an unknown keyword.
+        TypeError: an unknown keyword, or one of a wrong kind.
         ValueError: an empty name, one with `/`, or a keyword out of its range.
     """
 
@@ -159,21 +160,20 @@ class BaseNode:
     max_iterations: int | None
 
     def __init__(self, name: str, **keywords: Unpack[NodeKeywords]) -> None:
-        if not name or "/" in name:
-            raise ValueError(f"A node's name must not be empty nor contain '/': {name!r}.")
+        check_name(name)
         self.name = name
         for key in keywords.keys() - DEFAULTS.keys():
             near = difflib.get_close_matches(key, DEFAULTS, 1)
             raise TypeError(
                 f"Node {name!r} has no keyword {key!r}." + (f" Did you mean {near[0]!r}?" if near else "")
             )
+        check(name, keywords)
         for key, value in (DEFAULTS | keywords).items():
             setattr(self, key, value)
         for key in ("blocks", "guards", "tools", "input_keys", "routes"):
-            setattr(self, key, _several(name, key, getattr(self, key)))
+            setattr(self, key, tuple(getattr(self, key)))
         self.transitions = dict(self.transitions)
         self._settle_flags()
-        self._check_numbers()
 
     def _settle_flags(self) -> None:
         flags = self.default_flags | frozenset(self.flags)
@@ -182,12 +182,6 @@ class BaseNode:
                 flags |= {flag}
             setattr(self, key, flag in flags)
         self.flags = flags
-
-    def _check_numbers(self) -> None:
-        if self.timeout is not None and self.timeout <= 0:
-            raise ValueError(f"Node {self.name!r}: timeout must be more than 0 s, not {self.timeout}.")
-        if self.max_iterations is not None and self.max_iterations < 1:
-            raise ValueError(f"Node {self.name!r}: max_iterations must be at least 1.")
 
     async def execute(self, state: GraphState, config: NodeConfig) -> NodeResult:
         """Does the node's work once.
@@ -233,9 +227,3 @@ _FLAG_OF_KEYWORD = (
     (NodeFlag.TERMINAL, "is_terminal"),
     (NodeFlag.INJECT_TOOLS, "inject_tools"),
 )
-
-
-def _several(node: str, key: str, value: Any) -> tuple[Any, ...]:
-    if isinstance(value, str):
-        raise TypeError(f"Node {node!r}: {key} takes a list, not the text {value!r}.")
-    return tuple(value)

@@ -23,9 +23,11 @@ from astromesh.graph.edges import (
     tried_in_order,
 )
 from astromesh.graph.flags import NodeFlag
+from astromesh.graph.keywords import ROUTINGS
 from astromesh.graph.plain import read_graph, write_graph
 from astromesh.types import JsonObject
 
+MODES = ("static", "autonomous")
 Mode = Literal["static", "autonomous"]
 #: edges for what went wrong are tried before the others
 FIRST = 10
@@ -41,6 +43,9 @@ class PromptGraph:
         mode: `autonomous`: the model chooses among the nodes, edges are not followed.
         nodes: the first nodes.
         routing: `edges_only`: nothing a model says decides where to go, in no node of this graph.
+
+    Raises:
+        TypeError, ValueError: an argument of a wrong kind.
     """
 
     def __init__(
@@ -51,6 +56,12 @@ class PromptGraph:
         nodes: Iterable[BaseNode] | None = None,
         routing: Routing = "",
     ) -> None:
+        if not isinstance(name, str):
+            raise TypeError(f"A graph's name must be a text, not {name!r}.")
+        for key, value, known in (("mode", mode, MODES), ("routing", routing, ROUTINGS)):
+            if value not in known:
+                words = " or ".join(map(repr, known))
+                raise ValueError(f"Graph {name!r}: {key} must be {words}, not {value!r}.")
         self.name, self.mode, self.routing = name, mode, routing
         self.finalizer = ""
         #: counts changes, so that compiled plans know when they are old
@@ -75,7 +86,9 @@ class PromptGraph:
         return MappingProxyType(self._nodes)
 
     def add_node(self, node: BaseNode) -> Self:
-        """Raises InvalidGraph where the name is taken."""
+        """Raises InvalidGraph where the name is taken, TypeError for what is no node."""
+        if not isinstance(node, BaseNode):
+            raise TypeError(f"Graph {self.name!r} holds nodes, not {node!r}.")
         if node.name in self._nodes:
             raise InvalidGraph([f"There is already a node named {node.name!r} in {self.name!r}."])
         self._nodes[node.name] = node
@@ -142,8 +155,12 @@ class PromptGraph:
         """A way from one node to another; see `Edge`.
 
         Raises:
-            TypeError: the condition is async, or does not take `(result)` or `(result, state)`.
+            TypeError: the condition is async, or does not take `(result)` or `(result, state)`; an end of the
+                edge is no name.
         """
+        for name in (source, target):
+            if not isinstance(name, str):
+                raise TypeError(f"An edge leads from name to name; {name!r} is none.")
         edge = Edge(source, target, condition, label, priority)
         if condition is not None:
             as_test(condition, f"Edge {edge}")

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 from time import perf_counter
+from types import MappingProxyType
 from typing import Any, cast
 
 from astromesh.abc.clock import Clock
@@ -82,8 +83,8 @@ class Run(Progress):
     _adhoc: dict[int, Plan] | None = None
     _scopes: dict[str, Scope] | None = None
     _toolsets: dict[int, ToolPort] | None = None
-    #: nested graphs that were stopped and have a finalizer, with their states and paths
-    _left: tuple[tuple[Plan, GraphState, str], ...] = ()
+    #: by path: nested graphs that were stopped and have a finalizer, with their newest states
+    _left: Mapping[str, tuple[Plan, GraphState]] = MappingProxyType({})
 
     def __init__(
         self,
@@ -157,7 +158,7 @@ class Run(Progress):
 
     async def _finalize_left(self) -> None:
         """Runs those of nested graphs that were stopped, innermost first, now that nothing else runs."""
-        for plan, frame, path in self._left:
+        for path, (plan, frame) in self._left.items():
             await self._finalize(plan, frame, path)
 
     async def _finalize(self, of: Plan, state: GraphState, path: str = "") -> None:
@@ -326,7 +327,7 @@ class Run(Progress):
 
     def _leave(self, plan: Plan, frame: GraphState, path: str) -> None:
         if plan.finalizer:
-            self._left += ((plan, frame, path),)
+            self._left = {**self._left, path: (plan, frame)}
 
     async def run_together(
         self, children: Sequence[Child], state: GraphState, path: str, on_error: OnError

@@ -13,6 +13,8 @@ def positional_arguments(function: Callable[..., Any], owner: str, *, most: int)
     Raises:
         TypeError: none, or more than that; the message begins with `owner`.
     """
+    if not callable(function):
+        raise TypeError(f"{owner}: {function!r} is no function.")
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):  # built-ins without a signature take what they are given

@@ -10,7 +10,9 @@ from typing import Any, ClassVar, Unpack
 from astromesh.graph.base import WITHOUT_MODEL, BaseNode, NodeKeywords
 from astromesh.graph.config import Graph, Node, NodeConfig
 from astromesh.graph.extract import extract_object
+from astromesh.graph.keywords import check_whole
 from astromesh.graph.nodes import assembly
+from astromesh.graph.nodes.composite import all_nodes
 from astromesh.graph.nodes.guard import GuardNode
 from astromesh.graph.records import NodeResult
 from astromesh.graph.state import GraphState
@@ -56,14 +58,14 @@ class AutonomousNode(BaseNode):
     ) -> None:
         own, members = (name, tuple(pool)) if isinstance(name, str) else ("autonomous", tuple(name))
         super().__init__(own, **keywords)
+        all_nodes(own, members)
+        check_whole(f"Node {own!r}", "max_steps", max_steps)
         self.pool: dict[str, BaseNode] = {node.name: node for node in members}
         self.max_steps = max_steps
         if not members or len(self.pool) != len(members):
             raise ValueError(f"The pool of {own!r} needs nodes with different names.")
-        if DONE in self.pool or max_steps < 1:
-            raise ValueError(
-                f"{own!r}: no node of the pool may be called {DONE}, and max_steps is at least 1."
-            )
+        if DONE in self.pool:
+            raise ValueError(f"{own!r}: no node of the pool may be called {DONE}.")
 
     def given(self, key: str) -> Any:
         return tuple(self.pool.values()) if key == "pool" else super().given(key)

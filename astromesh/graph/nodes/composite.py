@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Unpack
 from astromesh.graph.base import WITHOUT_MODEL, BaseNode, NodeKeywords
 from astromesh.graph.config import Child, Graph, Node, NodeConfig, OnError
 from astromesh.graph.flags import NodeFlag
+from astromesh.graph.keywords import check_whole
 from astromesh.graph.nodes.transform import declared_input
 from astromesh.graph.records import NodeResult
 from astromesh.graph.retry import heals
@@ -43,10 +44,12 @@ class ParallelNode(BaseNode):
         **keywords: Unpack[NodeKeywords],
     ) -> None:
         super().__init__(name, **keywords)
-        self.nodes = tuple(nodes)
+        self.nodes = all_nodes(name, nodes)
         self.on_error: OnError = _checked(name, on_error)
         if len({child.name for child in self.nodes}) != len(self.nodes):
             raise ValueError(f"The children of {name!r} must have different names.")
+        if not self.nodes:
+            raise ValueError(f"{name!r} needs children.")
 
     def children(self) -> Iterable[BaseNode]:
         return self.nodes
@@ -86,6 +89,8 @@ class FanOutNode(BaseNode):
         **keywords: Unpack[NodeKeywords],
     ) -> None:
         super().__init__(name, **keywords)
+        all_nodes(name, (node,))
+        check_whole(f"Node {name!r}", "max_items", max_items, least=0)
         self.node, self.items, self.item_key, self.max_items = node, items, item_key, max_items
         self.on_error: OnError = _checked(name, on_error)
 
@@ -138,10 +143,11 @@ class LoopNode(BaseNode):
         **keywords: Unpack[NodeKeywords],
     ) -> None:
         super().__init__(name, **keywords)
-        self.steps = (body,) if isinstance(body, BaseNode) else tuple(body)
+        self.steps = (body,) if isinstance(body, BaseNode) else all_nodes(name, body)
+        check_whole(f"Node {name!r}", "max_loops", max_loops)
         self.until, self.max_loops = until, max_loops
-        if not self.steps or max_loops < 1:
-            raise ValueError(f"Loop {name!r} needs a body and at least one round.")
+        if not self.steps:
+            raise ValueError(f"Loop {name!r} needs a body.")
         self._arity = 0 if isinstance(until, str) else positional_arguments(until, f"Node {name!r}", most=2)
 
     def given(self, key: str) -> Any:
@@ -201,6 +207,8 @@ class SubgraphNode(BaseNode):
 
     def __init__(self, name: str, graph: Graph, **keywords: Unpack[NodeKeywords]) -> None:
         super().__init__(name, **keywords)
+        if not hasattr(graph, "get_edges_from"):
+            raise TypeError(f"{name!r} runs a PromptGraph, not {graph!r}.")
         self.graph = graph
 
     def children(self) -> Iterable[Node | Graph]:
@@ -236,7 +244,7 @@ class RetryNode(BaseNode):
     ) -> None:
         keywords.setdefault("max_iterations", max_attempts)
         super().__init__(name, **keywords)
-        self.node = node
+        (self.node,) = all_nodes(name, (node,))
 
     def children(self) -> Iterable[BaseNode]:
         return (self.node,)
@@ -255,6 +263,15 @@ class RetryNode(BaseNode):
             exception=result.exception,
             is_answer=result.is_answer,
         )
+
+
+def all_nodes(name: str, nodes: Any) -> tuple[BaseNode, ...]:
+    """The children of a node. Raises: TypeError: one of them is no node."""
+    found = tuple(nodes) if isinstance(nodes, Iterable) and not isinstance(nodes, str) else (nodes,)
+    for child in found:
+        if not isinstance(child, BaseNode):
+            raise TypeError(f"{name!r} runs nodes, not {child!r}.")
+    return found
 
 
 def _checked(name: str, on_error: OnError) -> OnError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, ClassVar, Unpack
 
 from astromesh.graph.base import WITHOUT_MODEL, BaseNode, NodeKeywords
@@ -41,6 +42,10 @@ class GuardNode(BaseNode):
         if key == "routes" and self.retry_node:
             return self.routes[:-1]
         return super().given(key)
+
+    def problems(self) -> Iterable[str]:
+        if not self.guards:
+            yield "guards: there are none, so it would let everything through."
 
     async def execute(self, state: GraphState, config: NodeConfig) -> NodeResult:
         value = declared_input(self, state)

@@ -10,6 +10,7 @@ from astromesh.errors import InvalidGraph
 from astromesh.graph.base import DEFAULTS, BaseNode
 from astromesh.graph.check import problems_of_parts
 from astromesh.graph.edges import OnConfidence, OnOutput
+from astromesh.graph.keywords import ROUTINGS
 from astromesh.graph.nodes import KINDS
 from astromesh.graph.nodes.guards import Guard
 from astromesh.graph.plain.names import object_of
@@ -20,7 +21,6 @@ G = TypeVar("G")
 _GRAPH_KEYS = ("name", "mode", "routing", "entry", "finalizer", "nodes", "edges")
 _EDGE_KEYS = ("from", "to", "when", "label", "priority")
 _MODES = ("static", "autonomous")
-_ROUTINGS = ("", "edges_only")
 
 
 def read_graph(
@@ -79,12 +79,12 @@ def _graph(make: Callable[..., Any], data: Any, place: Place) -> Any:
     for key in ("name", "entry", "finalizer"):
         if not isinstance(data.get(key, ""), str):
             place.at(key).note(f"must be a text, not {data[key]!r}")
-    for key, known in (("mode", _MODES), ("routing", _ROUTINGS)):
+    for key, known in (("mode", _MODES), ("routing", ROUTINGS)):
         if data.get(key, known[0]) not in known:
             place.at(key).note(f"is one of {', '.join(filter(None, known))}, not {data[key]!r}")
     mode, routing = (
         data[key] if data.get(key) in known else known[0]
-        for key, known in (("mode", _MODES), ("routing", _ROUTINGS))
+        for key, known in (("mode", _MODES), ("routing", ROUTINGS))
     )
     graph = make(str(data.get("name", "graph")), mode=mode, routing=routing)
     for item, inner in _items(data, "nodes", place):
@@ -153,7 +153,7 @@ def _node(make: Callable[..., Any], data: Any, place: Place) -> BaseNode:
         raise InvalidGraph([])
     try:
         return made(name, **arguments)
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
         named = [key for key in arguments if str(error).startswith(f"Node {name!r}: {key} ")]
         if not named:
             raise

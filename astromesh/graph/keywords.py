@@ -1,0 +1,106 @@
+"""Keywords of nodes that are of a wrong kind: a slip of the pen must not switch a protection off."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from math import isfinite
+from typing import Any
+
+#: names in the context that are the engine's own
+ENGINES_OWN = frozenset({
+    "_awaiting_human", "_human_ticket", "_human_decisions", "_retry_error", "_node_cache",
+})  # fmt: skip
+ROUTINGS = ("", "edges_only")
+
+
+def check_name(name: Any) -> None:
+    """Raises: TypeError, ValueError: it can be no node's name."""
+    if not isinstance(name, str):
+        raise TypeError(f"A node's name must be a text, not {name!r}.")
+    if not name or "/" in name:
+        raise ValueError(f"A node's name must not be empty nor contain '/': {name!r}.")
+
+
+def check(node: str, keywords: Mapping[str, Any]) -> None:
+    """Looks at the keywords of a node.
+
+    Raises:
+        TypeError, ValueError: one is wrong; the message begins with `Node NAME: KEY`.
+    """
+    for key, (test, what, error) in RULES.items():
+        if key in keywords and not test(keywords[key]):
+            raise error(f"Node {node!r}: {key} {what}, not {keywords[key]!r}.")
+
+
+def check_whole(owner: str, key: str, value: Any, least: int = 1) -> None:
+    """Raises: TypeError, ValueError: the value of an argument is no whole number of at least so much."""
+    if not _is_whole(value):
+        raise TypeError(f"{owner}: {key} must be a whole number, not {value!r}.")
+    if value < least:
+        raise ValueError(f"{owner}: {key} must be at least {least}, not {value}.")
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _are_flags(value: Any) -> bool:
+    return (
+        not isinstance(value, str)
+        and isinstance(value, Iterable)
+        and all(isinstance(flag, Hashable) for flag in value)
+    )
+
+
+def _is_name(value: Any) -> bool:
+    return isinstance(value, str) and bool(value)
+
+
+def _are_texts(value: Any) -> bool:
+    return not isinstance(value, str) and isinstance(value, Iterable) and all(map(_is_name, value))
+
+
+def _are_targets(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(map(_is_name, value.values()))
+
+
+def _are_guards(value: Any) -> bool:
+    is_several = not isinstance(value, str) and isinstance(value, Iterable)
+    return is_several and all(callable(guard) or hasattr(guard, "verdict") for guard in value)
+
+
+def _is_several(value: Any) -> bool:
+    return not isinstance(value, str) and isinstance(value, Iterable)
+
+
+#: in this order, each keyword may have one rule for its kind and one for its range
+RULES: Mapping[str, tuple[Callable[[Any], bool], str, type[Exception]]] = {
+    "flags": (_are_flags, "takes a list or set of hashable values", TypeError),
+    "guards": (_are_guards, "takes a list of functions and Guards", TypeError),
+    "blocks": (_is_several, "takes a list", TypeError),
+    "tools": (_is_several, "takes a list", TypeError),
+    "input_keys": (_are_texts, "takes a list of names", TypeError),
+    "routes": (_are_texts, "takes a list of names of nodes", TypeError),
+    "transitions": (_are_targets, "takes a mapping to names of nodes", TypeError),
+    "default_next": (lambda value: isinstance(value, str), "must be the name of a node", TypeError),
+    "inherit_context_from": (lambda value: isinstance(value, str), "must be the name of a node", TypeError),
+    "output_key": (
+        lambda value: isinstance(value, str) and value not in ENGINES_OWN,
+        "must be a name in the context that is not the engine's own", ValueError,
+    ),
+    "routing": (lambda value: value in ROUTINGS, "must be 'edges_only' or ''", ValueError),
+    "preprocessor": (lambda value: value is None or callable(value), "must be a function", TypeError),
+    "postprocessor": (lambda value: value is None or callable(value), "must be a function", TypeError),
+    "timeout": (
+        lambda value: value is None or (_is_number(value) and isfinite(value) and value > 0),
+        "must be more than 0 s", ValueError,
+    ),
+    "max_iterations": (
+        lambda value: value is None or (_is_whole(value) and value >= 1),
+        "must be a whole number of at least 1", ValueError,
+    ),
+}  # fmt: skip
