@@ -197,7 +197,7 @@ async def test_the_log_says_which_node_raised_what(tmp_path: Path, nested: bool)
 async def test_what_a_guard_of_the_graph_refuses_is_refused_and_no_fault_of_the_server(
     tmp_path: Path, kind: str
 ) -> None:
-    """422 `guardrail_blocked` with the guard's name; what it said of the draft stays in the log and trace."""
+    """422 `guardrail_blocked` with the guard's name; what it said of the draft is not for the caller."""
 
     def too_rude(output: Any) -> GuardVerdict:
         return GuardVerdict(False, f"{output!r} is rude")
