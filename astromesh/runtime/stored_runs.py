@@ -192,6 +192,8 @@ class StoredRuns:
 
     async def _told(self, row: RunRow) -> JsonObject:
         """A durable run by itself: with what people decided in it."""
+        if not row.durable:  # nested in one, which has them
+            return line_of(row)
         # before its second segment nobody can have decided
         steps = await self._durable.store.steps(row.run_id) if row.segment > 1 else ()
         return {**line_of(row), "decisions": decided(steps)}

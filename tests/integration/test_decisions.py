@@ -88,6 +88,8 @@ async def test_a_question_names_the_agent_whose_call_it_is(tmp_path: Path) -> No
         assert (asked["agent"], asked["asking_agent"]) == ("outer", "helper")
         await client.post(f"{path}/resume", json={"decision": "deny"})
         run = await until(client, path, lambda found: found["status"] == "completed")
+        [below] = (await client.get("/v1/runs?agent=helper")).json()["runs"]
+        assert "decisions" not in (await client.get(f"/v1/runs/{below['run_id']}")).json()
     assert [d["agent"] for d in run["decisions"]] == ["helper"]
 
 
