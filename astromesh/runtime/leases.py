@@ -105,12 +105,13 @@ class Leases:
         """A run that is ended meanwhile knows whether it got the lease, and gives it back."""
         taking = asyncio.ensure_future(leases.take(seat.key, self.holder, LEASE_SECONDS))
         try:
-            seat.token = await asyncio.shield(taking) or 0
+            got = await asyncio.shield(taking)
         except asyncio.CancelledError:
             await asyncio.wait([taking])
-            seat.token = 0 if taking.exception() else taking.result() or 0
+            seat.token = (not taking.exception() and taking.result()) or 0
             raise
-        return bool(seat.token)
+        seat.token = got or 0
+        return got is not None
 
     async def give_back(self, leases: SessionLeases, held: Held) -> None:
         try:
