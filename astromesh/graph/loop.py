@@ -212,10 +212,15 @@ def write_output(step: Step, state: GraphState, output: Any, raw: Any) -> None:
         engine_write(context, step.output_name, output if raw is None or isinstance(output, str) else raw)
 
 
-def harvest(history: Sequence[NodeResult], names: Container[str]) -> tuple[Any, str]:
+def harvest(
+    history: Sequence[NodeResult], names: Container[str], unsure: Container[str] = ()
+) -> tuple[Any, str]:
     """Output and error that a graph has come to: of the last of its nodes that had something to say.
 
     A failure, and a step on the way to an answer, leave no answer, however much was said before.
+
+    Args:
+        unsure: nodes whose output is no answer, for the run stopped before a guard or a human behind them.
     """
     error_counts = True
     for result in reversed(history):
@@ -226,7 +231,7 @@ def harvest(history: Sequence[NodeResult], names: Container[str]) -> tuple[Any, 
         if result.tool_calls:
             break
         if result.is_answer and result.output is not None:
-            return result.output, ""
+            return (None if result.node_name in unsure else result.output), ""
         error_counts = False
     return None, ""
 

@@ -34,7 +34,7 @@ from astromesh.graph.transitions import (
     straight_way,
 )
 from astromesh.graph.visit import OUTPUT_SUFFIX
-from astromesh.graph.voices import Voices, speeches, speeches_of_child
+from astromesh.graph.voices import Voices, awaiting, speeches, speeches_of_child
 from astromesh.graph.ways import declared_targets, is_protected, protects, refuses, routable
 from astromesh.node.runner import bounded, unit, wrapped
 
@@ -127,12 +127,14 @@ class Plan:
         graph: what it was compiled from; None for a child alone.
         ceiling: what may be heard of it at most, as whoever runs it has it.
 
+    `unsure` are nodes whose output is no answer where the run is stopped: a guard or a human comes behind.
     `guarded` says whether anything in it may refuse what another node said. `nested` holds the plans of all
     children, by the identity of what they were compiled from.
     """
 
     __slots__ = (
-        "ceiling", "entry", "finalizer", "graph", "guarded", "is_graph", "name", "nested", "steps", "version",
+        "ceiling", "entry", "finalizer", "graph", "guarded", "is_graph", "name", "nested", "steps", "unsure",
+        "version",
     )  # fmt: skip
 
     def __init__(
@@ -143,6 +145,8 @@ class Plan:
         ceiling: Speech = Speech.FREE,
     ) -> None:
         self.steps, self.entry, self.graph, self.ceiling = steps, entry, graph, ceiling
+        static = graph is not None and graph.mode != "autonomous"
+        self.unsure = awaiting(graph) - {graph.finalizer} if graph and static else frozenset()
         self.guarded = any(refuses(step.node) for step in steps.values())
         self.is_graph = graph is not None
         self.name = graph.name if graph else entry

@@ -190,7 +190,9 @@ class Run(Progress):
         if self.skipped:
             visited = [path for place, path in enumerate(visited) if place not in self.skipped]
         _, stuck, reason = ending
-        output, error = harvest(state.node_history, self.plan.steps)
+        stopped = (shared.stop_reason or reason) != "completed"
+        unsure = self.plan.unsure if stopped else ()
+        output, error = harvest(state.node_history, self.plan.steps, unsure)
         if stuck and not shared.stop_reason:
             output, error = None, stuck
         report = ExecutionReport(
@@ -321,7 +323,8 @@ class Run(Progress):
             self._leave(plan, frame, path)
         if stuck:
             return NodeResult(graph.name, error=stuck, stop_reason=reason)
-        output, error = harvest(frame.node_history, plan.steps)
+        unsure = plan.unsure if (self.shared.stop_reason or reason) != "completed" else ()
+        output, error = harvest(frame.node_history, plan.steps, unsure)
         cause = cause_of(frame.node_history, plan.steps) if error else None
         return NodeResult(graph.name, output, error=error, exception=cause, stop_reason=LOCAL.get(reason, ""))
 

@@ -104,6 +104,13 @@ def _by_itself(node: BaseNode) -> Speech:
     return Speech.WHOLE if NodeFlag.RETRYABLE in node.flags else Speech.FREE
 
 
+def awaiting(graph: Spoken) -> frozenset[str]:
+    """The nodes behind which a guard or a human comes: what they say is no answer before it had its say."""
+    return frozenset(
+        name for name in graph.nodes if _refused_behind(graph, set(targets(graph, name)) - {END, name})
+    )
+
+
 def _by_ways(graph: Spoken, node: BaseNode) -> Speech:
     called, failed, said = (set(ways) - {END} for ways in _ways(graph, node))
     if _refused_behind(graph, said | failed):

@@ -99,6 +99,19 @@ async def test_a_loop_whose_guard_refused_to_the_end_lets_nobody_through() -> No
     assert result.report.error
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("nested", [False, True])
+async def test_a_limit_before_a_guard_does_not_let_the_draft_out(kind: str, nested: bool) -> None:
+    """What was said last is no answer while a guard or a human has not had its say."""
+    graph, done = published(kind, "a draft")
+    if nested:
+        graph = PromptGraph("outer", nodes=[SubgraphNode("inner", graph)])
+    engine = PromptGraphEngine(graph, ScriptedProvider("x", repeat=True), max_iterations=1 + nested)
+    result = await engine.ainvoke("q")
+    assert (done, result.output, result.report.stop_reason) == ([], None, "max_iterations")
+    assert "draft" not in result.text
+
+
 def test_a_guard_that_the_model_may_leave_out_is_a_problem() -> None:
     """In an autonomous graph and in a pool; what a node brings along is none."""
     guard = GuardNode("guard", guards=[refuses])
