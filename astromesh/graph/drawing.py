@@ -81,5 +81,11 @@ def _box(node: BaseNode) -> str:
     return f'{left}"{label}"{right}'
 
 
+#: what Mermaid reads as something else: entities (`#quot;`, `&quot;`), Markdown between backticks, tags
+_ESCAPES = str.maketrans({
+    "#": "#35;", "`": "#96;", "&": "&amp;", '"': "&quot;", "<": "&lt;", ">": "&gt;",
+})  # fmt: skip
+
+
 def _quoted(text: str) -> str:
-    return text.replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;").replace(">", "&gt;")
+    return text.translate(_ESCAPES)

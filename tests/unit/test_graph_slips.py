@@ -94,3 +94,9 @@ def test_a_slip_in_a_graph_is_refused_where_it_is_made(make: Callable[[], Any]):
 def test_a_guard_without_checks_is_a_problem():
     graph = PromptGraph(nodes=[GuardNode("g")])
     assert graph.validate() == ["Node 'g': guards: there are none, so it would let everything through."]
+
+
+def test_names_that_mermaid_would_read_as_something_else_are_drawn_as_they_are():
+    drawn = PromptGraph(nodes=[PromptNode("#quot;"), PromptNode("`code`")]).to_mermaid()
+    assert 'n0["#35;quot;"]' in drawn
+    assert 'n1["#96;code#96;"]' in drawn
