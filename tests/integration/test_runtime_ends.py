@@ -104,10 +104,10 @@ async def test_what_a_leaving_server_cuts_off_is_told_so(tmp_path):
 
 async def test_a_server_that_drains_finishes_what_runs_and_refuses_what_comes(tmp_path):
     """Plain and durable runs go on, new ones get 503 with Retry-After, readiness says so."""
-    begun, go = asyncio.Event(), asyncio.Event()
+    begun, go = asyncio.Semaphore(0), asyncio.Event()
 
     async def slow(_: Any) -> str:
-        begun.set()
+        begun.release()
         await go.wait()
         return "done"
 
@@ -121,7 +121,8 @@ async def test_a_server_that_drains_finishes_what_runs_and_refuses_what_comes(tm
 
         run_id = (await ask("runs", "s-1")).json()["run_id"]
         plain = asyncio.create_task(ask("run", "s-2"))
-        await asyncio.wait_for(begun.wait(), PATIENCE)
+        for _ in range(2):
+            await asyncio.wait_for(begun.acquire(), PATIENCE)
         draining = asyncio.create_task(runtime.drain(PATIENCE))
         await asyncio.sleep(0)
         for route in ("run", "runs"):

@@ -53,11 +53,11 @@ async def test_tasks_and_stages_in_progress_are_metrics(config: Path, tmp_path: 
     go = tmp_path / "go"
     runtime = runtime_with(config)
     async with client_of(runtime) as client:
-        url = "/v1/workflows/small/runs"
+        url, tasks = "/v1/workflows/small/runs", runtime.workflows
         ids = [(await client.post(url, json={"input": {"go": str(go)}})).json()["task_id"] for _ in range(2)]
         wanted = {("small", "running"): 1.0, ("small", "queued"): 1.0}
         async with asyncio.timeout(60):
-            while runtime.workflows.tasks_in_progress() != wanted:
+            while tasks.tasks_in_progress() != wanted or not any(tasks.stages_in_progress().values()):
                 await asyncio.sleep(0.01)
         text = (await client.get("http://127.0.0.1/metrics")).text
         go.touch()
