@@ -237,7 +237,8 @@ def _schemas(manifest: AgentManifest) -> Iterator[Finding]:
 
 def _schema(schema: JsonMap, at: Steps) -> Iterator[Finding]:
     try:
-        jsonschema_rs.validator_for(schema)
+        # as it is compiled for a run: nothing is fetched, and patterns match in linear time
+        jsonschema_rs.validator_for(schema, offline=True, pattern_options=jsonschema_rs.RegexOptions())
     except jsonschema_rs.ValidationError as error:
         yield Finding((*at, *error.instance_path), f"is no JSON Schema: {error.message}")
     except jsonschema_rs.ReferencingError as error:

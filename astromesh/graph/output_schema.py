@@ -10,9 +10,8 @@ from functools import lru_cache, partial
 from types import UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints, is_typeddict
 
-import jsonschema_rs
-
 from astromesh.graph.extract import extract_values
+from astromesh.node.json_schemas import schema_validator
 
 
 class OutputSchema:
@@ -94,8 +93,8 @@ def _fits(validator: Any, value: Any) -> Any:
 
 def _validator(schema: dict[str, Any]) -> Any:
     try:
-        return jsonschema_rs.validator_for(schema)
-    except (ValueError, jsonschema_rs.ValidationError, jsonschema_rs.ReferencingError) as error:
+        return schema_validator(schema)
+    except ValueError as error:
         raise TypeError(f"output_schema is no JSON Schema: {error}") from error
 
 

@@ -14,10 +14,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from time import perf_counter
 from typing import Any, TypeAlias
 
-import jsonschema_rs
 import orjson
 
 from astromesh.errors import ConfigError, InvalidToolCall, LimitReached, ToolError, ToolFailed
+from astromesh.node.json_schemas import schema_validator
 from astromesh.node.schema_cost import too_costly
 from astromesh.types import JsonObject, ToolCall, ToolResult, ToolSpec
 
@@ -29,8 +29,6 @@ MAX_RESULT = 100_000
 _MAX_FAULT = 500
 _MAX_FAULTS = 8
 
-# Schemas may come from other servers: no reference is fetched, and patterns match in linear time.
-_LINEAR = jsonschema_rs.RegexOptions()
 # Exceptions of foreign libraries like to quote what they sent.
 _SECRETS = re.compile(
     r"(?i)(\bbearer\s+|\bbasic\s+|\bsk-|\b(?:api[_-]?key|access[_-]?token|token|secret|password)[\"']?\s*[=:]\s*[\"']?"
@@ -134,8 +132,8 @@ def argument_validator(spec: ToolSpec) -> Any:
             "same place in too many ways."
         )
     try:
-        return jsonschema_rs.validator_for(dict(spec.parameters), offline=True, pattern_options=_LINEAR)
-    except (ValueError, jsonschema_rs.ValidationError, jsonschema_rs.ReferencingError) as error:
+        return schema_validator(spec.parameters)
+    except ValueError as error:
         raise ConfigError(f"The parameters of the tool {spec.name!r} are no JSON Schema: {error}") from error
 
 

@@ -165,6 +165,7 @@ def test_what_an_agent_does_not_say_runtime_yaml_says(
         ("stream: token", "stream: token\n  output_schema: {}", "spec.stream", "must be final: the answer"),
         ("stream: token", "stream: sentence\n  output_schema: {}", "spec.stream", "must be final"),
         ("stream: token", "output_schema: {type: objekt}", "spec.output_schema.type", "is no JSON Schema"),
+        ("stream: token", "output_schema: {pattern: (?=a)}", "spec.output_schema.pattern", "no JSON Schema"),
         ("{% endfor %}", "{% endfro %}", "spec.prompts.system", "Encountered unknown tag 'endfro'"),
         ("{{ customer_id }}", "{{ customer_id }", "spec.tools[4].context_transform", "no Jinja template"),
     ],

@@ -551,6 +551,12 @@ def test_edges_without_a_label_are_drawn_in_words() -> None:
     assert "[error]" in graph.describe()
 
 
+def test_importing_the_engine_loads_nothing_that_only_some_graphs_need() -> None:
+    code = "import sys, astromesh.graph; print({'jsonschema_rs', 'pydantic', 'yaml'} & sys.modules.keys())"
+    shown = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert shown.stdout == "set()\n"
+
+
 def test_prebuilt_graphs_are_there_when_they_are_first_asked_for() -> None:
     """Importing the engine does not import them; the attribute and the star find them all the same."""
     code = (
