@@ -27,7 +27,7 @@ from astromesh.graph.speech import Speech
 from astromesh.graph.state import GraphState, Shared
 from astromesh.graph.toolset import tools_of
 from astromesh.graph.visit import NODE_CACHE
-from astromesh.node.calls import call_tool
+from astromesh.node.calls import call_tool, call_tools
 from astromesh.node.runner import together
 from astromesh.node.scope import NO_EVENTS, Scope
 from astromesh.node.tool_results import failed
@@ -266,9 +266,7 @@ class Run(Progress):
         self, config: NodeConfig, state: GraphState, calls: Sequence[ToolCall]
     ) -> list[ToolResult]:
         port, scope = self._tools_of(config.node), config.scope
-        done = await together([self._call_tool(scope, port, state, call) for call in calls])
-        scope.note_untrusted(result.name for result in done if result.untrusted)
-        return done
+        return await call_tools(scope, calls, lambda call: self._call_tool(scope, port, state, call))
 
     async def _call_tool(self, scope: Scope, port: ToolPort, state: GraphState, call: ToolCall) -> ToolResult:
         hooks = self.setup.kit.hooks

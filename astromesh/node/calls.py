@@ -7,11 +7,11 @@ worker, critic) are calls that a pattern makes for itself.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import aclosing
 from functools import partial
 from time import perf_counter
-from typing import Protocol
+from typing import Any, Protocol
 
 import orjson
 
@@ -244,27 +244,33 @@ async def _streamed(
     return result, first
 
 
-async def call_tools(scope: Scope, tools: ToolPort, calls: Sequence[ToolCall]) -> list[ToolResult]:
+async def call_tools(
+    scope: Scope, calls: Sequence[ToolCall], make: Callable[[ToolCall], Coroutine[Any, Any, ToolResult]]
+) -> list[ToolResult]:
     """All calls of one model turn, together when there are several; one result per call, in their order.
 
     `AT_ONCE` of them run at a time. What a turn asks for beyond `MOST_CALLS` is refused.
+
+    Args:
+        make: makes one call.
     """
-    if len(calls) <= AT_ONCE:
-        done = await together([call_tool(scope, tools, call) for call in calls])
-        scope.note_untrusted(result.name for result in done if result.untrusted)
-        return done
+    asked = calls[:MOST_CALLS]
+    done = await together([*map(make, asked)] if len(asked) <= AT_ONCE else _in_turns(asked, make))
+    scope.note_untrusted(result.name for result in done if result.untrusted)
+    refused = [ToolResult(c.id, c.name, _TOO_MANY, False, "too_many_calls") for c in calls[MOST_CALLS:]]
+    return [*done, *refused] if refused else done
+
+
+def _in_turns(
+    calls: Sequence[ToolCall], make: Callable[[ToolCall], Coroutine[Any, Any, ToolResult]]
+) -> list[Coroutine[Any, Any, ToolResult]]:
     turn = asyncio.Semaphore(AT_ONCE)
 
     async def in_turn(call: ToolCall) -> ToolResult:
         async with turn:
-            return await call_tool(scope, tools, call)
+            return await make(call)
 
-    done = await together([in_turn(call) for call in calls[:MOST_CALLS]])
-    scope.note_untrusted(result.name for result in done if result.untrusted)
-    return [
-        *done,
-        *(ToolResult(c.id, c.name, _TOO_MANY, False, "too_many_calls") for c in calls[MOST_CALLS:]),
-    ]
+    return [in_turn(call) for call in calls]
 
 
 async def call_tool(scope: Scope, tools: ToolPort, call: ToolCall) -> ToolResult:

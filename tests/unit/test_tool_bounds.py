@@ -1,14 +1,23 @@
-"""How many tools a model's turn may call, and how many of them at once."""
+"""How many tools a model's turn may call, and how many of them at once: as a run of a graph calls them."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from collections.abc import AsyncGenerator
 
 from astromesh.abc.tool import ToolContext
-from astromesh.node.calls import AT_ONCE, MOST_CALLS, call_tools
-from astromesh.node.scope import Scope
-from astromesh.types import ToolCall, ToolResult, ToolSpec
+from astromesh.graph import PromptGraph, PromptGraphEngine, PromptNode
+from astromesh.graph.records import GraphResult
+from astromesh.node.calls import AT_ONCE, MOST_CALLS
+from astromesh.types import (
+    CompletionRequest,
+    CompletionResult,
+    Delta,
+    Message,
+    ToolCall,
+    ToolResult,
+    ToolSpec,
+)
 
 
 class Counting:
@@ -24,27 +33,48 @@ class Counting:
         self.calls += 1
         self.running += 1
         self.most = max(self.most, self.running)
-        await asyncio.sleep(0.001 * (int(call.id) % 3))
+        for _ in range(1 + int(call.id) % 3):  # they end in another order than they began
+            await asyncio.sleep(0)
         self.running -= 1
         return ToolResult(call.id, call.name, call.id)
 
 
-async def results_of(number: int) -> tuple[Counting, list[Any]]:
+class Asking:
+    """A model that asks for so many calls in its first turn and answers in its second."""
+
+    def __init__(self, number: int) -> None:
+        self.calls = tuple(ToolCall(str(n), "count") for n in range(number))
+
+    async def complete(self, request: CompletionRequest) -> CompletionResult:
+        if request.messages[-1].role == "user":
+            return CompletionResult("", self.calls)
+        return CompletionResult("Counted.")
+
+    async def stream(self, request: CompletionRequest) -> AsyncGenerator[Delta | CompletionResult, None]:
+        yield await self.complete(request)
+
+
+async def turn_of(number: int) -> tuple[Counting, GraphResult]:
     port = Counting()
-    calls = [ToolCall(str(n), "count") for n in range(number)]
-    return port, await call_tools(Scope("run_1"), port, calls)
+    graph = PromptGraph(nodes=[PromptNode("ask", instructions="Count.", inject_tools=True)])
+    result = await PromptGraphEngine(graph, Asking(number), tools=port).ainvoke("How many?")
+    assert result.text == "Counted."
+    return port, result
+
+
+def told(result: GraphResult) -> list[Message]:
+    return [message for message in result.messages if message.role == "tool"]
 
 
 async def test_every_call_has_one_result_in_order_whatever_the_number() -> None:
-    for number in (0, 1, 2, AT_ONCE, AT_ONCE + 1, 100, MOST_CALLS + 20):
-        port, results = await results_of(number)
-        assert [result.call_id for result in results] == [str(n) for n in range(number)]
-        assert port.most <= AT_ONCE
+    for number in (1, 2, AT_ONCE, AT_ONCE + 1, 100, MOST_CALLS + 20):
+        port, result = await turn_of(number)
+        assert [message.tool_call_id for message in told(result)] == [str(n) for n in range(number)]
+        assert port.most == min(number, AT_ONCE)
         assert port.calls == min(number, MOST_CALLS)
 
 
 async def test_calls_beyond_the_most_are_refused_and_the_model_is_told() -> None:
-    _, results = await results_of(MOST_CALLS + 2)
-    assert [result.ok for result in results[-3:]] == [True, False, False]
-    assert results[-1].error == "too_many_calls"
-    assert "not made" in results[-1].content
+    _, result = await turn_of(MOST_CALLS + 2)
+    assert ["not made" in message.content for message in told(result)[-3:]] == [False, True, True]
+    assert len(result.report.tool_calls) == MOST_CALLS
