@@ -142,7 +142,7 @@ async def traverse(  # noqa: C901, PLR0912, PLR0915
         if not quiet:
             output = result.output
             if type(output) is dict and mutations.ACTION in output:
-                plan = await mutate(run, plan, state, result)
+                plan = await mutate(run, plan, state, result, prefix)
                 steps = plan.steps
                 step = steps[name]
             quiet = not (result.next_node or result.tool_calls or result.stop_reason) and (
@@ -255,7 +255,7 @@ def detour(plan: Plan, step: Step, counts: Mapping[str, int], prefix: str) -> st
     return target.name
 
 
-async def mutate(run: Progress, plan: Plan, state: GraphState, result: NodeResult) -> Plan:
+async def mutate(run: Progress, plan: Plan, state: GraphState, result: NodeResult, prefix: str) -> Plan:
     """The plan with the graph actions of a result applied; the caller's graph stays as it is."""
     node, actions = result.node_name, mutations.requested(result.output)
     graph, done = _changed(run, plan.graph, actions, node)
@@ -266,7 +266,11 @@ async def mutate(run: Progress, plan: Plan, state: GraphState, result: NodeResul
             run.emit("graph.mutated", node=node, op=mutation.op, rejected=mutation.rejected)
         if mutation.applied:
             await run.kit.hooks.mutation(mutation, state)
-    return plan if graph is None or graph is plan.graph else compile_graph(graph, run.kit, plan.ceiling)
+    if graph is None or graph is plan.graph:
+        return plan
+    plan = compile_graph(graph, run.kit, plan.ceiling)
+    run.changed = {**(run.changed or {}), prefix: plan}
+    return plan
 
 
 def _changed(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from astromesh.graph.config import NodeConfig
-from astromesh.graph.plan import Kit, Step
+from astromesh.graph.plan import Kit, Plan, Step
 from astromesh.graph.records import Mutation
 from astromesh.graph.state import Shared
 
@@ -36,6 +36,8 @@ class Progress:
     skipped: tuple[int, ...] = ()
     guards: tuple[str, ...] = ()
     mutations: tuple[Mutation, ...] = ()
+    #: plans that graph actions have made, by the prefix of their level
+    changed: dict[str, Plan] | None = None
 
     @property
     def kit(self) -> Kit:

@@ -40,7 +40,7 @@ _SAFE = BIT[NodeFlag.READONLY] | BIT[NodeFlag.PARALLEL_SAFE]
 #: turns that a finalizer and its children have, beyond the limit that may just have ended the run
 _LAST_TURNS = 25
 #: of a run that was cancelled in the middle
-_CUT_SHORT: Ending = (None, "", "cancelled")
+_CANCELLED: Ending = (None, "", "cancelled")
 #: retries of an engine that stands alone are limited by its nodes alone
 PLENTY = 1_000_000
 
@@ -121,30 +121,28 @@ class Run(Progress):
         """
         started = perf_counter()
         try:
-            ending = await traverse(self, self.plan, self.state)
-        except asyncio.CancelledError:
-            self.state.mend(self.shared)
-            self.shared.stop_reason, self.shared.error = "cancelled", "The run was cancelled."
-            self._conclude(_CUT_SHORT, started)
+            try:
+                ending = await traverse(self, self.plan, self.state)
+            except Exception as broken:  # noqa: BLE001 (anybody's hook or node may leave anything in the state)
+                ending = self._broken(broken)
             if self.plan.finalizer or self._left:
-                await self._finalize_left()
-                await self._finalize(self.plan, self.state)
-                self._conclude(_CUT_SHORT, started)
+                await self._finalize_all(ending)
+        except asyncio.CancelledError:
+            await self._cut_short(started)
             raise
-        except Exception as broken:  # noqa: BLE001 (anybody's hook or node may leave anything in the state)
-            ending = self._broken(broken)
-        if self._left:
-            await self._finalize_left()
-        if self.plan.finalizer:
-            _, error, reason = ending
-            shared = self.shared
-            shared.stop_reason, shared.error = shared.stop_reason or reason, shared.error or error
-            if shared.stop_reason != "completed":
-                await self._finalize(self.plan, self.state)
         try:
             return self._conclude(ending, started)
         except Exception as broken:  # noqa: BLE001 (as above)
             return self._conclude(self._broken(broken), started)
+
+    async def _cut_short(self, started: float) -> None:
+        """The end of a run that was cancelled: what there is, then what its finalizers make of it."""
+        self.state.mend(self.shared)
+        self.shared.stop_reason, self.shared.error = "cancelled", "The run was cancelled."
+        self._conclude(_CANCELLED, started)
+        if self.plan.finalizer or self._left:
+            await self._finalize_all(_CANCELLED)
+            self._conclude(_CANCELLED, started)
 
     def _broken(self, error: Exception) -> Ending:
         """How a run ends whose state is no longer one; what else breaks the engine is its own fault."""
@@ -156,13 +154,19 @@ class Run(Progress):
         log.error("%s", text, exc_info=error)
         return None, text, "critical_error"
 
-    async def _finalize_left(self) -> None:
-        """Runs those of nested graphs that were stopped, innermost first, now that nothing else runs."""
+    async def _finalize_all(self, ending: Ending) -> None:
+        """Nested graphs that were stopped first, innermost first, now that nothing else runs; then the run's."""
         for path, (plan, frame) in self._left.items():
             await self._finalize(plan, frame, path)
+        if self.plan.finalizer:
+            _, error, reason = ending
+            shared = self.shared
+            shared.stop_reason, shared.error = shared.stop_reason or reason, shared.error or error
+            if shared.stop_reason != "completed":
+                await self._finalize(self.plan, self.state)
 
     async def _finalize(self, of: Plan, state: GraphState, path: str = "") -> None:
-        """Runs a finalizer once, without a model; its output stands for the one that is missing."""
+        """Runs a finalizer without a model, unless it has begun; its output stands for the missing one."""
         name = of.finalizer
         step = of.steps.get(name)
         if step is None or state.visited[-1:] == [name]:
@@ -191,8 +195,8 @@ class Run(Progress):
             visited = [path for place, path in enumerate(visited) if place not in self.skipped]
         _, stuck, reason = ending
         stopped = (shared.stop_reason or reason) != "completed"
-        unsure = self.plan.unsure if stopped else ()
-        output, error = harvest(state.node_history, self.plan.steps, unsure)
+        plan = self.changed.get("", self.plan) if self.changed else self.plan
+        output, error = harvest(state.node_history, plan.steps, plan.unsure if stopped else ())
         if stuck and not shared.stop_reason:
             output, error = None, stuck
         report = ExecutionReport(
@@ -317,6 +321,7 @@ class Run(Progress):
             raise
         finally:
             self._release(path)
+            plan = self.changed.pop(path, plan) if self.changed else plan
         if (self.shared.stop_reason or reason) != "completed":
             self._leave(plan, frame, path)
         if stuck:

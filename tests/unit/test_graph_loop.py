@@ -357,6 +357,29 @@ async def test_cancelling_stops_the_node_runs_the_finalizer_and_keeps_what_there
     assert run_.result.output == "cut short"
 
 
+async def test_cancelling_within_a_finalizer_keeps_what_there_is() -> None:
+    """The run was stopped already: it ends as cancelled, and its finalizer does not begin once more."""
+    begun = asyncio.Event()
+
+    @node("sum_up")
+    async def sum_up(state):
+        begun.set()
+        await asyncio.sleep(60)
+
+    graph = chain(says("a", "x"), says("b", "y")).add_node(sum_up).set_finalizer("sum_up")
+    engine = PromptGraphEngine(graph, max_iterations=1)
+    run_ = engine.start([Message("user", "Why?")], Scope("r1"))
+    task = asyncio.create_task(run_.execute())
+    await begun.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert run_.result is not None
+    assert run_.result.report.stop_reason == "cancelled"
+    assert run_.result.report.nodes_visited == ["a", "sum_up"]
+    assert run_.result.output == "x"
+
+
 async def test_a_cancellation_of_something_of_a_nodes_own_is_its_failure_not_the_runs() -> None:
     """A node that awaits a cancelled task fails; nobody cancelled the run."""
 

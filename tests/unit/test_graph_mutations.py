@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from astromesh.graph import BaseNode, FunctionNode, PromptGraph, PromptGraphEngine
+from astromesh.graph import BaseNode, FunctionNode, LoopNode, PromptGraph, PromptGraphEngine, SubgraphNode
 from astromesh.node.scope import Scope
 from astromesh.telemetry.stream import EventStream
 from astromesh.testing import RecordingSink, ScriptedProvider
@@ -62,6 +62,28 @@ async def test_a_model_may_add_a_node_and_lead_to_it() -> None:
     assert result.context["extra_output"] == "helped"
     assert list(graph.nodes) == ["a", "b"]
     assert [str(e) for e in graph.edges] == ["a → b"]
+
+
+async def test_what_an_added_node_says_last_is_the_answer() -> None:
+    """In the graph of a run, and in one inside it: there again on the next visit, whose changes are its own."""
+    answer = says("a", act(add("extra", instructions="Help."), edge("a", "extra")))
+    result = await run(PromptGraph(nodes=[answer]), "helped")
+    assert (result.output, result.report.nodes_visited) == ("helped", ["a", "extra"])
+
+    inner = SubgraphNode("inner", PromptGraph(nodes=[answer]))
+    twice = LoopNode("twice", inner, until=lambda result: result.output == "again")
+    result = await run(PromptGraph(nodes=[twice]), "helped", "again")
+    assert result.output == "again"
+    assert result.report.nodes_visited.count("twice/inner/extra") == 2
+
+
+async def test_what_an_added_node_said_before_a_guard_is_no_answer() -> None:
+    """The run was stopped on the way to the guard that had to see it."""
+    actions = act(add("extra"), edge("extra", "gate"), edge("a", "b", "remove_edge"), edge("a", "extra"))
+    graph = PromptGraph(nodes=[says("a", actions), says("b"), gate("gate")]).sequential("a", "b", "gate")
+    result = await run(graph, "unseen", max_iterations=2)
+    assert result.report.nodes_visited == ["a", "extra"]
+    assert (result.output, result.report.stop_reason) == (None, "max_iterations")
 
 
 async def test_the_next_run_begins_with_the_graph_as_it_was() -> None:
