@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -130,6 +131,7 @@ class DurableRuns:
         self._later: set[asyncio.Task[None]] = set()
         self._news: dict[str, set[asyncio.Event]] = {}
         self._room: dict[str, _Room] = {}
+        self._choosing: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     # -- life ----------------------------------------------------------------------------------------------
 
@@ -344,40 +346,57 @@ class DurableRuns:
     # -- working -------------------------------------------------------------------------------------------
 
     async def work(self, run_id: str, segment: int) -> None:
-        """Works off a segment if it is due; a segment goes on when its dispatcher stops waiting for it."""
-        due: tuple[str, int] | None = (run_id, segment)
-        while (
-            due is not None and not self._draining
-        ):  # what is not begun stays queued, and is dispatched again
-            due = await self._work_off(*due)
+        """Works off a segment if it is due; a segment goes on when its dispatcher stops waiting for it.
 
-    async def _work_off(self, run_id: str, segment: int) -> tuple[str, int] | None:
-        """Answers the run of the same session that may begin now: nobody else knows that it is its turn."""
-        if run_id in self._mine:  # a second dispatch
+        Then the run that may begin now: nobody else knows that it is its turn.
+        """
+        row = await self._claim(run_id, segment)
+        while row is not None:
+            await self._work_off(row)
+            row = await self._claim_next(row)
+
+    async def _claim(self, run_id: str, segment: int) -> RunRow | None:
+        """A run that is this process's from now on; None where it is not due, or somebody was faster."""
+        if run_id in self._mine or self._draining:  # a second dispatch; what is not begun stays queued
             return None
         self._mine.add(run_id)
+        row: RunRow | None = None
         try:
             limits = self._host.most_running
             row = await surely(partial(self.store.claim, run_id, segment, self.worker, limits))
+        finally:
             if row is None:
-                return None
-            task = asyncio.create_task(self._work(row))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+                self._mine.discard(run_id)
+        return row
+
+    async def _work_off(self, row: RunRow) -> None:
+        task = asyncio.create_task(self._work(row))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        try:
             await asyncio.wait([task])
         finally:
-            self._mine.discard(run_id)
-        if row.agent in limits:
-            return await self._next_of(row)
-        return await surely(partial(self.store.following, row)) if row.ordered else None
+            self._mine.discard(row.run_id)
 
-    async def _next_of(self, row: RunRow) -> tuple[str, int] | None:
-        """The run that may have the slot of an agent; the next one of the session is asked for beside it."""
+    async def _claim_next(self, row: RunRow) -> RunRow | None:
+        """The next run of the session; of an agent with a bound the one that may have the slot."""
         following = await surely(partial(self.store.following, row)) if row.ordered else None
-        due = await surely(partial(self.store.next_of, row.agent))
-        if due is not None and following not in (None, due) and not self._draining:
-            self._keep(self.work(*following))
-        return due or following
+        if row.agent not in self._host.most_running:
+            return await self._claim(*following) if following is not None else None
+        found = await self._claim_slot(row.agent)
+        if following is not None and (found is None or following[0] != found.run_id):
+            self._keep(self.work(*following))  # beside it, where there is another slot
+        return found
+
+    async def _claim_slot(self, agent: str) -> RunRow | None:
+        """The first run of an agent that is due. Whoever is late for one takes the one behind it."""
+        late_for = None
+        async with self._choosing[agent]:  # two that have ended together choose one after the other
+            while (due := await surely(partial(self.store.next_of, agent))) not in (None, late_for):
+                if (row := await self._claim(*due)) is not None:
+                    return row
+                late_for = due
+        return None
 
     async def _work(self, row: RunRow) -> None:
         caller = self._callers.pop(row.run_id, None) or caller_of(row.caller)

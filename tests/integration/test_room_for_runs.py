@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+from astromesh.runtime.durable import ended
 from astromesh.runtime.records import RunRequest
 from astromesh.runtime.registry import Viewer
 from astromesh.testing import ScriptedProvider
@@ -39,3 +40,26 @@ async def test_more_runs_than_begin_at_once_begin_as_others_end(tmp_path: Path) 
                 while (await runtime.runs.get(row.run_id, ME))["status"] != "completed":
                     await asyncio.sleep(0.01)
     assert begun == count
+
+
+async def test_who_ends_a_run_of_a_bounded_agent_begins_the_next_at_once(tmp_path: Path) -> None:
+    """As many go on as may, although nobody sweeps: of those that end together each one takes another run."""
+    most, count = 4, 24
+    write(tmp_path, manifest("plain", queue={"max_running": most}))
+    go, together = asyncio.Event(), asyncio.Barrier(most)
+
+    async def ends_with_the_others(request: CompletionRequest) -> str:
+        await go.wait()
+        await together.wait()
+        return "done"
+
+    async with runtime_of(tmp_path, ScriptedProvider(ends_with_the_others, repeat=True)) as runtime:
+        await runtime.durable.start()
+        await ended(runtime.durable._tending)
+        agent = runtime.agent("plain")
+        rows = [await runtime.accept(agent, RunRequest("go", f"s-{n}")) for n in range(count)]
+        go.set()
+        async with asyncio.timeout(PATIENCE):
+            for row in rows:
+                while (await runtime.runs.get(row.run_id, ME))["status"] != "completed":
+                    await asyncio.sleep(0.01)
