@@ -155,7 +155,7 @@ class Run(Progress):
         return None, text, "critical_error"
 
     async def _finalize_all(self, ending: Ending) -> None:
-        """Nested graphs that were stopped first, innermost first, now that nothing else runs; then the run's."""
+        """Those of nested graphs that were stopped, innermost first, now that nothing runs; then its own."""
         for path, (plan, frame) in self._left.items():
             await self._finalize(plan, frame, path)
         if self.plan.finalizer:

@@ -167,7 +167,7 @@ def _raise_failure(result: GraphResult, state: GraphState) -> None:
     report = result.report
     if not report.error or report.stop_reason in _BOUNDS:
         return
-    failed = next((r for r in reversed(state.node_history) if r.exception is not None), NodeResult())
+    failed = _failed(report.error, state.node_history)
     cause = failed.exception
     if report.stop_reason == "completed" and isinstance(cause, GraphStopped):
         return  # a tool ended the run (`ToolResult.ends_run`) in the middle of a nested loop
@@ -182,6 +182,16 @@ def _raise_failure(result: GraphResult, state: GraphState) -> None:
     error = GraphError(report.error)
     error.node = node
     raise error from cause
+
+
+def _failed(error: str, history: Sequence[NodeResult]) -> NodeResult:
+    """The result that a run has failed with; what failed before was led around.
+
+    Args:
+        error: of the run: that of a node, perhaps with what its finalizer adds; or words of a hook.
+    """
+    named = (r for r in reversed(history) if r.error and f"{error} ".startswith(f"{r.error} "))
+    return next(named, history[-1] if history else NodeResult())
 
 
 def _path(node: str, visited: Sequence[str]) -> str:

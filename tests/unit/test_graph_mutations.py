@@ -65,7 +65,7 @@ async def test_a_model_may_add_a_node_and_lead_to_it() -> None:
 
 
 async def test_what_an_added_node_says_last_is_the_answer() -> None:
-    """In the graph of a run, and in one inside it: there again on the next visit, whose changes are its own."""
+    """In the graph of a run, and in one inside it: there on each visit, whose changes are its own."""
     answer = says("a", act(add("extra", instructions="Help."), edge("a", "extra")))
     result = await run(PromptGraph(nodes=[answer]), "helped")
     assert (result.output, result.report.nodes_visited) == ("helped", ["a", "extra"])
