@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import jsonschema_rs
-
 from astromesh.config.agent import ApprovalRule
 from astromesh.core.templates import Compiled
 from astromesh.errors import TemplateFailed
+from astromesh.node.json_schemas import schema_validator
 from astromesh.types import JsonObject
 
 Rule = Callable[[JsonObject], bool]
@@ -25,6 +24,7 @@ def rule_of(tool: str, rule: ApprovalRule) -> Rule:
 
     Raises:
         InvalidManifest: `when` is no expression.
+        ValueError: `arguments` is no JSON Schema.
     """
     tests = [make(tool, rule) for make in (_expression, _schema)]
 
@@ -56,11 +56,11 @@ def _expression(tool: str, rule: ApprovalRule) -> Rule:
 def _schema(_: str, rule: ApprovalRule) -> Rule:
     if rule.arguments is None:
         return _always
-    validator = jsonschema_rs.validator_for(rule.arguments, offline=True)
+    validator = schema_validator(rule.arguments)
 
     def holds(arguments: JsonObject) -> bool:
         try:
-            return validator.is_valid(arguments)
+            return bool(validator.is_valid(arguments))
         except ValueError:  # numbers and depths that a validator cannot take
             return True
 

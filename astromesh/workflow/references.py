@@ -10,8 +10,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-import jsonschema_rs
-
 from astromesh.config.keys import did_you_mean, listed
 from astromesh.config.nodes import Steps
 from astromesh.config.workflow.agents import AgentsFile, CredentialsFile, ProvidersFile, PythonTool, ToolsFile
@@ -20,6 +18,7 @@ from astromesh.config.workflow.load import WorkflowFolder
 from astromesh.config.workflow.memory import MemoryFile
 from astromesh.config.workflow.operations import ObserversFile, PolicyFile, ProfilesFile
 from astromesh.errors import InvalidManifest
+from astromesh.node.json_schemas import schema_validator
 
 NO_CONTEXT, GLOBAL_CONTEXT = "none", "global"
 
@@ -182,8 +181,8 @@ def _schemas(folder: WorkflowFolder) -> Iterator[InvalidManifest]:
 def schema_fault(schema: Mapping[str, Any]) -> str:
     """Why this is no JSON Schema; empty where it is one."""
     try:
-        jsonschema_rs.validator_for(dict(schema), offline=True)
-    except (ValueError, jsonschema_rs.ValidationError, jsonschema_rs.ReferencingError) as error:
+        schema_validator(schema)
+    except ValueError as error:
         return str(error).splitlines()[0]
     return ""
 

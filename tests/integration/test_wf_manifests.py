@@ -204,6 +204,7 @@ REFERENCES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("unknown_op", {"op": "nowhere:nothing"}, {}),
     ("unknown_op", {"op": "os:nothing"}, {}),
     ("invalid_schema", {"schema_out": {"type": "nothing"}}, {}),
+    ("invalid_schema", {"schema_in": {"pattern": "(?=a)b"}}, {}),  # which a run could not compile
     ("unknown_model", {}, {"agents": {"agents": [{"id": "a", "model": "nothing"}]}}),
     (
         "unknown_credential",

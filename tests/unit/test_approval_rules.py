@@ -55,6 +55,12 @@ def test_what_is_no_expression_is_told_before_the_first_call():
         rule_of("pay", ApprovalRule(when="amount >"))
 
 
+def test_a_pattern_that_could_keep_us_busy_is_none():
+    """As in the schemas of tools: patterns match in linear time, so they cannot look around."""
+    with pytest.raises(ValueError, match="regex"):
+        rule_of("pay", ApprovalRule(arguments={"properties": {"to": {"pattern": "(?=a)b"}}}))
+
+
 class Decided:
     """A step of a durable run, whose record may hold a refusal."""
 
