@@ -30,9 +30,12 @@ JsonMap = dict[str, Any]
 
 
 class Record(BaseModel):
-    """A mapping in YAML: unknown keys refused, types as written, frozen."""
+    """A mapping in YAML: unknown keys refused, types as written, frozen.
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    Validators are built with the first use: most records are parts of others, or of files that are not there.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, defer_build=True)
 
 
 class Block(Record):
@@ -41,7 +44,7 @@ class Block(Record):
     Those keys are neither printed nor dumped: only the plugin knows which of them are secret.
     """
 
-    model_config = ConfigDict(extra="allow", frozen=True, strict=True)
+    model_config = ConfigDict(extra="allow")
 
     _options: BaseModel | None = PrivateAttr(default=None)
 
