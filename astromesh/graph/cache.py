@@ -13,10 +13,10 @@ from typing import Any
 
 from astromesh.graph.canonical import canonical
 from astromesh.graph.flags import NodeFlag
+from astromesh.graph.own_keys import NODE_CACHE
 from astromesh.graph.records import ZERO, NodeResult
 from astromesh.graph.state import GraphState
 from astromesh.graph.visit import (
-    NODE_CACHE,
     OUTPUT_SUFFIX,
     Traces,
     Visit,

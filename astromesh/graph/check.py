@@ -82,9 +82,6 @@ def _finalizer(graph: Checked) -> Iterator[str]:
 def _nodes(graph: Checked, seen: Seen) -> Iterator[str]:
     for node in graph.nodes.values():
         at = ("nodes", node.name)
-        if node.has_flag(NodeFlag.VALIDATE_OUTPUT) and node.output_schema is None:
-            text = f"Node {node.name!r} has the flag VALIDATE_OUTPUT but no output_schema."
-            yield Problem(text, (*at, "flags"))
         if node.inherit_context_from and node.inherit_context_from not in graph.nodes:
             text = f"Node {node.name!r} inherits from {node.inherit_context_from!r}, which is not a node."
             yield Problem(text, (*at, "inherit_context_from"))
@@ -131,6 +128,8 @@ def inner_problems(node: BaseNode, seen: Seen) -> Iterator[str]:
         return
     seen.done.add(id(node))
     yield from node.problems()
+    if node.has_flag(NodeFlag.VALIDATE_OUTPUT) and node.output_schema is None:
+        yield Problem("flags: VALIDATE_OUTPUT, but there is no output_schema.", ("flags",))
     yield from _idle_keywords(node)
     for child in node.children():
         if isinstance(child, BaseNode):

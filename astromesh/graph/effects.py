@@ -22,11 +22,12 @@ from astromesh.graph.frozen import frozen
 from astromesh.graph.hooks import NodeMetrics
 from astromesh.graph.nodes.guards import as_guards, check_all
 from astromesh.graph.output_schema import output_schema
+from astromesh.graph.own_keys import AWAITING_HUMAN
 from astromesh.graph.records import NodeResult
 from astromesh.graph.retry import NodeCall, NodeWrapper
 from astromesh.graph.state import GraphState
 from astromesh.graph.summary import is_too_long, summarise
-from astromesh.graph.visit import AWAITING_HUMAN, Compiled, Visit, declared_inputs, without_history
+from astromesh.graph.visit import Compiled, Visit, declared_inputs, without_history
 
 log = logging.getLogger("astromesh.graph")
 

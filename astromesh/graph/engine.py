@@ -13,7 +13,7 @@ from astromesh.abc.tool import ToolPort
 from astromesh.graph.graph import PromptGraph
 from astromesh.graph.hooks import HookSet
 from astromesh.graph.inputs import Input, as_messages
-from astromesh.graph.keywords import check_whole
+from astromesh.graph.keywords import check_seconds, check_whole
 from astromesh.graph.nothing import NO_MODEL
 from astromesh.graph.plan import Kit, Plan, compile_graph
 from astromesh.graph.records import GraphResult
@@ -69,8 +69,7 @@ class PromptGraphEngine:
         check_whole("The engine", "max_iterations", max_iterations)
         check_whole("The engine", "max_node_iterations", max_node_iterations)
         check_whole("The engine", "max_mutations_per_run", max_mutations_per_run, least=0)
-        if finalizer_seconds <= 0:
-            raise ValueError(f"finalizer_seconds must be more than 0, not {finalizer_seconds}.")
+        check_seconds("The engine", "finalizer_seconds", finalizer_seconds)
         self.graph = graph
         self.hooks = tuple(hooks)
         self._setup = Setup(

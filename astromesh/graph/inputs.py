@@ -12,7 +12,7 @@ from astromesh.types import Message, ToolCall
 #: a question, messages (ours or JSON objects of the chat format), or `{"messages": […]}`
 Input: TypeAlias = str | Sequence[Message | Mapping[str, Any]] | Mapping[str, Any]
 
-_ROLES = frozenset({"system", "user", "assistant", "tool"})
+_ROLES = ("assistant", "system", "tool", "user")
 
 
 def as_messages(given: Input) -> tuple[Message, ...]:
@@ -42,12 +42,19 @@ def _kind(given: Any) -> str:
 
 def _message(given: Any) -> Message:
     if not isinstance(given, Mapping) or given.get("role") not in _ROLES:
-        raise InvalidInput(f"A message needs a role of {', '.join(sorted(_ROLES))}: {given!r}")
-    calls = tuple(map(_call, given.get("tool_calls") or ()))
-    content = given.get("content") or ""
-    if not isinstance(content, str):
-        raise InvalidInput("The content of a message must be text.")
-    return Message(given["role"], content, calls, given.get("tool_call_id") or "", given.get("name") or "")
+        raise InvalidInput(f"A message needs a role of {', '.join(_ROLES)}: {given!r}")
+    calls = given.get("tool_calls") or ()
+    if not isinstance(calls, list | tuple):
+        raise InvalidInput(f"The tool_calls of a message must be a list, not {calls!r}.")
+    content, answered, name = (_text(given, key, "a message") for key in ("content", "tool_call_id", "name"))
+    return Message(given["role"], content, tuple(map(_call, calls)), answered, name)
+
+
+def _text(given: Mapping[str, Any], key: str, owner: str) -> str:
+    value = given.get(key) or ""
+    if not isinstance(value, str):
+        raise InvalidInput(f"The {key} of {owner} must be text.")
+    return value
 
 
 def _call(given: Any) -> ToolCall:
@@ -56,4 +63,5 @@ def _call(given: Any) -> ToolCall:
     function = given.get("function") if isinstance(given, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise InvalidInput(f"A tool call needs an id and a function with a name: {given!r}")
-    return ToolCall(str(given.get("id", "")), function["name"], str(function.get("arguments") or "{}"))
+    arguments = _text(function, "arguments", "a tool call")
+    return ToolCall(_text(given, "id", "a tool call"), function["name"], arguments or "{}")

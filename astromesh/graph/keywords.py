@@ -6,10 +6,8 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from math import isfinite
 from typing import Any
 
-#: names in the context that are the engine's own
-ENGINES_OWN = frozenset({
-    "_awaiting_human", "_human_ticket", "_human_decisions", "_retry_error", "_node_cache",
-})  # fmt: skip
+from astromesh.graph.own_keys import OWN_KEYS
+
 ROUTINGS = ("", "edges_only")
 
 
@@ -40,12 +38,19 @@ def check_whole(owner: str, key: str, value: Any, least: int = 1) -> None:
         raise ValueError(f"{owner}: {key} must be at least {least}, not {value}.")
 
 
+def check_seconds(owner: str, key: str, value: Any) -> None:
+    """Raises: ValueError: the value of an argument is no time."""
+    if not _is_time(value):
+        raise ValueError(f"{owner}: {key} must be more than 0 s, not {value!r}.")
+
+
 def _is_whole(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def _is_time(value: Any) -> bool:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and isfinite(value) and value > 0
 
 
 def _are_flags(value: Any) -> bool:
@@ -77,7 +82,7 @@ def _is_several(value: Any) -> bool:
     return not isinstance(value, str) and isinstance(value, Iterable)
 
 
-#: in this order, each keyword may have one rule for its kind and one for its range
+#: by keyword: whether a value will do, the words for one that will not, and the error
 RULES: Mapping[str, tuple[Callable[[Any], bool], str, type[Exception]]] = {
     "flags": (_are_flags, "takes a list or set of hashable values", TypeError),
     "guards": (_are_guards, "takes a list of functions and Guards", TypeError),
@@ -89,14 +94,14 @@ RULES: Mapping[str, tuple[Callable[[Any], bool], str, type[Exception]]] = {
     "default_next": (lambda value: isinstance(value, str), "must be the name of a node", TypeError),
     "inherit_context_from": (lambda value: isinstance(value, str), "must be the name of a node", TypeError),
     "output_key": (
-        lambda value: isinstance(value, str) and value not in ENGINES_OWN,
+        lambda value: isinstance(value, str) and value not in OWN_KEYS,
         "must be a name in the context that is not the engine's own", ValueError,
     ),
     "routing": (lambda value: value in ROUTINGS, "must be 'edges_only' or ''", ValueError),
     "preprocessor": (lambda value: value is None or callable(value), "must be a function", TypeError),
     "postprocessor": (lambda value: value is None or callable(value), "must be a function", TypeError),
     "timeout": (
-        lambda value: value is None or (_is_number(value) and isfinite(value) and value > 0),
+        lambda value: value is None or _is_time(value),
         "must be more than 0 s", ValueError,
     ),
     "max_iterations": (

@@ -16,8 +16,8 @@ from astromesh.graph.config import NodeConfig
 from astromesh.graph.containers import engine_forget, engine_write
 from astromesh.graph.function import as_result
 from astromesh.graph.nodes.guards import Checked, Guard, as_guards, check_all
+from astromesh.graph.own_keys import RETRY_ERROR
 from astromesh.graph.records import NodeResult, as_json
-from astromesh.graph.retry import RETRY_ERROR
 from astromesh.graph.signature import Processor, postprocessor, preprocessor
 from astromesh.graph.state import GraphState
 

@@ -16,12 +16,11 @@ from astromesh.errors import (
 )
 from astromesh.graph.config import NodeConfig
 from astromesh.graph.containers import engine_forget, engine_write
+from astromesh.graph.own_keys import RETRY_ERROR
 from astromesh.graph.records import NodeResult
 from astromesh.graph.state import GraphState
 from astromesh.node.runner import Call, Wrapper
 
-#: where a node finds why its last try failed
-RETRY_ERROR = "_retry_error"
 ATTEMPTS = 3
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 8.0
 #: part of the pause that is random, so that many runs do not come back at the same moment

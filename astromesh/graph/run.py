@@ -20,13 +20,13 @@ from astromesh.graph.config import Child, Graph, Node, NodeConfig, OnError
 from astromesh.graph.flags import BIT, NodeFlag
 from astromesh.graph.loop import Ending, cause_of, harvest, traverse
 from astromesh.graph.nothing import STOPPED_MODEL
+from astromesh.graph.own_keys import NODE_CACHE
 from astromesh.graph.plan import Kit, Plan, Step, compile_child
 from astromesh.graph.progress import Progress
 from astromesh.graph.records import LOCAL, ExecutionReport, GraphResult, NodeResult
 from astromesh.graph.speech import Speech
 from astromesh.graph.state import GraphState, Shared
 from astromesh.graph.toolset import tools_of
-from astromesh.graph.visit import NODE_CACHE
 from astromesh.node.calls import call_tool, call_tools
 from astromesh.node.runner import together
 from astromesh.node.scope import NO_EVENTS, Scope

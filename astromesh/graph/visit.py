@@ -8,13 +8,12 @@ from typing import Any, Protocol
 from astromesh.graph.base import BaseNode
 from astromesh.graph.config import NodeConfig
 from astromesh.graph.hooks import HookSet
+from astromesh.graph.own_keys import NODE_CACHE
 from astromesh.graph.records import NodeResult
 from astromesh.graph.state import WRITTEN, GraphState
 from astromesh.types import Message
 
 OUTPUT_SUFFIX = "_output"
-AWAITING_HUMAN = "_awaiting_human"
-NODE_CACHE = "_node_cache"
 
 
 class Compiled(Protocol):

@@ -96,6 +96,14 @@ async def test_the_input_may_be_a_text_messages_or_a_mapping(given) -> None:
         ({"messages": "Why?"}, "not of type str"),
         ([{"role": "x"}], "needs a role"),
         ([7], "needs a role"),
+        ([{"role": ["user"]}], "needs a role"),
+        ([{"role": "user", "content": ["Why?"]}], "content of a message must be text"),
+        ([{"role": "tool", "tool_call_id": 7}], "tool_call_id of a message must be text"),
+        ([{"role": "assistant", "tool_calls": 7}], "tool_calls of a message must be a list"),
+        (
+            [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": {"a": 1}}}]}],
+            "arguments of a tool call must be text",
+        ),
     ],
 )
 async def test_an_input_that_is_none_of_them_is_refused(given: Any, said: str) -> None:

@@ -11,6 +11,7 @@ from astromesh.graph import (
     BaseNode,
     FunctionNode,
     LoopNode,
+    NodeFlag,
     NodeResult,
     ParallelNode,
     PromptGraph,
@@ -52,6 +53,13 @@ def test_what_is_wrong_in_a_nested_graph_is_found_from_outside(nest):
     assert len(bad().validate()) >= 3
     for problem in bad().validate():
         assert any(text.endswith(problem) for text in found), problem
+
+
+def test_a_child_that_is_to_be_checked_by_no_schema_is_a_problem():
+    child = FunctionNode("c", lambda state: 1, flags={NodeFlag.VALIDATE_OUTPUT})
+    assert PromptGraph(nodes=[ParallelNode("p", [child])]).validate() == [
+        "Node 'p': c: flags: VALIDATE_OUTPUT, but there is no output_schema."
+    ]
 
 
 def test_a_graph_that_contains_itself_is_a_problem():

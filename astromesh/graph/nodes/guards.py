@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from astromesh.errors import OutputRefused
+from astromesh.graph.keywords import check_whole
 from astromesh.graph.signature import positional_arguments
 
 GuardMode = Literal["block", "retry", "warn"]
@@ -49,6 +50,7 @@ class Guard:
         self.check = check
         self.mode: GuardMode = mode
         self.name = name or getattr(check, "__name__", type(check).__name__)
+        check_whole(f"Guard {self.name!r}", "max_retries", max_retries, least=0)
         self.max_retries = max_retries
         self._arity = positional_arguments(check, f"Guard {self.name!r}", most=2)
 

@@ -13,18 +13,13 @@ from astromesh.graph.canonical import digest
 from astromesh.graph.config import NodeConfig
 from astromesh.graph.containers import engine_forget, engine_write
 from astromesh.graph.flags import NodeFlag
+from astromesh.graph.keywords import check_seconds
 from astromesh.graph.nodes.transform import declared_input, may_answer
+from astromesh.graph.own_keys import AWAITING_HUMAN, HUMAN_DECISIONS, HUMAN_TICKET
 from astromesh.graph.records import NodeResult
 from astromesh.graph.state import GraphState
 
 Decision = Literal["approve", "deny", "answer"]
-
-#: where in the context the name of the node that waits for a person stands
-AWAITING = "_awaiting_human"
-#: where in the context the ticket of what is to be decided stands
-TICKET = "_human_ticket"
-#: where in the context a person's decisions are put, by their tickets
-DECISIONS = "_human_decisions"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,18 +76,20 @@ class HumanNode(BaseNode):
         self, name: str, *, approval_timeout: float | None = None, **keywords: Unpack[NodeKeywords]
     ) -> None:
         super().__init__(name, **keywords)
+        if approval_timeout is not None:
+            check_seconds(f"Node {name!r}", "approval_timeout", approval_timeout)
         self.approval_timeout = approval_timeout
 
     async def execute(self, state: GraphState, config: NodeConfig) -> NodeResult:
         value = declared_input(self, state)
         visit = f"{config.path}#{1 + sum(done.node_name == self.name for done in state.node_history)}:"
         ticket = visit + digest(value)
-        decision = _recorded(state.context.get(DECISIONS), visit, ticket)
+        decision = _recorded(state.context.get(HUMAN_DECISIONS), visit, ticket)
         if decision is not None:
             return self._decided(decision, value, state)
         if config.human_handler is None:
-            engine_write(state.context, AWAITING, self.name)
-            engine_write(state.context, TICKET, ticket)
+            engine_write(state.context, AWAITING_HUMAN, self.name)
+            engine_write(state.context, HUMAN_TICKET, ticket)
             why = f"{self.name!r} waits for a person and there is no handler; its ticket is {ticket!r}."
             return NodeResult(self.name, error=why, stop_reason="human_denied")
         try:
@@ -135,7 +132,7 @@ def _recorded(decisions: Any, visit: str, ticket: str) -> HumanDecision | None:
 
 
 def _no_longer_awaited(state: GraphState) -> None:
-    for key in (AWAITING, TICKET):
+    for key in (AWAITING_HUMAN, HUMAN_TICKET):
         engine_forget(state.context, key)
 
 

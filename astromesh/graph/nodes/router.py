@@ -10,8 +10,8 @@ from astromesh.graph.base import WITHOUT_MODEL, BaseNode, NodeKeywords
 from astromesh.graph.config import NodeConfig
 from astromesh.graph.extract import extract_object
 from astromesh.graph.nodes import assembly
+from astromesh.graph.own_keys import RETRY_ERROR
 from astromesh.graph.records import NodeResult
-from astromesh.graph.retry import RETRY_ERROR
 from astromesh.graph.state import GraphState
 from astromesh.types import CompletionRequest, CompletionResult, Message
 
