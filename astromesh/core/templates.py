@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
-from functools import wraps
-from typing import Any, NoReturn, cast
+from functools import lru_cache, wraps
+from types import CodeType
+from typing import Any, NamedTuple, NoReturn, cast
 
 import orjson
 from jinja2 import (
     ChainableUndefined,
     StrictUndefined,
+    Template,
     TemplateSyntaxError,
     Undefined,
     meta,
@@ -94,6 +96,19 @@ class SilentUndefined(ChainableUndefined):
     __round__ = __abs__ = _zero
 
 
+class Read(NamedTuple):
+    """What the text of a template says.
+
+    Args:
+        code: what it was compiled to; None: it has a fault.
+        names: those that it uses and does not set itself.
+    """
+
+    code: CodeType | None
+    fault: TemplateFault = TemplateFault("")
+    names: frozenset[str] = frozenset()
+
+
 class Sandbox(ImmutableSandboxedEnvironment):
     """The environment of every template."""
 
@@ -151,19 +166,20 @@ class Sandbox(ImmutableSandboxedEnvironment):
         template.set_environment(self)
         return template
 
-    def check(self, source: str) -> TemplateFault | None:
-        """What is wrong with a template as far as its text tells."""
+    def read(self, source: str) -> Read:
+        """A template as far as its text tells."""
         try:
             tree = self.parse(source)
         except TemplateSyntaxError as error:
-            return TemplateFault(error.message or "it cannot be read", error.lineno)
+            return Read(None, TemplateFault(error.message or "it cannot be read", error.lineno))
         fault = next(self._faults(tree), None)
-        if fault is None:
-            try:
-                self.compile(source)
-            except TemplateSyntaxError as error:
-                fault = TemplateFault(error.message or "it cannot be compiled", error.lineno)
-        return fault
+        if fault is not None:
+            return Read(None, fault)
+        try:
+            names = frozenset(meta.find_undeclared_variables(tree)) - self.globals.keys()
+            return Read(self.compile(tree), names=names)
+        except TemplateSyntaxError as error:
+            return Read(None, TemplateFault(error.message or "it cannot be compiled", error.lineno))
 
     def _faults(self, tree: nodes.Template) -> Iterator[TemplateFault]:
         for used in tree.find_all((nodes.Filter, nodes.Test)):
@@ -190,13 +206,14 @@ class Compiled:
     """
 
     def __init__(self, source: str, label: str, *, strict: bool = False) -> None:
-        fault = check_template(source)
-        if fault is not None:
-            raise InvalidManifest(f"{label} is no Jinja template: {fault.message}", line=fault.line)
-        self._template = (STRICT if strict else SANDBOX).from_string(source)
+        sandbox = STRICT if strict else SANDBOX
+        read = _read(sandbox, source)
+        if read.code is None:
+            raise InvalidManifest(f"{label} is no Jinja template: {read.fault.message}", line=read.fault.line)
+        self._template = Template.from_code(sandbox, read.code, sandbox.make_globals(None))
         self._label = label
         #: names that it uses and does not set itself
-        self.names = frozenset(meta.find_undeclared_variables(SANDBOX.parse(source))) - SANDBOX.globals.keys()
+        self.names = read.names
 
     def render(self, values: Mapping[str, Any]) -> str:
         """The text for these values.
@@ -233,7 +250,14 @@ class Compiled:
 
 def check_template(source: str) -> TemplateFault | None:
     """What is wrong with a template, or None."""
-    return SANDBOX.check(source)
+    read = _read(SANDBOX, source)
+    return read.fault if read.code is None else None
+
+
+@lru_cache(maxsize=1024)
+def _read(sandbox: Sandbox, source: str) -> Read:
+    """Texts are checked with the configuration and compiled where they are used: read once for both."""
+    return sandbox.read(source)
 
 
 # -- what bounds it ----------------------------------------------------------------------------------------
