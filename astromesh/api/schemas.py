@@ -6,6 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
+from astromesh.types import JsonObject
+
 SessionId = Annotated[str, StringConstraints(min_length=1, max_length=256, pattern=r"^[^\x00-\x1f\x7f]+$")]
 #: positions in logs and histories are 64-bit integers in every store
 MOST_SEQ = 2**63 - 1
@@ -35,8 +37,10 @@ class RunBody(BaseModel):
 
     query: Query = Field(description="The user's message.", examples=["How do I reset my password?"])
     session_id: SessionId = Field(description="Names the conversation.", examples=["session-42"])
-    context: dict[str, Any] = Field(default={}, description="Variables for the prompt template.")
-    metadata: dict[str, Any] = Field(default={}, description="Kept with the run, never shown to the model.")
+    context: dict[str, Any] = Field(default_factory=dict, description="Variables for the prompt template.")
+    metadata: dict[str, Any] = Field(
+        default_factory=dict, description="Kept with the run, never shown to the model."
+    )
 
 
 class UsageOut(BaseModel):
@@ -173,20 +177,21 @@ class SessionsOut(BaseModel):
     next: str | None
 
 
-class ProblemOut(BaseModel):
-    """A problem document (RFC 9457)."""
-
-    model_config = ConfigDict(extra="allow")
-
-    type: str
-    title: str
-    status: int
-    detail: str
-    code: str
-    trace_id: str
-
-
-_PROBLEM = {"model": ProblemOut, "content": {"application/problem+json": {}}}
+#: a problem document (RFC 9457); a model here would be compiled once for each status of each route
+_PROBLEM_SCHEMA: JsonObject = {
+    "title": "Problem",
+    "type": "object",
+    "properties": {
+        "type": {"type": "string"},
+        "title": {"type": "string"},
+        "status": {"type": "integer"},
+        "detail": {"type": "string"},
+        "code": {"type": "string"},
+        "trace_id": {"type": "string"},
+    },
+    "required": ["type", "title", "status", "detail", "code", "trace_id"],
+}
+_PROBLEM = {"content": {"application/problem+json": {"schema": _PROBLEM_SCHEMA}}}
 
 
 def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:

@@ -6,11 +6,13 @@ import re
 import tempfile
 from pathlib import Path
 
+import orjson
 import pytest
 
 from astromesh.api.app import create_app
-from astromesh.api.errors import PUBLIC, STATUS
+from astromesh.api.errors import PUBLIC, STATUS, answer
 from astromesh.api.ws import _FRAME_OF, _FRAMES, to_frame
+from astromesh.errors import AgentNotFoundError
 from astromesh.runtime.engine import AgentRuntime
 from astromesh.types import Event
 from tests.platform.astromesh import ROOT
@@ -30,6 +32,18 @@ def test_every_route_stands_there(subtests: pytest.Subtests) -> None:
             with subtests.test(f"{method} {path}"):
                 assert f"| `{method.upper()} {path}` |" in PAGE
     assert "`WS /v1/ws/agent/{agent_name}`" in PAGE
+
+
+def test_the_description_has_errors_in_the_form_that_they_are_answered_in() -> None:
+    app = create_app(AgentRuntime(Path(tempfile.gettempdir()) / "no-such-folder"))
+    operations = [o for methods in app.openapi()["paths"].values() for o in methods.values()]
+    described = [o["responses"]["404"]["content"] for o in operations if "404" in o["responses"]]
+    answered = orjson.loads(answer(AgentNotFoundError("nobody", "")).body)
+    assert described
+    for content in described:
+        assert content.keys() == {"application/problem+json"}
+        schema = content["application/problem+json"]["schema"]
+        assert {*schema["required"]} == {*schema["properties"]} == {*answered}
 
 
 def test_every_error_code_stands_with_its_status(subtests: pytest.Subtests) -> None:
