@@ -1,4 +1,4 @@
-"""One run of a graph: its resources, its children, its end."""
+"""One run of a graph: what its nodes are given, and its end."""
 
 from __future__ import annotations
 
@@ -8,35 +8,29 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 from time import perf_counter
-from types import MappingProxyType
 from typing import Any, cast
 
 from astromesh.abc.clock import Clock
 from astromesh.abc.provider import ModelPort
 from astromesh.abc.tool import ToolPort
-from astromesh.errors import GraphStopped, NodeFailed, ToolError
+from astromesh.errors import ToolError
 from astromesh.graph.base import BaseNode
-from astromesh.graph.config import Child, Graph, Node, NodeConfig, OnError
-from astromesh.graph.flags import BIT, NodeFlag
-from astromesh.graph.loop import Ending, cause_of, harvest, traverse
+from astromesh.graph.children import Children
+from astromesh.graph.config import Node, NodeConfig
+from astromesh.graph.loop import Ending, harvest, traverse
 from astromesh.graph.nothing import STOPPED_MODEL
 from astromesh.graph.own_keys import NODE_CACHE
-from astromesh.graph.plan import Kit, Plan, Step, compile_child
-from astromesh.graph.progress import Progress
-from astromesh.graph.records import LOCAL, ExecutionReport, GraphResult, NodeResult
-from astromesh.graph.speech import Speech
+from astromesh.graph.plan import Kit, Plan, Step
+from astromesh.graph.records import ExecutionReport, GraphResult
 from astromesh.graph.state import GraphState, Shared
 from astromesh.graph.toolset import tools_of
 from astromesh.node.calls import call_tool, call_tools
-from astromesh.node.runner import together
 from astromesh.node.scope import NO_EVENTS, Scope
 from astromesh.node.tool_results import failed
 from astromesh.types import Message, ToolCall, ToolResult, ToolSpec
 
 log = logging.getLogger("astromesh.graph")
 
-#: a child with one of these may run at the same time as others
-_SAFE = BIT[NodeFlag.READONLY] | BIT[NodeFlag.PARALLEL_SAFE]
 #: turns that a finalizer and its children have, beyond the limit that may just have ended the run
 _LAST_TURNS = 25
 #: of a run that was cancelled in the middle
@@ -62,7 +56,7 @@ class Setup:
     finalizer_seconds: float
 
 
-class Run(Progress):
+class Run(Children):
     """One run. `await execute()` once; `result` is there afterwards, also when the run was cancelled.
 
     Args:
@@ -79,12 +73,8 @@ class Run(Progress):
     random: Random | None = None
     result: GraphResult | None = None
     # made when they are first asked for: a run of plain functions needs none of them
-    _active: set[str] | None = None
-    _adhoc: dict[int, Plan] | None = None
     _scopes: dict[str, Scope] | None = None
     _toolsets: dict[int, ToolPort] | None = None
-    #: by path: nested graphs that were stopped and have a finalizer, with their newest states
-    _left: Mapping[str, tuple[Plan, GraphState]] = MappingProxyType({})
 
     def __init__(
         self,
@@ -125,7 +115,7 @@ class Run(Progress):
                 ending = await traverse(self, self.plan, self.state)
             except Exception as broken:  # noqa: BLE001 (anybody's hook or node may leave anything in the state)
                 ending = self._broken(broken)
-            if self.plan.finalizer or self._left:
+            if self.plan.finalizer or self.cut_off:
                 await self._finalize_all(ending)
         except asyncio.CancelledError:
             await self._cut_short(started)
@@ -140,7 +130,7 @@ class Run(Progress):
         self.state.mend(self.shared)
         self.shared.stop_reason, self.shared.error = "cancelled", "The run was cancelled."
         self._conclude(_CANCELLED, started)
-        if self.plan.finalizer or self._left:
+        if self.plan.finalizer or self.cut_off:
             await self._finalize_all(_CANCELLED)
             self._conclude(_CANCELLED, started)
 
@@ -156,7 +146,7 @@ class Run(Progress):
 
     async def _finalize_all(self, ending: Ending) -> None:
         """Those of nested graphs that were stopped, innermost first, now that nothing runs; then its own."""
-        for path, (plan, frame) in self._left.items():
+        for path, (plan, frame) in self.cut_off.items():
             await self._finalize(plan, frame, path)
         if self.plan.finalizer:
             _, error, reason = ending
@@ -241,10 +231,6 @@ class Run(Progress):
     def clock(self) -> Clock:
         return self.root.clock if self.root else self.setup.clock
 
-    @property
-    def stopping(self) -> bool:
-        return self.shared.stop_reason is not None
-
     def chance(self) -> float:
         if self.random is None:
             self.random = Random(self.setup.seed)  # noqa: S311 (jitter of a pause, nothing secret)
@@ -294,111 +280,3 @@ class Run(Progress):
         if tools is None:
             tools = toolsets[id(node)] = tools_of(cast(BaseNode, node), self.tools)
         return tools
-
-    # -- children -----------------------------------------------------------------------------------------
-
-    async def run_child(self, node: Node, state: GraphState, path: str) -> NodeResult:
-        around, state.loop = state.loop, ()
-        path = self._claim(path)
-        try:
-            last, stuck, _ = await traverse(self, self._plan_of(node), state, path)
-        finally:
-            state.loop = around
-            self._release(path)
-        if stuck:
-            return NodeResult(node.name, error=stuck)
-        if last is None or (self.stopping and last.wants_tools):
-            raise GraphStopped(f"{path} does not go on: the run is being stopped.")
-        return last
-
-    async def run_graph(self, graph: Graph, state: GraphState, path: str) -> NodeResult:
-        frame, plan = state.frame(), self._plan_of(graph)
-        path = self._claim(path + "/")
-        try:
-            _, stuck, reason = await traverse(self, plan, frame, path)
-        except BaseException:
-            self._leave(plan, frame, path)
-            raise
-        finally:
-            self._release(path)
-            plan = self.changed.pop(path, plan) if self.changed else plan
-        if (self.shared.stop_reason or reason) != "completed":
-            self._leave(plan, frame, path)
-        if stuck:
-            return NodeResult(graph.name, error=stuck, stop_reason=reason)
-        unsure = plan.unsure if (self.shared.stop_reason or reason) != "completed" else ()
-        output, error = harvest(frame.node_history, plan.steps, unsure)
-        cause = cause_of(frame.node_history, plan.steps) if error else None
-        return NodeResult(graph.name, output, error=error, exception=cause, stop_reason=LOCAL.get(reason, ""))
-
-    def _leave(self, plan: Plan, frame: GraphState, path: str) -> None:
-        if plan.finalizer:
-            self._left = {**self._left, path: (plan, frame)}
-
-    async def run_together(
-        self, children: Sequence[Child], state: GraphState, path: str, on_error: OnError
-    ) -> list[NodeResult]:
-        safe = [i for i, child in enumerate(children) if self._plan_of(child.node).first.mask & _SAFE]
-        alone = [[i] for i in range(len(children)) if i not in set(safe)]
-        results: dict[int, NodeResult] = {}
-        for group in [safe, *alone] if safe else alone:
-            forks = [_fork(state, children[i]) for i in group]
-            works = zip(group, forks, strict=True)
-            done = await together([self._one(children[i], fork, path, on_error) for i, fork in works])
-            results.update(zip(group, done, strict=True))
-            for i, fork in zip(group, forks, strict=True):
-                _forget_own(fork, children[i])
-            state.join(forks)
-        return [results[i] for i in range(len(children))]
-
-    async def _one(self, child: Child, state: GraphState, path: str, on_error: OnError) -> NodeResult:
-        path = f"{path}/{child.name or child.node.name}"
-        result = await self.run_child(child.node, state, path)
-        if result.error and on_error == "fail":
-            raise NodeFailed(path, result.error, result.exception, result.stop_reason)
-        return result
-
-    def _claim(self, path: str) -> str:
-        """The path, numbered where a child of the same path runs at the same time.
-
-        Raises:
-            GraphStopped: the run is being stopped.
-        """
-        if self.stopping:
-            raise GraphStopped(f"{path} does not begin: the run is being stopped.")
-        if self._active is None:
-            self._active = set()
-        free, number = path, 1
-        while free in self._active:
-            number += 1
-            free = f"{path.rstrip('/')}#{number}{'/' if path.endswith('/') else ''}"
-        self._active.add(free)
-        return free
-
-    def _release(self, path: str) -> None:
-        if self._active:
-            self._active.discard(path)
-
-    def _plan_of(self, unit: Node | Graph) -> Plan:
-        if self._adhoc is None:
-            self._adhoc = {}
-        plan = self._adhoc.get(id(unit)) or self.plan.nested.get(id(unit))
-        if plan is None or plan.is_old:
-            # one that was not declared may come anywhere
-            unknown = Speech.SILENT if self.plan.guarded else Speech.INWARD
-            ceiling = unknown if plan is None else plan.ceiling
-            plan = self._adhoc[id(unit)] = compile_child(unit, self.setup.kit, ceiling)
-        return plan
-
-
-def _fork(state: GraphState, child: Child) -> GraphState:
-    fork = state.fork()
-    fork.context.update(child.context)
-    return fork
-
-
-def _forget_own(fork: GraphState, child: Child) -> None:
-    """What a child alone was given stays with it, unless it made something else of it."""
-    for key, value in child.context.items():
-        if fork.context.get(key) is value:
-            del fork.context[key]
