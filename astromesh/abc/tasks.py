@@ -7,7 +7,7 @@ others are kept when they have ended.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -110,7 +110,11 @@ class TaskStore(Protocol):
         """Keeps a Task with its records so far, in one transaction."""
 
     async def commit(self, change: TaskChange) -> None:
-        """Raises: LeaseLost: somebody else works on the Task, or it has ended; nothing is written."""
+        """What was written and whose answer was lost may be written again, but for a Task's end.
+
+        Raises:
+            LeaseLost: somebody else works on the Task, or it has ended; nothing is written.
+        """
 
     async def get(self, task_id: str) -> TaskRow | None: ...
 
@@ -126,14 +130,18 @@ class TaskStore(Protocol):
         """By time, the oldest first."""
 
     async def take(self, worker: str, dead: Sequence[str], until: float, limit: int) -> tuple[TaskRow, ...]:
-        """Makes the worker the holder of durable Tasks whose holder is dead or whose lease is over.
+        """Makes the worker the holder of durable Tasks whose holder is dead or whose lease is over, if its own.
 
         Args:
             dead: workers that are known to be.
         """
 
-    async def beat(self, worker: str, until: float) -> tuple[str, ...]:
-        """The worker's leases last longer; those of its Tasks whose end was asked for."""
+    async def beat(self, worker: str, until: float, tasks: Collection[str] | None = None) -> tuple[str, ...]:
+        """The worker's leases last longer; answers those of its Tasks whose end was asked for.
+
+        Args:
+            tasks: those that it works on, which alone are meant; None: all.
+        """
 
     async def cancel(self, task_id: str) -> bool:
         """Asks for a Task's end; False where it has ended."""

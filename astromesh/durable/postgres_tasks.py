@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from typing import Any, Self
 
@@ -83,8 +83,8 @@ class PostgresTasks:
         found = [row_of(tuple(row)) for row in rows]
         return tuple(sorted(found, key=lambda row: (row.created_at, row.task_id)))
 
-    async def beat(self, worker: str, until: float) -> tuple[str, ...]:
-        await self._database.write(SQL["beat"], worker, until)
+    async def beat(self, worker: str, until: float, tasks: Collection[str] | None = None) -> tuple[str, ...]:
+        await self._database.write(SQL["beat"], worker, until, None if tasks is None else list(tasks))
         return tuple(row[0] for row in await self._database.read(SQL["cancelling"], worker))
 
     async def cancel(self, task_id: str) -> bool:

@@ -6,7 +6,7 @@ What many Tasks commit at once is one transaction (`storage.lane`).
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Self, TypeAlias
 
 import orjson
@@ -86,8 +86,9 @@ class SqliteTasks:
         rows = await self._database.write(_rows, ("take", bound))
         return tuple(sorted(map(row_of, rows), key=lambda row: (row.created_at, row.task_id)))
 
-    async def beat(self, worker: str, until: float) -> tuple[str, ...]:
-        return await self._database.write(_beat, (worker, until))
+    async def beat(self, worker: str, until: float, tasks: Collection[str] | None = None) -> tuple[str, ...]:
+        only = None if tasks is None else orjson.dumps(list(tasks)).decode()
+        return await self._database.write(_beat, (worker, until, only))
 
     async def cancel(self, task_id: str) -> bool:
         return await self._database.write(_change, ("cancel", (task_id,)))
@@ -150,10 +151,12 @@ def _change(connection: sqlite3.Connection, items: Sequence[_Named]) -> Sequence
     return [connection.execute(SQL[name], bound).rowcount > 0 for name, bound in items]
 
 
-def _beat(connection: sqlite3.Connection, items: Sequence[tuple[str, float]]) -> Sequence[tuple[str, ...]]:
+def _beat(
+    connection: sqlite3.Connection, items: Sequence[tuple[str, float, str | None]]
+) -> Sequence[tuple[str, ...]]:
     found = []
-    for worker, until in items:
-        connection.execute(SQL["beat"], (worker, until))
+    for worker, until, only in items:
+        connection.execute(SQL["beat"], (worker, until, only))
         found.append(tuple(row[0] for row in connection.execute(SQL["cancelling"], (worker,))))
     return found
 

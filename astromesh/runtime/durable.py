@@ -51,7 +51,7 @@ from astromesh.runtime.run import ANONYMOUS
 from astromesh.runtime.runs import Handler
 from astromesh.runtime.segment import Host, Segment
 from astromesh.runtime.slots import queue_full
-from astromesh.runtime.writer import surely
+from astromesh.runtime.writer import ended, surely
 from astromesh.types import CallerContext, Event, JsonObject
 
 #: seconds after which a worker that is not heard of is dead, and between two signs of life; tests of crashes
@@ -149,8 +149,9 @@ class DurableRuns:
         """The store; runs can be asked about, and none is worked on by that."""
         async with self._opening:
             if self._store is None:
-                self._store = await self._host.open_runs()
-                self._expiring = asyncio.create_task(expire(self._store, self._host.clock, self._host.kept))
+                self._store, (days, most) = await self._host.open_runs(), self._host.kept
+                delete = partial(self._store.expire, most=most)
+                self._expiring = asyncio.create_task(expire(delete, self._host.clock, days))
             return self._store
 
     async def reach(self) -> RunStore | None:
@@ -559,13 +560,6 @@ class _Room:
             return False
         self._left -= 1
         return True
-
-
-async def ended(task: asyncio.Task[None] | None) -> None:
-    """Cancels a task and waits until it is gone."""
-    if task is not None:
-        task.cancel()
-        await asyncio.wait([task])
 
 
 def resumed_as(row: RunRow, decision: str, by: CallerContext) -> CallerContext | None:

@@ -8,11 +8,13 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from astromesh.abc.clock import Clock
 from astromesh.abc.tasks import Artifact, TaskChange, TaskRow, TaskStatus, TaskStore
 from astromesh.runtime.failpoints import armed
+from astromesh.runtime.writer import surely
 from astromesh.telemetry.traceparent import TraceParent, read_traceparent
 from astromesh.types import JsonObject
 from astromesh.workflow.result import TaskResult
@@ -102,7 +104,8 @@ class TaskRecords:
             _pass(STAGE_DONE, kept)
             first = len(live.records) + 1
             made = [one for n, r in enumerate(kept, first) for one in artifacts_of(live.row, n, r)]
-            await self.store.commit(TaskChange(task_id, self._worker, first, kept, made))
+            change = TaskChange(task_id, self._worker, first, kept, made)
+            await surely(partial(self.store.commit, change))
             _pass(STAGE_KEPT, kept)
             live.kept += len(kept)
         self._tell(live, kept)

@@ -42,13 +42,14 @@ from astromesh.runtime import ids
 from astromesh.runtime.presence import Presence
 from astromesh.runtime.recorded import caller_of, caller_to_json
 from astromesh.runtime.registry import Viewer
+from astromesh.runtime.retention import Kept, expire
 from astromesh.runtime.task_events import TaskFollower
 from astromesh.runtime.task_log import LiveTask, TaskRecords
 from astromesh.runtime.task_metrics import TaskMetrics
 from astromesh.runtime.task_traces import TaskTraces
 from astromesh.runtime.workflows import Host as WorkflowHost
 from astromesh.runtime.workflows import not_found, open_workflow, workflow_folder, workflow_names
-from astromesh.runtime.writer import surely
+from astromesh.runtime.writer import ended, surely
 from astromesh.telemetry.metrics import Metrics
 from astromesh.telemetry.traceparent import NO_PARENT, TraceParent
 from astromesh.telemetry.traces import Traced
@@ -87,6 +88,9 @@ class Host(WorkflowHost, Protocol):
     """What the Tasks need of the runtime."""
 
     metrics: Metrics
+
+    @property
+    def kept(self) -> Kept: ...
 
     async def open_tasks(self) -> TaskStore: ...
 
@@ -172,6 +176,7 @@ class Workflows:
         ]
         self._opening = asyncio.Lock()
         self._keeping: asyncio.Task[None] | None = None
+        self._expiring: asyncio.Task[None] | None = None
         self._draining = False
 
     # -- life ----------------------------------------------------------------------------------------------
@@ -237,10 +242,10 @@ class Workflows:
     async def close(self) -> None:
         """Takes no new Tasks; durable ones that run are left to whoever comes next."""
         self._draining = True
-        works = [live.work for live in self.records.live.values() if live.work is not None]
-        for work in (*works, *([self._keeping] if self._keeping else ())):
-            work.cancel()
-            await asyncio.wait([work])
+        await ended(self._keeping)  # first, so that nothing is taken over any more
+        await ended(self._expiring)
+        for live in tuple(self.records.live.values()):
+            await ended(live.work)
         for workflow in self._loaded.values():
             if workflow.observers is not None:
                 await workflow.observers.close()
@@ -254,7 +259,9 @@ class Workflows:
     async def store(self) -> TaskStore:
         async with self._opening:
             if self.records.store is None:
-                self.records.store = await self._host.open_tasks()
+                self.records.store = store = await self._host.open_tasks()
+                delete = partial(_expire, store)
+                self._expiring = asyncio.create_task(expire(delete, self._host.clock, self._host.kept.days))
             return self.records.store
 
     def _observed(self, live: LiveTask, record: JsonObject) -> None:
@@ -401,12 +408,17 @@ class Workflows:
             if there is not None:
                 return there
             begin = {**begin, "task_id": kept}
-        self._require_room(engine, name)
         store = await self.store()
         self._keep()
+        self._require_room(engine, name)
         row = self._row(engine, asked, begin, caller, durable=True)
-        await store.accept(row, [begin])
-        self._take_on(engine, row, [begin])
+        live = self.records.live[row.task_id] = LiveTask(row, [begin])  # which takes its place at once
+        try:
+            await store.accept(row, [begin])
+        except BaseException:
+            self._forget(live)
+            raise
+        self._take_on(engine, live)
         return row
 
     def _require_room(self, engine: Engine, name: str) -> None:
@@ -449,27 +461,32 @@ class Workflows:
             durable, caller_to_json(told), dict(asked.metadata), self.worker, now + LEASE,
         )  # fmt: skip
 
-    def _take_on(self, engine: Engine, row: TaskRow, records: Sequence[JsonObject]) -> None:
-        live = self.records.live[row.task_id] = LiveTask(row, records)
+    def _take_on(self, engine: Engine, live: LiveTask) -> None:
+        self.records.live[live.id] = live
         live.work = asyncio.create_task(self._work(engine, live))
 
     async def _work(self, engine: Engine, live: LiveTask) -> None:
         """Works on a durable Task until it has ended, or somebody else has it."""
         try:
-            await self._kept(live, await self._patiently(engine, live))
-        except asyncio.CancelledError:
-            if not live.cancelled:
-                raise
-            await self._kept(live, self._cancelled(live))
-        except LeaseLost as error:
-            log.warning("task_lost", task_id=live.id, error=str(error))
-        except Exception:  # the border of a background run: it ends the Task, not the server
+            await self._work_off(engine, live)
+        except Exception as error:  # the border of a background run: it ends the Task, not the server
+            if _is_lost(error):
+                log.warning("task_lost", task_id=live.id, error=str(error))
+                return
             log.exception("task_crashed", task_id=live.id)
             why = {"code": "internal", "message": "The Task failed for an internal reason."}
             with suppress(AstromeshError):
                 await self._kept(live, self._failure(live, why))
         finally:
             self._forget(live)
+
+    async def _work_off(self, engine: Engine, live: LiveTask) -> None:
+        try:
+            await self._kept(live, await self._patiently(engine, live))
+        except asyncio.CancelledError:
+            if not live.cancelled:
+                raise
+            await self._kept(live, self._cancelled(live))
 
     async def _patiently(self, engine: Engine, live: LiveTask) -> TaskResult:
         if live.row.fingerprint != engine.project.fingerprint.value:
@@ -537,18 +554,23 @@ class Workflows:
 
     async def _look(self, store: TaskStore) -> None:
         until = self._host.clock.now() + LEASE
-        for task_id in await store.beat(self.worker, until):
+        for task_id in await store.beat(self.worker, until, tuple(self.records.live)):
             self._stop(task_id)
         dead = await asyncio.to_thread(self._presence.dead)
         for row in await store.take(self.worker, dead, until, _AT_ONCE):
-            workflow = self._loaded.get(row.workflow)
-            if workflow is None or workflow.engine is None:
-                log.warning("task_waits_for_its_workflow", task_id=row.task_id, workflow=row.workflow)
-                continue
-            log.info("task_taken_up", task_id=row.task_id, workflow=row.workflow)
-            self._take_on(workflow.engine, row, await store.records(row.task_id))
+            if row.task_id not in self.records.live:
+                await self._take_over(store, row)
         for worker in dead:
             self._presence.forget(worker)
+
+    async def _take_over(self, store: TaskStore, row: TaskRow) -> None:
+        """What is not taken on here is taken over by whoever comes when its lease is over."""
+        workflow = self._loaded.get(row.workflow)
+        if workflow is None or workflow.engine is None:
+            log.warning("task_waits_for_its_workflow", task_id=row.task_id, workflow=row.workflow)
+            return
+        log.info("task_taken_up", task_id=row.task_id, workflow=row.workflow)
+        self._take_on(workflow.engine, LiveTask(row, await store.records(row.task_id)))
 
     def _stop(self, task_id: str) -> bool:
         live = self.records.live.get(task_id)
@@ -802,6 +824,17 @@ class Workflows:
             await engine.close()
             await resources.close()
         return {"recorded": entry, "scratch": outcome, "divergence": replay.divergence}
+
+
+async def _expire(store: TaskStore, before: float) -> None:
+    while await store.expire(before):  # so many at once
+        pass
+
+
+def _is_lost(error: Exception) -> bool:
+    """Whether nothing else is wrong than that somebody else has the Task."""
+    alone = isinstance(error, ExceptionGroup) and error.split(LeaseLost)[1] is None
+    return alone or isinstance(error, LeaseLost)
 
 
 def answer_of(row: TaskRow) -> JsonObject:

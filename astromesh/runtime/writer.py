@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from time import monotonic
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import structlog
 
@@ -40,6 +40,13 @@ async def surely(work: Callable[[], Awaitable[T]]) -> T:
         except StoreError as error:
             log.warning("run_store_away", error=str(error))
             await asyncio.sleep(PAUSE)
+
+
+async def ended(task: asyncio.Task[Any] | None) -> None:
+    """Cancels a task and waits until it is gone."""
+    if task is not None:
+        task.cancel()
+        await asyncio.wait([task])
 
 
 class _Batch(NamedTuple):

@@ -94,6 +94,27 @@ async def test_a_task_is_taken_over_when_its_lease_is_over_and_by_one_worker_onl
     assert sorted(row.task_id for rows in taken for row in rows) == ["t0", "t1", "t2"]
 
 
+async def test_a_sign_of_life_is_for_the_tasks_that_are_worked_on_and_others_are_free_in_time(store, clock):
+    """For their own holder, too: it does not know that it has them."""
+    for name in ("t1", "t2"):
+        await store.accept(task(name), [BEGIN])
+    await store.cancel("t2")
+    assert await store.beat("w1", NOW + 60, ["t1"]) == ("t2",)
+    clock.advance(16)
+    assert [row.task_id for row in await store.take("w1", [], NOW + 60, 10)] == ["t2"]
+    await store.beat("w1", 0.0)
+    assert {row.task_id for row in await store.take("w2", [], NOW + 60, 10)} == {"t1", "t2"}
+
+
+async def test_what_is_committed_again_because_its_answer_was_lost_is_there_once(store):
+    await store.accept(task(), [BEGIN])
+    stage = {"type": "stage", "entry": {"stage_id": "a"}}
+    for _ in range(2):
+        await store.commit(TaskChange("t1", "w1", 2, [stage], [artifact("t1", 1)]))
+    assert await store.records("t1") == (BEGIN, stage)
+    assert await store.artifacts("acme", None, Found("t1")) == (artifact("t1", 1),)
+
+
 async def test_a_cancel_reaches_the_holder(store):
     await store.accept(task(), [BEGIN])
     assert await store.cancel("t1")

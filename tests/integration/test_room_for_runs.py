@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from astromesh.runtime.durable import ended
 from astromesh.runtime.records import RunRequest
 from astromesh.runtime.registry import Viewer
+from astromesh.runtime.writer import ended
 from astromesh.testing import ScriptedProvider
 from astromesh.types import CompletionRequest
 from tests.integration.agents_folder import manifest, runtime_of, write

@@ -3,6 +3,7 @@ INSERT INTO astromesh.tasks (COLUMNS) VALUES (VALUES_OF_IT)
 
 -- name: add_record
 INSERT INTO astromesh.task_records (task_id, n, record) VALUES ($1, $2, $3)
+ON CONFLICT (task_id, n) DO UPDATE SET record = excluded.record
 
 -- name: add_artifact
 INSERT INTO astromesh.task_artifacts (task_id, n, type, path, node, stage, created_at, fingerprint, content)
@@ -40,14 +41,15 @@ ORDER BY a.created_at, a.task_id, a.n LIMIT $7
 UPDATE astromesh.tasks SET worker = $1, lease_until = $2
 WHERE task_id IN (
     SELECT task_id FROM astromesh.tasks
-    WHERE finished_at = 0 AND durable = 1 AND worker <> $1
+    WHERE finished_at = 0 AND durable = 1
       AND (lease_until < $3 OR worker = ANY($4::text[]))
     ORDER BY created_at, task_id LIMIT $5 FOR UPDATE SKIP LOCKED
 )
 RETURNING COLUMNS
 
 -- name: beat
-UPDATE astromesh.tasks SET lease_until = $2 WHERE worker = $1 AND finished_at = 0
+UPDATE astromesh.tasks SET lease_until = $2
+WHERE worker = $1 AND finished_at = 0 AND ($3::text[] IS NULL OR task_id = ANY($3))
 
 -- name: cancelling
 SELECT task_id FROM astromesh.tasks WHERE worker = $1 AND finished_at = 0 AND cancelling = 1

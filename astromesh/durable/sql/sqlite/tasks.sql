@@ -3,6 +3,7 @@ INSERT INTO tasks (COLUMNS) VALUES (VALUES_OF_IT)
 
 -- name: add_record
 INSERT INTO task_records (task_id, n, record) VALUES (?, ?, ?)
+ON CONFLICT (task_id, n) DO UPDATE SET record = excluded.record
 
 -- name: add_artifact
 INSERT INTO task_artifacts (task_id, n, type, path, node, stage, created_at, fingerprint, content)
@@ -39,14 +40,15 @@ ORDER BY a.created_at, a.task_id, a.n LIMIT ?7
 UPDATE tasks SET worker = ?1, lease_until = ?2
 WHERE task_id IN (
     SELECT task_id FROM tasks
-    WHERE finished_at = 0 AND durable = 1 AND worker <> ?1
+    WHERE finished_at = 0 AND durable = 1
       AND (lease_until < ?3 OR worker IN (SELECT value FROM json_each(?4)))
     ORDER BY created_at, task_id LIMIT ?5
 )
 RETURNING COLUMNS
 
 -- name: beat
-UPDATE tasks SET lease_until = ?2 WHERE worker = ?1 AND finished_at = 0
+UPDATE tasks SET lease_until = ?2
+WHERE worker = ?1 AND finished_at = 0 AND (?3 IS NULL OR task_id IN (SELECT value FROM json_each(?3)))
 
 -- name: cancelling
 SELECT task_id FROM tasks WHERE worker = ? AND finished_at = 0 AND cancelling = 1

@@ -1,0 +1,134 @@
+"""Tasks of a process that accepts many, loses answers, loses leases, and keeps what has ended for a while."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+import yaml
+
+from astromesh.abc.tasks import TASK_ENDED, TaskRow
+from astromesh.errors import LeaseLost, QueueFull, StoreUnavailable, TaskNotFound
+from astromesh.runtime.engine import AgentRuntime
+from astromesh.runtime.registry import Viewer
+from astromesh.runtime.retention import EXPIRY_SECONDS
+from astromesh.runtime.tasks import Asked
+from astromesh.testing import Faulty, ManualClock
+from tests.integration.workflow_folder import runtime_with, small
+
+ME = Viewer("default", "anonymous")
+PATIENCE = 30.0
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    return tmp_path / "config"
+
+
+def row_of(runtime: AgentRuntime, task_id: str, worker: str, lease_until: float) -> TaskRow:
+    """A Task of the workflow `small` as it is on disk."""
+    engine = runtime.workflows.get("small").engine
+    assert engine is not None
+    return TaskRow(
+        task_id, ME.tenant, "anonymous", "small", "s", "queued", runtime.clock.now(),
+        engine.project.fingerprint.value, "0" * 31 + "1", True, worker=worker, lease_until=lease_until,
+    )  # fmt: skip
+
+
+async def test_a_queue_is_as_long_as_it_may_be_however_many_come_at_once(
+    config: Path, tmp_path: Path
+) -> None:
+    """E55, with callers that all come while the first Task is on its way to the disk."""
+    small(config, op="wait", scheduler="scheduler: {max_concurrency: 1, max_queue_size: 2}\n")
+    asked, go = Asked({"go": str(tmp_path / "go")}), tmp_path / "go"
+    async with runtime_with(config) as runtime:
+        found = await asyncio.gather(
+            *(runtime.workflows.accept("small", asked) for _ in range(10)), return_exceptions=True
+        )
+        go.touch()
+        taken = [one for one in found if isinstance(one, TaskRow)]
+        async with asyncio.timeout(PATIENCE):
+            ended = [await runtime.workflows.ended(one.task_id, ME) for one in taken]
+    assert sum(isinstance(one, QueueFull) for one in found) == 7
+    assert [one["status"] for one in ended] == ["success"] * 3
+
+
+async def test_a_task_that_its_process_does_not_know_it_has_ends_all_the_same(config: Path) -> None:
+    """As where the answer was lost to what accepted it or took it over: in time its lease is over."""
+    async with runtime_with(small(config)) as runtime:
+        workflows = runtime.workflows
+        row = row_of(runtime, "task_1", workflows.worker, runtime.clock.now() - 1.0)
+        begin = {"type": "begin", "task_id": "task_1", "workflow": "small", "start": "s", "input": 21}
+        await (await workflows.store()).accept(row, [begin])
+        workflows.take_up()
+        async with asyncio.timeout(PATIENCE):
+            ended = await workflows.ended("task_1", ME)
+    assert (ended["status"], ended["output"]) == ("success", 42)
+
+
+async def test_a_cancel_of_a_task_that_another_process_has_by_now_ends_it_here_alone(
+    config: Path, tmp_path: Path
+) -> None:
+    small(config, op="wait", scheduler="scheduler: {max_concurrency: 1}\n")
+    asked = Asked({"go": str(tmp_path / "go")})
+    async with runtime_with(config) as runtime:
+        workflows = runtime.workflows
+        _, second = [await workflows.accept("small", asked) for _ in range(2)]
+        store, live = await workflows.store(), workflows.records.live[second.task_id]
+        until = runtime.clock.now() + 60.0
+        taken = await store.take("another", [workflows.worker], until, 10)
+        assert second.task_id in {row.task_id for row in taken}
+        workflows._stop(second.task_id)
+        assert live.work is not None
+        await asyncio.wait([live.work], timeout=PATIENCE)
+        kept = await store.get(second.task_id)
+        assert live.work.exception() is None
+    assert kept is not None and kept.worker == "another" and kept.status not in TASK_ENDED
+
+
+async def test_a_store_that_is_away_delays_a_task_and_fails_none(config: Path) -> None:
+    async with runtime_with(small(config)) as runtime:
+        workflows = runtime.workflows
+        away = [StoreUnavailable("away"), StoreUnavailable("away")]
+        workflows.records.store = store = Faulty(await workflows.store(), commit=away)
+        row = await workflows.accept("small", Asked(21))
+        async with asyncio.timeout(PATIENCE):
+            ended = await workflows.ended(row.task_id, ME)
+    assert (ended["status"], ended["output"]) == ("success", 42)
+    assert store.calls.count("commit") >= len(away)
+
+
+async def test_a_task_that_is_lost_in_the_middle_of_a_stage_is_left_as_it_is(config: Path) -> None:
+    """Somebody else works on it: it must not fail here."""
+    async with runtime_with(small(config)) as runtime:
+        workflows = runtime.workflows
+        workflows.records.store = store = Faulty(await workflows.store(), commit=[LeaseLost("lost")])
+        row = await workflows.accept("small", Asked(21))
+        async with asyncio.timeout(PATIENCE):
+            while row.task_id in workflows.records.live:
+                await asyncio.sleep(0.01)
+        kept = await store.get(row.task_id)
+    assert kept is not None and kept.status not in TASK_ENDED
+
+
+async def test_ended_tasks_go_by_age_with_what_they_left(config: Path) -> None:
+    """`storage.keep_days` is for them, too."""
+    clock = ManualClock()
+    small(config)
+    head = {"apiVersion": "astromesh/v1", "kind": "RuntimeConfig"}
+    (config / "runtime.yaml").write_text(yaml.safe_dump({**head, "spec": {"storage": {"keep_days": 1}}}))
+    async with runtime_with(config, clock=clock) as runtime:
+        workflows = runtime.workflows
+        result = await workflows.run("small", Asked(21))
+        assert (await workflows.state(result.task_id, ME))["output"] == 42
+        clock.advance(86_400.0)
+        async with asyncio.timeout(PATIENCE):
+            while True:
+                clock.advance(EXPIRY_SECONDS)
+                await asyncio.sleep(0.01)
+                try:
+                    await workflows.task(result.task_id, ME)
+                except TaskNotFound:
+                    break
+        assert await (await workflows.store()).records(result.task_id) == ()
