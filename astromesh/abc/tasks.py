@@ -130,7 +130,9 @@ class TaskStore(Protocol):
         """By time, the oldest first."""
 
     async def take(self, worker: str, dead: Sequence[str], until: float, limit: int) -> tuple[TaskRow, ...]:
-        """Makes the worker the holder of durable Tasks whose holder is dead or whose lease is over, if its own.
+        """Makes the worker the holder of durable Tasks whose holder is dead or whose lease is over.
+
+        A worker that has not renewed a lease of its own is such a holder, too.
 
         Args:
             dead: workers that are known to be.
