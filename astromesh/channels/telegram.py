@@ -13,9 +13,9 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
 
 from astromesh.abc.channel import Address, Inbound, Prepared, Received, Webhook
 from astromesh.abc.deps import Deps
+from astromesh.channels.attachments import Attachments, Fetched, answered
 from astromesh.channels.splitting import split
-from astromesh.channels.whatsapp_media import Fetched, Media, answered
-from astromesh.channels.whatsapp_messages import MOST_NAME, list_of, of, text_of
+from astromesh.channels.webhook_json import MOST_NAME, list_of, object_in, of, place_of, text_of
 from astromesh.errors import ChannelError, ChannelRejected, Forbidden, InvalidInput, NetError, Unauthorized
 from astromesh.net.http import Answer, Http
 from astromesh.types import JsonObject
@@ -90,11 +90,8 @@ class Telegram:
             raise Unauthorized("The webhook lacks this bot's X-Telegram-Bot-Api-Secret-Token.")
 
     def parse(self, body: bytes) -> Received:
-        try:
-            update = orjson.loads(body)
-        except orjson.JSONDecodeError as error:
-            raise InvalidInput(f"The webhook is not JSON: {error}.") from error
-        if not isinstance(update, dict) or not _is_id(update.get("update_id")):
+        update = object_in(body)
+        if not _is_id(update.get("update_id")):
             raise InvalidInput("The webhook is not an update of the Bot API.")
         read = self._message(update)
         return Received((read,) if read is not None else ())
@@ -146,26 +143,24 @@ class Telegram:
         return _accepted(answer)
 
 
-class _Files(Media):
+class _Files(Attachments):
     """Attachments: `getFile` names a path, which is fetched below `/file/`."""
 
     def __init__(self, http: Http, base: str, files: str, options: TelegramOptions) -> None:
-        super().__init__(
-            http, base, {"authorization": ""}, options.max_media_bytes, options.max_text_characters
-        )
-        self._files = files
+        super().__init__(options.max_media_bytes, options.max_text_characters)
+        self._http, self._base, self._files = http, base, files
 
-    async def _file(self, id: str) -> Fetched:
+    async def fetch(self, id: str) -> Fetched:
         url = f"{self._base}/getFile?file_id={quote(id, safe='')}"
         found = await self._http.request("GET", url, timeout=_PATIENCE, limit=_ANSWER_BYTES)
         about = of(_accepted(found), "result")
         size, path = about.get("file_size"), text_of(about, "file_path")
-        if isinstance(size, int) and size > self._most_bytes:
-            return self._too_large()
+        if isinstance(size, int) and size > self.most_bytes:
+            return self.too_large()
         if not path or ".." in path:
             raise ChannelError("The Bot API named no path of a file.")
         answer = await self._http.request(
-            "GET", f"{self._files}/{quote(path)}", timeout=_PATIENCE, limit=self._most_bytes
+            "GET", f"{self._files}/{quote(path)}", timeout=_PATIENCE, limit=self.most_bytes
         )
         return answered(answer)
 
@@ -186,9 +181,7 @@ def _content(message: Mapping[str, Any]) -> tuple[str, JsonObject]:
     for key, (kind, mime) in _FILES.items():
         if file := of(message, key):
             return _attached(message, kind, file, mime, voice=key == "voice")
-    place = of(message, "location")
-    where = place.get("latitude"), place.get("longitude")
-    if all(isinstance(n, int | float) and not isinstance(n, bool) for n in where):
+    if (where := place_of(of(message, "location"))) is not None:
         about = {"kind": "location", "latitude": where[0], "longitude": where[1]}
         return f"[The user sent a location: ({where[0]}, {where[1]})]", about
     return "", {"kind": "unknown"}

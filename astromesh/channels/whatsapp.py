@@ -16,13 +16,13 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr
 from astromesh.abc.channel import Address, Inbound, Prepared, Received, Webhook
 from astromesh.abc.deps import Deps
 from astromesh.channels.splitting import split
+from astromesh.channels.webhook_json import object_in
 from astromesh.channels.whatsapp_media import Media
 from astromesh.channels.whatsapp_messages import parse
 from astromesh.errors import (
     ChannelError,
     ChannelRejected,
     Forbidden,
-    InvalidInput,
     NetError,
     OutsideWindow,
     Unauthorized,
@@ -117,13 +117,7 @@ class WhatsApp:
             raise Unauthorized("The webhook is not signed with this app's secret (X-Hub-Signature-256).")
 
     def parse(self, body: bytes) -> Received:
-        try:
-            data = orjson.loads(body)
-        except orjson.JSONDecodeError as error:
-            raise InvalidInput(f"The webhook is not JSON: {error}.") from error
-        if not isinstance(data, dict):
-            raise InvalidInput("The webhook is not a JSON object.")
-        return parse(data, tell_reactions=self._options.reactions == "tell")
+        return parse(object_in(body), tell_reactions=self._options.reactions == "tell")
 
     async def prepare(self, message: Inbound) -> Prepared:
         return await self._media.prepare(message)

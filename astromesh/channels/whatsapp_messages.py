@@ -10,10 +10,9 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from astromesh.abc.channel import STATES, Address, Inbound, Kind, Received, State, Status
+from astromesh.channels.webhook_json import MOST_NAME, list_of, of, place_of, text_of
 from astromesh.types import JsonObject
 
-#: characters of any text that a webhook brings; WhatsApp's own bound is 4,096, captions have 1,024
-MOST_TEXT, MOST_NAME = 16_384, 256
 _OUTSIDE_WINDOW = 131047
 #: a reader answers what the agent is asked, and what else is known
 Read = tuple[str, JsonObject]
@@ -98,8 +97,8 @@ def _reaction(content: Mapping[str, Any]) -> Read:
 
 
 def _location(content: Mapping[str, Any]) -> Read:
-    place = content.get("latitude"), content.get("longitude")
-    if not all(isinstance(n, int | float) and not isinstance(n, bool) for n in place):
+    place = place_of(content)
+    if place is None:
         return "", {}
     named = ", ".join(filter(None, (text_of(content, key, MOST_NAME) for key in ("name", "address"))))
     about = {"latitude": place[0], "longitude": place[1], "name": named}
@@ -134,21 +133,3 @@ _READERS: Mapping[str, Callable[[Mapping[str, Any]], Read]] = {
 }
 #: notices of WhatsApp, e.g. that a person has a new number: nobody said anything
 _SILENT = frozenset({"system", "ephemeral"})
-
-
-# -- JSON of unknown shape -----------------------------------------------------------------------------------
-
-
-def of(data: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    value = data.get(key)
-    return value if isinstance(value, dict) else {}
-
-
-def list_of(data: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
-    value = data.get(key)
-    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
-
-
-def text_of(data: Mapping[str, Any], key: str, most: int = MOST_TEXT) -> str:
-    value = data.get(key)
-    return value[:most] if isinstance(value, str) else ""
