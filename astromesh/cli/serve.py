@@ -130,7 +130,8 @@ async def _run(places: tuple[Path, Path], listener: socket.socket, configuration
     spec = configuration.runtime.spec
     app = application(places, spec)
     runtime: AgentRuntime = app.state.runtime
-    await runtime.bootstrap()  # here rather than in the app's lifespan, so that a fault is told, not logged
+    # here rather than in the app's lifespan, so that a fault is told, not logged
+    await runtime.bootstrap(configuration)
 
     def ready() -> None:
         announce(listener, places, configuration, list(runtime.agents))

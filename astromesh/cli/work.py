@@ -10,6 +10,7 @@ import uvloop
 
 from astromesh.cli.configuration import sound
 from astromesh.cli.output import note
+from astromesh.config.configuration import Configuration
 from astromesh.runtime.engine import AgentRuntime
 from astromesh.runtime.writer import surely
 from astromesh.telemetry.logs import configure_logging
@@ -27,16 +28,17 @@ def work(places: tuple[Path, Path]) -> None:
     Raises:
         ConfigError: faults of the configuration.
     """
-    spec = sound(places[0], strict=False).runtime.spec
+    configuration = sound(places[0], strict=False)
+    spec = configuration.runtime.spec
     configure_logging(spec.telemetry.log_level, spec.telemetry.log_format)
-    uvloop.run(_work(places))
+    uvloop.run(_work(places, configuration))
 
 
-async def _work(places: tuple[Path, Path]) -> None:
+async def _work(places: tuple[Path, Path], configuration: Configuration) -> None:
     runtime, ended = AgentRuntime(places[0], data_dir=places[1]), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, ended.set)
-    await runtime.bootstrap()
+    await runtime.bootstrap(configuration)
     try:
         await surely(runtime.durable.start)
         runtime.workflows.take_up()

@@ -110,7 +110,7 @@ def load_configuration(
 
 
 async def open_runtime(  # noqa: PLR0913 (what a runtime is made of)
-    folder: Path,
+    configuration: Configuration,
     data_dir: Path,
     plugins: Plugins,
     env: Mapping[str, str] | None,
@@ -124,7 +124,6 @@ async def open_runtime(  # noqa: PLR0913 (what a runtime is made of)
         InvalidConfiguration: faults that nothing can run with, all at once.
         CircularAgentReference: agents that call each other in a circle.
     """
-    configuration = load_configuration(folder, plugins, env, graphs)
     configuration.require_sound()
     detect_circular_refs(configuration.edges)
     opened = Bootstrapped(configuration, Resources(), broken=dict(configuration.broken))

@@ -23,6 +23,7 @@ from astromesh.abc.events import EventSink
 from astromesh.abc.run import OWN_TERMS, RunAgent, Terms
 from astromesh.abc.tasks import TaskStore
 from astromesh.abc.tool import ToolContext
+from astromesh.config.configuration import Configuration
 from astromesh.errors import (
     AgentNotFoundError,
     AgentUnavailable,
@@ -40,7 +41,7 @@ from astromesh.plugins import Plugins
 from astromesh.runtime import ids, nested
 from astromesh.runtime.agent import Agent
 from astromesh.runtime.attended import attend
-from astromesh.runtime.bootstrap import Bootstrapped, open_runtime, pausing
+from astromesh.runtime.bootstrap import Bootstrapped, load_configuration, open_runtime, pausing
 from astromesh.runtime.budgets import Budgets, model_of
 from astromesh.runtime.captured import Captured
 from astromesh.runtime.durable import DurableRuns
@@ -162,15 +163,20 @@ class AgentRuntime:
 
     # -- life ----------------------------------------------------------------------------------------------
 
-    async def bootstrap(self) -> None:
+    async def bootstrap(self, configuration: Configuration | None = None) -> None:
         """Loads the configuration and opens everything that its agents need.
+
+        Args:
+            configuration: what was read from the folder just now; None: it is read.
 
         Raises:
             InvalidConfiguration: faults that concern more than one agent, all at once.
             CircularAgentReference: agents that call each other in a circle.
         """
+        if configuration is None:
+            configuration = load_configuration(self.config_dir, self.plugins, self._env, self._graphs)
         self._open = await open_runtime(
-            self.config_dir,
+            configuration,
             self.data_dir,
             self.plugins,
             self._env,
