@@ -15,9 +15,10 @@ from astromesh.graph.hooks import HookSet
 from astromesh.graph.inputs import Input, as_messages
 from astromesh.graph.keywords import check_seconds, check_whole
 from astromesh.graph.nothing import NO_MODEL
-from astromesh.graph.plan import Kit, Plan, compile_graph
+from astromesh.graph.plan import Plan, compile_graph
 from astromesh.graph.records import GraphResult
 from astromesh.graph.run import PLENTY, Run, Setup
+from astromesh.graph.step import Kit
 from astromesh.node.calls import ASSISTANT
 from astromesh.node.scope import Scope
 from astromesh.node.toolbox import ToolLike, tool_port

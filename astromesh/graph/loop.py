@@ -21,7 +21,7 @@ from astromesh.graph.containers import engine_write
 from astromesh.graph.flags import BIT, NodeFlag
 from astromesh.graph.graph import PromptGraph
 from astromesh.graph.nothing import NO_CONFIG
-from astromesh.graph.plan import Plan, Step, compile_graph
+from astromesh.graph.plan import Plan, compile_graph
 from astromesh.graph.progress import Progress
 from astromesh.graph.records import (
     END,
@@ -34,6 +34,7 @@ from astromesh.graph.records import (
     StopReason,
 )
 from astromesh.graph.state import GraphState
+from astromesh.graph.step import Step
 from astromesh.graph.transitions import next_way
 from astromesh.node.runner import is_failure
 from astromesh.types import Message

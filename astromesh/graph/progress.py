@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from astromesh.graph.config import NodeConfig
-from astromesh.graph.plan import Kit, Plan, Step
+from astromesh.graph.plan import Plan
 from astromesh.graph.records import Mutation
 from astromesh.graph.state import Shared
+from astromesh.graph.step import Kit, Step
 
 
 class Progress:

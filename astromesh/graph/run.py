@@ -20,9 +20,10 @@ from astromesh.graph.config import Node, NodeConfig
 from astromesh.graph.loop import Ending, harvest, traverse
 from astromesh.graph.nothing import STOPPED_MODEL
 from astromesh.graph.own_keys import NODE_CACHE
-from astromesh.graph.plan import Kit, Plan, Step
+from astromesh.graph.plan import Plan
 from astromesh.graph.records import ExecutionReport, GraphResult
 from astromesh.graph.state import GraphState, Shared
+from astromesh.graph.step import Kit, Step
 from astromesh.graph.toolset import tools_of
 from astromesh.node.calls import call_tool, call_tools
 from astromesh.node.scope import NO_EVENTS, Scope
