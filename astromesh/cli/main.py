@@ -92,6 +92,9 @@ def serve(
 ) -> None:  # fmt: skip
     """Serve the agents over HTTP and WebSocket."""
     gc.disable()  # until the server is up: what start-up makes stays, and looking for garbage costs a tenth
+    from astromesh.cli import lean
+
+    lean.load_structlog()
     from astromesh.cli import serve as command
 
     command.serve(at(config, data), host, port if port >= 0 else None, workers, strict=strict)
@@ -100,6 +103,9 @@ def serve(
 @app.command()
 def worker(config: Config = CONFIG, data: Data = DATA) -> None:
     """Work on durable runs beside the servers of the same database."""
+    from astromesh.cli import lean
+
+    lean.load_structlog()
     from astromesh.cli import work as command
 
     command.work(at(config, data))

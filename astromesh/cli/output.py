@@ -1,4 +1,7 @@
-"""Output: JSON for scripts, tables for people, and nothing that could drive a terminal."""
+"""Output: JSON for scripts, tables for people, and nothing that could drive a terminal.
+
+Rich is loaded with the first thing that it prints: a server has nothing for it.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import orjson
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 #: control characters but tab and newline; a model's text must not move the cursor or set the window's title
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -37,6 +37,10 @@ def print_json(value: Any) -> None:
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """A table without lines; in a pipe every cell stands whole."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
     console = Console(highlight=False) if sys.stdout.isatty() else Console(width=_WIDE, highlight=False)
     table = Table(*columns, box=None, pad_edge=False, header_style="bold")
     for row in rows:
@@ -46,4 +50,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
 def note(text: str, style: str = "dim") -> None:
     """A line beside the results, on stderr; without colour where that is no terminal."""
+    from rich.console import Console
+    from rich.text import Text
+
     Console(stderr=True, highlight=False, soft_wrap=True).print(Text(_CONTROL.sub("", text), style))

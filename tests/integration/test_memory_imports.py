@@ -1,4 +1,4 @@
-"""Database drivers and numpy are loaded when a configuration names what needs them, and no sooner."""
+"""Database drivers, numpy and rich are loaded when they are needed, and no sooner."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ import sys
 
 import pytest
 
-_SHOWN = "import sys; print(sorted({'asyncpg', 'numpy', 'redis'} & sys.modules.keys()))"
-_LOAD = "from astromesh.plugins import Plugins; Plugins().load({group!r}, {name!r})"
+_SHOWN = "import sys; print(sorted({'asyncpg', 'numpy', 'redis', 'rich'} & sys.modules.keys()))"
+_LEAN = "from astromesh.cli import lean; lean.load_structlog(); "
+_SERVE = _LEAN + "import astromesh.cli.main, astromesh.cli.serve"
+_LOAD = _LEAN + "from astromesh.plugins import Plugins; Plugins().load({group!r}, {name!r})"
 
 
 @pytest.mark.parametrize(
     ("code", "loaded"),
     [
-        ("import astromesh.api.app, astromesh.runtime.bootstrap, astromesh.cli.main", []),
+        (_SERVE, []),
         (_LOAD.format(group="conversation_stores", name="sqlite"), []),
         (_LOAD.format(group="conversation_stores", name="in_memory"), []),
         (_LOAD.format(group="episodic_stores", name="sqlite"), []),

@@ -1,0 +1,20 @@
+"""What a process that serves leaves out of its start."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+
+def load_structlog() -> None:
+    """Loads structlog without rich, which takes it longer than all else in it.
+
+    Structlog needs it for one thing: tracebacks in a terminal. Ours are texts before they are rendered.
+    """
+    if "rich" in sys.modules:
+        return
+    sys.modules["rich"] = None  # type: ignore[assignment]  # how Python is told that there is none
+    try:
+        importlib.import_module("structlog")
+    finally:
+        del sys.modules["rich"]
