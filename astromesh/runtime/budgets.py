@@ -24,6 +24,7 @@ import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from datetime import UTC, datetime
+from functools import partial
 
 import structlog
 
@@ -36,6 +37,7 @@ from astromesh.node.scope import Scope
 from astromesh.runtime.agent import Agent
 from astromesh.runtime.budget_limits import Limit
 from astromesh.runtime.run import RunModel
+from astromesh.runtime.writer import ended
 from astromesh.tokens import estimate, estimate_request
 from astromesh.types import (
     CompletionRequest,
@@ -86,6 +88,7 @@ class Budgets:
         self._settled: list[Charge] = []
         self._timer: asyncio.TimerHandle | None = None
         self._writing: asyncio.Task[None] | None = None
+        self._asking: set[asyncio.Future[Refusal | None]] = set()
         self._expired_at = float("-inf")
         #: this process, by a name that no other has, and ids of what it holds
         self._holder, self._held = f"b_{secrets.token_hex(8)}", set[str]()
@@ -100,18 +103,31 @@ class Budgets:
         store = await self._opened()
         await self._expire(store)
         settled, self._settled = self._settled, []
+        asking = asyncio.ensure_future(self._ask(store, wants, settled))
+        self._asking.add(asking)
+        asking.add_done_callback(self._asking.discard)
         try:
-            refusal = await store.reserve(wants, settled)
-        except BaseException:
-            # nobody knows whether it was granted
-            unused = [Charge(want.account, Amounts(), want.hold.id) for want in wants if want.hold]
-            self._settled = settled + unused + self._settled
+            refusal = await asyncio.shield(asking)
+        except asyncio.CancelledError:  # the store does it all the same
+            asking.add_done_callback(partial(self._give_back, wants))
             raise
         if refusal is not None:
             raise self._exhausted(refusal)
         if held := {want.hold.id for want in wants if want.hold}:
             self._held |= held
             self._keep_renewing()
+
+    async def _ask(self, store: BudgetStore, wants: Sequence[Want], settled: list[Charge]) -> Refusal | None:
+        try:
+            return await store.reserve(wants, settled)
+        except BaseException:  # nobody knows whether it was granted
+            self._settled = settled + _unused(wants) + self._settled
+            raise
+
+    def _give_back(self, wants: Sequence[Want], asked: asyncio.Future[Refusal | None]) -> None:
+        """Who asked for it is gone."""
+        if not asked.cancelled() and asked.exception() is None and asked.result() is None:
+            self.settle(_unused(wants))
 
     async def erase_owner(self, tenant: str, owner: str) -> int:
         return await (await self._opened()).erase_owner(tenant, owner)
@@ -123,15 +139,25 @@ class Budgets:
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(_DELAY, self._begin)
 
-    async def close(self) -> None:
-        """Everything settled is in the store."""
-        if self._renewing is not None:
-            self._renewing.cancel()
+    async def flush(self) -> None:
+        """Returns when everything settled is in the store, or that does not answer."""
+        while going := {*self._asking, *([self._writing] if self._writing else ())}:
+            await asyncio.wait(going)
         if self._timer is not None:
             self._timer.cancel()
-            self._begin()
-        if self._writing is not None:
-            await asyncio.wait([self._writing])
+            self._timer = None
+        await self._write()
+
+    async def close(self) -> None:
+        """Everything settled is in the store, and nothing is reserved by this process any more."""
+        await ended(self._renewing)
+        await self.flush()
+        if self._store is None:
+            return
+        try:
+            await self._store.leave(self._holder)
+        except AstromeshError as error:  # it ends when nobody renews it
+            log.warning("budgets_not_left", error=str(error))
 
     async def _opened(self) -> BudgetStore:
         async with self._opening:
@@ -141,7 +167,13 @@ class Budgets:
 
     def _begin(self) -> None:
         self._timer = None
-        self._writing = asyncio.create_task(self._write())
+        self._writing = asyncio.create_task(self._write_soon())
+
+    async def _write_soon(self) -> None:
+        try:
+            await self._write()
+        finally:
+            self._writing = None
 
     async def _write(self) -> None:
         if not self._settled:
@@ -190,6 +222,11 @@ class Budgets:
             f"Today's budget of {key} is used up; a new one begins at midnight UTC ({whose}).",
             retry_after=left,
         )
+
+
+def _unused(wants: Sequence[Want]) -> list[Charge]:
+    """What ends reservations of which nothing was spent."""
+    return [Charge(want.account, Amounts(), want.hold.id) for want in wants if want.hold]
 
 
 class Accounts:

@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import asyncpg
 import pytest
 import yaml
 
@@ -42,7 +43,7 @@ def answering(answer: Any = ANSWER) -> ScriptedProvider:
 
 
 async def spent(runtime: AgentRuntime, account: Account = SESSION) -> Amounts:
-    await runtime._budgets.close()
+    await runtime._budgets.flush()
     return await (await runtime._open_budgets()).spent(account)
 
 
@@ -266,3 +267,45 @@ async def test_agents_without_stored_budgets_open_no_store(tmp_path):
     async with runtime_of(folder, answering()) as runtime:
         await runtime.run("helper", "Hello", "s-1")
         assert runtime._budgets._store is None
+
+
+async def test_what_a_cancelled_reservation_has_taken_along_is_charged_once(tmp_path, storage):
+    """The store may have done it, or may do it yet: who asked is gone, what calls have cost is not."""
+    folder = folder_of(tmp_path, {"per_session": {"tokens": 100_000}}, storage)
+    async with runtime_of(folder, answering()) as runtime:
+        budgets = runtime._budgets
+        await budgets.reserve(())
+        for n in range(5):
+            budgets.settle([Charge(SESSION, Amounts(tokens=1))])
+            hold = budgets.hold("run-1")
+            want = Want(SESSION, Amounts(tokens=10), Caps(tokens=100_000), hold)
+            asking = asyncio.create_task(budgets.reserve([want]))
+            for _ in range(n):
+                await asyncio.sleep(0)
+            asking.cancel()
+            await asyncio.wait([asking])
+        assert await spent(runtime) == Amounts(tokens=5)
+
+
+async def test_a_process_that_closes_has_reserved_nothing_any_more(tmp_path):
+    """Whoever comes next does not wait until its reservations are over."""
+    folder = folder_of(tmp_path, {"per_session": {"tokens": 100}})
+    async with runtime_of(folder, answering()) as runtime:
+        hold = runtime._budgets.hold("run-1")
+        await runtime._budgets.reserve([Want(SESSION, Amounts(tokens=100), Caps(tokens=100), hold)])
+    async with runtime_of(folder, answering()) as runtime:
+        assert await spent(runtime) == Amounts()
+
+
+async def test_a_sign_of_life_waits_for_no_reservation_that_ends_just_now(tmp_path, postgres_database):
+    """Two transactions over the same reservations, each in its own order, would wait for each other."""
+    folder = folder_of(tmp_path, {"per_session": {"tokens": 100}}, postgres_database)
+    async with runtime_of(folder, answering()) as runtime:
+        await reserved_by_another(runtime, runtime.clock.now() + 3600)
+        other = await asyncpg.connect(postgres_database)
+        try:
+            async with other.transaction():
+                await other.execute("DELETE FROM astromesh.budget_holds WHERE id = 'h-1'")
+                await (await runtime._open_budgets()).renew("another", runtime.clock.now() + 3600)
+        finally:
+            await other.close()

@@ -30,7 +30,9 @@ INSERT INTO astromesh.budget_holds VALUES (
 DELETE FROM astromesh.budget_holds WHERE id = $1
 
 -- name: renew
-UPDATE astromesh.budget_holds SET expires_at = $2 WHERE holder = $1
+-- One that ends just now is left out: whoever ends several has its own order, and both would wait for each other.
+UPDATE astromesh.budget_holds SET expires_at = $2 WHERE id IN (
+    SELECT id FROM astromesh.budget_holds WHERE holder = $1 FOR NO KEY UPDATE SKIP LOCKED)
 
 -- name: leave
 DELETE FROM astromesh.budget_holds WHERE holder = $1
