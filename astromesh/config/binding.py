@@ -20,7 +20,7 @@ from astromesh.config.agent import (
     Rule,
 )
 from astromesh.config.channels import ChannelBlock
-from astromesh.config.endpoints import KEYS, Entry
+from astromesh.config.endpoints import KEYS, PlacedEntry
 from astromesh.config.fields import Block
 from astromesh.config.keys import did_you_mean, keys_of, listed, takes
 from astromesh.config.loader import fault
@@ -45,7 +45,7 @@ class Given(NamedTuple):
     folder: Path
     env: Mapping[str, str]
     resolver: OptionsResolver | None = None
-    entries: Mapping[str, Entry] = {}
+    entries: Mapping[str, PlacedEntry] = {}
 
 
 class Binder:
@@ -223,7 +223,7 @@ class Binder:
             price, quality = endpoints.rank(spec, entry, model)
             spec.resolve(ModelBlock(spec.provider, plugin, model, validated, price, quality, key.missing))
 
-    def _chosen(self, spec: ModelSpec, entry: Entry | None, at: Steps) -> str:
+    def _chosen(self, spec: ModelSpec, entry: PlacedEntry | None, at: Steps) -> str:
         models = entry.record.models if entry else ()
         if spec.model and models and spec.model not in models:
             hint = did_you_mean(spec.model, models) or f"there: {', '.join(models)}"

@@ -19,7 +19,7 @@ KEYS = ("api_key", "api_key_env", "api_key_file")
 _UNITED = ("parameters", "prices", "quality")
 
 
-class Entry(NamedTuple):
+class PlacedEntry(NamedTuple):
     """An entry of providers.yaml with its node."""
 
     record: ProviderEntry
@@ -33,7 +33,7 @@ class Key(NamedTuple):
     missing: str = ""
 
 
-def merged(block: Node, entry: Entry | None, options: type[BaseModel]) -> Node:
+def merged(block: Node, entry: PlacedEntry | None, options: type[BaseModel]) -> Node:
     """Both mappings as one; the block wins. What comes from the entry has no place in the block's file.
 
     Keys that only the entry's provider takes do not reach an embedder of the same name.
@@ -103,7 +103,7 @@ def without_effect(block: Node, options: type[BaseModel]) -> tuple[str, ...]:
     )
 
 
-def rank(spec: ModelSpec, entry: Entry | None, model: str) -> tuple[Price | None, float | None]:
+def rank(spec: ModelSpec, entry: PlacedEntry | None, model: str) -> tuple[Price | None, float | None]:
     """Price and quality of a model; the block's own word counts first."""
     theirs = entry.record if entry else None
     price = spec.prices.get(model) or (theirs.prices.get(model) if theirs else None)

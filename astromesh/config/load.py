@@ -13,7 +13,7 @@ from astromesh.config.binding import Binder, Given
 from astromesh.config.channels import ChannelManifest
 from astromesh.config.checks import Finding, Known, Names
 from astromesh.config.configuration import Configuration, Faults
-from astromesh.config.endpoints import Entry
+from astromesh.config.endpoints import PlacedEntry
 from astromesh.config.file import File, with_defaults
 from astromesh.config.keys import did_you_mean
 from astromesh.config.loader import fault
@@ -186,7 +186,7 @@ class _Load:
         file.bind(self._given, _bind_entries)
         if file.manifest is not None:
             entries = {
-                name: Entry(record, file.root.get("spec", "providers", name) or Node({}))
+                name: PlacedEntry(record, file.root.get("spec", "providers", name) or Node({}))
                 for name, record in file.manifest.spec.providers.items()
             }
             self._given = self._given._replace(entries=entries)

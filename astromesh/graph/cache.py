@@ -30,7 +30,7 @@ log = logging.getLogger("astromesh.graph")
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class CachedResult:
     """A cached result.
 
     Args:
@@ -51,7 +51,7 @@ def look_up(visit: Visit) -> NodeResult | None:
     except (TypeError, RecursionError) as error:
         _not_cached(visit, "its input", error)
         return None
-    entry: Entry | None = _entries(visit.base).get(visit.cache_key)
+    entry: CachedResult | None = _entries(visit.base).get(visit.cache_key)
     if entry is None:
         return None
     # messages are said once more, so they are new ones, too
@@ -76,7 +76,7 @@ def store(visit: Visit) -> None:
     except Exception as error:  # noqa: BLE001 (copying runs anybody's code; the node has succeeded all the same)
         _not_cached(visit, "its output", error)
         return
-    visit.base.context.setdefault(NODE_CACHE, {})[visit.cache_key] = Entry(reads, *kept)
+    visit.base.context.setdefault(NODE_CACHE, {})[visit.cache_key] = CachedResult(reads, *kept)
 
 
 def forget_readers(visit: Visit) -> None:
@@ -110,6 +110,6 @@ def _not_cached(visit: Visit, what: str, error: BaseException) -> None:
     log.info("%s is not cached: %s: %s", visit.config.path, what, error)
 
 
-def _entries(state: GraphState) -> dict[bytes, Entry]:
-    entries: dict[bytes, Entry] = state.context.get(NODE_CACHE, {})
+def _entries(state: GraphState) -> dict[bytes, CachedResult]:
+    entries: dict[bytes, CachedResult] = state.context.get(NODE_CACHE, {})
     return entries

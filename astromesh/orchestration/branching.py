@@ -36,7 +36,7 @@ class Branch(NamedTuple):
     prompt: str = ""
 
 
-class Answer(NamedTuple):
+class BranchAnswer(NamedTuple):
     branch: str
     text: str
 
@@ -45,8 +45,8 @@ class Answer(NamedTuple):
 class FanOutNotes:
     """What the branches said. `failed`: branch and error; `chosen`: whose answer was taken."""
 
-    answers: list[Answer] = field(default_factory=list)
-    failed: list[Answer] = field(default_factory=list)
+    answers: list[BranchAnswer] = field(default_factory=list)
+    failed: list[BranchAnswer] = field(default_factory=list)
     chosen: str = ""
 
     def metadata(self) -> JsonObject:
@@ -104,9 +104,9 @@ class Branches(BaseNode):
         notes: FanOutNotes = config[NOTES]
         for node, result in zip(self.nodes, results, strict=True):
             if result.error:
-                notes.failed.append(Answer(node.name, result.error))
+                notes.failed.append(BranchAnswer(node.name, result.error))
             else:
-                notes.answers.append(Answer(node.name, str(result.output)))
+                notes.answers.append(BranchAnswer(node.name, str(result.output)))
         _drop_blank(notes)
         if not notes.answers:
             raise _worst(results)
@@ -119,7 +119,7 @@ def _drop_blank(notes: FanOutNotes) -> None:
     if len(blank) == len(notes.answers):
         return
     notes.answers = [answer for answer in notes.answers if answer not in blank]
-    notes.failed += [Answer(answer.branch, "The answer was empty.") for answer in blank]
+    notes.failed += [BranchAnswer(answer.branch, "The answer was empty.") for answer in blank]
 
 
 def _worst(results: Sequence[NodeResult]) -> BaseException:
@@ -149,7 +149,7 @@ def _take(notes: FanOutNotes, index: int) -> str:
     return notes.answers[index].text
 
 
-def concatenated(answers: Sequence[Answer]) -> str:
+def concatenated(answers: Sequence[BranchAnswer]) -> str:
     """Answers one after another; the same answer once, with the names of all who gave it."""
     names: dict[str, list[str]] = {}
     for answer in answers:

@@ -87,7 +87,7 @@ class Worker(Briefed):
         return result
 
 
-class Answer(SynthesizeNode):
+class PlanAnswer(SynthesizeNode):
     """Writes the answer from all results. It has no tools; a model that asks for some is told so, so often.
 
     Args:
@@ -122,7 +122,7 @@ def plan_graph(max_replans: int, max_iterations: int) -> PromptGraph:
     step = ToolLoop("act", role="worker", model_override="worker", **rounds)
     graph.add_node(Worker("step", step, _brief))
     graph.add_node(FunctionNode("replan", _replan(max_replans)))
-    graph.add_node(Answer(max_iterations, flags=critical, is_terminal=True))
+    graph.add_node(PlanAnswer(max_iterations, flags=critical, is_terminal=True))
     graph.set_entry("plan").on_output("plan", "direct", "direct", True).always("plan", "next_step")
     graph.on_error("direct", "replan")
     graph.on_output("next_step", "step", "more", True).always("next_step", "answer")

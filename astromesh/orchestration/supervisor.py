@@ -96,7 +96,7 @@ def supervisor_graph(workers: Mapping[str, str], max_parallel: int, max_iteratio
     graph = PromptGraph("supervisor")
     graph.add_node(Decompose(workers))
     graph.add_node(Delegate("delegate", workers, max_parallel))
-    graph.add_node(Answer(workers, max_iterations, flags=critical))
+    graph.add_node(SupervisorAnswer(workers, max_iterations, flags=critical))
     graph.set_entry("decompose").always("decompose", "delegate").always("delegate", "answer")
     return graph.on_tool_call("answer", "delegate").on_output("answer", "delegate", "again", True)
 
@@ -251,7 +251,7 @@ def _heard(result: ToolResult) -> Message:
 # -- answer ------------------------------------------------------------------------------------------------
 
 
-class Answer(SynthesizeNode):
+class SupervisorAnswer(SynthesizeNode):
     """Writes the answer from what the workers found, or asks for more; so often and no more.
 
     What it asks for with its last call is not done: nobody would read what comes of it.

@@ -25,7 +25,7 @@ from astromesh.workflow.faults import StageFault
 from astromesh.workflow.tools import StagePort
 
 
-class Asked(NamedTuple):
+class AgentQuestion(NamedTuple):
     """What an agent node asks.
 
     Args:
@@ -41,7 +41,7 @@ class Asked(NamedTuple):
     stage: str
 
 
-class Answer(NamedTuple):
+class AgentAnswer(NamedTuple):
     """What it answered. `repaired`: its text was no bare JSON, but held some (E47)."""
 
     output: Any
@@ -52,7 +52,7 @@ class Answer(NamedTuple):
 class StageAgent(Protocol):
     """Answers for an agent node."""
 
-    async def ask(self, asked: Asked) -> Answer: ...
+    async def ask(self, asked: AgentQuestion) -> AgentAnswer: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class FolderAgent:
     model: ModelPort
     pattern: Pattern
 
-    async def ask(self, asked: Asked) -> Answer:
+    async def ask(self, asked: AgentQuestion) -> AgentAnswer:
         ledger = RunLedger(parent=asked.scope.ledger)
         scope = asked.scope.charging(ledger)
         config = self.spec.config
@@ -82,7 +82,7 @@ class FolderAgent:
             output, repaired, fault = read(text, asked.schema)
         if fault:
             raise InvalidOutput(f"The agent's answer does not fit its schema: {fault}")
-        return Answer(output, ledger.usage.to_json(), repaired)
+        return AgentAnswer(output, ledger.usage.to_json(), repaired)
 
     async def _run(
         self, messages: tuple[Message, ...], model: ModelPort, port: StagePort, scope: Scope
@@ -103,14 +103,14 @@ class RuntimeAgent:
     name: str
     run_agent: RunAgent
 
-    async def ask(self, asked: Asked) -> Answer:
+    async def ask(self, asked: AgentQuestion) -> AgentAnswer:
         parent = asked.scope.tool_context(asked.scope.path.lstrip("@"), asked.stage)
         answer = await self.run_agent(self.name, question(asked), {}, parent, Terms(history=()))
         output, repaired, fault = read(str(answer["response"]), asked.schema)
         if fault:
             raise InvalidOutput(f"The answer of the agent {self.name!r} does not fit: {fault}")
         usage = answer.get("metadata", {}).get("usage", {})
-        return Answer(output, usage if isinstance(usage, dict) else {}, repaired)
+        return AgentAnswer(output, usage if isinstance(usage, dict) else {}, repaired)
 
 
 def place_of(path: str, stage: str) -> str:
@@ -118,7 +118,7 @@ def place_of(path: str, stage: str) -> str:
     return f"{path}@{stage}".lstrip("/@")
 
 
-def question(asked: Asked) -> str:
+def question(asked: AgentQuestion) -> str:
     """The user's message: the input, and what the context package holds."""
     value = asked.input
     text = value if isinstance(value, str) else orjson.dumps(value, option=orjson.OPT_INDENT_2).decode()

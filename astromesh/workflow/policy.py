@@ -8,7 +8,7 @@ from typing import NamedTuple
 from astromesh.config.workflow.operations import PolicySpec
 
 
-class Asked(NamedTuple):
+class PolicyQuestion(NamedTuple):
     """What a node asks for: tool, context, memory layer (`store`), agent, or to run at all (`node`)."""
 
     target: str
@@ -16,7 +16,7 @@ class Asked(NamedTuple):
     node: str
 
 
-def denial(policies: Iterable[PolicySpec], asked: Asked) -> str:
+def denial(policies: Iterable[PolicySpec], asked: PolicyQuestion) -> str:
     """Why it is denied, or an empty text."""
     allowed, by_default = False, ""
     for policy in policies:

@@ -21,15 +21,14 @@ from astromesh.graph.output_schema import OutputSchema
 from astromesh.node.runner import Call, Wrapper, bounded, unit, wrapped
 from astromesh.node.scope import Scope
 from astromesh.node.toolbox import ToolBox
-from astromesh.workflow.agents import Asked, RuntimeAgent, StageAgent
+from astromesh.workflow.agents import AgentQuestion, RuntimeAgent, StageAgent
 from astromesh.workflow.context import GLOBAL, Package
 from astromesh.workflow.faults import StageFault, stage_error
 from astromesh.workflow.flow import Flow, Outcome
 from astromesh.workflow.joining import STRATEGIES, as_asked
 from astromesh.workflow.memory import RunMemory
 from astromesh.workflow.plan import FORKS, Stage
-from astromesh.workflow.policy import Asked as PolicyAsked
-from astromesh.workflow.policy import denial
+from astromesh.workflow.policy import PolicyQuestion, denial
 from astromesh.workflow.project import Project
 from astromesh.workflow.references import GLOBAL_CONTEXT, NO_CONTEXT, load_operation
 from astromesh.workflow.result import Entry
@@ -124,13 +123,13 @@ def _name(reference: Any) -> str:
 def _permitted(stage: Stage, kit: Kit) -> _Wrapper:
     """E57: a denial is a failure of the stage and an event; no run changes what is denied."""
     node = stage.node
-    asks = [PolicyAsked("node", node.id, node.id)]
+    asks = [PolicyQuestion("node", node.id, node.id)]
     if node.agent:
-        asks.append(PolicyAsked("agent", node.agent, node.id))
+        asks.append(PolicyQuestion("agent", node.agent, node.id))
     if node.context != NO_CONTEXT:
-        asks.append(PolicyAsked("context", node.context, node.id))
+        asks.append(PolicyQuestion("context", node.context, node.id))
         profile = _profile(stage, kit)
-        asks += [PolicyAsked("store", source.store, node.id) for source in profile.sources]
+        asks += [PolicyQuestion("store", source.store, node.id) for source in profile.sources]
     why = next((said for ask in asks if (said := denial(kit.project.policies, ask))), "")
 
     def wrap(call: StageCall) -> StageCall:
@@ -315,7 +314,7 @@ def _agent(stage: Stage, kit: Kit) -> _Body:
         port = job.port = StagePort(box, node.id, policies, on_error)
         scope = job.scope.child(f"{job.task.path}@{stage.id}".lstrip("/"))
         answer = await agent.ask(
-            Asked(_question(stage, job.entry.input), package, answer_schema, port, scope, stage.id)
+            AgentQuestion(_question(stage, job.entry.input), package, answer_schema, port, scope, stage.id)
         )
         job.entry.usage = {**answer.usage, "repaired": True} if answer.repaired else answer.usage
         return canonical(answer.output)

@@ -21,7 +21,7 @@ from astromesh.node.toolbox import ToolBox
 from astromesh.plugins import Plugins
 from astromesh.types import JsonObject, ToolCall, ToolResult, ToolSpec
 from astromesh.workflow.faults import StageFault
-from astromesh.workflow.policy import Asked, denial
+from astromesh.workflow.policy import PolicyQuestion, denial
 from astromesh.workflow.project import Project
 from astromesh.workflow.references import load_operation
 
@@ -106,7 +106,7 @@ class StagePort:
         return self._box.specs()
 
     async def execute(self, call: ToolCall, context: ToolContext) -> ToolResult:
-        if why := denial(self._policies, Asked("tool", call.name, self._node)):
+        if why := denial(self._policies, PolicyQuestion("tool", call.name, self._node)):
             result = ToolResult(call.id, call.name, why, False, "policy_denied")
         else:
             result = await self._box.execute(call, context)

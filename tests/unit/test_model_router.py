@@ -146,12 +146,15 @@ async def test_round_robin_takes_turns_from_the_primary_on():
 
 async def test_latency_is_learned_from_the_calls_themselves():
     async def slowly(_):
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(0.005)
         return "slow"
 
     routed = router(model(slowly), model("fast", name="b/m"), strategy="latency_optimized")
-    said = [(await routed.route(ASK)).content for _ in range(4)]
-    assert said == ["slow", "fast", "fast", "fast"]
+    assert [(await routed.route(ASK)).content for _ in range(2)] == ["slow", "fast"]
+    slow, fast = (monitor.latency_ms for monitor in routed.monitors)
+    assert slow > 4
+    # on a busy machine the fast one may have waited longer
+    assert (await routed.route(ASK)).content == ("fast" if fast < slow else "slow")
 
 
 async def test_a_role_has_its_own_models():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from astromesh.abc.tool import ToolContext
-from astromesh.orchestration.branching import Answer, concatenated, verdict, voted
+from astromesh.orchestration.branching import BranchAnswer, concatenated, verdict, voted
 from astromesh.orchestration.delegation import Assignment, assignments_in, waves
 from astromesh.orchestration.fitting import best_fit
 from astromesh.orchestration.handoff import HandoffTools, said_handoff
@@ -96,9 +96,9 @@ def test_a_vote_is_the_majority_then_the_nearest_to_all_then_the_first(texts, ch
 
 def test_concat_says_each_answer_once():
     """The same answer stands once, under all who gave it; where all say the same there is no heading."""
-    answers = [Answer("a", "yes"), Answer("b", "no"), Answer("c", "yes")]
+    answers = [BranchAnswer("a", "yes"), BranchAnswer("b", "no"), BranchAnswer("c", "yes")]
     assert concatenated(answers) == "## a, c\n\nyes\n\n## b\n\nno"
-    assert concatenated([Answer("a", "yes"), Answer("b", "yes ")]) == "yes"
+    assert concatenated([BranchAnswer("a", "yes"), BranchAnswer("b", "yes ")]) == "yes"
 
 
 @pytest.mark.parametrize(

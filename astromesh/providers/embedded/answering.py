@@ -37,7 +37,7 @@ class Answer(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class Conversation:
     """Where the conversation stands.
 
     Args:
@@ -59,7 +59,7 @@ class Asked:
         return frozenset(call.name for message in self.since for call in message.tool_calls)
 
 
-def read(request: CompletionRequest) -> Asked:
+def read(request: CompletionRequest) -> Conversation:
     """The question and what belongs to it."""
     messages = request.messages
     last = max((i for i, m in enumerate(messages) if m.role == "user"), default=-1)
@@ -67,10 +67,10 @@ def read(request: CompletionRequest) -> Asked:
     question, material = _split(said)
     system = "\n\n".join(m.content for m in messages if m.role == "system")
     offered = tuple(tool.description for tool in request.tools)
-    return Asked(question, material, messages[last + 1 :], messages[: max(last, 0)], system, offered)
+    return Conversation(question, material, messages[last + 1 :], messages[: max(last, 0)], system, offered)
 
 
-def answer(asked: Asked, room: int) -> Answer:
+def answer(asked: Conversation, room: int) -> Answer:
     """The quoted answer; its text is empty where nothing speaks of what is asked.
 
     Args:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from astromesh.config.binding import Given
-from astromesh.config.endpoints import Entry
+from astromesh.config.endpoints import PlacedEntry
 from astromesh.config.file import File
 from astromesh.config.nodes import Node
 from tests.unit.config.config_samples import ENV, OTHERS, FewPlugins, file_of, told
@@ -17,13 +17,13 @@ HEAD = "apiVersion: astromesh/v1\nkind: Agent\nmetadata: {name: a}\nspec:\n"
 MODEL = "  model: {primary: {provider: embedded}}\n"
 
 
-def entries_of(text: str, env: dict[str, str] | None = None) -> dict[str, Entry]:
+def entries_of(text: str, env: dict[str, str] | None = None) -> dict[str, PlacedEntry]:
     """The entries of a providers.yaml."""
     head = "apiVersion: astromesh/v1\nkind: ProviderConfig\nspec:\n  providers:\n"
     file = file_of("ProviderConfig", head + text, env)
     assert told(file) == []
     nodes = dict(file.root.children("spec", "providers"))
-    return {name: Entry(record, nodes[name]) for name, record in file.manifest.spec.providers.items()}
+    return {name: PlacedEntry(record, nodes[name]) for name, record in file.manifest.spec.providers.items()}
 
 
 def agent_of(

@@ -18,7 +18,7 @@ from astromesh.types import JsonObject, ToolCall
 from astromesh.workflow import Engine
 from astromesh.workflow.cassette import Cassette, Replay
 from astromesh.workflow.context import Item, assemble
-from astromesh.workflow.policy import Asked, denial
+from astromesh.workflow.policy import PolicyQuestion, denial
 from astromesh.workflow.stages import Kit
 from astromesh.workflow.tape import Recorder, equip
 from tests.unit.workflow.wf_samples import OPS, project, run, states
@@ -167,7 +167,7 @@ def policies(*rules: Any, default: str = "allow") -> list[PolicySpec]:
     ],
 )
 def test_e57_explicit_deny_then_allow_then_default(given: list[PolicySpec], allowed: bool) -> None:
-    assert (denial(given, Asked("tool", "t", "n")) == "") is allowed
+    assert (denial(given, PolicyQuestion("tool", "t", "n")) == "") is allowed
 
 
 async def test_e57_a_denied_context_fails_the_stage() -> None:

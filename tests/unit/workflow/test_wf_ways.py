@@ -11,7 +11,7 @@ from astromesh.config.workflow.operations import PolicySpec
 from astromesh.types import JsonObject
 from astromesh.workflow.joining import STRATEGIES, as_asked, merge_input, refusal
 from astromesh.workflow.plan import Edge, Stage
-from astromesh.workflow.policy import Asked, denial
+from astromesh.workflow.policy import PolicyQuestion, denial
 from astromesh.workflow.result import Entry
 from astromesh.workflow.routing import RoutingFault, decide, shape
 from astromesh.workflow.task import Task
@@ -263,4 +263,4 @@ DENY: JsonObject = {"action": "deny"}
     ],
 )
 def test_e57_a_denial_says_which_policy_denies_and_why(policies: list[PolicySpec], why: str) -> None:
-    assert denial(policies, Asked("tool", "t", "n")) == why
+    assert denial(policies, PolicyQuestion("tool", "t", "n")) == why
