@@ -5,9 +5,8 @@ Wire names follow the OpenAI chat format (roles, tool calls), which document 001
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Mapping
+from contextvars import ContextVar, Token
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -366,11 +365,17 @@ def get_current_caller() -> CallerContext | None:
     return _caller.get()
 
 
-@contextmanager
-def calling_as(caller: CallerContext | None) -> Iterator[None]:
+class calling_as:  # noqa: N801 (as contextlib's own)
     """Sets the current caller for a block and resets it whatever happens."""
-    token = _caller.set(caller)
-    try:
-        yield
-    finally:
-        _caller.reset(token)
+
+    __slots__ = ("_set", "_token")
+    _token: Token[CallerContext | None]
+
+    def __init__(self, caller: CallerContext | None) -> None:
+        self._set = caller
+
+    def __enter__(self) -> None:
+        self._token = _caller.set(self._set)
+
+    def __exit__(self, *_: object) -> None:
+        _caller.reset(self._token)

@@ -6,17 +6,16 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from weakref import WeakSet
 
-from fastapi import APIRouter, FastAPI, Request
-from fastapi.routing import APIRoute
+from fastapi import FastAPI
+from fastapi.telemetry import TelemetryConfig
 from starlette.middleware.cors import CORSMiddleware
-from starlette.responses import Response
-from starlette.routing import Route
 
 from astromesh import __version__
 from astromesh.api import errors
 from astromesh.api.auth import Auth, configured
 from astromesh.api.body import BodyLimit
 from astromesh.api.border import ROOM, Border, Room
+from astromesh.api.direct import DirectRuns
 from astromesh.api.outbox import Outbox
 from astromesh.api.routes import (
     agents,
@@ -54,6 +53,9 @@ _EVENTS_DROPPED = Reading(
     lambda: {(): Outbox.dropped_by_all},
     counts=True,
 )
+
+#: a run has spans and figures of its own; FastAPI would look for its own providers at every request
+_NO_SECOND_TELEMETRY = TelemetryConfig(tracing=False, metrics=False, logs=False)
 
 ROUTERS = (
     agents.router,
@@ -123,6 +125,7 @@ def create_app(
         version=__version__,
         lifespan=lifespan,
         openapi_url=None,  # described.router has it, with a scope
+        telemetry=_NO_SECOND_TELEMETRY,
     )
     app.state.runtime = runtime
     app.state.connections = ConnectionManager()
@@ -132,7 +135,7 @@ def create_app(
     for router in ROUTERS:
         # as they are: `include_router` would make every route a second time, at the first request
         app.router.routes.extend(router.routes)
-    serve_directly(app, agents.router, "/v1/agents/{name}/run")
+    app.add_middleware(DirectRuns)
     app.add_middleware(BodyLimit, most=max_body_bytes)
     if cors_origins:
         app.add_middleware(
@@ -140,21 +143,3 @@ def create_app(
         )
     app.add_middleware(Border, room=room, leaving=lambda: runtime.draining)
     return app
-
-
-def serve_directly(app: FastAPI, router: APIRouter, path: str) -> None:
-    """Serves a described route without FastAPI's solving of dependencies, which costs more than a run.
-
-    The route stays in the OpenAPI description and keeps its guards; its handler reads the body by itself.
-    """
-    described = next(r for r in router.routes if isinstance(r, APIRoute) and r.path == path)
-    guards = [d.dependency for d in described.dependencies if d.dependency is not None]
-    endpoint = described.endpoint
-
-    async def direct(request: Request) -> Response:
-        for guard in guards:
-            await guard(request)
-        answer: Response = await endpoint(request=request, **request.path_params)
-        return answer
-
-    app.router.routes.insert(0, Route(path, direct, methods=sorted(described.methods or ())))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Mapping
+from functools import lru_cache
 from ipaddress import ip_address
 from typing import Protocol
 from urllib.parse import urlsplit
@@ -112,7 +113,7 @@ class Auth:
         origin = headers.get("origin")
         if origin and not {origin, "*"} & set(self._origins) and not is_local(origin):
             raise Forbidden(f"Pages of {origin} may not call this server; spec.api.cors_origins allows them.")
-        host = _hostname(f"//{headers.get('host', '')}")
+        host = _called(headers.get("host", ""))
         if not is_of_this_network(host) and host not in map(_hostname, self._origins):
             raise Forbidden(
                 f"This server is called by this machine's own names, not {host!r}; spec.api.cors_origins "
@@ -128,6 +129,12 @@ def is_local(origin: str) -> bool:
         return False
 
 
+@lru_cache(maxsize=64)
+def _called(host: str) -> str:
+    """The name in a Host header."""
+    return _hostname(f"//{host}")
+
+
 def _hostname(url: str) -> str:
     try:
         return urlsplit(url).hostname or ""
@@ -135,6 +142,7 @@ def _hostname(url: str) -> str:
         return ""
 
 
+@lru_cache(maxsize=64)
 def is_of_this_network(host: str) -> bool:
     """Whether no page of another site can be called so: an address, or a name that nobody can register.
 

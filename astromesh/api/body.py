@@ -24,6 +24,8 @@ _RUN: TypeAdapter[RunBody] = TypeAdapter(RunBody)
 MOST_DEPTH, _WRITABLE = 64, 254
 #: of a declared length; int() of endless digits takes for ever
 _DIGITS = 18
+#: where in a request's state its body is
+_BODY = "body"
 _WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
 TOO_DEEP = f"The JSON has more than {MOST_DEPTH} levels of lists and objects within each other."
 
@@ -49,6 +51,7 @@ class BodyLimit:
         elif isinstance(body, bytes) and nests_too_deep(body):
             await answer(InvalidInput(TOO_DEEP))(scope, receive, send)
         else:
+            scope.setdefault("state", {})[_BODY] = body
             await self._app(scope, _again(body, receive), send)
 
     def _beyond(self, declared: str) -> bool:
@@ -116,9 +119,15 @@ def nests_too_deep(raw: bytes) -> bool:
     return False
 
 
+async def body_of(request: Request) -> bytes:
+    """The body, as it was taken in."""
+    body = request.scope.get("state", {}).get(_BODY)
+    return body if isinstance(body, bytes) else await request.body()
+
+
 async def read(request: Request, adapter: TypeAdapter[T]) -> T:
     """The validated body. Raises: InvalidInput: which field is wrong and how."""
-    raw = await request.body()
+    raw = await body_of(request)
     try:
         return adapter.validate_python(orjson.loads(raw))
     except orjson.JSONDecodeError as error:

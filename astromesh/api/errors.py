@@ -115,10 +115,10 @@ _SENTENCES = {
 
 def register(app: FastAPI) -> None:
     """Every error leaves as a problem document, those of the framework too."""
-    app.add_exception_handler(AstromeshError, _astromesh)
+    app.add_exception_handler(AstromeshError, told)
     app.add_exception_handler(RequestValidationError, _validation)
     app.add_exception_handler(HTTPException, _http)
-    app.add_exception_handler(ClientDisconnect, _left)
+    app.add_exception_handler(ClientDisconnect, left)
     app.add_exception_handler(Exception, _internal)
 
 
@@ -132,7 +132,8 @@ def invalid(errors: Any) -> str:
     return "The request is not valid: " + "; ".join(found[:10]) + "."
 
 
-async def _astromesh(request: Request, error: Exception) -> Response:
+async def told(request: Request, error: Exception) -> Response:
+    """The answer to an error of ours; one that callers are not told is logged where no run has done so."""
     assert isinstance(error, AstromeshError)
     if STATUS.get(error.code, 500) == 500 and not error.run_id:
         error.trace_id = error.trace_id or new_trace_id()
@@ -159,7 +160,7 @@ async def _http(request: Request, error: Exception) -> Response:
     return response
 
 
-async def _left(request: Request, error: Exception) -> Response:
+async def left(request: Request, error: Exception) -> Response:
     """The client went away before its body was there: nobody reads this, and nothing of ours failed."""
     return Response(status_code=499)
 

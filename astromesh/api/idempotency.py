@@ -14,6 +14,7 @@ from fastapi import Request
 
 from astromesh.abc.durable import IdempotencyKey
 from astromesh.api.access import caller_of, runtime_of
+from astromesh.api.body import body_of
 from astromesh.errors import InvalidInput
 from astromesh.runtime.engine import principal
 from astromesh.runtime.named import KEPT_SECONDS
@@ -37,7 +38,7 @@ async def name_of(request: Request, *more: str) -> IdempotencyKey | None:
         return None
     if not 0 < len(key) <= _MOST or not key.isascii() or not key.isprintable():
         raise InvalidInput(f"Idempotency-Key: 1 to {_MOST} printable ASCII characters.")
-    body = orjson.dumps([orjson.loads(await request.body()), *more], option=orjson.OPT_SORT_KEYS)
+    body = orjson.dumps([orjson.loads(await body_of(request)), *more], option=orjson.OPT_SORT_KEYS)
     expires = runtime_of(request).clock.now() + KEPT_SECONDS
     route = f"{request.method} {request.url.path}"
     return IdempotencyKey(*principal(caller_of(request)), route, key, sha256(body).hexdigest(), expires)
