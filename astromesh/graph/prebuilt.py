@@ -23,6 +23,7 @@ from astromesh.graph.nodes import (
     SynthesizeNode,
     ThinkNode,
 )
+from astromesh.graph.reacting import react
 from astromesh.graph.reasoning import reasoning_controller
 from astromesh.graph.state import GraphState
 
@@ -38,40 +39,6 @@ __all__ = [
 
 #: the step of a plan that is being worked on, and its position, in the context
 STEP, POSITION = "step", "_step_position"
-
-
-def react(
-    instructions: str = "",
-    *,
-    tools: Sequence[Any] | None = None,
-    max_iterations: int | None = None,
-    input_keys: Sequence[str] = (),
-    role: str = "",
-    name: str = "react",
-) -> PromptGraph:
-    """One model that calls tools until it answers.
-
-    Args:
-        instructions: the system prompt; empty leaves the one in the messages as it is.
-        tools: by default all tools of the engine.
-        max_iterations: model calls; by default the engine's limits.
-        input_keys: names in the context that it reads.
-        role: who speaks; by default the assistant.
-        name: of the graph.
-    """
-    node = PromptNode(
-        "react",
-        role=role,
-        instructions=instructions,
-        tools=tools or (),
-        inject_tools=tools is None,
-        input_keys=input_keys,
-        max_iterations=max_iterations,
-        is_entry=True,
-        is_terminal=True,
-        routing="edges_only",  # the answer is for the reader: its text goes out as it is
-    )
-    return PromptGraph(name, nodes=[node])
 
 
 def plan_and_execute(

@@ -15,8 +15,8 @@ from pydantic_core import InitErrorDetails
 
 from astromesh.abc.deps import Deps
 from astromesh.errors import ConfigError, InvalidGraph
-from astromesh.graph import prebuilt
 from astromesh.graph.graph import PromptGraph
+from astromesh.graph.reacting import react
 from astromesh.orchestration.branching import Branch, FanOutNotes, Merge, fan_out_graph
 from astromesh.orchestration.exploring import autonomous_graph
 from astromesh.orchestration.graph_pattern import GraphPattern, engine_of, unbounded_engine_of
@@ -35,7 +35,7 @@ class React:
 
     @classmethod
     async def open(cls, options: Options, deps: Deps) -> GraphPattern:
-        return GraphPattern(partial(engine_of, prebuilt.react()))
+        return GraphPattern(partial(engine_of, react()))
 
 
 class OwnGraph:

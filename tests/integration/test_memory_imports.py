@@ -1,4 +1,4 @@
-"""Database drivers, numpy and rich are loaded when they are needed, and no sooner."""
+"""Database drivers, numpy, rich and the reasoning graph are loaded when needed, and no sooner."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-_SHOWN = "import sys; print(sorted({'asyncpg', 'numpy', 'redis', 'rich'} & sys.modules.keys()))"
+_NAMES = {"asyncpg", "astromesh.graph.reasoning", "numpy", "redis", "rich"}
+_SHOWN = f"import sys; print(sorted({_NAMES} & sys.modules.keys()))"
 _LEAN = "from astromesh.cli import lean; lean.load_structlog(); "
 _SERVE = _LEAN + "import astromesh.cli.main, astromesh.cli.serve"
 _LOAD = _LEAN + "from astromesh.plugins import Plugins; Plugins().load({group!r}, {name!r})"
@@ -21,6 +22,8 @@ _LOAD = _LEAN + "from astromesh.plugins import Plugins; Plugins().load({group!r}
         (_LOAD.format(group="conversation_stores", name="in_memory"), []),
         (_LOAD.format(group="episodic_stores", name="sqlite"), []),
         (_LOAD.format(group="embedders", name="hashing"), []),
+        (_LOAD.format(group="patterns", name="react"), []),
+        (_LOAD.format(group="patterns", name="reasoning"), ["astromesh.graph.reasoning"]),
         (_LOAD.format(group="conversation_stores", name="postgres"), ["asyncpg"]),
         (_LOAD.format(group="conversation_stores", name="redis"), ["redis"]),
         (_LOAD.format(group="semantic_stores", name="sqlite"), ["numpy"]),
