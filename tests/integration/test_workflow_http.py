@@ -6,8 +6,10 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
+from astromesh.api.app import create_app
 from astromesh.types import CompletionRequest
 from tests.integration.agents_folder import client_of, manifest, write
 from tests.integration.test_wf_sample import CONTRACT, lawyer
@@ -128,6 +130,27 @@ async def test_a_follower_of_a_task_that_runs_hears_its_end(config: Path, tmp_pa
         go.touch()
         events = events_of((await following).text)
     assert events[0][1] == "task.started" and events[-1][1] == "task.finished"
+
+
+async def test_a_server_that_leaves_ends_the_streams_of_tasks_that_go_on(
+    config: Path, tmp_path: Path
+) -> None:
+    """As those of runs: their readers come back, to whoever is there then."""
+    app = create_app(runtime_with(small(config, op="wait")))
+    async with app.router.lifespan_context(app):
+        transport = httpx.ASGITransport(app=app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            body = {"input": {"go": str(tmp_path / "never")}}
+            task_id = (await client.post(RUNS, json=body)).json()["task_id"]
+            await until(client, task_id, "running")
+            following = asyncio.create_task(client.get(f"/v1/tasks/{task_id}/events"))
+            async with asyncio.timeout(60):
+                while not app.state.followers:
+                    await asyncio.sleep(0.01)
+                for follower in tuple(app.state.followers):
+                    follower.close()
+                answer = await following
+    assert answer.status_code == 200 and "task.finished" not in answer.text
 
 
 async def test_artifacts_are_found_by_node_type_and_time(config: Path) -> None:

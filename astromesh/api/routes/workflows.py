@@ -200,6 +200,7 @@ async def events(
 ) -> Response:
     """Everything behind `Last-Event-ID`, then what comes, until the Task has ended."""
     outbox = Outbox()
+    request.app.state.followers.add(outbox)
     viewer = viewer_of(caller_of(request))
     leave = await runtime_of(request).workflows.follow(task_id, viewer, last_event_id, outbox, outbox.close)
     return EventStreamResponse(outbox, leave)
