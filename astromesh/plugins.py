@@ -12,7 +12,7 @@ import difflib
 import sys
 from collections.abc import Mapping
 from functools import cache
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint, distributions
 from typing import Any, ClassVar, Protocol
 
 from pydantic import BaseModel
@@ -112,7 +112,7 @@ class Plugins:
         return await plugin.open(plugin.Options.model_validate(dict(options)), deps)
 
     def _installed(self, group: str) -> dict[str, EntryPoint]:
-        return _points(tuple(sys.path)).get(group, {})
+        return _points(tuple(sys.path)).get(PREFIX + group, {})
 
     def _import(self, group: str, name: str) -> type[Any]:
         point = self._installed(group).get(name)
@@ -135,6 +135,17 @@ class Plugins:
 
 @cache
 def _points(_path: tuple[str, ...]) -> dict[str, dict[str, EntryPoint]]:
-    """What is installed, by group and name. Reading it takes a few milliseconds: once for a search path."""
-    found = entry_points()
-    return {known: {p.name: p for p in found.select(group=PREFIX + known)} for known in GROUPS}
+    """What is installed, by group and name. Reading it takes a few milliseconds: once for a search path.
+
+    Only the entry points of distributions that name a group of ours are parsed: `entry_points()` parses all.
+    """
+    found: dict[str, dict[str, EntryPoint]] = {PREFIX + known: {} for known in GROUPS}
+    seen = set()
+    for distribution in distributions():
+        if PREFIX not in (distribution.read_text("entry_points.txt") or "") or distribution.name in seen:
+            continue  # the first one on the path is the one that is imported
+        seen.add(distribution.name)
+        for point in distribution.entry_points:
+            if point.group in found:
+                found[point.group][point.name] = point
+    return found

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 from typing import Any, Self
 
+import pytest
 from pydantic import BaseModel
 
 from astromesh.abc.deps import Deps
@@ -51,3 +53,25 @@ async def test_what_is_loaded_or_given_in_python_needs_no_thread() -> None:
     assert plugins.importing == [threading.current_thread()]
     given = Plugins({"tools": {"light": Plugin}})
     assert (await given.open("tools", "light", {}, Deps())).size == 1
+
+
+def distribution(folder: Path, name: str, points: str) -> Path:
+    info = folder / f"{name}-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(points)
+    return folder
+
+
+def test_plugins_of_other_distributions_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first copy of a distribution on the path counts, as for imports; other groups are not ours."""
+    older = distribution(tmp_path / "older", "extra", "[astromesh.tools]\nslow = old:Tool\ngone = old:Tool\n")
+    mixed = "[astromesh.tools]\nslow = new:Tool\n[tools]\nno = new:Tool\n"
+    newer = distribution(tmp_path / "newer", "extra", mixed)
+    distribution(newer, "foreign", "[console_scripts]\nforeign = foreign:main\n")
+    for folder in (older, newer):
+        monkeypatch.syspath_prepend(str(folder))
+    plugins = Plugins()
+    assert {"slow", "webhook"} <= {*plugins.names("tools")}
+    assert not {"gone", "no"} & {*plugins.names("tools")}
+    assert plugins.origin("tools", "slow") == "new:Tool extra==1.0"
