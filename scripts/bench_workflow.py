@@ -159,7 +159,7 @@ async def durable(place: Path) -> None:
             async def work(tasks: int = many) -> None:
                 rows = [await runtime.workflows.accept("bench", Asked(1)) for _ in range(tasks)]
                 for row in rows:
-                    told = await runtime.workflows.ended(row.task_id, Viewer("default", None))
+                    told = await runtime.workflows.tasks.ended(row.task_id, Viewer("default", None))
                     assert told["status"] == "success", told
 
             seconds = await best(work)

@@ -59,7 +59,7 @@ async def main() -> None:
         async with AgentRuntime(config, data_dir=Path(place) / "data", plugins=plugins, env=env) as runtime:
             for name, text in CONTRACTS.items():
                 result = await runtime.workflows.run(SAMPLE.name, Asked({"text": text}))
-                cassette = await runtime.workflows.cassette(result.task_id, Viewer("default", None))
+                cassette = await runtime.workflows.tasks.cassette(result.task_id, Viewer("default", None))
                 cassette.write(SAMPLE / "evals" / f"{name}.cassette.json")
                 option = orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
                 golden = SAMPLE / "evals" / f"{name}.golden.json"

@@ -107,7 +107,7 @@ async def _run(
     places: tuple[Path, Path], name: str, input: Any, start: str | None, sinks: tuple[EventSink, ...]
 ) -> TaskResult:
     async with AgentRuntime(places[0], data_dir=places[1]) as runtime:
-        workflow = await runtime.workflows.opened(name)
+        workflow = await runtime.workflows.loaded.opened(name)
         return await runtime.workflows.run(workflow.name, Asked(input, start), sinks=sinks)
 
 

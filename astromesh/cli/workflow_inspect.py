@@ -10,7 +10,8 @@ from astromesh.cli.output import note, print_json
 from astromesh.cli.workflow import parsed
 from astromesh.cli.workflow_session import OPERATOR
 from astromesh.cli.workflow_tape import done
-from astromesh.runtime.tasks import Asked, Workflow, Workflows
+from astromesh.runtime.loaded_workflows import Workflow
+from astromesh.runtime.tasks import Asked, Workflows
 from astromesh.types import JsonObject
 
 HELP = "Enter or `step` runs the stage, `resume` all that follow, `cancel` ends the Task."
@@ -25,8 +26,8 @@ def look(places: tuple[Path, Path], name: str, task_id: str, stage: str, path: s
 
     async def work(workflows: Workflows, workflow: Workflow) -> JsonObject:
         if stage:
-            return await workflows.replay(task_id, OPERATOR, stage, path)
-        return await workflows.trace(task_id, OPERATOR)
+            return await workflows.replays.replay(task_id, OPERATOR, stage, path)
+        return await workflows.tasks.trace(task_id, OPERATOR)
 
     print_json(done(places, name, work))
 
@@ -55,7 +56,7 @@ async def _stepped(workflows: Workflows, workflow: Workflow, task_id: str) -> Js
     lines = Lines("step> ")
     if lines.interactive:
         note(HELP)
-    ended = asyncio.ensure_future(workflows.ended(task_id, OPERATOR))
+    ended = asyncio.ensure_future(workflows.tasks.ended(task_id, OPERATOR))
     while True:
         paused = asyncio.ensure_future(workflow.inspector.paused(task_id))
         await asyncio.wait([ended, paused], return_when=asyncio.FIRST_COMPLETED)
@@ -69,6 +70,6 @@ async def _stepped(workflows: Workflows, workflow: Workflow, task_id: str) -> Js
             case "resume" | None:
                 workflow.inspector.resume(task_id)
             case "cancel":
-                await workflows.cancel(task_id, OPERATOR)
+                await workflows.tasks.cancel(task_id, OPERATOR)
             case _:
                 note(HELP)

@@ -56,7 +56,7 @@ async def _talk(
 ) -> bool:
     overrides = settings_of(settings)
     async with AgentRuntime(places[0], data_dir=places[1]) as runtime:
-        workflow = await runtime.workflows.opened(name, overrides)
+        workflow = await runtime.workflows.loaded.opened(name, overrides)
         assert workflow.engine is not None
         project = workflow.engine.project
         project.plan(start or None)

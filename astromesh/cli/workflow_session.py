@@ -116,11 +116,11 @@ class Session:
         return row.task_id
 
     async def queue_states(self) -> list[JsonObject]:
-        return [await self._workflows.state(task_id, OPERATOR) for task_id in self.queued]
+        return [await self._workflows.tasks.state(task_id, OPERATOR) for task_id in self.queued]
 
     async def queue_ended(self) -> list[JsonObject]:
         """Every submitted Task when it has ended."""
-        return [await self._workflows.ended(task_id, OPERATOR) for task_id in self.queued]
+        return [await self._workflows.tasks.ended(task_id, OPERATOR) for task_id in self.queued]
 
     # -- files -----------------------------------------------------------------------------------------------
 

@@ -15,8 +15,9 @@ from astromesh.cli.output import note, print_json
 from astromesh.cli.workflow import parsed
 from astromesh.errors import AstromeshError
 from astromesh.runtime.engine import AgentRuntime
+from astromesh.runtime.loaded_workflows import Workflow
 from astromesh.runtime.registry import Viewer
-from astromesh.runtime.tasks import Asked, Workflow, Workflows
+from astromesh.runtime.tasks import Asked, Workflows
 from astromesh.telemetry.logs import configure_logging
 from astromesh.types import JsonObject
 from astromesh.workflow.cassette import Cassette
@@ -42,7 +43,7 @@ def record(
 
     async def work(workflows: Workflows, workflow: Workflow) -> tuple[TaskResult, Cassette]:
         result = await workflows.run(workflow.name, Asked(parsed(input), start or None))
-        return result, await workflows.cassette(result.task_id, OPERATOR)
+        return result, await workflows.tasks.cassette(result.task_id, OPERATOR)
 
     result, cassette = done(places, name, work)
     cassette.write(out)
@@ -63,8 +64,8 @@ def replay(places: tuple[Path, Path], name: str, tape: str, *, as_json: bool) ->
 
     async def work(workflows: Workflows, workflow: Workflow) -> JsonObject:
         if cassette is not None:
-            return await workflows.play(workflow.name, cassette)
-        return await workflows.replay(tape, OPERATOR)
+            return await workflows.replays.play(workflow.name, cassette)
+        return await workflows.replays.replay(tape, OPERATOR)
 
     told = done(places, name, work, as_json=as_json)
     if as_json:
@@ -113,7 +114,7 @@ def done(
 
     async def opened() -> Any:
         async with AgentRuntime(places[0], data_dir=places[1]) as runtime:
-            return await work(runtime.workflows, await runtime.workflows.opened(name))
+            return await work(runtime.workflows, await runtime.workflows.loaded.opened(name))
 
     try:
         answer: T = asyncio.run(opened())

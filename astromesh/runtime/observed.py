@@ -53,13 +53,13 @@ def add_readings(runtime: AgentRuntime, watchdog: Watchdog) -> None:
             "workflow_tasks",
             "Tasks in progress by state: queued or running.",
             ("workflow", "state"),
-            runtime.workflows.tasks_in_progress,
+            runtime.workflows.tasks.in_progress,
         ),
         Reading(
             "workflow_stages_in_progress",
             "Stages that run now.",
             ("workflow",),
-            runtime.workflows.stages_in_progress,
+            runtime.workflows.loaded.stages_in_progress,
         ),
         Reading(
             "traces_dropped",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -18,62 +18,42 @@ from typing import Any, Protocol
 
 import structlog
 
-from astromesh.abc.deps import Resources
 from astromesh.abc.durable import IdempotencyKey
 from astromesh.abc.events import EventSink
-from astromesh.abc.tasks import TASK_ENDED, Artifact, Found, TaskRow, TaskStatus, TaskStore
+from astromesh.abc.tasks import Artifact, TaskRow, TaskStatus, TaskStore
 from astromesh.errors import (
     AstromeshError,
-    Conflict,
-    InvalidConfiguration,
     InvalidInput,
-    InvalidManifest,
-    InvalidWorkflow,
     LeaseLost,
-    NotDurable,
-    NotWaiting,
     QueueFull,
     ShuttingDown,
     StoreError,
-    TaskNotFound,
-    WorkflowUnavailable,
 )
 from astromesh.runtime import ids
+from astromesh.runtime.kept_tasks import KeptTasks, answer_of
+from astromesh.runtime.loaded_workflows import LoadedWorkflows
 from astromesh.runtime.presence import Presence
 from astromesh.runtime.recorded import caller_of, caller_to_json
-from astromesh.runtime.registry import Viewer
 from astromesh.runtime.retention import Kept, expire
-from astromesh.runtime.task_events import TaskFollower
 from astromesh.runtime.task_log import LiveTask, TaskRecords
 from astromesh.runtime.task_metrics import TaskMetrics
+from astromesh.runtime.task_replays import Replays
 from astromesh.runtime.task_traces import TaskTraces
 from astromesh.runtime.workflows import Host as WorkflowHost
-from astromesh.runtime.workflows import not_found, open_workflow, workflow_folder, workflow_names
 from astromesh.runtime.writer import ended, surely
 from astromesh.telemetry.metrics import Metrics
 from astromesh.telemetry.traceparent import NO_PARENT, TraceParent
 from astromesh.telemetry.traces import Traced
 from astromesh.types import CallerContext, JsonObject
-from astromesh.workflow.cassette import Cassette, Replay, is_racing, layers_of
+from astromesh.workflow.cassette import Cassette
 from astromesh.workflow.engine import Engine
 from astromesh.workflow.evaluation import cases_of, judged
-from astromesh.workflow.inspector import Inspector
-from astromesh.workflow.observers import Observers
-from astromesh.workflow.profiling import wanted
 from astromesh.workflow.result import TaskResult
-from astromesh.workflow.retold import Retold
-from astromesh.workflow.tape import Recorder, equip
+from astromesh.workflow.tape import Recorder
 from astromesh.workflow.values import NotJson, canonical
 
 #: seconds after which a worker that is not heard of is dead, and between two signs of life
 LEASE, BEAT = 15.0, 1.0
-#: records as observers of plugins.yaml see them
-_OBSERVED = {
-    "begin": "task.started",
-    "stage": "stage.finished",
-    "cancel": "task.cancelled",
-    "end": "task.finished",
-}
 #: Tasks that one look takes over
 _AT_ONCE = 50
 #: seconds between two looks for a Task that somebody waits for, and for one that another request has named
@@ -97,31 +77,6 @@ class Host(WorkflowHost, Protocol):
     async def named(self, key: IdempotencyKey, kept_as: str) -> str: ...
 
     def export(self, run: Traced) -> None: ...
-
-
-@dataclass(slots=True)
-class Workflow:
-    """One folder in `workflows/`: an engine, or what is wrong with it."""
-
-    name: str
-    engine: Engine | None = None
-    faults: tuple[InvalidManifest, ...] = ()
-    inspector: Inspector = field(default_factory=Inspector)
-    observers: Observers | None = None
-    metrics: frozenset[str] = frozenset()
-
-    def to_json(self) -> JsonObject:
-        if self.engine is None:
-            return {"name": self.name, "status": "broken", "errors": [str(f) for f in self.faults]}
-        spec = self.engine.project.workflow
-        starts = [node.id for node in spec.nodes if node.role == "start"]
-        return {
-            "name": self.name, "status": "ready", "description": spec.description, "starts": starts,
-            "default_start": self.engine.project.default_start, "nodes": len(spec.nodes),
-            "run_fingerprint": self.engine.project.fingerprint.value,
-            "warnings": [str(w) for w in self.engine.project.warnings],
-            "providers": self.engine.providers(),
-        }  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,12 +120,14 @@ class Workflows:
     def __init__(self, host: Host, presence: Presence) -> None:
         self._host, self._presence = host, presence
         self.worker = f"{gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
-        self._recorder = Recorder()
-        self.records = TaskRecords(self.worker, host.clock, self._recorder)
-        self._loaded: dict[str, Workflow] = {}
+        recorder = Recorder()
+        self.records = TaskRecords(self.worker, host.clock, recorder)
+        self.loaded = LoadedWorkflows(host, self.records, recorder)
+        self.tasks = KeptTasks(self.loaded, self.records.live, self.store, self._stop)
+        self.replays = Replays(host, self.loaded, self.tasks)
         self.records.listeners += [
-            TaskMetrics(host.metrics.tally, lambda name: self._loaded[name].metrics),
-            self._observed,
+            TaskMetrics(host.metrics.tally, self.loaded.metrics_of),
+            self.loaded.observed,
             TaskTraces(host.export),
             _logged,
         ]
@@ -183,51 +140,11 @@ class Workflows:
 
     async def load(self) -> None:
         """Reads every folder; a broken one harms nobody else."""
-        for name in workflow_names(self._host.config_dir):
-            self._loaded[name] = await self._load(name, name)
-
-    async def opened(self, name: str, overrides: Mapping[str, object] | None = None) -> Workflow:
-        """A workflow by its name, or by the path of its folder.
-
-        Args:
-            overrides: other settings than the files'; before any Task runs.
-
-        Raises:
-            WorkflowNotFound: there is none. InvalidWorkflow: all its faults at once.
-        """
-        folder = workflow_folder(self._host.config_dir, name)
-        if overrides or folder.name not in self._loaded:
-            replaced = self._loaded.get(folder.name)
-            if replaced is not None and replaced.observers is not None:
-                await replaced.observers.close()
-            self._loaded[folder.name] = await self._load(name, folder.name, overrides)
-        workflow = self._loaded[folder.name]
-        if workflow.engine is None:
-            raise InvalidWorkflow(workflow.faults)
-        return workflow
-
-    async def _load(self, place: str, name: str, overrides: Mapping[str, object] | None = None) -> Workflow:
-        workflow = Workflow(name)
-        try:
-            workflow.engine = await open_workflow(
-                self._host,
-                place,
-                log=self.records,
-                gate=partial(self._gate, workflow),
-                equip=self._equip,
-                overrides=overrides,
-            )
-            project = workflow.engine.project
-            workflow.inspector = Inspector(project.workflow.task.pause_before)
-            workflow.observers, workflow.metrics = Observers(project.files), wanted(project.files)
-        except InvalidConfiguration as error:
-            workflow.faults = error.faults
-            log.error("workflow_unavailable", workflow=name, error=str(error))
-        return workflow
+        await self.loaded.load()
 
     def take_up(self) -> None:
         """Begins to work on what earlier processes have left, in the background."""
-        if self._loaded:
+        if self.loaded:
             self._keep()
 
     def drain(self) -> None:
@@ -246,11 +163,7 @@ class Workflows:
         await ended(self._expiring)
         for live in tuple(self.records.live.values()):
             await ended(live.work)
-        for workflow in self._loaded.values():
-            if workflow.observers is not None:
-                await workflow.observers.close()
-            if workflow.engine is not None:
-                await workflow.engine.close()
+        await self.loaded.close()
         if self._keeping is not None and self.records.store is not None:
             with suppress(StoreError):
                 await self.records.store.beat(self.worker, 0.0)
@@ -263,51 +176,6 @@ class Workflows:
                 delete = partial(_expire, store)
                 self._expiring = asyncio.create_task(expire(delete, self._host.clock, self._host.kept.days))
             return self.records.store
-
-    def _observed(self, live: LiveTask, record: JsonObject) -> None:
-        """Tells the workflow's observers of a record that counts."""
-        observers = self._loaded[live.row.workflow].observers
-        if observers is not None:
-            about = {"task_id": live.id, "workflow": live.row.workflow}
-            observers.tell({**record, **about, "type": _OBSERVED[record["type"]]})
-
-    # -- what is loaded ------------------------------------------------------------------------------------
-
-    def listed(self) -> list[JsonObject]:
-        """Every workflow, those with faults too."""
-        return [workflow.to_json() for workflow in self._loaded.values()]
-
-    def tasks_in_progress(self) -> Mapping[tuple[str, ...], float]:
-        """Tasks that wait for their turn and Tasks that run, by workflow and state."""
-        found: dict[tuple[str, ...], float] = {}
-        for live in self.records.live.values():
-            workflow = self._loaded[live.row.workflow]
-            if workflow.engine is not None and "task_concurrency" in workflow.metrics:
-                state = "running" if workflow.engine.is_running(live.id) else "queued"
-                found[live.row.workflow, state] = found.get((live.row.workflow, state), 0.0) + 1
-        return found
-
-    def stages_in_progress(self) -> Mapping[tuple[str, ...], float]:
-        """Stages that run now, by workflow."""
-        return {
-            (workflow.name,): workflow.engine.stages_in_progress
-            for workflow in self._loaded.values()
-            if workflow.engine is not None and "stage_concurrency" in workflow.metrics
-        }
-
-    def get(self, name: str) -> Workflow:
-        """Raises: WorkflowNotFound."""
-        if name not in self._loaded:
-            raise not_found(name, list(self._loaded))
-        return self._loaded[name]
-
-    def _ready(self, name: str) -> tuple[Workflow, Engine]:
-        workflow = self.get(name)
-        if workflow.engine is None:
-            raise WorkflowUnavailable(
-                f"The workflow {name!r} has {len(workflow.faults)} fault(s): {workflow.faults[0]}"
-            )
-        return workflow, workflow.engine
 
     # -- running -------------------------------------------------------------------------------------------
 
@@ -327,7 +195,7 @@ class Workflows:
         Raises:
             WorkflowNotFound, WorkflowUnavailable, InvalidInput, QueueFull: there is no Task then.
         """
-        _, engine = self._ready(name)
+        engine = self.loaded.ready(name)
         self._admit()
         begin = self._begin(engine, asked, "task_" + ids.ulid())
         await self.store()
@@ -399,7 +267,7 @@ class Workflows:
             StoreUnavailable, and as `run`: it was not accepted.
             IdempotencyConflict: the key was used with another body.
         """
-        _, engine = self._ready(name)
+        engine = self.loaded.ready(name)
         self._admit()
         task_id = "task_" + ids.ulid()
         begin = self._begin(engine, asked, task_id)
@@ -504,7 +372,7 @@ class Workflows:
         live.begun = True
         row = live.row
         if len(live.records) == 1:
-            self._observed(live, live.records[0])
+            self.loaded.observed(live, live.records[0])
         result = await engine.resume(
             live.records,
             caller=caller_of(row.caller),
@@ -530,10 +398,7 @@ class Workflows:
 
     def _forget(self, live: LiveTask) -> None:
         self.records.live.pop(live.id, None)
-        self._recorder.forget(live.id)
-        workflow = self._loaded.get(live.row.workflow)
-        if workflow is not None:
-            workflow.inspector.forget(live.id)
+        self.loaded.forget(live)
         live.told()
 
     # -- keeping and taking over ---------------------------------------------------------------------------
@@ -565,201 +430,24 @@ class Workflows:
 
     async def _take_over(self, store: TaskStore, row: TaskRow) -> None:
         """What is not taken on here is taken over by whoever comes when its lease is over."""
-        workflow = self._loaded.get(row.workflow)
-        if workflow is None or workflow.engine is None:
+        if (engine := self.loaded.engine(row.workflow)) is None:
             log.warning("task_waits_for_its_workflow", task_id=row.task_id, workflow=row.workflow)
             return
         log.info("task_taken_up", task_id=row.task_id, workflow=row.workflow)
-        self._take_on(workflow.engine, LiveTask(row, await store.records(row.task_id)))
+        self._take_on(engine, LiveTask(row, await store.records(row.task_id)))
 
     def _stop(self, task_id: str) -> bool:
         live = self.records.live.get(task_id)
         if live is None:
             return False
-        workflow = self._loaded[live.row.workflow]
-        assert workflow.engine is not None
-        if workflow.engine.cancel(task_id):
+        if self.loaded.ready(live.row.workflow).cancel(task_id):
             return True
         if live.work is not None and not live.cancelled:  # it waits for its turn
             live.cancelled = True
             live.work.cancel()
         return True
 
-    async def _gate(
-        self, workflow: Workflow, task: str, stage: str, input: Any, context: JsonObject | None
-    ) -> None:
-        self._recorder.begin(task, stage, context)
-        await workflow.inspector(task, stage, input, context)
-
-    def _equip(self, kit: Any) -> Any:
-        return equip(kit, self._recorder)
-
-    # -- asking about Tasks --------------------------------------------------------------------------------
-
-    async def task(self, task_id: str, viewer: Viewer) -> TaskRow:
-        """Raises: TaskNotFound: there is none, or not for this caller."""
-        live = self.records.live.get(task_id)
-        row = (
-            live.row if live is not None and not live.row.durable else await (await self.store()).get(task_id)
-        )
-        if row is None or row.tenant != viewer.tenant or viewer.owner not in (None, row.owner):
-            raise TaskNotFound(f"There is no Task {task_id!r}.")
-        return row
-
-    async def state(self, task_id: str, viewer: Viewer) -> JsonObject:
-        """A Task as callers see it, with the stages that wait for the inspector."""
-        row = await self.task(task_id, viewer)
-        workflow = self._loaded.get(row.workflow)
-        waiting = workflow.inspector.waiting(task_id) if workflow else []
-        live = self.records.live.get(task_id)
-        running = live is not None and live.begun and row.status == "queued"
-        return {**answer_of(row), "status": "running" if running else row.status, "paused": waiting}
-
-    async def tasks(
-        self, viewer: Viewer, workflow: str = "", status: str = "", limit: int = 50
-    ) -> list[JsonObject]:
-        """Tasks that are kept, the newest first."""
-        rows = await (await self.store()).list(*viewer, workflow, status, limit)
-        return [answer_of(row) for row in rows]
-
-    async def trace(self, task_id: str, viewer: Viewer) -> JsonObject:
-        """Every entry by `seq`, every descendant, from the records so far."""
-        row = await self.task(task_id, viewer)
-        retold = self._retold(row)
-        retold.tell(await self._records(row))
-        return {**answer_of(row), "tasks": retold.tasks, "trace": retold.trace}
-
-    async def artifacts(self, task_id: str, viewer: Viewer, found: Found) -> tuple[Artifact, ...]:
-        await self.task(task_id, viewer)
-        return await (await self.store()).artifacts(*viewer, found._replace(task_id=task_id))
-
-    async def follow(self, task_id: str, viewer: Viewer, after: int, sink: EventSink, end: Any) -> Any:
-        """Events behind `after`, then what comes. Answers what ends the following.
-
-        Args:
-            end: called behind the last event.
-        """
-        row = await self.task(task_id, viewer)
-
-        async def source(seen: int) -> tuple[Sequence[JsonObject], asyncio.Event | None]:
-            live = self.records.live.get(task_id)
-            if live is not None:
-                return live.records[seen:], live.news
-            return await (await self.store()).records(task_id, seen), None
-
-        return TaskFollower(source, self._retold(row), after, sink, end).start()
-
-    async def cassette(self, task_id: str, viewer: Viewer) -> Cassette:
-        """A Task that has ended, as a cassette."""
-        row = await self.task(task_id, viewer)
-        if row.status not in TASK_ENDED:
-            raise Conflict(f"The Task {task_id!r} has not ended; it can be replayed when it has.")
-        plan = self._plan(row)
-        return Cassette.of(plan, await self._records(row), row.status, row.fingerprint)
-
-    async def _records(self, row: TaskRow) -> Sequence[JsonObject]:
-        live = self.records.live.get(row.task_id)
-        return tuple(live.records) if live else await (await self.store()).records(row.task_id)
-
-    def _plan(self, row: TaskRow) -> Any:
-        _, engine = self._ready(row.workflow)
-        if engine.project.fingerprint.value != row.fingerprint:
-            raise Conflict(f"The workflow {row.workflow!r} has changed since the Task {row.task_id!r} ran.")
-        return engine.project.plan(row.start)
-
-    def _retold(self, row: TaskRow) -> Retold:
-        return Retold(self._plan(row), row.task_id)
-
-    # -- acting on Tasks -----------------------------------------------------------------------------------
-
-    async def cancel(self, task_id: str, viewer: Viewer) -> JsonObject:
-        """Ends a Task and all below it with status failure, reason cancelled; one that has ended stays so."""
-        row = await self.task(task_id, viewer)
-        if row.status not in TASK_ENDED:
-            if row.durable:
-                await (await self.store()).cancel(task_id)
-            live = self.records.live.get(task_id)
-            self._stop(task_id)
-            await self._ended(task_id, live)
-        return await self.state(task_id, viewer)
-
-    async def ended(self, task_id: str, viewer: Viewer) -> JsonObject:
-        """A Task when it has ended; waits for it."""
-        row = await self.task(task_id, viewer)
-        if row.status not in TASK_ENDED:
-            await self._ended(task_id, self.records.live.get(task_id), None)
-        return await self.state(task_id, viewer)
-
-    async def _ended(self, task_id: str, live: LiveTask | None, patience: float | None = 10.0) -> None:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(patience):
-                while live is not None and self.records.live.get(task_id) is live:
-                    await live.news.wait()
-                while live is None:
-                    row = await (await self.store()).get(task_id)
-                    if row is None or row.status in TASK_ENDED:
-                        return
-                    await asyncio.sleep(BEAT / 4)
-
-    async def pause(self, task_id: str, viewer: Viewer, before: Iterable[str] = ()) -> JsonObject:
-        inspector = await self._inspected(task_id, viewer)
-        inspector.pause(task_id, before)
-        return await self.state(task_id, viewer)
-
-    async def step(self, task_id: str, viewer: Viewer) -> JsonObject:
-        """Raises: NotWaiting: no stage of the Task waits."""
-        if not (await self._inspected(task_id, viewer)).step(task_id):
-            raise NotWaiting(f"No stage of the Task {task_id!r} waits; pause it first.")
-        return await self.state(task_id, viewer)
-
-    async def resume(self, task_id: str, viewer: Viewer) -> JsonObject:
-        if not (await self._inspected(task_id, viewer)).resume(task_id):
-            raise NotWaiting(f"The Task {task_id!r} is not paused.")
-        return await self.state(task_id, viewer)
-
-    async def _inspected(self, task_id: str, viewer: Viewer) -> Inspector:
-        row = await self.task(task_id, viewer)
-        if task_id not in self.records.live:
-            if row.status in TASK_ENDED:
-                raise Conflict(f"The Task {task_id!r} has ended.")
-            raise NotDurable(f"The Task {task_id!r} is worked on by another process; ask that one.")
-        return self.get(row.workflow).inspector
-
-    async def replay(self, task_id: str, viewer: Viewer, stage: str = "", path: str = "") -> JsonObject:
-        """Runs an ended Task, or one stage of it, again from its records: offline, into a scratch record.
-
-        Args:
-            stage: only this one, of the Task at `path` of its lineage.
-
-        Raises:
-            Conflict: the Task has not ended, or the workflow has changed since.
-        """
-        row = await self.task(task_id, viewer)
-        cassette = await self.cassette(task_id, viewer)
-        if stage:
-            return await self._replay_stage(row, cassette, stage, path)
-        return await self.play(row.workflow, cassette)
-
-    async def play(self, name: str, cassette: Cassette) -> JsonObject:
-        """Replays a cassette; see `Replay.report`."""
-        report, _ = await self.played(name, cassette)
-        return report
-
-    async def played(
-        self, name: str, cassette: Cassette, asked: Asked | None = None
-    ) -> tuple[JsonObject, TaskResult]:
-        """Args: asked: another input or start than the recorded one."""
-        plan = self._ready(name)[1].project.plan(cassette.start)
-        replay = Replay(cassette, racing=is_racing(plan))
-        what = asked or Asked(cassette.input, cassette.start)
-        resources = Resources()
-        engine = await self._player(name, replay, cassette, resources)
-        try:
-            result = await engine.run(what.input, what.start, task_id="replay")
-        finally:
-            await engine.close()
-            await resources.close()
-        return replay.report(result), result
+    # -- evaluating ---------------------------------------------------------------------------------------
 
     async def evaluate(self, name: str, suite: str = "", tag: str = "") -> JsonObject:
         """Runs the cases of evaluations.yaml, from their cassettes where they name one; kept as artifact.
@@ -767,14 +455,14 @@ class Workflows:
         Raises:
             InvalidInput: no such suite, or a cassette that is none.
         """
-        _, engine = self._ready(name)
+        engine = self.loaded.ready(name)
         project = engine.project
         reports = []
         for case in cases_of(project, suite, tag):
             asked, divergence = Asked(case.spec.input, case.spec.start), None
             if case.spec.replay:
                 cassette = Cassette.read(project.folder / case.spec.replay)
-                report, result = await self.played(name, cassette, asked)
+                report, result = await self.replays.played(name, cassette, asked.input, asked.start)
                 divergence = report["divergence"]
             else:
                 result = await self.run(name, asked)
@@ -792,39 +480,6 @@ class Workflows:
         await (await self.store()).accept(ended, [], [kept])
         return row.task_id
 
-    async def _player(self, name: str, replay: Replay, cassette: Cassette, resources: Resources) -> Engine:
-        """An engine that asks nobody and writes nowhere."""
-        return await open_workflow(
-            self._host,
-            name,
-            resources=resources,
-            log=replay,
-            gate=replay.gate,
-            equip=replay.equip,
-            layers=layers_of(cassette.memory),
-            stages_at_once=max(len(cassette.stages), 1) + _AT_ONCE,
-        )
-
-    async def _replay_stage(self, row: TaskRow, cassette: Cassette, stage: str, path: str) -> JsonObject:
-        retold = self._retold(row)
-        retold.tell(await self._records(row))
-        entry = next((e for e in retold.trace if e["stage_id"] == stage and e["task"] == path), None)
-        if entry is None:
-            raise InvalidInput(f"The Task {row.task_id!r} has no stage {stage!r} at {path!r}.")
-        record = next(
-            r for r in retold.records if r["entry"]["task"] == path and r["entry"]["stage_id"] == stage
-        )
-        alone = tuple(s for s in cassette.stages if (s["task"], s["stage"]) == (path, stage))
-        replay = Replay(replace(cassette, stages=alone))
-        resources = Resources()
-        engine = await self._player(row.workflow, replay, cassette, resources)
-        try:
-            outcome = await engine.run_again(row.start, entry, record.get("context"))
-        finally:
-            await engine.close()
-            await resources.close()
-        return {"recorded": entry, "scratch": outcome, "divergence": replay.divergence}
-
 
 async def _expire(store: TaskStore, before: float) -> None:
     while await store.expire(before):  # so many at once
@@ -835,20 +490,3 @@ def _is_lost(error: Exception) -> bool:
     """Whether nothing else is wrong than that somebody else has the Task."""
     alone = isinstance(error, ExceptionGroup) and error.split(LeaseLost)[1] is None
     return alone or isinstance(error, LeaseLost)
-
-
-def answer_of(row: TaskRow) -> JsonObject:
-    """A Task in the form of api.md section 1."""
-    result = row.result or {}
-    stamp = {"run_fingerprint": row.fingerprint, "trace_id": row.trace_id}
-    return {
-        "task_id": row.task_id,
-        "workflow": row.workflow,
-        "status": row.status,
-        "output": result.get("output"),
-        "error": result.get("error"),
-        "metadata": {**stamp, **result.get("metadata", {})},
-        "durable": row.durable,
-        "created_at": row.created_at,
-        "finished_at": row.finished_at or None,
-    }

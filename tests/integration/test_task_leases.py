@@ -28,7 +28,7 @@ def config(tmp_path: Path) -> Path:
 
 def row_of(runtime: AgentRuntime, task_id: str, worker: str, lease_until: float) -> TaskRow:
     """A Task of the workflow `small` as it is on disk."""
-    engine = runtime.workflows.get("small").engine
+    engine = runtime.workflows.loaded.get("small").engine
     assert engine is not None
     return TaskRow(
         task_id, ME.tenant, "anonymous", "small", "s", "queued", runtime.clock.now(),
@@ -49,7 +49,7 @@ async def test_a_queue_is_as_long_as_it_may_be_however_many_come_at_once(
         go.touch()
         taken = [one for one in found if isinstance(one, TaskRow)]
         async with asyncio.timeout(PATIENCE):
-            ended = [await runtime.workflows.ended(one.task_id, ME) for one in taken]
+            ended = [await runtime.workflows.tasks.ended(one.task_id, ME) for one in taken]
     assert sum(isinstance(one, QueueFull) for one in found) == 7
     assert [one["status"] for one in ended] == ["success"] * 3
 
@@ -63,7 +63,7 @@ async def test_a_task_that_its_process_does_not_know_it_has_ends_all_the_same(co
         await (await workflows.store()).accept(row, [begin])
         workflows.take_up()
         async with asyncio.timeout(PATIENCE):
-            ended = await workflows.ended("task_1", ME)
+            ended = await workflows.tasks.ended("task_1", ME)
     assert (ended["status"], ended["output"]) == ("success", 42)
 
 
@@ -94,7 +94,7 @@ async def test_a_store_that_is_away_delays_a_task_and_fails_none(config: Path) -
         workflows.records.store = store = Faulty(await workflows.store(), commit=away)
         row = await workflows.accept("small", Asked(21))
         async with asyncio.timeout(PATIENCE):
-            ended = await workflows.ended(row.task_id, ME)
+            ended = await workflows.tasks.ended(row.task_id, ME)
     assert (ended["status"], ended["output"]) == ("success", 42)
     assert store.calls.count("commit") >= len(away)
 
@@ -121,14 +121,14 @@ async def test_ended_tasks_go_by_age_with_what_they_left(config: Path) -> None:
     async with runtime_with(config, clock=clock) as runtime:
         workflows = runtime.workflows
         result = await workflows.run("small", Asked(21))
-        assert (await workflows.state(result.task_id, ME))["output"] == 42
+        assert (await workflows.tasks.state(result.task_id, ME))["output"] == 42
         clock.advance(86_400.0)
         async with asyncio.timeout(PATIENCE):
             while True:
                 clock.advance(EXPIRY_SECONDS)
                 await asyncio.sleep(0.01)
                 try:
-                    await workflows.task(result.task_id, ME)
+                    await workflows.tasks.task(result.task_id, ME)
                 except TaskNotFound:
                     break
         assert await (await workflows.store()).records(result.task_id) == ()

@@ -55,7 +55,7 @@ def test_the_sample_passes_its_suite_without_model_key_or_network(
 async def test_e58_an_evaluation_is_kept_as_an_artifact(config: Path) -> None:
     async with runtime_with(sample(config), never) as runtime:
         told = await runtime.workflows.evaluate(NAME)
-        kept = await runtime.workflows.artifacts(
+        kept = await runtime.workflows.tasks.artifacts(
             told["evaluation_id"], command.OPERATOR, Found(type="evaluation")
         )
     assert told["passed"]
@@ -129,12 +129,12 @@ def test_e53_a_field_that_is_added_to_the_records_makes_no_cassette_diverge() ->
 async def recorded(config: Path, model: Any = lawyer, text: str = CONTRACT) -> Cassette:
     async with runtime_with(config, model) as runtime:
         result = await runtime.workflows.run(NAME, Asked({"text": text}))
-        return await runtime.workflows.cassette(result.task_id, command.OPERATOR)
+        return await runtime.workflows.tasks.cassette(result.task_id, command.OPERATOR)
 
 
 async def replayed(config: Path, cassette: Cassette) -> dict[str, Any]:
     async with runtime_with(config, never) as runtime:
-        return await runtime.workflows.play(NAME, cassette)
+        return await runtime.workflows.replays.play(NAME, cassette)
 
 
 def changed(cassette: Cassette, stage: str, **values: Any) -> Cassette:

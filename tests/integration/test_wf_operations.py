@@ -53,17 +53,19 @@ async def test_tasks_and_stages_in_progress_are_metrics(config: Path, tmp_path: 
     go = tmp_path / "go"
     runtime = runtime_with(config)
     async with client_of(runtime) as client:
-        url, tasks = "/v1/workflows/small/runs", runtime.workflows
+        url, workflows = "/v1/workflows/small/runs", runtime.workflows
         ids = [(await client.post(url, json={"input": {"go": str(go)}})).json()["task_id"] for _ in range(2)]
         wanted = {("small", "running"): 1.0, ("small", "queued"): 1.0}
         async with asyncio.timeout(60):
-            while tasks.tasks_in_progress() != wanted or not any(tasks.stages_in_progress().values()):
+            while workflows.tasks.in_progress() != wanted or not any(
+                workflows.loaded.stages_in_progress().values()
+            ):
                 await asyncio.sleep(0.01)
         text = (await client.get("http://127.0.0.1/metrics")).text
         go.touch()
         for task_id in ids:
             await until(client, task_id, *ENDED)
-        after = runtime.workflows.stages_in_progress()
+        after = workflows.loaded.stages_in_progress()
     assert 'astromesh_workflow_tasks{state="queued",workflow="small"} 1.0' in text
     assert 'astromesh_workflow_stages_in_progress{workflow="small"} 1.0' in text
     assert after == {("small",): 0.0}

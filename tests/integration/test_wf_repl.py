@@ -153,8 +153,9 @@ def test_a_command_that_is_not_there_is_a_fault(chatty: Path) -> None:
 async def test_settings_hold_for_one_process_and_stand_in_the_fingerprint(config: Path) -> None:
     small(config, op="wait")
     async with runtime_with(config) as runtime:
-        usual = runtime.workflows.get("small").engine
-        changed = (await runtime.workflows.opened("small", settings_of(["task.timeout_s=0.05"]))).engine
+        loaded = runtime.workflows.loaded
+        usual = loaded.get("small").engine
+        changed = (await loaded.opened("small", settings_of(["task.timeout_s=0.05"]))).engine
         result = await runtime.workflows.run("small", Asked({"go": "/nowhere"}))
     assert usual and changed and usual.project.fingerprint.value != changed.project.fingerprint.value
     assert result.error and result.error["code"] == "timeout"
@@ -169,13 +170,13 @@ def test_a_setting_that_there_is_not_is_refused(text: str) -> None:
 async def test_a_value_that_a_setting_may_not_have_is_refused(config: Path) -> None:
     async with runtime_with(small(config)) as runtime:
         with pytest.raises(InvalidInput, match=r"scheduler\.max_concurrency"):
-            await runtime.workflows.opened("small", settings_of(["scheduler.max_concurrency=none"]))
+            await runtime.workflows.loaded.opened("small", settings_of(["scheduler.max_concurrency=none"]))
 
 
 async def test_the_sample_has_a_command_that_reviews_a_file(config: Path, tmp_path: Path) -> None:
     (tmp_path / "nda.txt").write_text("One page NDA")
     async with runtime_with(sample(config)) as runtime:
-        workflow = await runtime.workflows.opened("contract_review")
+        workflow = await runtime.workflows.loaded.opened("contract_review")
         assert workflow.engine is not None
         project = workflow.engine.project
         session = Session(runtime.workflows, project, profile_of(project, ""), tmp_path)

@@ -49,10 +49,10 @@ async def work(
             await workflows.accept(name, Asked({"text": CONTRACT}))
         else:
             workflows.take_up()
-        while (task := (await workflows.tasks(ANYBODY))[0])["status"] not in TASK_ENDED:
+        while (task := (await workflows.tasks.list(ANYBODY))[0])["status"] not in TASK_ENDED:
             await asyncio.sleep(0.005)
-        trace = await workflows.trace(task["task_id"], ANYBODY)
-        replay = await workflows.replay(task["task_id"], ANYBODY) if replays else {}
+        trace = await workflows.tasks.trace(task["task_id"], ANYBODY)
+        replay = await workflows.replays.replay(task["task_id"], ANYBODY) if replays else {}
         return {
             "status": task["status"],
             "output": task["output"],

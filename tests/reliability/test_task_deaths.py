@@ -92,7 +92,7 @@ async def test_a_worker_goes_on_with_the_tasks_of_a_dead_server(
     worker = subprocess.Popen(command, env=plain_environment(tmp_path / "home", {}), cwd=ROOT)
     try:
         async with AgentRuntime(config, data_dir=server.data) as runtime, asyncio.timeout(120):
-            task = await runtime.workflows.ended(task_id, Viewer("default", None))
+            task = await runtime.workflows.tasks.ended(task_id, Viewer("default", None))
     finally:
         worker.send_signal(signal.SIGTERM)
         worker.wait(60)

@@ -83,7 +83,7 @@ _REPLAY: TypeAdapter[ReplayBody] = TypeAdapter(ReplayBody)
 @router.get("/v1/workflows", summary="List the workflows", dependencies=[scope("workflows:read")])
 async def workflows(request: Request) -> JsonObject:
     """Every workflow of the configuration, those with faults too."""
-    return {"workflows": runtime_of(request).workflows.listed()}
+    return {"workflows": runtime_of(request).workflows.loaded.listed()}
 
 
 @router.post(
@@ -137,7 +137,7 @@ async def tasks(
 ) -> JsonObject:
     """The caller's Tasks, the newest first."""
     viewer = viewer_of(caller_of(request))
-    return {"tasks": await runtime_of(request).workflows.tasks(viewer, workflow, status, limit)}
+    return {"tasks": await runtime_of(request).workflows.tasks.list(viewer, workflow, status, limit)}
 
 
 @router.get(
@@ -149,7 +149,7 @@ async def tasks(
 )
 async def task(task_id: str, request: Request) -> JsonObject:
     """State and outcome of a Task, and the stages that wait for the inspector."""
-    return await runtime_of(request).workflows.state(task_id, viewer_of(caller_of(request)))
+    return await runtime_of(request).workflows.tasks.state(task_id, viewer_of(caller_of(request)))
 
 
 @router.get(
@@ -161,7 +161,7 @@ async def task(task_id: str, request: Request) -> JsonObject:
 )
 async def trace(task_id: str, request: Request) -> JsonObject:
     """Every execution of a stage by `seq`, and the Task's descendants."""
-    return await runtime_of(request).workflows.trace(task_id, viewer_of(caller_of(request)))
+    return await runtime_of(request).workflows.tasks.trace(task_id, viewer_of(caller_of(request)))
 
 
 @router.get(
@@ -181,7 +181,7 @@ async def artifacts(
     """Validated outputs, answers of tools, telemetry, evaluations; the oldest first."""
     wanted = Found(task_id, node, type, since.timestamp() if since else 0.0, limit)
     viewer = viewer_of(caller_of(request))
-    found = await runtime_of(request).workflows.artifacts(task_id, viewer, wanted)
+    found = await runtime_of(request).workflows.tasks.artifacts(task_id, viewer, wanted)
     return {"artifacts": [_shown(one) for one in found]}
 
 
@@ -201,8 +201,8 @@ async def events(
     """Everything behind `Last-Event-ID`, then what comes, until the Task has ended."""
     outbox = Outbox()
     request.app.state.followers.add(outbox)
-    viewer = viewer_of(caller_of(request))
-    leave = await runtime_of(request).workflows.follow(task_id, viewer, last_event_id, outbox, outbox.close)
+    viewer, tasks = viewer_of(caller_of(request)), runtime_of(request).workflows.tasks
+    leave = await tasks.follow(task_id, viewer, last_event_id, outbox, outbox.close)
     return EventStreamResponse(outbox, leave)
 
 
@@ -215,7 +215,7 @@ async def events(
 )
 async def cancel(task_id: str, request: Request) -> JsonObject:
     """Ends a Task and all below it; answered when it has ended."""
-    return await runtime_of(request).workflows.cancel(task_id, viewer_of(caller_of(request)))
+    return await runtime_of(request).workflows.tasks.cancel(task_id, viewer_of(caller_of(request)))
 
 
 @router.post(
@@ -230,7 +230,7 @@ async def pause(task_id: str, request: Request) -> JsonObject:
     """Stages that run go on; the next ones wait, or only the named ones."""
     body = await read(request, _PAUSE) if await request.body() else PauseBody()
     viewer = viewer_of(caller_of(request))
-    return await runtime_of(request).workflows.pause(task_id, viewer, body.before)
+    return await runtime_of(request).workflows.tasks.pause(task_id, viewer, body.before)
 
 
 @router.post(
@@ -242,7 +242,7 @@ async def pause(task_id: str, request: Request) -> JsonObject:
 )
 async def step(task_id: str, request: Request) -> JsonObject:
     """The stage that waits longest runs; the Task waits before the next one."""
-    return await runtime_of(request).workflows.step(task_id, viewer_of(caller_of(request)))
+    return await runtime_of(request).workflows.tasks.step(task_id, viewer_of(caller_of(request)))
 
 
 @router.post(
@@ -254,7 +254,7 @@ async def step(task_id: str, request: Request) -> JsonObject:
 )
 async def resume(task_id: str, request: Request) -> JsonObject:
     """All stages that wait run."""
-    return await runtime_of(request).workflows.resume(task_id, viewer_of(caller_of(request)))
+    return await runtime_of(request).workflows.tasks.resume(task_id, viewer_of(caller_of(request)))
 
 
 @router.post(
@@ -268,7 +268,7 @@ async def replay(task_id: str, request: Request) -> JsonObject:
     """Runs an ended Task, or one stage of it, from its records: nobody is asked, nothing is kept."""
     body = await read(request, _REPLAY) if await request.body() else ReplayBody()
     viewer = viewer_of(caller_of(request))
-    return await runtime_of(request).workflows.replay(task_id, viewer, body.stage, body.task)
+    return await runtime_of(request).workflows.replays.replay(task_id, viewer, body.stage, body.task)
 
 
 def _asked(body: TaskBody, request: Request) -> Asked:
