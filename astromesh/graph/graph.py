@@ -23,7 +23,7 @@ from astromesh.graph.edges import (
     tried_in_order,
 )
 from astromesh.graph.flags import NodeFlag
-from astromesh.graph.keywords import ROUTINGS
+from astromesh.graph.keywords import ROUTINGS, check_whole
 from astromesh.graph.plain import read_graph, write_graph
 from astromesh.types import JsonObject
 
@@ -156,11 +156,14 @@ class PromptGraph:
 
         Raises:
             TypeError: the condition is async, or does not take `(result)` or `(result, state)`; an end of the
-                edge is no name.
+                edge is no name, its label no text, its priority no whole number.
         """
         for name in (source, target):
             if not isinstance(name, str):
                 raise TypeError(f"An edge leads from name to name; {name!r} is none.")
+        if not isinstance(label, str):
+            raise TypeError(f"Edge {source} → {target}: label must be a text, not {label!r}.")
+        check_whole(f"Edge {source} → {target}", "priority", priority, least=None)
         edge = Edge(source, target, condition, label, priority)
         if condition is not None:
             as_test(condition, f"Edge {edge}")

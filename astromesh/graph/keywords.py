@@ -30,11 +30,11 @@ def check(node: str, keywords: Mapping[str, Any]) -> None:
             raise error(f"Node {node!r}: {key} {what}, not {keywords[key]!r}.")
 
 
-def check_whole(owner: str, key: str, value: Any, least: int = 1) -> None:
+def check_whole(owner: str, key: str, value: Any, least: int | None = 1) -> None:
     """Raises: TypeError, ValueError: the value of an argument is no whole number of at least so much."""
     if not _is_whole(value):
         raise TypeError(f"{owner}: {key} must be a whole number, not {value!r}.")
-    if value < least:
+    if least is not None and value < least:
         raise ValueError(f"{owner}: {key} must be at least {least}, not {value}.")
 
 
@@ -82,8 +82,33 @@ def _is_several(value: Any) -> bool:
     return not isinstance(value, str) and isinstance(value, Iterable)
 
 
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_bool(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
+def _has(*methods: str) -> Callable[[Any], bool]:
+    """A text is the name of one that has."""
+    return lambda value: (
+        value is None or isinstance(value, str) or all(hasattr(value, method) for method in methods)
+    )
+
+
 #: by keyword: whether a value will do, the words for one that will not, and the error
 RULES: Mapping[str, tuple[Callable[[Any], bool], str, type[Exception]]] = {
+    "instructions": (_is_text, "must be a text", TypeError),
+    "description": (_is_text, "must be a text", TypeError),
+    "strategy": (_has("wrap", "parse"), "must be a strategy, or the name of one", TypeError),
+    "perspective": (_has("apply"), "must be a perspective, or the name of one", TypeError),
+    "model_override": (_has("complete"), "must be a model, or the name of a role", TypeError),
+    "inject_tools": (_is_bool, "must be true or false", TypeError),
+    "tool_loop": (_is_bool, "must be true or false", TypeError),
+    "is_entry": (_is_bool, "must be true or false", TypeError),
+    "is_terminal": (_is_bool, "must be true or false", TypeError),
+    "pure": (_is_bool, "must be true or false", TypeError),
     "flags": (_are_flags, "takes a list or set of hashable values", TypeError),
     "guards": (_are_guards, "takes a list of functions and Guards", TypeError),
     "blocks": (_is_several, "takes a list", TypeError),
@@ -91,8 +116,8 @@ RULES: Mapping[str, tuple[Callable[[Any], bool], str, type[Exception]]] = {
     "input_keys": (_are_texts, "takes a list of names", TypeError),
     "routes": (_are_texts, "takes a list of names of nodes", TypeError),
     "transitions": (_are_targets, "takes a mapping to names of nodes", TypeError),
-    "default_next": (lambda value: isinstance(value, str), "must be the name of a node", TypeError),
-    "inherit_context_from": (lambda value: isinstance(value, str), "must be the name of a node", TypeError),
+    "default_next": (_is_text, "must be the name of a node", TypeError),
+    "inherit_context_from": (_is_text, "must be the name of a node", TypeError),
     "output_key": (
         lambda value: isinstance(value, str) and value not in OWN_KEYS,
         "must be a name in the context that is not the engine's own", ValueError,

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from copy import copy
+from functools import reduce
+from operator import getitem
 from typing import Any
 
 import pytest
@@ -64,6 +68,8 @@ def test_what_validate_finds_stands_at_its_place_in_nested_graphs_too():
         ({"nodes": [{"name": "a", "kind": ["prompt"]}]}, "nodes.0.kind"),
         ({"nodes": [{"name": "a", "flags": 5}]}, "nodes.0.flags"),
         ({"nodes": [{"name": "a"}], "edges": [{"from": 5, "to": "a"}]}, "edges.0.from"),
+        ({"nodes": [{"name": "a"}], "edges": [{"from": "a", "to": "a", "priority": "x"}]}, "edges.0"),
+        ({"nodes": [{"name": "a"}], "edges": [{"from": "a", "to": "a", "label": 5}]}, "edges.0"),
         ({"nodes": [{"name": "s", "kind": "subgraph", "graph": None}]}, "nodes.0.graph"),
     ],
 )
@@ -71,6 +77,58 @@ def test_malformed_data_is_an_invalid_graph_at_its_place(data, place):
     with pytest.raises(InvalidGraph):
         PromptGraph.from_config(data)
     assert place in found(data)
+
+
+#: one of each kind of value that a graph may hold
+SAMPLE: dict[str, Any] = {
+    "name": "g",
+    "routing": "edges_only",
+    "entry": "a",
+    "finalizer": "z",
+    "nodes": [
+        {
+            "name": "a", "tools": ["t"], "transitions": {"x": "z"}, "routes": ["z"], "output_schema": {},
+            "guards": [{"check": "builtins:bool", "mode": "retry", "max_retries": 2}],
+            "blocks": [{"block": {"text": "hi", "title": "t"}}], "flags": ["critical", ["b"]], "timeout": 3,
+        },
+        {"name": "p", "kind": "parallel", "nodes": [{"name": "c"}], "on_error": "collect"},
+        {"name": "s", "kind": "subgraph", "graph": {"nodes": [{"name": "q"}], "edges": []}},
+        {"name": "f", "kind": "fan_out", "node": {"name": "w"}, "items": [1], "max_items": 3},
+        {"name": "l", "kind": "loop", "body": [{"name": "k"}], "until": "done", "max_loops": 3},
+        {"name": "z", "kind": "function", "function": "builtins:str"},
+    ],
+    "edges": [
+        {"from": "a", "to": "p", "when": "tool_call", "label": "l", "priority": 1},
+        {"from": "p", "to": "z", "when": {"output": "k", "equals": 1}},
+        {"from": "s", "to": "z", "when": {"confidence": 0.5}},
+    ],
+}  # fmt: skip
+ODD: list[Any] = [None, -1, "os:nothing", [[None]], {1: 2}]
+
+
+def places(data: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    yield at
+    inner = data.items() if isinstance(data, dict) else enumerate(data if isinstance(data, list) else ())
+    for key, value in inner:
+        yield from places(value, (*at, key))
+
+
+def replaced(data: Any, at: tuple[Any, ...], value: Any) -> Any:
+    if not at:
+        return value
+    changed = copy(data)
+    changed[at[0]] = replaced(data[at[0]], at[1:], value)
+    return changed
+
+
+@pytest.mark.parametrize("odd", ODD, ids=repr)
+def test_whatever_stands_in_a_graph_its_faults_are_told(odd):
+    """In every place; it never raises, and each fault leads to a place that is there."""
+    for at in places(SAMPLE):
+        data = replaced(SAMPLE, at, odd)
+        tuple(mentions(data))
+        for problem in faults(PromptGraph, data):
+            reduce(getitem, problem.at, data)
 
 
 def test_a_graph_without_nodes_is_one_fault():

@@ -54,6 +54,14 @@ NODE = PromptNode("p")
         ({"input_keys": "abc"}, "input_keys takes a list of names"),
         ({"preprocessor": 5}, "preprocessor must be a function"),
         ({"tools": 5}, "tools takes a list"),
+        ({"instructions": 5}, "instructions must be a text"),
+        ({"description": 5}, "description must be a text"),
+        ({"strategy": 5}, "strategy must be a strategy"),
+        ({"perspective": [1]}, "perspective must be a perspective"),
+        ({"model_override": 5}, "model_override must be a model"),
+        ({"pure": "no"}, "pure must be true or false"),
+        ({"tool_loop": "no"}, "tool_loop must be true or false"),
+        ({"is_terminal": "no"}, "is_terminal must be true or false"),
     ],
 )
 def test_a_keyword_of_a_wrong_kind_is_refused_by_name(keywords, words):
@@ -88,6 +96,8 @@ def test_a_keyword_of_a_wrong_kind_is_refused_by_name(keywords, words):
         lambda: PromptGraphEngine(PromptGraph(nodes=[NODE]), finalizer_seconds=float("nan")),
         lambda: PromptGraph(nodes=[NODE]).when("p", "p", WRONG),
         lambda: PromptGraph(nodes=[NODE]).always("p", WRONG),
+        lambda: PromptGraph(nodes=[NODE]).always("p", "p", label=WRONG),
+        lambda: PromptGraph(nodes=[NODE]).always("p", "p", priority=SLIP),
         lambda: PromptGraphEngine(PromptGraph(nodes=[NODE]), ScriptedProvider(), max_iterations=WRONG / 2),
         lambda: PromptGraphEngine(PromptGraph(nodes=[NODE]), ScriptedProvider(), max_node_iterations=True),
     ],
