@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from astromesh.abc.durable import RunRow, RunStore, Step
-from astromesh.errors import ApprovalNotFound, InvalidInput, NotDurable, NotWaiting
+from astromesh.errors import ApprovalNotFound, Forbidden, InvalidInput, NotDurable, NotWaiting
 from astromesh.node.tool_results import argument_validator, faults_of
-from astromesh.types import JsonObject, ToolSpec
+from astromesh.runtime.recorded import caller_of
+from astromesh.runtime.run import ANONYMOUS
+from astromesh.types import CallerContext, JsonObject, ToolSpec
 
 #: what may be decided, by kind of question; of a kind that is not here, all
 _ALL = ("approve", "deny", "answer")
@@ -54,6 +57,27 @@ async def question_of(store: RunStore, row: RunRow) -> Step:
     if step is None:
         raise ApprovalNotFound(f"The run {row.run_id!r} has no such question.")
     return step
+
+
+def resumed_as(row: RunRow, decision: str, by: CallerContext) -> CallerContext | None:
+    """As whom a run goes on that somebody decides on: its caller, with the token that they show again.
+
+    None where nobody does: the run asks for it when it needs it. Nobody's token but its caller's is used.
+
+    Raises:
+        Forbidden, InvalidInput: it waits for its caller's token, and this is another one, or none.
+    """
+    own = (by.tenant_id or "default", by.user_id or ANONYMOUS) == (row.tenant, row.owner)
+    if (row.waiting_for or {}).get("kind") == "identity" and decision != "deny":
+        if not own:
+            raise Forbidden(f"The run acts in the name of {row.owner!r}, who alone can show their token.")
+        if not by.bearer_token:
+            raise InvalidInput("The run goes on with the caller's token: resume it with one, not with a key.")
+        if decision != "approve":
+            raise InvalidInput("The run waits for its caller's token: 'approve' with it, or 'deny'.")
+    if not own or not by.bearer_token:
+        return None
+    return replace(caller_of(row.caller), bearer_token=by.bearer_token)
 
 
 def check(question: JsonObject, decision: JsonObject) -> None:

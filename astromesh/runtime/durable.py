@@ -11,9 +11,8 @@ import asyncio
 import os
 import secrets
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from socket import gethostname
 from time import monotonic
@@ -21,7 +20,6 @@ from typing import Any, Protocol
 
 import structlog
 
-from astromesh.abc.clock import Clock
 from astromesh.abc.durable import (
     Change,
     Claim,
@@ -32,8 +30,6 @@ from astromesh.abc.durable import (
 )
 from astromesh.errors import (
     AstromeshError,
-    Forbidden,
-    InvalidInput,
     LeaseLost,
     NotWaiting,
     ShuttingDown,
@@ -42,7 +38,8 @@ from astromesh.errors import (
 from astromesh.runtime import failpoints, ids
 from astromesh.runtime.agent import Agent
 from astromesh.runtime.backlog import Backlog
-from astromesh.runtime.decisions import decide
+from astromesh.runtime.decisions import decide, resumed_as
+from astromesh.runtime.news import News
 from astromesh.runtime.presence import Presence
 from astromesh.runtime.recorded import asked_to_json, caller_of, caller_to_json, ended_request
 from astromesh.runtime.records import RunRequest
@@ -50,7 +47,7 @@ from astromesh.runtime.retention import Kept, expire
 from astromesh.runtime.run import ANONYMOUS
 from astromesh.runtime.runs import Handler
 from astromesh.runtime.segment import Host, Segment
-from astromesh.runtime.slots import queue_full
+from astromesh.runtime.slots import Room
 from astromesh.runtime.writer import ended, surely
 from astromesh.types import CallerContext, Event, JsonObject
 
@@ -72,8 +69,6 @@ _NEVER = 1e9
 _POSTPONED = 0.5
 #: seconds in which others may take a run whose record this version cannot read
 _TOO_NEW = 5.0
-#: for how many seconds, and for what part of the room there was, a count of an agent's queue is trusted
-_TRUSTED, _PART = 1.0, 8
 #: callers of runs that no segment has begun of here
 _MOST_CALLERS = 10_000
 
@@ -129,8 +124,8 @@ class DurableRuns:
         self.at_once = _HERE
         self._next = Backlog(_NEXT)
         self._later: set[asyncio.Task[None]] = set()
-        self._news: dict[str, set[asyncio.Event]] = {}
-        self._room: dict[str, _Room] = {}
+        self._news = News()
+        self._room: dict[str, Room] = {}
         self._choosing: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     # -- life ----------------------------------------------------------------------------------------------
@@ -167,8 +162,8 @@ class DurableRuns:
             if self._backend is not None or self._draining:
                 return
             await store.beat(self.worker)
-            self._backend = await self._started()
             self._presence.enter(self.worker)
+            self._backend = await self._started()
             self._tending = asyncio.create_task(self._tend())
 
     async def _started(self) -> DurableBackend:
@@ -211,9 +206,9 @@ class DurableRuns:
         await self._backend.close()
 
     async def _hand_over(self) -> None:
+        """What was not done is queued for whoever looks next; nothing is dispatched here any more."""
         try:
-            for run_id, _ in await self.store.leave(self.worker):
-                await self._dispatch(run_id)
+            await self.store.leave(self.worker)
             self._presence.leave(self.worker)
         except StoreError as error:  # they are taken over when the lease has passed
             log.warning("runs_not_handed_over", error=str(error))
@@ -245,27 +240,10 @@ class DurableRuns:
         if self._draining:
             raise ShuttingDown("The server is shutting down; send the request again.")
         await self.start()
-        spec, now = agent.manifest.spec, self._host.clock.now()
+        spec = agent.manifest.spec
         policy = spec.sessions.concurrency
-        tenant, owner = who
-        row = RunRow(
-            run_id=ids.run_id(),
-            tenant=tenant,
-            owner=owner,
-            agent=agent.name,
-            session_id=request.session_id,
-            trace_id=trace_id or request.caused_by.trace_id or ids.trace_id(),
-            status="queued",
-            created_at=now,
-            durable=True,
-            request=asked_to_json(request),
-            manifest=agent.snapshot,
-            caller=caller_to_json(caller),
-            priority=spec.queue.priority,
-            ordered=True,
-            wake_at=now + spec.sessions.merge_window_ms / 1000 if policy == "merge" else 0.0,
-        )
-        room = self._room.setdefault(agent.name, _Room(self._host.clock))
+        row = accepted(agent, request, caller, who, self._host.clock.now(), trace_id)
+        room = self._room.setdefault(agent.name, Room(self._host.clock))
         kept = await room.enter(
             partial(self.store.queued, agent.name),
             agent.name,
@@ -403,7 +381,7 @@ class DurableRuns:
         caller = self._callers.pop(row.run_id, None) or caller_of(row.caller)
         try:
             agent = await self._host.agent_of(row)
-            segment = Segment(self._host, self.store, row, agent, caller, self._tell)
+            segment = Segment(self._host, self.store, row, agent, caller, self._news.tell)
             self._segments[row.run_id] = segment
             await segment.work(self._handle)
             if segment.too_new:
@@ -423,7 +401,7 @@ class DurableRuns:
             )
         finally:
             self._segments.pop(row.run_id, None)
-            self._tell(row.run_id)
+            self._news.tell(row.run_id)
 
     async def _fail(self, row: RunRow, error: AstromeshError) -> None:
         said = {"code": error.code, "detail": str(error)}
@@ -447,20 +425,7 @@ class DurableRuns:
 
     def listen(self, run_id: str, news: asyncio.Event) -> Callable[[], None]:
         """Sets `news` whenever something of a run was written here. Answers what ends that."""
-        self._news.setdefault(run_id, set()).add(news)
-
-        def leave() -> None:
-            listening = self._news.get(run_id)
-            if listening is not None:
-                listening.discard(news)
-                if not listening:
-                    del self._news[run_id]
-
-        return leave
-
-    def _tell(self, run_id: str) -> None:
-        for news in self._news.get(run_id, ()):
-            news.set()
+        return self._news.listen(run_id, news)
 
     # -- tending -------------------------------------------------------------------------------------------
 
@@ -474,7 +439,7 @@ class DurableRuns:
                     due[work] = monotonic() + every[work]
                     try:
                         await work()
-                    except StoreError as error:  # the next time may find it
+                    except (AstromeshError, OSError) as error:  # the next time may find it
                         log.warning("run_store_away", error=str(error))
             await asyncio.sleep(_CANCELS)
 
@@ -524,60 +489,26 @@ class DurableRuns:
             log.warning("run_not_dispatched", run_id=row.run_id, error=str(error))
 
 
-class _Room:
-    """How many more runs of one agent this process may accept until it must count again.
-
-    The store counts, and not at every run: a count is trusted for a part of the room that it found, and for a
-    second, so that several processes together are a few runs beyond the bound at most.
-    """
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._left, self._until = 0, 0.0
-        self._counting = asyncio.Lock()
-
-    async def enter(
-        self,
-        count: Callable[[], Awaitable[int]],
-        agent: str,
-        most: int,
-        accept: Callable[[], Awaitable[RunRow]],
-    ) -> RunRow:
-        """Raises: Overloaded: there is no room."""
-        if not self._has_some():
-            async with self._counting:
-                if not self._has_some():  # nobody has counted meanwhile
-                    free = most - await count()
-                    if free <= 0:
-                        raise queue_full(agent, most)
-                    self._left, self._until = free // _PART, self._clock.monotonic() + _TRUSTED
-                    return await accept()
-        return await accept()
-
-    def _has_some(self) -> bool:
-        """Takes a place that the last count has found."""
-        if self._left <= 0 or self._clock.monotonic() >= self._until:
-            return False
-        self._left -= 1
-        return True
-
-
-def resumed_as(row: RunRow, decision: str, by: CallerContext) -> CallerContext | None:
-    """As whom a run goes on that somebody decides on: its caller, with the token that they show again.
-
-    None where nobody does: the run asks for it when it needs it. Nobody's token but its caller's is used.
-
-    Raises:
-        Forbidden, InvalidInput: it waits for its caller's token, and this is another one, or none.
-    """
-    own = (by.tenant_id or "default", by.user_id or ANONYMOUS) == (row.tenant, row.owner)
-    if (row.waiting_for or {}).get("kind") == "identity" and decision != "deny":
-        if not own:
-            raise Forbidden(f"The run acts in the name of {row.owner!r}, who alone can show their token.")
-        if not by.bearer_token:
-            raise InvalidInput("The run goes on with the caller's token: resume it with one, not with a key.")
-        if decision != "approve":
-            raise InvalidInput("The run waits for its caller's token: 'approve' with it, or 'deny'.")
-    if not own or not by.bearer_token:
-        return None
-    return replace(caller_of(row.caller), bearer_token=by.bearer_token)
+def accepted(
+    agent: Agent, request: RunRequest, caller: CallerContext, who: tuple[str, str], now: float, trace_id: str
+) -> RunRow:
+    """A run as it is accepted."""
+    spec, (tenant, owner) = agent.manifest.spec, who
+    merges = spec.sessions.concurrency == "merge"
+    return RunRow(
+        run_id=ids.run_id(),
+        tenant=tenant,
+        owner=owner,
+        agent=agent.name,
+        session_id=request.session_id,
+        trace_id=trace_id or request.caused_by.trace_id or ids.trace_id(),
+        status="queued",
+        created_at=now,
+        durable=True,
+        request=asked_to_json(request),
+        manifest=agent.snapshot,
+        caller=caller_to_json(caller),
+        priority=spec.queue.priority,
+        ordered=True,
+        wake_at=now + spec.sessions.merge_window_ms / 1000 if merges else 0.0,
+    )

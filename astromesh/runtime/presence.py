@@ -11,6 +11,7 @@ import os
 from pathlib import Path
 
 FOLDER = "workers"
+_HIDDEN = "."
 
 
 class Presence:
@@ -26,10 +27,14 @@ class Presence:
 
     def enter(self, worker: str) -> None:
         """This worker lives for as long as this process does, or until `leave`."""
+        if worker in self._own:
+            return
         self._folder.mkdir(parents=True, exist_ok=True)
-        opened = os.open(self._folder / worker, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        hidden = self._folder / f"{_HIDDEN}{worker}"  # nobody finds it before it is locked
+        opened = os.open(hidden, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
         self._own[worker] = opened
+        hidden.rename(self._folder / worker)
 
     def leave(self, worker: str) -> None:
         opened = self._own.pop(worker, None)
@@ -40,7 +45,8 @@ class Presence:
     def dead(self) -> list[str]:
         """Workers whose process has ended without leaving."""
         files = self._folder.iterdir() if self._folder.exists() else ()
-        return [file.name for file in files if file.name not in self._own and self._is_dead(file)]
+        others = (f for f in files if f.name not in self._own and not f.name.startswith(_HIDDEN))
+        return [file.name for file in others if self._is_dead(file)]
 
     def forget(self, worker: str) -> None:
         """A dead worker is dealt with."""
@@ -49,12 +55,12 @@ class Presence:
     def _is_dead(self, file: Path) -> bool:
         try:
             opened = os.open(file, os.O_RDWR | os.O_CLOEXEC)
-        except FileNotFoundError:
+        except (FileNotFoundError, PermissionError):  # it has just left; another user's, who must look
             return False
         try:
             fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return os.fstat(opened).st_nlink > 0  # else it has left just now
         except BlockingIOError:
             return False
         finally:
             os.close(opened)
-        return True

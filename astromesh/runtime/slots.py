@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from astromesh.abc.clock import Clock
+from astromesh.abc.durable import RunRow
 from astromesh.errors import Overloaded
 from astromesh.runtime.agent import Agent
 from astromesh.runtime.records import RunAnswer, RunRequest
 from astromesh.runtime.run import Run
 from astromesh.runtime.runs import Handler, Wrapper
+
+#: for how many seconds, and for what part of the room there was, a count of an agent's queue is trusted
+_TRUSTED, _PART = 1.0, 8
 
 
 @dataclass(slots=True)
@@ -81,6 +85,44 @@ class Slots:
             raise Overloaded(
                 f"{agent!r} has had too much to do for {timeout:g} s; send the request again later."
             )
+
+
+class Room:
+    """How many more runs of one agent this process may accept until it must count again.
+
+    The store counts, and not at every run: a count is trusted for a part of the room that it found, and for a
+    second, so that several processes together are a few runs beyond the bound at most.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._left, self._until = 0, 0.0
+        self._counting = asyncio.Lock()
+
+    async def enter(
+        self,
+        count: Callable[[], Awaitable[int]],
+        agent: str,
+        most: int,
+        accept: Callable[[], Awaitable[RunRow]],
+    ) -> RunRow:
+        """Raises: Overloaded: there is no room."""
+        if not self._has_some():
+            async with self._counting:
+                if not self._has_some():  # nobody has counted meanwhile
+                    free = most - await count()
+                    if free <= 0:
+                        raise queue_full(agent, most)
+                    self._left, self._until = free // _PART, self._clock.monotonic() + _TRUSTED
+                    return await accept()
+        return await accept()
+
+    def _has_some(self) -> bool:
+        """Takes a place that the last count has found."""
+        if self._left <= 0 or self._clock.monotonic() >= self._until:
+            return False
+        self._left -= 1
+        return True
 
 
 def queue_full(agent: str, most: int) -> Overloaded:
