@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
 
 from astromesh.abc.events import EventSink
+from astromesh.errors import StoreError
 from astromesh.types import JsonObject
 from astromesh.workflow.retold import Retold
 
@@ -39,7 +39,7 @@ class TaskFollower:
         seen = 0
         try:
             while True:
-                records, news = await self._source(seen)
+                records, news = await self._read(seen)
                 seen += len(records)
                 for event in self._retold.tell(records):
                     if event.seq > self._after:
@@ -50,10 +50,15 @@ class TaskFollower:
         finally:
             self._end()
 
+    async def _read(self, seen: int) -> tuple[Sequence[JsonObject], asyncio.Event | None]:
+        try:
+            return await self._source(seen)
+        except StoreError:  # it may be there again
+            return (), None
+
 
 async def _soon(news: asyncio.Event | None) -> None:
     if news is not None:
         await news.wait()
         return
-    with suppress(TimeoutError):
-        await asyncio.sleep(_LOOK)
+    await asyncio.sleep(_LOOK)

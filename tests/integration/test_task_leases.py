@@ -14,7 +14,7 @@ from astromesh.runtime.engine import AgentRuntime
 from astromesh.runtime.registry import Viewer
 from astromesh.runtime.retention import EXPIRY_SECONDS
 from astromesh.runtime.tasks import Asked
-from astromesh.testing import Faulty, ManualClock
+from astromesh.testing import Faulty, ManualClock, RecordingSink
 from tests.integration.workflow_folder import runtime_with, small
 
 ME = Viewer("default", "anonymous")
@@ -97,6 +97,17 @@ async def test_a_store_that_is_away_delays_a_task_and_fails_none(config: Path) -
             ended = await workflows.tasks.ended(row.task_id, ME)
     assert (ended["status"], ended["output"]) == ("success", 42)
     assert store.calls.count("commit") >= len(away)
+
+
+async def test_a_follower_hears_all_although_the_store_is_away_for_a_moment(config: Path) -> None:
+    async with runtime_with(small(config)) as runtime:
+        workflows, sink, heard = runtime.workflows, RecordingSink(), asyncio.Event()
+        result = await workflows.run("small", Asked(21))
+        away = [StoreUnavailable("away"), StoreUnavailable("away")]
+        workflows.records.store = Faulty(await workflows.store(), records=away)
+        await workflows.tasks.follow(result.task_id, ME, 0, sink, heard.set)
+        await asyncio.wait_for(heard.wait(), PATIENCE)
+    assert sink.events and sink.events[-1].type == "task.finished"
 
 
 async def test_a_task_that_is_lost_in_the_middle_of_a_stage_is_left_as_it_is(config: Path) -> None:
