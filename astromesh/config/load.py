@@ -118,11 +118,7 @@ class _Load:
             pipelines=_names(pipelines),
             graphs=_names(graphs, self._made),
             servers=None if mcp.faults or mcp.manifest is None else set(mcp.manifest.spec.servers),
-            broken={
-                f"{_what(file)} {file.name}": _first_fault(file)
-                for file in (*pipelines, *graphs)
-                if file.faults
-            },
+            broken=_first_faults((*pipelines, *graphs)),
         )
         for file in agents:
             self._agent(file, defaults, known)
@@ -295,9 +291,13 @@ def _what(file: File) -> str:
     return next(what for _, kind, what in MANY.values() if kind == file.kind)
 
 
-def _first_fault(file: File) -> str:
-    first = file.sorted_faults()[0]
-    return f"{file.path}:{first.line}:{first.column}" if first.line else str(file.path)
+def _first_faults(files: Iterable[File]) -> dict[str, str]:
+    """By what they define, where the first fault of each broken file stands."""
+    found = {f"{_what(file)} {file.name}": (file, file.sorted_faults()[0]) for file in files if file.faults}
+    return {
+        what: f"{file.path}:{first.line}:{first.column}" if first.line else str(file.path)
+        for what, (file, first) in found.items()
+    }
 
 
 def _refuse_twins(files: Iterable[File], what: str) -> None:

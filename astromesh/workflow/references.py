@@ -230,7 +230,7 @@ def load_operation(folder: Path, name: str) -> Callable[..., Any]:
     module_name, _, attribute = name.partition(":")
     try:
         module = _module(folder, module_name)
-    except Exception as error:
+    except Exception as error:  # a module is anybody's code, and runs when it is loaded
         raise LookupError(
             f"the module {module_name!r} cannot be imported: {type(error).__name__}: {error}"
         ) from error
