@@ -7,14 +7,17 @@ from pathlib import Path
 
 from fastapi import FastAPI
 
-from astromesh.cli.serve import TALLIES, application
-from astromesh.plugins import Plugins
-from astromesh.runtime.bootstrap import load_configuration
-from astromesh.telemetry.logs import configure_logging
+from astromesh.cli import lean
 
 
 def app() -> FastAPI:
     """The app, whose lifespan opens its runtime. The parent has checked the configuration already."""
+    lean.load_structlog()
+    from astromesh.cli.serve import TALLIES, application
+    from astromesh.plugins import Plugins
+    from astromesh.runtime.bootstrap import load_configuration
+    from astromesh.telemetry.logs import configure_logging
+
     places = Path(os.environ["ASTROMESH_CONFIG_DIR"]), Path(os.environ["ASTROMESH_DATA_DIR"])
     spec = load_configuration(places[0], Plugins()).runtime.spec
     configure_logging(spec.telemetry.log_level, spec.telemetry.log_format)

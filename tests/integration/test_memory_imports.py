@@ -11,6 +11,12 @@ _NAMES = {"asyncpg", "astromesh.graph.reasoning", "numpy", "redis", "rich"}
 _SHOWN = f"import sys; print(sorted({_NAMES} & sys.modules.keys()))"
 _LEAN = "from astromesh.cli import lean; lean.load_structlog(); "
 _SERVE = _LEAN + "import astromesh.cli.main, astromesh.cli.serve"
+_WORK = """
+import os, tempfile
+from astromesh.cli.worker import app
+with tempfile.TemporaryDirectory() as place:
+    os.environ.update(ASTROMESH_CONFIG_DIR=place, ASTROMESH_DATA_DIR=place, ASTROMESH_TALLIES=place)
+    app()"""
 _LOAD = _LEAN + "from astromesh.plugins import Plugins; Plugins().load({group!r}, {name!r})"
 
 
@@ -18,6 +24,7 @@ _LOAD = _LEAN + "from astromesh.plugins import Plugins; Plugins().load({group!r}
     ("code", "loaded"),
     [
         (_SERVE, []),
+        (_WORK, []),
         (_LOAD.format(group="conversation_stores", name="sqlite"), []),
         (_LOAD.format(group="conversation_stores", name="in_memory"), []),
         (_LOAD.format(group="episodic_stores", name="sqlite"), []),
