@@ -28,6 +28,7 @@ from astromesh.errors import (
     QueueFull,
     ShuttingDown,
     StoreError,
+    TaskNotFound,
 )
 from astromesh.runtime import ids
 from astromesh.runtime.kept_tasks import KeptTasks, answer_of
@@ -55,7 +56,7 @@ from astromesh.workflow.values import NotJson, canonical
 #: seconds after which a worker that is not heard of is dead, and between two signs of life
 LEASE, BEAT = 15.0, 1.0
 #: Tasks that one look takes over
-_AT_ONCE = 50
+AT_ONCE = 50
 #: seconds between two looks for a Task that somebody waits for, and for one that another request has named
 _LOOK, _PATIENCE = 0.05, 2.0
 #: seconds between two tries where the queue is full
@@ -234,7 +235,9 @@ class Workflows:
         row, store = await self.accept(name, asked, caller=caller, key=key), await self.store()
         while not row.finished_at:
             await asyncio.sleep(_LOOK)
-            row = await store.get(row.task_id) or row
+            if (found := await store.get(row.task_id)) is None:
+                raise TaskNotFound(f"The Task {row.task_id!r} was erased.")
+            row = found
         said = answer_of(row)
         return {key: said[key] for key in ("task_id", "workflow", "status", "output", "error", "metadata")}
 
@@ -413,7 +416,7 @@ class Workflows:
         while True:
             try:
                 await self._look(store)
-            except StoreError as error:
+            except (AstromeshError, OSError) as error:  # the next look may find it
                 log.warning("task_store_away", error=str(error))
             await self._host.clock.sleep(BEAT)
 
@@ -422,10 +425,11 @@ class Workflows:
         for task_id in await store.beat(self.worker, until, tuple(self.records.live)):
             self._stop(task_id)
         dead = await asyncio.to_thread(self._presence.dead)
-        for row in await store.take(self.worker, dead, until, _AT_ONCE):
+        taken = await store.take(self.worker, dead, until, AT_ONCE)
+        for row in taken:
             if row.task_id not in self.records.live:
                 await self._take_over(store, row)
-        for worker in dead:
+        for worker in dead if len(taken) < AT_ONCE else ():  # else the dead have left more
             self._presence.forget(worker)
 
     async def _take_over(self, store: TaskStore, row: TaskRow) -> None:
@@ -475,9 +479,9 @@ class Workflows:
         begin = self._begin(engine, Asked(), "eval_" + ids.ulid())
         row, now = self._row(engine, Asked(), begin, None, durable=False), self._host.clock.now()
         status: TaskStatus = "success" if found["passed"] else "failure"
-        ended = replace(row, status=status, finished_at=now, result={"output": found}, worker="")
+        row = replace(row, status=status, finished_at=now, result={"output": found}, worker="")
         kept = Artifact(row.task_id, 1, "evaluation", "", "", "", now, row.fingerprint, found)
-        await (await self.store()).accept(ended, [], [kept])
+        await (await self.store()).accept(row, [], [kept])
         return row.task_id
 
 

@@ -11,9 +11,10 @@ import yaml
 from astromesh.abc.tasks import TASK_ENDED, TaskRow
 from astromesh.errors import LeaseLost, QueueFull, StoreUnavailable, TaskNotFound
 from astromesh.runtime.engine import AgentRuntime
+from astromesh.runtime.presence import FOLDER
 from astromesh.runtime.registry import Viewer
 from astromesh.runtime.retention import EXPIRY_SECONDS
-from astromesh.runtime.tasks import Asked
+from astromesh.runtime.tasks import AT_ONCE, Asked
 from astromesh.testing import Faulty, ManualClock, RecordingSink
 from tests.integration.workflow_folder import runtime_with, small
 
@@ -65,6 +66,24 @@ async def test_a_task_that_its_process_does_not_know_it_has_ends_all_the_same(co
         async with asyncio.timeout(PATIENCE):
             ended = await workflows.tasks.ended("task_1", ME)
     assert (ended["status"], ended["output"]) == ("success", 42)
+
+
+async def test_all_that_a_dead_worker_had_is_taken_over_at_once_however_much(config: Path) -> None:
+    """More than one look takes: the rest does not wait until its lease is over."""
+    runtime, count = runtime_with(small(config)), AT_ONCE + 1
+    async with runtime:
+        workflows, lease = runtime.workflows, runtime.clock.now() + 3600.0
+        store = await workflows.store()
+        for n in range(count):
+            begin = {"type": "begin", "task_id": f"task_{n}", "workflow": "small", "start": "s", "input": n}
+            await store.accept(row_of(runtime, f"task_{n}", "dead", lease), [begin])
+        left = runtime.data_dir / "tasks" / FOLDER / "dead"
+        left.parent.mkdir(parents=True)
+        left.touch()
+        workflows.take_up()
+        async with asyncio.timeout(PATIENCE):
+            ended = [await workflows.tasks.ended(f"task_{n}", ME) for n in range(count)]
+    assert {one["status"] for one in ended} == {"success"} and not left.exists()
 
 
 async def test_a_cancel_of_a_task_that_another_process_has_by_now_ends_it_here_alone(
