@@ -21,13 +21,7 @@ from astromesh.graph.results import fault
 from astromesh.graph.retry import ATTEMPTS, NodeCall, NodeWrapper, retrying
 from astromesh.graph.speech import Speech
 from astromesh.graph.state import GraphState
-from astromesh.graph.transitions import (
-    THE_END,
-    Arrow,
-    Rule,
-    Way,
-    again_with_tools,
-)
+from astromesh.graph.transitions import THE_END, Arrow, Rule, Way, again_with_tools
 from astromesh.graph.visit import OUTPUT_SUFFIX
 from astromesh.graph.ways import protects
 from astromesh.node.runner import bounded, unit, wrapped

@@ -12,7 +12,8 @@ import pytest
 from astromesh.abc.provider import Capabilities
 from astromesh.core.circuit_breaker import BreakerRules
 from astromesh.core.health import Health
-from astromesh.core.model_router import ModelRouter, RetryRules
+from astromesh.core.model_router import ModelRouter
+from astromesh.core.routed_call import RetryRules
 from astromesh.errors import (
     AllProvidersFailed,
     ProviderError,
