@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Generic, TypeVar
+from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import Any, Protocol, TypeVar
 
 from astromesh.abc.clock import Clock, SystemClock
 from astromesh.abc.events import Emitter
@@ -21,18 +23,48 @@ NO_EVENTS = NoEvents()
 _CLOCK: Clock = SystemClock()
 
 
-class _OfTheRun(Generic[T]):
+class _OfTheRun(Protocol[T]):
     """What all scopes of a run have in common, read and written wherever one of them stands."""
 
-    def __set_name__(self, owner: type[Any], name: str) -> None:
-        self._name = name
+    def __get__(self, scope: Any, owner: type[Any]) -> T: ...
 
-    def __get__(self, scope: Scope, owner: type[Any]) -> T:
-        value: T = scope.common[self._name]
-        return value
+    def __set__(self, scope: Any, value: T) -> None: ...
 
-    def __set__(self, scope: Scope, value: T) -> None:
-        scope.common[self._name] = value
+
+def _of_the_run(name: str) -> Any:
+    """An `_OfTheRun` that is read without a call of Python's: a run does it some thirty times."""
+
+    def write(scope: Scope, value: object) -> None:
+        setattr(scope.common, name, value)
+
+    return property(attrgetter(f"common.{name}"), write)
+
+
+@dataclass(slots=True)
+class _Common:
+    """What the scopes of one run share."""
+
+    run_id: str
+    agent: str
+    session: SessionKey
+    caller: CallerContext | None
+    trace_id: str
+    events: Emitter
+    clock: Clock
+    deadline: float | None
+    depth: int
+    retries: list[int]
+    sampled: bool | None = None
+    unstopped: list[str] = field(default_factory=list)
+    untrusted: list[str] = field(default_factory=list)
+    steps: list[int] = field(default_factory=lambda: [0])
+    tools_called: list[str] = field(default_factory=list)
+    tools_told: list[JsonObject] | None = None
+    capture: Capture | None = None
+    journal: Journal | None = None
+    accounts: object | None = None
+    #: ids of tool calls that no model made, by the path that made them
+    call_ids: dict[str, int] = field(default_factory=dict)
 
 
 class Scope:
@@ -57,25 +89,25 @@ class Scope:
 
     __slots__ = ("common", "ledger", "path")
 
-    run_id = _OfTheRun[str]()
-    agent = _OfTheRun[str]()
-    session = _OfTheRun[SessionKey]()
-    caller = _OfTheRun[CallerContext | None]()
-    trace_id = _OfTheRun[str]()
-    sampled = _OfTheRun[bool | None]()
-    events = _OfTheRun[Emitter]()
-    clock = _OfTheRun[Clock]()
-    deadline = _OfTheRun[float | None]()
-    depth = _OfTheRun[int]()
-    retries = _OfTheRun[list[int]]()
-    unstopped = _OfTheRun[list[str]]()
-    untrusted = _OfTheRun[list[str]]()
-    steps = _OfTheRun[list[int]]()
-    tools_called = _OfTheRun[list[str]]()
-    tools_told = _OfTheRun[list[JsonObject] | None]()
-    capture = _OfTheRun[Capture | None]()
-    journal = _OfTheRun[Journal | None]()
-    accounts = _OfTheRun[object | None]()
+    run_id: _OfTheRun[str] = _of_the_run("run_id")
+    agent: _OfTheRun[str] = _of_the_run("agent")
+    session: _OfTheRun[SessionKey] = _of_the_run("session")
+    caller: _OfTheRun[CallerContext | None] = _of_the_run("caller")
+    trace_id: _OfTheRun[str] = _of_the_run("trace_id")
+    sampled: _OfTheRun[bool | None] = _of_the_run("sampled")
+    events: _OfTheRun[Emitter] = _of_the_run("events")
+    clock: _OfTheRun[Clock] = _of_the_run("clock")
+    deadline: _OfTheRun[float | None] = _of_the_run("deadline")
+    depth: _OfTheRun[int] = _of_the_run("depth")
+    retries: _OfTheRun[list[int]] = _of_the_run("retries")
+    unstopped: _OfTheRun[list[str]] = _of_the_run("unstopped")
+    untrusted: _OfTheRun[list[str]] = _of_the_run("untrusted")
+    steps: _OfTheRun[list[int]] = _of_the_run("steps")
+    tools_called: _OfTheRun[list[str]] = _of_the_run("tools_called")
+    tools_told: _OfTheRun[list[JsonObject] | None] = _of_the_run("tools_told")
+    capture: _OfTheRun[Capture | None] = _of_the_run("capture")
+    journal: _OfTheRun[Journal | None] = _of_the_run("journal")
+    accounts: _OfTheRun[object | None] = _of_the_run("accounts")
 
     def __init__(  # noqa: PLR0913 (one keyword for each thing that a run is made of)
         self,
@@ -94,27 +126,10 @@ class Scope:
     ) -> None:
         self.path = ""
         self.ledger = ledger or RunLedger()
-        self.common: dict[str, Any] = {
-            "run_id": run_id,
-            "agent": agent,
-            "session": session,
-            "caller": caller,
-            "trace_id": trace_id,
-            "sampled": None,
-            "events": events or NO_EVENTS,
-            "clock": clock or _CLOCK,
-            "deadline": deadline,
-            "depth": depth,
-            "retries": [retries],
-            "unstopped": [],
-            "untrusted": [],
-            "steps": [0],
-            "tools_called": [],
-            "tools_told": None,
-            "capture": None,
-            "journal": None,
-            "accounts": None,
-        }
+        self.common = _Common(
+            run_id, agent, session, caller, trace_id, events or NO_EVENTS, clock or _CLOCK, deadline, depth,
+            [retries],
+        )  # fmt: skip
 
     def child(self, name: str) -> Scope:
         """The same run, one level down: `path/name`."""
@@ -131,7 +146,7 @@ class Scope:
 
     def call_id(self) -> str:
         """An id of a tool call that no model made: unique in the run, the same when that goes on."""
-        numbers: dict[str, int] = self.common.setdefault("call_ids", {})
+        numbers = self.common.call_ids
         n = numbers[self.path] = numbers.get(self.path, 0) + 1
         return f"{self.path.replace('/', '.')}_{n}"
 
