@@ -32,6 +32,7 @@ from astromesh.errors import (
     AstromeshError,
     LeaseLost,
     NotWaiting,
+    Overloaded,
     ShuttingDown,
     StoreError,
 )  # fmt: skip
@@ -244,12 +245,18 @@ class DurableRuns:
         policy = spec.sessions.concurrency
         row = accepted(agent, request, caller, who, self._host.clock.now(), trace_id)
         room = self._room.setdefault(agent.name, Room(self._host.clock))
-        kept = await room.enter(
-            partial(self.store.queued, agent.name),
-            agent.name,
-            spec.queue.max_queued,
-            partial(self.store.accept, row, key, policy),
-        )
+        try:
+            kept = await room.enter(
+                partial(self.store.queued, agent.name),
+                agent.name,
+                spec.queue.max_queued,
+                partial(self.store.accept, row, key, policy),
+            )
+        except Overloaded:
+            earlier = await self._earlier(key, row)
+            if earlier is None:
+                raise
+            return earlier
         failpoints.passing(failpoints.ACCEPTED)
         if kept.run_id != row.run_id:  # it was there, or this one has become part of it
             return kept
@@ -264,6 +271,13 @@ class DurableRuns:
             self._begin(kept.run_id, kept.segment)
         await self._send(kept)
         return kept
+
+    async def _earlier(self, key: IdempotencyKey | None, row: RunRow) -> RunRow | None:
+        """The run that has a key already; a key that nobody has is kept for no time."""
+        if key is None:
+            return None
+        run_id = await self.store.name(key._replace(expires_at=row.created_at), row.run_id)
+        return await self.store.get(run_id)
 
     async def _send_later(self, row: RunRow) -> None:
         """When its window has closed. Where this process dies before, the sweeper of another one does it."""

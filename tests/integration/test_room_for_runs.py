@@ -5,6 +5,10 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
+
+from astromesh.abc.durable import IdempotencyKey
+from astromesh.errors import IdempotencyConflict, Overloaded
 from astromesh.runtime.records import RunRequest
 from astromesh.runtime.registry import Viewer
 from astromesh.runtime.writer import ended
@@ -63,3 +67,36 @@ async def test_who_ends_a_run_of_a_bounded_agent_begins_the_next_at_once(tmp_pat
             for row in rows:
                 while (await runtime.runs.get(row.run_id, ME))["status"] != "completed":
                     await asyncio.sleep(0.01)
+
+
+async def test_a_named_run_that_was_accepted_is_answered_where_no_more_are(tmp_path: Path) -> None:
+    """A caller that lost the answer must not learn that its run was refused; a new name is refused."""
+    write(tmp_path, manifest("plain", queue={"max_running": 1, "max_queued": 1}))
+    begun, go = asyncio.Event(), asyncio.Event()
+
+    async def waits(request: CompletionRequest) -> str:
+        begun.set()
+        await go.wait()
+        return "done"
+
+    def named(name: str, body: str = "hash") -> IdempotencyKey:
+        return IdempotencyKey(ME.tenant, "anonymous", "POST /runs", name, body, 4e9)
+
+    async with runtime_of(tmp_path, ScriptedProvider(waits, repeat=True)) as runtime:
+        agent = runtime.agent("plain")
+        await runtime.accept(agent, RunRequest("go", "s-1"))
+        await asyncio.wait_for(begun.wait(), PATIENCE)
+        kept = await runtime.accept(agent, RunRequest("go", "s-2"), key=named("k-1"))
+        again = await runtime.accept(agent, RunRequest("go", "s-2"), key=named("k-1"))
+        with pytest.raises(IdempotencyConflict):
+            await runtime.accept(agent, RunRequest("no", "s-2"), key=named("k-1", "another"))
+        for body in ("hash", "another"):  # nothing of it is kept
+            with pytest.raises(Overloaded):
+                await runtime.accept(agent, RunRequest("go", "s-3"), key=named("k-2", body))
+        go.set()
+        async with asyncio.timeout(PATIENCE):
+            while (await runtime.runs.get(kept.run_id, ME))["status"] != "completed":
+                await asyncio.sleep(0.01)
+        later = await runtime.accept(agent, RunRequest("more", "s-3"), key=named("k-2"))
+    assert again.run_id == kept.run_id
+    assert later.run_id not in (kept.run_id, "")
