@@ -64,12 +64,8 @@ async def _judged(
     config: NodeConfig,
 ) -> tuple[NodeResult, Checked]:
     """A result after guards and postprocessor; failures and steps on the way are not looked at."""
-    if (
-        result.error
-        or result.stop_reason
-        or result.wants_tools
-        or (result.guards_failed and not result.output)
-    ):
+    sent_back = result.guards_failed and result.output is None
+    if result.error or result.stop_reason or result.wants_tools or sent_back:
         return result, Checked()
     checked = await check_all(guards, result.output, state)
     if after is not None and not checked.refused:

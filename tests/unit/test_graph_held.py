@@ -155,6 +155,15 @@ async def test_what_a_postprocessor_makes_is_guarded_too() -> None:
     assert (result.output, "no_secret" in result.report.error) == (None, True)
 
 
+@pytest.mark.parametrize("empty", ["", 0, [], {}])
+async def test_an_empty_output_is_guarded_whatever_other_guards_have_said(empty: Any) -> None:
+    """A function may report guards of its own that only warned."""
+    warned = NodeResult(output=empty, guards_failed=("its_own",))
+    result = await ran(says("n", warned, guards=[bool]))
+    assert result.output is None
+    assert "refused by bool" in result.report.error
+
+
 async def test_a_guard_that_retries_runs_a_function_again_with_its_feedback() -> None:
     """The feedback stands where RETRYABLE puts the last error, and is gone afterwards."""
     seen = []
