@@ -241,26 +241,13 @@ class DurableRuns:
         if self._draining:
             raise ShuttingDown("The server is shutting down; send the request again.")
         await self.start()
-        spec = agent.manifest.spec
-        policy = spec.sessions.concurrency
         row = accepted(agent, request, caller, who, self._host.clock.now(), trace_id)
-        room = self._room.setdefault(agent.name, Room(self._host.clock))
-        try:
-            kept = await room.enter(
-                partial(self.store.queued, agent.name),
-                agent.name,
-                spec.queue.max_queued,
-                partial(self.store.accept, row, key, policy),
-            )
-        except Overloaded:
-            earlier = await self._earlier(key, row)
-            if earlier is None:
-                raise
-            return earlier
+        kept = await self._let_in(agent, row, key)
         failpoints.passing(failpoints.ACCEPTED)
         if kept.run_id != row.run_id:  # it was there, or this one has become part of it
             return kept
         self._remember(row.run_id, caller)
+        policy = agent.manifest.spec.sessions.concurrency
         if policy == "interrupt":
             with suppress(StoreError):  # they are looked for again in a moment
                 await self._cancel_asked()
@@ -271,6 +258,19 @@ class DurableRuns:
             self._begin(kept.run_id, kept.segment)
         await self._send(kept)
         return kept
+
+    async def _let_in(self, agent: Agent, row: RunRow, key: IdempotencyKey | None) -> RunRow:
+        """The run, or the one that it has become part of, or that has its key; where there is room."""
+        spec, room = agent.manifest.spec, self._room.setdefault(agent.name, Room(self._host.clock))
+        count = partial(self.store.queued, agent.name)
+        accept = partial(self.store.accept, row, key, spec.sessions.concurrency)
+        try:
+            return await room.enter(count, agent.name, spec.queue.max_queued, accept)
+        except Overloaded:
+            earlier = await self._earlier(key, row)
+            if earlier is None:
+                raise
+            return earlier
 
     async def _earlier(self, key: IdempotencyKey | None, row: RunRow) -> RunRow | None:
         """The run that has a key already; a key that nobody has is kept for no time."""
