@@ -44,6 +44,19 @@ def check_seconds(owner: str, key: str, value: Any) -> None:
         raise ValueError(f"{owner}: {key} must be more than 0 s, not {value!r}.")
 
 
+def check_key(owner: str, key: str, value: Any) -> None:
+    """Raises: ValueError: the value of an argument is no name that a node may write to."""
+    if not _is_free(value) or not value:
+        raise ValueError(f"{owner}: {key} {_FREE}, not {value!r}.")
+
+
+_FREE = "must be a name in the context that is not the engine's own"
+
+
+def _is_free(value: Any) -> bool:
+    return isinstance(value, str) and value not in OWN_KEYS
+
+
 def _is_whole(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
@@ -118,10 +131,7 @@ RULES: Mapping[str, tuple[Callable[[Any], bool], str, type[Exception]]] = {
     "transitions": (_are_targets, "takes a mapping to names of nodes", TypeError),
     "default_next": (_is_text, "must be the name of a node", TypeError),
     "inherit_context_from": (_is_text, "must be the name of a node", TypeError),
-    "output_key": (
-        lambda value: isinstance(value, str) and value not in OWN_KEYS,
-        "must be a name in the context that is not the engine's own", ValueError,
-    ),
+    "output_key": (_is_free, _FREE, ValueError),
     "routing": (lambda value: value in ROUTINGS, "must be 'edges_only' or ''", ValueError),
     "preprocessor": (lambda value: value is None or callable(value), "must be a function", TypeError),
     "postprocessor": (lambda value: value is None or callable(value), "must be a function", TypeError),

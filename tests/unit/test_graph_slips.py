@@ -85,6 +85,8 @@ def test_a_keyword_of_a_wrong_kind_is_refused_by_name(keywords, words):
         lambda: FunctionNode("t", WRONG),
         lambda: RetryNode("r", WRONG),
         lambda: FanOutNode("f", WRONG),
+        lambda: FanOutNode("f", NODE, item_key=WRONG),
+        lambda: FanOutNode("f", NODE, item_key="_awaiting_human"),
         lambda: LoopNode("l", WRONG, until="done"),
         lambda: LoopNode("l", NODE, until=WRONG),
         lambda: LoopNode("l", NODE, until="done", max_loops=WRONG / 2),

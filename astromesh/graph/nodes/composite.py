@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Unpack
 from astromesh.graph.base import WITHOUT_MODEL, BaseNode, NodeKeywords
 from astromesh.graph.config import Child, Graph, Node, NodeConfig, OnError
 from astromesh.graph.flags import NodeFlag
-from astromesh.graph.keywords import check_whole
+from astromesh.graph.keywords import check_key, check_whole
 from astromesh.graph.nodes.transform import declared_input
 from astromesh.graph.records import NodeResult
 from astromesh.graph.retry import heals
@@ -90,6 +90,7 @@ class FanOutNode(BaseNode):
     ) -> None:
         super().__init__(name, **keywords)
         all_nodes(name, (node,))
+        check_key(f"Node {name!r}", "item_key", item_key)
         check_whole(f"Node {name!r}", "max_items", max_items, least=0)
         self.node, self.items, self.item_key, self.max_items = node, items, item_key, max_items
         self.on_error: OnError = _checked(name, on_error)
