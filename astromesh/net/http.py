@@ -23,6 +23,7 @@ from yarl import URL
 
 from astromesh.errors import AnswerTooLarge, NetConnectTimeout, NetError, NetTimeout, NetUnreachable
 from astromesh.net.guard import Guard, GuardedConnector
+from astromesh.net.protocol import Malformed, installed
 
 MAX_BODY = 32 * 1024 * 1024
 MAX_REDIRECTS = 5
@@ -315,6 +316,7 @@ _RESEND = (_resend_on_stale,)
 
 
 def _session(connector: aiohttp.BaseConnector) -> aiohttp.ClientSession:
+    installed(connector)
     return aiohttp.ClientSession(
         connector=connector,
         request_class=_Request,
@@ -346,6 +348,7 @@ _ERRORS: tuple[tuple[type[BaseException], type[NetError], str], ...] = (
     (aiohttp.ClientConnectorSSLError, NetError, "speaks no TLS that we can"),
     (aiohttp.ClientConnectorDNSError, NetUnreachable, "is an unknown host"),
     (aiohttp.ClientConnectorError, NetUnreachable, "refuses connections or cannot be reached"),
+    (Malformed, NetError, "sent something that is not HTTP in the middle of its answer"),
     (aiohttp.ClientPayloadError, NetError, "cut its answer"),
     (aiohttp.ServerDisconnectedError, NetError, "closed the connection without an answer"),
     (aiohttp.ClientResponseError, NetError, "answered something that is not HTTP"),

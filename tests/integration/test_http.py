@@ -13,7 +13,7 @@ from aiohttp import web
 from aiohttp.abc import AbstractResolver, ResolveResult
 
 from astromesh.errors import AddressForbidden, AnswerTooLarge, NetError, NetTimeout
-from astromesh.net.http import Http
+from astromesh.net.http import Http, Incoming
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -174,6 +174,79 @@ async def test_faults_are_named_without_path_query_or_credentials():
     async with raw_server(b"this is not HTTP\r\n\r\n") as (url, _), Http() as http:
         with pytest.raises(NetError):
             await http.request("POST", url, body=b"hi")
+
+
+CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+@asynccontextmanager
+async def broken_body(first: bytes, rest: bytes) -> AsyncIterator[tuple[str, asyncio.Event]]:
+    """Answers with `first`, and when `GET /more` comes with `rest`; the connection stays open.
+
+    The event: the first part has been sent.
+    """
+    waiting: list[asyncio.StreamWriter] = []
+    sent = asyncio.Event()
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(asyncio.IncompleteReadError, ConnectionError):
+            asked = await reader.readuntil(b"\r\n\r\n")
+            if asked.startswith(b"GET /more"):
+                waiting.pop().write(rest)
+                writer.write(OK)
+            else:
+                writer.write(first)
+                waiting.append(writer)
+                sent.set()
+            await reader.read()  # until the client goes
+        writer.close()
+
+    async with await asyncio.start_server(talk, "127.0.0.1", 0) as server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", sent
+
+
+async def until_the_end(incoming: Incoming) -> None:
+    while await incoming.chunk():
+        pass
+
+
+NO_CHUNKS = [
+    b"zz\r\nabc\r\n",
+    b"<html>502 Bad Gateway</html>",
+    b"HTTP/1.1 502 Bad Gateway\r\ncontent-length: 0\r\n\r\n",
+    b"2\r\nlonger than announced\r\n",
+]
+
+
+@pytest.mark.parametrize("rest", NO_CHUNKS)
+@pytest.mark.parametrize("first", [b"", b"2\r\nok\r\n"])
+async def test_bytes_that_are_no_chunk_end_a_stream_at_once_although_the_connection_stays_open(first, rest):
+    async with broken_body(CHUNKED + first, rest) as (url, _), Http() as http, asyncio.timeout(20):
+        async with http.stream("POST", f"{url}/", body=b"hi", silence=60) as incoming:
+            assert incoming.status == 200
+            if first:
+                assert await incoming.chunk() == b"ok"
+            await http.request("GET", f"{url}/more")
+            with pytest.raises(NetError, match="not HTTP in the middle") as broken:
+                await until_the_end(incoming)
+        assert not isinstance(broken.value, NetTimeout)
+
+
+@pytest.mark.parametrize("trusted", [True, False])
+@pytest.mark.parametrize("rest", NO_CHUNKS)
+async def test_bytes_that_are_no_chunk_end_a_whole_body_at_once(rest, trusted):
+    async with (
+        broken_body(CHUNKED + b"2\r\nok\r\n", rest) as (url, sent),
+        Http(["127.0.0.1"]) as http,
+        asyncio.timeout(20),
+    ):
+        ask = http.request if trusted else http.fetch_untrusted
+        reading = asyncio.ensure_future(ask("GET", f"{url}/", timeout=60))
+        await sent.wait()
+        await http.request("GET", f"{url}/more")
+        with pytest.raises(NetError, match="not HTTP") as broken:
+            await reading
+        assert not isinstance(broken.value, NetTimeout)
 
 
 async def test_a_closed_session_says_so():
