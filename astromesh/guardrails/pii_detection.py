@@ -36,7 +36,8 @@ _ASCII_TRIGGERS = tuple("@0123456789")
 _TRIGGER = re.compile("[\\d@\uff20\ufe6b]").search
 _UNFINISHED_NUMBER = (
     f"{PLUS}[{SPACE}]?(?:{OPEN}[{SPACE}]?)?\\Z|{OPEN}[{SPACE}]?\\Z"
-    f"|(?:{PLUS}[{SPACE}]?)?(?:{OPEN}[{SPACE}]?)?(?>\\d(?:{SEPARATOR}{{0,3}}\\d)*){SEPARATOR}{{0,3}}\\Z"
+    f"|(?:{PLUS}[{SPACE}]?)?(?:{OPEN}[{SPACE}]?)?(?>\\d(?:{SEPARATOR}{{0,3}}\\d)*)"
+    f"(?:{SEPARATOR}{{0,3}}|_{{1,3}})\\Z"
 )
 _start = attrgetter("start")
 _Finder = Callable[[str, int], Finding | None]

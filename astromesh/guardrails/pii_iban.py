@@ -33,14 +33,14 @@ LENGTHS = {
     }.items()
     for country in countries.split()
 }
-_HEAD = re.compile(r"(?<![A-Za-z0-9_])[A-Za-z]{2}\d\d")
+_HEAD = re.compile(r"(?<![A-Za-z0-9])[A-Za-z]{2}\d\d")
 _REST = {
-    length: re.compile(f"(?:[{SPACE}{DASH}{DOT}]?[A-Za-z0-9]){{{length - 4}}}(?![A-Za-z0-9_])")
+    length: re.compile(f"(?:[{SPACE}{DASH}{DOT}]?[A-Za-z0-9]){{{length - 4}}}(?![A-Za-z0-9])")
     for length in set(LENGTHS.values())
 }
 #: the beginning of one at the end of a text
 UNFINISHED = (
-    rf"(?<![A-Za-z0-9_])[A-Za-z](?:[A-Za-z](?:\d(?:\d(?:[{SPACE}{DASH}{DOT}]?[A-Za-z0-9]){{0,30}}"
+    rf"(?<![A-Za-z0-9])[A-Za-z](?:[A-Za-z](?:\d(?:\d(?:[{SPACE}{DASH}{DOT}]?[A-Za-z0-9]){{0,30}}"
     rf"[{SPACE}{DASH}{DOT}]?)?)?)?\Z"
 )
 

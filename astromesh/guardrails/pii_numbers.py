@@ -42,8 +42,11 @@ _IP_ADDRESS = re.compile(rf"(?:{_OCTET}\.){{3}}{_OCTET}(?!\.?\d)")
 #: its first one or two numbers; of three there is too little left for a phone number
 _IP_BEFORE = re.compile(r"(?<![\d.])(?:\d{1,3}\.){1,2}\Z")
 
-#: what a number cannot touch
-_GLUE = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz_")
+#: what a number cannot touch; underscores it may, they are Markdown's italics as well
+_GLUE = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
+#: underscores of a name such as `order_2125550123`, where nothing but digits says little
+_NAME_BEFORE = re.compile(r"[A-Za-z0-9]_{1,3}\Z")
+_NAME_BEHIND = re.compile(r"_{1,3}[A-Za-z0-9]")
 #: issuer prefixes and the lengths that their networks give out
 _NETWORKS = re.compile(
     r"4(?:\d{12}|\d{15}|\d{18})"  # Visa
@@ -196,6 +199,8 @@ class PhoneNumbers:
     def _is_local(self, text: str, start: int, row: _Row) -> bool:
         """A number as people of the region write it; no address and no decimal number."""
         digits, sizes = row.digits, row.sizes
+        if len(sizes) == 1 and _in_name(text, start, row.end):
+            return False
         if digits.startswith("00") and _is_number("+" + digits[2:], None):
             return True
         if self._plan is None or not self._plan.allows(digits, sizes):
@@ -242,6 +247,13 @@ def _is_fraction(text: str, start: int, end: int) -> bool:
     return (len(before) == 2 and before[0].isdecimal() and before[1] in ".,") or (
         len(after) == 2 and after[0] == "." and after[1].isdecimal()
     )
+
+
+def _in_name(text: str, start: int, end: int) -> bool:
+    """Whether underscores tie digits to the rest of a name."""
+    if start and text[start - 1] == "_" and _NAME_BEFORE.search(text, max(start - 4, 0), start):
+        return True
+    return _NAME_BEHIND.match(text, end) is not None
 
 
 def _is_international(digits: str) -> bool:
