@@ -41,7 +41,8 @@ async def _work(places: tuple[Path, Path], configuration: Configuration) -> None
     await runtime.bootstrap(configuration)
     try:
         await surely(runtime.durable.start)
-        runtime.workflows.take_up()
+        if runtime.has_workflows:
+            runtime.workflows.take_up()
         note(f"astromesh works on durable runs as {runtime.durable.worker}  (Ctrl-C stops it)")
         await ended.wait()
     finally:

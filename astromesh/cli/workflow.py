@@ -18,8 +18,8 @@ from astromesh.errors import AstromeshError, InvalidInput, InvalidManifest, Work
 from astromesh.plugins import Plugins
 from astromesh.runtime.bootstrap import load_configuration
 from astromesh.runtime.engine import AgentRuntime
-from astromesh.runtime.tasks import Asked
-from astromesh.runtime.workflows import workflow_folder
+from astromesh.runtime.task_asked import Asked
+from astromesh.runtime.workflow_folders import workflow_folder
 from astromesh.telemetry.logs import configure_logging
 from astromesh.types import JsonObject
 from astromesh.workflow.drawing import mermaid

@@ -11,7 +11,8 @@ from astromesh.cli.workflow import parsed
 from astromesh.cli.workflow_session import OPERATOR
 from astromesh.cli.workflow_tape import done
 from astromesh.runtime.loaded_workflows import Workflow
-from astromesh.runtime.tasks import Asked, Workflows
+from astromesh.runtime.task_asked import Asked
+from astromesh.runtime.tasks import Workflows
 from astromesh.types import JsonObject
 
 HELP = "Enter or `step` runs the stage, `resume` all that follow, `cancel` ends the Task."

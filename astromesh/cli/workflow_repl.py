@@ -19,7 +19,7 @@ from astromesh.cli.workflow_session import Session, profile_of
 from astromesh.config.workflow.operations import CustomCommand
 from astromesh.errors import AstromeshError, InvalidInput
 from astromesh.runtime.engine import AgentRuntime
-from astromesh.runtime.tasks import Asked
+from astromesh.runtime.task_asked import Asked
 from astromesh.telemetry.logs import configure_logging
 from astromesh.types import Event, JsonObject
 from astromesh.workflow.overrides import settings_of

@@ -19,7 +19,8 @@ from astromesh.cli.workflow import parsed
 from astromesh.config.workflow.operations import CommandProfile, InputMapping, ProfilesFile
 from astromesh.errors import InvalidInput
 from astromesh.runtime.registry import Viewer
-from astromesh.runtime.tasks import Asked, Workflows
+from astromesh.runtime.task_asked import Asked
+from astromesh.runtime.tasks import Workflows
 from astromesh.types import JsonObject
 from astromesh.workflow.project import PROFILES, Project
 from astromesh.workflow.result import TaskResult

@@ -17,7 +17,8 @@ from astromesh.errors import AstromeshError
 from astromesh.runtime.engine import AgentRuntime
 from astromesh.runtime.loaded_workflows import Workflow
 from astromesh.runtime.registry import Viewer
-from astromesh.runtime.tasks import Asked, Workflows
+from astromesh.runtime.task_asked import Asked
+from astromesh.runtime.tasks import Workflows
 from astromesh.telemetry.logs import configure_logging
 from astromesh.types import JsonObject
 from astromesh.workflow.cassette import Cassette

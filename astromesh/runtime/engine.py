@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import difflib
+import importlib
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
@@ -11,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import structlog
 
@@ -73,7 +74,7 @@ from astromesh.runtime.slots import Slots, in_its_line
 from astromesh.runtime.snapshots import Snapshots
 from astromesh.runtime.stored_runs import StoredRuns
 from astromesh.runtime.stored_traces import StoredTraces
-from astromesh.runtime.tasks import Workflows
+from astromesh.runtime.workflow_folders import workflow_names
 from astromesh.runtime.writer import surely
 from astromesh.storage.database import default_file
 from astromesh.telemetry.metrics import Metrics
@@ -81,6 +82,9 @@ from astromesh.telemetry.runs import RunLog, RunLogs
 from astromesh.telemetry.stream import TERMINAL, EventStream
 from astromesh.telemetry.traces import Traced, TraceExporter, TraceStore
 from astromesh.types import CallerContext, JsonObject, SessionKey
+
+if TYPE_CHECKING:  # by name alone: it is loaded with the first workflow
+    from astromesh.runtime.tasks import Workflows
 
 log = structlog.get_logger("astromesh.runtime")
 #: how deep agents may call agents, and how many such calls the whole tree of one run may make
@@ -149,7 +153,7 @@ class AgentRuntime:
         )
 
         self.durable = DurableRuns(self, self._durably(), Presence(self.data_dir))
-        self.workflows = Workflows(self, Presence(self.data_dir / "tasks"))
+        self._workflows: Workflows | None = None
         self._notes = Notes(self.durable.open)
         self._budgets = Budgets(self._open_budgets, self.clock)
         self._named = NamedRuns(self.durable, self.registry, self.clock)
@@ -202,7 +206,8 @@ class AgentRuntime:
         self._captures = known.runtime.spec.telemetry.capture_content
         bounds = {name: agent.spec.queue.max_running for name, agent in known.agents.items()}
         self._most_running = {name: most for name, most in bounds.items() if most}
-        await self.workflows.load()
+        if workflow_names(self.config_dir):
+            await self.workflows.load()
 
     async def _open_exporter(self, opened: Bootstrapped) -> TraceExporter | None:
         told = opened.configuration.runtime.spec.telemetry
@@ -220,7 +225,8 @@ class AgentRuntime:
         """
         if self.may_hold_runs:
             self._taking_up = asyncio.create_task(surely(self.durable.start))
-            self.workflows.take_up()
+            if self._workflows is not None:
+                self._workflows.take_up()
 
     @property
     def may_hold_runs(self) -> bool:
@@ -250,12 +256,13 @@ class AgentRuntime:
         `close` waits no longer than this has left.
         """
         self._draining, self._ends = True, self.clock.monotonic() + grace
-        self.workflows.drain()
+        if self._workflows is not None:
+            self._workflows.drain()
         await self.durable.drain()
         with suppress(TimeoutError):
             async with asyncio.timeout(grace):
                 await self._idle.wait()
-                while self.workflows.answering:  # noqa: ASYNC110 (at the end alone)
+                while self._workflows is not None and self._workflows.answering:  # noqa: ASYNC110 (at the end alone)
                     await asyncio.sleep(_LOOK)
 
     async def close(self, grace: float = 30.0) -> None:
@@ -265,7 +272,8 @@ class AgentRuntime:
         if self._taking_up is not None:
             self._taking_up.cancel()
             await asyncio.wait([self._taking_up])
-        await self.workflows.close()
+        if self._workflows is not None:
+            await self._workflows.close()
         await self.durable.drain()
         try:
             async with asyncio.timeout(max(ends - self.clock.monotonic(), 0.0)):
@@ -319,6 +327,23 @@ class AgentRuntime:
     def run_agent(self) -> RunAgent:
         """Runs an agent inside another run, for workflows."""
         return self._run_nested
+
+    @property
+    def has_workflows(self) -> bool:
+        """Whether there are any, or somebody has asked for them."""
+        return self._workflows is not None
+
+    @property
+    def workflows(self) -> Workflows:
+        """The workflows and their Tasks: loaded with the first one, as most runtimes have none."""
+        if self._workflows is None:
+            made: Workflows = importlib.import_module("astromesh.runtime.tasks").Workflows(
+                self, Presence(self.data_dir / "tasks")
+            )
+            if self._draining:
+                made.drain()
+            self._workflows = made
+        return self._workflows
 
     @property
     def agents(self) -> Mapping[str, Agent]:

@@ -12,7 +12,8 @@ import structlog
 from astromesh.abc.tasks import TaskRow
 from astromesh.errors import InvalidConfiguration, InvalidManifest, InvalidWorkflow, WorkflowUnavailable
 from astromesh.runtime.task_log import LiveTask
-from astromesh.runtime.workflows import Host, not_found, open_workflow, workflow_folder, workflow_names
+from astromesh.runtime.workflow_folders import not_found, workflow_folder, workflow_names
+from astromesh.runtime.workflows import Host, open_workflow
 from astromesh.types import JsonObject
 from astromesh.workflow.engine import Engine
 from astromesh.workflow.inspector import Inspector
@@ -189,6 +190,3 @@ class LoadedWorkflows:
     ) -> None:
         self._recorder.begin(task, stage, context)
         await workflow.inspector(task, stage, input, context)
-
-    def _equip(self, kit: Any) -> Any:
-        return equip(kit, self._recorder)

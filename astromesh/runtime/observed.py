@@ -53,13 +53,13 @@ def add_readings(runtime: AgentRuntime, watchdog: Watchdog) -> None:
             "workflow_tasks",
             "Tasks in progress by state: queued or running.",
             ("workflow", "state"),
-            runtime.workflows.tasks.in_progress,
+            lambda: runtime.workflows.tasks.in_progress() if runtime.has_workflows else {},
         ),
         Reading(
             "workflow_stages_in_progress",
             "Stages that run now.",
             ("workflow",),
-            runtime.workflows.loaded.stages_in_progress,
+            lambda: runtime.workflows.loaded.stages_in_progress() if runtime.has_workflows else {},
         ),
         Reading(
             "traces_dropped",

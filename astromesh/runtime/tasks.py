@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from socket import gethostname
-from typing import Any, Protocol
+from typing import Protocol
 
 import structlog
 
@@ -36,6 +36,7 @@ from astromesh.runtime.loaded_workflows import LoadedWorkflows
 from astromesh.runtime.presence import Presence
 from astromesh.runtime.recorded import caller_of, caller_to_json
 from astromesh.runtime.retention import Kept, expire
+from astromesh.runtime.task_asked import Asked
 from astromesh.runtime.task_log import LiveTask, TaskRecords
 from astromesh.runtime.task_metrics import TaskMetrics
 from astromesh.runtime.task_replays import Replays
@@ -43,7 +44,6 @@ from astromesh.runtime.task_traces import TaskTraces
 from astromesh.runtime.workflows import Host as WorkflowHost
 from astromesh.runtime.writer import ended, surely
 from astromesh.telemetry.metrics import Metrics
-from astromesh.telemetry.traceparent import NO_PARENT, TraceParent
 from astromesh.telemetry.traces import Traced
 from astromesh.types import CallerContext, JsonObject
 from astromesh.workflow.cassette import Cassette
@@ -78,21 +78,6 @@ class Host(WorkflowHost, Protocol):
     async def named(self, key: IdempotencyKey, kept_as: str) -> str: ...
 
     def export(self, run: Traced) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """What a caller wants run.
-
-    Args:
-        input: a JSON value; what is none is refused before there is a Task (E61).
-        caused_by: where the caller's own trace stands (`traceparent`).
-    """
-
-    input: Any = None
-    start: str | None = None
-    metadata: Mapping[str, Any] = field(default_factory=dict)
-    caused_by: TraceParent = NO_PARENT
 
 
 def _logged(live: LiveTask, record: JsonObject) -> None:

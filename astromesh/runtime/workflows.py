@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
@@ -11,17 +10,16 @@ from typing import Protocol
 from astromesh.abc.clock import Clock
 from astromesh.abc.deps import Deps, Resources
 from astromesh.abc.run import RunAgent
-from astromesh.errors import InvalidManifest, WorkflowNotFound
+from astromesh.errors import InvalidManifest
 from astromesh.net.http import Http
 from astromesh.plugins import Plugins
 from astromesh.runtime.agent import Agent
 from astromesh.runtime.bootstrap import Bootstrapped
+from astromesh.runtime.workflow_folders import workflow_folder
 from astromesh.workflow.engine import Engine
 from astromesh.workflow.layers import LayerStore
 from astromesh.workflow.seams import Gate, TaskLog
 from astromesh.workflow.stages import Kit
-
-FOLDER = "workflows"
 
 
 class Host(Protocol):
@@ -46,30 +44,6 @@ class Host(Protocol):
 
     @property
     def broken(self) -> Mapping[str, tuple[InvalidManifest, ...]]: ...
-
-
-def workflow_names(config: Path) -> Sequence[str]:
-    """Folders that hold a workflow.yaml, sorted."""
-    return sorted(file.parent.name for file in (config / FOLDER).glob("*/workflow.yaml"))
-
-
-def workflow_folder(config: Path, name: str) -> Path:
-    """The folder of a workflow, by its name or as a path.
-
-    Raises:
-        WorkflowNotFound: there is none.
-    """
-    for folder in (config / FOLDER / name, Path(name)):
-        if (folder / "workflow.yaml").exists():
-            return folder
-    raise not_found(name, workflow_names(config))
-
-
-def not_found(name: str, known: Sequence[str]) -> WorkflowNotFound:
-    """The error for a name that no workflow has."""
-    near = difflib.get_close_matches(name, known, 1)
-    hint = f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(known) or 'none'}."
-    return WorkflowNotFound(f"There is no workflow {name!r}. {hint}")
 
 
 async def open_workflow(  # noqa: PLR0913 (what an engine is opened with)

@@ -1,4 +1,4 @@
-"""Database drivers, numpy, rich and the reasoning graph are loaded when needed, and no sooner."""
+"""Database drivers, numpy, rich, reasoning and workflows are loaded when needed, and no sooner."""
 
 from __future__ import annotations
 
@@ -7,16 +7,19 @@ import sys
 
 import pytest
 
-_NAMES = {"asyncpg", "astromesh.graph.reasoning", "numpy", "redis", "rich"}
+_NAMES = {"asyncpg", "astromesh.graph.reasoning", "astromesh.workflow", "numpy", "redis", "rich"}
 _SHOWN = f"import sys; print(sorted({_NAMES} & sys.modules.keys()))"
 _LEAN = "from astromesh.cli import lean; lean.load_structlog(); "
 _SERVE = _LEAN + "import astromesh.cli.main, astromesh.cli.serve"
 _WORK = """
-import os, tempfile
+import asyncio, os, tempfile
 from astromesh.cli.worker import app
+async def live(runtime):
+    async with runtime:
+        runtime.take_up()
 with tempfile.TemporaryDirectory() as place:
     os.environ.update(ASTROMESH_CONFIG_DIR=place, ASTROMESH_DATA_DIR=place, ASTROMESH_TALLIES=place)
-    app()"""
+    asyncio.run(live(app().state.runtime))"""
 _LOAD = _LEAN + "from astromesh.plugins import Plugins; Plugins().load({group!r}, {name!r})"
 
 

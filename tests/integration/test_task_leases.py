@@ -14,7 +14,8 @@ from astromesh.runtime.engine import AgentRuntime
 from astromesh.runtime.presence import FOLDER
 from astromesh.runtime.registry import Viewer
 from astromesh.runtime.retention import EXPIRY_SECONDS
-from astromesh.runtime.tasks import AT_ONCE, Asked
+from astromesh.runtime.task_asked import Asked
+from astromesh.runtime.tasks import AT_ONCE
 from astromesh.testing import Faulty, ManualClock, RecordingSink
 from tests.integration.workflow_folder import runtime_with, small
 

@@ -14,7 +14,7 @@ import typer
 from astromesh.abc.tasks import Found
 from astromesh.cli import workflow_tape as command
 from astromesh.errors import AstromeshError, InvalidInput, MissingKey, ProviderUnavailable
-from astromesh.runtime.tasks import Asked
+from astromesh.runtime.task_asked import Asked
 from astromesh.types import CompletionRequest
 from astromesh.workflow.cassette import Cassette
 from astromesh.workflow.tape import request_hash

@@ -13,7 +13,7 @@ import pytest
 from astromesh.cli import secrets as command
 from astromesh.config.workflow.agents import AuthSpec
 from astromesh.errors import InvalidInput, MissingKey
-from astromesh.runtime.tasks import Asked
+from astromesh.runtime.task_asked import Asked
 from astromesh.workflow.project import check_folder
 from astromesh.workflow.secrets import encrypted, new_key, secret
 from tests.integration.agents_folder import client_of

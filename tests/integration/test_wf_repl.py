@@ -15,7 +15,7 @@ from astromesh.cli import workflow_repl as command
 from astromesh.cli.lines import Lines
 from astromesh.cli.workflow_session import Session, profile_of
 from astromesh.errors import InvalidInput
-from astromesh.runtime.tasks import Asked
+from astromesh.runtime.task_asked import Asked
 from astromesh.workflow.overrides import settings_of
 from astromesh.workflow.project import check_folder
 from tests.integration.workflow_folder import runtime_with, sample, small

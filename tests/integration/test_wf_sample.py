@@ -24,7 +24,7 @@ from astromesh.config.workflow.load import json_schema_of
 from astromesh.errors import WorkflowNotFound
 from astromesh.plugins import Plugins
 from astromesh.runtime.engine import AgentRuntime
-from astromesh.runtime.tasks import Asked
+from astromesh.runtime.task_asked import Asked
 from astromesh.runtime.workflows import open_workflow
 from astromesh.testing import ScriptedProvider, plugin_of
 from astromesh.types import CompletionRequest, JsonObject, ToolCall

@@ -22,7 +22,7 @@ from astromesh.orchestration import patterns
 from astromesh.runtime import task_log
 from astromesh.runtime.failpoints import armed
 from astromesh.runtime.registry import Viewer
-from astromesh.runtime.tasks import Asked
+from astromesh.runtime.task_asked import Asked
 from astromesh.storage.database import FILE
 from astromesh.types import CompletionRequest
 from tests.integration.test_wf_sample import CONTRACT, lawyer

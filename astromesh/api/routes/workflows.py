@@ -17,7 +17,7 @@ from astromesh.api.idempotency import name_of
 from astromesh.api.outbox import Outbox
 from astromesh.api.schemas import MOST_SEQ, problems, takes
 from astromesh.api.sse import EventStreamResponse
-from astromesh.runtime.tasks import Asked
+from astromesh.runtime.task_asked import Asked
 from astromesh.telemetry.traceparent import read_traceparent
 from astromesh.types import JsonObject
 
