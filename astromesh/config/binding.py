@@ -214,7 +214,7 @@ class Binder:
         self._refuse_without_effect(node, options, at, plugin)
         model = self._chosen(spec, entry, at) if group == "providers" else spec.model
         both = endpoints.merged(node, entry, options)
-        key = endpoints.found_key(both, self._given.env, self._given.folder)
+        key = endpoints.found_key(both, options, self._given.env, self._given.folder)
         given = endpoints.given(both, options, spec.provider, model, key)
         validated = self._validated(options, given, at, keys_of(ModelSpec))
         if key.missing:

@@ -54,28 +54,46 @@ def merged(block: Node, entry: PlacedEntry | None, options: type[BaseModel]) -> 
     return both
 
 
-def found_key(block: Node, env: Mapping[str, str], folder: Path) -> Key:
+def found_key(block: Node, options: type[BaseModel], env: Mapping[str, str], folder: Path) -> Key:
     """The API key of a merged block.
 
     Args:
+        options: the plugin's; they may say which variable usually holds the key of the service itself.
         folder: where a relative `api_key_file` starts.
     """
-    if "api_key" in block.entries:
-        return Key(block.text("api_key").strip())
-    if name := block.text("api_key_env"):
-        key = env.get(name, "").strip()
-        return Key(key, "" if key else f"{name} is not set")
+    written = block.get("api_key")
+    if written is not None and written.value is not None:
+        return _key(block.text("api_key"), ", ".join(written.variables) or "api_key", "is empty")
     if file := block.text("api_key_file"):
         return _key_in_file(folder / file, file)
+    if name := block.text("api_key_env") or _usual_variable(block, options):
+        return _key(env.get(name, ""), name, "is not set")
     return Key()
+
+
+def _usual_variable(block: Node, options: type[BaseModel]) -> str:
+    """That of the service itself: other endpoints never get its key unasked."""
+    own = ("", *getattr(options, "usual_endpoints", ()))
+    variable: str = getattr(options, "usual_variable", "")
+    return variable if block.text("endpoint").rstrip("/") in own else ""
 
 
 def _key_in_file(path: Path, named: str) -> Key:
     try:
-        key = path.read_text(encoding="utf-8").strip()
+        text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
         return Key("", f"the file {named} cannot be read")
-    return Key(key, "" if key else f"the file {named} is empty")
+    return _key(text, f"the file {named}", "is empty")
+
+
+def _key(text: str, where: str, absent: str) -> Key:
+    """A key that no header can hold is none: a placeholder that was pasted, two lines for one."""
+    key = text.strip()
+    if not key:
+        return Key("", f"{where} {absent}")
+    if not (key.isascii() and key.isprintable()):
+        return Key("", f"{where} holds characters that no key has (only printable ASCII fits)")
+    return Key(key)
 
 
 def given(block: Node, options: type[BaseModel], provider: str, model: str, key: Key) -> Node:

@@ -16,6 +16,8 @@ ENDPOINT = "https://api.openai.com/v1"
 
 
 class OpenAIEmbeddingOptions(EmbeddingOptions):
+    usual_variable, usual_endpoints = "OPENAI_API_KEY", (ENDPOINT,)
+
     encoding: Literal["base64", "float"] = Field(
         "base64", description="How vectors are asked for; base64 is read faster, and few services lack it."
     )
@@ -29,8 +31,7 @@ class OpenAIEmbedder:
     @classmethod
     async def open(cls, options: OpenAIEmbeddingOptions, deps: Deps) -> ServiceEmbedder:
         """Raises: MissingKey, ConfigError."""
-        official = not options.endpoint or options.endpoint.rstrip("/") == ENDPOINT
-        key = options.key(deps.config_dir, "OPENAI_API_KEY" if official else "")
+        key = options.key(deps.config_dir)
         service = EmbeddingService.of("openai", options, ENDPOINT, key)
         return ServiceEmbedder(service, OpenAIEmbeddingWire(options), deps.http, deps.clock)
 

@@ -8,7 +8,7 @@ from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import orjson
@@ -38,6 +38,10 @@ class EmbeddingOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
+    #: as those of the options of models
+    usual_variable: ClassVar[str] = ""
+    usual_endpoints: ClassVar[tuple[str, ...]] = ()
+
     name: str = Field("", description="Name in providers.yaml, shown in errors; the type if empty.")
     model: str = Field(min_length=1, description="The embedding model.")
     endpoint: str = Field("", description="Base URL; the service's own if empty. Trusted, loopback included.")
@@ -59,7 +63,7 @@ class EmbeddingOptions(BaseModel):
     max_characters: int = Field(24_000, ge=100, description="Longer texts are cut: models have a limit.")
     cache_mb: int = Field(16, ge=0, description="Megabytes of vectors kept in memory, by content.")
 
-    def key(self, config_dir: Path, default_env: str = "") -> str:
+    def key(self, config_dir: Path) -> str:
         """The key; empty where none is asked for.
 
         Raises:
@@ -72,7 +76,8 @@ class EmbeddingOptions(BaseModel):
                 return (config_dir / self.api_key_file).read_text("utf-8").strip()
             except (OSError, UnicodeDecodeError) as error:
                 raise MissingKey(f"The key file {self.api_key_file} cannot be read.") from error
-        variable = self.api_key_env or default_env
+        official = self.endpoint.rstrip("/") in ("", *self.usual_endpoints)
+        variable = self.api_key_env or (self.usual_variable if official else "")
         key = os.environ.get(variable, "").strip() if variable else ""
         if variable and not key:
             raise MissingKey(f"No key: the environment variable {variable} is not set or empty.")

@@ -29,6 +29,8 @@ _TEXT_OF_NOTHING = "(no text)"
 class AnthropicOptions(ModelOptions):
     """Options of `anthropic`."""
 
+    usual_variable, usual_endpoints = "ANTHROPIC_API_KEY", (ENDPOINT, ENDPOINT + "/v1")
+
     prompt_cache: bool = Field(True, description="Mark tools and system prompt for the service's cache.")
     structured_output: Literal["json_schema", "prompt"] = Field(
         "json_schema", description="How an output schema is asked for; older models only know the prompt."
@@ -49,7 +51,7 @@ class Anthropic:
             ConfigError: no model, or no usable endpoint.
         """
         endpoint = options.endpoint.rstrip("/").removesuffix("/v1")
-        key = read_key(options, deps.config_dir, "ANTHROPIC_API_KEY" if endpoint in ("", ENDPOINT) else "")
+        key = read_key(options, deps.config_dir)
         headers = {"anthropic-version": VERSION, **({"x-api-key": key} if key else {})}
         service = service_of(
             options.model_copy(update={"endpoint": endpoint}),

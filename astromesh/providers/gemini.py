@@ -37,6 +37,8 @@ _TEXT_OF_NOTHING = "(no text)"
 class GeminiOptions(ModelOptions):
     """Options of `gemini`."""
 
+    usual_variable, usual_endpoints = "GEMINI_API_KEY", (ENDPOINT,)
+
 
 class Gemini:
     """The plugin `gemini`."""
@@ -51,8 +53,7 @@ class Gemini:
             MissingKey: the key that the block names is not set.
             ConfigError: no model, or no usable endpoint.
         """
-        official = options.endpoint.rstrip("/") in ("", ENDPOINT)
-        key = read_key(options, deps.config_dir, "GEMINI_API_KEY" if official else "")
+        key = read_key(options, deps.config_dir)
         service = service_of(
             options,
             "gemini",

@@ -28,6 +28,8 @@ _PLAIN_CHOICES = ("auto", "none", "required")
 class OpenAIOptions(ModelOptions):
     """Options of `openai`. The defaults fit OpenAI itself."""
 
+    usual_variable, usual_endpoints = "OPENAI_API_KEY", (ENDPOINT,)
+
     structured_output: Structured = Field(
         "json_schema",
         description="How an output schema is asked for: by JSON Schema, by JSON mode, or not at all.",
@@ -57,8 +59,7 @@ class OpenAI:
             ConfigError: no model, or no usable endpoint.
         """
         official = options.endpoint in ("", ENDPOINT)
-        # the usual variable belongs to OpenAI: other endpoints never get that key unasked
-        key = read_key(options, deps.config_dir, "OPENAI_API_KEY" if official else "")
+        key = read_key(options, deps.config_dir)
         service = service_of(
             options,
             "openai",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
 from yarl import URL
@@ -44,6 +44,11 @@ class ModelOptions(BaseModel):
     """Options that all model services share."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+    #: the variable that holds the service's key where a block names none, and the endpoints that it
+    #: belongs to: others never get that key unasked. The configuration reads both, too
+    usual_variable: ClassVar[str] = ""
+    usual_endpoints: ClassVar[tuple[str, ...]] = ()
 
     name: str = Field(
         "", description="Name in providers.yaml, shown in answers, errors and metrics; the type if empty."
@@ -98,20 +103,22 @@ class ModelOptions(BaseModel):
         return self.model or (self.models[0] if self.models else "")
 
 
-def read_key(options: ModelOptions, config_dir: Path, default_env: str = "") -> str:
-    """The key of a block: `api_key`, else `api_key_env`, else `api_key_file`; empty where none is asked for.
+def read_key(options: ModelOptions, config_dir: Path) -> str:
+    """The key of a block: `api_key`, `api_key_env`, `api_key_file`, else the service's usual variable.
 
     Args:
         options: the block.
         config_dir: where relative files start.
-        default_env: the service's usual variable, used where the block names nothing.
+
+    Returns:
+        Empty where none is asked for.
 
     Raises:
         MissingKey: the named variable or file does not hold a key.
     """
     if options.api_key is not None:
         return _clean(options.api_key.get_secret_value(), "api_key")
-    if variable := options.api_key_env or ("" if options.api_key_file else default_env):
+    if variable := options.api_key_env or ("" if options.api_key_file else _usual_variable(options)):
         return _clean(os.environ.get(variable, ""), f"the environment variable {variable}")
     if options.api_key_file:
         path = config_dir / options.api_key_file
@@ -120,6 +127,11 @@ def read_key(options: ModelOptions, config_dir: Path, default_env: str = "") -> 
         except (OSError, UnicodeDecodeError) as error:
             raise MissingKey(f"The key file {options.api_key_file} cannot be read.") from error
     return ""
+
+
+def _usual_variable(options: ModelOptions) -> str:
+    official = options.endpoint.rstrip("/") in ("", *options.usual_endpoints)
+    return options.usual_variable if official else ""
 
 
 def _clean(text: str, where: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
 
@@ -28,6 +28,14 @@ class OpenAI(Strict):
     parameters: dict[str, Any] = {}
     organization: str = ""
     retries: int = 2
+
+
+class Usual(OpenAI):
+    """A service with a key of its own variable; other endpoints of its format need none."""
+
+    usual_variable: ClassVar[str] = "USUAL_KEY"
+    usual_endpoints: ClassVar[tuple[str, ...]] = ("https://usual.example/v1",)
+    endpoint: str = ""
 
 
 class Embedded(Strict):
@@ -131,7 +139,7 @@ class Careless(BaseModel):
 
 
 PLUGINS: Mapping[str, Mapping[str, type[BaseModel]]] = {
-    "providers": {"openai": OpenAI, "embedded": Embedded, "ollama": OpenAI},
+    "providers": {"openai": OpenAI, "embedded": Embedded, "ollama": OpenAI, "usual": Usual},
     "embedders": {"openai": Embedder, "hashing": Embedder},
     "tools": {"rag": Rag, "webhook": Webhook, "mcp": Mcp, "internal": Internal, "agent": AgentTool},
     "conversation_stores": {"sqlite": Sqlite, "in_memory": Strict},

@@ -181,7 +181,7 @@ def test_an_unknown_provider_lists_entries_and_plugins() -> None:
     (line,) = told(
         agent_of("  model: {primary: {provider: mistral}}\n", providers=OPENAI.replace("openai:", "own:", 1))
     )
-    assert "there is no provider 'mistral' (known: embedded, ollama, openai, own)" in line
+    assert "there is no provider 'mistral' (known: embedded, ollama, openai, own, usual)" in line
 
 
 @pytest.mark.parametrize("env", [{}, {"KEY": ""}, {"KEY": "  "}])
@@ -197,6 +197,54 @@ def test_a_model_whose_key_is_not_set_is_skipped_with_a_warning(env: dict[str, s
     assert model.primary.block.skipped == "KEY is not set"
     assert [block.name for block in model.usable()] == ["embedded"]
     assert "is skipped: KEY is not set" in str(file.warnings[0])
+
+
+@pytest.mark.parametrize("key", ["…", "sk-1\nX-Evil: 1", "clé"])
+@pytest.mark.parametrize("written", ["api_key_env: KEY", "api_key: '${KEY}'"])
+def test_a_model_whose_key_no_service_could_take_is_skipped_and_its_variable_named(
+    key: str, written: str
+) -> None:
+    file = agent_of(f"  model: {{primary: {{provider: openai, model: m, {written}}}}}\n", env={"KEY": key})
+    model = file.manifest.spec.model
+    assert told(file) == []
+    assert model.primary.block.skipped == "KEY holds characters that no key has (only printable ASCII fits)"
+    assert model.usable() == ()
+    place = f"x.yaml:5:{len('  model: {primary: ') + 1}: spec.model.primary: is skipped: KEY holds "
+    assert str(file.warnings[0]).startswith(place)
+
+
+def test_a_key_in_the_file_that_is_none_is_never_shown() -> None:
+    file = agent_of("  model: {primary: {provider: openai, model: m, api_key: 'sécret'}}\n")
+    assert file.manifest.spec.model.primary.block.skipped.startswith("api_key holds characters")
+    assert not any("sécret" in str(one) for one in file.warnings)
+
+
+@pytest.mark.parametrize(("written", "named"), [("'${KEY:-}'", "KEY"), ("''", "api_key")])
+def test_a_model_with_an_empty_key_is_skipped(written: str, named: str) -> None:
+    file = agent_of(f"  model: {{primary: {{provider: openai, model: m, api_key: {written}}}}}\n")
+    assert file.manifest.spec.model.primary.block.skipped == f"{named} is empty"
+
+
+def test_a_key_file_that_holds_none_is_named(tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("sk-…\n")
+    file = agent_of("  model: {primary: {provider: openai, model: m, api_key_file: key}}\n", folder=tmp_path)
+    assert file.manifest.spec.model.primary.block.skipped.startswith("the file key holds characters")
+
+
+@pytest.mark.parametrize(
+    ("block", "skipped"),
+    [
+        ("{provider: usual, model: m}", "USUAL_KEY is not set"),
+        ("{provider: usual, model: m, endpoint: 'https://usual.example/v1/'}", "USUAL_KEY is not set"),
+        ("{provider: usual, model: m, endpoint: 'https://own.example'}", ""),
+        ("{provider: usual, model: m, api_key: sk-1}", ""),
+    ],
+)
+def test_a_block_that_names_no_key_needs_the_usual_variable_of_the_service_itself(
+    block: str, skipped: str
+) -> None:
+    assert block_of(block).skipped == skipped
+    assert block_of(block, env={"USUAL_KEY": "sk-2"}).skipped == ""
 
 
 def test_the_key_of_a_block_stands_for_that_of_the_entry() -> None:
