@@ -1,4 +1,8 @@
-"""Server-sent events (WHATWG HTML, 9.2.6), read from chunks that may be cut anywhere."""
+"""Server-sent events (WHATWG HTML, 9.2.6), read from chunks that may be cut anywhere.
+
+Events without data are left out: they keep a connection awake and tell nobody anything. The standard hands on
+the empty text where there is a `data` line.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +63,7 @@ class SseParser:
 def parse_block(block: bytes) -> ServerEvent | None:
     """One event's lines, with line feeds between them; None where there is no data in them."""
     if block.startswith(b"data: ") and b"\n" not in block:  # what every model's stream consists of
-        return ServerEvent(block[6:])
+        return ServerEvent(block[6:]) if len(block) > 6 else None
     data: list[bytes] = []
     named = {b"event": b"", b"id": b""}
     for line in block.removeprefix(_BOM).split(b"\n"):
@@ -69,8 +73,9 @@ def parse_block(block: bytes) -> ServerEvent | None:
             data.append(value)
         elif field in named:
             named[field] = value
-    if not data:
+    said = b"\n".join(data)
+    if not said:
         return None
     return ServerEvent(
-        b"\n".join(data), named[b"event"].decode("utf-8", "replace"), named[b"id"].decode("utf-8", "replace")
+        said, named[b"event"].decode("utf-8", "replace"), named[b"id"].decode("utf-8", "replace")
     )

@@ -8,6 +8,7 @@ from uuid import uuid4
 
 import orjson
 
+from astromesh.errors import ProviderUnavailable
 from astromesh.growing import GrowingText
 from astromesh.net import faults
 from astromesh.net.sse import SseParser
@@ -22,6 +23,10 @@ _FINISH = {
         ("SAFETY", "RECITATION", "LANGUAGE", "BLOCKLIST", "PROHIBITED_CONTENT", "SPII"), "content_filter"
     ),
 }
+
+
+#: the API could not read what its model said, and threw it away: another try may do better
+_THROWN_AWAY = frozenset({"MALFORMED_FUNCTION_CALL", "UNEXPECTED_TOOL_CALL", "MALFORMED_RESPONSE"})
 
 
 class GeminiReader:
@@ -56,9 +61,11 @@ class GeminiReader:
         return Reply(self._text.getvalue(), tuple(self._calls), "", self._counted)
 
     def whole(self) -> Reply:
-        """Raises ProviderUnavailable where the end is missing."""
+        """Raises ProviderUnavailable where the end is missing, or the API could not read the model itself."""
         if not self._finish:
             raise cut()
+        if self._finish in _THROWN_AWAY:
+            raise ProviderUnavailable(f"gave up its answer: {self._finish}")
         reason = "tool_calls" if self._calls else _FINISH.get(self._finish, "stop")
         return self.so_far()._replace(finish_reason=reason)
 

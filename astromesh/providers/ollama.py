@@ -18,7 +18,7 @@ from astromesh.providers.catalog import capabilities_of
 from astromesh.providers.encoding import FragmentCache
 from astromesh.providers.options import ModelOptions, Price, read_key
 from astromesh.providers.pairs import Pairs, loads
-from astromesh.providers.service import Counted, Reply, ServiceProvider, cut, service_of
+from astromesh.providers.service import Counted, Reply, ServiceProvider, arguments_of, cut, service_of
 from astromesh.types import CompletionRequest, JsonObject, Message, ToolCall
 
 ENDPOINT = "http://localhost:11434"
@@ -177,12 +177,12 @@ def _text(message: JsonObject) -> str:
 
 
 def _calls(message: JsonObject) -> tuple[ToolCall, ...]:
-    """Ollama's calls have no ids, and arguments that are parsed already: both made as everywhere else."""
+    """Ollama's calls have no ids, and mostly arguments that are parsed already: made as everywhere else."""
     return tuple(
         ToolCall(
             call.get("id") or f"call_{uuid4().hex}",
             call["function"]["name"],
-            orjson.dumps(call["function"].get("arguments") or {}).decode(),
+            arguments_of(call["function"].get("arguments")),
         )
         for call in message.get("tool_calls") or ()
     )

@@ -6,13 +6,11 @@ from collections.abc import Iterator
 from typing import Any
 from uuid import uuid4
 
-import orjson
-
 from astromesh.growing import GrowingText
 from astromesh.net import faults
 from astromesh.net.sse import SseParser
 from astromesh.providers.pairs import Pairs, loads
-from astromesh.providers.service import Counted, Reply, cut, text_of
+from astromesh.providers.service import Counted, Reply, arguments_of, cut, text_of
 from astromesh.types import JsonObject, ToolCall
 
 _FINISH = {"tool_calls": "tool_calls", "length": "length", "content_filter": "content_filter"}
@@ -20,7 +18,7 @@ _FINISH = {"tool_calls": "tool_calls", "length": "length", "content_filter": "co
 
 def decode_completion(payload: Any) -> Reply:
     """A whole `chat.completion`."""
-    choice = payload["choices"][0]
+    choice = min(payload["choices"], key=_index)
     message = choice["message"]
     calls = tuple(_call(c.get("id"), c["function"]) for c in message.get("tool_calls") or ())
     refusal = message.get("refusal")
@@ -41,6 +39,8 @@ class OpenAIReader:
         self._pairs = Pairs()
         self._text = GrowingText()
         self._calls: list[_GrowingCall] = []
+        #: of several answers (`n`) the one that is read
+        self._choice: int | None = None
         self._finish = ""
         self._refused = False
         self._counted: Counted | None = None
@@ -55,7 +55,7 @@ class OpenAIReader:
             self._take(event.data)
         if not (self.done or self._finish):
             raise cut()
-        calls = tuple(call.closed() for call in self._calls)
+        calls = tuple(call.closed() for call in sorted(self._calls, key=_place))
         reason = "content_filter" if self._refused else _finish(self._finish, bool(calls))
         return Reply(self._text.getvalue(), calls, reason, self._counted)
 
@@ -64,18 +64,25 @@ class OpenAIReader:
         return Reply(self._text.getvalue(), calls, "", self._counted)
 
     def _take(self, data: bytes) -> str:
-        """The text of an event, if it has any."""
-        if data == b"[DONE]":
+        """The text of an event, if it has any; what stands behind the end is no part of the answer."""
+        if self.done or data == b"[DONE]":
             self.done = True
             return ""
         event = loads(data)
         if usage := event.get("usage"):
             self._counted = counted(usage)
         if choices := event.get("choices"):
-            return self._choose(choices[0])
+            return self._choose_of(choices)
         if error := event.get("error"):
             raise faults.from_body(error)
         return ""
+
+    def _choose_of(self, choices: list[JsonObject]) -> str:
+        if self._choice is None:
+            self._choice = min(map(_index, choices))
+        if len(choices) == 1:  # as nearly all
+            return self._choose(choices[0]) if _index(choices[0]) == self._choice else ""
+        return "".join(self._choose(choice) for choice in choices if _index(choice) == self._choice)
 
     def _choose(self, choice: JsonObject) -> str:
         delta = choice.get("delta") or {}
@@ -94,9 +101,8 @@ class OpenAIReader:
         call = self._call_of(piece)
         function = piece.get("function") or {}
         call.id = piece.get("id") or call.id
-        # names come whole; some servers repeat them in every piece
-        call.name = function.get("name") or call.name
-        call.arguments.append(_arguments(function.get("arguments"), ""))
+        call.named(function.get("name"))
+        call.arguments.append(arguments_of(function.get("arguments"), ""))
 
     def _call_of(self, piece: JsonObject) -> _GrowingCall:
         index = piece.get("index")
@@ -113,7 +119,7 @@ class OpenAIReader:
 class _GrowingCall:
     __slots__ = ("arguments", "id", "index", "name")
 
-    def __init__(self, index: int) -> None:
+    def __init__(self, index: Any) -> None:
         self.index, self.id, self.name = index, "", ""
         self.arguments: list[str] = []
 
@@ -124,6 +130,13 @@ class _GrowingCall:
         """
         named = (piece.get("function") or {}).get("name")
         return bool(named and self.id and piece.get("id") and piece["id"] != self.id)
+
+    def named(self, piece: Any) -> None:
+        """Some servers repeat a name, or what has come of it, in every piece; others cut it."""
+        if not piece or any(self.arguments):
+            self.name = self.name or piece or ""
+        else:
+            self.name = piece if piece.startswith(self.name) else self.name + piece
 
     def as_it_stands(self) -> ToolCall:
         return ToolCall(self.id, self.name, "".join(self.arguments))
@@ -153,11 +166,12 @@ def _call(call_id: Any, function: JsonObject) -> ToolCall:
     if not isinstance(name, str) or not name:
         raise TypeError("a tool call without a name")
     given = call_id if isinstance(call_id, str) else ""
-    return ToolCall(given or f"call_{uuid4().hex}", name, _arguments(function.get("arguments"), "{}"))
+    return ToolCall(given or f"call_{uuid4().hex}", name, arguments_of(function.get("arguments")))
 
 
-def _arguments(value: Any, empty: str) -> str:
-    """The JSON text of the arguments; some servers send the object itself."""
-    if isinstance(value, str):
-        return value or empty
-    return empty if value is None else orjson.dumps(value).decode()
+def _index(choice: JsonObject) -> int:
+    return choice.get("index") or 0
+
+
+def _place(call: _GrowingCall) -> int:
+    return call.index if isinstance(call.index, int) else 0

@@ -230,7 +230,7 @@ class ServiceProvider:
                 raise faults.from_body(payload["error"], self._secrets)
             return _sound(self._wire.decode(payload))
         except ProviderError as error:
-            raise self._named(error) from None
+            raise self._billed(self._named(error), payload) from None
         except WRONG_SHAPE as error:
             raise self._billed(self._unreadable(), payload) from error
 
@@ -354,6 +354,13 @@ def text_of(value: Any) -> str:
     if value is None:
         return ""
     return "".join(part["text"] for part in value if part.get("type") == "text")
+
+
+def arguments_of(value: Any, empty: str = "{}") -> str:
+    """The JSON text of a call's arguments, also of services that send the object itself."""
+    if isinstance(value, str):
+        return value or empty
+    return empty if value is None else orjson.dumps(value).decode()
 
 
 def json_instruction(schema: Mapping[str, Any]) -> str:

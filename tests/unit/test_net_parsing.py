@@ -16,13 +16,28 @@ from astromesh.net.sse import ServerEvent, SseParser
 # -- server-sent events --------------------------------------------------------------------------------------
 
 lines = st.sampled_from(
-    ["data: a", "data:b", "data", "data:  two", "event: tick", "id: 7", ": note", "retry: 1", "x: y", ""]
+    [
+        "data: a",
+        "data:b",
+        "data",
+        "data: ",
+        "data:  two",
+        "event: tick",
+        "id: 7",
+        ": note",
+        "retry: 1",
+        "x: y",
+        "",
+    ]
 )
 line_ends = st.sampled_from(["\n", "\r\n", "\r"])
 
 
 def reference(text: str) -> list[ServerEvent]:
-    """The standard's algorithm, line by line, over the whole text at once (WHATWG HTML 9.2.6)."""
+    """The standard's algorithm, line by line, over the whole text at once (WHATWG HTML 9.2.6).
+
+    But without those events whose data is empty.
+    """
     events: list[ServerEvent] = []
     data: list[str] = []
     event, last_id = "", ""
@@ -30,7 +45,7 @@ def reference(text: str) -> list[ServerEvent]:
         field, colon, value = line.partition(":")
         value = value.removeprefix(" ") if colon else ""
         if not line:
-            if data:
+            if "\n".join(data):
                 events.append(ServerEvent("\n".join(data).encode(), event, last_id))
             data, event, last_id = [], "", ""
         elif field == "data":
