@@ -87,6 +87,8 @@ if TYPE_CHECKING:  # by name alone: it is loaded with the first workflow
     from astromesh.runtime.tasks import Workflows
 
 log = structlog.get_logger("astromesh.runtime")
+#: what is loaded with the first workflow
+_TASKS = "astromesh.runtime.tasks"
 #: how deep agents may call agents, and how many such calls the whole tree of one run may make
 MAX_DEPTH, MAX_NESTED = 8, 256
 #: seconds between two looks whether what goes on has ended
@@ -328,6 +330,11 @@ class AgentRuntime:
         """Runs an agent inside another run, for workflows."""
         return self._run_nested
 
+    async def load_workflows(self) -> None:
+        """Loads what workflows are made of beside the event loop, unless somebody has needed it before."""
+        if self._workflows is None:
+            await asyncio.to_thread(importlib.import_module, _TASKS)
+
     @property
     def has_workflows(self) -> bool:
         """Whether there are any, or somebody has asked for them."""
@@ -337,9 +344,8 @@ class AgentRuntime:
     def workflows(self) -> Workflows:
         """The workflows and their Tasks: loaded with the first one, as most runtimes have none."""
         if self._workflows is None:
-            made: Workflows = importlib.import_module("astromesh.runtime.tasks").Workflows(
-                self, Presence(self.data_dir / "tasks")
-            )
+            tasks = importlib.import_module(_TASKS)
+            made: Workflows = tasks.Workflows(self, Presence(self.data_dir / "tasks"))
             if self._draining:
                 made.drain()
             self._workflows = made

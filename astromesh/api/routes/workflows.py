@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Annotated, Any, Literal
 
 import orjson
-from fastapi import APIRouter, Header, Query, Request, Response
+from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from astromesh.abc.tasks import Artifact, ArtifactType, Found
@@ -21,7 +21,12 @@ from astromesh.runtime.task_asked import Asked
 from astromesh.telemetry.traceparent import read_traceparent
 from astromesh.types import JsonObject
 
-router = APIRouter(tags=["workflows"])
+
+async def _loaded(request: Request) -> None:
+    await runtime_of(request).load_workflows()
+
+
+router = APIRouter(tags=["workflows"], dependencies=[Depends(_loaded)])
 _READING = problems(401, 403, 404, 409)
 _RUNNING = problems(401, 403, 404, 413, 422, 503)
 Status = Literal["", "queued", "running", "success", "failure", "partial"]
