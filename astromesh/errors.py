@@ -22,8 +22,8 @@
     │   │                      ProviderUnavailable
     │   ├── AllProvidersFailed
     │   ├── InvalidOutput
-    │   ├── ToolError          ToolTimeout, ToolFailed, OutcomeUnknown, ToolDenied, InvalidToolCall,
-    │   │                      ToolPermissionError, ToolRateLimitError
+    │   ├── ToolError          ToolTimeout, ToolFailed, ToolBusy, OutcomeUnknown, ToolDenied,
+    │   │                      InvalidToolCall, ToolPermissionError, ToolRateLimitError
     │   ├── ChannelError       ChannelRejected, OutsideWindow: what a messenger answers
     │   └── StoreError         StoreUnavailable
     ├── Unavailable            the server cannot take it now: AgentUnavailable, Overloaded, QueueFull, …
@@ -502,6 +502,12 @@ class ToolFailed(ToolError):
     code = "tool_failed"
 
 
+class ToolBusy(ToolError):
+    """The call was not begun: no thread is free, or too many calls of the same hang. Nothing has happened."""
+
+    code = "tool_busy"
+
+
 class OutcomeUnknown(ToolError):
     """The process died while the tool was called: what it does may have happened, and is not repeated."""
 
@@ -584,9 +590,17 @@ class Unavailable(AstromeshError):
 
 
 class AgentUnavailable(Unavailable):
-    """The agent's manifest has faults; the others run."""
+    """The agent's manifest has faults, or what it needs could not be opened; the others run.
+
+    Args:
+        passing: a store is away; the agent works as soon as that is back.
+    """
 
     code = "agent_unavailable"
+
+    def __init__(self, message: str, *, passing: bool = False) -> None:
+        super().__init__(message)
+        self.passing = passing
 
 
 class WorkflowUnavailable(Unavailable):

@@ -6,8 +6,6 @@ pydantic: who may never meet a function (the graph, for its import time) loads i
 
 from __future__ import annotations
 
-import asyncio
-import contextvars
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,6 +16,8 @@ import docstring_parser
 from pydantic import BaseModel, ConfigDict, Field, PydanticUserError, ValidationError, create_model
 from pydantic.json_schema import GenerateJsonSchema
 
+from astromesh.abc.own_tasks import OwnTasks
+from astromesh.abc.python_calls import PythonCalls
 from astromesh.abc.threads import Threads
 from astromesh.abc.tool import ToolContext
 from astromesh.errors import ConfigError, InvalidToolCall
@@ -25,7 +25,7 @@ from astromesh.types import Effect, JsonObject, ToolSpec
 
 # Synchronous tools block; they get threads of their own, so that file and DNS work of the default executor
 # never waits for them. Threads are started by the first calls, not here.
-_THREADS = Threads(32, "astromesh-tool")
+_CALLS = PythonCalls(Threads(32, "astromesh-tool"), OwnTasks())
 
 
 class _Arguments(BaseModel):
@@ -72,22 +72,29 @@ class Signature:
 
 
 class FunctionTool:
-    """A Python function as a tool: async ones are awaited, others run in a thread of the tools' own.
+    """A Python function as a tool: async ones run on the event loop, others in a thread of the tools' own.
 
     Args:
         function: with type hints; its docstring's first paragraph and its parameters' lines describe it.
             A parameter annotated `ToolContext` is given the call's context and hidden from the model.
         name, description: instead of the function's own.
         effect: `read` may be repeated after a crash; `write` and `external` may not.
+        calls: how it is called; None: as all tools of the process are.
 
     Raises:
         ConfigError: the function cannot be offered (positional-only or variadic parameters, unknown types).
     """
 
     def __init__(
-        self, function: Callable[..., Any], *, name: str = "", description: str = "", effect: Effect = "read"
+        self,
+        function: Callable[..., Any],
+        *,
+        name: str = "",
+        description: str = "",
+        effect: Effect = "read",
+        calls: PythonCalls | None = None,
     ) -> None:
-        self.function = function
+        self.function, self._calls = function, calls or _CALLS
         self.signature = read_signature(function, name=name, description=description, effect=effect)
         self.spec = self.signature.spec
         self._async = inspect.iscoroutinefunction(inspect.unwrap(function)) or inspect.iscoroutinefunction(
@@ -96,34 +103,9 @@ class FunctionTool:
 
     async def call(self, arguments: dict[str, Any], context: ToolContext) -> Any:
         bound = self.signature.bind(arguments, context)
-        if self._async:
-            return await self.function(**bound)
-        # the caller's context variables (tracing, CallerContext) are visible in the thread
-        blocking = _Blocking(partial(contextvars.copy_context().run, self.function, **bound))
-        try:
-            result = await _THREADS.run(blocking)
-        except asyncio.CancelledError:
-            if blocking.begun and not blocking.ended:
-                context.goes_on()
-            raise
-        return await result if inspect.isawaitable(result) else result
-
-
-class _Blocking:
-    """A call that knows whether it is under way."""
-
-    __slots__ = ("_call", "begun", "ended")
-
-    def __init__(self, call: Callable[[], Any]) -> None:
-        self._call = call
-        self.begun = self.ended = False
-
-    def __call__(self) -> Any:
-        self.begun = True
-        try:
-            return self._call()
-        finally:
-            self.ended = True
+        return await self._calls.call(
+            self.function, bound, self.spec.name, context.goes_on, is_async=self._async
+        )
 
 
 def tool_schema(

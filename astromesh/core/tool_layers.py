@@ -23,9 +23,8 @@ from astromesh.errors import (
     ToolFailed,
     ToolPermissionError,
     ToolRateLimitError,
-    ToolTimeout,
 )
-from astromesh.node.tool_results import argument_validator, misfit, parse_arguments
+from astromesh.node.tool_results import argument_validator, misfit, parse_arguments, too_slow
 from astromesh.types import Effect, JsonObject, ToolCall, ToolSpec
 
 #: the way to a tool: arguments as the model wrote them (JSON text) or as an object, and the call's context
@@ -250,9 +249,10 @@ def time_limit(invoke: Invoke, tool: DeclaredTool) -> Invoke:
         except TimeoutError as error:
             if not limit.expired():  # the tool's own TimeoutError
                 raise
-            raise ToolTimeout(
+            raise too_slow(
+                error,
                 f"The tool {name!r} did not answer within {seconds:g} s and was given up; "
-                "what it began may have happened."
+                "what it began may have happened.",
             ) from error
 
     return timed

@@ -16,7 +16,15 @@ from typing import Any, TypeAlias
 
 import orjson
 
-from astromesh.errors import ConfigError, InvalidToolCall, LimitReached, ToolError, ToolFailed
+from astromesh.errors import (
+    ConfigError,
+    InvalidToolCall,
+    LimitReached,
+    ToolBusy,
+    ToolError,
+    ToolFailed,
+    ToolTimeout,
+)  # fmt: skip
 from astromesh.node.json_schemas import schema_validator
 from astromesh.node.schema_cost import too_costly
 from astromesh.types import JsonObject, ToolCall, ToolResult, ToolSpec
@@ -70,7 +78,9 @@ async def settle(
             raise
         # nobody cancelled the run: the tool let the cancellation of something of its own out
         return failed(call, ToolFailed(f"The tool {call.name!r} was cancelled from within."), started)
-    except (Exception, SystemExit) as error:  # noqa: BLE001 (the border of a tool call: any fault is its result)
+    except GeneratorExit:  # nobody is there any more
+        raise
+    except BaseException as error:  # noqa: BLE001 (the border of a tool call: any fault is its result)
         return failed(
             call, ToolFailed(f"The tool {call.name!r} failed: {describe(error)}"), started, untrusted
         )
@@ -88,13 +98,36 @@ def failed(call: ToolCall, error: ToolError, started: float = 0.0, untrusted: bo
     """
     duration = _since(started) if started else 0.0
     words = untrusted and error.code == ToolFailed.code
-    return ToolResult(call.id, call.name, str(error), False, error.code, duration, untrusted=words)
+    said = text_of(error)
+    if error.code != InvalidToolCall.code:  # that one quotes only what the model itself wrote
+        said = _SECRETS.sub(r"\1***", said)
+    return ToolResult(call.id, call.name, said, False, error.code, duration, untrusted=words)
+
+
+def too_slow(limited: TimeoutError, otherwise: str) -> ToolError:
+    """A tool's time limit, as it is to be told.
+
+    Args:
+        limited: what `asyncio.timeout` raised; its cause is what the call made of the cancellation.
+        otherwise: the sentence for a call that had begun.
+    """
+    cause = limited.__cause__
+    told = cause.args[0] if cause is not None and cause.args else None
+    return told if isinstance(told, ToolBusy) else ToolTimeout(otherwise)
 
 
 def describe(error: BaseException) -> str:
     """Type and message of a foreign exception, without what looks like a secret and without its stack."""
-    message = _SECRETS.sub(r"\1***", str(error)[: 2 * _MAX_FAULT])[:_MAX_FAULT]
+    message = _SECRETS.sub(r"\1***", text_of(error)[: 2 * _MAX_FAULT])[:_MAX_FAULT]
     return f"{type(error).__name__}: {message}" if message else type(error).__name__
+
+
+def text_of(error: BaseException) -> str:
+    """What an exception says; nothing where saying it fails."""
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001 (a foreign `__str__` may raise anything)
+        return ""
 
 
 # -- what the model wrote ----------------------------------------------------------------------------------

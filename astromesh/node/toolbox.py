@@ -13,13 +13,14 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeAlias, cast
 
 from astromesh.abc.tool import Tool, ToolContext, ToolPort
-from astromesh.errors import ConfigError, InvalidToolCall, ToolTimeout
+from astromesh.errors import ConfigError, InvalidToolCall
 from astromesh.node.tool_results import (
     argument_validator,
     failed,
     misfit,
     parse_arguments,
     settle,
+    too_slow,
     unknown_tool,
 )  # fmt: skip
 from astromesh.types import JsonObject, ToolCall, ToolResult, ToolSpec
@@ -90,7 +91,8 @@ class ToolBox:
         except TimeoutError as error:
             if not limit.expired():  # the tool's own TimeoutError
                 raise
-            raise ToolTimeout(f"The tool {tool.spec.name!r} did not answer within {seconds:g} s.") from error
+            said = f"The tool {tool.spec.name!r} did not answer within {seconds:g} s."
+            raise too_slow(error, said) from error
 
 
 class JoinedTools:

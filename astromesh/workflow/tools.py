@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 from uuid import UUID, uuid5
 
 import orjson
 
 from astromesh.abc.deps import Deps
+from astromesh.abc.own_tasks import OwnTasks
+from astromesh.abc.python_calls import PythonCalls
 from astromesh.abc.threads import Threads
 from astromesh.abc.tool import Tool, ToolContext
 from astromesh.config.workflow.agents import BuiltinTool, PythonTool
@@ -26,7 +27,7 @@ from astromesh.workflow.project import Project
 from astromesh.workflow.references import load_operation
 
 #: operations and tools that are no coroutines block; they have threads of their own
-THREADS = Threads(16, "astromesh-op")
+CALLS = PythonCalls(Threads(16, "astromesh-op"), OwnTasks())
 _CALLS = UUID("6ba7b812-9dad-11d1-80b4-00c04fd430c8")
 #: codes of results that are the caller's misuse, not the tool's own failure
 MISUSE = frozenset({"invalid_tool_call", "tool_not_permitted", "tool_rate_limited"})
@@ -49,10 +50,9 @@ class PythonFunction:
 
 async def called(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
     """A function's answer, wherever it has to run."""
-    if inspect.iscoroutinefunction(function):
-        return await function(*arguments, **named)
-    result = await THREADS.run(partial(function, *arguments, **named))
-    return await result if inspect.isawaitable(result) else result
+    name = getattr(function, "__name__", type(function).__name__)
+    is_async = inspect.iscoroutinefunction(function)
+    return await CALLS.call(function, named, name, is_async=is_async, places=arguments)
 
 
 async def open_tools(project: Project, plugins: Plugins, deps: Deps) -> dict[str, Tool]:

@@ -134,7 +134,7 @@ async def opened(kind: str, far: Far, **block: Any) -> AsyncIterator[AgentTools]
             compile_transform=compile_transform,
         )
         tool = await Plugins().open("tools", kind, own[kind], deps)
-        shared = {"name": "lookup", "type": kind, "parameters": PARAMETERS, "timeout_seconds": 5.0}
+        shared = {"name": "lookup", "type": kind, "parameters": PARAMETERS, "timeout_seconds": 60.0}
         yield ToolRegistry().bind("bot", [declared(tool, ToolBlock.model_validate({**shared, **block}))])
     FAR.pop()
     await runner.cleanup()
@@ -159,7 +159,7 @@ async def of_a_server(far: Far, block: Mapping[str, Any]) -> AsyncIterator[Agent
         )
         source = await Plugins().open("tools", "mcp", {"server": "far"}, Deps(servers={"far": server}))
         await source.tools()
-        shared = {"name": "far", "type": "mcp", "timeout_seconds": 5.0, **block}
+        shared = {"name": "far", "type": "mcp", "timeout_seconds": 60.0, **block}
         yield ToolRegistry().bind("bot", [declared_source(source, ToolBlock.model_validate(shared))])
         await server.close()
     await serving.close()
@@ -213,6 +213,18 @@ async def test_a_fault_behind_it_is_a_failed_result_with_its_reason(kind):
         result = await call(tools)
     assert (result.ok, result.error) == (False, "tool_failed")
     assert "the shelf is empty" in result.content
+
+
+async def test_a_fault_is_told_without_what_looks_like_a_secret(kind):
+    """Whatever kind of tool says it, and whatever it says besides."""
+
+    async def fails(query: str) -> Any:
+        raise RuntimeError("401 for key sk-abcdefghijklmnopqrstuvwxyz123456 of https://me:hunter22@far/")
+
+    async with opened(kind, Far(fails)) as tools:
+        result = await call(tools)
+    assert result.error == "tool_failed"
+    assert "401 for key sk-*** of https://me:***@far/" in result.content
 
 
 async def test_a_call_that_hangs_is_given_up(kind):

@@ -1,0 +1,92 @@
+"""Coroutines that others wrote, each in a task of its own, so that none keeps who called it.
+
+asyncio asks a task to end and waits until it does, for ever where the task swallows the request: no deadline
+holds then, no cancel, and no process ends. Here who is cancelled asks, waits a moment, and leaves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any, TypeAlias
+
+#: seconds in which a cancelled coroutine tidies up before it is left behind
+MOMENT = 0.5
+
+Outcome: TypeAlias = tuple[Any, BaseException | None]
+
+
+class OwnTasks:
+    """Args: moment: seconds that a cancelled coroutine has to end."""
+
+    def __init__(self, moment: float = MOMENT) -> None:
+        self._moment = moment
+        self._left: dict[asyncio.Task[Outcome], object] = {}
+
+    def hanging(self, function: object) -> int:
+        """Calls of a function that were left behind and go on."""
+        return sum(one is function for one in self._left.values()) if self._left else 0
+
+    async def run(
+        self, call: Callable[[], Awaitable[Any]], function: object, on_left: Callable[[], None]
+    ) -> Any:
+        """What `call` answers or raises.
+
+        Args:
+            function: what is called.
+            on_left: told where the call goes on although its caller was cancelled.
+        """
+        loop = asyncio.get_running_loop()
+        task, ended = loop.create_task(_outcome(call)), loop.create_future()
+        task.add_done_callback(partial(_tell, ended))
+        try:
+            await ended
+        except asyncio.CancelledError:
+            task.cancel()
+            try:
+                await asyncio.wait((task,), timeout=self._moment)
+            finally:  # cancelled once more: there is no moment left
+                if not task.done():
+                    self._leave(task, function)
+                    on_left()
+            raise
+        value, error = task.result()
+        if error is None:
+            return value
+        try:
+            raise error
+        finally:
+            del error  # its traceback holds this frame
+
+    def _leave(self, task: asyncio.Task[Outcome], function: object) -> None:
+        self._left[task] = function
+        task.add_done_callback(self._came_back)
+        # An event loop that closes waits for every task it knows. And a coroutine that is thrown away is
+        # asked to end once more, by the thread that does so, which it may never let go: it must be kept.
+        asyncio.tasks._unregister_task(task)  # noqa: SLF001  public to who writes event loops
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(task))
+
+    def _came_back(self, task: asyncio.Task[Outcome]) -> None:
+        self._left.pop(task, None)
+        ctypes.pythonapi.Py_DecRef(ctypes.py_object(task))
+
+
+async def _outcome(call: Callable[[], Awaitable[Any]]) -> Outcome:
+    """What came out of it; raised here, a `SystemExit` would end the event loop."""
+    try:
+        return await call(), None
+    except asyncio.CancelledError:
+        raise
+    except GeneratorExit as raised:  # cannot be raised through a coroutine
+        error = RuntimeError("raised GeneratorExit")
+        error.__cause__ = raised
+        return None, error
+    except BaseException as raised:  # noqa: BLE001 (handed to the caller)
+        return None, raised
+
+
+def _tell(ended: asyncio.Future[None], _task: asyncio.Task[Outcome]) -> None:
+    if not ended.done():
+        ended.set_result(None)
