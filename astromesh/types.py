@@ -252,6 +252,19 @@ class Delta:
     content: str
 
 
+class BrokeOff:
+    """What stands in a router's stream where a model's answer broke off behind its first delta.
+
+    `unheard` is set by the reader of the stream, before it asks for the next piece: nothing of the answer has
+    left, all of it is void, and another model may give its own. Otherwise the error comes next.
+    """
+
+    __slots__ = ("unheard",)
+
+    def __init__(self) -> None:
+        self.unheard = False
+
+
 # -- tools -------------------------------------------------------------------------------------------------
 
 

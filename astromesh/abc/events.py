@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from astromesh.types import Event
 
@@ -25,3 +25,11 @@ class Emitter(Protocol):
 
     def emit(self, type: str, /, **data: Any) -> None:
         """Sends one event to every listener; makes no object when there is none."""
+
+
+@runtime_checkable
+class Withholding(Protocol):
+    """An emitter that may hold text back before it lets it out."""
+
+    def withdraw(self, step: int) -> bool:
+        """Forgets what was said in a step, if none of it has left; whether that is so."""

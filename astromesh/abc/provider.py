@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from astromesh.types import CompletionRequest, CompletionResult, Delta
+from astromesh.types import BrokeOff, CompletionRequest, CompletionResult, Delta
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,4 +63,5 @@ class ModelPort(Protocol):
 
     async def complete(self, request: CompletionRequest) -> CompletionResult: ...
 
-    def stream(self, request: CompletionRequest) -> AsyncIterator[Delta | CompletionResult]: ...
+    def stream(self, request: CompletionRequest) -> AsyncIterator[Delta | BrokeOff | CompletionResult]:
+        """As a provider's; one that can ask somebody else says `BrokeOff` where an answer ends early."""

@@ -2,7 +2,8 @@
 
 What is retried, and by whom: the next provider is asked after any failure, for nothing. The same provider is
 asked again only when no other is left, the error can heal, and the run still has retries (one budget per run,
-over all layers). Nothing is retried once a delta has left: the text can't be taken back.
+over all layers). Nothing is retried once text has left: it can't be taken back. Whether it has, the reader of
+the stream knows (`types.BrokeOff`).
 
 What failed tries have cost (`types.charge`) is part of the answer's usage, or noted on the error; whose it is
 stands in their lines among the attempts.
@@ -22,8 +23,8 @@ from astromesh.core.health import Health
 from astromesh.core.routed_call import RetryRules, RoutedCall, TakeRetry
 from astromesh.core.routing import STRATEGIES, Candidate, lacking, needs_of, rank
 from astromesh.errors import AllProvidersFailed, ProviderError, ProviderUnavailable
-from astromesh.tokens import estimate_request
-from astromesh.types import CompletionRequest, CompletionResult, Delta
+from astromesh.tokens import estimate_request, size_of
+from astromesh.types import BrokeOff, CompletionRequest, CompletionResult, Delta
 
 #: spreads retries; not the process's own generator, which belongs to who embeds the runtime and seeds it
 _chance = Random()  # noqa: S311 (no secret)
@@ -105,25 +106,30 @@ class ModelRouter:
 
     async def stream(
         self, request: CompletionRequest, *, take_retry: TakeRetry | None = None
-    ) -> AsyncGenerator[Delta | CompletionResult, None]:
-        """As `route`, with the provider's own deltas first; after the first one an error ends the stream."""
+    ) -> AsyncGenerator[Delta | BrokeOff | CompletionResult, None]:
+        """As `route`, with the provider's own deltas first; after the first one an error ends the stream.
+
+        But not where the reader answers the `BrokeOff` before it with `unheard`.
+        """
         call = RoutedCall(self.for_role(request.role), request, take_retry)
         while (provider := await call.next_provider()) is not None:
-            sent = False
+            said = 0
             try:
                 async with aclosing(_pieces(provider, request)) as pieces:
                     async for piece in pieces:
                         if isinstance(piece, Delta):
-                            sent = True
+                            said += size_of(piece.content)
                             yield piece
                         else:
                             yield call.succeeded(piece)
                             return
                 raise ProviderUnavailable("The stream ended without a result.")
             except ProviderError as error:
-                call.failed(error)
-                if sent:
-                    raise call.charging(AllProvidersFailed([error], begun=True)) from error
+                call.failed(error, said)
+                if said:
+                    yield (broken := BrokeOff())
+                    if not broken.unheard:
+                        raise call.charging(AllProvidersFailed([error], begun=True)) from error
             except asyncio.CancelledError as cancelled:
                 call.cancelled(cancelled)
                 raise

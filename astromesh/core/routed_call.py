@@ -19,7 +19,7 @@ from astromesh.errors import (
     ProviderTimeout,
     ProviderUnavailable,
 )
-from astromesh.tokens import estimate_request
+from astromesh.tokens import estimate_request, of_bytes
 from astromesh.types import (
     CompletionRequest,
     CompletionResult,
@@ -122,7 +122,14 @@ class RoutedCall:
             return replace(result, attempts=tuple(self._attempts), latency_ms=result.latency_ms or latency_ms)
         return result
 
-    def failed(self, error: ProviderError) -> None:
+    def failed(self, error: ProviderError, said: int = 0) -> None:
+        """Notes a failed try.
+
+        Args:
+            said: bytes of text that had come; where nobody has counted, they are what the try has cost.
+        """
+        if said and charged(error) is None:
+            charge(error, Usage(estimate_request(self._request), of_bytes(said), estimated=True))
         monitor = self._monitor
         monitor.calls += 1
         monitor.failures += 1

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import orjson
 
-from astromesh.abc.events import Emitter
+from astromesh.abc.events import Emitter, Withholding
 from astromesh.abc.provider import ModelPort
 from astromesh.abc.tool import ToolContext, ToolPort
 from astromesh.errors import AstromeshError, BudgetExhausted, ProviderUnavailable
@@ -24,6 +24,7 @@ from astromesh.node.runner import together
 from astromesh.node.scope import NO_EVENTS, Scope
 from astromesh.tokens import estimate_request, of_bytes, size_of
 from astromesh.types import (
+    BrokeOff,
     CompletionRequest,
     CompletionResult,
     Delta,
@@ -226,6 +227,10 @@ async def _streamed(
     try:
         async with aclosing(model.stream(request)) as pieces:  # type: ignore[type-var]
             async for piece in pieces:
+                if isinstance(piece, BrokeOff):
+                    if shown is not None or _withdrawn(scope.events, step):
+                        piece.unheard, first = True, None
+                    continue
                 if not isinstance(piece, Delta):
                     result = piece
                     continue
@@ -242,6 +247,10 @@ async def _streamed(
     if shown is not None and (content := shown(result)):
         emit("model.delta", step=step, role=role, content=content)
     return result, first
+
+
+def _withdrawn(events: Emitter, step: int) -> bool:
+    return isinstance(events, Withholding) and events.withdraw(step)
 
 
 async def call_tools(

@@ -40,6 +40,7 @@ from astromesh.runtime.run import RunModel
 from astromesh.runtime.writer import ended
 from astromesh.tokens import estimate, estimate_request
 from astromesh.types import (
+    BrokeOff,
     CompletionRequest,
     CompletionResult,
     Delta,
@@ -339,7 +340,7 @@ class PaidModel(RunModel):
         self._accounts.settle(held, _amounts(result.usage))
         return result
 
-    async def stream(self, request: CompletionRequest) -> AsyncIterator[Delta | CompletionResult]:
+    async def stream(self, request: CompletionRequest) -> AsyncIterator[Delta | BrokeOff | CompletionResult]:
         held = await self._accounts.for_model(request)
         said: list[str] = []
         spent: Amounts | None = None
@@ -348,7 +349,7 @@ class PaidModel(RunModel):
                 async for piece in pieces:
                     if isinstance(piece, Delta):
                         said.append(piece.content)
-                    else:
+                    elif isinstance(piece, CompletionResult):
                         spent = _amounts(piece.usage)
                     yield piece
         except BaseException as error:

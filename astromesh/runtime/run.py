@@ -24,6 +24,7 @@ from astromesh.telemetry.runs import RunLog
 from astromesh.telemetry.stream import DELTA, Stream
 from astromesh.tokens import estimate_request
 from astromesh.types import (
+    BrokeOff,
     CallerContext,
     CompletionRequest,
     CompletionResult,
@@ -104,6 +105,14 @@ class GatedEvents:
         """A step that no model call of this run said has ended: what is held back of it may leave."""
         self._finish({"step": step, "usage": {"output_tokens": output_tokens}})
 
+    def withdraw(self, step: int) -> bool:
+        """A broken answer of which all is held back is forgotten, so that another one may begin."""
+        voice = self._voices.get(step)
+        if voice is not None and voice.gate.released.text:
+            return False
+        self._voices.pop(step, None)
+        return True
+
     def _delta(self, data: dict[str, Any]) -> None:
         step, content = data["step"], data["content"]
         voice = self._voices.get(step)
@@ -169,7 +178,7 @@ class RunModel:
             raise
         return self._answered(result)
 
-    async def stream(self, request: CompletionRequest) -> AsyncIterator[Delta | CompletionResult]:
+    async def stream(self, request: CompletionRequest) -> AsyncIterator[Delta | BrokeOff | CompletionResult]:
         request = self._shaped(request)
         if isinstance(self._scope.events, GatedEvents):
             self._scope.events.asked = request

@@ -19,7 +19,7 @@ from astromesh.graph.extract import extract_values
 from astromesh.node.ledger import RunLedger
 from astromesh.node.scope import Scope
 from astromesh.plugins import Plugins
-from astromesh.types import CompletionRequest, CompletionResult, Delta, JsonObject, Message
+from astromesh.types import BrokeOff, CompletionRequest, CompletionResult, Delta, JsonObject, Message
 from astromesh.workflow.context import Package
 from astromesh.workflow.faults import StageFault
 from astromesh.workflow.tools import StagePort
@@ -166,7 +166,9 @@ class _Configured:
     async def complete(self, request: CompletionRequest) -> CompletionResult:
         return await self._model.complete(self._with(request))
 
-    async def stream(self, request: CompletionRequest) -> AsyncGenerator[Delta | CompletionResult, None]:
+    async def stream(
+        self, request: CompletionRequest
+    ) -> AsyncGenerator[Delta | BrokeOff | CompletionResult, None]:
         async with aclosing(self._model.stream(self._with(request))) as pieces:  # type: ignore[type-var]
             async for piece in pieces:
                 yield piece

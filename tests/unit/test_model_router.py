@@ -27,6 +27,7 @@ from astromesh.node.scope import Scope
 from astromesh.testing import ManualClock, Reply, ScriptedProvider
 from astromesh.tokens import estimate_request
 from astromesh.types import (
+    BrokeOff,
     CompletionRequest,
     CompletionResult,
     Delta,
@@ -62,7 +63,7 @@ async def streamed(stream) -> tuple[str, CompletionResult | None, Exception | No
         async for piece in stream:
             if isinstance(piece, Delta):
                 text += piece.content
-            else:
+            elif isinstance(piece, CompletionResult):
                 result = piece
     except (ProviderError, AllProvidersFailed) as raised:
         error = raised
@@ -535,6 +536,26 @@ async def test_after_the_first_delta_the_error_surfaces_with_the_text_kept():
     assert (text, result) == ("Hel", None)
     assert isinstance(error, AllProvidersFailed)
     assert spare.requests == []
+
+
+async def test_a_reader_to_whom_nothing_has_left_gets_the_next_ones_answer():
+    charge(cut := ProviderUnavailable("cut"), Usage(7, 1))
+    routed = router(
+        model(Reply(chunks=("He",), error=cut)), model(Reply("Hi", usage=Usage(2, 1)), name="b/m")
+    )
+    said: list[str] = []
+    result = None
+    async for piece in routed.stream(ASK):
+        if isinstance(piece, BrokeOff):
+            piece.unheard = True
+            said.clear()
+        elif isinstance(piece, Delta):
+            said.append(piece.content)
+        else:
+            result = piece
+    assert result is not None
+    assert (said, result.content, result.usage) == (["Hi"], "Hi", Usage(9, 2))
+    assert [attempt["provider"] for attempt in result.attempts] == ["a/m"]
 
 
 class Mute(ScriptedProvider):
