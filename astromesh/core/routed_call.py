@@ -32,6 +32,8 @@ from astromesh.types import (
 
 TakeRetry = Callable[[], bool]
 E = TypeVar("E", bound=Exception)
+#: seconds between two looks whether a probe is back
+_LEAST_PAUSE = 0.05
 #: reported token counts that a model's correction is learned from: the first few, then one of sixteen
 _LEARN_FIRST, _LEARN_EVERY = 4, 16
 
@@ -105,8 +107,10 @@ class RoutedCall:
                 return self._router.providers[index]
             self._skipped(index, now)
         while await self._waited():
-            if self._enter(self._again, self._router.clock.monotonic()):
+            now = self._router.clock.monotonic()
+            if self._enter(self._again, now):
                 return self._router.providers[self._again]
+            self._retry_after = self._jittered(self._closed_for(self._again, now))
         return None
 
     def succeeded(self, result: CompletionResult) -> CompletionResult:
@@ -201,11 +205,17 @@ class RoutedCall:
         self._monitor.settle(outcome, probe=self._probe, now=self._router.clock.monotonic(), wait=wait)
 
     def _skipped(self, index: int, now: float) -> None:
-        monitor = self._router.monitors[index]
-        wait = max(0.0, monitor.circuit.until - now)
-        self._note(_CircuitOpen(f"its circuit is open for another {wait:.0f} s", provider=monitor.name))
+        monitor, wait = self._router.monitors[index], self._closed_for(index, now)
+        said = "another call is trying whether it works again"
+        if not monitor.probing:
+            said = f"its circuit is open for another {wait:.0f} s"
+        self._note(_CircuitOpen(said, provider=monitor.name))
         if self._again < 0:
             self._again, self._retry_after = index, self._jittered(wait)
+
+    def _closed_for(self, index: int, now: float) -> float:
+        """Seconds until an open circuit lets a probe through; nobody knows how long one that is out takes."""
+        return max(0.0, self._router.monitors[index].circuit.until - now)
 
     def _note(self, error: ProviderError) -> None:
         if not error.provider:
@@ -226,11 +236,21 @@ class RoutedCall:
         self._retry_after = 0.0
         try:
             await router.clock.sleep(wait)
+            return await self._probe_is_back()
         except asyncio.CancelledError as cancelled:
             charge(cancelled, self._wasted or Usage())
             blame(cancelled, self._attempts)
             raise
-        return True
+
+    async def _probe_is_back(self) -> bool:
+        """Waits for another call that tries the one to ask again; False where that takes too long."""
+        rules, router = self._router.retries, self._router
+        monitor, left = router.monitors[self._again], rules.longest_wait
+        while monitor.probing and left > 0:
+            pause = max(rules.backoff * (0.5 + router.chance()), _LEAST_PAUSE)
+            left -= pause
+            await router.clock.sleep(pause)
+        return not monitor.probing
 
     def _waste(self, usage: Usage | None) -> None:
         if usage is not None:

@@ -324,7 +324,7 @@ async def test_a_spare_that_cannot_heal_does_not_keep_the_primary_from_its_secon
     assert (result.content, len(result.attempts)) == ("Hi", 2)
 
 
-async def test_beside_a_probe_that_takes_its_time_the_pause_is_the_usual_one():
+async def test_a_probe_that_takes_its_time_is_waited_for():
     clock, gate = ManualClock(), asyncio.Event()
 
     async def wait(_):
@@ -334,10 +334,73 @@ async def test_beside_a_probe_that_takes_its_time_the_pause_is_the_usual_one():
     routed = router(model(ProviderRateLimited("busy", retry_after=2.0), wait), clock=clock)
     calls = [asyncio.create_task(routed.route(ASK)) for _ in range(2)]
     await clock.run_for(2.6)
-    assert clock.slept == [pytest.approx(2.0 * 1.1), pytest.approx(2.0 * 1.1 * 1.1), 0.5]
+    assert clock.slept == [pytest.approx(2.0 * 1.1), pytest.approx(2.0 * 1.1 * 1.1), 0.25]
+    await clock.run_for(5)
     gate.set()
     await clock.run_for(1)
     assert [(await call).content for call in calls] == ["Back", "Back"]
+
+
+async def half_open(answer, **more) -> tuple[ModelRouter, ManualClock, ScriptedProvider]:
+    """A router whose only model has failed; its time is over, and the next call is the probe."""
+    clock, healing = ManualClock(), model(down(), answer)
+    routed = router(healing, clock=clock, rules=BreakerRules(1), **more)
+    first = asyncio.create_task(routed.route(ASK))
+    await clock.run_for(1)
+    with pytest.raises(AllProvidersFailed):
+        await first
+    clock.advance(60)
+    return routed, clock, healing
+
+
+async def test_calls_beside_the_probe_of_the_only_model_are_answered_when_it_is_back():
+    gate = asyncio.Event()
+
+    async def wait(_):
+        await gate.wait()
+        return "Back"
+
+    scope = Scope(retries=9)
+    routed, clock, healing = await half_open(wait)
+    calls = [asyncio.create_task(routed.route(ASK, take_retry=scope.take_retry)) for _ in range(10)]
+    await clock.run_for(6)
+    assert len(healing.requests) == 2  # the one that failed, and the probe
+    gate.set()
+    await clock.run_for(1)
+    said = [(await call).content for call in calls]
+    assert said == ["Back"] * 10
+    assert not scope.take_retry()  # one for each
+
+
+async def test_calls_beside_a_probe_that_fails_fail_with_it():
+    gate = asyncio.Event()
+
+    async def wait(_):
+        await gate.wait()
+        raise down()
+
+    routed, clock, healing = await half_open(wait)
+    calls = [asyncio.create_task(routed.route(ASK)) for _ in range(3)]
+    await clock.run_for(6)
+    gate.set()
+    await clock.run_for(2)
+    for call in calls:
+        with pytest.raises(AllProvidersFailed):
+            await call
+    assert len(healing.requests) == 2
+
+
+async def test_a_probe_that_does_not_come_back_is_not_waited_for_any_longer():
+    async def hang(_):
+        await asyncio.Event().wait()
+
+    routed, clock, _ = await half_open(hang)
+    probe, beside = (asyncio.create_task(routed.route(ASK)) for _ in range(2))
+    await clock.run_for(11)
+    with pytest.raises(AllProvidersFailed, match="another call is trying"):
+        await beside
+    probe.cancel()
+    await asyncio.gather(probe, return_exceptions=True)
 
 
 async def test_one_budget_of_retries_serves_the_whole_run():
@@ -422,7 +485,7 @@ async def test_beside_a_probe_there_is_no_time_to_name():
     clock.advance(99)
     probe = asyncio.create_task(routed.route(ASK))
     await asyncio.sleep(0)
-    with pytest.raises(AllProvidersFailed, match="open for another 0 s"):
+    with pytest.raises(AllProvidersFailed, match="a/m: another call is trying whether it works again"):
         await routed.route(ASK)
     gate.set()
     assert (await probe).content == "Back"
