@@ -9,6 +9,9 @@ from typing import NamedTuple, Protocol
 from astromesh.abc.leases import SessionLeases
 from astromesh.types import JsonObject, SemanticResult, SessionKey, Turn
 
+#: what a cancelled `append` says where it is sure that nothing was written, and nothing will be
+NOT_DONE = "not done"
+
 
 @dataclass(frozen=True, slots=True)
 class SessionInfo:
@@ -83,11 +86,12 @@ class ConversationStore(Protocol):
 
         Creates the session, owned by `owner`, if it is new. `expires_at`: seconds since the epoch, 0 never;
         it is set anew by every append. A session whose time is over does not exist: it begins again at seq
-        1.
+        1. A caller that is cancelled may be answered all the same, where the turns are written by then.
 
         Raises:
             SessionNotFound: the session belongs to somebody else; nothing is written.
             LeaseLost: `token` is not that of the session's lease any more; nothing is written.
+            asyncio.CancelledError: with `NOT_DONE` as its argument where it is sure that nothing is written.
         """
 
     async def written(self, key: SessionKey, run_id: str) -> bool:

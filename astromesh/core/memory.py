@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -196,9 +197,15 @@ class MemoryManager:
                 await memory.store.append(key, owner, kept.turns, expires_at=expires_at, **more)
         if self.episodic and kept.events:
             recorded = self.episodic.store.record(key, owner, kept.events, now=self._clock.now())
-            await _helping("episodic", recorded, None, [])
+            await self._after_all(key, owner, _helping("episodic", recorded, None, []))
         if self.semantic and self.semantic.auto_index:
             await self._index(self.semantic.store, key, owner, kept.turns)
+
+    async def _after_all(self, key: SessionKey, owner: str, work: Coroutine[Any, Any, None]) -> None:
+        """Awaits what belongs to turns that are written; a caller that is cancelled goes on without it."""
+        task = self._go_beside(_Indexing(key, owner), work)
+        with suppress(asyncio.CancelledError):
+            await asyncio.shield(task)
 
     async def note(self, key: SessionKey, owner: str, event: JsonObject) -> None:
         """Keeps what happened outside a run, such as what a person thinks of an answer.
@@ -267,13 +274,14 @@ class MemoryManager:
                 task.cancel()
         await self.settle()
 
-    def _go_beside(self, key: object, work: Coroutine[Any, Any, None]) -> None:
+    def _go_beside(self, key: object, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = self._beside[key] = asyncio.create_task(work)
         task.add_done_callback(lambda _: self._beside.pop(key, None))
+        return task
 
 
 class _Indexing:
-    """Answers on their way into semantic memory; each is one of its own."""
+    """What of a run is on its way into semantic or episodic memory; each is one of its own."""
 
     __slots__ = ("key", "owner")
 

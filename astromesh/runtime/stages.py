@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -9,6 +10,7 @@ from time import perf_counter
 
 from astromesh.abc.durable import Change
 from astromesh.abc.run import Outcome, PatternTask
+from astromesh.abc.stores import NOT_DONE
 from astromesh.abc.tool import ToolPort
 from astromesh.core.checked_data import checked_data
 from astromesh.core.tool_layers import identity_of
@@ -212,14 +214,22 @@ async def remember(agent: Agent, released: ReleasedAnswer, run: Run) -> None:
     run.remembered = (
         True  # a cancel from here on does not take the turns back, so that none are written twice
     )
+    try:
+        await _kept(agent, released, run)
+    except asyncio.CancelledError as error:
+        run.remembered = NOT_DONE not in error.args
+        raise
+    run.stream.emit("memory.persisted", turns=2, duration_ms=_since(started))
+
+
+async def _kept(agent: Agent, released: ReleasedAnswer, run: Run) -> None:
     if run.journal is None:
         await _keep(agent, released, run)
-    else:
-        await run.journal.hold()
-        failpoints.passing(failpoints.BEFORE_STEP_11)
-        await run.journal.value("kept", lambda: _keep(agent, released, run), lambda _: {}, lambda _: None)
-        failpoints.passing(failpoints.AFTER_STEP_11)
-    run.stream.emit("memory.persisted", turns=2, duration_ms=_since(started))
+        return
+    await run.journal.hold()
+    failpoints.passing(failpoints.BEFORE_STEP_11)
+    await run.journal.value("kept", lambda: _keep(agent, released, run), lambda _: {}, lambda _: None)
+    failpoints.passing(failpoints.AFTER_STEP_11)
 
 
 async def _keep(agent: Agent, released: ReleasedAnswer, run: Run) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import time
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -86,6 +86,10 @@ class Database:
     def write(self, work: Work[Item, Result], item: Item) -> asyncio.Future[Result]:
         """Runs `work` in a write transaction, together with what else is queued; done means committed."""
         return self._opened[0].submit(work, item)
+
+    def decide(self, work: Work[Item, Result], item: Item) -> Coroutine[Any, Any, Result]:
+        """`write` that is not done where its caller is cancelled before it begins, and then is awaited."""
+        return self._opened[0].decide(work, item)
 
     def post(self, work: Work[Item, Any], item: Item) -> None:
         """`write` for what nobody awaits, off the hot path; a failure is logged."""

@@ -13,6 +13,7 @@ How a batch is done:
 anew.
 4. One job is at fault: the transaction is undone and done again, each job in a savepoint of its own.
 5. A job that must not be in a transaction comes after those that were taken with it.
+6. Once the lock is there, what was taken back by then is left out.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from typing import Any, Generic, TypeVar
 
 import structlog
 
+from astromesh.abc.stores import NOT_DONE
 from astromesh.errors import StoreUnavailable
 from astromesh.storage.faults import hits_everyone, is_busy, translated
 
@@ -48,7 +50,7 @@ log = structlog.get_logger("astromesh.storage")
 class Job(Generic[Item, Result]):
     """Args: expires: `time.monotonic` at which the caller no longer waits for a locked database."""
 
-    __slots__ = ("error", "expires", "future", "item", "outside", "result", "work")
+    __slots__ = ("chance", "error", "expires", "future", "item", "outside", "result", "work")
 
     def __init__(
         self,
@@ -60,8 +62,29 @@ class Job(Generic[Item, Result]):
     ) -> None:
         self.work, self.item, self.future, self.expires = work, item, future, expires
         self.outside = outside
+        #: one thing that whoever is first takes: the thread to begin, or the caller to take the job back
+        self.chance: list[None] | None = None
         self.result: Any = None
         self.error: BaseException | None = None
+
+    def begins(self) -> bool:
+        """Whether it is to be done; from then on it is not taken back."""
+        if self.chance is None:
+            return True
+        try:
+            self.chance.pop()
+        except IndexError:
+            return False
+        self.chance = None
+        return True
+
+    def taken_back(self) -> bool:
+        """Whether it will not be done, now that nobody wants it."""
+        try:
+            (self.chance or []).pop()
+        except IndexError:
+            return False
+        return True
 
 
 class Lane:
@@ -103,6 +126,28 @@ class Lane:
         future: asyncio.Future[Result] = self._loop.create_future()
         self._queue.put(Job(work, item, future, time.monotonic() + self._deadline, outside))
         return future
+
+    async def decide(self, work: Work[Item, Result], item: Item) -> Result:
+        """Does a job or does not: who is cancelled takes it back, or is told what came of it if it has begun.
+
+        Raises:
+            StoreUnavailable: as `submit`.
+            asyncio.CancelledError: with `NOT_DONE` as its argument.
+        """
+        self._admit()
+        future: asyncio.Future[Result] = self._loop.create_future()
+        job = Job(work, item, future, time.monotonic() + self._deadline)
+        job.chance = [None]
+        self._queue.put(job)
+        try:
+            return await future
+        except asyncio.CancelledError as error:
+            if job.taken_back():
+                error.args = (NOT_DONE,)
+                raise
+            if future.cancelled():
+                future = job.future = self._loop.create_future()
+            return await future
 
     def post(self, work: Work[Item, Any], item: Item) -> None:
         """Queues a job whose result nobody awaits; its failure is logged."""
@@ -168,6 +213,7 @@ class Lane:
             return
         connection.execute(self._begin)
         try:
+            jobs[:] = [job for job in jobs if job.begins()]
             _together(connection, jobs)
             connection.execute("COMMIT")
         except BaseException as error:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import re
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +16,9 @@ from structlog.testing import capture_logs
 from astromesh.errors import ProviderUnavailable
 from astromesh.plugins import Plugins
 from astromesh.runtime.bootstrap import load_configuration
+from astromesh.runtime.engine import AgentRuntime
 from astromesh.testing import RecordingSink, ScriptedProvider, plugin_of
-from astromesh.types import ToolCall
+from astromesh.types import SessionKey, ToolCall, Turn
 from tests.integration.agents_folder import client_of, manifest, runtime_of, write
 
 SQLITE = {"conversational": {"backend": "sqlite", "strategy": "sliding_window", "max_turns": 20}}
@@ -311,6 +315,53 @@ async def test_a_run_past_its_deadline_is_504_and_the_next_one_works(tmp_path: P
         good = await client.post("/v1/agents/helper/run", json={"query": "q", "session_id": "s"})
     assert (late.status_code, late.json()["code"]) == (504, "deadline_exceeded")
     assert good.json()["response"] == "on time"
+
+
+@contextmanager
+def held(database: Path) -> Iterator[None]:
+    """Another process writes to the database, for as long as it likes."""
+    with closing(sqlite3.connect(database, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        yield
+        other.execute("ROLLBACK")
+
+
+async def kept_of(runtime: AgentRuntime) -> list[tuple[str, str]]:
+    """The turns of the session `s1`, once what was queued before has been written."""
+    store = runtime.agent("helper").memory.conversations
+    assert store is not None
+    await store.append(SessionKey("default", "helper", "other"), "ann", (Turn("user", "x"),))
+    found = await store.page(SessionKey("default", "helper", "s1"))
+    return [(turn.content, turn.status) for turn in found]
+
+
+async def test_a_run_whose_turns_could_not_be_written_in_time_never_writes_them(tmp_path: Path) -> None:
+    """Its caller was told that it failed and sends the message again, which must not stand there twice."""
+    spec: dict[str, Any] = {"orchestration": {"pattern": "react", "timeout_seconds": 0.2}, "memory": SQLITE}
+    runtime = runtime_of(write(tmp_path, manifest(**spec)), ScriptedProvider("One."))
+    body = {"query": "Hello", "session_id": "s1"}
+    async with runtime, client_of(runtime) as client:
+        with held(tmp_path / "data" / "astromesh.db"):
+            late = await client.post("/v1/agents/helper/run", json=body)
+        assert (late.status_code, late.json()["code"]) == (504, "deadline_exceeded")
+        assert await kept_of(runtime) == []
+
+
+async def test_a_run_cancelled_before_its_turns_were_written_keeps_what_it_said(tmp_path: Path) -> None:
+    """Once, and marked: its text had left."""
+    runtime = runtime_of(write(tmp_path, manifest(memory=SQLITE)), ScriptedProvider("It was said."))
+    sink = RecordingSink(wants_deltas=True)
+    async with runtime:
+        with held(tmp_path / "data" / "astromesh.db"):
+            run = asyncio.create_task(runtime.run("helper", "Hello", "s1", sinks=[sink]))
+            while "node.finished" not in sink.types:
+                await asyncio.sleep(0.001)
+            await asyncio.sleep(0.02)  # by now it waits for the lock; what is to hold, holds earlier too
+            run.cancel()
+            await asyncio.sleep(0)
+        with pytest.raises(asyncio.CancelledError):
+            await run
+        assert await kept_of(runtime) == [("Hello", "complete"), ("It was said.", "partial")]
 
 
 async def test_a_tool_that_fails_is_told_to_the_model_and_the_run_goes_on(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from astromesh.abc.clock import SystemClock
+from astromesh.abc.stores import NOT_DONE
 from astromesh.errors import ConfigError, InvalidInput, StoreError, StoreUnavailable
 from astromesh.memory.backends.sqlite import SCHEMA, SQL, SqliteConversations
 from astromesh.storage.database import Database
@@ -111,6 +112,48 @@ async def test_who_stops_waiting_does_not_take_its_job_back(database):
         await task
     await database.write(insert, 2)
     assert await database.read(count, 0) == 2
+
+
+async def test_a_decided_job_is_taken_back_by_a_cancel_before_it_begins(database, path):
+    """Whoever gave it up does it again: it must not stand there twice."""
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        task = asyncio.ensure_future(database.decide(insert, 1))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError) as cancelled:
+            await task
+        assert cancelled.value.args == (NOT_DONE,)
+        other.execute("ROLLBACK")
+    await database.decide(insert, 2)
+    assert await database.read(count, 0) == 1
+
+
+@pytest.mark.parametrize("ends", ["well", "badly"])
+async def test_a_decided_job_that_has_begun_is_awaited_by_its_cancelled_caller(database, ends):
+    """What cannot be taken back counts as done, or as failed."""
+    begun, gate = threading.Event(), threading.Event()
+
+    def slowly(connection, items):
+        begun.set()
+        gate.wait(30)
+        if ends == "badly":
+            raise ValueError("odd")
+        return insert(connection, items)
+
+    task = asyncio.ensure_future(database.decide(slowly, 1))
+    while not begun.is_set():
+        await asyncio.sleep(0.001)
+    task.cancel()
+    await asyncio.sleep(0)
+    assert not task.done()
+    gate.set()
+    if ends == "badly":
+        with pytest.raises(ValueError, match="odd"):
+            await task
+    else:
+        assert await task == 1
+    assert await database.read(count, 0) == (ends == "well")
 
 
 async def test_posted_work_is_done_before_the_database_closes(path):

@@ -83,7 +83,7 @@ class SqliteConversations:
         self, key: SessionKey, owner: str, turns: Sequence[Turn], *, expires_at: float = 0.0, token: int = 0
     ) -> int:
         item = Appended(key, owner, turns, expires_at, self._clock.now(), token)
-        return await self._database.write(append, item)
+        return await self._database.decide(append, item)
 
     async def written(self, key: SessionKey, run_id: str) -> bool:
         return bool(await self._database.read(_rows, ("written", (*key, run_id, self._clock.now()))))
