@@ -213,6 +213,7 @@ class CompletionRequest:
         output_schema: JSON Schema the answer's text must fit, or None.
         tool_choice: `auto`, `none`, `required` or a tool's name.
         role: which of the agent's models to use (`model.roles`), empty for the main one.
+        answers: whether what is said may be the run's answer; of a step on the way no output schema is asked.
     """
 
     messages: tuple[Message, ...]
@@ -221,6 +222,7 @@ class CompletionRequest:
     output_schema: Mapping[str, Any] | None = None
     tool_choice: str = "auto"
     role: str = ""
+    answers: bool = True
 
 
 @quick

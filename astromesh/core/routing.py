@@ -57,10 +57,12 @@ _Order = Callable[[Sequence[Candidate], int], Sequence[Candidate]]
 
 
 def needs_of(request: CompletionRequest, tokens: int = 0) -> Needs:
+    tools = bool(request.tools) and request.tool_choice != "none"
     return Needs(
-        bool(request.tools) and request.tool_choice != "none",
+        tools,
         any(m.images for m in request.messages),
-        request.output_schema is not None,
+        # beside tools any model is told a schema in words
+        request.output_schema is not None and not tools,
         tokens,
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Iterator, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
 from astromesh.abc.clock import Clock
@@ -26,6 +26,8 @@ from astromesh.types import (
 )
 
 OnError = Literal["fail", "collect"]
+#: something is made of what these say: no answer of theirs is the run's
+_ON_THE_WAY = frozenset({Speech.FOLLOWED, Speech.INWARD})
 
 
 class Node(Protocol):
@@ -194,6 +196,8 @@ class NodeConfig(MutableMapping[str, Any]):
     async def _heard(
         self, request: CompletionRequest, role: str, shown: Callable[[CompletionResult], str] | None
     ) -> CompletionResult:
+        if self.speech in _ON_THE_WAY and request.answers:
+            request = replace(request, answers=False)
         role, shown = heard(self.speech, role, self.node.name, shown)
         result = await call_model(self.scope, self.model, request, role=role, shown=shown)
         self.book(result.usage)
@@ -274,5 +278,11 @@ class NodeConfig(MutableMapping[str, Any]):
 
 def _with_role(request: CompletionRequest, role: str) -> CompletionRequest:
     return CompletionRequest(
-        request.messages, request.tools, request.parameters, request.output_schema, request.tool_choice, role
+        request.messages,
+        request.tools,
+        request.parameters,
+        request.output_schema,
+        request.tool_choice,
+        role,
+        request.answers,
     )

@@ -6,7 +6,8 @@ nothing of it back but the result, so that one worker never reads what another o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Unpack
 
 from astromesh.errors import GraphStopped, IterationsExhausted
@@ -15,7 +16,7 @@ from astromesh.graph.config import Graph, Node, NodeConfig
 from astromesh.graph.nodes.prompt import PromptNode
 from astromesh.graph.records import NodeResult
 from astromesh.graph.state import GraphState
-from astromesh.types import Message
+from astromesh.types import CompletionRequest, CompletionResult, Message
 
 #: the conversation that a worker is given
 Brief = Callable[[GraphState, NodeConfig], Sequence[Message]]
@@ -27,25 +28,35 @@ class ToolLoop(PromptNode):
     Args:
         max_rounds: model calls; that they are used up is an IterationsExhausted in the result.
         role: who speaks, see PromptNode.
+        answers: whether what it says may be the run's answer.
         keywords: see `NodeKeywords`.
     """
 
     own_voice = True
-    own: ClassVar[tuple[str, ...]] = ("role", "max_rounds")
+    own: ClassVar[tuple[str, ...]] = ("role", "max_rounds", "answers")
 
     def __init__(
-        self, name: str, *, max_rounds: int, role: str = "", **keywords: Unpack[NodeKeywords]
+        self,
+        name: str,
+        *,
+        max_rounds: int,
+        role: str = "",
+        answers: bool = True,
+        **keywords: Unpack[NodeKeywords],
     ) -> None:
         keywords.setdefault("inject_tools", True)
         keywords.setdefault("routing", "edges_only")  # what it says is for readers: it goes out as it is
         super().__init__(name, role=role, **keywords)
-        self.max_rounds = max_rounds
+        self.max_rounds, self.answers = max_rounds, answers
 
     async def execute(self, state: GraphState, config: NodeConfig) -> NodeResult:
         error = used_up(self.name, state, self.max_rounds)
         if error is None:
             return await super().execute(state, config)
         return NodeResult(self.name, error=str(error), exception=error)
+
+    def _ask(self, request: CompletionRequest, config: NodeConfig) -> Awaitable[CompletionResult]:
+        return super()._ask(request if self.answers else replace(request, answers=False), config)
 
 
 def used_up(name: str, state: GraphState, max_rounds: int) -> IterationsExhausted | None:

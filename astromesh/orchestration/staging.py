@@ -63,6 +63,7 @@ def _node(stage: Stage, voice: str, max_iterations: int) -> StageNode:
     loop = ToolLoop(
         "act",
         role=voice,
+        answers=not voice,
         max_rounds=max_iterations,
         instructions=stage.prompt,
         model_override=stage.role or None,

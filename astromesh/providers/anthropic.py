@@ -93,7 +93,7 @@ class AnthropicWire:
             body.update(_renamed(request.parameters))
         system = [m.content for m in request.messages if m.role == "system" and m.content]
         if request.output_schema is not None:
-            self._ask_for_json(body, system, request.output_schema)
+            self._ask_for_json(body, system, request)
         if system:
             body["system"] = [{"type": "text", "text": "\n\n".join(system), **self._mark}]
         body["messages"] = encode_messages(m for m in request.messages if m.role != "system")
@@ -118,10 +118,10 @@ class AnthropicWire:
         offered[-1] |= self._mark
         return offered
 
-    def _ask_for_json(self, body: JsonObject, system: list[str], schema: Mapping[str, Any]) -> None:
-        strict = closed(schema) if self._native else None
+    def _ask_for_json(self, body: JsonObject, system: list[str], request: CompletionRequest) -> None:
+        strict = closed(request.output_schema or {}) if self._native else None
         if strict is None:
-            system.append(json_instruction(schema))
+            system.append(json_instruction(request))
         else:
             body["output_config"] = {"format": {"type": "json_schema", "schema": strict}}
 

@@ -14,7 +14,7 @@ from astromesh.providers.catalog import capabilities_of, price_of
 from astromesh.providers.encoding import FragmentCache
 from astromesh.providers.gemini_reply import GeminiReader, counted
 from astromesh.providers.options import ModelOptions, read_key
-from astromesh.providers.service import Counted, Reply, ServiceProvider, service_of
+from astromesh.providers.service import Counted, Reply, ServiceProvider, service_of, told_in_words
 from astromesh.providers.signatures import Signatures
 from astromesh.types import CompletionRequest, Image, JsonObject, Message, ToolCall, ToolSpec
 
@@ -85,17 +85,20 @@ class GeminiWire:
 
     def encode(self, request: CompletionRequest, stream: bool) -> bytes:
         body: JsonObject = {}
-        if system := "\n\n".join(m.content for m in request.messages if m.role == "system" and m.content):
+        schema, messages = request.output_schema, request.messages
+        if schema is not None and request.tools:  # many of its models refuse both at once
+            schema, messages = None, told_in_words(request)
+        if system := "\n\n".join(m.content for m in messages if m.role == "system" and m.content):
             body["systemInstruction"] = {"parts": [{"text": system}]}
         if request.tools:
             body["tools"] = self._tools.of(request.tools)
             if request.tool_choice != "auto":
                 body["toolConfig"] = {"functionCallingConfig": _calling(request.tool_choice)}
-        body["contents"] = self._contents(m for m in request.messages if m.role != "system")
+        body["contents"] = self._contents(m for m in messages if m.role != "system")
         config = {**self._parameters, **_renamed(request.parameters)}
-        if request.output_schema is not None:
+        if schema is not None:
             config["responseMimeType"] = "application/json"
-            config["responseJsonSchema"] = dict(request.output_schema)
+            config["responseJsonSchema"] = dict(schema)
         if config:
             body["generationConfig"] = config
         return orjson.dumps(body)

@@ -18,7 +18,15 @@ from astromesh.providers.catalog import capabilities_of
 from astromesh.providers.encoding import FragmentCache
 from astromesh.providers.options import ModelOptions, Price, read_key
 from astromesh.providers.pairs import Pairs, loads
-from astromesh.providers.service import Counted, Reply, ServiceProvider, arguments_of, cut, service_of
+from astromesh.providers.service import (
+    Counted,
+    Reply,
+    ServiceProvider,
+    arguments_of,
+    cut,
+    service_of,
+    told_in_words,
+)
 from astromesh.types import CompletionRequest, JsonObject, Message, ToolCall
 
 ENDPOINT = "http://localhost:11434"
@@ -76,11 +84,15 @@ class OllamaWire:
 
     def encode(self, request: CompletionRequest, stream: bool) -> bytes:
         body: JsonObject = {"model": self._model, "stream": stream}
+        schema, messages = request.output_schema, request.messages
+        if schema is not None and request.tools:  # held to a grammar, it could call none
+            messages = told_in_words(request)
         if request.tools and request.tool_choice != "none":  # the API knows no other choice than the model's
             body["tools"] = self._tools.of(request.tools)
-        body["messages"] = [encode_message(m) for m in request.messages]
-        if request.output_schema is not None:
-            body["format"] = dict(request.output_schema)
+            schema = None
+        body["messages"] = [encode_message(m) for m in messages]
+        if schema is not None:
+            body["format"] = dict(schema)
         _put(body, self._parameters)
         _put(body, request.parameters)
         return orjson.dumps(body)

@@ -17,7 +17,7 @@ from astromesh.providers.catalog import capabilities_of, price_of
 from astromesh.providers.encoding import FragmentCache
 from astromesh.providers.openai_reply import OpenAIReader, counted, decode_completion
 from astromesh.providers.options import ModelOptions, read_key
-from astromesh.providers.service import Counted, Reply, ServiceProvider, json_instruction, service_of
+from astromesh.providers.service import Counted, Reply, ServiceProvider, service_of, told_in_words
 from astromesh.types import CompletionRequest, Image, JsonObject, Message
 
 ENDPOINT = "https://api.openai.com/v1"
@@ -32,7 +32,7 @@ class OpenAIOptions(ModelOptions):
 
     structured_output: Structured = Field(
         "json_schema",
-        description="How an output schema is asked for: by JSON Schema, by JSON mode, or not at all.",
+        description="How an output schema is asked for: by JSON Schema, by JSON mode, or in words alone.",
     )
     api_version: str = Field(
         "",
@@ -85,6 +85,8 @@ class OpenAIWire:
         self._model = options.chosen
         self._structured = options.structured_output
         self._official = official
+        #: many other servers hold a model to the schema so that it can call no tools, or refuse both at once
+        self._beside_tools = official or bool(options.api_version)
         self._parameters = self._renamed(options.parameters)
         self._stream: JsonObject = {"stream": True}
         if options.stream_usage:
@@ -97,12 +99,13 @@ class OpenAIWire:
             body["tools"] = self._tools.of(request.tools)
             if request.tool_choice != "auto":
                 body["tool_choice"] = _tool_choice(request.tool_choice)
-        body["messages"] = messages = [encode_message(m) for m in request.messages]
+        said = told_in_words(request) if self._needs_words(request) else request.messages
+        body["messages"] = [encode_message(m) for m in said]
         body.update(self._parameters)
         if request.parameters:
             body.update(self._renamed(request.parameters))
         if request.output_schema is not None:
-            self._ask_for_json(body, messages, request.output_schema)
+            self._ask_for_json(body, request)
         if stream:
             body.update(self._stream)
         return orjson.dumps(body)
@@ -122,15 +125,19 @@ class OpenAIWire:
             named.setdefault("max_completion_tokens", named.pop("max_tokens"))
         return named
 
-    def _ask_for_json(self, body: JsonObject, messages: list[JsonObject], schema: Mapping[str, Any]) -> None:
+    def _needs_words(self, request: CompletionRequest) -> bool:
+        if request.output_schema is None:
+            return False
+        return self._structured != "json_schema" or bool(request.tools and not self._beside_tools)
+
+    def _ask_for_json(self, body: JsonObject, request: CompletionRequest) -> None:
+        if request.tools and request.tool_choice != "none" and not self._beside_tools:
+            return
         if self._structured == "json_schema":
-            body["response_format"] = {
-                "type": "json_schema",
-                "json_schema": {"name": "answer", "schema": dict(schema)},
-            }
+            schema = {"name": "answer", "schema": dict(request.output_schema or {})}
+            body["response_format"] = {"type": "json_schema", "json_schema": schema}
         elif self._structured == "json_object":
             body["response_format"] = {"type": "json_object"}
-            messages.append({"role": "system", "content": json_instruction(schema)})
 
 
 def _paths(options: OpenAIOptions) -> tuple[str, str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 from types import TracebackType
 from typing import Any, NamedTuple, Protocol
@@ -32,7 +32,7 @@ from astromesh.providers.catalog import cost
 from astromesh.providers.options import ModelOptions, Price, is_http
 from astromesh.providers.pairs import loads, whole
 from astromesh.tokens import estimate, estimate_request
-from astromesh.types import CompletionRequest, CompletionResult, Delta, ToolCall, Usage, charge
+from astromesh.types import CompletionRequest, CompletionResult, Delta, Message, ToolCall, Usage, charge
 
 #: what a wire format's reading may raise on an answer of another shape
 WRONG_SHAPE = (AttributeError, IndexError, KeyError, TypeError, ValueError)
@@ -363,10 +363,20 @@ def arguments_of(value: Any, empty: str = "{}") -> str:
     return empty if value is None else orjson.dumps(value).decode()
 
 
-def json_instruction(schema: Mapping[str, Any]) -> str:
-    """Asks for an output schema in words, where the service has no other way."""
-    text = orjson.dumps(schema, default=dict).decode()
-    return f"Answer with nothing but JSON that fits this JSON Schema: {text}"
+def json_instruction(request: CompletionRequest) -> str:
+    """Asks for the request's output schema in words, where the service has no other way."""
+    schema = orjson.dumps(request.output_schema, default=dict).decode()
+    first = "Call tools as long as you need them. " if request.tools else ""
+    return f"{first}Answer with nothing but JSON that fits this JSON Schema: {schema}"
+
+
+def told_in_words(request: CompletionRequest) -> tuple[Message, ...]:
+    """The messages with the output schema in the system message, where every call of a run has it alike."""
+    words, messages = json_instruction(request), request.messages
+    if not messages or messages[0].role != "system":
+        return (Message("system", words), *messages)
+    system = replace(messages[0], content=f"{messages[0].content}\n\n{words}".strip())
+    return (system, *messages[1:])
 
 
 def _sound(reply: Reply) -> Reply:

@@ -46,7 +46,7 @@ T = TypeVar("T")
 class Told(Protocol):
     """Learns what a model answered before the run was taken up again."""
 
-    def replayed(self, result: CompletionResult) -> None: ...
+    def replayed(self, request: CompletionRequest, result: CompletionResult) -> None: ...
 
 
 Past = Callable[[str], Awaitable[Sequence[Event]]]
@@ -162,7 +162,7 @@ class RunJournal:
         n = self.book.number(path)
         found = self.book.find(path, n, digest)
         if found is not None and found.state == "done":
-            return self._answer(scope, found.output or {}, role)
+            return self._answer(scope, found.output or {}, request, role)
         number = self._begin(found, step)
 
         def entry(state: StepState, **output: Any) -> Step:
@@ -190,7 +190,9 @@ class RunJournal:
             self._stream.restarted(number)
         return number
 
-    def _answer(self, scope: Any, output: JsonObject, role: str) -> CompletionResult:
+    def _answer(
+        self, scope: Any, output: JsonObject, request: CompletionRequest, role: str
+    ) -> CompletionResult:
         number = output["step"]
         self._top = max(self._top, number)
         scope.ledger.spend("model_calls")
@@ -198,7 +200,7 @@ class RunJournal:
             raise recorded.failure_of(failure)
         result = recorded.completion_of(output["result"])
         scope.ledger.add_usage(result.usage)
-        self._model.replayed(result)
+        self._model.replayed(request, result)
         if self._stream is not None:
             self._stream.answered(number)
             _speak_again(scope, number, role, result)

@@ -160,7 +160,7 @@ class RunModel:
     `attempts` has one line for each failed try of the whole run, `{provider, error, status}`.
     """
 
-    __slots__ = ("_router", "_schema", "_scope", "attempts", "last")
+    __slots__ = ("_router", "_said", "_schema", "_scope", "attempts", "last")
 
     def __init__(self, router: ModelRouter, scope: Scope, schema: Mapping[str, Any] | None = None) -> None:
         self._router = router
@@ -168,6 +168,8 @@ class RunModel:
         self._scope = scope
         self.attempts: list[JsonObject] = []
         self.last: CompletionResult | None = None
+        #: texts that calls ended with, and what had been asked; only kept where there is a schema
+        self._said: dict[str, CompletionRequest] = {}
 
     async def complete(self, request: CompletionRequest) -> CompletionResult:
         request = self._shaped(request)
@@ -176,7 +178,7 @@ class RunModel:
         except UpstreamError as error:
             self._failed(error)
             raise
-        return self._answered(result)
+        return self._answered(request, result)
 
     async def stream(self, request: CompletionRequest) -> AsyncIterator[Delta | BrokeOff | CompletionResult]:
         request = self._shaped(request)
@@ -185,17 +187,23 @@ class RunModel:
         try:
             async with aclosing(self._router.stream(request, take_retry=self._scope.take_retry)) as pieces:
                 async for piece in pieces:
-                    yield self._answered(piece) if isinstance(piece, CompletionResult) else piece
+                    yield self._answered(request, piece) if isinstance(piece, CompletionResult) else piece
         except UpstreamError as error:
             self._failed(error)
             raise
 
-    def replayed(self, result: CompletionResult) -> None:
+    def replayed(self, request: CompletionRequest, result: CompletionResult) -> None:
         """What a model answered before this run was taken up again."""
-        self._answered(result)
+        self._answered(self._shaped(request), result)
 
-    def _answered(self, result: CompletionResult) -> CompletionResult:
+    def asked_for(self, text: str) -> CompletionRequest | None:
+        """The call that ended with a text, as the model was asked; None where no call of the run did."""
+        return self._said.get(text)
+
+    def _answered(self, request: CompletionRequest, result: CompletionResult) -> CompletionResult:
         self.last = result
+        if self._schema is not None and not result.tool_calls:
+            self._said[result.content] = request
         if result.attempts:
             self.attempts += result.attempts
         return result
@@ -204,8 +212,8 @@ class RunModel:
         self.attempts += blamed(error)
 
     def _shaped(self, request: CompletionRequest) -> CompletionRequest:
-        """Asks for the agent's output schema where nothing else is asked for: no tools, role or schema."""
-        if self._schema is None or request.tools or request.role or request.output_schema is not None:
+        """Asks for the agent's output schema where the answer may come and nothing else is asked for."""
+        if self._schema is None or request.role or request.output_schema is not None or not request.answers:
             return request
         return replace(request, output_schema=self._schema)
 

@@ -121,7 +121,8 @@ def test_a_prompt_beyond_the_window_needs_a_larger_one_as_the_model_counts():
 def test_what_a_request_needs_is_read_off_it():
     picture = Message("user", "?", images=(Image(url="https://example.test/a.png"),))
     request = CompletionRequest((picture,), (ToolSpec("t"),), output_schema={})
-    assert needs_of(request, 7) == Needs(True, True, True, 7)
+    assert needs_of(request, 7) == Needs(True, True, False, 7)  # beside tools it is told in words
+    assert needs_of(CompletionRequest((picture,), output_schema={})) == Needs(False, True, True)
     assert (
         needs_of(CompletionRequest((Message("user", "?"),), (ToolSpec("t"),), tool_choice="none")) == Needs()
     )

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
+from astromesh.core.model_router import ModelRouter
 from astromesh.core.structured import AnswerSchema, Structured, repair
 from astromesh.errors import ConfigError
+from astromesh.node.scope import Scope
+from astromesh.runtime.run import RunModel
+from astromesh.testing import ScriptedProvider
+from astromesh.types import CompletionRequest, CompletionResult, Message, ToolSpec
 
 SCHEMA = {
     "type": "object",
@@ -43,3 +49,15 @@ def test_a_null_that_the_schema_allows_is_an_answer():
 def test_a_schema_that_is_none_is_the_operators_fault():
     with pytest.raises(ConfigError, match="output_schema"):
         AnswerSchema({"type": "nonsense"})
+
+
+def test_a_run_taken_up_again_knows_what_was_asked_for_its_answer():
+    """As one that was never interrupted: the repair is the same call, so that its record answers it."""
+    asked = CompletionRequest((Message("user", "?"),), (ToolSpec("t"),))
+    model = RunModel(ModelRouter([ScriptedProvider()]), Scope("r1"), SCHEMA)
+    model.replayed(asked, CompletionResult("It is warm."))
+    assert model.asked_for("It is warm.") == replace(asked, output_schema=SCHEMA)
+    assert model.asked_for("It is cold.") is None
+    for other in (replace(asked, role="judge"), replace(asked, answers=False)):
+        model.replayed(other, CompletionResult("So so."))
+        assert model.asked_for("So so.") == other

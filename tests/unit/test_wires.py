@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import orjson
@@ -14,6 +15,7 @@ from astromesh.providers.anthropic import AnthropicOptions, AnthropicWire
 from astromesh.providers.catalog import capabilities_of, cost, known, price_of
 from astromesh.providers.closed_schema import closed
 from astromesh.providers.encoding import FragmentCache
+from astromesh.providers.gemini import GeminiOptions, GeminiWire
 from astromesh.providers.ollama import OllamaOptions, OllamaWire
 from astromesh.providers.openai import OpenAIOptions, OpenAIWire
 from astromesh.providers.options import ModelOptions, Price
@@ -85,8 +87,83 @@ def test_a_tool_choice_is_told(choice, expected):
 def test_plain_json_mode_tells_the_schema_in_words():
     body = sent(openai_wire(structured_output="json_object"), output_schema=OBJECT)
     assert body["response_format"] == {"type": "json_object"}
-    assert '"minimum":3' in body["messages"][-1]["content"]
-    assert "response_format" not in sent(openai_wire(structured_output="none"), output_schema=OBJECT)
+    assert '"minimum":3' in body["messages"][0]["content"]
+    assert [m["role"] for m in body["messages"]] == ["system", "user"]
+
+
+def test_words_are_all_that_a_service_without_structured_output_gets():
+    body = sent(openai_wire(structured_output="none"), output_schema=OBJECT)
+    assert "response_format" not in body
+    assert '"minimum":3' in body["messages"][0]["content"]
+    alone = sent(openai_wire(structured_output="none"), Message("user", "Hi"), output_schema=OBJECT)
+    assert '"minimum":3' in alone["messages"][0]["content"]
+    assert alone["messages"][1] == {"role": "user", "content": "Hi"}
+
+
+NATIVE: dict[str, tuple[Callable[[], Any], str]] = {
+    "openai": (lambda: openai_wire(official=True), "response_format"),
+    "azure": (lambda: openai_wire(api_version="2024-10-21"), "response_format"),
+    "anthropic": (anthropic_wire, "output_config"),
+}
+IN_WORDS: dict[str, tuple[Callable[[], Any], Callable[[JsonObject], Any], bool]] = {
+    "compatible": (openai_wire, lambda body: body.get("response_format"), True),
+    "ollama": (ollama_wire, lambda body: body.get("format"), True),
+    "gemini": (
+        lambda: GeminiWire(GeminiOptions(model="m")),
+        lambda body: body.get("generationConfig", {}).get("responseJsonSchema"),
+        False,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NATIVE)
+def test_services_that_combine_a_schema_with_tools_get_it_natively(name):
+    make, key = NATIVE[name]
+    for choice in ("auto", "none"):
+        body = sent(make(), tools=(TOOL,), tool_choice=choice, output_schema=OBJECT)
+        assert body[key] == sent(make(), output_schema=OBJECT)[key]
+        assert body["tools"]
+        assert b"JSON Schema:" not in orjson.dumps(body)
+
+
+@pytest.mark.parametrize("name", IN_WORDS)
+def test_others_are_told_the_schema_in_words_beside_tools(name):
+    """And natively as well once no tool may be called, where that goes together."""
+    make, schema, held = IN_WORDS[name]
+    body = sent(make(), tools=(TOOL,), output_schema=OBJECT)
+    assert schema(body) is None
+    assert '"minimum":3' in decoded(body)
+    assert (schema(sent(make(), tools=(TOOL,), tool_choice="none", output_schema=OBJECT)) is not None) == held
+    assert schema(sent(make(), output_schema=OBJECT)) is not None
+
+
+def decoded(body: JsonObject) -> str:
+    return orjson.dumps(body).decode().replace('\\"', '"')
+
+
+@pytest.mark.parametrize("name", [*NATIVE, *IN_WORDS, "words alone", "json mode", "prompt"])
+def test_a_schema_leaves_the_prefix_of_the_prompt_alike_from_call_to_call(name):
+    """Tool loop and repair: what was sent before is the beginning of what is sent now, to the byte."""
+    makers: dict[str, Callable[[], Any]] = {
+        **{key: made[0] for key, made in NATIVE.items()},
+        **{key: made[0] for key, made in IN_WORDS.items()},
+        "words alone": lambda: openai_wire(structured_output="none"),
+        "json mode": lambda: openai_wire(structured_output="json_object"),
+        "prompt": lambda: anthropic_wire(structured_output="prompt"),
+    }
+    wire = makers[name]()
+    call = Message("assistant", "", (ToolCall("c1", "search", "{}"),))
+    loop = (*ASK, call, Message("tool", "found", tool_call_id="c1", name="search"))
+    again = (*loop, Message("assistant", "{}"), Message("user", "Once more."))
+    calls = [
+        sent(wire, *messages, tools=(TOOL,), tool_choice=choice, output_schema=OBJECT)
+        for messages, choice in ((ASK, "auto"), (loop, "auto"), (again, "none"))
+    ]
+    spoken = [body.get("messages") or body["contents"] for body in calls]
+    heads = [(body.get("system"), body.get("systemInstruction")) for body in calls]
+    assert heads[0] == heads[1] == heads[2]
+    assert spoken[1][: len(spoken[0])] == spoken[0]
+    assert spoken[2][: len(spoken[1])] == spoken[1]
 
 
 def test_calls_that_a_server_neither_numbers_nor_names_are_told_apart():
