@@ -83,6 +83,7 @@ class Deps:
         data_dir: folder for everything that is kept (`ASTROMESH_DATA_DIR`).
         config_dir: folder of the configuration; relative paths in YAML start here.
         knowledge: RAG pipelines by name, filled before tools open.
+        unopened: RAG pipelines that are declared and could not be opened, with the reason.
         embedder: of the block that is opened, for stores that search by vectors; None for words only.
         servers: sources of tools by name (mcp.yaml), opened before the agents' tools.
         graphs: graphs by name: a PromptGraph, or the plain data of one.
@@ -98,6 +99,7 @@ class Deps:
     redis_url: str = ""
     resources: Resources = field(default_factory=Resources)
     knowledge: Mapping[str, Knowledge] = field(default_factory=dict)
+    unopened: Mapping[str, AstromeshError] = field(default_factory=dict)
     embedder: Embedder | None = None
     servers: Mapping[str, ToolSource] = field(default_factory=dict)
     graphs: Mapping[str, Any] = field(default_factory=dict)

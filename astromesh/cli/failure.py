@@ -23,8 +23,10 @@ _WRONG = (ConfigError, RequestError, AgentUnavailable)
 
 
 def exit_code(error: AstromeshError) -> int:
-    """2 where a file or the call must change, 1 where the run failed; a blocked query is a failed run."""
-    return CALL_WRONG if isinstance(error, _WRONG) and not isinstance(error, GuardrailBlocked) else RUN_FAILED
+    """2 where a file or the call must change, 1 where the run failed: a query blocked, a store away."""
+    if isinstance(error, GuardrailBlocked) or (isinstance(error, AgentUnavailable) and error.passing):
+        return RUN_FAILED
+    return CALL_WRONG if isinstance(error, _WRONG) else RUN_FAILED
 
 
 def report(error: AstromeshError, *, as_json: bool = False) -> int:

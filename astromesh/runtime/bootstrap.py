@@ -43,6 +43,7 @@ from astromesh.errors import (
     CircularAgentReference,
     ConfigError,
     InvalidManifest,
+    StoreError,
     StoreUnavailable,
 )
 from astromesh.graph.graph import PromptGraph
@@ -60,8 +61,10 @@ from astromesh.types import JsonObject
 log = structlog.get_logger("astromesh.bootstrap")
 #: group and name of the plugin for the servers of mcp.yaml
 _MCP = ("tool_sources", "mcp")
-#: seconds between two tries to open what needs a store that could not be reached
-HEAL_SECONDS = 2.0
+#: seconds between two tries to open what needs a store that could not be reached: at first, and at most
+HEAL_SECONDS, LONGEST_HEAL_SECONDS = 2.0, 30.0
+#: by how much such a pause is longer than the one before
+_SLOWER = 1.5
 Ping = Callable[[], Awaitable[None]]
 Eraser = Callable[[str, str], Awaitable[int]]
 
@@ -71,7 +74,11 @@ class Bootstrapped:
     """What a runtime holds open.
 
     Args:
-        checks: how to ask each store and provider whether it answers, by `store:…` or `provider:…`.
+        broken: agents that cannot run, each with the faults of its manifest or what could not be opened.
+        waiting: those of them that work as soon as their stores can be reached.
+        unopened: RAG pipelines that could not be opened.
+        checks: how to ask each store and provider whether it answers, by `store:…` or `provider:…`; one that
+            could not be opened says why.
         deps: what plugins that are opened later are given.
         reopen: makes an agent of a snapshot, for runs that began under it.
         erasers: beside the memories, what deletes all of one principal (tenant, id) and answers how much.
@@ -81,7 +88,9 @@ class Bootstrapped:
     resources: Resources
     agents: dict[str, Agent] = field(default_factory=dict)
     broken: dict[str, tuple[InvalidManifest, ...]] = field(default_factory=dict)
+    waiting: set[str] = field(default_factory=set)
     knowledge: dict[str, Knowledge] = field(default_factory=dict)
+    unopened: dict[str, AstromeshError] = field(default_factory=dict)
     checks: dict[str, Ping] = field(default_factory=dict)
     health: Health = field(default_factory=Health)
     erasers: list[Eraser] = field(default_factory=list)
@@ -203,6 +212,8 @@ class _Bootstrap:
         self._health = opened.health = Health(rules, clock)
         self._prompts = PromptEngine()
         self._checked: dict[str, list[Any]] = {}
+        #: why each agent or pipeline could not be opened, as it was told
+        self._told: dict[str, str] = {}
         self._servers: dict[str, Any] = {}
         runtime = configuration.runtime.spec
         self._deps = Deps(
@@ -213,6 +224,7 @@ class _Bootstrap:
             redis_url=runtime.redis.url.get_secret_value(),
             resources=opened.resources,
             knowledge=opened.knowledge,
+            unopened=opened.unopened,
             servers=self._servers,
             graphs={**{n: m.spec for n, m in configuration.graphs.items()}, **graphs},
             agents={n: a.spec.identity.description for n, a in configuration.agents.items()},
@@ -240,6 +252,9 @@ class _Bootstrap:
             if isinstance(agent, Agent):
                 self._opened.agents[name] = agent
                 self._opened.broken.pop(name, None)
+                self._opened.waiting.discard(name)
+                if self._told.pop(name, ""):
+                    log.info("agent_available", agent=name)
         return all(reached) and not any(isinstance(agent, StoreUnavailable) for agent in agents)
 
     async def _opened_agent(self, manifest: AgentManifest) -> Agent | AstromeshError:
@@ -247,21 +262,27 @@ class _Bootstrap:
         try:
             return await self._agent(manifest)
         except AstromeshError as error:
-            fault = (
-                error
-                if isinstance(error, InvalidManifest)
-                else InvalidManifest(str(error), file=str(manifest.file))
-            )
-            log.error("agent_unavailable", agent=manifest.name, error=str(fault))
-            self._opened.broken[manifest.name] = (fault,)
+            name, fault = manifest.name, _fault(error, manifest)
+            if self._is_news(name, fault):
+                log.error("agent_unavailable", agent=name, error=str(fault))
+            self._opened.broken[name] = (fault,)
+            if isinstance(error, StoreUnavailable):
+                self._opened.waiting.add(name)
             return error
+
+    def _is_news(self, what: str, error: AstromeshError) -> bool:
+        """Whether this reason was not told before: what cannot be opened is tried again and again."""
+        told, self._told[what] = self._told.get(what), str(error)
+        return told != str(error)
 
     async def _heal(self) -> None:
         """A store that was locked or away at the start breaks nobody for good."""
+        pause = HEAL_SECONDS
         while True:
-            await self._clock.sleep(HEAL_SECONDS)
+            await self._clock.sleep(pause)
             if await self._open_all():
                 return
+            pause = min(pause * _SLOWER, LONGEST_HEAL_SECONDS)
 
     async def pipeline(self, manifest: RAGManifest) -> Knowledge:
         """One RAG pipeline alone."""
@@ -397,18 +418,28 @@ class _Bootstrap:
         return EpisodicMemory(await self._store("episodic_stores", block), block.max_events)
 
     async def _store(self, group: str, block: Any, embedder: Embedder | None = None) -> Any:
-        deps = replace(self._deps, embedder=embedder)
-        store = await self._plugins.load(group, block.backend).open(block.options, deps)
-        self._check(f"store:{group}:{block.backend}", block.options, store.ping)
+        name, deps = f"store:{group}:{block.backend}", replace(self._deps, embedder=embedder)
+        try:
+            store = await self._plugins.load(group, block.backend).open(block.options, deps)
+        except AstromeshError as error:
+            if self._is_declared(block):  # not by the snapshot of an old run
+                self._check(name, block.options, _failing(error))
+            raise
+        self._check(name, block.options, store.ping)
         self._opened.resources.on_close(store.close)
         return store
+
+    def _is_declared(self, block: Any) -> bool:
+        memories = (agent.spec.memory for agent in self._opened.configuration.agents.values())
+        return any(block is one for m in memories for one in (m.conversational, m.semantic, m.episodic))
 
     def _check(self, name: str, options: Any, ping: Ping) -> None:
         """A store of other options, another file say, is asked as well, under a number."""
         asked = self._checked.setdefault(name, [])
         if options not in asked:
             asked.append(options)
-            self._opened.checks[name if len(asked) == 1 else f"{name}:{len(asked)}"] = ping
+        number = asked.index(options) + 1
+        self._opened.checks[name if number == 1 else f"{name}:{number}"] = ping
 
     async def _tool(self, block: ToolBlock) -> DeclaredTool | DeclaredSource:
         tool = await self._open("tools", block.type, block.options)
@@ -427,14 +458,18 @@ class _Bootstrap:
     async def _open_pipeline(self, name: str, manifest: RAGManifest) -> bool:
         """An index that cannot be opened breaks the agents that use it, and no others.
 
-        False where its store could not be reached, which may heal.
+        False where its store failed, which may heal.
         """
         try:
             pipeline = await open_knowledge(manifest, self._plugins, self._deps, self._reranker)
             await take_in(pipeline)
         except AstromeshError as error:
-            log.error("pipeline_unavailable", pipeline=name, error=str(error))
-            return not isinstance(error, StoreUnavailable)
+            if self._is_news(f"pipeline {name}", error):
+                log.error("pipeline_unavailable", pipeline=name, error=str(error))
+            self._opened.unopened[name] = error
+            self._opened.checks[f"store:rag:{name}"] = _failing(error)
+            return not isinstance(error, StoreError)
+        self._opened.unopened.pop(name, None)
         self._opened.knowledge[name] = pipeline
         self._opened.checks[f"store:rag:{name}"] = pipeline.ping
         if manifest.spec.mode != "lexical":
@@ -452,6 +487,22 @@ class _Bootstrap:
 
     async def _open(self, group: str, name: str, options: Any) -> Any:
         return await self._plugins.load(group, name).open(options, self._deps)
+
+
+def _fault(error: AstromeshError, manifest: AgentManifest) -> InvalidManifest:
+    """Why an agent cannot be opened; what a store says has nothing to do with its file."""
+    if isinstance(error, InvalidManifest):
+        return error
+    return InvalidManifest(str(error), file="" if isinstance(error, StoreError) else str(manifest.file))
+
+
+def _failing(error: AstromeshError) -> Ping:
+    """The check of what could not be opened."""
+
+    async def ping() -> None:
+        raise error.with_traceback(None)
+
+    return ping
 
 
 async def _ended(task: asyncio.Task[None]) -> None:

@@ -49,7 +49,7 @@ from astromesh.runtime.run import ANONYMOUS
 from astromesh.runtime.runs import Handler
 from astromesh.runtime.segment import Host, Segment
 from astromesh.runtime.slots import Room
-from astromesh.runtime.writer import ended, surely
+from astromesh.runtime.writer import ended, outages, surely
 from astromesh.types import CallerContext, Event, JsonObject
 
 #: seconds after which a worker that is not heard of is dead, and between two signs of life; tests of crashes
@@ -454,11 +454,12 @@ class DurableRuns:
                     try:
                         await work()
                     except (AstromeshError, OSError) as error:  # the next time may find it
-                        log.warning("run_store_away", error=str(error))
+                        outages.away(str(error))
             await asyncio.sleep(_CANCELS)
 
     async def _beat(self) -> None:
         await self.store.beat(self.worker)
+        outages.back()
 
     async def _cancel_asked(self) -> None:
         if self._segments:

@@ -357,7 +357,7 @@ class AgentRuntime:
 
     @property
     def broken(self) -> Mapping[str, tuple[InvalidManifest, ...]]:
-        """Agents whose manifest has faults; they answer `agent_unavailable`."""
+        """Agents whose manifest has faults, or whose stores could not be opened: `agent_unavailable`."""
         return self.opened.broken
 
     def agent(self, name: str) -> Agent:
@@ -366,9 +366,7 @@ class AgentRuntime:
         if agent is not None:
             return agent
         if faults := self.opened.broken.get(name):
-            raise AgentUnavailable(
-                f"The agent {name!r} has {len(faults)} fault(s) in its manifest: {faults[0]}"
-            )
+            raise _unavailable(name, faults, passing=name in self.opened.waiting)
         near = difflib.get_close_matches(name, self.opened.agents, 1)
         raise AgentNotFoundError(name, f"Did you mean {near[0]!r}?" if near else "GET /v1/agents lists them.")
 
@@ -741,6 +739,17 @@ def _joined(requests: Sequence[RunRequest]) -> RunRequest:
         requests[0],
         query="\n".join(request.query for request in requests),
         images=tuple(image for request in requests for image in request.images),
+    )
+
+
+def _unavailable(name: str, faults: Sequence[InvalidManifest], *, passing: bool) -> AgentUnavailable:
+    """Faults that stand in the manifest are counted; whatever else is there is one, and may pass."""
+    first = faults[0]
+    if first.line:
+        count = f"{len(faults)} fault{'' if len(faults) == 1 else 's'}"
+        return AgentUnavailable(f"The agent {name!r} has {count} in its manifest: {first}")
+    return AgentUnavailable(
+        f"The agent {name!r} cannot run{' now' if passing else ''}: {first}", passing=passing
     )
 
 

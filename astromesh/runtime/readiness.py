@@ -33,16 +33,20 @@ class Readiness:
     Args:
         answers: by `store:…` and `provider:…`.
         without_model: agents none of whose models answers.
+        unavailable: agents that cannot run, because of their own file or of what could not be opened.
+        idle: no agent can run, though some should.
     """
 
     answers: Mapping[str, Answer]
     without_model: tuple[str, ...]
+    unavailable: tuple[str, ...] = ()
+    idle: bool = False
 
     @property
     def ready(self) -> bool:
-        """Every store answers, and for each agent a model."""
+        """Every store answers, and for each agent a model. One that its own file breaks stops no others."""
         stores = (answer for name, answer in self.answers.items() if name.startswith("store:"))
-        return not self.without_model and all(answer.code == "ok" for answer in stores)
+        return not (self.idle or self.without_model) and all(answer.code == "ok" for answer in stores)
 
 
 async def readiness(runtime: AgentRuntime) -> Readiness:
@@ -56,7 +60,8 @@ async def readiness(runtime: AgentRuntime) -> Readiness:
         for name, agent in runtime.agents.items()
         if not any(f"provider:{model}" in working for model in agent.needs)
     )
-    return Readiness(answers, without)
+    broken = tuple(runtime.broken)
+    return Readiness(answers, without, broken, idle=bool(broken) and not runtime.agents)
 
 
 async def _ask(ping: Callable[[], Awaitable[None]]) -> Answer:

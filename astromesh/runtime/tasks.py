@@ -44,6 +44,7 @@ from astromesh.runtime.task_traces import TaskTraces
 from astromesh.runtime.workflows import Host as WorkflowHost
 from astromesh.runtime.writer import ended, surely
 from astromesh.telemetry.metrics import Metrics
+from astromesh.telemetry.outages import Outages
 from astromesh.telemetry.traces import Traced
 from astromesh.types import CallerContext, JsonObject
 from astromesh.workflow.cassette import Cassette
@@ -63,6 +64,7 @@ _LOOK, _PATIENCE = 0.05, 2.0
 _ROOM = 0.2
 
 log = structlog.get_logger("astromesh.workflows")
+outages = Outages(log, "task_store_away", "task_store_back")
 
 
 class Host(WorkflowHost, Protocol):
@@ -402,7 +404,9 @@ class Workflows:
             try:
                 await self._look(store)
             except (AstromeshError, OSError) as error:  # the next look may find it
-                log.warning("task_store_away", error=str(error))
+                outages.away(str(error))
+            else:
+                outages.back()
             await self._host.clock.sleep(BEAT)
 
     async def _look(self, store: TaskStore) -> None:

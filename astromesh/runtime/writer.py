@@ -17,6 +17,7 @@ import structlog
 
 from astromesh.abc.durable import Change, Claim, RunRow, RunStore, Step
 from astromesh.errors import LeaseLost, StoreError
+from astromesh.telemetry.outages import Outages
 from astromesh.types import Event
 
 T = TypeVar("T")
@@ -29,17 +30,21 @@ _NO_CHANGE = Change()
 #: changes nothing, and is refused where the lease is lost
 _HOLD = Change(wake_at=0.0)
 
-log = structlog.get_logger("astromesh.durable")
+#: of the store of runs, for all in this process who try again
+outages = Outages(structlog.get_logger("astromesh.durable"), "run_store_away", "run_store_back")
 
 
 async def surely(work: Callable[[], Awaitable[T]]) -> T:
     """Waits for a store that is away: what was accepted is not lost by that."""
     while True:
         try:
-            return await work()
+            answer = await work()
         except StoreError as error:
-            log.warning("run_store_away", error=str(error))
+            outages.away(str(error))
             await asyncio.sleep(PAUSE)
+        else:
+            outages.back()
+            return answer
 
 
 async def ended(task: asyncio.Task[Any] | None) -> None:

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from astromesh.abc.deps import Deps
 from astromesh.abc.rag import Knowledge
 from astromesh.abc.tool import ToolContext
-from astromesh.errors import ConfigError
+from astromesh.errors import ConfigError, StoreUnavailable
 from astromesh.types import JsonObject, ToolSpec
 
 #: passages that a model may ask for
@@ -56,9 +56,11 @@ class RagTool:
 
     @classmethod
     async def open(cls, options: Options, deps: Deps) -> RagTool:
-        """Raises: ConfigError: there is no such pipeline."""
+        """Raises: ConfigError: there is no such pipeline. StoreUnavailable: it could not be opened."""
         knowledge = deps.knowledge.get(options.pipeline)
         if knowledge is None:
+            if why := deps.unopened.get(options.pipeline):
+                raise StoreUnavailable(f"The RAG pipeline {options.pipeline!r} could not be opened: {why}")
             near = difflib.get_close_matches(options.pipeline, deps.knowledge, 1)
             guess = f" Did you mean {near[0]!r}?" if near else ""
             names = ", ".join(sorted(deps.knowledge))

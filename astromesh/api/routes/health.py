@@ -24,11 +24,12 @@ async def ready(request: Request, response: Response) -> JsonObject:
     runtime = runtime_of(request)
     if runtime.draining:
         response.status_code = 503
-        return {"status": "shutting_down", "checks": {}, "agents_without_model": []}
+        return {"status": "shutting_down", "checks": {}, "agents_without_model": [], "agents_unavailable": []}
     found = await readiness(runtime)
     response.status_code = 200 if found.ready else 503
     return {
         "status": "ready" if found.ready else "not_ready",
         "checks": {name: answer.code for name, answer in found.answers.items()},
         "agents_without_model": list(found.without_model),
+        "agents_unavailable": list(found.unavailable),
     }

@@ -30,6 +30,7 @@ from astromesh.errors import (
         (ConfigError("x"), 2),
         (AgentNotFoundError("x"), 2),
         (AgentUnavailable("x"), 2),
+        (AgentUnavailable("x", passing=True), 1),
         (InvalidInput("x"), 2),
         (GuardrailBlocked("topic_filter", "no"), 1),
         (AllProvidersFailed([ProviderTimeout("x")]), 1),
