@@ -50,7 +50,7 @@ log = structlog.get_logger("astromesh.storage")
 class Job(Generic[Item, Result]):
     """Args: expires: `time.monotonic` at which the caller no longer waits for a locked database."""
 
-    __slots__ = ("chance", "error", "expires", "future", "item", "outside", "result", "work")
+    __slots__ = ("chance", "error", "expires", "future", "item", "missed", "outside", "result", "work")
 
     def __init__(
         self,
@@ -66,6 +66,7 @@ class Job(Generic[Item, Result]):
         self.chance: list[None] | None = None
         self.result: Any = None
         self.error: BaseException | None = None
+        self.missed = False  # it had ended, and nobody was told
 
     def begins(self) -> bool:
         """Whether it is to be done; from then on it is not taken back."""
@@ -147,6 +148,8 @@ class Lane:
                 raise
             if future.cancelled():
                 future = job.future = self._loop.create_future()
+                if job.missed:
+                    _hand_out([job])
             return await future
 
     def post(self, work: Work[Item, Any], item: Item) -> None:
@@ -291,7 +294,7 @@ def _hand_out(jobs: list[Job[Any, Any]]) -> None:
             if error is not None:
                 log.warning("store_write_lost", work=getattr(job.work, "__name__", "work"), error=str(error))
         elif job.future.done():
-            continue
+            job.missed = True
         elif error is not None:
             job.future.set_exception(error)
         else:

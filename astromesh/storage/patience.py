@@ -65,10 +65,21 @@ class Unbroken:
         self._running: set[asyncio.Task[Any]] = set()
 
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
+        return await asyncio.shield(self._begin(work))
+
+    async def finish(self, work: Coroutine[Any, Any, T]) -> T:
+        """`run` whose cancelled caller is told all the same what came of it; a second cancel lets go."""
+        task = self._begin(work)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            return await asyncio.shield(task)
+
+    def _begin(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         task = asyncio.create_task(work)
         self._running.add(task)
         task.add_done_callback(self._ended)
-        return await asyncio.shield(task)
+        return task
 
     async def settle(self) -> None:
         while self._running:

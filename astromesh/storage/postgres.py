@@ -135,6 +135,10 @@ class Postgres:
         """
         return await self._writes.run(self._do(partial(_fetched, query, bound), _not_sent))
 
+    async def decide(self, query: str, *bound: object) -> list[asyncpg.Record]:
+        """`write` whose caller is told what came of it, cancelled or not."""
+        return await self._writes.finish(self._do(partial(_fetched, query, bound), _not_sent))
+
     async def write_in_chunks(self, query: str, *bound: object, chunk: int) -> int:
         """A statement again and again until it answers no row, so that no transaction is long; as `write`.
 

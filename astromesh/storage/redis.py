@@ -133,6 +133,10 @@ class Redis:
         """
         return await self._writes.run(self._do(_evaluation(script, keys, args), _was_not_done))
 
+    async def decide(self, script: Script, keys: Sequence[str], *args: str | bytes | float) -> Any:
+        """`write` whose caller is told what came of it, cancelled or not."""
+        return await self._writes.finish(self._do(_evaluation(script, keys, args), _was_not_done))
+
     async def ping(self) -> None:
         """Raises StoreUnavailable where the server does not answer."""
         await self._do(_ping, _is_away)

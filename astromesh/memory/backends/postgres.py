@@ -76,9 +76,9 @@ class PostgresConversations:
     ) -> int:
         now = self._clock.now()
         bound = (*key, owner, now, expires_at, *_columns(turns, now), token)
-        rows = await self._database.write(SQL["append"], *bound)
+        rows = await self._database.decide(SQL["append"], *bound)
         if not rows and await self._database.write(SQL["erase_expired"], *key, now):
-            rows = await self._database.write(SQL["append"], *bound)
+            rows = await self._database.decide(SQL["append"], *bound)
         if not rows and token and not await self.leases.holds(Held(key, token)):
             raise LeaseLost(f"The session {key.session_id!r} has been taken over; send this message again.")
         if not rows:

@@ -98,7 +98,7 @@ class RedisConversations:
         names: tuple[str | float, ...] = (self._prefix, *key, *_names(owner), token)
         times = (now, expires_at, max(left, 0))
         keys = (*self._keys(key), self._lease(key))
-        last: int = await self._server.write(_APPEND, keys, *names, *times, *_packed(turns, now))
+        last: int = await self._server.decide(_APPEND, keys, *names, *times, *_packed(turns, now))
         if last == _LOST:
             raise LeaseLost(f"The session {key.session_id!r} has been taken over; send this message again.")
         if last < 0:
