@@ -52,8 +52,14 @@ class Provider(Protocol):
     def estimated_cost(self, request: CompletionRequest) -> float:
         """US dollars that this request will cost, estimated; 0.0 where no price is known."""
 
-    async def ping(self) -> None:
-        """Raises a ProviderError when the endpoint does not answer. Spends no tokens."""
+    async def ping(self) -> str | None:
+        """Answers what could not be asked, e.g. whether the key is right; nothing where all is well.
+
+        Spends no tokens.
+
+        Raises:
+            ProviderError: the endpoint does not answer.
+        """
 
     async def close(self) -> None: ...
 

@@ -12,9 +12,10 @@ import typer
 
 from astromesh.cli.failure import report
 from astromesh.cli.output import note
-from astromesh.cli.printer import Printer
+from astromesh.cli.printer import Printer, tell_of_fallback
 from astromesh.errors import AstromeshError
 from astromesh.runtime.engine import AgentRuntime
+from astromesh.runtime.records import RunAnswer
 from astromesh.telemetry.logs import configure_logging
 
 PROMPT = "> "
@@ -70,7 +71,7 @@ class _Conversation:
     def _answer(self, query: str) -> int:
         printer = Printer()
         try:
-            response = self._runner.run(self._run(query, printer))
+            answer = self._runner.run(self._run(query, printer))
         except AstromeshError as error:
             printer.finish("")
             return report(error)
@@ -78,15 +79,15 @@ class _Conversation:
             printer.finish("")
             note("cancelled")
             return 0
-        printer.finish(response)
+        printer.finish(answer.response)
+        tell_of_fallback(answer)
         return 0
 
-    async def _run(self, query: str, printer: Printer) -> str:
+    async def _run(self, query: str, printer: Printer) -> RunAnswer:
         await asyncio.sleep(
             0.001
         )  # the loop stood still: let it see which kept connections have closed since
-        answer = await self._runtime.run(self._agent, query, self._session, sinks=(printer,))
-        return answer.response
+        return await self._runtime.run(self._agent, query, self._session, sinks=(printer,))
 
 
 def _lines() -> Iterator[str]:

@@ -6,7 +6,7 @@ import asyncio
 import platform
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -18,17 +18,19 @@ from astromesh.cli.failure import CALL_WRONG
 from astromesh.cli.output import plain, print_json
 from astromesh.config.agent import AgentManifest
 from astromesh.config.configuration import Configuration
-from astromesh.errors import AstromeshError
+from astromesh.errors import AstromeshError, ProviderUnauthorized
 from astromesh.plugins import Plugins
 from astromesh.runtime.bootstrap import load_configuration
 from astromesh.runtime.engine import AgentRuntime
-from astromesh.runtime.readiness import readiness
+from astromesh.runtime.readiness import Answer, readiness
 from astromesh.telemetry.logs import configure_logging
 
-State = Literal["ok", "note", "failed"]
+#: `wrong` is what somebody must mend although every agent can run, `failed` what stops an agent
+State = Literal["ok", "note", "wrong", "failed"]
 _SIGNS: dict[State, tuple[str, str]] = {
     "ok": ("✓", typer.colors.GREEN),
     "note": ("•", typer.colors.YELLOW),
+    "wrong": ("✗", typer.colors.RED),
     "failed": ("✗", typer.colors.RED),
 }
 _EXTRA = re.compile(r"^([A-Za-z0-9._-]+).*extra == ['\"]([\w-]+)['\"]")
@@ -138,7 +140,7 @@ def _configuration(configuration: Configuration) -> Iterator[Finding]:
 async def _opened(runtime: AgentRuntime) -> list[Finding]:
     found = await readiness(runtime)
     findings = [
-        Finding("stores and providers", name, *_state(name, answer.code), answer.detail)
+        Finding("stores and providers", name, _state(name, answer), answer.detail)
         for name, answer in found.answers.items()
     ]
     for name, faults in runtime.broken.items():
@@ -148,22 +150,27 @@ async def _opened(runtime: AgentRuntime) -> list[Finding]:
             findings.append(Finding("agents", name, "failed", "none of its models answers"))
         else:
             findings.append(Finding("agents", name, "ok", "can run"))
-        findings += _models(name, agent.manifest)
+        findings += _models(name, agent.manifest, found.answers)
     return findings
 
 
-def _state(name: str, code: str) -> tuple[State]:
-    """A provider that does not answer is no failure by itself: the agent may have another."""
-    if code == "ok":
-        return ("ok",)
-    return ("note",) if name.startswith("provider:") else ("failed",)
+def _state(name: str, answer: Answer) -> State:
+    """A provider that does not answer stops no agent: there may be another. A refused key is wrong."""
+    if answer.code == "ok":
+        return "note" if answer.detail else "ok"
+    if not name.startswith("provider:"):
+        return "failed"
+    return "wrong" if answer.code == ProviderUnauthorized.code else "note"
 
 
-def _models(agent: str, manifest: AgentManifest) -> Iterator[Finding]:
+def _models(agent: str, manifest: AgentManifest, answers: Mapping[str, Answer]) -> Iterator[Finding]:
     for role, models in manifest.spec.model.sets():
         for block in models.blocks():
             subject = f"{agent}{f' as {role}' if role else ''}: {block.name}"
+            name = f"provider:{block.name}"
             if block.skipped:
                 yield Finding("models", subject, "note", f"skipped: {block.skipped}")
+            elif name in answers and (answers[name].code != "ok" or answers[name].detail):
+                yield Finding("models", subject, _state(name, answers[name]), answers[name].detail)
             else:
                 yield Finding("models", subject, "ok", "usable")

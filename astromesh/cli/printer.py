@@ -8,6 +8,7 @@ from contextlib import suppress
 import orjson
 
 from astromesh.cli.output import note, write
+from astromesh.runtime.records import RunAnswer
 from astromesh.types import Event, JsonObject
 
 #: characters of a tool's arguments that are shown
@@ -77,6 +78,21 @@ class Events:
         line = {"run_id": event.run_id, "seq": event.seq, "ts": event.ts, "type": event.type, **event.data}
         with suppress(BrokenPipeError):
             print(orjson.dumps(line).decode(), flush=True)
+
+
+def tell_of_fallback(answer: RunAnswer) -> None:
+    """Beside an answer: that models before the one that gave it have failed, or were left alone."""
+    failed = dict.fromkeys(_attempt(one) for one in answer.metadata.get("attempts", ()))
+    if not failed:
+        return
+    by = "/".join(part for part in (answer.metadata["provider"], answer.metadata["model"]) if part)
+    with suppress(BrokenPipeError):
+        note(f"  ({', '.join(failed)}; answered by {by or 'none'})")
+
+
+def _attempt(line: JsonObject) -> str:
+    status = f", status {line['status']}" if line.get("status") else ""
+    return f"{line['provider']} failed: {line['error']}{status}"
 
 
 def _short(arguments: object) -> str:

@@ -12,7 +12,7 @@ import typer
 from astromesh.abc.events import EventSink
 from astromesh.cli.failure import CANCELLED, report
 from astromesh.cli.output import note, plain, print_json
-from astromesh.cli.printer import Events, Printer
+from astromesh.cli.printer import Events, Printer, tell_of_fallback
 from astromesh.errors import AstromeshError, InvalidInput
 from astromesh.runtime.engine import AgentRuntime
 from astromesh.runtime.records import RunAnswer, RunRequest
@@ -40,10 +40,12 @@ def run(
         raise typer.Exit(CANCELLED) from None
     if stream and isinstance(printer, Printer):
         printer.finish(answer.response)
+        tell_of_fallback(answer)
     elif as_json and not stream:
         print_json(answer.to_json())
     elif not stream:
         print(plain(answer.response))
+        tell_of_fallback(answer)
 
 
 async def _run(

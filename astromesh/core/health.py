@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from time import monotonic
+
+import structlog
+
 from astromesh.abc.clock import Clock, SystemClock
 from astromesh.abc.provider import Provider
 from astromesh.core.circuit_breaker import CLOSED, BreakerRules, Circuit, Outcome, admits, enter, leave
+from astromesh.errors import ProviderError
+from astromesh.telemetry.outages import Outages
 from astromesh.tokens import Correction
 from astromesh.types import JsonObject
 
+log = structlog.get_logger("astromesh.models")
+#: statuses that only the operator can mend: the key, the account, the address, the name of the model
+_MISCONFIGURED = frozenset({401, 402, 403, 404, 405, 407, 410})
 #: weight of the newest latency in the moving average
 SMOOTHING = 0.2
 
@@ -18,14 +28,15 @@ class Monitor:
     Args:
         provider: whom it watches.
         rules: when its circuit opens.
+        now: seconds that never go back, for what is told to the log.
     """
 
     __slots__ = (
-        "calls", "circuit", "correction", "failures", "last_error", "latency_ms", "model", "name", "provider",
-        "rules",
+        "_circuits", "_refusals", "calls", "circuit", "correction", "failures", "last_error", "latency_ms",
+        "model", "name", "provider", "rules",
     )  # fmt: skip
 
-    def __init__(self, provider: Provider, rules: BreakerRules) -> None:
+    def __init__(self, provider: Provider, rules: BreakerRules, now: Callable[[], float] = monotonic) -> None:
         self.name, self.provider, self.model = provider.name, provider.provider, provider.model
         self.rules = rules
         self.circuit: Circuit = CLOSED
@@ -34,6 +45,8 @@ class Monitor:
         self.failures = 0
         self.last_error = ""
         self.correction = Correction()
+        self._circuits = Outages(log, "circuit_opened", "circuit_closed", now, provider=self.name)
+        self._refusals = Outages(log, "provider_refuses", "provider_answers", now, provider=self.name)
 
     def admit(self, now: float) -> bool:
         """Whether a call may go now; if so, it has set out and must `settle`."""
@@ -50,6 +63,22 @@ class Monitor:
 
     def settle(self, outcome: Outcome, *, probe: bool, now: float, wait: float = 0.0) -> None:
         self.circuit = leave(self.circuit, outcome, probe=probe, now=now, rules=self.rules, wait=wait)
+
+    def tell(self, error: ProviderError, before: str) -> None:
+        """To the log: that a failure has opened the circuit, or that the operator has something to mend.
+
+        Args:
+            before: the state of the circuit when the call failed.
+        """
+        if before == "closed" and self.circuit.state == "open":
+            self._circuits.away(str(error))
+        elif error.status in _MISCONFIGURED:
+            self._refusals.away(str(error))
+
+    def recovered(self) -> None:
+        """A probe has succeeded."""
+        self._circuits.back()
+        self._refusals.back()
 
     def timed(self, latency_ms: float) -> None:
         """Takes one more latency into the moving average."""
@@ -90,7 +119,7 @@ class Health:
         # an agent may give a named provider an endpoint of its own: that is another service
         key = (provider.name, str(getattr(provider, "endpoint", "")))
         if key not in self._monitors:
-            self._monitors[key] = Monitor(provider, self.rules)
+            self._monitors[key] = Monitor(provider, self.rules, self.clock.monotonic)
         return self._monitors[key]
 
     def snapshot(self) -> list[JsonObject]:

@@ -119,6 +119,8 @@ class RoutedCall:
         monitor.calls += 1
         monitor.timed(latency_ms)
         self._settle("success")
+        if self._probe:
+            monitor.recovered()
         self._learn(monitor, result)
         if self._wasted is not None:
             result = replace(result, usage=self._wasted + result.usage)
@@ -140,9 +142,10 @@ class RoutedCall:
         monitor.last_error = error.code
         # a repeated try of one call is still one failure; a probe always tells
         first = self._tries == 0 or self._probe
-        wait = self._jittered(error.retry_after)
+        wait, before = self._jittered(error.retry_after), monitor.circuit.state
         self._settle(_outcome(error, first), wait)
         self._note(error)
+        monitor.tell(error, before)
         self._waste(charged(error))
         late = isinstance(error, ProviderTimeout)
         if late:  # it has used its time, and was that slow

@@ -193,7 +193,7 @@ class ServiceProvider:
         outputs = min(limit, _USUAL_OUTPUT) if isinstance(limit, int) else _USUAL_OUTPUT
         return cost(self._service.price, estimate_request(request), outputs)
 
-    async def ping(self) -> None:
+    async def ping(self) -> str | None:
         try:
             answer = await self._http.request(
                 "GET",
@@ -206,6 +206,9 @@ class ServiceProvider:
         # a service without this path has answered all the same
         if answer.status in (401, 402, 403) or answer.status >= 500:
             raise self._refused(answer.status, answer.headers, b"")
+        if answer.status == 200:
+            return None
+        return f"could not be checked: GET {self._wire.ping_path} answered {answer.status}"
 
     async def close(self) -> None:
         """Nothing to do: the session is shared."""

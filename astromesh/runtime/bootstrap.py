@@ -65,7 +65,8 @@ _MCP = ("tool_sources", "mcp")
 HEAL_SECONDS, LONGEST_HEAL_SECONDS = 2.0, 30.0
 #: by how much such a pause is longer than the one before
 _SLOWER = 1.5
-Ping = Callable[[], Awaitable[None]]
+#: asks one thing whether it answers; what it says could not be asked
+Ping = Callable[[], Awaitable[str | None]]
 Eraser = Callable[[str, str], Awaitable[int]]
 
 
@@ -499,7 +500,7 @@ def _fault(error: AstromeshError, manifest: AgentManifest) -> InvalidManifest:
 def _failing(error: AstromeshError) -> Ping:
     """The check of what could not be opened."""
 
-    async def ping() -> None:
+    async def ping() -> str | None:
         raise error.with_traceback(None)
 
     return ping

@@ -18,8 +18,9 @@ class Answer(NamedTuple):
     """What a store or provider said.
 
     Args:
-        code: `ok`, `timeout`, or the error's stable code, which is safe to show to anybody.
-        detail: the error in words, for the operator.
+        code: `ok`, `timeout`, `circuit_open` of a provider whose last calls failed though it answers now, or
+            the error's stable code, which is safe to show to anybody.
+        detail: the error in words, or what could not be asked, for the operator.
     """
 
     code: str
@@ -60,16 +61,27 @@ async def readiness(runtime: AgentRuntime) -> Readiness:
         for name, agent in runtime.agents.items()
         if not any(f"provider:{model}" in working for model in agent.needs)
     )
+    answers |= _with_open_circuits(runtime, answers)
     broken = tuple(runtime.broken)
     return Readiness(answers, without, broken, idle=bool(broken) and not runtime.agents)
 
 
-async def _ask(ping: Callable[[], Awaitable[None]]) -> Answer:
+def _with_open_circuits(runtime: AgentRuntime, answers: Mapping[str, Answer]) -> dict[str, Answer]:
+    """Providers that answer and are left alone: that alone takes no server out of the balancer."""
+    found = {}
+    for state in runtime.opened.health.snapshot():
+        name = f"provider:{state['name']}"
+        if state["circuit"] != "closed" and name in answers and answers[name].code == "ok":
+            found[name] = Answer("circuit_open", f"its last calls failed: {state['last_error']}")
+    return found
+
+
+async def _ask(ping: Callable[[], Awaitable[str | None]]) -> Answer:
     try:
         async with asyncio.timeout(PATIENCE):
-            await ping()
+            unasked = await ping()
     except TimeoutError:
         return Answer("timeout", f"no answer within {PATIENCE:g} s")
     except AstromeshError as error:
         return Answer(error.code, str(error))
-    return Answer("ok")
+    return Answer("ok", unasked or "")

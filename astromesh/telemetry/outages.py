@@ -23,12 +23,15 @@ class Outages:
         log: the logger.
         away, back: names of the two events.
         now: seconds that never go back.
+        about: what is away, in both lines.
     """
 
-    __slots__ = ("_away", "_back", "_failed", "_log", "_now", "_told")
+    __slots__ = ("_about", "_away", "_back", "_failed", "_log", "_now", "_told")
 
-    def __init__(self, log: Any, away: str, back: str, now: Callable[[], float] = monotonic) -> None:
-        self._log, self._away, self._back, self._now = log, away, back, now
+    def __init__(
+        self, log: Any, away: str, back: str, now: Callable[[], float] = monotonic, **about: str
+    ) -> None:
+        self._log, self._away, self._back, self._now, self._about = log, away, back, now, about
         self._told: dict[str, float] = {}
         self._failed = 0.0
 
@@ -39,10 +42,10 @@ class Outages:
             if len(self._told) >= _MOST:
                 self._told.clear()
             self._told[reason] = now
-            self._log.warning(self._away, error=reason)
+            self._log.warning(self._away, **self._about, error=reason)
 
     def back(self) -> None:
         """A try has done it. It is told where no other has failed for a moment."""
         if self._told and self._now() - self._failed >= CALM:
             self._told.clear()
-            self._log.info(self._back)
+            self._log.info(self._back, **self._about)
