@@ -44,11 +44,13 @@ class ToolCall:
         id: unique within the run; the tool result refers to it.
         name: the tool's name as offered.
         arguments: the JSON text as the model wrote it, not parsed: it may be wrong.
+        kept: what the model wants back with it, e.g. its signed thoughts; only its own provider reads it.
     """
 
     id: str
     name: str
     arguments: str = "{}"
+    kept: str = ""
 
 
 @quick

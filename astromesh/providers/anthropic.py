@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import orjson
@@ -13,6 +13,7 @@ from astromesh.providers.anthropic_reply import AnthropicReader, counted, decode
 from astromesh.providers.catalog import capabilities_of, price_of
 from astromesh.providers.closed_schema import closed
 from astromesh.providers.encoding import FragmentCache
+from astromesh.providers.kept import kept
 from astromesh.providers.options import ModelOptions, read_key
 from astromesh.providers.service import Counted, Reply, ServiceProvider, json_instruction, service_of
 from astromesh.types import CompletionRequest, Image, JsonObject, Message, ToolCall, ToolSpec
@@ -76,6 +77,7 @@ class AnthropicWire:
 
     def __init__(self, options: AnthropicOptions) -> None:
         self._model = options.chosen
+        self._owner = f"anthropic/{options.chosen}"
         self._native = options.structured_output == "json_schema"
         self._mark = _CACHED if options.prompt_cache else {}
         self._parameters = _renamed(options.parameters)
@@ -96,19 +98,31 @@ class AnthropicWire:
             self._ask_for_json(body, system, request)
         if system:
             body["system"] = [{"type": "text", "text": "\n\n".join(system), **self._mark}]
-        body["messages"] = encode_messages(m for m in request.messages if m.role != "system")
+        messages = [m for m in request.messages if m.role != "system"]
+        if (body.get("thinking") or {}).get("type") == "enabled" and self._has_not_thought(messages):
+            del body["thinking"]
+        body["messages"] = encode_messages(messages, self._owner)
         if stream:
             body["stream"] = True
         return orjson.dumps(body)
 
     def decode(self, payload: Any) -> Reply:
-        return decode_message(payload)
+        return decode_message(payload, self._owner)
 
     def counted(self, payload: Any) -> Counted | None:
         return counted(payload["usage"])
 
     def reader(self) -> AnthropicReader:
-        return AnthropicReader()
+        return AnthropicReader(self._owner)
+
+    def _has_not_thought(self, messages: Sequence[Message]) -> bool:
+        """Whether the tool loop has calls of another model: amid one the API begins no thinking."""
+        for message in reversed(messages):
+            if message.role == "user":
+                break
+            if message.tool_calls and kept(message.tool_calls[0], self._owner) is None:
+                return True
+        return False
 
     def _offered(self, tools: tuple[ToolSpec, ...]) -> list[JsonObject]:
         offered: list[JsonObject] = [
@@ -126,12 +140,16 @@ class AnthropicWire:
             body["output_config"] = {"format": {"type": "json_schema", "schema": strict}}
 
 
-def encode_messages(messages: Iterable[Message]) -> list[JsonObject]:
-    """Messages whose roles take turns, the user's first: results of parallel calls go into one message."""
+def encode_messages(messages: Iterable[Message], owner: str) -> list[JsonObject]:
+    """Messages whose roles take turns, the user's first: results of parallel calls go into one message.
+
+    Args:
+        owner: the model that is asked: it gets its own thoughts back, before the calls that they led to.
+    """
     turns: list[JsonObject] = []
     for message in messages:
         role = "assistant" if message.role == "assistant" else "user"
-        blocks = _blocks(message)
+        blocks = _blocks(message, owner)
         if turns and turns[-1]["role"] == role:
             turns[-1]["content"] += blocks
         elif blocks:
@@ -141,13 +159,19 @@ def encode_messages(messages: Iterable[Message]) -> list[JsonObject]:
     return turns
 
 
-def _blocks(message: Message) -> list[JsonObject]:
+def _blocks(message: Message, owner: str) -> list[JsonObject]:
     if message.role == "tool":
         return [{"type": "tool_result", "tool_use_id": message.tool_call_id, "content": message.content}]
+    thoughts: list[list[JsonObject]] = [kept(call, owner) or [] for call in message.tool_calls]
     blocks: list[JsonObject] = [_image(image) for image in message.images]
+    if thoughts:
+        blocks += thoughts[0]  # a message begins with them
+        thoughts[0] = []
     if message.content.strip():  # the API refuses blank texts
         blocks.append({"type": "text", "text": message.content})
-    return blocks + [_tool_use(call) for call in message.tool_calls]
+    for call, before in zip(message.tool_calls, thoughts, strict=True):
+        blocks += (*before, _tool_use(call))
+    return blocks
 
 
 def _tool_use(call: ToolCall) -> JsonObject:

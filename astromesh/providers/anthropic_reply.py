@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import orjson
@@ -10,6 +10,7 @@ import orjson
 from astromesh.growing import GrowingText
 from astromesh.net import faults
 from astromesh.net.sse import SseParser
+from astromesh.providers.kept import keep
 from astromesh.providers.pairs import Pairs, loads
 from astromesh.providers.service import Counted, Reply, cut
 from astromesh.types import JsonObject, ToolCall
@@ -22,30 +23,52 @@ _FINISH = {
 }
 
 
-def decode_message(payload: Any) -> Reply:
-    """A whole `message`."""
+_THOUGHTS = ("thinking", "redacted_thinking")
+#: pieces of a thought, and where they belong
+_GROWING = {"thinking_delta": "thinking", "signature_delta": "signature"}
+
+
+def decode_message(payload: Any, owner: str) -> Reply:
+    """A whole `message`; `owner` is the model that wants its thoughts back."""
     blocks = payload["content"]
     return Reply(
         "".join(block["text"] for block in blocks if block["type"] == "text"),
-        tuple(
-            ToolCall(block["id"], block["name"], orjson.dumps(block["input"]).decode())
-            for block in blocks
-            if block["type"] == "tool_use"
-        ),
+        _calls(((block, "") for block in blocks), owner),
         _FINISH.get(payload.get("stop_reason") or "", "stop"),
         counted(payload.get("usage") or {}),
     )
 
 
-class AnthropicReader:
-    """Reads one stream of message events."""
+def _calls(blocks: Iterable[tuple[JsonObject, str]], owner: str) -> tuple[ToolCall, ...]:
+    """The tool calls among blocks with the input that was streamed; each keeps the thoughts before it."""
+    calls, thoughts = [], []
+    for block, streamed in blocks:
+        if block["type"] in _THOUGHTS:
+            thoughts.append(block)
+        elif block["type"] == "tool_use":
+            arguments = streamed or orjson.dumps(block.get("input") or {}).decode()
+            calls.append(
+                ToolCall(block["id"], block["name"], arguments, keep(owner, thoughts) if thoughts else "")
+            )
+            thoughts = []
+    return tuple(calls)
 
-    def __init__(self) -> None:
+
+class AnthropicReader:
+    """Reads one stream of message events.
+
+    Args:
+        owner: the model that wants its thoughts back.
+    """
+
+    def __init__(self, owner: str) -> None:
         self.done = False
+        self._owner = owner
         self._sse = SseParser()
         self._pairs = Pairs()
         self._text = GrowingText()
-        self._calls: dict[int, tuple[JsonObject, list[str]]] = {}
+        #: tool calls with the pieces of their input, and thoughts
+        self._blocks: dict[int, tuple[JsonObject, list[str]]] = {}
         self._finish = ""
         self._usage: JsonObject = {}
 
@@ -60,16 +83,16 @@ class AnthropicReader:
             self._take(loads(event.data))
         if not self.done:
             raise cut()
-        calls = tuple(
-            ToolCall(
-                block["id"], block["name"], "".join(pieces) or orjson.dumps(block.get("input") or {}).decode()
-            )
-            for _, (block, pieces) in sorted(self._calls.items())
-        )
+        said = ((block, "".join(pieces)) for _, (block, pieces) in sorted(self._blocks.items()))
+        calls = _calls(said, self._owner)
         return Reply(self._text.getvalue(), calls, _FINISH.get(self._finish, "stop"), counted(self._usage))
 
     def so_far(self) -> Reply:
-        calls = tuple(ToolCall("", block["name"], "".join(pieces)) for block, pieces in self._calls.values())
+        calls = tuple(
+            ToolCall("", block["name"], "".join(pieces))
+            for block, pieces in self._blocks.values()
+            if block["type"] == "tool_use"
+        )
         return Reply(self._text.getvalue(), calls, "", counted(self._usage))
 
     def _take(self, event: JsonObject) -> str:
@@ -91,15 +114,18 @@ class AnthropicReader:
         return ""
 
     def _start(self, index: int, block: JsonObject) -> str:
-        if block["type"] == "tool_use":
-            self._calls[index] = block, []
+        if block["type"] == "tool_use" or block["type"] in _THOUGHTS:
+            self._blocks[index] = dict(block), []
         return _string(block["text"]) if block["type"] == "text" else ""
 
     def _delta(self, index: int, delta: JsonObject) -> str:
         if delta["type"] == "text_delta":
             return _string(delta["text"])
         if delta["type"] == "input_json_delta":
-            self._calls[index][1].append(delta["partial_json"])
+            self._blocks[index][1].append(delta["partial_json"])
+        elif key := _GROWING.get(delta["type"]):
+            thought = self._blocks[index][0]
+            thought[key] = thought.get(key, "") + delta[key]
         return ""
 
     def _count(self, usage: JsonObject | None) -> None:

@@ -13,9 +13,9 @@ from astromesh.errors import ProviderRejected
 from astromesh.providers.catalog import capabilities_of, price_of
 from astromesh.providers.encoding import FragmentCache
 from astromesh.providers.gemini_reply import GeminiReader, counted
+from astromesh.providers.kept import kept
 from astromesh.providers.options import ModelOptions, read_key
 from astromesh.providers.service import Counted, Reply, ServiceProvider, service_of, told_in_words
-from astromesh.providers.signatures import Signatures
 from astromesh.types import CompletionRequest, Image, JsonObject, Message, ToolCall, ToolSpec
 
 ENDPOINT = "https://generativelanguage.googleapis.com/v1beta"
@@ -79,7 +79,7 @@ class GeminiWire:
         self.path = f"/models/{quote(model, safe='')}:generateContent"
         self.stream_path = f"/models/{quote(model, safe='')}:streamGenerateContent?alt=sse"
         self._parameters = _renamed(options.parameters)
-        self._signatures = Signatures()
+        self._owner = f"gemini/{model}"
         self._unsigned = _UNSIGNED if model.startswith("gemini-3") else ""
         self._tools = FragmentCache(lambda tools: [{"functionDeclarations": [_declared(t) for t in tools]}])
 
@@ -112,7 +112,7 @@ class GeminiWire:
         return counted(payload["usageMetadata"])
 
     def reader(self) -> GeminiReader:
-        return GeminiReader(self._signatures)
+        return GeminiReader(self._owner)
 
     def _contents(self, messages: Iterable[Message]) -> list[JsonObject]:
         """Turns of user and model, the user's first: results of parallel calls go into one turn."""
@@ -144,7 +144,7 @@ class GeminiWire:
         part: JsonObject = {
             "functionCall": {"id": call.id, "name": call.name, "args": _arguments(call.arguments)}
         }
-        if signature := self._signatures.of(call.id) or (self._unsigned if first else ""):
+        if signature := kept(call, self._owner) or (self._unsigned if first else ""):
             part["thoughtSignature"] = signature
         return part
 

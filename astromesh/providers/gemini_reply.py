@@ -12,9 +12,9 @@ from astromesh.errors import ProviderUnavailable
 from astromesh.growing import GrowingText
 from astromesh.net import faults
 from astromesh.net.sse import SseParser
+from astromesh.providers.kept import keep
 from astromesh.providers.pairs import Pairs, loads
 from astromesh.providers.service import Counted, Reply, cut
-from astromesh.providers.signatures import Signatures
 from astromesh.types import JsonObject, ToolCall
 
 _FINISH = {
@@ -33,15 +33,15 @@ class GeminiReader:
     """Reads one answer.
 
     Args:
-        signatures: takes what the model wants back with its calls.
+        owner: whose calls they are: the model wants its signatures back.
     """
 
     #: nothing but the end of the body says that this was all
     done = False
 
-    def __init__(self, signatures: Signatures) -> None:
+    def __init__(self, owner: str) -> None:
         self._sse, self._pairs = SseParser(), Pairs()
-        self._signatures = signatures
+        self._owner = owner
         self._text = GrowingText()
         self._calls: list[ToolCall] = []
         self._finish = ""
@@ -98,9 +98,8 @@ class GeminiReader:
         if not isinstance(name, str) or not name:
             raise TypeError("a tool call without a name")
         call_id = given if isinstance(given, str) and given else f"call_{uuid4().hex}"
-        if isinstance(signature, str):
-            self._signatures.keep(call_id, signature)
-        self._calls.append(ToolCall(call_id, name, orjson.dumps(call.get("args") or {}).decode()))
+        kept = keep(self._owner, signature) if isinstance(signature, str) else ""
+        self._calls.append(ToolCall(call_id, name, orjson.dumps(call.get("args") or {}).decode(), kept))
 
 
 def counted(usage: JsonObject) -> Counted | None:

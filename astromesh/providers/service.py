@@ -391,7 +391,7 @@ def _sound(reply: Reply) -> Reply:
     read: list[Any] = [part for c in reply.tool_calls for part in (c.id, c.name, c.arguments)]
     if not all(part and isinstance(part, str) for part in read):
         raise TypeError("a tool call that is not made of text")
-    calls = tuple(ToolCall(whole(c.id), whole(c.name), whole(c.arguments)) for c in reply.tool_calls)
+    calls = tuple(ToolCall(whole(c.id), whole(c.name), whole(c.arguments), c.kept) for c in reply.tool_calls)
     return Reply(whole(reply.content), calls, reply.finish_reason, _believed(reply))
 
 

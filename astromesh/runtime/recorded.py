@@ -73,7 +73,7 @@ def _message(message: Message) -> list[Any]:
 def completion_to_json(result: CompletionResult) -> JsonObject:
     return {
         "content": result.content,
-        "tool_calls": [[c.id, c.name, c.arguments] for c in result.tool_calls],
+        "tool_calls": [[c.id, c.name, c.arguments, c.kept] for c in result.tool_calls],
         "usage": result.usage.to_json(),
         "provider": result.provider,
         "model": result.model,

@@ -19,7 +19,16 @@ from astromesh.providers.gemini import GeminiOptions, GeminiWire
 from astromesh.providers.ollama import OllamaOptions, OllamaWire
 from astromesh.providers.openai import OpenAIOptions, OpenAIWire
 from astromesh.providers.options import ModelOptions, Price
-from astromesh.types import CompletionRequest, Image, JsonObject, Message, ToolCall, ToolSpec
+from astromesh.runtime.recorded import completion_of, completion_to_json
+from astromesh.types import (
+    CompletionRequest,
+    CompletionResult,
+    Image,
+    JsonObject,
+    Message,
+    ToolCall,
+    ToolSpec,
+)
 
 TOOL = ToolSpec("search", "Searches", {"type": "object", "properties": {"q": {"type": "string"}}})
 ASK = (Message("system", "Be brief."), Message("user", "Hi"))
@@ -229,6 +238,83 @@ def test_an_anthropic_stream_without_its_last_blank_line_is_whole():
     data = b"\n\n".join(b"data: " + orjson.dumps(event) for event in events)
     assert list(reader.feed(data)) == ["Hi"]
     assert reader.finish().content == "Hi"
+
+
+THOUGHTS: list[JsonObject] = [
+    {"type": "thinking", "thinking": "Let me look.", "signature": "SIG=="},
+    {"type": "redacted_thinking", "data": "hidden"},
+]
+THINKING: JsonObject = {"thinking": {"type": "enabled", "budget_tokens": 1024}}
+
+
+def thoughtful_reply(wire: AnthropicWire, stream: bool) -> tuple[str, tuple[ToolCall, ...]]:
+    """Thoughts, a word and two tool calls, as the API sends them."""
+    tools = [
+        {"type": "tool_use", "id": "t1", "name": "search", "input": {"q": "a"}},
+        {"type": "tool_use", "id": "t2", "name": "search", "input": {}},
+    ]
+    if not stream:
+        blocks = [*THOUGHTS, {"type": "text", "text": "I look."}, *tools]
+        whole = wire.decode({"content": blocks, "stop_reason": "tool_use"})
+        return whole.content, whole.tool_calls
+    begun = [
+        {"type": "thinking", "thinking": "", "signature": ""},
+        THOUGHTS[1],
+        {"type": "text", "text": ""},
+        *({**tool, "input": {}} for tool in tools),
+    ]
+    deltas = [
+        (0, {"type": "thinking_delta", "thinking": "Let me "}),
+        (0, {"type": "thinking_delta", "thinking": "look."}),
+        (0, {"type": "signature_delta", "signature": "SIG=="}),
+        (2, {"type": "text_delta", "text": "I look."}),
+        (3, {"type": "input_json_delta", "partial_json": '{"q":'}),
+        (3, {"type": "input_json_delta", "partial_json": '"a"}'}),
+    ]
+    events: list[JsonObject] = []
+    for index, block in enumerate(begun):
+        events.append({"type": "content_block_start", "index": index, "content_block": block})
+        events += [{"type": "content_block_delta", "index": i, "delta": d} for i, d in deltas if i == index]
+    events += [{"type": "message_delta", "delta": {"stop_reason": "tool_use"}}, {"type": "message_stop"}]
+    reader = wire.reader()
+    list(reader.feed(b"".join(b"data: " + orjson.dumps(event) + b"\n\n" for event in events)))
+    reply = reader.finish()
+    return reply.content, reply.tool_calls
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("resumed", [False, True])
+def test_thoughts_go_back_unchanged_before_the_calls_that_they_led_to(stream, resumed):
+    """Anthropic refuses the tool loop of a thinking model without them; records of durable runs have them."""
+    wire = anthropic_wire(parameters=THINKING)
+    said, calls = thoughtful_reply(wire, stream)
+    if resumed:
+        kept = orjson.loads(orjson.dumps(completion_to_json(CompletionResult(said, calls))))
+        calls = completion_of(kept).tool_calls
+    assert [(call.id, orjson.loads(call.arguments)) for call in calls] == [("t1", {"q": "a"}), ("t2", {})]
+    results = (Message("tool", "one", tool_call_id="t1"), Message("tool", "two", tool_call_id="t2"))
+    loop = (Message("user", "Go."), Message("assistant", said, calls), *results)
+    body = sent(wire, *loop, tools=(TOOL,))
+    blocks = body["messages"][1]["content"]
+    assert blocks[:2] == THOUGHTS
+    assert [block["type"] for block in blocks[2:]] == ["text", "tool_use", "tool_use"]
+    assert body["thinking"] == THINKING["thinking"]
+
+
+def test_another_model_gets_no_thoughts_and_begins_none_amid_a_tool_loop():
+    said, calls = thoughtful_reply(anthropic_wire(), stream=False)
+    loop = (
+        Message("user", "Go."),
+        Message("assistant", said, calls),
+        Message("tool", "1", tool_call_id="t1"),
+    )
+    other = AnthropicWire(AnthropicOptions(model="other", parameters=THINKING))
+    body = sent(other, *loop, tools=(TOOL,))
+    assert [block["type"] for block in body["messages"][1]["content"]] == ["text", "tool_use", "tool_use"]
+    assert "thinking" not in body
+    assert "thinking" in sent(other, *loop, Message("user", "And now?"), tools=(TOOL,))
+    assert "SIG" not in str(sent(openai_wire(), *loop))
+    assert "SIG" not in str(sent(GeminiWire(GeminiOptions(model="gemini-3-pro")), *loop))
 
 
 def test_results_of_parallel_calls_are_one_message_and_roles_take_turns():
