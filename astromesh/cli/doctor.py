@@ -53,11 +53,16 @@ class Finding(NamedTuple):
 def doctor(places: tuple[Path, Path], *, as_json: bool) -> int:
     """Prints what was found; answers 2 where an agent cannot run, else 0."""
     configure_logging("error")
-    findings = [*_versions(), *_extras(), _data_folder(places[1]), *asyncio.run(_agents(places))]
+    findings = [*_versions(), *_extras(), _data_folder(places[1]), *asyncio.run(look(places))]
     if as_json:
         print_json([finding._asdict() for finding in findings])
     else:
         _tell(findings)
+    return code_of(findings)
+
+
+def code_of(findings: list[Finding]) -> int:
+    """The exit code."""
     return CALL_WRONG if any(finding.state == "failed" for finding in findings) else 0
 
 
@@ -115,7 +120,8 @@ def _data_folder(folder: Path) -> Finding:
 # -- the configuration and what it needs ---------------------------------------------------------------------
 
 
-async def _agents(places: tuple[Path, Path]) -> list[Finding]:
+async def look(places: tuple[Path, Path]) -> list[Finding]:
+    """What the configuration says, and what becomes of it when it is opened."""
     configuration = load_configuration(places[0], Plugins())
     findings = [*_configuration(configuration)]
     if configuration.faults:

@@ -1,17 +1,15 @@
-"""A key that a service refuses, and one that cannot be tried: what `doctor`, readiness and the terminal show."""
+"""A key that a service refuses, one that cannot be tried: what `doctor`, readiness and the terminal show."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from astromesh.cli.doctor import doctor
+from astromesh.cli.doctor import Finding, code_of, look
 from astromesh.cli.printer import tell_of_fallback
 from astromesh.runtime.engine import AgentRuntime
 from astromesh.runtime.readiness import readiness
@@ -39,28 +37,24 @@ def agent_at(folder: Path, endpoint: str) -> Path:
     return write(folder, manifest(model={"primary": first, "fallback": [{"provider": "embedded"}]}))
 
 
-async def found(folder: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, dict[str, Any]]:
-    code = await asyncio.to_thread(doctor, (folder, folder / "data"), as_json=True)
-    return code, {one["subject"]: one for one in json.loads(capsys.readouterr().out)}
+async def found(folder: Path) -> tuple[int, dict[str, Finding]]:
+    findings = await look((folder, folder / "data"))
+    return code_of(findings), {one.subject: one for one in findings}
 
 
-async def test_doctor_marks_a_model_that_answers_401_though_the_agent_can_run(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_doctor_marks_a_model_that_answers_401_though_the_agent_can_run(tmp_path: Path) -> None:
     async with service(401) as endpoint:
-        code, said = await found(agent_at(tmp_path, endpoint), capsys)
-    assert (said["provider:openai/m"]["state"], said["helper: openai/m"]["state"]) == ("wrong", "wrong")
-    assert "answered 401" in said["helper: openai/m"]["detail"]
-    assert (said["helper"]["state"], said["helper: embedded"]["state"], code) == ("ok", "ok", 0)
+        code, said = await found(agent_at(tmp_path, endpoint))
+    assert (said["provider:openai/m"].state, said["helper: openai/m"].state) == ("wrong", "wrong")
+    assert "answered 401" in said["helper: openai/m"].detail
+    assert (said["helper"].state, said["helper: embedded"].state, code) == ("ok", "ok", 0)
 
 
-async def test_doctor_says_where_a_key_could_not_be_tried(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_doctor_says_where_a_key_could_not_be_tried(tmp_path: Path) -> None:
     async with service(404) as endpoint:
-        code, said = await found(agent_at(tmp_path, endpoint), capsys)
-    assert (said["helper: openai/m"]["state"], code) == ("note", 0)
-    assert said["helper: openai/m"]["detail"] == "could not be checked: GET /models answered 404"
+        code, said = await found(agent_at(tmp_path, endpoint))
+    assert (said["helper: openai/m"].state, code) == ("note", 0)
+    assert said["helper: openai/m"].detail == "could not be checked: GET /models answered 404"
 
 
 async def test_an_open_circuit_is_shown_and_leaves_the_server_ready_while_a_fallback_answers(
