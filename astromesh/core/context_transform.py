@@ -14,10 +14,11 @@ from typing import Any
 import orjson
 from jinja2 import ChainableUndefined, TemplateError, Undefined, pass_context
 from jinja2.runtime import Context
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 from markupsafe import Markup
 
 from astromesh.abc.deps import Transform
+from astromesh.core.template_costs import MAX_STEPS, STEPS
+from astromesh.core.templates import Sandbox
 from astromesh.errors import ConfigError, ToolFailed
 from astromesh.types import JsonObject
 
@@ -50,7 +51,9 @@ def compile_transform(template: str) -> Transform:
     def transform(arguments: Mapping[str, Any]) -> JsonObject:
         values: list[Any] = []
         try:
-            text = compiled.render({**arguments, "arguments": dict(arguments), _VALUES: values})
+            text = compiled.render(
+                {**arguments, "arguments": dict(arguments), _VALUES: values, STEPS: [MAX_STEPS]}
+            )
             return _read(_filled(text, values))
         except ToolFailed:
             raise
@@ -102,4 +105,12 @@ def _read(text: str) -> JsonObject:
     return context
 
 
-_ENVIRONMENT = ImmutableSandboxedEnvironment(undefined=ChainableUndefined, finalize=_mark, autoescape=False)
+@pass_context
+def _to_json(context: Context, value: Any, indent: int | None = None) -> Markup:
+    return Markup(_text_of_json(context, value, indent))  # noqa: S704 - marks what is JSON already
+
+
+_ENVIRONMENT = Sandbox(finalize=_mark)
+_ENVIRONMENT.undefined = ChainableUndefined
+_text_of_json = _ENVIRONMENT.filters["tojson"]
+_ENVIRONMENT.filters["tojson"] = _to_json

@@ -7,21 +7,18 @@ bounded all the same: steps of loops and calls, and the length of texts.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
-from functools import lru_cache, wraps
+from collections.abc import Callable, Iterator, Mapping, Sized
+from functools import lru_cache
 from types import CodeType
 from typing import Any, NamedTuple, NoReturn, cast
 
-import orjson
 from jinja2 import (
     ChainableUndefined,
     StrictUndefined,
     Template,
     TemplateSyntaxError,
-    Undefined,
     meta,
     nodes,
-    pass_context,
 )
 from jinja2.exceptions import SecurityError, TemplateError
 from jinja2.runtime import Context
@@ -29,24 +26,33 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import missing
 
 from astromesh.config.seams import TemplateFault
+from astromesh.core.template_costs import (
+    MAX_OUTPUT,
+    MAX_RANGE,
+    MAX_STEPS,
+    RECORDS,
+    STEPS,
+    bounded,
+    counted,
+    cut,
+    joined,
+    one_round,
+    paid,
+    pay_call,
+    too_long,
+    written,
+)
+from astromesh.core.template_filters import (
+    ANSWER_TEXTS,
+    METHODS,
+    bounded_method,
+    filters,
+    given_to_json,
+    may_be_called,
+    tests,
+)
 from astromesh.errors import InvalidManifest, TemplateFailed
-from astromesh.types import Message, SemanticResult
 
-#: characters of a rendered text, and of any text on the way to it
-MAX_OUTPUT = 1_000_000
-#: steps of loops, and calls, in one rendering
-MAX_STEPS = 100_000
-MAX_RANGE = 10_000
-MAX_BITS = 4_096
-#: of `center`, `indent` and `wordwrap`
-MAX_WIDTH = 1_000
-
-#: names in templates that nobody else may use
-_STEPS = "_steps"
-#: what templates read fields of
-_RECORDS = frozenset({Message, SemanticResult})
-#: methods of strings that make long texts of short ones
-_INFLATING = frozenset({"center", "expandtabs", "format", "format_map", "ljust", "rjust", "zfill"})
 _NOT_HERE: dict[type[nodes.Node], str] = {
     nodes.Extends: "extends",
     nodes.FromImport: "import",
@@ -54,12 +60,27 @@ _NOT_HERE: dict[type[nodes.Node], str] = {
     nodes.Include: "include",
 }
 
+#: filters that are written into every template
+_COSTS: dict[str, Any] = {
+    "_counted": counted,
+    "_cut": cut,
+    "_joined": joined,
+    "_paid": paid,
+    "_round": one_round,
+    "_tojson": given_to_json,
+    "_written": written,
+}
+#: what can make values that hold one thing many times, whose texts are longer than what they take
+_BUILDERS = (nodes.List, nodes.Tuple, nodes.Dict, nodes.Add, nodes.Mul, nodes.Call, nodes.Filter)
+_REPEATING = frozenset({"batch", "groupby", "map", "slice", "sum"})
+
 #: what expressions raise on values that they were not written for
 _FAILURES = (
     TemplateError,
     ArithmeticError,
     AttributeError,
     LookupError,
+    MemoryError,
     RecursionError,
     TypeError,
     ValueError,
@@ -114,23 +135,28 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     intercepted_binops = frozenset({"*", "**", "+", "%"})
 
-    def __init__(self) -> None:
-        super().__init__(undefined=SilentUndefined, autoescape=False)
+    def __init__(self, finalize: Callable[..., Any] | None = None) -> None:
+        super().__init__(undefined=SilentUndefined, autoescape=False, finalize=finalize)
         self.globals["range"] = _range
         self.globals.pop("lipsum")
-        self.filters.update(tojson=_to_json, _bounded=_bounded, _steps=_counted)
-        for name in ("center", "indent", "wordwrap"):
-            self.filters[name] = _narrow(self.filters[name])
-        self.filters.pop("format")
+        self.filters = {**filters(), **_COSTS}
+        self.tests = tests()
 
     def getattr(self, obj: Any, attribute: str) -> Any:
-        if type(obj) in _RECORDS and attribute[0] != "_":  # the common case, made fast: plain fields
+        # the common cases, made fast: plain fields and keys
+        kind = type(obj)
+        if kind is dict:
+            if attribute not in METHODS[dict]:
+                value = obj.get(attribute, missing)
+                if value is not missing:
+                    return value
+        elif kind in RECORDS and attribute[0] != "_":
             value = getattr(obj, attribute, missing)
             return value if value is not missing else self.undefined(obj=obj, name=attribute)
         return super().getattr(obj, attribute)
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        if isinstance(obj, str) and attr in _INFLATING:
+        if callable(value) and not may_be_called(obj, attr):
             return False
         return super().is_safe_attribute(obj, attr, value)
 
@@ -138,33 +164,52 @@ class Sandbox(ImmutableSandboxedEnvironment):
         """Only what is missing is silent; what is forbidden says so."""
         raise SecurityError(f"{attribute!r} of {type(obj).__name__!r} is not available in templates")
 
-    def wrap_str_format(self, value: Any) -> None:
-        """No `str.format`: a width in it makes a text of any length."""
+    def wrap_str_format(self, value: Any) -> Callable[..., Any] | None:
+        """Asked for what stands in a method's place: here for those that make long texts of short ones."""
+        return bounded_method(value)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        if operator == "**" and isinstance(right, int | float) and abs(right) > 64:
-            raise SecurityError("a power of more than 64")
-        if operator == "%" and isinstance(left, str):
-            raise SecurityError("formatting by %; use ~ to join texts")
-        if operator == "*" and isinstance(left, Sized) | isinstance(right, Sized):
-            sized, times = (left, right) if isinstance(left, Sized) else (right, left)
-            if isinstance(times, int) and len(sized) * times > MAX_OUTPUT:
-                _too_long()
-        return _bounded(super().call_binop(context, operator, left, right))
+        if operator == "*":
+            _refuse_repeats(left, right)
+        elif operator == "**":
+            _refuse_powers(right)
+        elif operator == "%":
+            _refuse_formatting(left)
+        return bounded(context, self.binop_table[operator](left, right))
 
     def call(self, context: Context, obj: Any, *args: Any, **kwargs: Any) -> Any:
-        _step(context, 1)
-        return super().call(context, obj, *args, **kwargs)
+        pay_call(context, obj)
+        return bounded(context, super().call(context, obj, *args, **kwargs))
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
-        """Every loop counts its steps, and joined texts are measured."""
+        """Loops count their rounds; what is written, joined, compared and cut is paid for."""
         template = super()._parse(source, name, filename)
-        for loop in template.find_all(nodes.For):
-            loop.iter = _filtered(cast("nodes.Expr", loop.iter), "_steps")
-        for concat in template.find_all(nodes.Concat):
-            concat.nodes = [_filtered(part, "_bounded") for part in concat.nodes]
+        shown = self._shown(template)
+        for loop in [*template.find_all(nodes.For)]:
+            loop.iter = _filtered(cast("nodes.Expr", loop.iter), "_counted")
+            if loop.recursive:
+                loop.body.insert(0, nodes.ExprStmt(_filtered(nodes.Const(0), "_round")))
+        for output in [*template.find_all(nodes.Output)]:
+            output.nodes = [_unless_paid(part, shown) for part in output.nodes]
+        for concat in [*template.find_all(nodes.Concat)]:
+            concat.nodes = [_filtered(nodes.List(concat.nodes, lineno=concat.lineno), "_joined")]
+        for compared in [*template.find_all(nodes.Compare)]:
+            compared.expr = _unless_paid(compared.expr, "_paid")
+            for operand in compared.ops:
+                operand.expr = _unless_paid(operand.expr, "_paid")
+        for item in [*template.find_all(nodes.Getitem)]:
+            if isinstance(item.arg, nodes.Slice):
+                item.node = _filtered(item.node, "_cut")
         template.set_environment(self)
         return template
+
+    def _shown(self, template: nodes.Template) -> str:
+        """The filter of what is written: lighter where nothing is made that is longer than what it takes."""
+        if self.finalize or any(map(_may_repeat, template.find_all(_BUILDERS))):
+            return "_paid"
+        for used in template.find_all(nodes.Filter):
+            used.name = "_tojson" if used.name == "tojson" else used.name
+        return "_written"
 
     def read(self, source: str) -> Read:
         """A template as far as its text tells."""
@@ -222,7 +267,7 @@ class Compiled:
             TemplateFailed: an expression fails on these values, or a bound is passed.
         """
         try:
-            return self._render({**values, _STEPS: [MAX_STEPS]})
+            return self._render({**values, STEPS: [MAX_STEPS]})
         except _FAILURES as error:
             line = self._line_of(error)
             where = f" in line {line}" if line else ""
@@ -236,7 +281,7 @@ class Compiled:
             parts.append(part)
             left -= len(part)
             if left < 0:
-                _too_long()
+                too_long()
         return "".join(parts)
 
     def _line_of(self, error: BaseException) -> int:
@@ -260,48 +305,43 @@ def _read(sandbox: Sandbox, source: str) -> Read:
     return sandbox.read(source)
 
 
-# -- what bounds it ----------------------------------------------------------------------------------------
-
-
 def _filtered(node: nodes.Expr, name: str) -> nodes.Filter:
     return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
 
 
-@pass_context
-def _counted(context: Context, values: Any) -> Any:
-    """What a loop goes over, paid for in steps."""
-    if isinstance(values, Undefined):
-        return values
-    if isinstance(values, Sized):
-        _step(context, len(values))
-        return values
-    return _one_by_one(context, values)
+def _unless_paid(node: nodes.Expr, name: str) -> nodes.Expr:
+    if isinstance(node, nodes.Const | nodes.TemplateData):
+        return node
+    return node if isinstance(node, nodes.Filter) and node.name in ANSWER_TEXTS else _filtered(node, name)
 
 
-def _one_by_one(context: Context, values: Iterable[Any]) -> Iterator[Any]:
-    for value in values:
-        _step(context, 1)
-        yield value
+def _may_repeat(node: nodes.Node) -> bool:
+    """Whether more than what the rendering was given, which is as long as it is, can become of this."""
+    if isinstance(node, nodes.Call):
+        return isinstance(node.node, nodes.Name) and node.node.name != "range"
+    if isinstance(node, nodes.Filter):
+        return node.name in _REPEATING
+    if isinstance(node, nodes.Add):  # with a number it is no list
+        return not any(
+            isinstance(side, nodes.Const) and type(side.value) is int for side in (node.left, node.right)
+        )
+    return getattr(node, "ctx", "load") == "load"
 
 
-def _step(context: Context, steps: int) -> None:
-    left = context.parent[_STEPS]
-    left[0] -= steps
-    if left[0] < 0:
-        raise SecurityError(f"more than {MAX_STEPS} steps of loops and calls")
+def _refuse_formatting(left: Any) -> None:
+    if isinstance(left, str | bytes):
+        raise SecurityError("formatting by %; use ~ to join texts")
 
 
-def _bounded(value: Any) -> Any:
-    if isinstance(value, Sized):
-        if len(value) > MAX_OUTPUT:
-            _too_long()
-    elif isinstance(value, int) and value.bit_length() > MAX_BITS:
-        raise SecurityError(f"a number of more than {MAX_BITS} bits")
-    return value
+def _refuse_powers(right: Any) -> None:
+    if isinstance(right, int | float) and abs(right) > 64:
+        raise SecurityError("a power of more than 64")
 
 
-def _too_long() -> NoReturn:
-    raise SecurityError(f"more than {MAX_OUTPUT} characters")
+def _refuse_repeats(left: Any, right: Any) -> None:
+    for sized, times in ((left, right), (right, left)):
+        if isinstance(times, int) and isinstance(sized, Sized) and len(sized) * times > MAX_OUTPUT:
+            too_long()
 
 
 def _range(*bounds: int) -> range:
@@ -309,26 +349,6 @@ def _range(*bounds: int) -> range:
     if len(numbers) > MAX_RANGE:
         raise SecurityError(f"a range of more than {MAX_RANGE} numbers")
     return numbers
-
-
-def _narrow(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A filter of the standard ones whose numbers stay small."""
-
-    @wraps(function)
-    def narrowed(*args: Any, **kwargs: Any) -> Any:
-        if any(isinstance(number, int) and number > MAX_WIDTH for number in (*args, *kwargs.values())):
-            raise SecurityError(f"a width of more than {MAX_WIDTH}")
-        return function(*args, **kwargs)
-
-    return narrowed
-
-
-def _to_json(value: Any, indent: int | None = None) -> str:
-    """JSON as a model reads it; the standard filter escapes for HTML."""
-    if isinstance(value, Undefined):
-        return "null"
-    option = orjson.OPT_NON_STR_KEYS | (orjson.OPT_INDENT_2 if indent else 0)
-    return orjson.dumps(value, default=str, option=option).decode()
 
 
 SANDBOX = Sandbox()

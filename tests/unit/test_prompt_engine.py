@@ -144,6 +144,10 @@ def test_a_sound_template_has_no_fault():
             "{% for a in [1, 2]|map('string') %}{% for b in range(9999) %}{% endfor %}{% endfor %}" * 6,
             "steps",
         ),
+        (
+            "{% for i in [1] recursive %}{{ loop(range(9999)) if loop.depth < 3 }}{% endfor %}",
+            "steps",
+        ),
         ("{% macro f(n) %}{{ f(n) }}{% endmacro %}{{ f(1) }}", "RecursionError|steps"),
         ("{% macro f(n) %}{% if n %}{{ f(n-1) }}{{ f(n-1) }}{% endif %}{% endmacro %}{{ f(40) }}", "steps"),
         ("{{ range(99999999) }}", "range"),

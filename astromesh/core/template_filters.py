@@ -1,0 +1,335 @@
+"""Filters, tests and methods of templates that are paid for, and look at sizes before they make texts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from functools import wraps
+from io import StringIO
+from pprint import PrettyPrinter
+from types import BuiltinMethodType, MethodType
+from typing import Any
+
+import orjson
+from jinja2 import Undefined, pass_context
+from jinja2.exceptions import SecurityError
+from jinja2.filters import FILTERS, do_join, do_replace, do_sum, make_attrgetter
+from jinja2.runtime import Context
+from jinja2.tests import TESTS
+from jinja2.utils import _PassArg
+
+from astromesh.core.template_costs import (
+    CHARS,
+    ITEMS,
+    MAX_OUTPUT,
+    MAX_RANGE,
+    MAX_WIDTH,
+    at_most,
+    bounded,
+    one_by_one,
+    paid,
+    pay_text,
+    step,
+    too_long,
+)
+
+Function = Callable[..., Any]
+
+#: characters that a step pays for, of filters that take long over each
+_SLOW, _SORTED = 5, 20
+_PRICES: tuple[tuple[int, str], ...] = (
+    (CHARS, "capitalize center e escape forceescape indent int lower safe string trim truncate upper"),
+    (CHARS, "urlencode wordcount"),
+    (_SORTED, "dictsort groupby max min sort unique"),
+    (_SLOW, "striptags title urlize wordwrap xmlattr"),
+)
+_OF_TEXTS = {name: chars for chars, names in _PRICES for name in names.split()}
+#: of whose results nothing more is to be paid
+ANSWER_TEXTS = frozenset(
+    {*_PRICES[0][1].split(), *_PRICES[1][1].split(), *_PRICES[3][1].split()} - {"int"}
+    | {"count", "join", "length", "replace", "round", "tojson", "_tojson"}
+)
+_OF_ITEMS = (
+    "batch", "first", "items", "list", "map", "reject", "rejectattr", "reverse", "round", "select",
+    "selectattr", "slice",
+)  # fmt: skip
+_COMPARISONS = (
+    "!=", "<", "<=", "==", ">", ">=", "eq", "equalto", "ge", "greaterthan", "gt", "in", "le", "lessthan",
+    "lt", "ne",
+)  # fmt: skip
+#: positions and names of numbers that sizes are made of, and the most that they may be
+_NUMBERS: dict[str, tuple[int, str, int]] = {
+    "batch": (0, "linecount", MAX_RANGE),
+    "center": (0, "width", MAX_WIDTH),
+    "round": (0, "precision", MAX_WIDTH),
+    "slice": (0, "slices", MAX_RANGE),
+    "truncate": (0, "length", MAX_OUTPUT),
+    "wordwrap": (0, "width", MAX_OUTPUT),
+}
+#: texts that filters put in again and again
+_MAX_PUT_IN = 100
+
+#: what may be called of values; the rest makes long values of short ones, or is of no use in a text
+METHODS: dict[type, frozenset[str]] = {
+    str: frozenset(
+        """capitalize casefold count endswith find index isalnum isalpha isascii isdecimal isdigit
+        isidentifier islower isnumeric isprintable isspace istitle isupper join lower lstrip partition
+        removeprefix removesuffix replace rfind rindex rpartition rsplit rstrip split splitlines startswith
+        strip swapcase title upper""".split()  # noqa: SIM905
+    ),
+    int: frozenset({"bit_count", "bit_length", "is_integer"}),
+    float: frozenset({"is_integer"}),
+    bytes: frozenset({"decode", "hex"}),
+    dict: frozenset({"copy", "get", "items", "keys", "values"}),
+    list: frozenset({"copy", "count", "index"}),
+    tuple: frozenset({"count", "index"}),
+}
+
+
+def may_be_called(value: Any, name: str) -> bool:
+    """Whether templates may call this method of a value of a built-in kind."""
+    for kind, names in METHODS.items():
+        if isinstance(value, kind):
+            return name in names
+    return True
+
+
+def bounded_method(method: Any) -> Function | None:
+    """The method of a string that looks at sizes first, for those that make long texts of short ones."""
+    if not isinstance(method, BuiltinMethodType | MethodType) or not isinstance(method.__self__, str):
+        return None
+    made = _METHODS.get(method.__name__)
+    return None if made is None else made(method.__self__)
+
+
+def filters() -> dict[str, Any]:
+    """The standard filters, which pay; without `format`, a width in which makes a text of any length."""
+    chosen: dict[str, Any] = dict(FILTERS)
+    chosen.pop("format")
+    for name, chars in _OF_TEXTS.items():
+        chosen[name] = _paying(chosen[name], _text_payer(chars))
+    for name in _OF_ITEMS:
+        chosen[name] = _paying(chosen[name], _pay_items)
+    for name, number in _NUMBERS.items():
+        chosen[name] = _narrow(chosen[name], *number)
+    for name, sized in _SIZED.items():
+        chosen[name] = _sized(chosen[name], sized)
+    return {**chosen, "join": _join, "pprint": _pprint, "replace": _replace, "sum": _sum, "tojson": _to_json}
+
+
+def tests() -> dict[str, Any]:
+    """The standard tests, of which those that compare pay."""
+    standard: dict[str, Any] = dict(TESTS)
+    return standard | {name: _comparing(standard[name]) for name in _COMPARISONS}
+
+
+# -- how they pay ------------------------------------------------------------------------------------------
+
+
+def _text_payer(chars: int) -> Callable[[Context, Any], Any]:
+    def pay(context: Context, value: Any) -> Any:
+        if type(value) is str:
+            if len(value) > chars:
+                step(context, len(value) // chars)
+        elif isinstance(value, Iterator):
+            return one_by_one(context, (pay(context, item) for item in value))
+        else:
+            pay_text(context, value, chars)
+        return value
+
+    return pay
+
+
+def _pay_items(context: Context, value: Any) -> Any:
+    if isinstance(value, Undefined):
+        return value
+    if isinstance(value, Sized):
+        step(context, len(value) // ITEMS)
+        return value
+    return one_by_one(context, value) if isinstance(value, Iterator) else value
+
+
+_PASSED: dict[_PassArg | None, Callable[[Context], tuple[Any, ...]]] = {
+    None: lambda _: (),
+    _PassArg.context: lambda context: (context,),
+    _PassArg.eval_context: lambda context: (context.eval_ctx,),
+    _PassArg.environment: lambda context: (context.environment,),
+}
+
+
+def _paying(function: Function, pay: Callable[[Context, Any], Any]) -> Function:
+    passed = _PASSED[_PassArg.from_obj(function)]
+
+    if _PassArg.from_obj(function) is None:
+
+        @pass_context
+        def simple(context: Context, value: Any, *args: Any, **kwargs: Any) -> Any:
+            return bounded(context, function(pay(context, value), *args, **kwargs))
+
+        return simple
+
+    @pass_context
+    def paying(context: Context, value: Any, *args: Any, **kwargs: Any) -> Any:
+        made = function(*passed(context), pay(context, value), *args, **kwargs)
+        return bounded(context, made)
+
+    return paying
+
+
+def _comparing(test: Function) -> Function:
+    @pass_context
+    def comparing(context: Context, *values: Any) -> Any:
+        for value in values:
+            paid(context, value)
+        return test(*values)
+
+    return comparing
+
+
+def _narrow(function: Function, position: int, name: str, most: int) -> Function:
+    """A filter whose number stays small."""
+
+    @wraps(function)
+    def narrowed(first: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
+        at_most(f"a {name}", args[position] if len(args) > position else kwargs.get(name), most)
+        return function(first, value, *args, **kwargs)
+
+    return narrowed
+
+
+def _sized(function: Function, size: Callable[..., None]) -> Function:
+    """A filter that is told what would become too long."""
+
+    @wraps(function)
+    def sized(context: Context, value: Any, *args: Any, **kwargs: Any) -> Any:
+        size(value, *args, **kwargs)
+        return function(context, value, *args, **kwargs)
+
+    return sized
+
+
+# -- sizes before texts ------------------------------------------------------------------------------------
+
+
+def _size_of_replaced(text: str, old: str, new: str, count: int = -1) -> None:
+    if (len(text) + 1) * len(new) <= MAX_OUTPUT:
+        return
+    times = text.count(old) if count < 0 else min(count, text.count(old))
+    if len(text) + times * (len(new) - len(old)) > MAX_OUTPUT:
+        too_long()
+
+
+def _size_of_indented(text: Any, width: Any = 4, *_: Any, **__: Any) -> None:
+    at_most("a width", width, MAX_WIDTH)
+    columns = len(width) if isinstance(width, str) else width
+    if not isinstance(text, str) or not isinstance(columns, int) or len(text) * (columns + 1) <= MAX_OUTPUT:
+        return
+    if len(text) + len(text.splitlines()) * columns > MAX_OUTPUT:
+        too_long()
+
+
+def _size_of_put_in(_: Any, *args: Any, **kwargs: Any) -> None:
+    if any(isinstance(text, str) and len(text) > _MAX_PUT_IN for text in (*args, *kwargs.values())):
+        raise SecurityError(f"a text of more than {_MAX_PUT_IN} characters to put in again and again")
+
+
+_SIZED: dict[str, Callable[..., None]] = {
+    "indent": _size_of_indented,
+    "urlize": _size_of_put_in,
+    "wordwrap": _size_of_put_in,
+}
+
+
+def _within(context: Context, items: Iterable[Any], between: Any) -> list[Any]:
+    """What is to be joined, if it is not too long together."""
+    items = items if isinstance(items, Sized) else one_by_one(context, items)
+    apart, size, taken = pay_text(context, between) if between else 0, 0, []
+    for item in items:
+        size += apart + (len(item) if type(item) is str else pay_text(context, item))
+        if size > MAX_OUTPUT:
+            too_long()
+        taken.append(item)
+    step(context, size // CHARS + len(taken) // ITEMS)
+    return taken
+
+
+@pass_context
+def _join(context: Context, value: Any, d: Any = "", attribute: str | int | None = None) -> Any:
+    if attribute is not None:
+        value = map(make_attrgetter(context.environment, attribute), value)
+    return do_join(context.eval_ctx, _within(context, value, d), d)
+
+
+@pass_context
+def _replace(context: Context, s: Any, old: Any, new: Any, count: int | None = None) -> Any:
+    text, found, put = (
+        value if isinstance(value, str) else str(paid(context, value)) for value in (s, old, new)
+    )
+    _size_of_replaced(text, found, put, -1 if count is None else count)
+    return bounded(context, do_replace(context.eval_ctx, text, found, put, count))
+
+
+@pass_context
+def _sum(context: Context, iterable: Any, attribute: str | int | None = None, start: Any = 0) -> Any:
+    items = _pay_items(context, iterable)
+    if isinstance(start, int | float):
+        return bounded(context, do_sum(context.environment, items, attribute, start))
+    if attribute is not None:
+        items = map(make_attrgetter(context.environment, attribute), items)
+    total = start
+    for item in items:  # each sum is a copy of the one before
+        total = bounded(context, total + item)
+    return total
+
+
+class _Page(StringIO):
+    def write(self, text: str) -> int:
+        if self.tell() + len(text) > MAX_OUTPUT:
+            too_long()
+        return super().write(text)
+
+
+@pass_context
+def _pprint(context: Context, value: Any) -> str:
+    pay_text(context, value, _SLOW, indent=4)
+    page = _Page()
+    PrettyPrinter(stream=page).pprint(value)
+    return page.getvalue()[:-1]
+
+
+@pass_context
+def _to_json(context: Context, value: Any, indent: int | None = None) -> str:
+    """JSON as a model reads it; the standard filter escapes for HTML."""
+    if not indent and pay_text(context, value) > MAX_OUTPUT:
+        too_long()
+    return given_to_json(context, value, indent)
+
+
+@pass_context
+def given_to_json(context: Context, value: Any, indent: int | None = None) -> str:
+    """JSON of a value that holds nothing twice."""
+    if indent and pay_text(context, value, indent=2) > MAX_OUTPUT:
+        too_long()
+    if isinstance(value, Undefined):
+        return "null"
+    option = orjson.OPT_NON_STR_KEYS | (orjson.OPT_INDENT_2 if indent else 0)
+    return str(bounded(context, orjson.dumps(value, default=str, option=option).decode()))
+
+
+def _joining(between: str) -> Function:
+    @pass_context
+    def join(context: Context, items: Iterable[Any]) -> str:
+        return between.join(_within(context, items, between))
+
+    return join
+
+
+def _replacing(text: str) -> Function:
+    @pass_context
+    def replace(context: Context, old: str, new: str, count: int = -1) -> str:
+        _size_of_replaced(text, old, new, count)
+        return text.replace(old, new, count)
+
+    return replace
+
+
+_METHODS: Mapping[str, Callable[[str], Function]] = {"join": _joining, "replace": _replacing}
