@@ -101,7 +101,10 @@ def answer(error: AstromeshError) -> Response:
 
 def problem_response(error: AstromeshError, status: int, body: JsonObject) -> Response:
     """The answer; with `Retry-After` where trying again makes sense."""
-    return _response(status, body, getattr(error, "retry_after", 0.0))
+    seconds = getattr(error, "retry_after", 0.0)
+    # a session's budget that is used up stays so
+    forever = error.code == "budget_exhausted" and not seconds
+    return _response(status, body, None if forever else seconds)
 
 
 #: what pydantic says in words of its own
@@ -182,8 +185,10 @@ def _body(status: int, code: str, detail: str, trace_id: str = "") -> JsonObject
     }
 
 
-def _response(status: int, body: JsonObject, retry_after: float = 0.0) -> Response:
-    headers = {"retry-after": str(max(1, math.ceil(retry_after)))} if status in (429, 503) else {}
+def _response(status: int, body: JsonObject, retry_after: float | None = 0.0) -> Response:
+    headers: dict[str, str] = {}
+    if status in (429, 503) and retry_after is not None:
+        headers["retry-after"] = str(max(1, math.ceil(retry_after)))
     if status == 401:
         headers["www-authenticate"] = "Bearer"
     return Response(orjson.dumps(body), status, headers, "application/problem+json")

@@ -21,7 +21,7 @@ from astromesh.api.encoding import encoded
 from astromesh.api.errors import invalid, problem, public_failure
 from astromesh.api.outbox import Outbox
 from astromesh.api.schemas import MOST_SEQ, Query, SessionId
-from astromesh.errors import AstromeshError, InvalidInput, Overloaded, RunNotFound
+from astromesh.errors import AstromeshError, InvalidInput, Overloaded, RunNotFound, Unavailable
 from astromesh.runtime.agent import Agent
 from astromesh.runtime.audit import Entry
 from astromesh.runtime.engine import AgentRuntime
@@ -34,7 +34,7 @@ from astromesh.types import CallerContext, Event, JsonObject
 router = APIRouter()
 log = structlog.get_logger("astromesh.api")
 MOST_RUNS = 8
-UNKNOWN_AGENT = 4404
+UNKNOWN_AGENT, UNAVAILABLE = 4404, 4503
 SERVICE_RESTART = 1012
 _SUBPROTOCOL = "bearer."
 #: characters of an id that the audit log takes, and of a trace context
@@ -119,7 +119,7 @@ async def agent_socket(socket: WebSocket, agent_name: str) -> None:
         agent = runtime.agent(agent_name)
     except AstromeshError as missing:
         await socket.send_text(_text(_error(missing)))
-        await socket.close(UNKNOWN_AGENT)
+        await socket.close(UNAVAILABLE if isinstance(missing, Unavailable) else UNKNOWN_AGENT)
         return
     connection = Connection(socket, runtime, agent, caller)
     manager.register(connection)

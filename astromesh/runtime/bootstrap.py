@@ -136,7 +136,7 @@ async def open_runtime(  # noqa: PLR0913 (what a runtime is made of)
     """
     configuration.require_sound()
     detect_circular_refs(configuration.edges)
-    opened = Bootstrapped(configuration, Resources(), broken=dict(configuration.broken))
+    opened = Bootstrapped(configuration, Resources(), broken=_shown(configuration))
     try:
         await _Bootstrap(opened, plugins, data_dir, clock, run_agent, graphs, env).run()
     except BaseException:
@@ -266,7 +266,7 @@ class _Bootstrap:
             name, fault = manifest.name, _fault(error, manifest)
             if self._is_news(name, fault):
                 log.error("agent_unavailable", agent=name, error=str(fault))
-            self._opened.broken[name] = (fault,)
+            self._opened.broken[name] = (_within(self._opened.configuration.folder, fault),)
             if isinstance(error, StoreUnavailable):
                 self._opened.waiting.add(name)
             return error
@@ -495,6 +495,29 @@ def _fault(error: AstromeshError, manifest: AgentManifest) -> InvalidManifest:
     if isinstance(error, InvalidManifest):
         return error
     return InvalidManifest(str(error), file="" if isinstance(error, StoreError) else str(manifest.file))
+
+
+def _shown(configuration: Configuration) -> dict[str, tuple[InvalidManifest, ...]]:
+    """The faults of broken agents as clients may read them."""
+    return {
+        name: tuple(_within(configuration.folder, fault) for fault in faults)
+        for name, faults in configuration.broken.items()
+    }
+
+
+def _within(folder: Path, fault: InvalidManifest) -> InvalidManifest:
+    """The fault without where the configuration lies, which is nobody's business outside."""
+    place = f"{folder}/"
+    message = fault.message.replace(place, "") if folder.is_absolute() else fault.message
+    return InvalidManifest(
+        message,
+        file=fault.file.removeprefix(place),
+        line=fault.line,
+        column=fault.column,
+        key=fault.key,
+        hint=fault.hint,
+        rule=fault.rule,
+    )
 
 
 def _failing(error: AstromeshError) -> Ping:

@@ -163,6 +163,11 @@ async def test_pictures_reach_the_model(house: House) -> None:
     assert (inline.data, inline.media_type, linked.url) == (PIXEL, "image/png", "https://example.com/cat.png")
 
 
+def picture(url: str) -> dict[str, Any]:
+    parts = [{"type": "text", "text": "x"}, {"type": "image_url", "image_url": {"url": url}}]
+    return {"messages": [{"role": "user", "content": parts}]}
+
+
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     "tools": (
         {"tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}]},
@@ -179,6 +184,9 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         ]}]},
         "image_url.url",
     ),
+    "a text as a picture": (picture("data:text/plain;base64,aGk="), "'text/plain' is none of image/gif"),
+    "a picture that is no base64": (picture("data:image/png;base64,!!!!"), "is no base64"),
+    "an empty picture": (picture("data:image/png;base64,"), "is no base64"),
     "a format": ({"response_format": {"type": "json_object"}}, "output_schema"),
     "a session with a tab": ({"extra_headers": {"x-session-id": "a\tb"}}, "X-Session-Id"),
     "a long session": ({"extra_headers": {"x-session-id": "a" * 257}}, "X-Session-Id"),

@@ -270,6 +270,9 @@ async def test_one_broken_agent_is_503_and_the_others_run(tmp_path: Path) -> Non
         listed = {a["name"]: a for a in (await client.get("/v1/agents")).json()["agents"]}
     assert good.status_code == 200
     assert (bad.status_code, bad.json()["code"]) == (503, "agent_unavailable")
+    assert "manifest: agents/broken.agent.yaml:" in bad.json()["detail"]
+    assert listed["broken"]["errors"][0].startswith("agents/broken.agent.yaml:")
+    assert str(tmp_path) not in str([bad.json(), listed])
     assert listed["broken"]["status"] == "unavailable"
     assert "did you mean 'pattern'" in listed["broken"]["errors"][0].lower()
 

@@ -94,3 +94,17 @@ CIRCLE["self"] = CIRCLE
 )
 def test_every_value_has_a_form(value: Any, read: Any) -> None:
     assert json.loads(encoded(value)) == read
+
+
+def test_a_broken_agent_is_told_as_over_http_and_closed_as_unavailable(tmp_path: Path) -> None:
+    """Not as one that nobody knows; and where the configuration lies is told to no client."""
+    write(tmp_path, manifest(orchestration={"patern": "react"}))
+    runtime = AgentRuntime(tmp_path, data_dir=tmp_path / "data", env={})
+    with TestClient(create_app(runtime)) as client, client.websocket_connect(PATH) as socket:
+        frame = socket.receive_json()
+        closed = socket.receive()
+        answer = client.post("/v1/agents/helper/run", json=RUN).json()
+    assert frame == {"type": "error", "code": "agent_unavailable", "detail": answer["detail"]}
+    assert "agents/helper.agent.yaml:" in frame["detail"]
+    assert str(tmp_path) not in frame["detail"]
+    assert (closed["type"], closed["code"]) == ("websocket.close", 4503)

@@ -16,7 +16,7 @@ from astromesh.api.errors import INTERNAL, STATUS, answer, problem, public_failu
     [
         (errors.RateLimited("Slower.", 2.4), 429, "3"),
         (errors.BudgetExhausted("Used up.", 3600), 429, "3600"),
-        (errors.BudgetExhausted("Used up."), 429, "1"),
+        (errors.BudgetExhausted("Used up."), 429, None),
         (errors.Overloaded("Full."), 503, "1"),
         (errors.ShuttingDown("Later."), 503, "1"),
         (errors.AgentUnavailable("Broken."), 503, "1"),
