@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from astromesh.guardrails.pii_numbers import INVISIBLE
 from astromesh.guardrails.spans import Finding
 
 EMAIL = "[EMAIL]"
@@ -12,19 +13,26 @@ _LETTERS = (
     "A-Za-z\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u02af\u0370-\u060b\u060d-\u0dff\u10a0-\u10ff\u1e00-\u1fff"
     "\uff21-\uff3a\uff41-\uff5a"
 )
-_LOCAL = f"[{_LETTERS}0-9\uff10-\uff19_.%+'~-]"
-_LABEL = f"[{_LETTERS}0-9](?:[{_LETTERS}0-9-]{{0,61}}[{_LETTERS}0-9])?"
+_DIGIT, _DOT = "0-9\uff10-\uff19", ".\uff0e"
+_LOCAL = f"[{_LETTERS}{_DIGIT}{_DOT}{INVISIBLE}_%+'~\uff3f\uff0b\uff0d-]"
+_HIDDEN = f"[{INVISIBLE}]{{0,2}}"
+_LABEL = f"[{_LETTERS}{_DIGIT}](?:[{_LETTERS}{_DIGIT}{INVISIBLE}-]{{0,61}}[{_LETTERS}{_DIGIT}])?"
 _AT = "[@\uff20\ufe6b]"
+#: what an address does not begin with
+_LEADING = re.compile(f"[{_DOT}{INVISIBLE}%+'~\uff0b\uff0d-]*")
 
 #: characters of the part before the sign, and of a domain of five labels and a name of the top level
-LOCAL_LENGTH, DOMAIN_LENGTH = 64, 5 * 64 + 24
+LOCAL_LENGTH, DOMAIN_LENGTH = 64, 5 * 68 + 50
 _SIGN = re.compile(_AT)
 _BEFORE = re.compile(f"{_LOCAL}*")
-_DOMAIN = re.compile(f"(?:{_LABEL}\\.){{1,5}}(?:xn--[a-z0-9-]{{1,20}}|[{_LETTERS}]{{2,24}})")
+_DOMAIN = re.compile(
+    f"{_HIDDEN}(?:{_LABEL}{_HIDDEN}[{_DOT}]{_HIDDEN}){{1,5}}"
+    f"(?:xn--[a-z0-9-]{{1,20}}|[{_LETTERS}](?:[{INVISIBLE}]?[{_LETTERS}]){{1,23}})"
+)
 #: the beginning of one at the end of a text
 UNFINISHED = (
     f"{_LOCAL}{{1,{LOCAL_LENGTH}}}\\Z"
-    f"|{_LOCAL}{{0,{LOCAL_LENGTH}}}{_AT}[{_LETTERS}0-9.-]{{0,{DOMAIN_LENGTH}}}\\Z"
+    f"|{_LOCAL}{{0,{LOCAL_LENGTH}}}{_AT}[{_LETTERS}{_DIGIT}{_DOT}{INVISIBLE}-]{{0,{DOMAIN_LENGTH}}}\\Z"
 )
 
 
@@ -33,7 +41,7 @@ def next_email(text: str, start: int) -> Finding | None:
     for sign in _SIGN.finditer(text, start):
         at = sign.start()
         reversed_local = _BEFORE.match(text[max(start, at - LOCAL_LENGTH) : at][::-1])
-        local = reversed_local[0][::-1].lstrip(".%+'~-") if reversed_local else ""
+        local = _LEADING.sub("", reversed_local[0][::-1], count=1) if reversed_local else ""
         if local and (domain := _DOMAIN.match(text, sign.end())):
             return Finding(at - len(local), domain.end(), EMAIL)
     return None

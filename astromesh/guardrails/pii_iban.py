@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from unicodedata import normalize
 
-from astromesh.guardrails.pii_numbers import DASH, DOT, SPACE
+from astromesh.guardrails.pii_numbers import DASH, DOT, INVISIBLE, SPACE, visible
 from astromesh.guardrails.spans import Finding
 
 IBAN = "[IBAN]"
@@ -33,22 +34,26 @@ LENGTHS = {
     }.items()
     for country in countries.split()
 }
-_HEAD = re.compile(r"(?<![A-Za-z0-9])[A-Za-z]{2}\d\d")
+#: full-width ones, too, and digits of every script
+_LETTER = "A-Za-z\uff21-\uff3a\uff41-\uff5a"
+_SIGN = f"[{_LETTER}\\d]"
+_HIDDEN, _BETWEEN = f"[{INVISIBLE}]?", f"[{SPACE}{DASH}{DOT}]{{0,2}}"
+_HEAD = re.compile(f"(?<!{_SIGN})[{_LETTER}]{_HIDDEN}[{_LETTER}]{_HIDDEN}\\d{_HIDDEN}\\d")
 _REST = {
-    length: re.compile(f"(?:[{SPACE}{DASH}{DOT}]?[A-Za-z0-9]){{{length - 4}}}(?![A-Za-z0-9])")
+    length: re.compile(f"(?:{_BETWEEN}{_SIGN}){{{length - 4}}}(?!{_SIGN})")
     for length in set(LENGTHS.values())
 }
 #: the beginning of one at the end of a text
 UNFINISHED = (
-    rf"(?<![A-Za-z0-9])[A-Za-z](?:[A-Za-z](?:\d(?:\d(?:[{SPACE}{DASH}{DOT}]?[A-Za-z0-9]){{0,30}}"
-    rf"[{SPACE}{DASH}{DOT}]?)?)?)?\Z"
+    f"(?<!{_SIGN})[{_LETTER}]{_HIDDEN}(?:[{_LETTER}]{_HIDDEN}(?:\\d{_HIDDEN}(?:\\d(?:{_BETWEEN}{_SIGN}){{0,30}}"
+    f"{_BETWEEN})?)?)?\\Z"
 )
 
 
 def next_iban(text: str, start: int) -> Finding | None:
     """The first IBAN that begins at `start` or later."""
     for head in _HEAD.finditer(text, start):
-        length = LENGTHS.get(head[0][:2].upper())
+        length = LENGTHS.get(_plain(head[0])[:2])
         rest = _REST[length].match(text, head.end()) if length else None
         if rest and mod_97(head[0] + rest[0]):
             return Finding(head.start(), rest.end(), IBAN)
@@ -57,5 +62,10 @@ def next_iban(text: str, start: int) -> Finding | None:
 
 def mod_97(iban: str) -> bool:
     """The check digits (ISO 7064, MOD 97-10)."""
-    plain = "".join(char for char in iban if char.isalnum())
+    plain = "".join(char for char in _plain(iban) if char.isalnum())
     return int("".join(str(int(char, 36)) for char in plain[4:] + plain[:4])) % 97 == 1
+
+
+def _plain(text: str) -> str:
+    """In capitals, none of them full-width, without what nobody sees."""
+    return (text if text.isascii() else normalize("NFKC", visible(text))).upper()

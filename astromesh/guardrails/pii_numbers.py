@@ -15,7 +15,9 @@ import phonenumbers
 
 from astromesh.guardrails.spans import Finding
 
-SPACE = " \t\u00a0\u2000-\u200b\u202f\u205f\u2060\u3000"
+#: soft hyphens and what has no width: nobody sees them
+INVISIBLE = "\u00ad\u200b-\u200d\u2060\ufeff"
+SPACE = f" \t\u00a0\u2000-\u200a\u202f\u205f\u3000{INVISIBLE}"
 DASH = "\\-\u2010-\u2015\u2212\ufe63\uff0d"
 DOT = ".\u00b7\uff0e"
 SEPARATOR = f"[{SPACE}{DASH}{DOT}/()（）]"
@@ -28,7 +30,8 @@ CARD_DIGITS, PHONE_DIGITS = range(12, 20), range(7, 18)
 INTERNATIONAL_DIGITS = range(10, 16)
 
 _COUNTRY_CODES = frozenset(phonenumbers.COUNTRY_CODE_TO_REGION_CODE)
-_DIGITS = re.compile(r"\d+")
+_DIGITS = re.compile(f"\\d+(?:[{INVISIBLE}]{{1,3}}\\d+)*")
+_HIDDEN = re.compile(f"[{INVISIBLE}]+")
 _JOINED = re.compile(f"{SEPARATOR}{{1,3}}").fullmatch
 _PLUS_BEFORE = re.compile(f"({PLUS}[{SPACE}]?)({OPEN}[{SPACE}]?)?\\Z")
 _OPEN_BEFORE = re.compile(f"({OPEN}[{SPACE}]?)\\Z")
@@ -99,7 +102,12 @@ def groups_of(text: str, start: int) -> list[Group]:
 
 
 def _ascii(digits: str) -> str:
-    return digits if digits.isascii() else "".join(str(int(char)) for char in digits)
+    return digits if digits.isascii() else "".join(str(int(char)) for char in visible(digits))
+
+
+def visible(text: str) -> str:
+    """What is seen of a text."""
+    return text if text.isascii() else _HIDDEN.sub("", text)
 
 
 # -- cards and social security numbers ---------------------------------------------------------------------
@@ -139,7 +147,7 @@ def ssn_at(text: str, groups: Sequence[Group], index: int) -> Finding | None:
     area, pair, serial = row
     if not (area.opens and area.joined and pair.joined and serial.closes):
         return None
-    if text[area.end : pair.start] != text[pair.end : serial.start]:
+    if visible(text[area.end : pair.start]) != visible(text[pair.end : serial.start]):
         return None
     return Finding(area.start, serial.end, SSN) if is_ssn(area.digits, pair.digits, serial.digits) else None
 

@@ -94,6 +94,15 @@ PII = rule(PiiDetection)
         ("4111111111111111@example.com", "[EMAIL]"),
         ("4111 1111 1111 1111.john@example.com", "[CREDIT_CARD].[EMAIL]"),
         (f"212-555-0123-{'a' * 61}@x.de", "212-555-01[EMAIL]"),
+        ("DE８９ ３７０４ ００４４ ０５３２ ０１３０ ００", "[IBAN]"),
+        ("ＤＥ89370400440532013000 and ｇｂ82ＷＥＳＴ12345698765432.", "[IBAN] and [IBAN]."),
+        ("DE٨٩٣٧٠٤٠٠٤٤٠٥٣٢٠١٣٠٠٠", "[IBAN]"),
+        ("D\u200bE89\u00ad370400 \u200b440532013000", "[IBAN]"),
+        ("123\u200b-45-6789, 1\u200d23-45\ufeff-67\u206089", "[SSN], [SSN]"),
+        ("b\u200bob@exam\u200bple.com", "[EMAIL]"),
+        ("(\u200bbob\u200b@\u200bexample\u2060.\u2060c\u00adom)", "(\u200b[EMAIL])"),
+        ("bob＠example．com, ｂｏｂ．ｌ＠ｅｘａｍｐｌｅ１．ｃｏｍ", "[EMAIL], [EMAIL]"),
+        ("4111\u200b1111 1111\u200b11\u200c11, 21\u200b2-555-01\u200b87", "[CREDIT_CARD], [PHONE]"),
     ],
 )
 def test_personal_data_is_redacted_however_it_is_written(text, redacted):
