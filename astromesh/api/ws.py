@@ -12,6 +12,7 @@ import structlog
 from fastapi import APIRouter, WebSocket, WebSocketDisconnect
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
+from astromesh.abc.durable import ENDED
 from astromesh.api import errors
 from astromesh.api.access import viewer_of
 from astromesh.api.audit import act_noted
@@ -132,7 +133,9 @@ async def agent_socket(socket: WebSocket, agent_name: str) -> None:
 class Connection:
     """One socket: a reader, a writer while there is something to write, and up to eight runs."""
 
-    __slots__ = ("_agent", "_caller", "_listeners", "_outbox", "_runs", "_runtime", "_writer", "socket")
+    __slots__ = (
+        "_agent", "_caller", "_ends", "_listeners", "_outbox", "_runs", "_runtime", "_writer", "socket",
+    )  # fmt: skip
 
     def __init__(self, socket: WebSocket, runtime: AgentRuntime, agent: Agent, caller: CallerContext) -> None:
         self.socket = socket
@@ -143,6 +146,8 @@ class Connection:
         self._writer: asyncio.Task[None] | None = None
         self._runs: set[asyncio.Task[None]] = set()
         self._listeners: dict[str, _Listener] = {}
+        #: by run: who waits for the end of one that was cancelled here and is heard elsewhere
+        self._ends: dict[str, asyncio.Task[None]] = {}
 
     async def serve(self) -> None:
         """Until the client leaves; then its runs are cancelled unless the agent lets them go on."""
@@ -194,7 +199,7 @@ class Connection:
             self._say(_crashed(error))
 
     async def _cancel(self, run_id: str) -> None:
-        stopped = False
+        stopped, told = False, run_id in self._listeners or run_id in self._ends
         try:
             stopped = await self._runtime.runs.stop(run_id, viewer_of(self._caller))
         finally:
@@ -202,6 +207,25 @@ class Connection:
             await act_noted(self.socket.app.state.audit, self._caller, entry)
         if not stopped:
             raise RunNotFound(f"The run {run_id!r} has ended.")
+        if not told:
+            self._ends[run_id] = asyncio.create_task(self._tell_end(run_id))
+
+    async def _tell_end(self, run_id: str) -> None:
+        """Answers the cancel of a run that this socket does not hear, once the run has ended."""
+        try:
+            state: JsonObject = {"status": "running"}
+            while state["status"] not in ENDED:  # a tool may take its time to let go
+                state = await self._runtime.runs.cancel(run_id, viewer_of(self._caller))
+            if state["status"] != "cancelled":
+                raise RunNotFound(f"The run {run_id!r} has ended.")
+            said = (state["result"] or {}).get("response", "")
+            self._say({"type": "cancelled", "response": said, "run_id": run_id})
+        except AstromeshError as error:
+            self._say(_error(error))
+        except Exception as error:  # noqa: BLE001  border of a frame: nobody else would hear of it
+            self._say(_crashed(error))
+        finally:
+            self._ends.pop(run_id, None)
 
     async def _resume(self, run_id: str, after: int) -> None:
         """A run's frames from one on; where this socket hears it already, from now on instead of then."""
@@ -213,6 +237,8 @@ class Connection:
         listener.leave = await self._runtime.runs.follow(run_id, viewer, after, listener)
         if before is not None:
             before.end()
+        if listener.leave is None and not listener.heard:
+            raise InvalidInput(f"The run {run_id!r} has ended; there is nothing behind {after}.")
 
     async def _leave(self) -> None:
         if self._outbox is not None:
@@ -221,6 +247,8 @@ class Connection:
             listener.end()
         if self._writer is not None:
             self._writer.cancel()
+        for end in self._ends.values():
+            end.cancel()
         if self._agent.outlives_its_client:
             return
         for task in (running := tuple(self._runs)):
@@ -262,11 +290,13 @@ class _Listener:
         self._outbox: Outbox | None = outbox
         self._known = known
         self.leave: Callable[[], None] | None = None
+        self.heard = False
 
     def send(self, event: Event) -> None:
         if self._outbox is None:
             return
         self._outbox.send(event)
+        self.heard = True
         if event.type in TERMINAL:
             self._known.pop(event.run_id, None)
         else:

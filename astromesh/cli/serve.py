@@ -26,7 +26,7 @@ from astromesh.cli.draining import drain_first
 from astromesh.cli.folders import CONFIG, DATA
 from astromesh.cli.listening import BACKLOG, listen, url_of
 from astromesh.cli.output import note
-from astromesh.cli.protocol import BoundedHttp
+from astromesh.cli.protocol import BoundedHttp, TextSockets
 from astromesh.config.configuration import Configuration
 from astromesh.config.runtime import RuntimeSpec
 from astromesh.errors import ConfigError
@@ -97,7 +97,7 @@ def settings(app: FastAPI | str, spec: RuntimeSpec, workers: int = 1) -> uvicorn
     """
     return uvicorn.Config(
         app, factory=isinstance(app, str), workers=workers, backlog=BACKLOG,
-        loop="uvloop", http=BoundedHttp, ws="websockets-sansio", lifespan="on", interface="asgi3",
+        loop="uvloop", http=BoundedHttp, ws=TextSockets, lifespan="on", interface="asgi3",
         ws_max_size=spec.api.max_body_bytes, ws_per_message_deflate=False,
         access_log=False, log_config=None, server_header=False, proxy_headers=False,
         timeout_graceful_shutdown=_GRACE_OF_ANSWERS,

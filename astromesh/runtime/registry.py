@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 
 from astromesh.abc.clock import Clock
 from astromesh.abc.events import EventSink
-from astromesh.errors import EventsGone, RunNotFound
+from astromesh.errors import EventsGone, InvalidInput, RunNotFound
 from astromesh.telemetry.runs import RunLog, RunLogs
 from astromesh.types import JsonObject, Usage
 
@@ -57,6 +57,10 @@ class Runs(Protocol):
         """Sends the events behind `after`, then those that come.
 
         Answers what ends the sending, or None where the run has ended and nothing will come.
+
+        Raises:
+            RunNotFound, EventsGone
+            InvalidInput: the run goes on, and has not come to an event `after` yet.
         """
 
     async def cancel(self, run_id: str, viewer: Viewer) -> JsonObject:
@@ -100,11 +104,13 @@ class RunRegistry:
         log = self._find(run_id, viewer)
         if log.ended_at is not None and self._clock.monotonic() - log.ended_at > KEPT_SECONDS:
             raise EventsGone(f"Events are kept for {KEPT_SECONDS:g} s; GET /v1/runs/{run_id} has the result.")
-        stream = log.stream
-        for event in log.after(after):
+        stream, events = log.stream, log.after(after)
+        for event in events:
             sink.send(event)
         if stream is None:
             return None
+        if not events and after > log.gone and not log.after(after - 1):
+            raise not_so_far(run_id, after)
         stream.add(sink)
         return lambda: stream.remove(sink)
 
@@ -139,6 +145,13 @@ class RunRegistry:
         if self._logs.is_gone(run_id, *viewer):
             raise EventsGone(f"The run {run_id!r} is no longer kept.")
         raise RunNotFound(f"There is no run {run_id!r}.")
+
+
+def not_so_far(run_id: str, after: int) -> InvalidInput:
+    """Who follows a run from a number on that it has not reached would hear nothing, perhaps for ever."""
+    return InvalidInput(
+        f"The run {run_id!r} has not come to an event {after} yet; resume behind one you have seen."
+    )
 
 
 def _fits(log: RunLog, wanted: RunFilter) -> bool:

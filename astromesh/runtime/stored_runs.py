@@ -14,7 +14,7 @@ from astromesh.runtime.decisions import decided
 from astromesh.runtime.durable import DurableRuns
 from astromesh.runtime.elsewhere import Elsewhere
 from astromesh.runtime.notes import Notes
-from astromesh.runtime.registry import RunFilter, RunRegistry, Viewer, iso
+from astromesh.runtime.registry import RunFilter, RunRegistry, Viewer, iso, not_so_far
 from astromesh.telemetry.stream import TERMINAL
 from astromesh.types import CallerContext, JsonObject, Usage
 
@@ -80,6 +80,12 @@ class StoredRuns:
         if row.status in ENDED:
             await follower.read()
             return None
+        if after:
+            seen = await self._store.events(row.run_id, after - 1, 1)
+            if not seen:
+                raise not_so_far(run_id, after)
+            if seen[0].type in TERMINAL:
+                return None
         return follower.start()
 
     async def _follow_plain(
