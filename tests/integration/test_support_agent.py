@@ -28,3 +28,17 @@ async def test_the_support_agent_answers_from_the_knowledge_folder(tmp_path):
         answer = await runtime.run("support-agent", "How do I descale the teapot?", "s2")
         assert "vinegar" in answer.response
         assert "teapot.md" in answer.response
+
+
+async def test_the_support_agent_names_its_own_addresses_and_protects_what_is_secret(tmp_path):
+    """Contacts of the knowledge are in the answer; a card in the knowledge is not, nor what a user typed."""
+    shutil.copytree(CONFIG, tmp_path / "config")
+    (tmp_path / "config" / "knowledge" / "teapot.md").write_text(
+        "# Teapot\n\n## Pay for the teapot\n\nPay for the teapot with 4111 1111 1111 1111.\n"
+    )
+    async with AgentRuntime(tmp_path / "config", data_dir=tmp_path / "data", env={}) as runtime:
+        answer = await runtime.run("support-agent", "How can I contact support? I am bob@example.com", "s1")
+        assert "support@acmedesk.example" in answer.response
+        assert "bob@" not in answer.response
+        answer = await runtime.run("support-agent", "How do I pay for the teapot?", "s2")
+        assert "[CREDIT_CARD]" in answer.response
