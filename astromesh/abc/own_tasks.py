@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import ctypes
 from collections.abc import Awaitable, Callable
-from functools import partial
 from typing import Any, TypeAlias
 
 #: seconds in which a cancelled coroutine tidies up before it is left behind
@@ -23,26 +22,26 @@ class OwnTasks:
 
     def __init__(self, moment: float = MOMENT) -> None:
         self._moment = moment
-        self._left: dict[asyncio.Task[Outcome], object] = {}
+        self._left: dict[asyncio.Task[None], object] = {}
 
     def hanging(self, function: object) -> int:
         """Calls of a function that were left behind and go on."""
         return sum(one is function for one in self._left.values()) if self._left else 0
 
     async def run(
-        self, call: Callable[[], Awaitable[Any]], function: object, on_left: Callable[[], None]
+        self, call: Callable[[], Awaitable[Any]], function: object, on_left: Callable[..., None], *told: Any
     ) -> Any:
         """What `call` answers or raises.
 
         Args:
             function: what is called.
-            on_left: told where the call goes on although its caller was cancelled.
+            on_left: called with `told` where the call goes on although its caller was cancelled.
         """
         loop = asyncio.get_running_loop()
-        task, ended = loop.create_task(_outcome(call)), loop.create_future()
-        task.add_done_callback(partial(_tell, ended))
+        ended: asyncio.Future[Outcome] = loop.create_future()
+        task = loop.create_task(_outcome(call, ended))
         try:
-            await ended
+            value, error = await ended
         except asyncio.CancelledError:
             task.cancel()
             try:
@@ -50,9 +49,8 @@ class OwnTasks:
             finally:  # cancelled once more: there is no moment left
                 if not task.done():
                     self._leave(task, function)
-                    on_left()
+                    on_left(*told)
             raise
-        value, error = task.result()
         if error is None:
             return value
         try:
@@ -60,7 +58,7 @@ class OwnTasks:
         finally:
             del error  # its traceback holds this frame
 
-    def _leave(self, task: asyncio.Task[Outcome], function: object) -> None:
+    def _leave(self, task: asyncio.Task[None], function: object) -> None:
         self._left[task] = function
         task.add_done_callback(self._came_back)
         # An event loop that closes waits for every task it knows. And a coroutine that is thrown away is
@@ -68,25 +66,23 @@ class OwnTasks:
         asyncio.tasks._unregister_task(task)  # noqa: SLF001  public to who writes event loops
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(task))
 
-    def _came_back(self, task: asyncio.Task[Outcome]) -> None:
+    def _came_back(self, task: asyncio.Task[None]) -> None:
         self._left.pop(task, None)
         ctypes.pythonapi.Py_DecRef(ctypes.py_object(task))
 
 
-async def _outcome(call: Callable[[], Awaitable[Any]]) -> Outcome:
-    """What came out of it; raised here, a `SystemExit` would end the event loop."""
+async def _outcome(call: Callable[[], Awaitable[Any]], ended: asyncio.Future[Outcome]) -> None:
+    """Tells what came out of it; raised here, a `SystemExit` would end the event loop."""
     try:
-        return await call(), None
-    except asyncio.CancelledError:
-        raise
+        _tell(ended, (await call(), None))
     except GeneratorExit as raised:  # cannot be raised through a coroutine
         error = RuntimeError("raised GeneratorExit")
         error.__cause__ = raised
-        return None, error
+        _tell(ended, (None, error))
     except BaseException as raised:  # noqa: BLE001 (handed to the caller)
-        return None, raised
+        _tell(ended, (None, raised))
 
 
-def _tell(ended: asyncio.Future[None], _task: asyncio.Task[Outcome]) -> None:
+def _tell(ended: asyncio.Future[Outcome], outcome: Outcome) -> None:
     if not ended.done():
-        ended.set_result(None)
+        ended.set_result(outcome)

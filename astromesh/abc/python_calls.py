@@ -57,14 +57,24 @@ class PythonCalls:
             CancelledError: with a `ToolBusy` as its argument where the call had not begun by then.
         """
         self._refuse(function, name)
-        left = partial(self._note, function, name, on_left)
         bound = partial(function, *places, **named)
         if is_async:
-            return await self._own_tasks.run(bound, function, left)
-        result = await self._in_thread(bound, function, name, left)
+            return await self._own_tasks.run(bound, function, self._note, function, name, on_left)
+        # the caller's context variables (tracing, CallerContext) are visible in the thread
+        job = self._threads.start(partial(contextvars.copy_context().run, bound), (function, name))
+        try:
+            result = await job.future
+        except asyncio.CancelledError as error:
+            state = self._threads.give_up(job)
+            if state == "running":
+                self._note(function, name, on_left)
+            elif state == "waiting":
+                error.args = (self._not_started(name),)
+            raise
         if not inspect.isawaitable(result):
             return result
-        return await self._own_tasks.run(partial(_awaited, result), function, left)
+        awaited = partial(_awaited, result)
+        return await self._own_tasks.run(awaited, function, self._note, function, name, on_left)
 
     def _refuse(self, function: object, name: str) -> None:
         hanging = self._hanging(function)
@@ -75,21 +85,6 @@ class PythonCalls:
 
     def _hanging(self, function: object) -> int:
         return self._threads.hanging(function) + self._own_tasks.hanging(function)
-
-    async def _in_thread(
-        self, bound: Callable[[], Any], function: object, name: str, left: Callable[[], None]
-    ) -> Any:
-        # the caller's context variables (tracing, CallerContext) are visible in the thread
-        job = self._threads.start(partial(contextvars.copy_context().run, bound), (function, name))
-        try:
-            return await job.future
-        except asyncio.CancelledError as error:
-            state = self._threads.give_up(job)
-            if state == "running":
-                left()
-            elif state == "waiting":
-                error.args = (self._not_started(name),)
-            raise
 
     def _note(self, function: object, name: str, on_left: Callable[[], None]) -> None:
         log.warning("tool_given_up", tool=name, hanging=self._hanging(function))

@@ -58,8 +58,8 @@ class Threads:
         job = Job(call, of)
         with self._lock:
             self._open += 1
-            self._jobs.put(job)
             self._fill()
+        self._jobs.put(job)  # out of the lock, which the thread that takes it wants at once
         return job
 
     def give_up(self, job: Job) -> State:

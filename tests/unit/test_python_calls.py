@@ -24,6 +24,8 @@ from astromesh.types import ToolCall, ToolResult
 
 #: long enough for a call that answers, on a busy machine
 PATIENT = 30.0
+#: set by the functions below that hang, once they do
+BEGUN = threading.Event()
 
 
 def calls_of(threads: int = 2, moment: float = 0.01, most_hanging: int = 16) -> PythonCalls:
@@ -48,6 +50,7 @@ async def stubborn() -> AsyncIterator[Callable[..., Any]]:
     enough = asyncio.Event()
 
     async def poll() -> str:
+        BEGUN.set()
         while not enough.is_set():
             try:
                 await enough.wait()
@@ -151,36 +154,34 @@ def test_a_coroutine_that_swallows_its_cancellation_does_not_keep_the_process_fr
 async def test_threads_that_hang_are_replaced() -> None:
     """More calls hang than there are threads, and healthy tools are served."""
     calls, release = calls_of(threads=2), threading.Event()
+    dig = digging(release)
     for _ in range(5):
-        await given_up(calls, release.wait, is_async=False)
+        await given_up(calls, dig, is_async=False)
     assert (await call(bound(calls, (swift_too, PATIENT)), "swift_too")).content == "here"
     release.set()
 
 
 async def given_up(calls: PythonCalls, function: Callable[..., Any], *, is_async: bool) -> None:
     """A call that has begun, and whose caller is cancelled then."""
-    begun, left = threading.Event(), []
-
-    def blocking() -> Any:
-        begun.set()
-        return function()
-
-    async def waiting() -> Any:
-        begun.set()
-        return await function()
-
-    # the function itself is what is counted, whatever stands around it
-    way = calls._own_tasks.run(waiting, function, lambda: left.append(1))
-    if not is_async:
-        way.close()
-        way = calls._in_thread(blocking, function, "f", lambda: left.append(1))
-    task = asyncio.create_task(way)
+    begun, left = BEGUN, []
+    begun.clear()
+    call = calls.call(function, {}, "f", lambda: left.append(1), is_async=is_async)
+    task = asyncio.create_task(call)
     while not begun.is_set():
         await asyncio.sleep(0.001)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
     assert left == [1]
+
+
+def digging(release: threading.Event) -> Callable[[], str]:
+    def dig() -> str:
+        BEGUN.set()
+        release.wait()
+        return "late"
+
+    return dig
 
 
 async def test_a_call_that_no_thread_was_free_for_has_not_happened_and_says_so() -> None:
@@ -212,8 +213,8 @@ async def test_a_function_whose_calls_hang_is_refused_until_one_ends(way: str) -
     """So that it cannot use up threads and memory; every other function is called as ever."""
     async with stubborn() as poll:
         release = threading.Event()
-        dig = release.wait
-        slow, name = (poll, "poll") if way == "async" else (dig, "wait")
+        dig = digging(release)
+        slow, name = (poll, "poll") if way == "async" else (dig, "dig")
         calls = calls_of(threads=1, most_hanging=3)
         tools = bound(calls, (slow, PATIENT), (swift, PATIENT), (swift_too, PATIENT))
         for _ in range(3):
