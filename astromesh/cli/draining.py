@@ -15,6 +15,7 @@ from typing import Any
 
 from fastapi import FastAPI
 
+from astromesh.cli.ending import end_within
 from astromesh.runtime.engine import AgentRuntime
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -39,6 +40,7 @@ def drain_first(app: FastAPI, grace: float) -> None:
         async with inner(given) as state:
             with _before_the_end(drain):
                 yield state
+        end_within()
 
     app.router.lifespan_context = lifespan
 

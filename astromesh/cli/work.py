@@ -9,6 +9,7 @@ from pathlib import Path
 import uvloop
 
 from astromesh.cli.configuration import sound
+from astromesh.cli.ending import end_within
 from astromesh.cli.output import note
 from astromesh.config.configuration import Configuration
 from astromesh.runtime.engine import AgentRuntime
@@ -47,3 +48,4 @@ async def _work(places: tuple[Path, Path], configuration: Configuration) -> None
         await ended.wait()
     finally:
         await runtime.close(GRACE)
+        end_within()
