@@ -227,6 +227,7 @@ class AgentRuntime:
         """
         if self.may_hold_runs:
             self._taking_up = asyncio.create_task(surely(self.durable.start))
+            self._taking_up.add_done_callback(_told)
             if self._workflows is not None:
                 self._workflows.take_up()
 
@@ -721,6 +722,12 @@ class AgentRuntime:
                 parent=parent,
             )
         return done.to_json()
+
+
+def _told(taking_up: asyncio.Task[None]) -> None:
+    """What keeps a process from working on what was accepted before, e.g. a database of a newer astromesh."""
+    if not taking_up.cancelled() and (error := taking_up.exception()) is not None:
+        log.error("runs_not_taken_up", error=str(error))
 
 
 def _in_sqlite(deps: Deps) -> bool:

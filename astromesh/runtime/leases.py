@@ -126,7 +126,7 @@ class Leases:
     async def _renew(self) -> None:
         while any(self._seats.values()):
             await asyncio.sleep(RENEW_SECONDS)
-            for leases, seats in self._seats.items():
+            for leases, seats in tuple(self._seats.items()):  # others may come meanwhile
                 if mine := [seat for seat in seats if seat.token]:
                     await self._renew_some(leases, mine, seats)
 
