@@ -12,7 +12,7 @@
     │   └── InvalidGraph
     ├── RequestError           the caller must change the request
     │   ├── NotFound           AgentNotFoundError, SessionNotFound, RunNotFound, …
-    │   ├── InvalidInput       PayloadTooLarge, GuardrailBlocked, IdempotencyConflict
+    │   ├── InvalidInput       PayloadTooLarge, RequestTimeout, GuardrailBlocked, IdempotencyConflict
     │   ├── Unauthorized, Forbidden, RateLimited
     │   └── Conflict           SessionBusy, Interrupted, NotWaiting, NotDurable, ApprovalRequired, EventsGone,
     │                          LeaseLost, Divergence
@@ -249,6 +249,12 @@ class InvalidInput(RequestError):
 
 class PayloadTooLarge(RequestError):
     code = "payload_too_large"
+
+
+class RequestTimeout(RequestError):
+    """Head or body of a request did not come in time."""
+
+    code = "request_timeout"
 
 
 class IdempotencyConflict(RequestError):

@@ -21,6 +21,8 @@ from astromesh.errors import AstromeshError, Overloaded, PayloadTooLarge, Shutti
 MOST_HEADERS, MOST_TARGET = 32_768, 8_192
 #: orchestrators ask these; an answer that is refused would get a busy server killed
 _ALWAYS = "/health/"
+#: where a request's state says that its body is still coming
+ARRIVING = "arriving"
 _STOPPED = "The server stopped before this was done; send the request again."
 #: answers are data: no page may frame, sniff or keep them (OWASP, REST Security Cheat Sheet)
 _HEADERS: tuple[tuple[bytes, bytes], ...] = (
@@ -45,6 +47,10 @@ class Room(NamedTuple):
 ROOM = Room()
 
 
+class _NoRoom(Overloaded):
+    """Raised to the border, too, where the last of a body comes and too many requests run by then."""
+
+
 class Border:
     """ASGI middleware; the outermost one.
 
@@ -56,7 +62,7 @@ class Border:
         self._app = app
         self._room = room
         self._leaving = leaving
-        self._requests = self._sockets = 0
+        self._requests = self._sockets = self._arriving = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -68,20 +74,45 @@ class Border:
 
     async def _request(self, scope: Scope, receive: Receive, send: Send) -> None:
         sent = _protected(scope, send)
-        refused = too_large(scope) or self._too_many(scope)
+        arriving = scope["state"].get(ARRIVING)
+        refused = too_large(scope) or (self._too_many_arrive() if arriving else self._too_many(scope))
         if refused is not None:
             await answer(refused)(scope, receive, sent)
             return
-        self._requests += 1
+        if arriving:
+            receive = self._counting(scope, receive)
+            self._arriving += 1
+        else:
+            self._requests += 1
         try:
             await self._app(scope, receive, sent)
+        except _NoRoom as full:
+            await answer(full)(scope, receive, sent)
         except asyncio.CancelledError:
             if not self._cut_off():
                 raise
             if not scope["state"].get("answering"):
                 await answer(ShuttingDown(_STOPPED))(scope, receive, sent)
         finally:
-            self._requests -= 1
+            if scope["state"].get(ARRIVING):
+                self._arriving -= 1
+            else:
+                self._requests -= 1
+
+    def _counting(self, scope: Scope, receive: Receive) -> Receive:
+        """A request runs from when its body is there; until then it takes no room of those that run."""
+
+        async def counted() -> Message:
+            message = await receive()
+            if not message.get("more_body") and scope["state"].get(ARRIVING):
+                if (refused := self._too_many(scope)) is not None:
+                    raise refused
+                scope["state"][ARRIVING] = False
+                self._arriving -= 1
+                self._requests += 1
+            return message
+
+        return counted
 
     async def _socket(self, scope: Scope, receive: Receive, send: Send) -> None:
         refused = too_large(scope)
@@ -104,10 +135,16 @@ class Border:
         task = asyncio.current_task()
         return self._leaving() and task is not None and task.uncancel() == 0
 
-    def _too_many(self, scope: Scope) -> AstromeshError | None:
+    def _too_many_arrive(self) -> AstromeshError | None:
+        """Halves of requests are bounded as sockets are: they wait for their clients alone."""
+        if self._arriving < self._room.sockets:
+            return None
+        return Overloaded(f"{self._arriving} requests are still being sent; come back.")
+
+    def _too_many(self, scope: Scope) -> _NoRoom | None:
         if self._requests < self._room.requests or scope["path"].startswith(_ALWAYS):
             return None
-        return Overloaded(f"{self._requests} requests are going on here (spec.api.max_requests); come back.")
+        return _NoRoom(f"{self._requests} requests are going on here (spec.api.max_requests); come back.")
 
 
 def too_large(scope: Scope) -> AstromeshError | None:

@@ -44,6 +44,7 @@ STATUS: dict[str, int] = {
     "not_durable": 409,
     "approval_required": 409,
     "events_gone": 410,
+    "request_timeout": 408,
     "payload_too_large": 413,
     "rate_limited": 429,
     "budget_exhausted": 429,
@@ -60,7 +61,8 @@ STATUS: dict[str, int] = {
 #: what clients see instead of our finer codes
 PUBLIC: dict[str, str] = {"provider_rejected": "invalid_input"}
 TITLES: dict[int, str] = {
-    401: "Unauthorized", 403: "Forbidden", 404: "Not found", 405: "Method not allowed", 409: "Conflict",
+    401: "Unauthorized", 403: "Forbidden", 404: "Not found", 405: "Method not allowed",
+    408: "Request timeout", 409: "Conflict",
     410: "Gone", 413: "Payload too large", 422: "Invalid input", 429: "Too many requests",
     500: "Internal error", 502: "Upstream failed", 503: "Unavailable", 504: "Deadline exceeded",
 }  # fmt: skip
