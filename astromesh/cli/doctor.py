@@ -23,6 +23,7 @@ from astromesh.plugins import Plugins
 from astromesh.runtime.bootstrap import load_configuration
 from astromesh.runtime.engine import AgentRuntime
 from astromesh.runtime.readiness import Answer, readiness
+from astromesh.storage.folder import private_folder
 from astromesh.telemetry.logs import configure_logging
 
 #: `wrong` is what somebody must mend although every agent can run, `failed` what stops an agent
@@ -109,7 +110,7 @@ def _installed(package: str) -> bool:
 
 def _data_folder(folder: Path) -> Finding:
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        private_folder(folder)
         with tempfile.TemporaryFile(dir=folder) as probe:
             probe.write(b"astromesh")
     except OSError as error:

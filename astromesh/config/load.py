@@ -166,6 +166,9 @@ class _Load:
             for path in sorted((self._folder / name).glob("*.y*ml")):
                 if not path.name.endswith(suffix):
                     yield fault(path, "is not read", Place(), (), f"the name must end in {suffix}")
+            # hidden folders are how Kubernetes mounts files: those that we read are links to theirs
+            for path in sorted((self._folder / name).glob("[!.]*/**/*.y*ml")):
+                yield fault(path, "is not read", Place(), (), f"it must stand in {name}/ itself")
 
     # -- kinds -----------------------------------------------------------------------------------------------
 

@@ -6,9 +6,11 @@ libyaml's events are read one by one: nothing recurses, depth and size are bound
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from stat import S_ISREG
 from typing import Any
 
 import yaml
@@ -80,7 +82,10 @@ def read(file: Path, env: Mapping[str, str]) -> Document:
     """Reads one file; whatever is wrong with it is a fault of the document, never an exception."""
     document = Document(file)
     try:
-        with file.open("rb") as stream:
+        with open(file, "rb", opener=_at_once) as stream:
+            if not S_ISREG(os.fstat(stream.fileno()).st_mode):
+                document.fault("is no regular file", Place())
+                return document
             raw = stream.read(MAX_BYTES + 1)
     except OSError as error:
         document.fault(f"cannot be read: {error.strerror or error}", Place())
@@ -94,6 +99,11 @@ def read(file: Path, env: Mapping[str, str]) -> Document:
         document.fault("is not UTF-8 text", _place_at(raw[: error.start].decode(errors="replace")))
         return document
     return parse(text, document, env)
+
+
+def _at_once(path: str, flags: int) -> int:
+    """Opens what may be a pipe, which nobody may ever write to."""
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def parse(text: str, document: Document, env: Mapping[str, str]) -> Document:

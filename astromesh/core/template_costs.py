@@ -34,7 +34,8 @@ STEPS = "_steps"
 RECORDS = frozenset({Message, SemanticResult})
 
 _SCALARS = frozenset({int, float, bool, type(None)})
-_VIEWS = (type({}.keys()), type({}.values()), type({}.items()))
+_NOTHING: dict[Any, Any] = {}
+_VIEWS = (type(_NOTHING.keys()), type(_NOTHING.values()), type(_NOTHING.items()))
 #: what is written with all that it holds
 _HOLDERS = (list, tuple, set, frozenset, *_VIEWS)
 _LONG = (str, bytes, list, tuple)
@@ -99,7 +100,8 @@ def weight(value: Any, most: int, indent: int = 0) -> int:
     """
     size, depth, level = 0, 0, [value]
     while level and size <= most:
-        each, below = 2 + indent * depth, []
+        each = 2 + indent * depth
+        below: list[Any] = []
         for item in level:
             kind = type(item)
             if kind is str:

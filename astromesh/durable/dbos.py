@@ -23,6 +23,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from astromesh.abc.deps import Deps
 from astromesh.abc.durable import RunRow, RunSegment
 from astromesh.errors import ConfigError, StoreUnavailable
+from astromesh.storage.folder import private_file, private_folder
 
 #: a constant: DBOS keeps workflows of other versions waiting, and what a segment does is in the run's record
 VERSION = "1"
@@ -71,7 +72,8 @@ class DbosBackend:
             raise ConfigError("DBOS is one for a process, and another runtime in it has it.")
         url = deps.storage_url
         if not url.startswith("postgres"):
-            deps.data_dir.mkdir(parents=True, exist_ok=True)
+            private_folder(deps.data_dir)
+            private_file(deps.data_dir / "dispatch.db")
             url = f"sqlite:///{deps.data_dir.absolute() / 'dispatch.db'}"
         backend = cls(
             url.replace("postgres://", "postgresql://", 1), options.concurrency, options.polling_seconds

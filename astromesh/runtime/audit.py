@@ -21,6 +21,7 @@ import structlog
 from astromesh.abc.clock import Clock, SystemClock
 from astromesh.errors import StoreUnavailable
 from astromesh.runtime.pseudonyms import PREFIX, Pseudonyms
+from astromesh.storage.folder import private_folder
 from astromesh.types import JsonObject
 
 #: the acts, the key of pseudonyms, and what writers lock
@@ -125,7 +126,7 @@ class AuditLog:
     @contextmanager
     def _locked(self) -> Iterator[None]:
         """Writers one at a time, over processes: no line is lost between the old file and the new one."""
-        self._lock.parent.mkdir(parents=True, exist_ok=True)
+        private_folder(self._lock.parent)
         with _appending(self._lock) as handle:
             fcntl.flock(handle, fcntl.LOCK_EX)
             yield

@@ -10,6 +10,8 @@ import fcntl
 import os
 from pathlib import Path
 
+from astromesh.storage.folder import private_folder
+
 FOLDER = "workers"
 _HIDDEN = "."
 
@@ -29,7 +31,7 @@ class Presence:
         """This worker lives for as long as this process does, or until `leave`."""
         if worker in self._own:
             return
-        self._folder.mkdir(parents=True, exist_ok=True)
+        private_folder(self._folder)
         hidden = self._folder / f"{_HIDDEN}{worker}"  # nobody finds it before it is locked
         opened = os.open(hidden, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -18,6 +18,7 @@ from typing import Any, Literal, Self
 
 from astromesh.abc.deps import Deps
 from astromesh.errors import StoreUnavailable
+from astromesh.storage.folder import private_file, private_folder
 from astromesh.storage.lane import Item, Lane, Result, Work
 from astromesh.storage.migrations import Schema, migrate
 
@@ -141,7 +142,8 @@ class Database:
         return self._lanes
 
     def _open_writer(self) -> sqlite3.Connection:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        private_folder(self.path.parent)
+        private_file(self.path)  # its log and index have the modes that it has
         return self._connect(*_PRAGMAS, f"synchronous = {self._synchronous}")
 
     def _open_reader(self) -> sqlite3.Connection:

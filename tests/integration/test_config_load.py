@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -414,3 +415,23 @@ def test_a_file_that_cannot_be_opened_is_a_fault(good: Path) -> None:
 def test_a_byte_order_mark_is_no_fault(good: Path) -> None:
     (good / SUPPORT).write_bytes(b"\xef\xbb\xbf" + AGENT.encode())
     assert loaded(good).every_fault() == ()
+
+
+def test_a_pipe_in_the_place_of_a_file_is_a_fault_and_nobody_waits_for_it(good: Path) -> None:
+    """Whatever is no regular file is named; it is not even read."""
+    os.mkfifo(good / "agents" / "pipe.agent.yaml")
+    assert [str(fault).rpartition("/")[2] for fault in loaded(good).every_fault()] == [
+        "pipe.agent.yaml: is no regular file"
+    ]
+
+
+def test_files_in_folders_below_are_warned_about(good: Path) -> None:
+    """An agent in `agents/sub/` is not read; those of hidden folders are what links lead to."""
+    for folder in ("sub", "sub/deeper", "..data"):
+        (good / "agents" / folder).mkdir()
+        (good / "agents" / folder / "x.agent.yaml").write_text("kind: Agent")
+    said = [str(warning).replace(f"{good}/", "") for warning in loaded(good).warnings]
+    assert [warning for warning in said if "x.agent.yaml" in warning] == [
+        f"agents/{folder}/x.agent.yaml: is not read (it must stand in agents/ itself)"
+        for folder in ("sub/deeper", "sub")
+    ]

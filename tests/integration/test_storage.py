@@ -429,3 +429,21 @@ def test_a_script_is_cut_at_its_statements():
     assert len(list(statements(script))) == 2
     with pytest.raises(ConfigError, match="middle of a statement"):
         list(statements("CREATE TABLE a (x"))
+
+
+async def test_nobody_else_can_read_the_file_its_log_or_the_folders_that_were_made(tmp_path):
+    """What exists keeps its modes: an operator may have given a group access."""
+    (tmp_path / "old").mkdir(0o755)
+    (tmp_path / "old" / "shared.db").touch(0o640)
+    (tmp_path / "old" / "shared.db").chmod(0o640)
+    async with (
+        Database(tmp_path / "new" / "data" / "a.db") as first,
+        Database(tmp_path / "old" / "shared.db") as second,
+    ):
+        for database in (first, second):
+            await database.change("CREATE TABLE t (x)")
+        modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.rglob("*")}
+    assert modes == {
+        "new": 0o700, "data": 0o700, "a.db": 0o600, "a.db-wal": 0o600, "a.db-shm": 0o600,
+        "old": 0o755, "shared.db": 0o640, "shared.db-wal": 0o640, "shared.db-shm": 0o640,
+    }  # fmt: skip
