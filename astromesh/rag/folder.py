@@ -7,6 +7,7 @@ Files that cannot be documents are skipped with a warning that names them, once 
 from __future__ import annotations
 
 import glob
+import os
 import stat
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -84,7 +85,7 @@ class Folder:
         root, found = self.path.resolve(), {}
         for path in self._files():
             try:
-                stamp = _stamp(path, root)
+                stamp = _stamp(_named(path, self.path), root)
             except (OSError, Unreadable) as error:  # gone since it was listed, a link to nowhere or outside
                 self._warn(path, str(error), str(error))
             else:
@@ -126,7 +127,7 @@ class Folder:
     def _warn(self, path: Path, stamp: str, why: str) -> None:
         if self._warned.get(path) != stamp:
             self._warned[path] = stamp
-            log.warning("document_skipped", file=str(path), why=why)
+            log.warning("document_skipped", file=_shown(path), why=why)
 
 
 def folder_of(path: Path, readers: Readers) -> Folder:
@@ -138,6 +139,20 @@ def folder_of(path: Path, readers: Readers) -> Folder:
 
 def _hidden(path: Path, root: Path) -> bool:
     return any(part.startswith(".") for part in path.relative_to(root).parts)
+
+
+def _named(path: Path, root: Path) -> Path:
+    """A path whose name below the folder can be a document's id."""
+    try:
+        str(path.relative_to(root)).encode()
+    except UnicodeEncodeError:
+        raise Unreadable("its name is not UTF-8") from None
+    return path
+
+
+def _shown(path: Path) -> str:
+    r"""A path as logs can hold it: bytes that are no UTF-8 as `\xff`."""
+    return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
 def _stamp(path: Path, root: Path) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sqlite3
 from array import array
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -100,6 +101,25 @@ async def test_a_file_that_cannot_be_read_is_skipped_and_the_others_count(tmp_pa
             assert await pipe.refresh() == Ingested(added=1)
     assert sorted(Path(entry["file"]).name for entry in logs) == ["broken.pdf", "scan.pdf"]
     assert any("text recognition" in entry["why"] for entry in logs)
+
+
+async def test_a_name_that_is_not_utf_8_is_skipped_and_the_others_count(tmp_path):
+    """Of a file, or of a folder with files in it; the bytes stand escaped in the warning, which comes once."""
+    folder = write(tmp_path, a_md="# A\nword")
+    odd = Path(os.fsdecode(os.fsencode(folder) + b"/na\xffme"))
+    odd.mkdir()
+    (odd / "x.md").write_text("word")
+    Path(f"{odd}.md").write_text("word")
+    async with pipeline(tmp_path) as pipe:
+        with capture_logs() as logs:
+            assert await pipe.refresh() == Ingested(added=1)
+            assert await pipe.refresh() == Ingested(unchanged=1)
+        assert await found(pipe, "word") == ["a.md"]
+    names = sorted(entry["file"].removeprefix(f"{folder}/") for entry in logs)
+    assert names == [r"na\xffme.md", r"na\xffme/x.md"]
+    assert {(entry["event"], entry["why"]) for entry in logs} == {
+        ("document_skipped", "its name is not UTF-8")
+    }
 
 
 async def test_a_reader_that_is_not_installed_is_asked_for_by_name(tmp_path):
