@@ -104,7 +104,7 @@ async def test_a_file_that_cannot_be_read_is_skipped_and_the_others_count(tmp_pa
 
 
 async def test_a_name_that_is_not_utf_8_is_skipped_and_the_others_count(tmp_path):
-    """Of a file, or of a folder with files in it; the bytes stand escaped in the warning, which comes once."""
+    """Of a file, or of a folder with files in it; the warning has the bytes escaped, and comes once."""
     folder = write(tmp_path, a_md="# A\nword")
     odd = Path(os.fsdecode(os.fsencode(folder) + b"/na\xffme"))
     odd.mkdir()
