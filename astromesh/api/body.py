@@ -27,6 +27,8 @@ _DIGITS = 18
 #: where in a request's state its body is
 _BODY = "body"
 _WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
+#: what orjson says of bytes that are no text; its place is always the first
+_NOT_UTF_8 = "not valid UTF-8"
 TOO_DEEP = f"The JSON has more than {MOST_DEPTH} levels of lists and objects within each other."
 
 
@@ -131,7 +133,8 @@ async def read(request: Request, adapter: TypeAdapter[T]) -> T:
     try:
         return adapter.validate_python(orjson.loads(raw))
     except orjson.JSONDecodeError as error:
-        raise InvalidInput(f"The body is not JSON: {error}.") from error
+        what = "not UTF-8, as JSON must be" if _NOT_UTF_8 in str(error) else f"not JSON: {error}"
+        raise InvalidInput(f"The body is {what}.") from error
     except ValidationError as error:
         raise InvalidInput(invalid(error.errors(include_url=False, include_input=False))) from error
 

@@ -116,6 +116,11 @@ _SENTENCES = {
     "model_type": "it must be a JSON object",
     "model_attributes_type": "it must be a JSON object",
 }
+#: part of a pattern → what a text that does not fit it is told
+_PATTERNS = {
+    "\\x00-\\x1f": "it must hold no control characters, such as line ends or tabs",
+    "\\S": "it must not be blank",
+}
 
 
 def register(app: FastAPI) -> None:
@@ -132,9 +137,16 @@ def invalid(errors: Any) -> str:
     found = []
     for error in errors:
         where = ".".join(str(p) for p in error["loc"] if p != "body")
-        said = _SENTENCES.get(error["type"], str(error["msg"]))
+        said = _said(error)
         found.append(f"{where}: {said}" if where else said)
     return "The request is not valid: " + "; ".join(found[:10]) + "."
+
+
+def _said(error: Any) -> str:
+    if error["type"] != "string_pattern_mismatch":
+        return _SENTENCES.get(error["type"], str(error["msg"]))
+    pattern = str(error["ctx"]["pattern"])
+    return next((said for part, said in _PATTERNS.items() if part in pattern), str(error["msg"]))
 
 
 async def told(request: Request, error: Exception) -> Response:

@@ -11,7 +11,7 @@ from astromesh.types import JsonObject
 SessionId = Annotated[str, StringConstraints(min_length=1, max_length=256, pattern=r"^[^\x00-\x1f\x7f]+$")]
 #: positions in logs and histories are 64-bit integers in every store
 MOST_SEQ = 2**63 - 1
-Query = Annotated[str, StringConstraints(min_length=1, max_length=100_000)]
+Query = Annotated[str, StringConstraints(min_length=1, max_length=100_000, pattern=r"\S")]
 
 
 def described(model: type[BaseModel]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from uuid import uuid4
 
 import typer
 
+from astromesh.cli.called import named
 from astromesh.cli.failure import report
 from astromesh.cli.output import note
 from astromesh.cli.printer import Printer, tell_of_fallback
@@ -34,7 +35,7 @@ def chat(places: tuple[Path, Path], agent: str, session: str) -> None:
     with asyncio.Runner() as runner:
         try:
             runner.run(runtime.bootstrap())
-            runtime.agent(agent)
+            named(runtime, agent)
             failed = _Conversation(runner, runtime, agent, session).talk()
         finally:
             runner.run(runtime.close(grace=0.0))

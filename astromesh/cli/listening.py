@@ -59,9 +59,14 @@ def is_loopback(address: str) -> bool:
 def url_of(listener: socket.socket) -> str:
     """`http://127.0.0.1:8000`; every address of the machine becomes its loopback, which works from here."""
     host, port = listener.getsockname()[:2]
-    if ipaddress.ip_address(host.partition("%")[0]).is_unspecified:
+    if is_everywhere(listener):
         host = "::1" if listener.family is socket.AF_INET6 else "127.0.0.1"
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def is_everywhere(listener: socket.socket) -> bool:
+    """Whether other machines reach it, at every address of this one."""
+    return ipaddress.ip_address(listener.getsockname()[0].partition("%")[0]).is_unspecified
 
 
 def _resolved(host: str, port: int) -> tuple[socket.AddressFamily, tuple[str, int]]:

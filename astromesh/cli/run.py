@@ -10,6 +10,7 @@ from uuid import uuid4
 import typer
 
 from astromesh.abc.events import EventSink
+from astromesh.cli.called import named
 from astromesh.cli.failure import CANCELLED, report
 from astromesh.cli.output import note, plain, print_json
 from astromesh.cli.printer import Events, Printer, tell_of_fallback
@@ -55,4 +56,4 @@ async def _run(
         raise InvalidInput("The query is empty.")
     async with AgentRuntime(places[0], data_dir=places[1]) as runtime:
         request = RunRequest(query, session or f"cli-{uuid4().hex}", persist=bool(session))
-        return await runtime.start(runtime.agent(agent), request, sinks=sinks)
+        return await runtime.start(named(runtime, agent), request, sinks=sinks)

@@ -21,10 +21,11 @@ from uvicorn.supervisors import Multiprocess
 
 from astromesh.api.app import create_app
 from astromesh.api.border import Room
+from astromesh.cli.called import called
 from astromesh.cli.configuration import sound
 from astromesh.cli.draining import drain_first
-from astromesh.cli.folders import CONFIG, DATA
-from astromesh.cli.listening import BACKLOG, listen, url_of
+from astromesh.cli.folders import CONFIG, DATA, trouble_with
+from astromesh.cli.listening import BACKLOG, is_everywhere, listen, url_of
 from astromesh.cli.output import note
 from astromesh.cli.protocol import BoundedHttp, TextSockets
 from astromesh.config.configuration import Configuration
@@ -43,6 +44,8 @@ _BETWEEN_COLLECTIONS = 10_000
 #: a search by vectors takes one core: threads of OpenBLAS that wait for a busy core made it five times slower
 _ONE_THREAD = ("OPENBLAS_NUM_THREADS", "1")
 QUESTION = "How do I get started?"
+#: the agent that the README begins with; where it is not there, the first is proposed
+WELCOMING = "support-agent"
 
 
 def serve(places: tuple[Path, Path], host: str, port: int | None, workers: int, *, strict: bool) -> None:
@@ -173,13 +176,17 @@ def announce(
 ) -> None:
     """Where the server listens, and lines to paste into another terminal."""
     url, keyed = url_of(listener), configuration.runtime.spec.auth.mode == "api_key"
-    print(f"astromesh listens on {url}  (Ctrl-C stops it)")
+    everywhere = "and every other address of this machine; " if is_everywhere(listener) else ""
+    print(f"astromesh listens on {url}  ({everywhere}Ctrl-C stops it)")
+    if trouble := trouble_with(places[1]):
+        note(f"The data folder {places[1]} {trouble}; 'astromesh doctor' says more.", "yellow")
+    agents, command = sorted(agents, key=lambda name: name != WELCOMING), called()
     if agents and keyed:
-        print(f"  export ASTROMESH_KEY=$(astromesh keys create me{_where('--data', places[1], DATA)})")
+        print(f"  export ASTROMESH_KEY=$({command} keys create me{_where('--data', places[1], DATA)})")
     if agents:
         print(f"  {_curl(url, agents[0], keyed=keyed)}")
         where = _where("--config", places[0], CONFIG) + _where("--data", places[1], DATA)
-        print(f"  astromesh chat {agents[0]}{where}")
+        print(f"  {command} chat {agents[0]}{where}")
     else:
         note("No agent can run yet; 'astromesh doctor' says why.", "yellow")
     sys.stdout.flush()

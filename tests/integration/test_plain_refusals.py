@@ -1,0 +1,83 @@
+# ruff: noqa: E501
+"""What is refused is said in words that its reader can use: callers of the API, people at a terminal."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+
+from astromesh.cli.called import called, named
+from astromesh.cli.folders import trouble_with
+from astromesh.cli.serve import announce
+from astromesh.config.configuration import Configuration
+from astromesh.errors import AgentNotFoundError
+from astromesh.testing import ScriptedProvider
+from tests.integration.agents_folder import client_of, manifest, runtime_of, write
+
+RUN = "/v1/agents/helper/run"
+
+
+@pytest.mark.parametrize(
+    ("body", "detail"),
+    [
+        (b'{"query": " \\n\\t", "session_id": "s"}', "query: it must not be blank."),
+        (b'{"query": "x", "session_id": "a\\nb"}', "session_id: it must hold no control characters, such as line ends or tabs."),
+        (b'{"query": "\xff", "session_id": "s"}', "The body is not UTF-8, as JSON must be."),
+        (b'{"query": ', "The body is not JSON: unexpected end"),
+    ],
+)  # fmt: skip
+async def test_a_body_that_is_refused_says_why_in_words(tmp_path: Path, body: bytes, detail: str) -> None:
+    """No patterns of ours, no internals of a parser; nothing is run."""
+    provider = ScriptedProvider("never")
+    async with client_of(runtime_of(write(tmp_path, manifest()), provider)) as client:
+        refused = await client.post(RUN, content=body)
+    assert refused.status_code == 422
+    assert detail in refused.json()["detail"]
+    assert not provider.requests
+
+
+async def test_who_names_no_agent_in_a_terminal_reads_which_there_are(tmp_path: Path) -> None:
+    """A name that is near is proposed, otherwise all are listed."""
+    folder = write(tmp_path, manifest("one"), manifest("two"))
+    async with runtime_of(folder, ScriptedProvider()) as runtime:
+        assert named(runtime, "two").name == "two"
+        with pytest.raises(AgentNotFoundError, match="There are: one, two"):
+            named(runtime, "xyz")
+        with pytest.raises(AgentNotFoundError, match="Did you mean 'two'"):
+            named(runtime, "tow")
+
+
+def test_the_lines_to_paste_call_the_command_as_it_was_called(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its name where the shell finds it, otherwise by its path."""
+    command = tmp_path / ".venv" / "bin" / "astromesh"
+    command.parent.mkdir(parents=True)
+    command.touch(0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [str(command)])
+    monkeypatch.setenv("PATH", "/usr/bin")
+    assert called() == ".venv/bin/astromesh"
+    monkeypatch.setenv("PATH", str(command.parent))
+    assert called() == "astromesh"
+
+
+def test_a_server_of_every_address_says_so_and_proposes_the_agent_of_the_readme(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And that nothing can be written into its data folder."""
+    (tmp_path / "file").touch()
+    with socket.socket() as listener:
+        listener.bind(("0.0.0.0", 0))
+        places = (tmp_path, tmp_path / "file" / "data")
+        announce(listener, places, Configuration(tmp_path), ["account-agent", "support-agent"])
+        port = listener.getsockname()[1]
+    said = capsys.readouterr()
+    assert f"listens on http://127.0.0.1:{port}  (and every other address of this machine;" in said.out
+    assert "chat support-agent" in said.out
+    assert "/v1/agents/support-agent/run" in said.out
+    assert "cannot be made" in said.err
+    assert trouble_with(tmp_path / "fresh") == ""
