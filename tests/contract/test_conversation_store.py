@@ -77,7 +77,7 @@ async def test_a_cancelled_append_tells_whether_its_turns_are_written(store):
         for _ in range(steps):
             await asyncio.sleep(0)
         task.cancel()
-        (seq,) = await asyncio.gather(task, return_exceptions=True)
+        seq = (await asyncio.gather(task, return_exceptions=True))[0]
         told.append(seq == 2)
     await store.append(KEY._replace(session_id="last"), "ann", [ASKED])  # what was queued is written by now
     for steps in range(12):
@@ -295,7 +295,7 @@ async def test_a_cancel_leaves_no_append_half_done(store):
     task = asyncio.create_task(store.append(KEY, "ann", [ASKED, ANSWERED]))
     await asyncio.sleep(0)
     task.cancel()
-    (seq,) = await asyncio.gather(task, return_exceptions=True)
+    seq = (await asyncio.gather(task, return_exceptions=True))[0]
     assert await store.append(KEY, "ann", [ASKED]) == (5 if seq == 4 else 3)
     pairs = ["user", "assistant"] * (2 if seq == 4 else 1)
     assert [t.role for t in (await store.recall(KEY, 10)).turns] == [*pairs, "user"]
