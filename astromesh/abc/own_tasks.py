@@ -26,7 +26,7 @@ class OwnTasks:
 
     def hanging(self, function: object) -> int:
         """Calls of a function that were left behind and go on."""
-        return sum(one is function for one in self._left.values()) if self._left else 0
+        return sum(one is function for one in list(self._left.values())) if self._left else 0
 
     async def run(
         self, call: Callable[[], Awaitable[Any]], function: object, on_left: Callable[..., None], *told: Any

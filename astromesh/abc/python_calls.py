@@ -61,7 +61,8 @@ class PythonCalls:
         if is_async:
             return await self._own_tasks.run(bound, function, self._note, function, name, on_left)
         # the caller's context variables (tracing, CallerContext) are visible in the thread
-        job = self._threads.start(partial(contextvars.copy_context().run, bound), (function, name))
+        begin = partial(contextvars.copy_context().run, self._begin, bound, function, name)
+        job = self._threads.start(begin, (function, name))
         try:
             result = await job.future
         except asyncio.CancelledError as error:
@@ -75,6 +76,10 @@ class PythonCalls:
             return result
         awaited = partial(_awaited, result)
         return await self._own_tasks.run(awaited, function, self._note, function, name, on_left)
+
+    def _begin(self, bound: Callable[[], Any], function: object, name: str) -> Any:
+        self._refuse(function, name)  # those before it may have come to hang while it waited for a thread
+        return bound()
 
     def _refuse(self, function: object, name: str) -> None:
         hanging = self._hanging(function)

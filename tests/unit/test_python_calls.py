@@ -226,6 +226,25 @@ async def test_a_function_whose_calls_hang_is_refused_until_one_ends(way: str) -
         release.set()
 
 
+async def test_calls_that_wait_for_a_thread_are_refused_where_those_before_them_hang() -> None:
+    """They would only take the threads that replace those."""
+    calls, release = calls_of(threads=1, most_hanging=1), threading.Event()
+    begun: list[int] = []
+
+    def dig() -> None:
+        begun.append(1)
+        release.wait()
+
+    tasks = [asyncio.create_task(calls.call(dig, {}, "dig", is_async=False)) for _ in range(5)]
+    while not begun:
+        await asyncio.sleep(0.001)
+    tasks[0].cancel()
+    said = await asyncio.gather(*tasks, return_exceptions=True)
+    assert [type(one).__name__ for one in said] == ["CancelledError"] + ["ToolBusy"] * 4
+    assert len(begun) == 1
+    release.set()
+
+
 async def test_a_thread_that_comes_back_is_counted_no_more() -> None:
     threads, release, ended = Threads(1, "t", most_given_up=1), threading.Event(), threading.Event()
     hanging = threads.start(release.wait, (release, "wait"))
