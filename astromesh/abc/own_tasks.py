@@ -7,7 +7,7 @@ holds then, no cancel, and no process ends. Here who is cancelled asks, waits a 
 from __future__ import annotations
 
 import asyncio
-import ctypes
+import threading
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeAlias
 
@@ -23,6 +23,7 @@ class OwnTasks:
     def __init__(self, moment: float = MOMENT) -> None:
         self._moment = moment
         self._left: dict[asyncio.Task[None], object] = {}
+        self._kept = False
 
     def hanging(self, function: object) -> int:
         """Calls of a function that were left behind and go on."""
@@ -61,14 +62,23 @@ class OwnTasks:
     def _leave(self, task: asyncio.Task[None], function: object) -> None:
         self._left[task] = function
         task.add_done_callback(self._came_back)
-        # An event loop that closes waits for every task it knows. And a coroutine that is thrown away is
-        # asked to end once more, by the thread that does so, which it may never let go: it must be kept.
+        # an event loop that closes waits for every task it knows
         asyncio.tasks._unregister_task(task)  # noqa: SLF001  public to who writes event loops
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(task))
+        if not self._kept:
+            self._kept = True
+            threading.Thread(target=_keep, args=(self._left,), name="astromesh-left", daemon=True).start()
 
     def _came_back(self, task: asyncio.Task[None]) -> None:
         self._left.pop(task, None)
-        ctypes.pythonapi.Py_DecRef(ctypes.py_object(task))
+
+
+def _keep(_left: object) -> None:
+    """Holds on to what was left behind until the process is over.
+
+    A coroutine that is thrown away is asked to end once more, by the thread that does so; one that swallows
+    that as well would never let it go. What a daemon thread holds is not thrown away when Python ends.
+    """
+    threading.Event().wait()
 
 
 async def _outcome(call: Callable[[], Awaitable[Any]], ended: asyncio.Future[Outcome]) -> None:
