@@ -152,13 +152,14 @@ async def _opened(runtime: AgentRuntime) -> list[Finding]:
     ]
     for name, faults in runtime.broken.items():
         findings.append(Finding("agents", name, "failed", "; ".join(map(str, faults))))
+    models: list[Finding] = []
     for name, agent in runtime.agents.items():
         if name in found.without_model:
             findings.append(Finding("agents", name, "failed", "none of its models answers"))
         else:
             findings.append(Finding("agents", name, "ok", "can run"))
-        findings += _models(name, agent.manifest, found.answers)
-    return findings
+        models += _models(name, agent.manifest, found.answers)
+    return findings + models
 
 
 def _state(name: str, answer: Answer) -> State:

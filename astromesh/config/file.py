@@ -13,7 +13,7 @@ from astromesh.config.channels import ChannelManifest
 from astromesh.config.checks import Finding
 from astromesh.config.graph import GraphManifest
 from astromesh.config.head import Manifest
-from astromesh.config.loader import fault, read
+from astromesh.config.loader import TOO_LARGE, fault, read
 from astromesh.config.mcp import MCPManifest
 from astromesh.config.nodes import Node, Place, Steps, made
 from astromesh.config.providers import ProviderManifest
@@ -78,7 +78,9 @@ class File:
             self.take([Finding((), "must be a mapping with apiVersion, kind, metadata and spec")])
             return
         salvaged = salvage(KINDS[self.kind], defaults(self.root), self.path)
-        self.faults += salvaged.faults
+        # what such a number is instead is nobody's mistake
+        told = {(one.line, one.column) for one in self.faults if TOO_LARGE in str(one)}
+        self.faults += (one for one in salvaged.faults if (one.line, one.column) not in told)
         if salvaged.record is not None:
             salvaged.record.read_from(self.path)
             self.manifest, self._sound = salvaged.record, salvaged.node

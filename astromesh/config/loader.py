@@ -29,6 +29,7 @@ MAX_DEPTH = 64
 #: nodes, aliases expanded; a text counts one more for each 16 characters
 MAX_WEIGHT = 100_000
 _CHARACTERS_PER_WEIGHT = 16
+TOO_LARGE = "is a number beyond 64 bits"
 
 _TAG_DIRECTIVE = re.compile(r"^%TAG", re.MULTILINE)
 _TEXT_TAGS = ("!", "tag:yaml.org,2002:str")
@@ -271,7 +272,7 @@ class _Composer:
             try:
                 node.value = plain(text)
             except NumberTooLarge:
-                self._document.fault("is a number beyond 64 bits", place, self.path(), "text needs quotes")
+                self._document.fault(TOO_LARGE, place, self.path(), "text needs quotes")
         return node
 
     def _substituted(self, event: yaml.ScalarEvent, place: Place) -> Node:

@@ -19,7 +19,7 @@ _KINDS = {
     str: "text",
     bool: "true or false",
     int: "a number",
-    float: "a number",
+    float: "a decimal number",
     dict: "a mapping",
     list: "a list",
 }

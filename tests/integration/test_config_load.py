@@ -8,6 +8,7 @@ from pathlib import Path
 
 import jinja2
 import pytest
+import yaml
 
 from astromesh.config.configuration import Configuration
 from astromesh.config.load import load
@@ -435,3 +436,20 @@ def test_files_in_folders_below_are_warned_about(good: Path) -> None:
         f"agents/{folder}/x.agent.yaml: is not read (it must stand in agents/ itself)"
         for folder in ("sub/deeper", "sub")
     ]
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("99999999999999999999", "is a number beyond 64 bits (text needs quotes)"),
+        ("3.5", "must be a whole number, not a decimal number"),
+    ],
+)
+def test_a_number_that_does_not_fit_is_one_fault_that_says_why(good: Path, value: str, message: str) -> None:
+    """Nothing follows from it: the number is no text, and a number with a point is a number."""
+    path = good / SUPPORT
+    document = yaml.safe_load(path.read_text())
+    document["spec"].setdefault("orchestration", {})["max_iterations"] = "NUMBER"
+    path.write_text(yaml.safe_dump(document).replace("NUMBER", value))
+    [said] = [str(fault) for fault in loaded(good).every_fault()]
+    assert said.endswith(f"spec.orchestration.max_iterations: {message}")

@@ -239,6 +239,18 @@ def test_passages_about_something_else_are_not_sold_as_an_answer():
     assert far.startswith(NEAREST)
 
 
+def test_a_word_in_two_that_a_passage_happens_to_have_is_no_answer():
+    """`rest` of a question misspelt twice stands in a text about prices; a heading that names it is one."""
+    texts = ["The rest of the month is charged at once.", "Sign in with your password."]
+    passages = {"passages": [{"text": text, "source": "a.md"} for text in texts]}
+    assert _answer(after_call("how do i rest my pasword", passages)).startswith(NEAREST)
+    titled = {
+        "passages": [{"text": "## Volcanoes\n\nMost of them stand where plates meet.", "source": "b.md"}]
+    }
+    assert "plates meet" in (said := _answer(after_call("Where are most volcanoes found?", titled)))
+    assert not said.startswith(NEAREST)
+
+
 async def test_the_system_prompt_is_context_but_its_instructions_are_none():
     items = "- The office opens at nine.\n- The canteen opens at twelve."
     system = f"You are a bot that opens offices. Be nice.\n\n{items}"

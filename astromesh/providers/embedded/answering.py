@@ -16,8 +16,8 @@ NOTHING = (
     "context give me."
 )
 NEAREST = "I found nothing that answers this exactly. The nearest passage:\n\n"
-#: share of the question that a passage must speak of
-_COVERED = 0.45
+#: share of the question that a passage must speak of, and where its heading speaks of as much
+_COVERED, _TITLED = 0.55, 0.45
 #: share that makes it worth showing where nothing better is found
 _NEAR = 0.15
 #: a further passage is quoted where it is nearly as good as the best and from elsewhere
@@ -81,7 +81,7 @@ def answer(asked: Conversation, room: int) -> Answer:
     context = [Passage(p, origin="question") for p in _parts(asked.material)]
     others = [*context, *of_system(asked.system, asked.offered), *of_history(asked.before)]
     ranked = rank(asked.question, [*tools, *others])
-    found = [s for s in ranked if s.covered >= _COVERED]
+    found = [s for s in ranked if s.covered >= _COVERED or s.titled >= _TITLED]
     if best := [s for s in found if s.passage.origin == "tool"] or found:
         return Answer(_quoted(asked.question, _chosen(best), room), True)
     if direct := _direct(tools):
