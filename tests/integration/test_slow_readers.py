@@ -70,7 +70,8 @@ async def test_a_run_ends_while_its_reader_stands_still(tmp_path: Path, transpor
             while not (runs := (await client.get("/v1/runs")).json()["runs"]):
                 await asyncio.sleep(0.01)
             path = f"/v1/runs/{runs[0]['run_id']}"
-            boxes = [box for box in new(Outbox, earlier) if box.waiting or box.dropped]
+            while not (boxes := [box for box in new(Outbox, earlier) if box.waiting or box.dropped]):
+                await asyncio.sleep(0.01)  # its first events have fitted into the socket
             waiting = 0
             while (state := (await client.get(path)).json())["status"] == "running":
                 waiting = max(waiting, *(box.waiting for box in boxes))
