@@ -24,7 +24,7 @@ from astromesh.api.border import Room
 from astromesh.cli.called import called
 from astromesh.cli.configuration import sound
 from astromesh.cli.draining import drain_first
-from astromesh.cli.folders import CONFIG, DATA, trouble_with
+from astromesh.cli.folders import CONFIG, DATA
 from astromesh.cli.listening import BACKLOG, is_everywhere, listen, url_of
 from astromesh.cli.output import note
 from astromesh.cli.protocol import BoundedHttp, TextSockets
@@ -32,6 +32,7 @@ from astromesh.config.configuration import Configuration
 from astromesh.config.runtime import RuntimeSpec
 from astromesh.errors import ConfigError
 from astromesh.runtime.engine import AgentRuntime
+from astromesh.storage.folder import trouble_with
 from astromesh.telemetry.logs import configure_logging
 from astromesh.telemetry.worker_tallies import WorkerTallies
 

@@ -26,3 +26,12 @@ def private_file(file: Path) -> None:
     """
     with suppress(FileExistsError):
         os.close(os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, FILE_MODE))
+
+
+def trouble_with(folder: Path) -> str:
+    """Why nothing can be written into a folder, which is made where it is missing; empty where it can."""
+    try:
+        private_folder(folder)
+    except OSError as error:
+        return f"cannot be made: {error.strerror}"
+    return "" if os.access(folder, os.W_OK | os.X_OK) else "cannot be written"

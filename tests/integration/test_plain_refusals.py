@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from astromesh.cli.called import called, named
-from astromesh.cli.folders import trouble_with
 from astromesh.cli.serve import announce
 from astromesh.config.configuration import Configuration
 from astromesh.errors import AgentNotFoundError
+from astromesh.storage.folder import trouble_with
 from astromesh.testing import ScriptedProvider
 from tests.integration.agents_folder import client_of, manifest, runtime_of, write
 
