@@ -14,6 +14,8 @@ from astromesh.types import SessionKey
 class SlowLeases:
     """A store of leases that answers a renewal when it is let go."""
 
+    shared = True
+
     def __init__(self) -> None:
         self.asked = 0
         self.renewed = asyncio.Event()
@@ -26,11 +28,11 @@ class SlowLeases:
 
     async def interrupt(self, key: SessionKey) -> None: ...
 
-    async def renew(self, held: Sequence[Held], seconds: float) -> Sequence[bool | None]:
+    async def renew(self, held: Sequence[Held], seconds: float) -> tuple[bool | None, ...]:
         self.asked += 1
         self.renewed.set()
         await self.answering.wait()
-        return [False] * len(held)
+        return (False,) * len(held)
 
     async def release(self, held: Held) -> None: ...
 
