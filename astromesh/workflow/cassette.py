@@ -36,7 +36,8 @@ class Cassette:
     """What a run was asked, and all that came from outside of it.
 
     Args:
-        stages: `{task, stage, status, code, edge, output_hash, calls}` in the order that counted.
+        stages: `{task, stage, status, code, edge, output_hash, calls}` in the order that counted, with
+            `begun: false` where one failed before it could begin.
         memory: items of project and global memory that its stages were given.
     """
 
@@ -67,7 +68,7 @@ class Cassette:
         begin = records[0]
         retold = Retold(plan, begin["task_id"])
         retold.tell(records)
-        stages = tuple(_stage(record["entry"], record.get("calls", ())) for record in retold.records)
+        stages = tuple(map(_stage, retold.records))
         memory = _outside(record.get("context") for record in retold.records)
         return cls(begin["workflow"], begin["start"], begin["input"], status, stages, fingerprint, memory)
 
@@ -116,8 +117,9 @@ def layers_of(memory: Iterable[JsonObject]) -> dict[str, LayerStore]:
     return layers
 
 
-def _stage(entry: Mapping[str, Any], calls: Iterable[JsonObject]) -> JsonObject:
-    return {**told(entry), "calls": list(calls)}
+def _stage(record: Mapping[str, Any]) -> JsonObject:
+    found = {**told(record["entry"]), "calls": list(record.get("calls", ()))}
+    return found if record.get("begun", True) else {**found, "begun": False}
 
 
 def told(entry: Mapping[str, Any]) -> JsonObject:
@@ -193,6 +195,9 @@ class Replay:
             except TimeoutError:
                 self._diverged(*key, "order", "the recorded order cannot be kept")
                 self._news.notify_all()
+        known = self._stages.get(key, {})
+        if not known.get("begun", True) and known["code"]:
+            raise StageFault(known["code"], "The stage did not begin in the recorded run.")
 
     def _may_begin(self, key: tuple[str, str]) -> bool:
         """Once the runs have diverged there is no order to keep."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import orjson
 
@@ -23,6 +25,11 @@ _SCHEMA = (
 _INSERT = "INSERT OR IGNORE INTO items (id, layer, node, tags, value) VALUES (?, ?, ?, ?, ?)"
 _TRIM = "DELETE FROM items WHERE seq <= (SELECT max(seq) FROM items) - ?"
 _SELECT = "SELECT id, layer, node, tags, value FROM items ORDER BY seq"
+
+#: seconds that a locked store is waited for, and between two attempts
+_PATIENCE, _PAUSE = 10.0, 0.005
+
+_Result = TypeVar("_Result")
 
 
 class LayerStore(Protocol):
@@ -53,34 +60,55 @@ class SqliteLayer:
         self._file, self._most = file, most
 
     async def items(self) -> list[Item]:
-        return await asyncio.to_thread(self._read)
+        return await asyncio.to_thread(self._patiently, self._read)
 
     async def append(self, items: Sequence[Item]) -> None:
-        await asyncio.to_thread(self._write, items)
+        await asyncio.to_thread(self._patiently, partial(self._write, items))
+
+    def _patiently(self, work: Callable[[sqlite3.Connection], _Result]) -> _Result:
+        """SQLite's own patience does not hold while others open the file too or change its journal."""
+        give_up = time.monotonic() + _PATIENCE
+        while True:
+            try:
+                with closing(self._connect()) as connection:
+                    return work(connection)
+            except (OSError, sqlite3.Error) as error:
+                if not _is_busy(error) or time.monotonic() >= give_up:
+                    raise self._fault(error) from error
+            time.sleep(_PAUSE)
+
+    def _fault(self, error: Exception) -> StoreError:
+        return StoreError(f"The memory store {self._file.name} cannot be used: {error}.")
 
     def _connect(self) -> sqlite3.Connection:
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        connection = sqlite3.connect(self._file, timeout=_PATIENCE)
         try:
-            self._file.parent.mkdir(parents=True, exist_ok=True)
-            connection = sqlite3.connect(self._file, timeout=10.0)
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute(_SCHEMA)
-        except (OSError, sqlite3.Error) as error:
-            raise StoreError(f"The memory store {self._file.name} cannot be opened: {error}.") from error
+        except BaseException:
+            connection.close()
+            raise
         return connection
 
-    def _read(self) -> list[Item]:
-        with closing(self._connect()) as connection:
-            rows = connection.execute(_SELECT).fetchall()
+    def _read(self, connection: sqlite3.Connection) -> list[Item]:
+        rows = connection.execute(_SELECT).fetchall()
         return [Item(i, la, n, tuple(orjson.loads(t)), orjson.loads(v)) for i, la, n, t, v in rows]
 
-    def _write(self, items: Sequence[Item]) -> None:
+    def _write(self, items: Sequence[Item], connection: sqlite3.Connection) -> None:
         rows = [
             (i.id, i.layer, i.node, orjson.dumps(i.tags).decode(), orjson.dumps(i.value).decode())
             for i in items
         ]
-        with closing(self._connect()) as connection, connection:
+        with connection:
             connection.executemany(_INSERT, rows)
             connection.execute(_TRIM, (self._most,))
+
+
+def _is_busy(error: Exception) -> bool:
+    """Whether another connection has the lock (the low byte of SQLite's extended result codes)."""
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    return code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 
 class JsonlLayer:
@@ -99,7 +127,11 @@ class JsonlLayer:
         if not self._file.exists():
             return []
         found: dict[str, Item] = {}
-        for line in self._file.read_bytes().splitlines():
+        try:
+            lines = self._file.read_bytes().splitlines()
+        except OSError as error:
+            raise self._fault("read", error) from error
+        for line in lines:
             try:
                 data = orjson.loads(line)
             except orjson.JSONDecodeError:  # a line that a killed process did not finish
@@ -116,9 +148,10 @@ class JsonlLayer:
                     b"".join(orjson.dumps(i.to_json(), option=orjson.OPT_APPEND_NEWLINE) for i in items)
                 )
         except OSError as error:
-            raise StoreError(
-                f"The memory store {self._file.name} cannot be written: {error.strerror}."
-            ) from error
+            raise self._fault("written", error) from error
+
+    def _fault(self, what: str, error: OSError) -> StoreError:
+        return StoreError(f"The memory store {self._file.name} cannot be {what}: {error.strerror}.")
 
 
 def open_layers(folder: Path, memory: MemorySpec) -> dict[str, LayerStore]:

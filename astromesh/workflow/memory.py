@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from astromesh.config.workflow.memory import ContextProfile
@@ -36,6 +37,7 @@ class RunMemory:
         self._own: dict[str, list[tuple[int, Item]]] = {}
         self._staged: dict[str, list[Item]] = {}
         self._snapshots: dict[str, list[Item]] = {}
+        self._reading = asyncio.Lock()
 
     def remember(self, task: Task, entry: Entry) -> None:
         """Takes the output of a stage that succeeded."""
@@ -74,8 +76,9 @@ class RunMemory:
             await self._stores[layer].append(items)
 
     async def _snapshot(self, layer: str) -> list[Item]:
-        if layer not in self._snapshots:
-            self._snapshots[layer] = await self._stores[layer].items()
+        async with self._reading:  # stages that begin together are given the same
+            if layer not in self._snapshots:
+                self._snapshots[layer] = await self._stores[layer].items()
         return self._snapshots[layer]
 
     def _view(self, task: Task) -> list[Item]:

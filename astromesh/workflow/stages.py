@@ -204,9 +204,11 @@ def _given_context(profile: ContextProfile, stage: Stage) -> _Wrapper:
 def _gated(stage: Stage, gate: Gate) -> _Wrapper:
     def wrap(call: StageCall) -> StageCall:
         async def gated(job: Job, package: Package | None) -> Outcome:
-            await gate(
-                job.task.id, stage.id, private(job.entry.input), package.to_json() if package else None
-            )
+            given = package.to_json() if package else None
+            try:
+                await gate(job.task.id, stage.id, private(job.entry.input), given)
+            except StageFault as fault:
+                return Outcome(error=stage_error(fault))
             return await call(job, package)
 
         return gated

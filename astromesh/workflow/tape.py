@@ -98,13 +98,16 @@ class Recorder:
         _STAGE.set(calls)
 
     def enriched(self, run_id: str, record: JsonObject) -> JsonObject:
-        """The record of a stage with its calls and its context; they are forgotten here."""
+        """The record of a stage with its calls and its context; they are forgotten here.
+
+        `begun: false` where it failed before it was given them, such as when its memory could not be read.
+        """
         if record["type"] != "stage":
             return record
         entry = record["entry"]
         found = self._stages.pop((run_id + entry["task"], entry["stage_id"]), None)
         if found is None:
-            return record
+            return {**record, "begun": False}
         more = {"calls": found.calls, "context": found.context}
         return {**record, **{key: value for key, value in more.items() if value}}
 

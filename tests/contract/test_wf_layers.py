@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import orjson
 import pytest
 
 from astromesh.config.workflow.memory import MemorySpec
+from astromesh.errors import StoreError
 from astromesh.workflow import Engine
 from astromesh.workflow.context import Item
 from astromesh.workflow.layers import open_layers
@@ -46,6 +48,27 @@ async def test_layers_keep_items_once_in_order_and_within_their_bound(kind: str,
     await store.append(items("a", "b"))
     await store.append(items("a", "b", "c", "d"))
     assert [item.value for item in await store.items()] == ["b", "c", "d"]
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "jsonl"])
+async def test_stages_that_begin_together_open_a_new_store_together(kind: str, tmp_path: Path) -> None:
+    """SQLite refuses a second connection at once while the first one changes the journal of a new file."""
+    for n in range(40):
+        spec = {"project_store": {"type": kind, "path": f"{n}/project.store"}}
+        memory = MemorySpec.model_validate_json(orjson.dumps(spec))
+        stores = [open_layers(tmp_path, memory)["project"] for _ in range(6)]
+        await asyncio.gather(*(store.append(items(*"abc")) for store in stores))
+        assert await asyncio.gather(*(store.items() for store in stores)) == [await stores[0].items()] * 6
+        assert [item.value for item in await stores[0].items()] == ["a", "b", "c"]
+
+
+async def test_a_store_that_is_none_is_a_store_error_with_its_name(tmp_path: Path) -> None:
+    spec = MemorySpec.model_validate_json(b'{"project_store": {"type": "sqlite", "path": "p.db"}}')
+    (tmp_path / "p.db").write_bytes(b"this is no database" * 100)
+    store = open_layers(tmp_path, spec)["project"]
+    for work in (store.items(), store.append(items("a"))):
+        with pytest.raises(StoreError, match=r"p\.db cannot be used: file is not a database"):
+            await work
 
 
 async def test_a_jsonl_layer_survives_a_line_that_was_not_finished(tmp_path: Path) -> None:

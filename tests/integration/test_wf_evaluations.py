@@ -149,6 +149,18 @@ async def test_e53_a_cassette_replays_after_it_was_written_and_read(config: Path
     assert told["same"] and told["path"] == cassette.path
 
 
+async def test_a_stage_whose_memory_could_not_be_read_fails_in_the_replay_too(config: Path) -> None:
+    """The reviews fail before they ask anybody; the replay has a memory of its own, which works."""
+    state = sample(config) / "workflows" / NAME / ".state"
+    state.mkdir()
+    (state / "project.db").write_bytes(b"this is no database" * 100)
+    cassette = await recorded(config)
+    reviews = [one["code"] for one in cassette.stages if one["stage"].startswith("review")]
+    assert reviews == ["store_error"] * 3
+    told = await replayed(config, cassette)
+    assert told["same"] and told["path"] == cassette.path, told["divergence"]
+
+
 @pytest.mark.parametrize("error", [ProviderUnavailable("the model is away"), MissingKey("there is no key")])
 async def test_errors_of_models_are_on_tape_too(config: Path, error: AstromeshError) -> None:
     """Replayed, the stage fails as it did, with the same code."""
