@@ -1,10 +1,10 @@
-"""How a route declares its scope, and how it reaches the runtime and its caller (reliability.md S1)."""
+"""Who may use a route, and how it reaches the runtime and its caller (reliability.md S1)."""
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import cast
 
-from fastapi import Depends, Request
+from starlette.requests import Request
 
 from astromesh.api.auth import Auth, is_loopback
 from astromesh.runtime.engine import ANY_SESSION, AgentRuntime
@@ -52,11 +52,6 @@ def from_this_machine(request: Request) -> bool:
     if request.client is None or any(name in headers for name in _HANDED_ON):
         return False
     return is_loopback(request.client.host) and is_loopback(request.url.hostname or "")
-
-
-def scope(name: str, resource: str = "", *, any_resource: bool = False) -> Any:
-    """What a route puts into its `dependencies`."""
-    return Depends(RequiredScope(name, resource, any_resource))
 
 
 def runtime_of(request: Request) -> AgentRuntime:

@@ -1,43 +1,28 @@
-"""The FastAPI application."""
+"""The server as an ASGI application: what every request passes, and what is answered by whom."""
 
 from __future__ import annotations
 
+import asyncio
+import gc
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 from weakref import WeakSet
 
-from fastapi import FastAPI
-from fastapi.telemetry import TelemetryConfig
+import structlog
+from starlette.datastructures import State
 from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.routing import Router
+from starlette.types import ASGIApp, Lifespan, Receive, Scope, Send
 
-from astromesh import __version__
 from astromesh.api import errors
 from astromesh.api.auth import Auth, configured
 from astromesh.api.body import BodyLimit
 from astromesh.api.border import ROOM, Border, Room
-from astromesh.api.direct import DirectRuns
+from astromesh.api.connections import ConnectionManager
+from astromesh.api.direct import Direct
 from astromesh.api.outbox import Outbox
-from astromesh.api.routes import (
-    agents,
-    audit,
-    channels,
-    described,
-    durable,
-    feedback,
-    health,
-    mcp,
-    observe,
-    openai,
-    principals,
-    rag,
-    results,
-    runs,
-    sessions,
-    tools,
-    workflows,
-)
-from astromesh.api.ws import ConnectionManager
-from astromesh.api.ws import router as ws_router
 from astromesh.runtime.audit import AuditLog
 from astromesh.runtime.desk import open_desk
 from astromesh.runtime.engine import AgentRuntime
@@ -46,6 +31,8 @@ from astromesh.telemetry.metrics import Reading
 from astromesh.telemetry.watchdog import Watchdog
 from astromesh.telemetry.worker_tallies import WorkerTallies
 
+log = structlog.get_logger("astromesh.api")
+
 _EVENTS_DROPPED = Reading(
     "events_dropped",
     "Events that clients did not get because they read too slowly.",
@@ -53,30 +40,64 @@ _EVENTS_DROPPED = Reading(
     lambda: {(): Outbox.dropped_by_all},
     counts=True,
 )
+#: seconds after which a server that has started loads what no run has needed
+_SOON = 0.1
 
-#: a run has spans and figures of its own; FastAPI would look for its own providers at every request
-_NO_SECOND_TELEMETRY = TelemetryConfig(tracing=False, metrics=False, logs=False)
 
-ROUTERS = (
-    agents.router,
-    channels.router,
-    runs.router,
-    feedback.router,
-    durable.router,
-    results.router,
-    sessions.router,
-    principals.router,
-    tools.router,
-    rag.router,
-    workflows.router,
-    observe.router,
-    audit.router,
-    openai.router,
-    health.router,
-    mcp.router,
-    described.router,
-    ws_router,
-)
+class Rest:
+    """The FastAPI application with every route, loaded beside the first runs.
+
+    Loading it takes a third of a server's start, and no run needs it. A request that does waits for it.
+    """
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._app: ASGIApp | None = None
+        self._turn = asyncio.Lock()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        app = self._app or await self.loaded()
+        await app(scope, receive, send)
+
+    async def loaded(self) -> ASGIApp:
+        """Loads it in a thread, once for all who wait."""
+        async with self._turn:
+            if self._app is None:
+                self._app = await asyncio.to_thread(self._load)
+        return self._app
+
+    def _load(self) -> ASGIApp:
+        from astromesh.api.rest import rest_app
+
+        return rest_app(self._state)
+
+
+class Server:
+    """The ASGI application. What it answers outside of `rest` is there from the start.
+
+    Args:
+        state: where handlers find the runtime and what belongs to it.
+        rest: the routes of FastAPI.
+        passed: what requests and sockets pass before they come to it.
+        lifespan: what happens before the first request and after the last.
+    """
+
+    def __init__(self, state: State, rest: Rest, passed: ASGIApp, lifespan: Lifespan[Any]) -> None:
+        self.state, self.rest, self._passed = state, rest, passed
+        self.router = Router(lifespan=lifespan)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope["app"] = self
+        if scope["type"] == "lifespan":
+            await self.router.lifespan(scope, receive, send)
+            return
+        try:
+            await self._passed(scope, receive, send)
+        except Exception as error:  # the border of the server: whoever asked is told, whoever runs it too
+            if scope["type"] == "http" and not scope["state"].get("answering"):
+                response = await errors.crashed(Request(scope), error)
+                await response(scope, receive, send)
+            raise
 
 
 def create_app(
@@ -87,7 +108,7 @@ def create_app(
     cors_origins: Sequence[str] = (),
     room: Room = ROOM,
     tallies: WorkerTallies | None = None,
-) -> FastAPI:
+) -> Server:
     """The server around a runtime, which it closes at the end; it bootstraps one that is not open yet.
 
     Args:
@@ -97,9 +118,18 @@ def create_app(
         tallies: where the processes of one server add up what they count; None for a server of one process.
         room: how many requests and sockets are taken at once; more are 503 at once.
     """
+    state = State(
+        {
+            "runtime": runtime,
+            "connections": ConnectionManager(),
+            "followers": WeakSet(),
+            "audit": AuditLog(runtime.data_dir, runtime.clock),
+        }
+    )
+    rest = Rest(state)
 
     @asynccontextmanager
-    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(_app: Any) -> AsyncIterator[None]:
         if not runtime.is_open:
             await runtime.bootstrap()
         watchdog = Watchdog()
@@ -109,37 +139,35 @@ def create_app(
         if tallies is not None:
             tallies.start(runtime.metrics)
         try:
-            app.state.auth = auth or await configured(runtime)
-            app.state.desk = await open_desk(runtime)
+            state.auth = auth or await configured(runtime)
+            state.desk = await open_desk(runtime)
             runtime.take_up()
-            yield
+            loading = asyncio.create_task(_soon(rest))
+            try:
+                yield
+            finally:
+                loading.cancel()
         finally:
-            await app.state.connections.close_all()
+            await state.connections.close_all()
             await runtime.close()
             watchdog.stop()
             if tallies is not None:
                 await tallies.stop()
 
-    app = FastAPI(
-        title="astromesh",
-        version=__version__,
-        lifespan=lifespan,
-        openapi_url=None,  # described.router has it, with a scope
-        telemetry=_NO_SECOND_TELEMETRY,
-    )
-    app.state.runtime = runtime
-    app.state.connections = ConnectionManager()
-    app.state.followers = WeakSet()
-    app.state.audit = AuditLog(runtime.data_dir, runtime.clock)
-    errors.register(app)
-    for router in ROUTERS:
-        # as they are: `include_router` would make every route a second time, at the first request
-        app.router.routes.extend(router.routes)
-    app.add_middleware(DirectRuns)
-    app.add_middleware(BodyLimit, most=max_body_bytes)
+    passed: ASGIApp = BodyLimit(Direct(rest), most=max_body_bytes)
     if cors_origins:
-        app.add_middleware(
-            CORSMiddleware, allow_origins=list(cors_origins), allow_methods=["*"], allow_headers=["*"]
+        passed = CORSMiddleware(
+            passed, allow_origins=list(cors_origins), allow_methods=["*"], allow_headers=["*"]
         )
-    app.add_middleware(Border, room=room, leaving=lambda: runtime.draining)
-    return app
+    return Server(state, rest, Border(passed, room, lambda: runtime.draining), lifespan)
+
+
+async def _soon(rest: Rest) -> None:
+    """So that whoever comes next need not wait."""
+    await asyncio.sleep(_SOON)
+    try:
+        await rest.loaded()
+    except Exception:
+        log.exception("routes_not_loaded")
+    if gc.get_freeze_count():  # whoever serves does not look again at what stays
+        gc.freeze()

@@ -10,7 +10,7 @@ from collections.abc import MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
-from fastapi import Depends, Request
+from starlette.requests import Request
 
 from astromesh.runtime.audit import AuditLog, Entry
 from astromesh.runtime.pseudonyms import SHOWN
@@ -44,11 +44,6 @@ class Audited:
     async def __call__(self, request: Request) -> None:
         named = "/".join(request.path_params[name] for name in self.resource)
         request.state.audit = _Act(request.app.state.audit, self.action, named[:SHOWN])
-
-
-def audited(action: str, *resource: str) -> Any:
-    """What a route puts into its `dependencies`, before its scope: so refusals are noted too."""
-    return Depends(Audited(action, resource))
 
 
 def add_detail(request: Request, detail: str) -> None:

@@ -7,12 +7,12 @@ from collections.abc import Awaitable
 from typing import Any, TypeVar
 
 import orjson
-from fastapi import Request
 from pydantic import TypeAdapter, ValidationError
+from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from astromesh.api.asked import RunBody
 from astromesh.api.errors import answer, invalid
-from astromesh.api.schemas import RunBody
 from astromesh.errors import AstromeshError, InvalidInput, PayloadTooLarge
 from astromesh.runtime.records import RunRequest
 from astromesh.telemetry.traceparent import read_traceparent

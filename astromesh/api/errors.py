@@ -7,12 +7,10 @@ from typing import Any
 
 import orjson
 import structlog
-from fastapi import FastAPI, Request, Response
-from fastapi.exceptions import RequestValidationError
-from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
+from starlette.requests import Request
+from starlette.responses import Response
 
-from astromesh.errors import AllProvidersFailed, AstromeshError, GuardrailBlocked, NotFound, RunFailed
+from astromesh.errors import AllProvidersFailed, AstromeshError, GuardrailBlocked, RunFailed
 from astromesh.runtime.ids import trace_id as new_trace_id
 from astromesh.types import JsonObject
 
@@ -72,7 +70,7 @@ INTERNAL = "Something went wrong inside the server; its log has the details unde
 def problem(error: AstromeshError) -> tuple[int, JsonObject]:
     """Status and body of an error; what is not in the table is 500 and says nothing of itself."""
     status = STATUS.get(error.code, 500)
-    body = _body(
+    body = problem_body(
         status, PUBLIC.get(error.code, error.code) if status != 500 else "internal",
         str(error) if status != 500 else INTERNAL, error.trace_id,
     )  # fmt: skip
@@ -106,7 +104,7 @@ def problem_response(error: AstromeshError, status: int, body: JsonObject) -> Re
     seconds = getattr(error, "retry_after", 0.0)
     # a session's budget that is used up stays so
     forever = error.code == "budget_exhausted" and not seconds
-    return _response(status, body, None if forever else seconds)
+    return response_of(status, body, None if forever else seconds)
 
 
 #: what pydantic says in words of its own
@@ -121,15 +119,6 @@ _PATTERNS = {
     "\\x00-\\x1f": "it must hold no control characters, such as line ends or tabs",
     "\\S": "it must not be blank",
 }
-
-
-def register(app: FastAPI) -> None:
-    """Every error leaves as a problem document, those of the framework too."""
-    app.add_exception_handler(AstromeshError, told)
-    app.add_exception_handler(RequestValidationError, _validation)
-    app.add_exception_handler(HTTPException, _http)
-    app.add_exception_handler(ClientDisconnect, left)
-    app.add_exception_handler(Exception, _internal)
 
 
 def invalid(errors: Any) -> str:
@@ -158,37 +147,19 @@ async def told(request: Request, error: Exception) -> Response:
     return answer(error)
 
 
-async def _validation(request: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestValidationError)
-    return _response(422, _body(422, "invalid_input", invalid(error.errors())))
-
-
-async def _http(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    if error.status_code == 404:
-        return answer(
-            NotFound(f"There is nothing at {request.url.path}. GET /openapi.json lists the routes.")
-        )
-    code = "method_not_allowed" if error.status_code == 405 else "invalid_input"
-    allowed = (error.headers or {}).get("Allow", "")
-    detail = f"{request.url.path} takes {allowed}, not {request.method}." if allowed else str(error.detail)
-    response = _response(error.status_code, _body(error.status_code, code, detail))
-    response.headers.update(error.headers or {})
-    return response
-
-
 async def left(request: Request, error: Exception) -> Response:
     """The client went away before its body was there: nobody reads this, and nothing of ours failed."""
     return Response(status_code=499)
 
 
-async def _internal(request: Request, error: Exception) -> Response:
+async def crashed(request: Request, error: Exception) -> Response:
+    """The answer to what nobody expected; the log has it."""
     trace_id = new_trace_id()
     log.error("request_crashed", path=request.url.path, trace_id=trace_id, exc_info=error)
-    return _response(500, _body(500, "internal", INTERNAL, trace_id))
+    return response_of(500, problem_body(500, "internal", INTERNAL, trace_id))
 
 
-def _body(status: int, code: str, detail: str, trace_id: str = "") -> JsonObject:
+def problem_body(status: int, code: str, detail: str, trace_id: str = "") -> JsonObject:
     return {
         "type": f"urn:astromesh:error:{code}",
         "title": TITLES.get(status, "Error"),
@@ -199,7 +170,7 @@ def _body(status: int, code: str, detail: str, trace_id: str = "") -> JsonObject
     }
 
 
-def _response(status: int, body: JsonObject, retry_after: float | None = 0.0) -> Response:
+def response_of(status: int, body: JsonObject, retry_after: float | None = 0.0) -> Response:
     headers: dict[str, str] = {}
     if status in (429, 503) and retry_after is not None:
         headers["retry-after"] = str(max(1, math.ceil(retry_after)))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from hashlib import sha256
 
 import orjson
-from fastapi import Request
+from starlette.requests import Request
 
 from astromesh.abc.durable import IdempotencyKey
 from astromesh.api.access import caller_of, runtime_of

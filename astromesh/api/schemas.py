@@ -1,17 +1,12 @@
-"""Bodies of requests and answers, as the OpenAPI description shows them."""
+"""Bodies of answers, as the OpenAPI description shows them, and what it says of those of requests."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field
 
 from astromesh.types import JsonObject
-
-SessionId = Annotated[str, StringConstraints(min_length=1, max_length=256, pattern=r"^[^\x00-\x1f\x7f]+$")]
-#: positions in logs and histories are 64-bit integers in every store
-MOST_SEQ = 2**63 - 1
-Query = Annotated[str, StringConstraints(min_length=1, max_length=100_000, pattern=r"\S")]
 
 
 def described(model: type[BaseModel]) -> dict[str, Any]:
@@ -28,19 +23,6 @@ def described(model: type[BaseModel]) -> dict[str, Any]:
 
     found: dict[str, Any] = whole(schema)
     return found
-
-
-class RunBody(BaseModel):
-    """One message to an agent."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    query: Query = Field(description="The user's message.", examples=["How do I reset my password?"])
-    session_id: SessionId = Field(description="Names the conversation.", examples=["session-42"])
-    context: dict[str, Any] = Field(default_factory=dict, description="Variables for the prompt template.")
-    metadata: dict[str, Any] = Field(
-        default_factory=dict, description="Kept with the run, never shown to the model."
-    )
 
 
 class UsageOut(BaseModel):

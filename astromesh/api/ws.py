@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any, Literal
 
 import orjson
@@ -15,13 +14,14 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from astromesh.abc.durable import ENDED
 from astromesh.api import errors
 from astromesh.api.access import viewer_of
+from astromesh.api.asked import MOST_SEQ, Query, SessionId
 from astromesh.api.audit import act_noted
 from astromesh.api.auth import Auth
 from astromesh.api.body import TOO_DEEP, nests_too_deep
+from astromesh.api.connections import ConnectionManager
 from astromesh.api.encoding import encoded
 from astromesh.api.errors import invalid, problem, public_failure
 from astromesh.api.outbox import Outbox
-from astromesh.api.schemas import MOST_SEQ, Query, SessionId
 from astromesh.errors import AstromeshError, InvalidInput, Overloaded, RunNotFound, Unavailable
 from astromesh.runtime.agent import Agent
 from astromesh.runtime.audit import Entry
@@ -36,7 +36,6 @@ router = APIRouter()
 log = structlog.get_logger("astromesh.api")
 MOST_RUNS = 8
 UNKNOWN_AGENT, UNAVAILABLE = 4404, 4503
-SERVICE_RESTART = 1012
 _SUBPROTOCOL = "bearer."
 #: characters of an id that the audit log takes, and of a trace context
 _SHOWN, _MOST_TRACEPARENT = 200, 512
@@ -81,28 +80,6 @@ _FRAMES: dict[str, TypeAdapter[Any]] = {
     "resume": TypeAdapter(ResumeFrame),
     "ping": TypeAdapter(PingFrame),
 }
-
-
-class ConnectionManager:
-    """The open sockets of a server (document 001, step 1)."""
-
-    def __init__(self) -> None:
-        self._open: set[Connection] = set()
-
-    def __len__(self) -> int:
-        return len(self._open)
-
-    def register(self, connection: Connection) -> None:
-        self._open.add(connection)
-
-    def unregister(self, connection: Connection) -> None:
-        self._open.discard(connection)
-
-    async def close_all(self) -> None:
-        """Tells every client to come back later (close code 1012)."""
-        for connection in tuple(self._open):
-            with suppress(RuntimeError):
-                await connection.socket.close(SERVICE_RESTART)
 
 
 @router.websocket("/v1/ws/agent/{agent_name}")

@@ -13,15 +13,14 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
-from fastapi import FastAPI
-
+from astromesh.api.app import Server
 from astromesh.cli.ending import end_within
 from astromesh.runtime.engine import AgentRuntime
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
-def drain_first(app: FastAPI, grace: float) -> None:
+def drain_first(app: Server, grace: float) -> None:
     """Wraps the lifespan of an app that uvicorn serves in the main thread of a process.
 
     Args:

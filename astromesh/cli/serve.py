@@ -16,10 +16,9 @@ from tempfile import TemporaryDirectory
 import orjson
 import uvicorn
 import uvloop
-from fastapi import FastAPI
 from uvicorn.supervisors import Multiprocess
 
-from astromesh.api.app import create_app
+from astromesh.api.app import Server, create_app
 from astromesh.api.border import Room
 from astromesh.cli.called import called
 from astromesh.cli.configuration import sound
@@ -74,7 +73,7 @@ def serve(places: tuple[Path, Path], host: str, port: int | None, workers: int, 
         _serve_alone(places, listener, configuration)
 
 
-def application(places: tuple[Path, Path], spec: RuntimeSpec, tallies: Path | None = None) -> FastAPI:
+def application(places: tuple[Path, Path], spec: RuntimeSpec, tallies: Path | None = None) -> Server:
     """The app as runtime.yaml wants it.
 
     Args:
@@ -94,7 +93,7 @@ def application(places: tuple[Path, Path], spec: RuntimeSpec, tallies: Path | No
     return app
 
 
-def settings(app: FastAPI | str, spec: RuntimeSpec, workers: int = 1) -> uvicorn.Config:
+def settings(app: Server | str, spec: RuntimeSpec, workers: int = 1) -> uvicorn.Config:
     """How uvicorn runs: fast parsers, no compression of tokens, no log of its own.
 
     Frames are bounded as bodies are. Peers' forwarding headers are not believed.

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from fastapi import FastAPI
+from starlette.types import ASGIApp
 
 from astromesh.cli import lean
 
 
-def app() -> FastAPI:
+def app() -> ASGIApp:
     """The app, whose lifespan opens its runtime. The parent has checked the configuration already."""
     lean.load_structlog()
     from astromesh.cli.serve import TALLIES, application

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import re
-import tempfile
-from pathlib import Path
 
 import orjson
 import pytest
+from starlette.datastructures import State
 
-from astromesh.api.app import create_app
 from astromesh.api.errors import PUBLIC, STATUS, answer
+from astromesh.api.rest import rest_app
 from astromesh.api.ws import _FRAME_OF, _FRAMES, to_frame
 from astromesh.errors import AgentNotFoundError
-from astromesh.runtime.engine import AgentRuntime
 from astromesh.types import Event
 from tests.platform.astromesh import ROOT
 
@@ -26,7 +24,7 @@ _PAYLOADS = {
 
 
 def test_every_route_stands_there(subtests: pytest.Subtests) -> None:
-    app = create_app(AgentRuntime(Path(tempfile.gettempdir()) / "no-such-folder"))
+    app = rest_app(State())
     for path, methods in app.openapi()["paths"].items():
         for method in methods:
             with subtests.test(f"{method} {path}"):
@@ -35,7 +33,7 @@ def test_every_route_stands_there(subtests: pytest.Subtests) -> None:
 
 
 def test_the_description_has_errors_in_the_form_that_they_are_answered_in() -> None:
-    app = create_app(AgentRuntime(Path(tempfile.gettempdir()) / "no-such-folder"))
+    app = rest_app(State())
     operations = [o for methods in app.openapi()["paths"].values() for o in methods.values()]
     described = [o["responses"]["404"]["content"] for o in operations if "404" in o["responses"]]
     answered = orjson.loads(answer(AgentNotFoundError("nobody", "")).body)

@@ -9,7 +9,7 @@ from starlette.testclient import TestClient
 from starlette.websockets import WebSocketDisconnect
 
 from astromesh.api.app import create_app
-from astromesh.api.ws import SERVICE_RESTART, ConnectionManager
+from astromesh.api.connections import SERVICE_RESTART, ConnectionManager
 from astromesh.testing import ScriptedProvider
 from tests.integration.agents_folder import manifest, runtime_of, write
 

@@ -1,4 +1,4 @@
-"""Database drivers, numpy, rich, reasoning and workflows are loaded when needed, and no sooner."""
+"""Database drivers, FastAPI, numpy, rich, reasoning and workflows are loaded when needed, and no sooner."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-_NAMES = {"asyncpg", "astromesh.graph.reasoning", "astromesh.workflow", "numpy", "redis", "rich"}
+_NAMES = {"asyncpg", "astromesh.graph.reasoning", "astromesh.workflow", "fastapi", "numpy", "redis", "rich"}
 _SHOWN = f"import sys; print(sorted({_NAMES} & sys.modules.keys()))"
 _LEAN = "from astromesh.cli import lean; lean.load_structlog(); "
 _SERVE = _LEAN + "import astromesh.cli.main, astromesh.cli.serve"

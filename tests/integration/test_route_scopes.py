@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -12,13 +11,14 @@ from typing import Any, NamedTuple
 
 import pytest
 from fastapi.routing import APIRoute, APIWebSocketRoute
+from starlette.datastructures import State
 from starlette.routing import BaseRoute, Route
 from starlette.testclient import TestClient, WebSocketDenialResponse
 
 from astromesh.abc.clock import SystemClock
 from astromesh.api.access import RequiredScope
 from astromesh.api.app import create_app
-from astromesh.runtime.engine import AgentRuntime
+from astromesh.api.rest import rest_app
 from astromesh.runtime.keys import KeyStore, NewKey
 from astromesh.runtime.scopes import ADMIN, SCOPES
 from astromesh.storage.database import FILE, Database
@@ -48,8 +48,7 @@ class Guarded(NamedTuple):
 
 
 def routes() -> Iterator[Guarded]:
-    app = create_app(AgentRuntime(Path(tempfile.gettempdir()) / "no-such-folder"))
-    found = list(flat(app.routes))
+    found = list(flat(rest_app(State()).routes))
     described = {route.path for route in found if isinstance(route, APIRoute)}
     for route in found:
         if isinstance(route, APIWebSocketRoute):

@@ -1,4 +1,4 @@
-"""Which requests are runs that need no routing, and which are left to the routes."""
+"""Which requests are answered without routing, and which are left to the routes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from astromesh.api.direct import asked_agent
+from astromesh.api import health
+from astromesh.api.direct import asked_agent, asked_health
 
 
 @pytest.mark.parametrize(
@@ -31,3 +32,21 @@ from astromesh.api.direct import asked_agent
 def test_a_post_to_an_agents_run_asks_for_it_and_nothing_else_does(scope: dict[str, Any], agent: str) -> None:
     plain = {"type": "http", "method": "POST", "path": "/v1/agents/helper/run", "root_path": ""}
     assert asked_agent({**plain, **scope}) == agent
+
+
+@pytest.mark.parametrize(
+    ("scope", "answered"),
+    [
+        ({}, health.live),
+        ({"path": "/health/ready"}, health.ready),
+        ({"path": "/health/ready/"}, None),
+        ({"path": "/health"}, None),
+        ({"method": "HEAD"}, None),
+        ({"method": "POST"}, None),
+        ({"type": "websocket"}, None),
+        ({"root_path": "/behind"}, None),
+    ],
+)
+def test_a_look_at_the_health_is_answered_and_nothing_else_is(scope: dict[str, Any], answered: Any) -> None:
+    plain = {"type": "http", "method": "GET", "path": "/health/live", "root_path": ""}
+    assert asked_health({**plain, **scope}) is answered

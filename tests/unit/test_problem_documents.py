@@ -8,7 +8,8 @@ import pytest
 from fastapi import FastAPI, Request
 
 from astromesh import errors
-from astromesh.api.errors import INTERNAL, STATUS, answer, problem, public_failure, register
+from astromesh.api.errors import INTERNAL, STATUS, answer, problem, public_failure
+from astromesh.api.handlers import register
 
 
 @pytest.mark.parametrize(

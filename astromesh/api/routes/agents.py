@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from functools import partial
-
-import orjson
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Depends, Request
 from fastapi.responses import PlainTextResponse
 
-from astromesh.api.access import runtime_of, scope
-from astromesh.api.body import ClientGone, run_asked, unless_gone
-from astromesh.api.idempotency import name_of
-from astromesh.api.outbox import Outbox
-from astromesh.api.routes.durable import WaitingOut, links
-from astromesh.api.schemas import RunBody, RunOut, problems, takes
-from astromesh.api.sse import RunStreamResponse
-from astromesh.errors import ApprovalRequired
+from astromesh.api.access import runtime_of
+from astromesh.api.asked import RunBody
+from astromesh.api.declared import scope
+from astromesh.api.routes.durable import WaitingOut
+from astromesh.api.running import MAY_RUN, RUN, run
+from astromesh.api.schemas import RunOut, problems, takes
 from astromesh.runtime.agent import Agent
 from astromesh.runtime.drawing import mermaid_of
 from astromesh.runtime.engine import AgentRuntime
@@ -24,8 +19,8 @@ from astromesh.types import JsonObject
 router = APIRouter(tags=["agents"])
 
 
-@router.post(
-    "/v1/agents/{name}/run",
+router.post(
+    RUN,
     summary="Run an agent",
     openapi_extra=takes(RunBody),
     response_model=None,
@@ -34,37 +29,8 @@ router = APIRouter(tags=["agents"])
         202: {"model": WaitingOut, "description": "The run waits for a person."},
         **problems(401, 403, 404, 409, 413, 422, 429, 502, 503, 504),
     },
-    dependencies=[scope("agents:run", "name")],
-)
-async def run(name: str, request: Request) -> Response:
-    """One run, answered when it is done; with `Accept: text/event-stream` as server-sent events."""
-    runtime = runtime_of(request)
-    agent = runtime.agent(name)
-    asked = await run_asked(request)
-    start = partial(runtime.start, agent, asked, caller=request.state.caller, key=await name_of(request))
-    if "text/event-stream" in request.headers.get("accept", ""):
-        outbox = Outbox()
-        return RunStreamResponse(
-            outbox, partial(start, sinks=(outbox,)), keep_running=agent.outlives_its_client
-        )
-    try:
-        answer = await (start() if agent.outlives_its_client else unless_gone(request, start()))
-    except ClientGone:
-        return Response(status_code=499)
-    except ApprovalRequired as waits:
-        return _waiting(waits)
-    return Response(orjson.dumps(answer.to_json()), media_type="application/json")
-
-
-def _waiting(waits: ApprovalRequired) -> Response:
-    """The run has paused for a person; it goes on without this caller."""
-    body = {
-        "run_id": waits.run_id,
-        "status": "waiting",
-        "waiting_for": waits.waiting_for,
-        "links": links(waits.run_id),
-    }
-    return Response(orjson.dumps(body), 202, media_type="application/json")
+    dependencies=[Depends(MAY_RUN)],
+)(run)
 
 
 @router.get("/v1/agents", summary="List the agents", dependencies=[scope("agents:read")])

@@ -8,7 +8,8 @@ from typing import Annotated, cast
 from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, Field
 
-from astromesh.api.access import caller_of, scope
+from astromesh.api.access import caller_of
+from astromesh.api.declared import scope
 from astromesh.runtime.audit import AuditLog, Wanted
 from astromesh.types import JsonObject
 

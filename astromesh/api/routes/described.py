@@ -7,7 +7,7 @@ from typing import Any, cast
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.openapi.docs import get_swagger_ui_html
 
-from astromesh.api.access import scope
+from astromesh.api.declared import scope
 
 router = APIRouter(include_in_schema=False)
 #: what the page is made of: one script of its own, and Swagger UI from its usual place

@@ -8,11 +8,14 @@ import orjson
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from astromesh.api.access import caller_of, runtime_of, scope, viewer_of
-from astromesh.api.audit import add_detail, audited
+from astromesh.api.access import caller_of, runtime_of, viewer_of
+from astromesh.api.asked import RunBody
+from astromesh.api.audit import add_detail
 from astromesh.api.body import run_asked
+from astromesh.api.declared import audited, scope
 from astromesh.api.idempotency import name_of
-from astromesh.api.schemas import RunBody, RunStateOut, problems, takes
+from astromesh.api.running import links
+from astromesh.api.schemas import RunStateOut, problems, takes
 from astromesh.runtime.stored_runs import Said
 from astromesh.types import JsonObject
 
@@ -116,9 +119,3 @@ async def resume(run_id: str, body: DecisionBody, request: Request) -> JsonObjec
     add_detail(request, body.decision)
     said = Said(body.decision, body.arguments, body.answer)
     return await runtime_of(request).runs.resume(run_id, viewer_of(caller), caller, said)
-
-
-def links(run_id: str) -> JsonObject:
-    """Where to ask about a run."""
-    path = f"/v1/runs/{run_id}"
-    return {"self": path, "events": f"{path}/events", "cancel": f"{path}/cancel"}

@@ -7,7 +7,8 @@ from typing import Literal
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field
 
-from astromesh.api.access import caller_of, runtime_of, scope
+from astromesh.api.access import caller_of, runtime_of
+from astromesh.api.declared import scope
 from astromesh.api.schemas import problems
 from astromesh.runtime.engine import principal
 from astromesh.runtime.registry import Viewer

@@ -15,8 +15,9 @@ from pydantic import ValidationError
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from astromesh.abc.deps import Deps
-from astromesh.api.access import runtime_of, scope
-from astromesh.api.schemas import RunBody
+from astromesh.api.access import runtime_of
+from astromesh.api.asked import RunBody
+from astromesh.api.declared import scope
 from astromesh.errors import AgentNotFoundError, Forbidden, InvalidInput, MissingExtra, NotFound
 from astromesh.runtime.engine import AgentRuntime
 from astromesh.runtime.records import RunRequest

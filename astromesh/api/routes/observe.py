@@ -6,7 +6,8 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 
-from astromesh.api.access import ScopeElsewhere, caller_of, runtime_of, scope, viewer_of
+from astromesh.api.access import ScopeElsewhere, caller_of, runtime_of, viewer_of
+from astromesh.api.declared import scope
 from astromesh.api.routes.runs import Status
 from astromesh.errors import TraceNotFound
 from astromesh.types import JsonObject

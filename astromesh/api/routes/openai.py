@@ -15,13 +15,15 @@ from typing import Any, Literal
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from astromesh.api.access import caller_of, runtime_of, scope
+from astromesh.api.access import caller_of, runtime_of
+from astromesh.api.asked import SessionId
 from astromesh.api.body import ClientGone, read, unless_gone
+from astromesh.api.declared import scope
 from astromesh.api.encoding import encoded
 from astromesh.api.errors import problem, problem_response, public_failure
 from astromesh.api.idempotency import name_of
 from astromesh.api.outbox import Outbox
-from astromesh.api.schemas import SessionId, described
+from astromesh.api.schemas import described
 from astromesh.api.sse import RunStreamResponse
 from astromesh.errors import AstromeshError, Forbidden, InvalidInput
 from astromesh.runtime import ids

@@ -8,8 +8,9 @@ import orjson
 from fastapi import APIRouter, Request
 from fastapi.responses import StreamingResponse
 
-from astromesh.api.access import caller_of, runtime_of, scope
-from astromesh.api.audit import audited, forget
+from astromesh.api.access import caller_of, runtime_of
+from astromesh.api.audit import forget
+from astromesh.api.declared import audited, scope
 from astromesh.api.errors import public_failure
 from astromesh.api.schemas import ErasedOut, problems
 from astromesh.errors import AstromeshError, NotFound

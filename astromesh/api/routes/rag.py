@@ -9,8 +9,8 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
 
 from astromesh.abc.rag import Document, Ingested, Passage
-from astromesh.api.access import runtime_of, scope
-from astromesh.api.audit import audited
+from astromesh.api.access import runtime_of
+from astromesh.api.declared import audited, scope
 from astromesh.errors import InvalidInput
 from astromesh.runtime.rag_pipelines import knowledge_of
 from astromesh.types import JsonObject

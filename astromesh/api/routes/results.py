@@ -5,7 +5,8 @@ from __future__ import annotations
 from fastapi import APIRouter, Request, Response
 
 from astromesh.abc.kept import KeptResults
-from astromesh.api.access import caller_of, runtime_of, scope, viewer_of
+from astromesh.api.access import caller_of, runtime_of, viewer_of
+from astromesh.api.declared import scope
 from astromesh.errors import EventsGone
 
 router = APIRouter(tags=["runs"])

@@ -6,11 +6,12 @@ from typing import Annotated, Literal
 
 from fastapi import APIRouter, Header, Query, Request, Response
 
-from astromesh.api.access import caller_of, runtime_of, scope, viewer_of
-from astromesh.api.audit import audited
+from astromesh.api.access import caller_of, runtime_of, viewer_of
+from astromesh.api.asked import MOST_SEQ
+from astromesh.api.declared import audited, scope
 from astromesh.api.errors import public_failure
 from astromesh.api.outbox import Outbox
-from astromesh.api.schemas import MOST_SEQ, RunsOut, RunStateOut, problems
+from astromesh.api.schemas import RunsOut, RunStateOut, problems
 from astromesh.api.sse import EventStreamResponse
 from astromesh.runtime.registry import RunFilter
 from astromesh.types import JsonObject

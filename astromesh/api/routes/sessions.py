@@ -8,9 +8,10 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 
 from astromesh.abc.stores import ConversationStore, SessionInfo
-from astromesh.api.access import caller_of, owner_filter, runtime_of, scope
-from astromesh.api.audit import audited
-from astromesh.api.schemas import MOST_SEQ, HistoryOut, SessionOut, SessionsOut, TurnOut
+from astromesh.api.access import caller_of, owner_filter, runtime_of
+from astromesh.api.asked import MOST_SEQ
+from astromesh.api.declared import audited, scope
+from astromesh.api.schemas import HistoryOut, SessionOut, SessionsOut, TurnOut
 from astromesh.errors import SessionNotFound
 from astromesh.types import SessionKey, Turn
 

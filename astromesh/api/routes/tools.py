@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request
 
-from astromesh.api.access import runtime_of, scope
+from astromesh.api.access import runtime_of
+from astromesh.api.declared import scope
 from astromesh.runtime.listing import tools_of
 from astromesh.types import JsonObject
 

@@ -10,12 +10,13 @@ from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from astromesh.abc.tasks import Artifact, ArtifactType, Found
-from astromesh.api.access import caller_of, runtime_of, scope, viewer_of
-from astromesh.api.audit import audited
+from astromesh.api.access import caller_of, runtime_of, viewer_of
+from astromesh.api.asked import MOST_SEQ
 from astromesh.api.body import ClientGone, read, unless_gone
+from astromesh.api.declared import audited, scope
 from astromesh.api.idempotency import name_of
 from astromesh.api.outbox import Outbox
-from astromesh.api.schemas import MOST_SEQ, problems, takes
+from astromesh.api.schemas import problems, takes
 from astromesh.api.sse import EventStreamResponse
 from astromesh.runtime.task_asked import Asked
 from astromesh.telemetry.traceparent import read_traceparent

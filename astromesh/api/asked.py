@@ -1,0 +1,25 @@
+"""What the body of a request for a run holds."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+SessionId = Annotated[str, StringConstraints(min_length=1, max_length=256, pattern=r"^[^\x00-\x1f\x7f]+$")]
+#: positions in logs and histories are 64-bit integers in every store
+MOST_SEQ = 2**63 - 1
+Query = Annotated[str, StringConstraints(min_length=1, max_length=100_000, pattern=r"\S")]
+
+
+class RunBody(BaseModel):
+    """One message to an agent."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    query: Query = Field(description="The user's message.", examples=["How do I reset my password?"])
+    session_id: SessionId = Field(description="Names the conversation.", examples=["session-42"])
+    context: dict[str, Any] = Field(default_factory=dict, description="Variables for the prompt template.")
+    metadata: dict[str, Any] = Field(
+        default_factory=dict, description="Kept with the run, never shown to the model."
+    )
