@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
 import shlex
@@ -12,6 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import orjson
 import uvicorn
@@ -26,7 +28,7 @@ from astromesh.cli.draining import drain_first
 from astromesh.cli.folders import CONFIG, DATA
 from astromesh.cli.listening import BACKLOG, is_everywhere, listen, url_of
 from astromesh.cli.output import note
-from astromesh.cli.protocol import BoundedHttp, TextSockets
+from astromesh.cli.protocol import BoundedHttp
 from astromesh.config.configuration import Configuration
 from astromesh.config.runtime import RuntimeSpec
 from astromesh.errors import ConfigError
@@ -100,11 +102,19 @@ def settings(app: Server | str, spec: RuntimeSpec, workers: int = 1) -> uvicorn.
     """
     return uvicorn.Config(
         app, factory=isinstance(app, str), workers=workers, backlog=BACKLOG,
-        loop="uvloop", http=BoundedHttp, ws=TextSockets, lifespan="on", interface="asgi3",
+        loop="uvloop", http=BoundedHttp, ws=_socket,  # type: ignore[arg-type]
+        lifespan="on", interface="asgi3",
         ws_max_size=spec.api.max_body_bytes, ws_per_message_deflate=False,
         access_log=False, log_config=None, server_header=False, proxy_headers=False,
         timeout_graceful_shutdown=_GRACE_OF_ANSWERS,
     )  # fmt: skip
+
+
+def _socket(**given: Any) -> asyncio.Protocol:
+    """A WebSocket; what speaks with it is loaded with the first one."""
+    from astromesh.cli.sockets import TextSockets
+
+    return TextSockets(**given)
 
 
 # -- one process ---------------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
-"""Prometheus metrics, counted from the event stream.
+"""Metrics, counted from the event stream.
 
-Runs touch plain numbers; the client library makes metric families of them only when somebody scrapes.
+Runs touch plain numbers; `exposition` makes metric families of them only when somebody scrapes.
 `COUNTERS`, `HISTOGRAMS` and the readings that the server adds are all there is: docs/operations.md explains
 each of them.
 """
@@ -8,12 +8,8 @@ each of them.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
-
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
-from prometheus_client.registry import Collector
 
 from astromesh.telemetry.tally import BUCKETS, Durations, Labels, Tally
 from astromesh.types import Event, JsonObject
@@ -49,7 +45,6 @@ _STEPS = {
     "prompt.rendered": "prompt_render",
     "memory.persisted": "memory_persist",
 }
-_PREFIX = "astromesh_"
 
 
 class Reading(NamedTuple):
@@ -68,8 +63,8 @@ class Reading(NamedTuple):
     counts: bool = False
 
 
-class Metrics(Collector):
-    """The runtime's metrics; it listens to every run. One registry each, so that two runtimes do not mix."""
+class Metrics:
+    """The runtime's metrics; it listens to every run."""
 
     wants_deltas = False
 
@@ -106,8 +101,6 @@ class Metrics(Collector):
         ]
         #: runs whose pattern is at work, and since when
         self._orchestrating: dict[str, float] = {}
-        self.registry = CollectorRegistry()
-        self.registry.register(self)
         #: what the other processes of this server tell by `to_json`; asked for when somebody scrapes
         self.others: Callable[[], Sequence[JsonObject]] = tuple
 
@@ -135,38 +128,16 @@ class Metrics(Collector):
         if handle is not None:
             handle(event)
 
-    def render(self) -> bytes:
-        """The text exposition format of Prometheus."""
-        return generate_latest(self.registry)
-
-    def collect(self) -> Iterable[Metric]:
-        """Metric families of the present numbers."""
+    def read(self) -> tuple[list[tuple[Reading, Mapping[Labels, float]]], Tally]:
+        """The readings and what was counted, of every process of the server."""
         others = self.others()
-        for reading in self._readings:
-            kind = CounterMetricFamily if reading.counts else GaugeMetricFamily
-            read = kind(_PREFIX + reading.name, reading.about, labels=reading.labels)
-            for key, value in _joined(reading, others).items():
-                read.add_metric(key, value)
-            yield read
-        tally = self._all(others)
-        for name, (about, labels) in COUNTERS.items():
-            counter = CounterMetricFamily(_PREFIX + name, about, labels=labels)
-            for key, count in tally.counter(name).items():
-                counter.add_metric(key, count)
-            yield counter
-        for name, (about, labels) in HISTOGRAMS.items():
-            family = HistogramMetricFamily(_PREFIX + name, about, labels=labels)
-            for key, durations in tally.histogram(name).items():
-                family.add_metric(key, durations.buckets(), durations.total)
-            yield family
-
-    def _all(self, others: Sequence[JsonObject]) -> Tally:
+        readings = [(reading, _joined(reading, others)) for reading in self._readings]
         if not others:
-            return self.tally
+            return readings, self.tally
         everybody = Tally().add(self.tally.to_json())
         for other in others:
             everybody.add(other)
-        return everybody
+        return readings, everybody
 
     # -- events --------------------------------------------------------------------------------------------
 

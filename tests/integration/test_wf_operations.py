@@ -14,6 +14,7 @@ from astromesh.cli import secrets as command
 from astromesh.config.workflow.agents import AuthSpec
 from astromesh.errors import InvalidInput, MissingKey
 from astromesh.runtime.task_asked import Asked
+from astromesh.telemetry.exposition import exposition
 from astromesh.workflow.project import check_folder
 from astromesh.workflow.secrets import encrypted, new_key, secret
 from tests.integration.agents_folder import client_of
@@ -79,7 +80,7 @@ async def test_a_workflow_keeps_only_the_metrics_of_its_enabled_profiles(config:
     )
     async with runtime_with(config) as runtime:
         await runtime.workflows.run("small", Asked(1))
-        text = runtime.metrics.render().decode()
+        text = exposition(runtime.metrics).decode()
     assert 'astromesh_workflow_stages_total{node="x",status="success",workflow="small"} 1.0' in text
     assert (
         'workflow="small"'

@@ -8,6 +8,7 @@ from typing import Any
 
 import orjson
 
+from astromesh.telemetry.exposition import exposition
 from astromesh.telemetry.metrics import COUNTERS, HISTOGRAMS, Metrics, Reading
 from astromesh.telemetry.worker_tallies import WorkerTallies
 from astromesh.types import Event
@@ -30,7 +31,7 @@ def one_run(metrics: Metrics) -> None:
 
 
 def lines(metrics: Metrics) -> dict[str, float]:
-    text = metrics.render().decode()
+    text = exposition(metrics).decode()
     return {
         name: float(value)
         for name, _, value in (line.rpartition(" ") for line in text.splitlines() if line[:1] != "#")
@@ -79,7 +80,7 @@ def test_the_numbers_of_other_processes_are_added() -> None:
 def test_every_name_has_its_family_before_anything_has_happened() -> None:
     metrics = Metrics()
     metrics.add(Reading("odd", "A number.", ("kind",), lambda: {("x",): 3.0}))
-    text = metrics.render().decode()
+    text = exposition(metrics).decode()
     for name in (*COUNTERS, *HISTOGRAMS, "odd"):
         assert f"# TYPE astromesh_{name}" in text
     assert 'astromesh_odd{kind="x"} 3.0' in text

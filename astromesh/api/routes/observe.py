@@ -10,6 +10,7 @@ from astromesh.api.access import ScopeElsewhere, caller_of, runtime_of, viewer_o
 from astromesh.api.declared import scope
 from astromesh.api.routes.runs import Status
 from astromesh.errors import TraceNotFound
+from astromesh.telemetry.exposition import exposition
 from astromesh.types import JsonObject
 
 router = APIRouter(tags=["observability"])
@@ -41,4 +42,4 @@ async def trace(trace_id: str, request: Request) -> JsonObject:
 @router.get("/metrics", summary="Prometheus metrics", dependencies=[Depends(ScopeElsewhere("metrics:read"))])
 async def metrics(request: Request) -> Response:
     """The text exposition format of Prometheus."""
-    return Response(runtime_of(request).metrics.render(), media_type="text/plain; version=0.0.4")
+    return Response(exposition(runtime_of(request).metrics), media_type="text/plain; version=0.0.4")
