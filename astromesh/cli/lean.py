@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 
+#: pydantic looks through every installed distribution for plugins of its own; an empty variable brings that back
+_NO_PLUGINS = ("PYDANTIC_DISABLE_PLUGINS", "__all__")
 
-def load_structlog() -> None:
+
+def begin() -> None:
+    """To be called before anything else is loaded."""
+    os.environ.setdefault(*_NO_PLUGINS)
+    _load_structlog()
+
+
+def _load_structlog() -> None:
     """Loads structlog without rich, which takes it longer than all else in it.
 
     Structlog needs it for one thing: tracebacks in a terminal. Ours are texts before they are rendered.

@@ -107,7 +107,7 @@ def serve(
     gc.disable()  # until the server is up: what start-up makes stays, and looking for garbage costs a tenth
     from astromesh.cli import lean
 
-    lean.load_structlog()
+    lean.begin()
     from astromesh.cli import serve as command
 
     command.serve(at(config, data), host, port if port >= 0 else None, workers, strict=strict)
@@ -118,7 +118,7 @@ def worker(config: Config = CONFIG, data: Data = DATA) -> None:
     """Work on durable runs beside the servers of the same database."""
     from astromesh.cli import lean
 
-    lean.load_structlog()
+    lean.begin()
     from astromesh.cli import work as command
 
     command.work(at(config, data))

@@ -12,7 +12,7 @@ from astromesh.cli import lean
 
 def app() -> ASGIApp:
     """The app, whose lifespan opens its runtime. The parent has checked the configuration already."""
-    lean.load_structlog()
+    lean.begin()
     from astromesh.cli.serve import TALLIES, application
     from astromesh.plugins import Plugins
     from astromesh.runtime.bootstrap import load_configuration

@@ -9,7 +9,7 @@ import pytest
 
 _NAMES = {"asyncpg", "astromesh.graph.reasoning", "astromesh.workflow", "fastapi", "numpy", "redis", "rich"}
 _SHOWN = f"import sys; print(sorted({_NAMES} & sys.modules.keys()))"
-_LEAN = "from astromesh.cli import lean; lean.load_structlog(); "
+_LEAN = "from astromesh.cli import lean; lean.begin(); "
 _SERVE = _LEAN + "import astromesh.cli.main, astromesh.cli.serve"
 _WORK = """
 import asyncio, os, tempfile
