@@ -6,7 +6,7 @@ import importlib
 import os
 import sys
 
-#: pydantic looks through every installed distribution for plugins of its own; an empty variable brings that back
+#: pydantic looks for plugins in every installed distribution; an empty variable lets it
 _NO_PLUGINS = ("PYDANTIC_DISABLE_PLUGINS", "__all__")
 
 
