@@ -23,3 +23,11 @@ class SystemClock:
     now = staticmethod(time.time)
     monotonic = staticmethod(time.monotonic)
     sleep = staticmethod(asyncio.sleep)
+
+
+def ms_since(started: float) -> float:
+    """Milliseconds since a reading of `time.perf_counter`, to the microsecond.
+
+    Rounding to an integer costs a third of what `round(…, 3)` does, and a run asks ten times.
+    """
+    return round((time.perf_counter() - started) * 1e6) / 1000

@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
 from time import perf_counter
 from typing import Any, TypeAlias
 
+from astromesh.abc.clock import ms_since
 from astromesh.graph import mutations
 from astromesh.graph.containers import engine_write
 from astromesh.graph.flags import BIT, NodeFlag
@@ -170,7 +171,7 @@ async def _announced(emit: Callable[..., None], path: str, call: Awaitable[NodeR
     try:
         return await call
     finally:
-        emit("node.finished", node=path, duration_ms=round((perf_counter() - started) * 1000, 3))
+        emit("node.finished", node=path, duration_ms=ms_since(started))
 
 
 def take_back(run: Progress, state: GraphState, path: str, *, is_graph: bool) -> None:

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import orjson
 
+from astromesh.abc.clock import ms_since
 from astromesh.abc.events import Emitter, Withholding
 from astromesh.abc.provider import ModelPort
 from astromesh.abc.tool import ToolContext, ToolPort
@@ -175,7 +176,7 @@ def _broken(scope: Scope, step: int, role: str, error: BaseException, started: f
         error=_code_of(error),
         usage=(charged(error) or Usage()).to_json(),
         attempts=attempts,
-        duration_ms=round((perf_counter() - started) * 1000, 3),
+        duration_ms=ms_since(started),
     )
 
 
@@ -235,7 +236,7 @@ async def _streamed(
                     result = piece
                     continue
                 if first is None:
-                    first = round((perf_counter() - started) * 1000, 3)
+                    first = ms_since(started)
                 said += size_of(piece.content)
                 if shown is None:
                     emit("model.delta", step=step, role=role, content=piece.content)
@@ -299,7 +300,7 @@ async def _do(scope: Scope, tools: ToolPort, call: ToolCall, context: ToolContex
         result = await tools.execute(call, context)
     else:
         result = ToolResult(call.id, call.name, _NO_MORE_CALLS, False, "budget_exhausted")
-    duration = round((perf_counter() - started) * 1000, 3)
+    duration = ms_since(started)
     emit("tool.finished", id=call.id, name=call.name, ok=result.ok, duration_ms=duration, **_marks(result))
     if scope.capture is not None:
         scope.capture.tool(call, result)

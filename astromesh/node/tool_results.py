@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 
 import orjson
 
+from astromesh.abc.clock import ms_since
 from astromesh.errors import (
     ConfigError,
     InvalidToolCall,
@@ -85,7 +86,7 @@ async def settle(
             call, ToolFailed(f"The tool {call.name!r} failed: {describe(error)}"), started, untrusted
         )
     return ToolResult(
-        call.id, call.name, content, duration_ms=_since(started), value=answer, untrusted=untrusted
+        call.id, call.name, content, duration_ms=ms_since(started), value=answer, untrusted=untrusted
     )
 
 
@@ -96,7 +97,7 @@ def failed(call: ToolCall, error: ToolError, started: float = 0.0, untrusted: bo
         started: `perf_counter()` of the call, 0.0 where it never began.
         untrusted: whether the tool's own words are; all other failures are said in ours.
     """
-    duration = _since(started) if started else 0.0
+    duration = ms_since(started) if started else 0.0
     words = untrusted and error.code == ToolFailed.code
     said = text_of(error)
     if error.code != InvalidToolCall.code:  # that one quotes only what the model itself wrote
@@ -234,7 +235,3 @@ def _jsonable(value: Any) -> Any:
 
 def _short(text: str) -> str:
     return text if len(text) <= _MAX_FAULT else f"{text[:_MAX_FAULT]}…"
-
-
-def _since(started: float) -> float:
-    return round((perf_counter() - started) * 1000, 3)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any, Protocol
 
+from astromesh.abc.clock import ms_since
 from astromesh.abc.durable import Policy
 from astromesh.core.checked_data import checked_data
 from astromesh.core.guardrails import Released, StreamGate
@@ -295,4 +296,4 @@ class Run:
         return self.scope.trace_id
 
     def elapsed_ms(self) -> float:
-        return round((perf_counter() - self.started) * 1000, 3)
+        return ms_since(self.started)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from time import perf_counter
 
+from astromesh.abc.clock import ms_since
 from astromesh.abc.durable import Change
 from astromesh.abc.run import Outcome, PatternTask
 from astromesh.abc.stores import NOT_DONE
@@ -90,7 +91,7 @@ async def recall(agent: Agent, admitted: AdmittedQuery, run: Run) -> RecalledQue
         semantic=len(memory.semantic_results),
         episodic=len(memory.episodic_events),
         degraded=list(memory.degraded),
-        duration_ms=_since(started),
+        duration_ms=ms_since(started),
     )
     return RecalledQuery(admitted, memory)
 
@@ -131,7 +132,7 @@ def render(agent: Agent, recalled: RecalledQuery, run: Run) -> PromptedQuery:
         *admitted.preface,
         Message("user", admitted.query, images=request.images),
     )
-    run.stream.emit("prompt.rendered", characters=len(system), duration_ms=_since(started))
+    run.stream.emit("prompt.rendered", characters=len(system), duration_ms=ms_since(started))
     return PromptedQuery(recalled, messages)
 
 
@@ -219,7 +220,7 @@ async def remember(agent: Agent, released: ReleasedAnswer, run: Run) -> None:
     except asyncio.CancelledError as error:
         run.remembered = NOT_DONE not in error.args
         raise
-    run.stream.emit("memory.persisted", turns=2, duration_ms=_since(started))
+    run.stream.emit("memory.persisted", turns=2, duration_ms=ms_since(started))
 
 
 async def _kept(agent: Agent, released: ReleasedAnswer, run: Run) -> None:
@@ -313,9 +314,5 @@ def _report(run: Run, stage: str, actions: tuple[JsonObject, ...], started: floa
         run.stream.emit("guardrail.action", **action)
     content = {} if run.captured is None else {"content": run.captured.text(text)}
     run.stream.emit(
-        "guardrails.checked", stage=stage, actions=len(actions), duration_ms=_since(started), **content
+        "guardrails.checked", stage=stage, actions=len(actions), duration_ms=ms_since(started), **content
     )
-
-
-def _since(started: float) -> float:
-    return round((perf_counter() - started) * 1000, 3)
