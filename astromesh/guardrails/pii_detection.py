@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from operator import attrgetter
 from typing import Literal
 
@@ -41,6 +42,7 @@ _UNFINISHED_NUMBER = (
 )
 _start = attrgetter("start")
 _Finder = Callable[[str, int], Finding | None]
+_Search = Callable[[str, int], "re.Match[str] | None"]
 
 
 class PiiDetectionOptions(BaseModel):
@@ -84,14 +86,6 @@ class PiiScanner:
     def __init__(self, kinds: Sequence[str], region: str) -> None:
         self._kinds = frozenset(kinds)
         self._phones = PhoneNumbers(region) if "phone" in self._kinds else None
-        words = [
-            pattern
-            for kind, pattern in (("email", pii_email.UNFINISHED), ("iban", pii_iban.UNFINISHED))
-            if kind in self._kinds
-        ]
-        numbers = [_UNFINISHED_NUMBER] if self._kinds & {"phone", "ssn", "credit_card"} else []
-        self._unfinished = re.compile("|".join((*words, *numbers))).search
-        self._unfinished_word = re.compile("|".join(words) or "(?!)").search
 
     def scan(self, text: str, start: int, final: bool) -> Scan:
         settled = len(text) if final else self._settled(text, start)
@@ -110,6 +104,20 @@ class PiiScanner:
         # A long table of numbers leaves in large pieces: each is looked at as a whole.
         word = self._unfinished_word(text, max(start, size - MAX_LOOKAHEAD))
         return min(word.start() if word else size, max(tail.start(), size - NUMBER_LOOKAHEAD))
+
+    @cached_property
+    def _unfinished(self) -> _Search:
+        """The beginning of any kind, at the end of a text. Only streams ask, and to compile it takes long."""
+        numbers = [_UNFINISHED_NUMBER] if self._kinds & {"phone", "ssn", "credit_card"} else []
+        return re.compile("|".join((*self._words(), *numbers))).search
+
+    @cached_property
+    def _unfinished_word(self) -> _Search:
+        return re.compile("|".join(self._words()) or "(?!)").search
+
+    def _words(self) -> list[str]:
+        patterns = (("email", pii_email.UNFINISHED), ("iban", pii_iban.UNFINISHED))
+        return [pattern for kind, pattern in patterns if kind in self._kinds]
 
     def _find(self, text: str, start: int) -> Sequence[Finding]:
         groups = groups_of(text, start)
