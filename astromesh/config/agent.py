@@ -44,7 +44,7 @@ class RoleModel(Record):
 
     primary: ModelSpec = Field(description="The first choice.")
     fallback: OneOrMore = Field((), description="One block or a list, tried in order.")
-    routing: Routing = Routing()
+    routing: Routing = Routing.empty()
 
     def specs(self) -> tuple[ModelSpec, ...]:
         """Primary, then fallbacks, as written."""
@@ -236,10 +236,10 @@ class Budget(Record):
 
 
 class Budgets(Record):
-    per_run: Budget = Field(Budget(), description="What one run may spend, with all that it starts.")
-    per_session: Budget = Field(Budget(), description="What all runs of a session may spend together.")
+    per_run: Budget = Field(Budget.empty(), description="What one run may spend, with all that it starts.")
+    per_session: Budget = Field(Budget.empty(), description="What all runs of a session may spend together.")
     per_principal_daily: Budget = Field(
-        Budget(), description="What all runs of one principal may spend on one day (UTC)."
+        Budget.empty(), description="What all runs of one principal may spend on one day (UTC)."
     )
 
 
@@ -265,17 +265,17 @@ class Queue(Record):
 
 
 class AgentSpec(Record):
-    identity: Identity = Identity()
+    identity: Identity = Identity.empty()
     model: AgentModel
     prompts: Prompts = Field(default_factory=Prompts)
     orchestration: Orchestration = Field(default_factory=Orchestration)
     tools: tuple[ToolBlock, ...] = ()
-    memory: Memory = Memory()
-    guardrails: Guardrails = Guardrails()
-    permissions: Permissions = Permissions()
-    budgets: Budgets = Budgets()
-    sessions: Sessions = Sessions()
-    queue: Queue = Queue()
+    memory: Memory = Memory.empty()
+    guardrails: Guardrails = Guardrails.empty()
+    permissions: Permissions = Permissions.empty()
+    budgets: Budgets = Budgets.empty()
+    sessions: Sessions = Sessions.empty()
+    queue: Queue = Queue.empty()
     stream: Stream | None = Field(
         None, description="When text is released; absent: token, or final where a rule needs the whole text."
     )

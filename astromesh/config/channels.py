@@ -37,5 +37,5 @@ class ChannelSpec(Record):
 
 class ChannelManifest(Manifest):
     kind: Literal["ChannelConfig"]
-    metadata: Metadata = Metadata()
-    spec: ChannelSpec = ChannelSpec()
+    metadata: Metadata = Metadata.empty()
+    spec: ChannelSpec = ChannelSpec.empty()

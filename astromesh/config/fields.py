@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import Annotated, Any, Self, cast
 
 from pydantic import (
     BaseModel,
@@ -36,6 +36,11 @@ class Record(BaseModel):
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, defer_build=True)
+
+    @classmethod
+    def empty(cls) -> Self:
+        """What an empty mapping comes to. Calling the class would build a validator for this alone."""
+        return cast(Self, cls.model_construct())
 
 
 class Block(Record):

@@ -12,7 +12,7 @@ from astromesh.config.head import Manifest, Metadata
 
 class GraphManifest(Manifest):
     kind: Literal["Graph"]
-    metadata: Metadata = Metadata()
+    metadata: Metadata = Metadata.empty()
     spec: JsonMap = Field(description="The graph, as PromptGraph.to_config writes it.")
 
     @property

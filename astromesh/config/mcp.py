@@ -40,5 +40,5 @@ class MCPSpec(Record):
 
 class MCPManifest(Manifest):
     kind: Literal["MCPConfig"]
-    metadata: Metadata = Metadata()
-    spec: MCPSpec = MCPSpec()
+    metadata: Metadata = Metadata.empty()
+    spec: MCPSpec = MCPSpec.empty()

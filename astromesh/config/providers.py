@@ -31,15 +31,15 @@ class CircuitBreaker(Record):
 
 class ProviderRouting(Record):
     default_strategy: Strategy = Field("priority", description="For agents that name no routing.strategy.")
-    circuit_breaker: CircuitBreaker = CircuitBreaker()
+    circuit_breaker: CircuitBreaker = CircuitBreaker.empty()
 
 
 class ProviderSpec(Record):
     providers: dict[Name, ProviderEntry] = Field(default_factory=dict, description="Endpoints by name.")
-    routing: ProviderRouting = ProviderRouting()
+    routing: ProviderRouting = ProviderRouting.empty()
 
 
 class ProviderManifest(Manifest):
     kind: Literal["ProviderConfig"]
-    metadata: Metadata = Metadata()
-    spec: ProviderSpec = ProviderSpec()
+    metadata: Metadata = Metadata.empty()
+    spec: ProviderSpec = ProviderSpec.empty()

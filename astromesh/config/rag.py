@@ -63,7 +63,7 @@ class RAGSpec(Record):
     chunking: Chunking = Field(default_factory=Chunking)
     embeddings: Embeddings | None = Field(None, description="Absent: lexical search only.")
     store: VectorStore = Field(default_factory=VectorStore)
-    retrieval: Retrieval = Retrieval()
+    retrieval: Retrieval = Retrieval.empty()
 
     @property
     def mode(self) -> Literal["lexical", "vector", "hybrid"]:
@@ -73,7 +73,7 @@ class RAGSpec(Record):
 
 class RAGManifest(Manifest):
     kind: Literal["RAGPipeline"]
-    metadata: Metadata = Metadata()
+    metadata: Metadata = Metadata.empty()
     spec: RAGSpec = Field(default_factory=RAGSpec)
 
     @property

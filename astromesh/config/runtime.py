@@ -39,7 +39,7 @@ class Auth(Record):
     mode: Literal["none", "api_key", "jwt", "both"] = Field(
         "none", description="How callers prove who they are."
     )
-    jwt: Jwt = Jwt()
+    jwt: Jwt = Jwt.empty()
 
 
 class Storage(Record):
@@ -81,20 +81,20 @@ class OrchestrationDefaults(Record):
 
 
 class Defaults(Record):
-    orchestration: OrchestrationDefaults = OrchestrationDefaults()
+    orchestration: OrchestrationDefaults = OrchestrationDefaults.empty()
 
 
 class RuntimeSpec(Record):
-    api: Api = Api()
-    auth: Auth = Auth()
-    storage: Storage = Storage()
-    redis: Redis = Redis()
-    network: Network = Network()
-    telemetry: Telemetry = Telemetry()
-    defaults: Defaults = Defaults()
+    api: Api = Api.empty()
+    auth: Auth = Auth.empty()
+    storage: Storage = Storage.empty()
+    redis: Redis = Redis.empty()
+    network: Network = Network.empty()
+    telemetry: Telemetry = Telemetry.empty()
+    defaults: Defaults = Defaults.empty()
 
 
 class RuntimeManifest(Manifest):
     kind: Literal["RuntimeConfig"]
-    metadata: Metadata = Metadata()
-    spec: RuntimeSpec = RuntimeSpec()
+    metadata: Metadata = Metadata.empty()
+    spec: RuntimeSpec = RuntimeSpec.empty()
