@@ -130,7 +130,10 @@ def text_of(value: object) -> str | None:
             return None
         if (empty := _EMPTY.get(type(value))) is not None:
             return empty
-    return orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS).decode()
+    try:
+        return orjson.dumps(value).decode()
+    except TypeError:  # a key that is no text, which nearly nothing has: looking for them doubles the cost
+        return orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS).decode()
 
 
 def value_of(text: str | None) -> Any:

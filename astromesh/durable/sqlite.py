@@ -6,9 +6,11 @@ The functions of a connection run in the database's threads, each for all the it
 
 from __future__ import annotations
 
+import re
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
+from itertools import chain
 from typing import NamedTuple, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict
@@ -61,6 +63,9 @@ _PACKAGE = "astromesh.durable"
 SCHEMA = Schema("runs", _PACKAGE, "sql/sqlite/runs")
 SQL = with_columns(queries(_PACKAGE, "sql/sqlite/runs.sql"))
 
+#: rows that one INSERT may have, as every SQLite takes 999 values, and where their values stand in it
+_TOGETHER = 32
+_PLACES = re.compile(r"\([?, ]+\)")
 #: runs deleted in one transaction, so that others get their turn in between
 _CHUNK = 200
 #: workers that have not been heard of for so long, in seconds, are forgotten
@@ -269,9 +274,22 @@ def _note(
     connection: sqlite3.Connection, items: Sequence[Sequence[tuple[RunRow, Sequence[Event]]]]
 ) -> Sequence[None]:
     rows = [noted(run, events) for item in items for run, events in item]
-    connection.executemany(SQL["note"], [row for row, _ in rows])
-    connection.executemany(SQL["put_trace"], [trace for _, trace in rows])
+    _put(connection, "note", [row for row, _ in rows])
+    _put(connection, "put_trace", [trace for _, trace in rows])
     return [None] * len(items)
+
+
+def _put(connection: sqlite3.Connection, name: str, rows: Sequence[tuple[object, ...]]) -> None:
+    """An INSERT of all rows in few statements: each costs SQLite about as much as a row."""
+    for at in range(0, len(rows), _TOGETHER):
+        some = rows[at : at + _TOGETHER]
+        connection.execute(_of_several(name, len(some)), tuple(chain.from_iterable(some)))
+
+
+@lru_cache(maxsize=2 * _TOGETHER)
+def _of_several(name: str, rows: int) -> str:
+    """An INSERT with the values of so many rows."""
+    return _PLACES.sub(lambda found: ", ".join([found[0]] * rows), SQL[name])
 
 
 def _trace_one(connection: sqlite3.Connection, trace_id: str) -> tuple[tuple[RunRow, tuple[Event, ...]], ...]:

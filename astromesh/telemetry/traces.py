@@ -83,6 +83,8 @@ _CONTENT: dict[str, tuple[str, tuple[str, ...]]] = {
     MODEL_CONTENT: ("step", ("input", "left_out", "output")),
     TOOL_CONTENT: ("id", ("arguments", "result")),
 }
+#: events that a trace holds whole
+_WHOLE = frozenset({*_STEPS, *_CONTENT})
 _INSIDE = frozenset({"llm.complete", "tool.call"})
 #: how a run ends that failed, and a Task
 _FAILED = frozenset({"failed", "failure"})
@@ -95,15 +97,15 @@ def outline(events: Iterable[Event]) -> list[Event]:
     others only that they happened is kept.
     """
     return [
-        Event(e.run_id, e.seq, e.ts, e.type, _why(e)) if e.type in _SHAPE else e
+        e if e.type in _WHOLE else Event(e.run_id, e.seq, e.ts, e.type, _why(e.data))
         for e in events
-        if e.type in _STEPS or e.type in _SHAPE or e.type in _CONTENT
+        if e.type in _WHOLE or e.type in _SHAPE
     ]
 
 
-def _why(event: Event) -> JsonObject:
+def _why(data: JsonObject) -> JsonObject:
     """Code and text of what ended a run."""
-    return {key: event.data[key] for key in ("code", "detail") if key in event.data}
+    return {"code": data["code"], "detail": data["detail"]} if "code" in data else {}
 
 
 class Traced(Protocol):

@@ -520,6 +520,25 @@ async def test_notes_of_plain_runs_are_kept_once(store):
     assert await store.trace("other") == ()
 
 
+async def test_notes_of_many_runs_are_kept_each_with_its_own_trace(store):
+    plain = [
+        run(f"run_{n:03}", trace_id=f"trace_{n}", status="completed", durable=False, finished_at=NOW + n)
+        for n in range(70)
+    ]
+    notes = [(one, [event(1, run_id=one.run_id, data=one.run_id)]) for one in plain]
+    await store.note(notes[:33])
+    await store.note(notes[20:])
+    rows, _ = await store.list(Wanted("acme", limit=100))
+    assert rows == tuple(reversed(plain))
+    for one, events in notes:
+        assert await store.trace(one.trace_id) == ((one, tuple(events)),)
+
+
+async def test_a_note_may_have_keys_that_are_no_text(store):
+    await store.note([(run("run_1", status="completed", durable=False), [event(1, counts={1: "one"})])])
+    assert (await store.trace(run("run_1").trace_id))[0][1] == (event(1, counts={"1": "one"}),)
+
+
 async def test_old_runs_and_too_many_go_with_their_logs(store):
     for n in range(6):
         claim = await running(store, f"run_{n}")
