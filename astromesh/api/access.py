@@ -7,6 +7,7 @@ from typing import cast
 from starlette.requests import Request
 
 from astromesh.api.auth import Auth, is_loopback
+from astromesh.api.headers import headers_of
 from astromesh.runtime.engine import ANY_SESSION, AgentRuntime
 from astromesh.runtime.registry import Viewer
 from astromesh.types import CallerContext
@@ -33,9 +34,9 @@ class RequiredScope:
         resource = request.path_params.get(self.resource, "") if self.resource else ""
         auth: Auth = request.app.state.auth
         if self.any_resource:
-            request.state.caller = await auth.authorise_some(request.headers, self.name)
+            request.state.caller = await auth.authorise_some(headers_of(request.scope), self.name)
             return
-        request.state.caller = await auth.authorise(request.headers, self.name, resource)
+        request.state.caller = await auth.authorise(headers_of(request.scope), self.name, resource)
 
 
 class ScopeElsewhere(RequiredScope):
@@ -59,7 +60,7 @@ def runtime_of(request: Request) -> AgentRuntime:
 
 
 def caller_of(request: Request) -> CallerContext:
-    return cast(CallerContext, request.state.caller)
+    return cast(CallerContext, request.state["caller"])
 
 
 def owner_filter(caller: CallerContext) -> str | None:

@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from astromesh.api.asked import RunBody
 from astromesh.api.errors import answer, invalid
+from astromesh.api.headers import headers_of
 from astromesh.errors import AstromeshError, InvalidInput, PayloadTooLarge
 from astromesh.runtime.records import RunRequest
 from astromesh.telemetry.traceparent import read_traceparent
@@ -78,13 +79,9 @@ class BodyLimit:
 
 def _declared(scope: Scope) -> str:
     """`content-length`, empty for a chunked body, `0` where there is none."""
-    found = "" if scope["method"] in _WITH_BODY else "0"
-    for name, value in scope["headers"]:
-        if name == b"content-length":
-            return str(value, "latin-1")
-        if name == b"transfer-encoding":
-            found = ""
-    return found
+    headers = headers_of(scope)
+    unknown = scope["method"] in _WITH_BODY or "transfer-encoding" in headers
+    return headers.get("content-length", "" if unknown else "0")
 
 
 def _again(body: bytes | Message, receive: Receive) -> Receive:
@@ -142,7 +139,7 @@ async def read(request: Request, adapter: TypeAdapter[T]) -> T:
 async def run_asked(request: Request) -> RunRequest:
     """What the body of a run asks for. Raises: InvalidInput."""
     body = await read(request, _RUN)
-    cause = read_traceparent(request.headers.get("traceparent"))
+    cause = read_traceparent(headers_of(request.scope).get("traceparent"))
     return RunRequest(body.query, body.session_id, body.context, body.metadata, caused_by=cause)
 
 

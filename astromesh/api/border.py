@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from itertools import chain
 from typing import NamedTuple
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -152,9 +153,7 @@ def too_large(scope: Scope) -> AstromeshError | None:
     target = len(scope.get("raw_path") or scope["path"]) + len(scope.get("query_string", b""))
     if target > MOST_TARGET:
         return PayloadTooLarge(f"Path and query have {target} bytes; {MOST_TARGET} are taken.")
-    size = 0
-    for name, value in scope["headers"]:
-        size += len(name) + len(value)
+    size = sum(map(len, chain.from_iterable(scope["headers"])))
     if size > MOST_HEADERS:
         return PayloadTooLarge(f"The headers have {size} bytes; {MOST_HEADERS} are taken.")
     return None

@@ -15,6 +15,7 @@ from starlette.requests import Request
 from astromesh.abc.durable import IdempotencyKey
 from astromesh.api.access import caller_of, runtime_of
 from astromesh.api.body import body_of
+from astromesh.api.headers import headers_of
 from astromesh.errors import InvalidInput
 from astromesh.runtime.engine import principal
 from astromesh.runtime.named import KEPT_SECONDS
@@ -33,7 +34,7 @@ async def name_of(request: Request, *more: str) -> IdempotencyKey | None:
     Raises:
         InvalidInput: the key is empty, too long, or not printable ASCII.
     """
-    key = request.headers.get(HEADER)
+    key = headers_of(request.scope).get(HEADER)
     if key is None:
         return None
     if not 0 < len(key) <= _MOST or not key.isascii() or not key.isprintable():

@@ -8,8 +8,9 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from astromesh.api.access import RequiredScope, runtime_of
+from astromesh.api.access import RequiredScope, caller_of, runtime_of
 from astromesh.api.body import ClientGone, run_asked, unless_gone
+from astromesh.api.headers import headers_of
 from astromesh.api.idempotency import name_of
 from astromesh.api.outbox import Outbox
 from astromesh.api.sse import RunStreamResponse
@@ -25,8 +26,8 @@ async def run(name: str, request: Request) -> Response:
     runtime = runtime_of(request)
     agent = runtime.agent(name)
     asked = await run_asked(request)
-    start = partial(runtime.start, agent, asked, caller=request.state.caller, key=await name_of(request))
-    if "text/event-stream" in request.headers.get("accept", ""):
+    start = partial(runtime.start, agent, asked, caller=caller_of(request), key=await name_of(request))
+    if "text/event-stream" in headers_of(request.scope).get("accept", ""):
         outbox = Outbox()
         return RunStreamResponse(
             outbox, partial(start, sinks=(outbox,)), keep_running=agent.outlives_its_client
