@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from astromesh.runtime.task_log import LiveTask
-from astromesh.telemetry.tally import Durations, Labels, Tally
+from astromesh.telemetry.tally import Labels, Tally
 from astromesh.types import JsonObject
 from astromesh.workflow.profiling import METRICS
 
@@ -45,5 +45,4 @@ class TaskMetrics:
 
     def _observe(self, wanted: frozenset[str], metric: str, labels: Labels, seconds: float) -> None:
         if metric in wanted:
-            found = self._tally.histogram(METRICS[metric][1])
-            found.setdefault(labels, Durations()).observe(seconds)
+            self._tally.histogram(METRICS[metric][1])[labels].observe(seconds)

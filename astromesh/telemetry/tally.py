@@ -6,7 +6,7 @@ Several workers of one server write theirs to files, and whoever is scraped adds
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import Counter
+from collections import defaultdict
 from typing import Self
 
 from astromesh.types import JsonObject
@@ -46,6 +46,9 @@ class Durations:
 
 #: labels, in the order in which a metric names them
 Labels = tuple[str, ...]
+#: what is not there yet begins at nothing; half the cost of `Counter`, whose `+=` goes through Python
+Counts = defaultdict[Labels, float]
+Histogram = defaultdict[Labels, Durations]
 
 
 class Tally:
@@ -54,15 +57,15 @@ class Tally:
     __slots__ = ("counts", "durations")
 
     def __init__(self) -> None:
-        self.counts: dict[str, Counter[Labels]] = {}
-        self.durations: dict[str, dict[Labels, Durations]] = {}
+        self.counts: dict[str, Counts] = {}
+        self.durations: dict[str, Histogram] = {}
 
-    def counter(self, name: str) -> Counter[Labels]:
+    def counter(self, name: str) -> Counts:
         """The counter of a name; keep it, so that counting costs one addition."""
-        return self.counts.setdefault(name, Counter())
+        return self.counts.setdefault(name, Counts(int))
 
-    def histogram(self, name: str) -> dict[Labels, Durations]:
-        return self.durations.setdefault(name, {})
+    def histogram(self, name: str) -> Histogram:
+        return self.durations.setdefault(name, Histogram(Durations))
 
     def to_json(self) -> JsonObject:
         return {
@@ -85,7 +88,7 @@ class Tally:
         for name, durations in told["durations"].items():
             histogram = self.histogram(name)
             for key, (counts, total) in durations.items():
-                histogram.setdefault(_labels(key), Durations()).add(counts, total)
+                histogram[_labels(key)].add(counts, total)
         return self
 
 

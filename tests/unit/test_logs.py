@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+import time
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from astromesh.telemetry.logs import blank_secrets, without_secrets
+from astromesh.telemetry.logs import blank_secrets, stamped, without_secrets
 
 PROGRAM = """
 import asyncio, logging, warnings
@@ -105,6 +108,15 @@ def test_secrets_inside_texts_are_blanked(said: str, left: str) -> None:
 )
 def test_what_only_sounds_like_one_stays(said: str) -> None:
     assert without_secrets(said) == said
+
+
+def test_a_line_tells_its_time_in_utc_to_the_microsecond() -> None:
+    before = time.time_ns() // 1000
+    told = str(stamped(None, "info", {"event": "run"})["timestamp"])
+    after = time.time_ns() // 1000
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z", told)
+    since = datetime.fromisoformat(told) - datetime.fromtimestamp(0, UTC)
+    assert before <= since // timedelta(microseconds=1) <= after
 
 
 def test_values_of_secret_keys_are_blanked() -> None:
