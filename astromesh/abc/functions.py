@@ -7,14 +7,18 @@ pydantic: who may never meet a function (the graph, for its import time) loads i
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, get_type_hints
+from types import NoneType, UnionType
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 import docstring_parser
+import orjson
 from pydantic import BaseModel, ConfigDict, Field, PydanticUserError, ValidationError, create_model
 from pydantic.json_schema import GenerateJsonSchema
+from pydantic_core import PydanticSerializationError, SchemaError
 
 from astromesh.abc.own_tasks import OwnTasks
 from astromesh.abc.python_calls import PythonCalls
@@ -37,6 +41,15 @@ class _Quiet(GenerateJsonSchema):
 
     ignored_warning_kinds = {"skipped-choice", "non-serializable-default"}  # noqa: RUF012 (pydantic's own form)
 
+    def encode_default(self, dft: Any) -> Any:
+        """Raises: PydanticSerializationError: pydantic then leaves the default out."""
+        encoded = super().encode_default(dft)
+        try:
+            orjson.dumps(encoded)
+        except TypeError as error:
+            raise PydanticSerializationError(str(error)) from error
+        return encoded
+
 
 @dataclass(frozen=True, slots=True)
 class Signature:
@@ -46,13 +59,13 @@ class Signature:
         spec: what the model sees.
         model: validates the arguments; field `pN` has the alias of the N-th parameter.
         names: field of the model to parameter of the function.
-        context: the parameter annotated `ToolContext`, which the model does not see, or empty.
+        contexts: the parameters annotated `ToolContext`, which the model does not see.
     """
 
     spec: ToolSpec
     model: type[BaseModel]
     names: Mapping[str, str]
-    context: str = ""
+    contexts: tuple[str, ...] = ()
 
     def bind(self, arguments: Mapping[str, Any], context: ToolContext) -> dict[str, Any]:
         """Keyword arguments with their Python types.
@@ -66,8 +79,8 @@ class Signature:
             raise InvalidToolCall(_readable(self.spec.name, error)) from error
         # what was not given keeps the function's own default object
         bound = {self.names[field]: getattr(valid, field) for field in valid.model_fields_set}
-        if self.context:
-            bound[self.context] = context
+        for name in self.contexts:
+            bound[name] = context
         return bound
 
 
@@ -76,13 +89,15 @@ class FunctionTool:
 
     Args:
         function: with type hints; its docstring's first paragraph and its parameters' lines describe it.
-            A parameter annotated `ToolContext` is given the call's context and hidden from the model.
+            A parameter annotated `ToolContext`, optional or not, is given the call's context and hidden from
+            the model.
         name, description: instead of the function's own.
         effect: `read` may be repeated after a crash; `write` and `external` may not.
         calls: how it is called; None: as all tools of the process are.
 
     Raises:
-        ConfigError: the function cannot be offered (positional-only or variadic parameters, unknown types).
+        ConfigError: the function cannot be offered: positional-only or variadic parameters, unknown types, or
+            its hints, defaults or schemas raise whatever it is.
     """
 
     def __init__(
@@ -97,9 +112,8 @@ class FunctionTool:
         self.function, self._calls = function, calls or _CALLS
         self.signature = read_signature(function, name=name, description=description, effect=effect)
         self.spec = self.signature.spec
-        self._async = inspect.iscoroutinefunction(inspect.unwrap(function)) or inspect.iscoroutinefunction(
-            getattr(function, "__call__", None)  # noqa: B004 (asks whether the call is async, not whether it exists)
-        )
+        with _reading(f"The tool {self.spec.name!r} cannot be offered"):
+            self._async = _is_async(function)
 
     async def call(self, arguments: dict[str, Any], context: ToolContext) -> Any:
         bound = self.signature.bind(arguments, context)
@@ -129,24 +143,84 @@ def read_signature(
     function: Callable[..., Any], *, name: str = "", description: str = "", effect: Effect = "read"
 ) -> Signature:
     """Reads a function once, for its schema and for its calls; see `tool_schema`."""
-    called = name or _name(function)
+    with _reading("The function has no name that can be read"):
+        called = name or _name(function)
+    with _reading(f"The tool {called!r} cannot be offered"):
+        return _read(function, called, description, effect)
+
+
+def _read(function: Callable[..., Any], called: str, description: str, effect: Effect) -> Signature:
     _check_callable(function, called)
-    hints, doc = _hints(function, called), docstring_parser.parse(inspect.getdoc(function) or "")
+    hints, doc = _hints(function, called), _docstring(function)
     described = {p.arg_name: " ".join((p.description or "").split()) for p in doc.params}
     fields: dict[str, Any] = {}
     names: dict[str, str] = {}
-    context = ""
+    contexts: list[str] = []
     for index, parameter in enumerate(_parameters(function, called)):
         hint = hints.get(parameter.name, Any)
-        if isinstance(hint, type) and issubclass(hint, ToolContext):
-            context = parameter.name
+        if _is_context(hint):
+            contexts.append(parameter.name)
             continue
+        if _holds_context(hint):
+            raise ConfigError(
+                f"The parameter {parameter.name!r} of the tool {called!r} holds a ToolContext among others: "
+                "annotate it ToolContext or ToolContext | None."
+            )
         # `pN`: a parameter may be called `copy` or `_x`, a field of a pydantic model may not
         fields[f"p{index}"] = (hint, _field(parameter, described.get(parameter.name, "")))
         names[f"p{index}"] = parameter.name
-    model = _model(called, fields)
-    spec = ToolSpec(called, description or _summary(doc), _schema(called, model), effect)
-    return Signature(spec, model, names, context)
+    model, schema = _arguments(called, fields, names)
+    spec = ToolSpec(called, description or _summary(doc), schema, effect)
+    orjson.dumps(spec.description)  # half a surrogate pair reaches no model
+    return Signature(spec, model, names, tuple(contexts))
+
+
+@contextmanager
+def _reading(fault: str) -> Iterator[None]:
+    """The border of what others wrote: hints, defaults and the hooks of types may raise anything."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise ConfigError(f"{fault}: {_said(error)}") from error
+
+
+def _said(error: BaseException) -> str:
+    """What an error says, in one line."""
+    if isinstance(error, PydanticUserError):
+        return error.message
+    try:
+        text = " ".join(str(error).split())
+    except Exception:  # noqa: BLE001 (a foreign `__str__` may raise anything)
+        text = ""
+    if isinstance(error, SchemaError):  # within the parts of the model that hold one another
+        return text.rpartition("SchemaError: ")[2]
+    return f"{type(error).__name__}: {text}"
+
+
+def _is_context(hint: Any) -> bool:
+    """Whether it is `ToolContext` or a class of it, optional, annotated or under another name too."""
+    origin = get_origin(hint)
+    if origin is Annotated:
+        return _is_context(get_args(hint)[0])
+    if origin is Union or origin is UnionType:
+        kinds = [kind for kind in get_args(hint) if kind is not NoneType]
+        return bool(kinds) and all(map(_is_context, kinds))
+    if isinstance(hint, type):
+        return issubclass(hint, ToolContext)
+    named = getattr(hint, "__supertype__", None) or getattr(hint, "__value__", None)  # NewType, TypeAliasType
+    return named is not None and _is_context(named)
+
+
+def _holds_context(hint: Any) -> bool:
+    return _is_context(hint) or any(map(_holds_context, get_args(hint)))
+
+
+def _is_async(function: Callable[..., Any]) -> bool:
+    return inspect.iscoroutinefunction(inspect.unwrap(function)) or inspect.iscoroutinefunction(
+        getattr(function, "__call__", None)  # noqa: B004 (asks whether the call is async, not whether it exists)
+    )
 
 
 def _check_callable(function: Callable[..., Any], called: str) -> None:
@@ -203,22 +277,38 @@ def _field(parameter: inspect.Parameter, description: str) -> Any:
     return Field(default, alias=parameter.name, description=description or None)
 
 
-def _model(called: str, fields: Mapping[str, Any]) -> type[BaseModel]:
+def _arguments(
+    called: str, fields: Mapping[str, Any], names: Mapping[str, str]
+) -> tuple[type[BaseModel], JsonObject]:
+    """What validates the arguments, and its JSON Schema. Raises: ConfigError: naming the parameter."""
     try:
-        return create_model(called, __base__=_Arguments, **fields)
-    except PydanticUserError as error:
-        raise ConfigError(f"The tool {called!r} has a type hint that has no JSON form: {error}") from error
+        return _modelled(called, fields)
+    except (Exception, SystemExit):
+        for field, parameter in names.items():
+            of = f"The parameter {parameter!r} of the tool {called!r}"
+            with _reading(f"{of} has a hint or default that cannot be used"):
+                _modelled(called, {field: fields[field]})
+        raise
 
 
-def _schema(called: str, model: type[BaseModel]) -> JsonObject:
-    try:
-        schema = model.model_json_schema(by_alias=True, schema_generator=_Quiet)
-    except PydanticUserError as error:
-        raise ConfigError(f"The tool {called!r} has a type hint that has no JSON form: {error}") from error
+def _modelled(called: str, fields: Mapping[str, Any]) -> tuple[type[BaseModel], JsonObject]:
+    model = create_model(called, __base__=_Arguments, **fields)
+    schema = model.model_json_schema(by_alias=True, schema_generator=_Quiet)
     schema.pop("title", None)
     for field in schema.get("properties", {}).values():
         field.pop("title", None)
-    return {**schema, "type": "object", "properties": schema.get("properties", {})}
+    orjson.dumps(schema)  # as models are told it
+    return model, {**schema, "type": "object", "properties": schema.get("properties", {})}
+
+
+def _docstring(function: Callable[..., Any]) -> docstring_parser.Docstring:
+    text = inspect.getdoc(function) or ""
+    try:
+        return docstring_parser.parse(text)
+    except Exception:  # noqa: BLE001 (the parser's faults, IndexError for one): it describes the tool as it is
+        whole = docstring_parser.Docstring()
+        whole.short_description = text
+        return whole
 
 
 def _summary(doc: docstring_parser.Docstring) -> str:

@@ -7,6 +7,7 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
+import jsonschema_rs
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from astromesh.abc.deps import Deps
@@ -31,9 +32,14 @@ class InternalTool:
         def _can_be_offered(cls, function: str) -> str:
             """Imported where it is read: a function that is missing is found at load, with its line."""
             try:
-                FunctionTool(load(function))
+                tool = FunctionTool(load(function))
+                jsonschema_rs.meta.validate(dict(tool.spec.parameters))
             except ConfigError as error:
                 raise ValueError(str(error)) from error
+            except jsonschema_rs.ValidationError as error:
+                raise ValueError(
+                    f"The parameters of {function!r} are no JSON Schema: {error.message}"
+                ) from error
             return function
 
     @classmethod
@@ -57,10 +63,17 @@ def load(reference: str) -> Callable[..., Any]:
         raise ConfigError(
             f"Importing {module_name!r} for {reference!r} failed: {type(error).__name__}: {error}"
         ) from error
-    for part in path.split("."):
-        if not hasattr(found, part):
-            raise ConfigError(f"The module {module_name!r} has no {path!r}{_nearest(found, part)}.")
-        found = getattr(found, part)
+    try:
+        for part in path.split("."):
+            if not hasattr(found, part):
+                raise ConfigError(f"The module {module_name!r} has no {path!r}{_nearest(found, part)}.")
+            found = getattr(found, part)
+    except ConfigError:
+        raise
+    except (Exception, SystemExit) as error:  # a module's `__getattr__` and properties are the operator's too
+        raise ConfigError(
+            f"Reading {path!r} of {module_name!r} failed: {type(error).__name__}: {error}"
+        ) from error
     if not callable(found):
         raise ConfigError(f"{reference!r} is not a function but {type(found).__name__}.")
     function: Callable[..., Any] = found

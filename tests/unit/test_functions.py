@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, NewType, Optional, Union
 
 import jsonschema_rs
 import pytest
@@ -27,6 +28,51 @@ class Point:
 class Ticket(BaseModel):
     title: str
     tags: list[str] = []
+
+
+class SpecialContext(ToolContext):
+    """As those of MCP servers."""
+
+
+Renamed = NewType("Renamed", ToolContext)
+
+
+class Raising:
+    """A type whose hooks are somebody's code."""
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, *_: Any) -> Any:
+        raise ZeroDivisionError("the hook breaks")
+
+
+class Exiting:
+    @classmethod
+    def __get_pydantic_core_schema__(cls, *_: Any) -> Any:
+        raise SystemExit(3)
+
+
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+class Wordless:
+    @classmethod
+    def __get_pydantic_core_schema__(cls, *_: Any) -> Any:
+        raise Mute
+
+
+class Nameless:
+    @property
+    def __name__(self) -> str:
+        raise RuntimeError("no name")
+
+    def __call__(self) -> None: ...
+
+
+class Unprintable:
+    def __repr__(self) -> str:
+        raise RuntimeError("cannot be shown")
 
 
 class Filter(TypedDict):
@@ -228,3 +274,117 @@ def test_a_hint_without_json_form_is_refused():
 
     with pytest.raises(ConfigError, match="'draw'"):
         tool_schema(draw)
+
+
+def with_hint(hint: Any, default: Any = ...) -> Callable[..., Any]:
+    """A function whose parameter `code` has this hint, and maybe a default."""
+
+    def find(first: int, code: Any) -> Any:
+        return code
+
+    find.__annotations__ = {"first": int, "code": hint}
+    if default is not ...:
+        find.__defaults__ = (default,)
+    return find
+
+
+@pytest.mark.parametrize(
+    ("hint", "says"),
+    [
+        (Annotated[str, Field(pattern=r"^(?!0)\d+$")], "look-around"),
+        (Annotated[str, Field(pattern="(")], "regex parse error"),
+        (Annotated[str, Field(max_length=-1)], "negative int"),
+        (Annotated[int, Field(multiple_of=0)], "multiple_of"),
+        (Annotated[int, Field(gt="x")], "gt"),
+        (Annotated[int | str, Field(discriminator="x")], "discriminated union"),
+        (Annotated[int, Field(examples=[object()])], "serializ"),
+        (Literal[10**30], "64-bit"),
+        (Raising, "ZeroDivisionError: the hook breaks"),
+        (Exiting, "SystemExit: 3"),
+        (Wordless, "Mute"),
+        (list[ToolContext], "annotate it ToolContext or"),
+        (Union[ToolContext, str], "annotate it ToolContext or"),  # noqa: UP007
+    ],
+)
+@pytest.mark.parametrize("default", [..., None])
+def test_whatever_a_hint_raises_is_a_fault_that_names_the_parameter(hint: Any, says: str, default: Any):
+    """One line: the tool, the parameter, and what pydantic or the type's own hook said."""
+    with pytest.raises(ConfigError, match="The parameter 'code' of the tool 'find'") as caught:
+        FunctionTool(with_hint(hint, default))
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["1+", "int if", "missing.attribute", "int[", "1/0", "Nope"])
+def test_a_hint_that_is_no_expression_is_a_fault(text: str):
+    with pytest.raises(ConfigError, match="'find'"):
+        FunctionTool(with_hint(text))
+
+
+@pytest.mark.parametrize("function", [max, dict, type, with_hint(int, Unprintable())])
+def test_whatever_else_reading_a_function_raises_is_a_fault(function: Callable[..., Any]):
+    """Built-ins without a signature, defaults that raise when they are looked at."""
+    with pytest.raises(ConfigError):
+        FunctionTool(function)
+
+
+def test_a_name_that_cannot_be_read_is_a_fault():
+    with pytest.raises(ConfigError, match="RuntimeError: no name"):
+        FunctionTool(Nameless())
+
+
+@pytest.mark.parametrize("default", [10**40, "\ud800", {1: object()}])
+def test_a_default_that_models_cannot_be_told_is_left_out(default: object):
+    """The function has it all the same."""
+    parameters = tool_schema(with_hint(Any, default)).parameters
+    assert parameters["required"] == ["first"]
+    assert "default" not in parameters["properties"]["code"]
+    json.dumps(parameters)
+
+
+def test_a_docstring_that_no_parser_understands_describes_the_tool_as_it_is():
+    def find() -> None: ...
+
+    find.__doc__ = "::    :param"
+    assert tool_schema(find).description == "::    :param"
+
+
+def test_a_docstring_of_half_a_character_is_a_fault():
+    def find() -> None: ...
+
+    find.__doc__ = "Finds \ud800."
+    with pytest.raises(ConfigError, match=r"'find'.* surrogates"):
+        tool_schema(find)
+
+
+@pytest.mark.parametrize(
+    "hint",
+    [
+        ToolContext,
+        Optional[ToolContext],  # noqa: UP045
+        ToolContext | None,
+        None | ToolContext,
+        Annotated[ToolContext, "the call"],
+        Annotated[ToolContext | None, "the call"],
+        Optional[Annotated[ToolContext, "the call"]],  # noqa: UP045
+        Renamed,
+        Renamed | None,
+        SpecialContext,
+        SpecialContext | ToolContext | None,
+        "ToolContext | None",
+    ],
+)
+@pytest.mark.parametrize("default", [..., None])
+async def test_every_way_to_write_the_context_is_the_context(hint: Any, default: Any):
+    """Optional, annotated and renamed ones are injected and hidden as the plain one is."""
+    tool = FunctionTool(with_hint(hint, default))
+    assert list(tool.spec.parameters["properties"]) == ["first"]
+    context = ToolContext(agent="bot")
+    assert await tool.call({"first": 1}, context) is context
+
+
+async def test_two_context_parameters_are_both_given():
+    async def both(one: ToolContext, two: ToolContext | None = None) -> bool:
+        return one is two
+
+    assert await FunctionTool(both).call({}, ToolContext())

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+from pydantic import ValidationError
+from pydantic_core import core_schema
 
 from astromesh.abc.deps import Deps
 from astromesh.abc.tool import ToolContext
@@ -20,6 +24,21 @@ def greet(name: str, times: int = 1) -> str:
 
 
 NOT_CALLABLE = 3
+
+
+class Odd:
+    """A type whose hook answers what is no JSON Schema."""
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, *_: Any) -> Any:
+        return core_schema.any_schema()
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, *_: Any) -> Any:
+        return {"type": "nonsense"}
+
+
+def look(at: Odd) -> None: ...
 
 
 async def test_the_function_becomes_a_tool_with_its_signature_and_docstring():
@@ -60,3 +79,19 @@ def test_a_module_that_breaks_while_it_loads_says_why(source, says, tmp_path, mo
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ConfigError, match=says):
         load(f"{name}:f")
+
+
+def test_a_name_that_raises_when_it_is_read_is_a_fault(tmp_path, monkeypatch):
+    """A module's `__getattr__` is the operator's code as well."""
+    (tmp_path / "lazy_and_broken.py").write_text(
+        "def __getattr__(name):\n    raise RuntimeError('not today')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match=r"'f' of 'lazy_and_broken' failed: RuntimeError: not today"):
+        load("lazy_and_broken:f")
+
+
+def test_parameters_that_are_no_json_schema_are_found_with_the_function():
+    """Before an agent is built: with the place of the key `function`."""
+    with pytest.raises(ValidationError, match='no JSON Schema: "nonsense"'):
+        InternalTool.Options(function=f"{__name__}:look")
