@@ -1,9 +1,9 @@
 """Words and phrases, found all at once (Aho and Corasick, 1975), whatever their case and way of writing.
 
 Both sides are folded: upper to lower case; full-width letters, ligatures and accents to one way of writing
-(Unicode NFKD with case folding); runs of up to eight spaces, underscores and hyphens to one space; up
-to eight invisible characters to none. A match stands between word boundaries, except in scripts that put no
-spaces between words.
+(Unicode NFKD with case folding); runs of up to eight blanks, underscores and hyphens to one space; up to
+eight characters that nobody sees to none. A match stands between word boundaries, except in scripts that put
+no spaces between words.
 """
 
 from __future__ import annotations
@@ -16,17 +16,14 @@ from functools import lru_cache
 import ahocorasick
 
 from astromesh.guardrails.spans import NOTHING, Finding, Scan, settle
+from astromesh.guardrails.unseen import LINE_ENDS, LONGEST_RUN, SPACES, UNSEEN
 
-#: longest run of blanks or invisible characters that is folded; CONTEXT in spans is longer
-LONGEST_RUN = 8
-
-_BLANK = frozenset(" _-\t\n\r\u00a0\u1680\u202f\u205f\u3000") | {
-    chr(code) for code in (*range(0x2000, 0x200B), *range(0x2010, 0x2016))
-}
-_INVISIBLE = frozenset("\u00ad\u2060\ufeff") | {chr(code) for code in range(0x200B, 0x2010)}
-_LOOSE = _BLANK | _INVISIBLE
+_BLANK = f"{SPACES}{LINE_ENDS}_\\-\u2010-\u2015"
+_is_blank = re.compile(f"[{_BLANK}]").match
+_has_blank = re.compile(f"[{_BLANK}]").search
 #: runs, and what folds to nothing
-_IRREGULAR = re.compile(f"[{re.escape(''.join(_LOOSE))}]{{2}}|[{''.join(_INVISIBLE)}]").search
+_RUN = re.compile(f"[{_BLANK}{UNSEEN}]{{2,}}|[{UNSEEN}]")
+_IRREGULAR = _RUN.search
 #: Thai, Lao, Burmese, Hangul, Khmer, Chinese, Japanese, Yi
 _SPACELESS = re.compile(
     "[\u0e00-\u0eff\u1000-\u109f\u1100-\u11ff\u1780-\u17ff\u2e80-\ua4cf\ua960-\ua97f\uac00-\ud7ff"
@@ -39,7 +36,7 @@ def fold(text: str) -> str:
     if text.isascii():
         folded = text.lower().replace("_", " ").replace("-", " ")
         folded = folded.replace("\n", " ").replace("\t", " ").replace("\r", " ")
-        if "  " not in folded:
+        if "  " not in folded and folded.isprintable():
             return folded
     elif _IRREGULAR(text) is None:
         return text.translate(_TABLE)
@@ -56,32 +53,36 @@ def origins(text: str, folded: str) -> Sequence[int] | None:
 def _fold_any(text: str) -> tuple[str, Sequence[int]]:
     folded: list[str] = []
     origin: list[int] = []
-    at, size = 0, len(text)
-    while at < size:
-        char = text[at]
-        if char in _LOOSE:
-            end = at + 1
-            while end < size and text[end] in _LOOSE:
-                end += 1
-            piece = _fold_run(text[at:end])
-            origin += range(at, at + len(piece))
-        else:
-            piece, end = _fold_char(char), at + 1
-            origin += [at] * len(piece)
-        folded.append(piece)
-        at = end
+    at = 0
+    for run in _RUN.finditer(text):
+        _fold_seen(text, at, run.start(), folded, origin)
+        at = run.end()
+        folded.append(_fold_run(run[0]))
+        origin += range(run.start(), run.start() + len(folded[-1]))
+    _fold_seen(text, at, len(text), folded, origin)
     return "".join(folded), origin
+
+
+def _fold_seen(text: str, start: int, end: int, folded: list[str], origin: list[int]) -> None:
+    """Adds what stands between two runs."""
+    piece = text[start:end].translate(_TABLE)
+    folded.append(piece)
+    if len(piece) == end - start:  # no character folds to nothing, so each has folded to one
+        origin += range(start, end)
+        return
+    for at in range(start, end):
+        origin += [at] * len(_fold_char(text[at]))
 
 
 def _fold_run(run: str) -> str:
     if len(run) > LONGEST_RUN:
         return run
-    return "" if _BLANK.isdisjoint(run) else " "
+    return " " if _has_blank(run) else ""
 
 
 @lru_cache(maxsize=4096)
 def _fold_char(char: str) -> str:
-    if char in _BLANK:
+    if _is_blank(char):
         return " "
     return unicodedata.normalize("NFKD", unicodedata.normalize("NFKD", char).casefold()).casefold()
 

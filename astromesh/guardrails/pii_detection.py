@@ -17,18 +17,18 @@ from astromesh.guardrails.pii_numbers import (
     OPEN,
     PLUS,
     SEPARATOR,
-    SPACE,
     Group,
     PhoneNumbers,
     card_at,
     groups_of,
     ssn_at,
 )
-from astromesh.guardrails.spans import NOTHING, Finding, Scan, SpanRule, settle
+from astromesh.guardrails.spans import NOTHING, Finding, Scan, SpanRule, scan_seen, settle
+from astromesh.guardrails.unseen import LONGEST_RUN, SPACES
 
 Kind = Literal["email", "phone", "ssn", "credit_card", "iban"]
 KINDS: tuple[Kind, ...] = ("email", "phone", "ssn", "credit_card", "iban")
-#: a phone number, and an address or a card that begins within it
+#: a phone number, and an address or a card that begins within it, in characters that are seen
 MAX_LOOKAHEAD = 512
 #: a phone number, and a card that begins within it
 NUMBER_LOOKAHEAD = 160
@@ -36,8 +36,8 @@ NUMBER_LOOKAHEAD = 160
 _ASCII_TRIGGERS = tuple("@0123456789")
 _TRIGGER = re.compile("[\\d@\uff20\ufe6b]").search
 _UNFINISHED_NUMBER = (
-    f"{PLUS}[{SPACE}]?(?:{OPEN}[{SPACE}]?)?\\Z|{OPEN}[{SPACE}]?\\Z"
-    f"|(?:{PLUS}[{SPACE}]?)?(?:{OPEN}[{SPACE}]?)?(?>\\d(?:{SEPARATOR}{{0,3}}\\d)*)"
+    f"{PLUS}[{SPACES}]?(?:{OPEN}[{SPACES}]?)?\\Z|{OPEN}[{SPACES}]?\\Z"
+    f"|(?:{PLUS}[{SPACES}]?)?(?:{OPEN}[{SPACES}]?)?(?>\\d(?:{SEPARATOR}{{0,3}}\\d)*)"
     f"(?:{SEPARATOR}{{0,3}}|_{{1,3}})\\Z"
 )
 _start = attrgetter("start")
@@ -81,13 +81,19 @@ class PiiScanner:
     where two begin together; phone numbers only between them.
     """
 
-    max_lookahead: int | None = MAX_LOOKAHEAD
+    #: each character may have a run of unseen ones behind it
+    max_lookahead: int | None = MAX_LOOKAHEAD * (LONGEST_RUN + 1)
 
     def __init__(self, kinds: Sequence[str], region: str) -> None:
         self._kinds = frozenset(kinds)
         self._phones = PhoneNumbers(region) if "phone" in self._kinds else None
 
     def scan(self, text: str, start: int, final: bool) -> Scan:
+        if final and not _may_hold(text):
+            return Scan(NOTHING, len(text))
+        return scan_seen(self._scan, text, start, final)
+
+    def _scan(self, text: str, start: int, final: bool) -> Scan:
         settled = len(text) if final else self._settled(text, start)
         if settled <= start or not _may_hold(text):
             return Scan(NOTHING, settled)

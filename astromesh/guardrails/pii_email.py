@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 
-from astromesh.guardrails.pii_numbers import INVISIBLE
 from astromesh.guardrails.spans import Finding
 
 EMAIL = "[EMAIL]"
@@ -14,25 +13,21 @@ _LETTERS = (
     "\uff21-\uff3a\uff41-\uff5a"
 )
 _DIGIT, _DOT = "0-9\uff10-\uff19", ".\uff0e"
-_LOCAL = f"[{_LETTERS}{_DIGIT}{_DOT}{INVISIBLE}_%+'~\uff3f\uff0b\uff0d-]"
-_HIDDEN = f"[{INVISIBLE}]{{0,2}}"
-_LABEL = f"[{_LETTERS}{_DIGIT}](?:[{_LETTERS}{_DIGIT}{INVISIBLE}-]{{0,61}}[{_LETTERS}{_DIGIT}])?"
+_LOCAL = f"[{_LETTERS}{_DIGIT}{_DOT}_%+'~\uff3f\uff0b\uff0d-]"
+_LABEL = f"[{_LETTERS}{_DIGIT}](?:[{_LETTERS}{_DIGIT}-]{{0,61}}[{_LETTERS}{_DIGIT}])?"
 _AT = "[@\uff20\ufe6b]"
 #: what an address does not begin with
-_LEADING = re.compile(f"[{_DOT}{INVISIBLE}%+'~\uff0b\uff0d-]*")
+_LEADING = re.compile(f"[{_DOT}%+'~\uff0b\uff0d-]*")
 
 #: characters of the part before the sign, and of a domain of five labels and a name of the top level
 LOCAL_LENGTH, DOMAIN_LENGTH = 64, 5 * 68 + 50
 _SIGN = re.compile(_AT)
 _BEFORE = re.compile(f"{_LOCAL}*")
-_DOMAIN = re.compile(
-    f"{_HIDDEN}(?:{_LABEL}{_HIDDEN}[{_DOT}]{_HIDDEN}){{1,5}}"
-    f"(?:xn--[a-z0-9-]{{1,20}}|[{_LETTERS}](?:[{INVISIBLE}]?[{_LETTERS}]){{1,23}})"
-)
+_DOMAIN = re.compile(f"(?:{_LABEL}[{_DOT}]){{1,5}}(?:xn--[a-z0-9-]{{1,20}}|[{_LETTERS}]{{2,24}})")
 #: the beginning of one at the end of a text
 UNFINISHED = (
     f"{_LOCAL}{{1,{LOCAL_LENGTH}}}\\Z"
-    f"|{_LOCAL}{{0,{LOCAL_LENGTH}}}{_AT}[{_LETTERS}{_DIGIT}{_DOT}{INVISIBLE}-]{{0,{DOMAIN_LENGTH}}}\\Z"
+    f"|{_LOCAL}{{0,{LOCAL_LENGTH}}}{_AT}[{_LETTERS}{_DIGIT}{_DOT}-]{{0,{DOMAIN_LENGTH}}}\\Z"
 )
 
 

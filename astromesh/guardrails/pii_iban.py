@@ -6,8 +6,9 @@ import re
 from functools import cache
 from unicodedata import normalize
 
-from astromesh.guardrails.pii_numbers import DASH, DOT, INVISIBLE, SPACE, visible
+from astromesh.guardrails.pii_numbers import DASH, DOT
 from astromesh.guardrails.spans import Finding
+from astromesh.guardrails.unseen import SPACES
 
 IBAN = "[IBAN]"
 #: characters of an IBAN by country, as registered with SWIFT
@@ -38,12 +39,11 @@ LENGTHS = {
 #: full-width ones, too, and digits of every script
 _LETTER = "A-Za-z\uff21-\uff3a\uff41-\uff5a"
 _SIGN = f"[{_LETTER}\\d]"
-_HIDDEN, _BETWEEN = f"[{INVISIBLE}]?", f"[{SPACE}{DASH}{DOT}]{{0,2}}"
-_HEAD = re.compile(f"(?<!{_SIGN})[{_LETTER}]{_HIDDEN}[{_LETTER}]{_HIDDEN}\\d{_HIDDEN}\\d")
+_BETWEEN = f"[{SPACES}{DASH}{DOT}]{{0,2}}"
+_HEAD = re.compile(f"(?<!{_SIGN})[{_LETTER}]{{2}}\\d{{2}}")
 #: the beginning of one at the end of a text
 UNFINISHED = (
-    f"(?<!{_SIGN})[{_LETTER}]{_HIDDEN}(?:[{_LETTER}]{_HIDDEN}(?:\\d{_HIDDEN}(?:\\d(?:{_BETWEEN}{_SIGN}){{0,30}}"
-    f"{_BETWEEN})?)?)?\\Z"
+    f"(?<!{_SIGN})[{_LETTER}](?:[{_LETTER}](?:\\d(?:\\d(?:{_BETWEEN}{_SIGN}){{0,30}}{_BETWEEN})?)?)?\\Z"
 )
 
 
@@ -70,5 +70,5 @@ def mod_97(iban: str) -> bool:
 
 
 def _plain(text: str) -> str:
-    """In capitals, none of them full-width, without what nobody sees."""
-    return (text if text.isascii() else normalize("NFKC", visible(text))).upper()
+    """In capitals, none of them full-width."""
+    return (text if text.isascii() else normalize("NFKC", text)).upper()

@@ -14,13 +14,11 @@ from typing import Any, NamedTuple
 import phonenumbers
 
 from astromesh.guardrails.spans import Finding
+from astromesh.guardrails.unseen import SPACES
 
-#: soft hyphens and what has no width: nobody sees them
-INVISIBLE = "\u00ad\u200b-\u200d\u2060\ufeff"
-SPACE = f" \t\u00a0\u2000-\u200a\u202f\u205f\u3000{INVISIBLE}"
 DASH = "\\-\u2010-\u2015\u2212\ufe63\uff0d"
 DOT = ".\u00b7\uff0e"
-SEPARATOR = f"[{SPACE}{DASH}{DOT}/()（）]"
+SEPARATOR = f"[{SPACES}{DASH}{DOT}/()（）]"
 PLUS, OPEN = "[+\uff0b]", "[(（]"
 
 CARD, SSN, PHONE = "[CREDIT_CARD]", "[SSN]", "[PHONE]"
@@ -30,11 +28,10 @@ CARD_DIGITS, PHONE_DIGITS = range(12, 20), range(7, 18)
 INTERNATIONAL_DIGITS = range(10, 16)
 
 _COUNTRY_CODES = frozenset(phonenumbers.COUNTRY_CODE_TO_REGION_CODE)
-_DIGITS = re.compile(f"\\d+(?:[{INVISIBLE}]{{1,3}}\\d+)*")
-_HIDDEN = re.compile(f"[{INVISIBLE}]+")
+_DIGITS = re.compile(r"\d+")
 _JOINED = re.compile(f"{SEPARATOR}{{1,3}}").fullmatch
-_PLUS_BEFORE = re.compile(f"({PLUS}[{SPACE}]?)({OPEN}[{SPACE}]?)?\\Z")
-_OPEN_BEFORE = re.compile(f"({OPEN}[{SPACE}]?)\\Z")
+_PLUS_BEFORE = re.compile(f"({PLUS}[{SPACES}]?)({OPEN}[{SPACES}]?)?\\Z")
+_OPEN_BEFORE = re.compile(f"({OPEN}[{SPACES}]?)\\Z")
 _CLOSED = re.compile("[)）]")
 _DATE = re.compile(
     r"(?:19|20)\d\d([-./])(?:0?[1-9]|1[0-2])\1(?:0?[1-9]|[12]\d|3[01])(?!\d)"
@@ -102,12 +99,7 @@ def groups_of(text: str, start: int) -> list[Group]:
 
 
 def _ascii(digits: str) -> str:
-    return digits if digits.isascii() else "".join(str(int(char)) for char in visible(digits))
-
-
-def visible(text: str) -> str:
-    """What is seen of a text."""
-    return text if text.isascii() else _HIDDEN.sub("", text)
+    return digits if digits.isascii() else "".join(str(int(char)) for char in digits)
 
 
 # -- cards and social security numbers ---------------------------------------------------------------------
@@ -147,7 +139,7 @@ def ssn_at(text: str, groups: Sequence[Group], index: int) -> Finding | None:
     area, pair, serial = row
     if not (area.opens and area.joined and pair.joined and serial.closes):
         return None
-    if visible(text[area.end : pair.start]) != visible(text[pair.end : serial.start]):
+    if text[area.end : pair.start] != text[pair.end : serial.start]:
         return None
     return Finding(area.start, serial.end, SSN) if is_ssn(area.digits, pair.digits, serial.digits) else None
 

@@ -1,18 +1,23 @@
 """Rules that replace places in a text, whole or as it arrives.
 
 A scanner finds places from left to right. What it decides about a place depends on the `CONTEXT` characters
-before it and on at most `max_lookahead` after it, so a stream needs no more of the text than that.
+before it that are seen, each with a run of unseen ones, and on at most `max_lookahead` after it, so a stream
+needs no more of the text than that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from astromesh.abc.guardrail import Action, Checked, RuleStream, Verdict
+from astromesh.guardrails.unseen import LONGEST_RUN, hides, seen
 
 #: characters before a position that a scanner may look at
 CONTEXT = 10
+#: characters that hold as many as `CONTEXT` even if each has unseen ones before it, and the first a cut run
+_LONG_CONTEXT = (CONTEXT + 1) * (LONGEST_RUN + 1)
 
 
 class Finding(NamedTuple):
@@ -56,6 +61,16 @@ def settle(findings: Sequence[Finding], settled: int) -> Scan:
     return Scan(findings, settled)
 
 
+def scan_seen(scan: Callable[[str, int, bool], Scan], text: str, start: int, final: bool) -> Scan:
+    """What a scanner finds in what is seen of a text, as places of the text."""
+    if not hides(text):
+        return scan(text, start, final)
+    shown, origin = seen(text)
+    found, settled = scan(shown, bisect_left(origin, start), final)
+    findings = [Finding(origin[f.start], origin[f.end - 1] + 1, f.replacement) for f in found]
+    return Scan(findings, origin[settled] if settled < len(shown) else len(text))
+
+
 def replaced(text: str, findings: Sequence[Finding], start: int, end: int) -> tuple[str, int]:
     """The text from `start` to `end` with the findings in it replaced, and how many they were."""
     parts: list[str] = []
@@ -91,6 +106,8 @@ class SpanStream:
             self._window = window
             return ""
         cut = settled - CONTEXT if settled > CONTEXT else 0
+        if cut and hides(window[cut:settled]):
+            cut = max(settled - _LONG_CONTEXT, 0)
         self._window, self._start = window[cut:], settled - cut
         if not findings:
             return window[start:settled]
