@@ -103,6 +103,11 @@ class MemoryManager:
         return self.conversational.store if self.conversational else None
 
     @property
+    def keeps_nothing(self) -> bool:
+        """Whether runs leave nothing in it, because there is none."""
+        return self.conversational is None and self.semantic is None and self.episodic is None
+
+    @property
     def leases(self) -> SessionLeases | None:
         """Over the sessions of the conversation; None where no other process can write to them."""
         return self._leases

@@ -234,12 +234,15 @@ async def _kept(agent: Agent, released: ReleasedAnswer, run: Run) -> None:
 
 
 async def _keep(agent: Agent, released: ReleasedAnswer, run: Run) -> None:
+    if agent.memory.keeps_nothing:
+        return
     now = run.scope.clock.now()
     once, token = run.journal is not None, run.seat.token
     async with agent.memory.transaction(run.key, run.owner, once=once, token=token) as transaction:
         transaction.persist_turn(Turn("user", released.admitted.query, created_at=now, run_id=run.id))
         transaction.persist_turn(Turn("assistant", released.response, created_at=now, run_id=run.id))
-        transaction.record(_episode(released, run))
+        if agent.memory.episodic is not None:
+            transaction.record(_episode(released, run))
 
 
 async def remember_partial(agent: Agent, request: RunRequest, run: Run) -> None:

@@ -204,9 +204,10 @@ class Metrics:
         self._book(by, usage, 1)
 
     def _book(self, by: tuple[str, str], usage: JsonObject, sign: int) -> None:
-        self._tokens[*by, "input"] += sign * usage["input_tokens"]
-        self._tokens[*by, "output"] += sign * usage["output_tokens"]
-        self._tokens[*by, "cached"] += sign * usage["cached_tokens"]
+        (provider, model), tokens = by, self._tokens
+        tokens[provider, model, "input"] += sign * usage["input_tokens"]
+        tokens[provider, model, "output"] += sign * usage["output_tokens"]
+        tokens[provider, model, "cached"] += sign * usage["cached_tokens"]
         self._cost[by] += sign * usage["cost_usd"]
 
     def _tool_finished(self, event: Event) -> None:
