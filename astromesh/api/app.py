@@ -40,12 +40,12 @@ _EVENTS_DROPPED = Reading(
     lambda: {(): Outbox.dropped_by_all},
     counts=True,
 )
-#: seconds after which a server that has started loads what no run has needed
-_SOON = 0.1
+#: seconds without a run after which a server loads what no run has needed, and how often it waits for that
+_MOMENT, _MOMENTS = 1.0, 60
 
 
 class Rest:
-    """The FastAPI application with every route, loaded beside the first runs.
+    """The FastAPI application with every route, loaded when a server has nothing else to do.
 
     Loading it takes a third of a server's start, and no run needs it. A request that does waits for it.
     """
@@ -142,7 +142,7 @@ def create_app(
             state.auth = auth or await configured(runtime)
             state.desk = await open_desk(runtime)
             runtime.take_up()
-            loading = asyncio.create_task(_soon(rest))
+            loading = asyncio.create_task(_load_in_peace(rest, runtime))
             try:
                 yield
             finally:
@@ -162,9 +162,14 @@ def create_app(
     return Server(state, rest, Border(passed, room, lambda: runtime.draining), lifespan)
 
 
-async def _soon(rest: Rest) -> None:
-    """So that whoever comes next need not wait."""
-    await asyncio.sleep(_SOON)
+async def _load_in_peace(rest: Rest, runtime: AgentRuntime) -> None:
+    """Loads the routes once no run has gone on for a moment: it takes half a second of a processor."""
+    seen = runtime.activity
+    for _ in range(_MOMENTS):
+        await asyncio.sleep(_MOMENT)
+        before, seen = seen, runtime.activity
+        if seen == before and seen[0] == 0:
+            break
     try:
         await rest.loaded()
     except Exception:

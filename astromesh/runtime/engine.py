@@ -138,7 +138,7 @@ class AgentRuntime:
         self._open: Bootstrapped | None = None
         self._draining = False
         self._ends = float("inf")
-        self._active = 0
+        self._active = self._begun = 0
         self._idle = asyncio.Event()
         self._idle.set()
         self._handle = compose(
@@ -252,6 +252,11 @@ class AgentRuntime:
     def draining(self) -> bool:
         """Whether it takes no new runs any more."""
         return self._draining
+
+    @property
+    def activity(self) -> tuple[int, int]:
+        """Runs that go on, and how many have begun since the start."""
+        return self._active, self._begun
 
     async def drain(self, grace: float) -> None:
         """Takes no new runs from here on, and waits at most `grace` seconds for those that go on.
@@ -424,6 +429,7 @@ class AgentRuntime:
         if key is not None:
             return await self._start_named(key, agent, request, caller, tuple(sinks), trace_id)
         self._active += 1
+        self._begun += 1
         self._idle.clear()
         try:
             if agent.merges and parent is None:
@@ -440,6 +446,7 @@ class AgentRuntime:
     async def work_off(self, agent: Agent, request: RunRequest, run: Run, handle: Handler) -> RunAnswer:
         """One segment of a durable run, counted among what a shutdown waits for."""
         self._active += 1
+        self._begun += 1
         self._idle.clear()
         try:
             return await self._execute(agent, request, run, handle)

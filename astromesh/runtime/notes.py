@@ -18,10 +18,11 @@ from astromesh.runtime.registry import outcome_of
 from astromesh.telemetry.runs import RunLog
 from astromesh.telemetry.traces import outline
 
-#: seconds after which a batch is written, and between two tries while the store is away
-_DELAY, _PAUSE = 0.25, 1.0
-#: runs that make a batch at once, runs that may wait at all
-_BATCH, _MOST = 256, 10_000
+#: seconds after which notes are written, as late as that: runs that end together are not held up by notes;
+#: and between two tries while the store is away
+_DELAY, _PAUSE = 1.0, 1.0
+#: runs whose notes are written at once, those of one batch, and those that may wait at all
+_MANY, _BATCH, _MOST = 512, 256, 10_000
 
 log = structlog.get_logger("astromesh.runs")
 
@@ -47,7 +48,7 @@ class Notes:
         self._waiting.append(ended)
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(_DELAY, self._begin)
-        elif len(self._waiting) == _BATCH and not self._left:
+        elif len(self._waiting) == _MANY and not self._left:
             self._begin()
 
     async def flush(self) -> None:
