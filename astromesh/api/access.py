@@ -32,7 +32,7 @@ class RequiredScope:
 
     async def __call__(self, request: Request) -> None:
         resource = request.path_params.get(self.resource, "") if self.resource else ""
-        auth: Auth = request.app.state.auth
+        auth: Auth = request.app.state["auth"]
         if self.any_resource:
             request.state.caller = await auth.authorise_some(headers_of(request.scope), self.name)
             return
@@ -56,7 +56,7 @@ def from_this_machine(request: Request) -> bool:
 
 
 def runtime_of(request: Request) -> AgentRuntime:
-    return cast(AgentRuntime, request.app.state.runtime)
+    return cast(AgentRuntime, request.app.state["runtime"])
 
 
 def caller_of(request: Request) -> CallerContext:

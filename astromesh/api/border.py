@@ -24,6 +24,8 @@ MOST_HEADERS, MOST_TARGET = 32_768, 8_192
 _ALWAYS = "/health/"
 #: where a request's state says that its body is still coming
 ARRIVING = "arriving"
+#: bytes that are handed to a socket at once; who sends more lets others have their turn in between
+PIECE = 256 * 1024
 _STOPPED = "The server stopped before this was done; send the request again."
 #: answers are data: no page may frame, sniff or keep them (OWASP, REST Security Cheat Sheet)
 _HEADERS: tuple[tuple[bytes, bytes], ...] = (
@@ -169,12 +171,25 @@ def _protected(scope: Scope, send: Send) -> Send:
             if "audit" in state:
                 await noted(state, message["status"])
             message["headers"] = with_headers(message.get("headers", ()))
+        elif len(message.get("body", b"")) > PIECE:
+            await _in_pieces(message, send)
+            return
         await send(message)
 
     return sent
 
 
+async def _in_pieces(message: Message, send: Send) -> None:
+    """A long body: written at once, it would keep every other run waiting."""
+    body = memoryview(message["body"])
+    last = (len(body) - 1) // PIECE * PIECE
+    for at in range(0, last, PIECE):
+        await send({**message, "body": bytes(body[at : at + PIECE]), "more_body": True})
+        await asyncio.sleep(0)
+    await send({**message, "body": bytes(body[last:])})
+
+
 def with_headers(given: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
     """The headers of an answer with those that protect it."""
-    names = {name for name, _ in given}
-    return [*given, *_HEADERS, *(pair for pair in _DEFAULTS if pair[0] not in names)]
+    said = dict(given)
+    return [*given, *_HEADERS, *[pair for pair in _DEFAULTS if pair[0] not in said]]
