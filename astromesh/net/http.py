@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 from functools import lru_cache
+from math import inf
 from typing import Any, NamedTuple, Self
 
 import aiohttp
@@ -26,6 +27,8 @@ from astromesh.net.guard import Guard, GuardedConnector
 from astromesh.net.protocol import Malformed, installed
 
 MAX_BODY = 32 * 1024 * 1024
+#: of a streamed answer: as much as of a whole one, and what stands around each of its pieces
+MAX_STREAM = 4 * MAX_BODY
 MAX_REDIRECTS = 5
 CONNECT_SECONDS = 10.0
 KEEP_ALIVE_SECONDS = 55.0
@@ -52,10 +55,11 @@ class Answer(NamedTuple):
 class Incoming:
     """An answer that is still coming in: its head, and its body in chunks as they arrive."""
 
-    __slots__ = ("_response", "headers", "status")
+    __slots__ = ("_came", "_limit", "_response", "headers", "status")
 
-    def __init__(self, response: aiohttp.ClientResponse) -> None:
+    def __init__(self, response: aiohttp.ClientResponse, limit: float) -> None:
         self._response = response
+        self._limit, self._came = limit, 0
         self.status = response.status
         self.headers = response.headers
 
@@ -63,12 +67,21 @@ class Incoming:
         """What has arrived since the last call, waiting for at least one byte; empty at the end.
 
         Raises:
+            AnswerTooLarge: more has come than is taken.
             NetError: the body is cut, or silent for too long.
         """
         try:
-            return await self._response.content.readany()
+            chunk = await self._response.content.readany()
         except _FOREIGN as error:
             raise translated(error, self._response.url) from error
+        self._came += len(chunk)
+        if self._came > self._limit:
+            raise self.too_large(int(self._limit))
+        return chunk
+
+    def too_large(self, limit: int) -> AnswerTooLarge:
+        """The error of an answer with more than `limit` bytes, for whoever counts in another way."""
+        return _too_large(self._response.url, limit)
 
     async def drain(self) -> None:
         """Waits a moment for the end of a body that has said all: its connection can then be used again."""
@@ -164,7 +177,7 @@ class Http:
         return await self._follow(_Call(method, url, body, headers, _whole(timeout), limit, False), None)
 
     @asynccontextmanager
-    async def stream(
+    async def stream(  # noqa: PLR0913 (an HTTP request has these parts)
         self,
         method: str,
         url: str | URL,
@@ -173,6 +186,7 @@ class Http:
         headers: Mapping[str, str] | None = None,
         silence: float = 60.0,
         resend: bool = True,
+        limit: float = inf,
     ) -> AsyncIterator[Incoming]:
         """A call to an operator's host, read while it answers. Leaving early closes the connection.
 
@@ -184,9 +198,10 @@ class Http:
             silence: seconds until the first byte, and between any two.
             resend: send again, once, where a kept-alive connection closed before the first byte; False where
                 doing it twice would harm.
+            limit: bytes that the body may have.
 
         Raises:
-            NetTimeout, NetUnreachable, NetError
+            NetTimeout, NetUnreachable, AnswerTooLarge, NetError
         """
         session = self._session()
         try:
@@ -197,7 +212,7 @@ class Http:
         except _FOREIGN as error:
             raise translated(error, url) from error
         try:
-            yield Incoming(response)
+            yield Incoming(response, limit)
         finally:
             # gives a fully read connection back and closes any other
             response.release()

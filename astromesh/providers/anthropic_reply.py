@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import orjson
@@ -12,7 +12,8 @@ from astromesh.net import faults
 from astromesh.net.sse import SseParser
 from astromesh.providers.kept import keep
 from astromesh.providers.pairs import Pairs, loads
-from astromesh.providers.service import Counted, Reply, cut
+from astromesh.providers.service import CALL_SIZE, Counted, Reply, cut
+from astromesh.tokens import size_of
 from astromesh.types import JsonObject, ToolCall
 
 _FINISH = {
@@ -24,8 +25,12 @@ _FINISH = {
 
 
 _THOUGHTS = ("thinking", "redacted_thinking")
-#: pieces of a thought, and where they belong
-_GROWING = {"thinking_delta": "thinking", "signature_delta": "signature"}
+#: pieces of a block other than a text, and where they stand in the delta and belong in the block
+_GROWING = {
+    "input_json_delta": "partial_json",
+    "thinking_delta": "thinking",
+    "signature_delta": "signature",
+}
 
 
 def decode_message(payload: Any, owner: str) -> Reply:
@@ -63,18 +68,20 @@ class AnthropicReader:
 
     def __init__(self, owner: str) -> None:
         self.done = False
+        self.size = 0
         self._owner = owner
         self._sse = SseParser()
         self._pairs = Pairs()
         self._text = GrowingText()
-        #: tool calls with the pieces of their input, and thoughts
-        self._blocks: dict[int, tuple[JsonObject, list[str]]] = {}
+        #: tool calls and thoughts, with what was streamed of them
+        self._blocks: dict[int, tuple[JsonObject, dict[str, GrowingText]]] = {}
         self._finish = ""
         self._usage: JsonObject = {}
 
     def feed(self, chunk: bytes) -> Iterator[str]:
         for event in self._sse.feed(chunk):
             if text := self._pairs.feed(self._take(loads(event.data))):
+                self.size += size_of(text)
                 self._text.write(text)
                 yield text
 
@@ -83,14 +90,14 @@ class AnthropicReader:
             self._take(loads(event.data))
         if not self.done:
             raise cut()
-        said = ((block, "".join(pieces)) for _, (block, pieces) in sorted(self._blocks.items()))
-        calls = _calls(said, self._owner)
+        blocks = [_closed(*self._blocks[index]) for index in sorted(self._blocks)]
+        calls = _calls(blocks, self._owner)
         return Reply(self._text.getvalue(), calls, _FINISH.get(self._finish, "stop"), counted(self._usage))
 
     def so_far(self) -> Reply:
         calls = tuple(
-            ToolCall("", block["name"], "".join(pieces))
-            for block, pieces in self._blocks.values()
+            ToolCall("", block["name"], streamed)
+            for block, streamed in (_closed(*grown) for grown in self._blocks.values())
             if block["type"] == "tool_use"
         )
         return Reply(self._text.getvalue(), calls, "", counted(self._usage))
@@ -115,22 +122,29 @@ class AnthropicReader:
 
     def _start(self, index: int, block: JsonObject) -> str:
         if block["type"] == "tool_use" or block["type"] in _THOUGHTS:
-            self._blocks[index] = dict(block), []
+            self.size += CALL_SIZE
+            self._blocks[index] = dict(block), {}
         return _string(block["text"]) if block["type"] == "text" else ""
 
     def _delta(self, index: int, delta: JsonObject) -> str:
         if delta["type"] == "text_delta":
             return _string(delta["text"])
-        if delta["type"] == "input_json_delta":
-            self._blocks[index][1].append(delta["partial_json"])
-        elif key := _GROWING.get(delta["type"]):
-            thought = self._blocks[index][0]
-            thought[key] = thought.get(key, "") + delta[key]
+        if key := _GROWING.get(delta["type"]):
+            piece = _string(delta[key])
+            self.size += size_of(piece)
+            self._blocks[index][1].setdefault(key, GrowingText()).write(piece)
         return ""
 
     def _count(self, usage: JsonObject | None) -> None:
         """Counts are totals so far; a later event may leave some of them out."""
         self._usage |= {name: value for name, value in (usage or {}).items() if value is not None}
+
+
+def _closed(block: JsonObject, streamed: Mapping[str, GrowingText]) -> tuple[JsonObject, str]:
+    """A block with what was streamed of it, but for the input of a tool call, which stands by itself."""
+    grown = {key: text.getvalue() for key, text in streamed.items()}
+    arguments = grown.pop("partial_json", "")
+    return {**block, **{key: block.get(key, "") + text for key, text in grown.items()}}, arguments
 
 
 def _string(text: Any) -> str:

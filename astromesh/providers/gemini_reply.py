@@ -14,7 +14,8 @@ from astromesh.net import faults
 from astromesh.net.sse import SseParser
 from astromesh.providers.kept import keep
 from astromesh.providers.pairs import Pairs, loads
-from astromesh.providers.service import Counted, Reply, cut
+from astromesh.providers.service import CALL_SIZE, Counted, Reply, cut
+from astromesh.tokens import size_of
 from astromesh.types import JsonObject, ToolCall
 
 _FINISH = {
@@ -40,6 +41,7 @@ class GeminiReader:
     done = False
 
     def __init__(self, owner: str) -> None:
+        self.size = 0
         self._sse, self._pairs = SseParser(), Pairs()
         self._owner = owner
         self._text = GrowingText()
@@ -90,6 +92,7 @@ class GeminiReader:
                 said += part.get("text") or ""
         text = self._pairs.feed(said)
         if text:
+            self.size += size_of(text)
             self._text.write(text)
         return text
 
@@ -99,7 +102,9 @@ class GeminiReader:
             raise TypeError("a tool call without a name")
         call_id = given if isinstance(given, str) and given else f"call_{uuid4().hex}"
         kept = keep(self._owner, signature) if isinstance(signature, str) else ""
-        self._calls.append(ToolCall(call_id, name, orjson.dumps(call.get("args") or {}).decode(), kept))
+        arguments = orjson.dumps(call.get("args") or {}).decode()
+        self.size += CALL_SIZE + size_of(arguments) + size_of(kept)
+        self._calls.append(ToolCall(call_id, name, arguments, kept))
 
 
 def counted(usage: JsonObject) -> Counted | None:

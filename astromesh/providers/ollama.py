@@ -19,6 +19,7 @@ from astromesh.providers.encoding import FragmentCache
 from astromesh.providers.options import ModelOptions, Price, read_key
 from astromesh.providers.pairs import Pairs, loads
 from astromesh.providers.service import (
+    CALL_SIZE,
     Counted,
     Reply,
     ServiceProvider,
@@ -27,6 +28,7 @@ from astromesh.providers.service import (
     service_of,
     told_in_words,
 )
+from astromesh.tokens import size_of
 from astromesh.types import CompletionRequest, JsonObject, Message, ToolCall
 
 ENDPOINT = "http://localhost:11434"
@@ -116,10 +118,11 @@ class OllamaReader:
 
     def __init__(self) -> None:
         self.done = False
+        self.size = 0
         self._lines = LineParser()
         self._pairs = Pairs()
         self._text = GrowingText()
-        self._calls: tuple[ToolCall, ...] = ()
+        self._calls: list[ToolCall] = []
         self._last: JsonObject = {}
 
     def feed(self, chunk: bytes) -> Iterator[str]:
@@ -132,21 +135,23 @@ class OllamaReader:
             self._take(loads(line))
         if not self.done:
             raise cut()
-        return Reply(
-            self._text.getvalue(), self._calls, _finish(self._last, self._calls), counted(self._last)
-        )
+        calls = tuple(self._calls)
+        return Reply(self._text.getvalue(), calls, _finish(self._last, calls), counted(self._last))
 
     def so_far(self) -> Reply:
-        return Reply(self._text.getvalue(), self._calls, "", counted(self._last))
+        return Reply(self._text.getvalue(), tuple(self._calls), "", counted(self._last))
 
     def _take(self, line: JsonObject) -> str:
         if line.get("error"):
             raise faults.from_body(line["error"])
         message = line.get("message") or {}
-        self._calls += _calls(message)
+        for call in _calls(message):
+            self.size += CALL_SIZE + size_of(call.arguments)
+            self._calls.append(call)
         if line.get("done"):
             self.done, self._last = True, line
         text = self._pairs.feed(_text(message))
+        self.size += size_of(text)
         self._text.write(text)
         return text
 

@@ -10,7 +10,8 @@ from astromesh.growing import GrowingText
 from astromesh.net import faults
 from astromesh.net.sse import SseParser
 from astromesh.providers.pairs import Pairs, loads
-from astromesh.providers.service import Counted, Reply, arguments_of, cut, text_of
+from astromesh.providers.service import CALL_SIZE, Counted, Reply, arguments_of, cut, text_of
+from astromesh.tokens import size_of
 from astromesh.types import JsonObject, ToolCall
 
 _FINISH = {"tool_calls": "tool_calls", "length": "length", "content_filter": "content_filter"}
@@ -35,10 +36,12 @@ class OpenAIReader:
 
     def __init__(self) -> None:
         self.done = False
+        self.size = 0
         self._sse = SseParser()
         self._pairs = Pairs()
         self._text = GrowingText()
         self._calls: list[_GrowingCall] = []
+        self._indices: set[Any] = set()
         #: of several answers (`n`) the one that is read
         self._choice: int | None = None
         self._finish = ""
@@ -94,6 +97,7 @@ class OpenAIReader:
         self._refused = self._refused or bool(refusal)
         text = self._pairs.feed(text_of(delta.get("content") or refusal))
         if text:
+            self.size += size_of(text)
             self._text.write(text)
         return text
 
@@ -101,17 +105,24 @@ class OpenAIReader:
         call = self._call_of(piece)
         function = piece.get("function") or {}
         call.id = piece.get("id") or call.id
-        call.named(function.get("name"))
-        call.arguments.append(arguments_of(function.get("arguments"), ""))
+        if name := function.get("name"):
+            self.size += len(name)
+            call.named(name)
+        if arguments := arguments_of(function.get("arguments"), ""):
+            self.size += size_of(arguments)
+            call.arguments.append(arguments)
 
     def _call_of(self, piece: JsonObject) -> _GrowingCall:
         index = piece.get("index")
         if index is None:  # some servers number nothing: a new id is a new call
             fresh = bool(piece.get("id")) and all(c.id != piece["id"] for c in self._calls)
             index = len(self._calls) - (0 if fresh or not self._calls else 1)
-        for call in reversed(self._calls):
-            if call.index == index and not call.ended_by(piece):
-                return call
+        if index in self._indices:
+            for call in reversed(self._calls):
+                if call.index == index and not call.ended_by(piece):
+                    return call
+        self.size += CALL_SIZE
+        self._indices.add(index)
         self._calls.append(_GrowingCall(index))
         return self._calls[-1]
 
@@ -133,8 +144,8 @@ class _GrowingCall:
 
     def named(self, piece: Any) -> None:
         """Some servers repeat a name, or what has come of it, in every piece; others cut it."""
-        if not piece or any(self.arguments):
-            self.name = self.name or piece or ""
+        if self.arguments:
+            self.name = self.name or piece
         else:
             self.name = piece if piece.startswith(self.name) else self.name + piece
 

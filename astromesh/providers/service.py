@@ -27,7 +27,7 @@ from astromesh.errors import (
     ProviderUnavailable,
 )
 from astromesh.net import faults
-from astromesh.net.http import Http
+from astromesh.net.http import MAX_BODY, MAX_STREAM, Http
 from astromesh.providers.catalog import cost
 from astromesh.providers.options import ModelOptions, Price, is_http
 from astromesh.providers.pairs import loads, whole
@@ -38,6 +38,9 @@ from astromesh.types import CompletionRequest, CompletionResult, Delta, Message,
 WRONG_SHAPE = (AttributeError, IndexError, KeyError, TypeError, ValueError)
 _ERROR_BYTES = 64 * 1024
 _PING_SECONDS = 5.0
+#: what a streamed tool call counts for, in bytes, beside its text: the more there are, the longer it takes to
+#: find the one that a piece belongs to
+CALL_SIZE = 8192
 #: tokens of an answer, for estimates before there is one
 _USUAL_OUTPUT = 256
 #: a count beyond this is a mistake of the service
@@ -63,9 +66,14 @@ class Reply(NamedTuple):
 
 
 class StreamReader(Protocol):
-    """Reads one streamed answer. `done`: the service has said that this was all."""
+    """Reads one streamed answer.
+
+    `done`: the service has said that this was all. `size`: bytes of what the answer says so far: texts, tool
+    calls, thoughts.
+    """
 
     done: bool
+    size: int
 
     def feed(self, chunk: bytes) -> Iterator[str]:
         """The text deltas in this chunk, as the service sent them. Raises ProviderError or WRONG_SHAPE.
@@ -165,7 +173,12 @@ class ServiceProvider:
         with _Tab(self, request, reader):
             try:
                 async with self._http.stream(
-                    "POST", self._stream_url, body=body, headers=self._headers, silence=self._service.timeout
+                    "POST",
+                    self._stream_url,
+                    body=body,
+                    headers=self._headers,
+                    silence=self._service.timeout,
+                    limit=MAX_STREAM,
                 ) as incoming:
                     if incoming.status != 200:
                         said = await incoming.read(_ERROR_BYTES)
@@ -180,6 +193,8 @@ class ServiceProvider:
                     while not reader.done and (chunk := await incoming.chunk()):
                         for text in self._fed(reader, chunk):
                             yield Delta(text)
+                        if reader.size > MAX_BODY:
+                            raise incoming.too_large(MAX_BODY)
                     await incoming.drain()
             except NetError as error:
                 raise self._named(faults.from_net(error)) from error

@@ -38,7 +38,7 @@ from astromesh.runtime.agent import Agent
 from astromesh.runtime.budget_limits import Limit
 from astromesh.runtime.run import RunModel
 from astromesh.runtime.writer import ended
-from astromesh.tokens import estimate, estimate_request
+from astromesh.tokens import estimate_request, of_bytes, size_of
 from astromesh.types import (
     BrokeOff,
     CompletionRequest,
@@ -335,39 +335,39 @@ class PaidModel(RunModel):
         try:
             result = await super().complete(request)
         except BaseException as error:
-            self._accounts.settle(held, _broken(error, request, ""))
+            self._accounts.settle(held, _broken(error, request, 0))
             raise
         self._accounts.settle(held, _amounts(result.usage))
         return result
 
     async def stream(self, request: CompletionRequest) -> AsyncIterator[Delta | BrokeOff | CompletionResult]:
         held = await self._accounts.for_model(request)
-        said: list[str] = []
+        said = 0
         spent: Amounts | None = None
         try:
             async with aclosing(super().stream(request)) as pieces:  # type: ignore[type-var]
                 async for piece in pieces:
                     if isinstance(piece, Delta):
-                        said.append(piece.content)
+                        said += size_of(piece.content)
                     elif isinstance(piece, CompletionResult):
                         spent = _amounts(piece.usage)
                     yield piece
         except BaseException as error:
-            spent = spent or _broken(error, request, "".join(said))
+            spent = spent or _broken(error, request, said)
             raise
         finally:
-            self._accounts.settle(held, spent or _broken(GeneratorExit(), request, "".join(said)))
+            self._accounts.settle(held, spent or _broken(GeneratorExit(), request, said))
 
 
 def _amounts(usage: Usage) -> Amounts:
     return Amounts(usage.input_tokens + usage.output_tokens, usage.cost_usd)
 
 
-def _broken(error: BaseException, request: CompletionRequest, said: str) -> Amounts:
-    """What a call without a result has cost: as the run's ledger has it (`node.calls`)."""
+def _broken(error: BaseException, request: CompletionRequest, said: int) -> Amounts:
+    """What a call without a result cost: as the run's ledger has it (`node.calls`); `said`: bytes of it."""
     usage = charged(error)
     if usage is None and (said or isinstance(error, (asyncio.CancelledError, GeneratorExit))):
-        usage = Usage(estimate_request(request), estimate(said), estimated=True)
+        usage = Usage(estimate_request(request), of_bytes(said), estimated=True)
     return _amounts(usage) if usage is not None else Amounts()
 
 
