@@ -112,6 +112,10 @@ class GuardrailsEngine:
                 return Released(text, tuple(actions), True)
         return Released(text, tuple(actions))
 
+    def shown(self, text: str) -> str:
+        """What the output rules leave of a text that is no answer."""
+        return self.check_output(text).text
+
     def gate(self, mode: StreamMode = "token", *, tokens_used: int = 0) -> StreamGate:
         """A gate for the deltas of one model call. Modes that a rule does not allow become `final`.
 

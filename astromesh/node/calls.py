@@ -286,37 +286,45 @@ def _in_turns(
 async def call_tool(scope: Scope, tools: ToolPort, call: ToolCall) -> ToolResult:
     """One tool call with its events. A failed tool is a result with `ok=False`, never an exception."""
     if (journal := scope.journal) is not None:
-        do, retell = partial(_do, scope, tools, call), partial(_retell, scope, call)
+        do, retell = partial(_do, scope, tools, call), partial(_retell, scope, tools, call)
         return await journal.tool(scope, tools, call, do, retell)
     return await _do(scope, tools, call, scope.tool_context(call.id, call.name))
 
 
 async def _do(scope: Scope, tools: ToolPort, call: ToolCall, context: ToolContext) -> ToolResult:
-    emit = scope.events.emit
-    emit("tool.started", id=call.id, name=call.name, arguments=_readable(call.arguments))
-    scope.tools_called.append(call.name)
+    emit, name = scope.events.emit, _name(scope, tools, call)
+    emit("tool.started", id=call.id, name=name, arguments=_readable(call.arguments))
+    scope.tools_called.append(name)
     started = perf_counter()
     if scope.ledger.try_spend("tool_calls"):
         result = await tools.execute(call, context)
     else:
         result = ToolResult(call.id, call.name, _NO_MORE_CALLS, False, "budget_exhausted")
     duration = ms_since(started)
-    emit("tool.finished", id=call.id, name=call.name, ok=result.ok, duration_ms=duration, **_marks(result))
+    emit("tool.finished", id=call.id, name=name, ok=result.ok, duration_ms=duration, **_marks(result))
     if scope.capture is not None:
         scope.capture.tool(call, result)
     if scope.tools_told is not None:
-        scope.tools_told.append(_told(call, result))
+        scope.tools_told.append(_told(scope, name, call, result))
     return result
 
 
-def _retell(scope: Scope, call: ToolCall, result: ToolResult) -> None:
+def _retell(scope: Scope, tools: ToolPort, call: ToolCall, result: ToolResult) -> None:
     """Books what a call did that a durable run made before it was taken up again."""
-    scope.events.emit("tool.started", id=call.id, name=call.name, arguments=_readable(call.arguments))
-    scope.tools_called.append(call.name)
+    name = _name(scope, tools, call)
+    scope.events.emit("tool.started", id=call.id, name=name, arguments=_readable(call.arguments))
+    scope.tools_called.append(name)
     scope.ledger.spend("tool_calls")
-    scope.events.emit("tool.finished", id=call.id, name=call.name, ok=result.ok, **_marks(result))
+    scope.events.emit("tool.finished", id=call.id, name=name, ok=result.ok, **_marks(result))
     if scope.tools_told is not None:
-        scope.tools_told.append(_told(call, result))
+        scope.tools_told.append(_told(scope, name, call, result))
+
+
+def _name(scope: Scope, tools: ToolPort, call: ToolCall) -> str:
+    """As others see it: what is the name of no tool is a text of the model's own."""
+    if scope.shown is None or any(spec.name == call.name for spec in tools.specs()):
+        return call.name
+    return scope.shown(call.name)
 
 
 def _marks(result: ToolResult) -> JsonObject:
@@ -326,12 +334,15 @@ def _marks(result: ToolResult) -> JsonObject:
     return marks
 
 
-def _told(call: ToolCall, result: ToolResult) -> JsonObject:
+def _told(scope: Scope, name: str, call: ToolCall, result: ToolResult) -> JsonObject:
     """A tool call as episodic memory keeps it (document 001, step 11): its arguments and what came of it."""
     arguments = call.arguments if len(call.arguments) > _TOLD else _readable(call.arguments)
     if isinstance(arguments, str):
         arguments = arguments[:_TOLD]
-    return {"tool": call.name, "arguments": arguments, "ok": result.ok, "result": result.content[:_TOLD]}
+    said = result.content  # it names the tool, which nobody may see where its name was changed
+    if name != call.name and scope.shown is not None:
+        said = scope.shown(said)
+    return {"tool": name, "arguments": arguments, "ok": result.ok, "result": said[:_TOLD]}
 
 
 def _readable(arguments: str) -> object:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any, Protocol, TypeVar
@@ -61,6 +61,7 @@ class _Common:
     tools_called: list[str] = field(default_factory=list)
     tools_told: list[JsonObject] | None = None
     capture: Capture | None = None
+    shown: Callable[[str], str] | None = None
     journal: Journal | None = None
     accounts: object | None = None
     #: ids of tool calls that no model made, by the path that made them
@@ -77,7 +78,8 @@ class Scope:
         depth: how many agents stand above this run.
 
     `tools_told` is a list where somebody wants to be told what tools were asked and answered, else None;
-    `capture` keeps that of models and tools for traces, where an operator asks for it.
+    `capture` keeps that of models and tools for traces, where an operator asks for it; `shown` answers what
+    others may see of a text that a model made up, None where they may see all of it.
     `journal` is the record of a durable run, None of every other one. `accounts` are the stored budgets that
     the run is charged to (`runtime.budgets`), None where there are none. `unstopped` names tools that go on
     although their call was cancelled, `untrusted` whose words were read that nobody vouches for; like
@@ -106,6 +108,7 @@ class Scope:
     tools_called: _OfTheRun[list[str]] = _of_the_run("tools_called")
     tools_told: _OfTheRun[list[JsonObject] | None] = _of_the_run("tools_told")
     capture: _OfTheRun[Capture | None] = _of_the_run("capture")
+    shown: _OfTheRun[Callable[[str], str] | None] = _of_the_run("shown")
     journal: _OfTheRun[Journal | None] = _of_the_run("journal")
     accounts: _OfTheRun[object | None] = _of_the_run("accounts")
 

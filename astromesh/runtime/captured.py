@@ -6,6 +6,8 @@ redacts, cuts or blocks is in no trace. Texts and calls are bounded.
 
 from __future__ import annotations
 
+from collections.abc import Set as AbstractSet
+
 from astromesh.core.checked_data import checked_data
 from astromesh.core.guardrails import GuardrailsEngine
 from astromesh.node.scope import Scope
@@ -43,11 +45,12 @@ class Captured:
         self._known: dict[str, str] = {}
 
     def model(self, step: int, request: CompletionRequest, result: CompletionResult | None) -> None:
-        shown = [self._message(message) for message in request.messages]
+        tools = frozenset(spec.name for spec in request.tools)
+        shown = [self._message(message, tools) for message in request.messages]
         kept = _bounded(shown)
         data: JsonObject = {"step": step, "input": kept, "left_out": len(shown) - len(kept)}
         if result is not None:
-            said = self._message(Message("assistant", result.content, tool_calls=result.tool_calls))
+            said = self._message(Message("assistant", result.content, tool_calls=result.tool_calls), tools)
             data["output"] = [{**said, "finish_reason": result.finish_reason}]
         self._scope.events.emit(MODEL_CONTENT, **data)
 
@@ -55,11 +58,16 @@ class Captured:
         told, said = self._arguments(call), self.text(result.content)
         self._scope.events.emit(TOOL_CONTENT, id=call.id, arguments=told, result=said)
 
-    def _message(self, message: Message) -> JsonObject:
+    def _message(self, message: Message, tools: AbstractSet[str]) -> JsonObject:
+        """`tools`: the names that there are; any other one is a text of the model's own."""
         shown: JsonObject = {"role": message.role, "content": self.text(message.content)}
         if message.tool_calls:
             shown["tool_calls"] = [
-                {"id": call.id, "name": call.name, "arguments": self._arguments(call)}
+                {
+                    "id": call.id,
+                    "name": call.name if call.name in tools else self.text(call.name),
+                    "arguments": self._arguments(call),
+                }
                 for call in message.tool_calls
             ]
         if message.tool_call_id:

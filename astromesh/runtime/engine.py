@@ -685,6 +685,8 @@ class AgentRuntime:
         scope.events = events = GatedEvents(stream, agent, ledger)
         any_owner = bool(caller and caller.scopes & ANY_SESSION)
         run = Run(scope, stream, log, events, model, session, owner, any_owner, caller, above)
+        if agent.guardrails.output_rules:
+            scope.shown = agent.guardrails.shown
         if self._captures:
             run.captured = scope.capture = Captured(scope, agent.guardrails)
         if record is not None:
