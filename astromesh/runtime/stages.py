@@ -41,6 +41,9 @@ from astromesh.runtime.structured_answers import structured
 from astromesh.telemetry.stream import DELTA
 from astromesh.types import JsonObject, MemoryContext, Message, Turn
 
+_USER = frozenset({"user"})
+_ANY_ROLE = frozenset({"system", "user", "assistant", "tool"})
+
 
 def admit(agent: Agent, request: RunRequest, run: Run) -> AdmittedQuery:
     """Step 3: the input rules in declared order; pass, redact or block.
@@ -64,7 +67,7 @@ def _admit(agent: Agent, request: RunRequest, run: Run) -> AdmittedQuery:
     try:
         checked = agent.guardrails.check_input(request.query)
         preface = _admit_messages(agent, request.preface)
-        history = None if request.history is None else _admit_messages(agent, request.history)
+        history = None if request.history is None else _admit_history(agent, request)
     except GuardrailBlocked as blocked:
         for action in blocked.actions:
             run.stream.emit("guardrail.action", **action)
@@ -274,11 +277,19 @@ def _tools(agent: Agent, request: RunRequest) -> ToolPort:
     return agent.tools if offered is None else JoinedTools(offered, agent.tools)
 
 
-def _admit_messages(agent: Agent, messages: tuple[Message, ...]) -> tuple[Message, ...]:
+def _admit_history(agent: Agent, request: RunRequest) -> tuple[Message, ...]:
+    """A client's history is the client's own, all of it; an outer pattern's holds what agents have said."""
+    roles = _ANY_ROLE if request.terms.history is None else _USER
+    return _admit_messages(agent, request.history or (), roles)
+
+
+def _admit_messages(
+    agent: Agent, messages: tuple[Message, ...], roles: frozenset[str] = _USER
+) -> tuple[Message, ...]:
     """What a client sends along with its query is user text as well: the same rules hold."""
     return tuple(
         replace(m, content=agent.guardrails.check_input(m.content).text)
-        if m.role == "user" and m.content
+        if m.role in roles and m.content
         else m
         for m in messages
     )
