@@ -12,7 +12,8 @@
     │   └── InvalidGraph
     ├── RequestError           the caller must change the request
     │   ├── NotFound           AgentNotFoundError, SessionNotFound, RunNotFound, …
-    │   ├── InvalidInput       PayloadTooLarge, RequestTimeout, GuardrailBlocked, IdempotencyConflict
+    │   ├── InvalidInput       PayloadTooLarge, MalformedRequest, RequestTimeout, GuardrailBlocked,
+    │   │                      IdempotencyConflict
     │   ├── Unauthorized, Forbidden, RateLimited
     │   └── Conflict           SessionBusy, Interrupted, NotWaiting, NotDurable, ApprovalRequired, EventsGone,
     │                          LeaseLost, Divergence
@@ -249,6 +250,12 @@ class InvalidInput(RequestError):
 
 class PayloadTooLarge(RequestError):
     code = "payload_too_large"
+
+
+class MalformedRequest(RequestError):
+    """What came is not HTTP."""
+
+    code = "malformed_request"
 
 
 class RequestTimeout(RequestError):

@@ -18,6 +18,7 @@ log = structlog.get_logger("astromesh.api")
 
 #: code -> HTTP status (api.md section 1, Errors)
 STATUS: dict[str, int] = {
+    "malformed_request": 400,
     "not_found": 404,
     "agent_not_found": 404,
     "run_not_found": 404,
@@ -59,7 +60,7 @@ STATUS: dict[str, int] = {
 #: what clients see instead of our finer codes
 PUBLIC: dict[str, str] = {"provider_rejected": "invalid_input"}
 TITLES: dict[int, str] = {
-    401: "Unauthorized", 403: "Forbidden", 404: "Not found", 405: "Method not allowed",
+    400: "Bad request", 401: "Unauthorized", 403: "Forbidden", 404: "Not found", 405: "Method not allowed",
     408: "Request timeout", 409: "Conflict",
     410: "Gone", 413: "Payload too large", 422: "Invalid input", 429: "Too many requests",
     500: "Internal error", 502: "Upstream failed", 503: "Unavailable", 504: "Deadline exceeded",

@@ -2,6 +2,7 @@
 
 A request that is there with its first bytes, as nearly all are, costs no timer. One that is not yet whole is
 marked, so that the border counts it apart from those that run: who sends halves of requests blocks nobody.
+Every request gets one answer, and an upgrade that is not taken changes nothing about it.
 """
 
 from __future__ import annotations
@@ -10,11 +11,14 @@ from asyncio import TimerHandle
 from typing import Any, ClassVar
 
 import orjson
+from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from astromesh.api.border import ARRIVING
-from astromesh.api.errors import problem
-from astromesh.errors import AstromeshError, RequestTimeout
+from astromesh.api.border import ARRIVING, with_headers
+from astromesh.api.errors import answer, problem
+from astromesh.errors import AstromeshError, MalformedRequest, RequestTimeout
+
+_MALFORMED = "What came is not HTTP/1.1, or breaks its rules: method, target, header lines, lengths."
 
 
 class TimedHttp(HttpToolsProtocol):
@@ -37,6 +41,10 @@ class TimedHttp(HttpToolsProtocol):
     _came = 0
     #: whether the newest request is there, head and body
     _whole = True
+    #: whether the head that was read last offers to speak something else than HTTP/1
+    _offered = False
+    #: whether nothing is read any more
+    _deaf = False
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -47,8 +55,15 @@ class TimedHttp(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        if self._deaf:
+            return
         self.unread += len(data)
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        try:
+            self._read(data)
+        except HttpParserError:
+            self.refuse(MalformedRequest(_MALFORMED))
+            return
         if not self._whole:
             if self._awaited is not self.cycle:
                 self.cycle.scope["state"][ARRIVING] = (
@@ -60,8 +75,64 @@ class TimedHttp(HttpToolsProtocol):
         elif self._timer is None or self._awaited is not None:
             self._arm(None, self.head_seconds)
 
+    def _read(self, data: bytes) -> None:
+        """Parses, over the upgrades that are not taken."""
+        rest: bytes | memoryview = data
+        while True:
+            try:
+                self.parser.feed_data(rest)
+            except HttpParserUpgrade as offer:
+                self._offered = False
+                if self._should_upgrade():
+                    self.handle_websocket_upgrade()
+                    return
+                rest = memoryview(rest)[offer.args[0] :]
+                self._pass_over_upgrade()
+            else:
+                return
+
+    # -- upgrades ------------------------------------------------------------------------------------------
+
+    def _should_upgrade(self) -> bool:
+        """A WebSocket begins with a GET (RFC 6455, 4.1), of HTTP/1.1, behind all answers before it."""
+        scope = self.scope
+        before: RequestResponseCycle | None = self.cycle
+        return (
+            scope["method"] == "GET"
+            and scope["http_version"] == "1.1"
+            and (before is None or before.response_complete)
+            and super()._should_upgrade()
+        )
+
+    def _pass_over_upgrade(self) -> None:
+        """Reads the head again as if nothing were offered (RFC 9110, 7.8): the parser left the body unread.
+
+        Raises:
+            HttpParserError: it cannot be read in another way: CONNECT.
+        """
+        method, version = self.scope["method"], self.scope["http_version"]
+        if method == "CONNECT":
+            raise HttpParserError
+        lines = [b"%b %b HTTP/%b\r\n" % (method.encode(), self.url, version.encode())]
+        lines += [b"%b: %b\r\n" % line for line in self.headers if line[0] != b"upgrade"]
+        self.parser = HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        self.parser.feed_data(b"".join(lines) + b"\r\n")
+
+    def handle_websocket_upgrade(self) -> None:
+        self.unread, self._whole = 0, True
+        super().handle_websocket_upgrade()
+
+    # -- what the parser has read --------------------------------------------------------------------------
+
     def on_headers_complete(self) -> None:
+        if self.parser.should_upgrade():
+            self._offered = True
+            self.scope["method"] = self.parser.get_method().decode("ascii")
+            self.scope["http_version"] = self.parser.get_http_version()
+            return
         super().on_headers_complete()
+        self.headers = []  # the request has the others: trailers are no headers (RFC 9110, 6.5.1)
         self.unread, self._whole = 0, False
 
     def on_body(self, body: bytes) -> None:
@@ -70,12 +141,10 @@ class TimedHttp(HttpToolsProtocol):
         self._came += len(body)
 
     def on_message_complete(self) -> None:
+        if self._offered:
+            return
         super().on_message_complete()
         self.unread, self._whole = 0, True
-
-    def handle_websocket_upgrade(self) -> None:
-        self._whole = True
-        super().handle_websocket_upgrade()
 
     # -- deadlines -----------------------------------------------------------------------------------------
 
@@ -121,15 +190,36 @@ class TimedHttp(HttpToolsProtocol):
         self.refuse(RequestTimeout(f"The {part} of the request was not there within {seconds:g} seconds."))
 
     def refuse(self, error: AstromeshError) -> None:
-        """Answers where no answer is on its way, and hangs up."""
-        cycle: RequestResponseCycle | None = self.cycle
-        unanswered = not (self._whole or self.pipeline) and not self.cycle.response_started
-        if cycle is None or cycle.response_complete or unanswered:
-            status, body = problem(error)
-            content = orjson.dumps(body)
-            self.transport.write(
-                b"HTTP/1.1 %d %b\r\ncontent-type: application/problem+json\r\n"
-                b"content-length: %d\r\nconnection: close\r\n\r\n%b"
-                % (status, body["title"].encode(), len(content), content)
-            )
+        """Answers what came last, unless that is done, and hangs up; what came before is answered first."""
+        newest: RequestResponseCycle | None = self.cycle
+        if self._deaf:
+            return
+        self._deaf = True
+        self._disarm()
+        if newest is None or (newest.response_complete and self._whole):
+            self._part(error)
+        elif self.pipeline or (self._whole and not newest.response_complete):
+            newest.keep_alive = False
+            if not self._whole:
+                refusal: Any = answer(error)
+                refusal.raw_headers = with_headers(refusal.raw_headers)
+                self.pipeline[0] = newest, refusal
+        else:
+            if not newest.response_started:
+                self._part(error)
+            newest.disconnected = True  # whoever waits for the rest of it is told, and says nothing any more
+            newest.message_event.set()
+            self.transport.close()
+
+    def _part(self, error: AstromeshError) -> None:
+        status, body = problem(error)
+        content = orjson.dumps(body)
+        headers = [
+            (b"content-type", b"application/problem+json"),
+            (b"content-length", b"%d" % len(content)),
+            (b"connection", b"close"),
+        ]
+        lines = b"".join(b"%b: %b\r\n" % line for line in with_headers(headers))
+        title = body["title"].encode()
+        self.transport.write(b"HTTP/1.1 %d %b\r\n%b\r\n%b" % (status, title, lines, content))
         self.transport.close()

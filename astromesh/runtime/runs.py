@@ -30,7 +30,7 @@ TOLD = frozenset({
     "interrupted", "not_waiting", "not_durable", "approval_required", "events_gone", "payload_too_large",
     "rate_limited", "budget_exhausted", "all_providers_failed", "invalid_output", "agent_unavailable",
     "workflow_unavailable", "queue_full", "overloaded", "shutting_down", "lease_lost", "deadline_exceeded",
-    "request_timeout",
+    "malformed_request", "request_timeout",
 })  # fmt: skip
 
 
