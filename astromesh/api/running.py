@@ -8,6 +8,7 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
+from astromesh.api.accepting import wants_stream
 from astromesh.api.access import RequiredScope, caller_of, runtime_of
 from astromesh.api.body import ClientGone, run_asked, unless_gone
 from astromesh.api.headers import headers_of
@@ -27,7 +28,7 @@ async def run(name: str, request: Request) -> Response:
     agent = runtime.agent(name)
     asked = await run_asked(request)
     start = partial(runtime.start, agent, asked, caller=caller_of(request), key=await name_of(request))
-    if "text/event-stream" in headers_of(request.scope).get("accept", ""):
+    if wants_stream(headers_of(request.scope).get("accept", "")):
         outbox = Outbox()
         return RunStreamResponse(
             outbox, partial(start, sinks=(outbox,)), keep_running=agent.outlives_its_client
