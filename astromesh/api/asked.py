@@ -4,12 +4,25 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
+from pydantic_core import PydanticCustomError
+
+from astromesh.unseen import blank
 
 SessionId = Annotated[str, StringConstraints(min_length=1, max_length=256, pattern=r"^[^\x00-\x1f\x7f]+$")]
 #: positions in logs and histories are 64-bit integers in every store
 MOST_SEQ = 2**63 - 1
-Query = Annotated[str, StringConstraints(min_length=1, max_length=100_000, pattern=r"\S")]
+
+
+def _not_blank(query: str) -> str:
+    if blank(query):
+        raise PydanticCustomError("blank", "it must not be blank")
+    return query
+
+
+Query = Annotated[
+    str, StringConstraints(min_length=1, max_length=100_000, pattern=r"\S"), AfterValidator(_not_blank)
+]
 
 
 class RunBody(BaseModel):

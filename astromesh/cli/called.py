@@ -9,9 +9,10 @@ import shutil
 import sys
 from pathlib import Path
 
-from astromesh.errors import AgentNotFoundError
+from astromesh.errors import AgentNotFoundError, InvalidInput
 from astromesh.runtime.agent import Agent
 from astromesh.runtime.engine import AgentRuntime
+from astromesh.unseen import blank
 
 NAME = "astromesh"
 
@@ -36,3 +37,16 @@ def named(runtime: AgentRuntime, name: str) -> Agent:
         near = difflib.get_close_matches(name, runtime.agents, 1)
         others = f"There are: {', '.join(sorted(runtime.agents))}." if runtime.agents else "There are none."
         raise AgentNotFoundError(name, f"Did you mean {near[0]!r}?" if near else others) from None
+
+
+def asked(query: str) -> str:
+    """A query as it was typed or piped, if it is one.
+
+    Raises:
+        InvalidInput: there is nothing to be seen in it, or it holds bytes that are no text.
+    """
+    if blank(query):
+        raise InvalidInput("The query is empty.")
+    if any("\ud800" <= char <= "\udfff" for char in query):  # what Python makes of such bytes
+        raise InvalidInput("The query is not UTF-8: it holds bytes that are no text.")
+    return query

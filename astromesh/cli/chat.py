@@ -10,7 +10,7 @@ from uuid import uuid4
 
 import typer
 
-from astromesh.cli.called import named
+from astromesh.cli.called import asked, named
 from astromesh.cli.failure import report
 from astromesh.cli.output import note
 from astromesh.cli.printer import Printer, tell_of_fallback
@@ -72,7 +72,7 @@ class _Conversation:
     def _answer(self, query: str) -> int:
         printer = Printer()
         try:
-            answer = self._runner.run(self._run(query, printer))
+            answer = self._runner.run(self._run(asked(query), printer))
         except AstromeshError as error:
             printer.finish("")
             return report(error)

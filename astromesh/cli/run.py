@@ -10,11 +10,11 @@ from uuid import uuid4
 import typer
 
 from astromesh.abc.events import EventSink
-from astromesh.cli.called import named
+from astromesh.cli.called import asked, named
 from astromesh.cli.failure import CANCELLED, report
 from astromesh.cli.output import note, plain, print_json
 from astromesh.cli.printer import Events, Printer, tell_of_fallback
-from astromesh.errors import AstromeshError, InvalidInput
+from astromesh.errors import AstromeshError
 from astromesh.runtime.engine import AgentRuntime
 from astromesh.runtime.records import RunAnswer, RunRequest
 from astromesh.telemetry.logs import configure_logging
@@ -52,8 +52,7 @@ def run(
 async def _run(
     places: tuple[Path, Path], agent: str, query: str, session: str, sinks: tuple[EventSink, ...]
 ) -> RunAnswer:
-    if not query.strip():
-        raise InvalidInput("The query is empty.")
+    query = asked(query)
     async with AgentRuntime(places[0], data_dir=places[1]) as runtime:
         request = RunRequest(query, session or f"cli-{uuid4().hex}", persist=bool(session))
         return await runtime.start(named(runtime, agent), request, sinks=sinks)

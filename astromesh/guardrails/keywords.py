@@ -16,7 +16,7 @@ from functools import lru_cache
 import ahocorasick
 
 from astromesh.guardrails.spans import NOTHING, Finding, Scan, settle
-from astromesh.guardrails.unseen import LINE_ENDS, LONGEST_RUN, SPACES, UNSEEN
+from astromesh.unseen import LINE_ENDS, LONGEST_RUN, SPACES, UNSEEN
 
 _BLANK = f"{SPACES}{LINE_ENDS}_\\-\u2010-\u2015"
 _is_blank = re.compile(f"[{_BLANK}]").match

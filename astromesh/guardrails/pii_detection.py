@@ -24,7 +24,7 @@ from astromesh.guardrails.pii_numbers import (
     ssn_at,
 )
 from astromesh.guardrails.spans import NOTHING, Finding, Scan, SpanRule, scan_seen, settle
-from astromesh.guardrails.unseen import LONGEST_RUN, SPACES
+from astromesh.unseen import LONGEST_RUN, SPACES
 
 Kind = Literal["email", "phone", "ssn", "credit_card", "iban"]
 KINDS: tuple[Kind, ...] = ("email", "phone", "ssn", "credit_card", "iban")

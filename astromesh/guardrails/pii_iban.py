@@ -8,7 +8,7 @@ from unicodedata import normalize
 
 from astromesh.guardrails.pii_numbers import DASH, DOT
 from astromesh.guardrails.spans import Finding
-from astromesh.guardrails.unseen import SPACES
+from astromesh.unseen import SPACES
 
 IBAN = "[IBAN]"
 #: characters of an IBAN by country, as registered with SWIFT

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import phonenumbers
 
 from astromesh.guardrails.spans import Finding
-from astromesh.guardrails.unseen import SPACES
+from astromesh.unseen import SPACES
 
 DASH = "\\-\u2010-\u2015\u2212\ufe63\uff0d"
 DOT = ".\u00b7\uff0e"

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from astromesh.abc.guardrail import Action, Checked, RuleStream, Verdict
-from astromesh.guardrails.unseen import LONGEST_RUN, hides, seen
+from astromesh.unseen import LONGEST_RUN, hides, seen
 
 #: characters before a position that a scanner may look at
 CONTEXT = 10

@@ -187,6 +187,17 @@ def test_chat_goes_on_after_a_failure_and_ends_with_its_code(mock_llm: MockModel
     assert "error: " in done.stderr
 
 
+def test_a_chat_line_of_broken_bytes_is_refused_and_no_model_is_blamed(
+    mock_llm: MockModel, tmp_path: Path
+) -> None:
+    """Python hands what is no UTF-8 over as halves of surrogate pairs."""
+    folder = agent_with(tmp_path, "mock+say=yes", mock_llm.url)
+    spoken = {"LC_ALL": "C.UTF-8", "PYTHONIOENCODING": "ascii:surrogateescape"}
+    done = astromesh(folder, "chat", "talker", env=spoken, given="caf\u00e9\ntwo\n")
+    assert (done.returncode, done.stdout.split()) == (2, ["yes"])
+    assert "error: The query is not UTF-8" in done.stderr
+
+
 def test_chat_with_nobody_is_2(project: Path) -> None:
     done = astromesh(project, "chat", "nobody", given="hi\n")
     assert (done.returncode, done.stdout) == (2, "")

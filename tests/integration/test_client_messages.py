@@ -45,3 +45,14 @@ async def test_personal_data_is_redacted_in_every_role(tmp_path: Path, role: str
     told = json.dumps([message.content for message in provider.requests[0].messages])
     assert "I am [EMAIL]" in told
     assert "joe@x.com" not in told
+
+
+@pytest.mark.parametrize("said", ["", " \n", "\u200b\ufe0f", "\x00"])
+async def test_a_last_message_of_nothing_to_be_seen_is_refused(tmp_path: Path, said: str) -> None:
+    provider = ScriptedProvider("Well.")
+    async with client_of(runtime_of(write(tmp_path, manifest()), provider)) as client:
+        body = {"model": "helper", "messages": [{"role": "user", "content": said}]}
+        answer = await client.post("/v1/chat/completions", json=body)
+    assert answer.status_code == 400
+    assert "user message with text" in answer.json()["error"]["message"]
+    assert provider.requests == []

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from astromesh.cli.called import called, named
+from astromesh.cli.called import asked, called, named
 from astromesh.cli.serve import announce
 from astromesh.config.configuration import Configuration
-from astromesh.errors import AgentNotFoundError
+from astromesh.errors import AgentNotFoundError, InvalidInput
 from astromesh.storage.folder import trouble_with
 from astromesh.testing import ScriptedProvider
 from tests.integration.agents_folder import client_of, manifest, runtime_of, write
@@ -24,6 +24,7 @@ RUN = "/v1/agents/helper/run"
     ("body", "detail"),
     [
         (b'{"query": " \\n\\t", "session_id": "s"}', "query: it must not be blank."),
+        (b'{"query": "\\u200b\\u2800 \\u0000", "session_id": "s"}', "query: it must not be blank."),
         (b'{"query": "x", "session_id": "a\\nb"}', "session_id: it must hold no control characters, such as line ends or tabs."),
         (b'{"query": "\xff", "session_id": "s"}', "The body is not UTF-8, as JSON must be."),
         (b'{"query": ', "The body is not JSON: unexpected end"),
@@ -81,3 +82,17 @@ def test_a_server_of_every_address_says_so_and_proposes_the_agent_of_the_readme(
     assert "/v1/agents/support-agent/run" in said.out
     assert "cannot be made" in said.err
     assert trouble_with(tmp_path / "fresh") == ""
+
+
+@pytest.mark.parametrize(
+    ("query", "said"),
+    [("", "empty"), (" \u200b\x00", "empty"), ("caf\udce9", "not UTF-8")],
+)
+def test_what_was_typed_and_is_no_query_is_refused_at_the_door(query: str, said: str) -> None:
+    """By `run` and `chat` alike: nothing to be seen, and bytes that are no text."""
+    with pytest.raises(InvalidInput, match=said):
+        asked(query)
+
+
+def test_what_was_typed_is_asked_as_it_is() -> None:
+    assert asked("café ❤\ufe0f\n") == "café ❤\ufe0f\n"

@@ -11,7 +11,7 @@ from astromesh.abc.deps import Deps
 from astromesh.core.guardrails import GuardrailsEngine
 from astromesh.guardrails.content_filter import ContentFilter
 from astromesh.guardrails.pii_detection import PiiDetection
-from astromesh.guardrails.unseen import LONGEST_RUN, hides, seen
+from astromesh.unseen import LONGEST_RUN, hides, seen
 
 
 def engine(plugin, **options):

@@ -1,8 +1,8 @@
 """Characters that nobody sees, and texts without them.
 
-What is looked for is looked for in what people see: the scanners for words and for personal data fold up to
-`LONGEST_RUN` unseen characters in a row to nothing. More of them in a row are taken as they stand, so that a
-stream need not wait for their end.
+What guardrails look for is looked for in what people see: the scanners for words and for personal data fold
+up to `LONGEST_RUN` unseen characters in a row to nothing. More of them in a row are taken as they stand, so that
+a stream need not wait for their end.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ SPACES = " \t\u00a0\u1680\u2000-\u200a\u202f\u205f\u2800\u3000"
 _UNSEEN = re.compile(f"[{UNSEEN}]")
 _ASCII_UNSEEN = re.compile("[\x00-\x08\x0e-\x1f\x7f]")
 _RUN = re.compile(f"[{UNSEEN}]+")
+_SOMETHING = re.compile(f"[^{UNSEEN}{LINE_ENDS}{SPACES}]")
 
 
 def hides(text: str) -> bool:
@@ -36,6 +37,11 @@ def hides(text: str) -> bool:
         # of all that nobody sees only marks and fillers count as printable
         return not text.isascii() and _UNSEEN.search(text) is not None
     return (_ASCII_UNSEEN if text.isascii() else _UNSEEN).search(text) is not None
+
+
+def blank(text: str) -> bool:
+    """Whether there is nothing to be seen."""
+    return _SOMETHING.search(text) is None
 
 
 def seen(text: str) -> tuple[str, Sequence[int]]:
