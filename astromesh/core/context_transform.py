@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import orjson
-from jinja2 import ChainableUndefined, TemplateError, Undefined, pass_context
+from jinja2 import ChainableUndefined, Template, Undefined, pass_context
 from jinja2.runtime import Context
 from markupsafe import Markup
 
@@ -41,10 +41,10 @@ def compile_transform(template: str) -> Transform:
     Raises:
         ConfigError: the template cannot be read, or can never become a JSON object.
     """
-    try:
-        compiled = _ENVIRONMENT.from_string(template)
-    except TemplateError as error:
-        raise ConfigError(f"context_transform is no valid template: {error}") from error
+    read = _ENVIRONMENT.read(template)
+    if read.code is None:
+        raise ConfigError(f"context_transform is no valid template: {read.fault.message}")
+    compiled = Template.from_code(_ENVIRONMENT, read.code, _ENVIRONMENT.make_globals(None))
     if not template.strip().startswith("{"):
         raise ConfigError("context_transform must be the template of a JSON object: it starts with '{'.")
 

@@ -81,6 +81,12 @@ def written(context: Context, value: Any) -> Any:
     return text
 
 
+@pass_context
+def as_text(context: Context, value: Any) -> str:
+    """What blocks are written as, whose values Jinja takes for texts."""
+    return value if isinstance(value, str) else str(written(context, value))
+
+
 def pay_text(context: Context, value: Any, chars: int = CHARS, indent: int = 0) -> int:
     """Characters of a value's text, about, which are paid for.
 

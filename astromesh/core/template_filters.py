@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 from jinja2 import Undefined, pass_context
 from jinja2.exceptions import SecurityError
-from jinja2.filters import FILTERS, do_join, do_replace, do_sum, make_attrgetter
+from jinja2.filters import FILTERS, do_attr, do_join, do_replace, do_sum, make_attrgetter
 from jinja2.runtime import Context
 from jinja2.tests import TESTS
 from jinja2.utils import _PassArg
@@ -31,6 +31,7 @@ from astromesh.core.template_costs import (
     step,
     too_long,
 )
+from astromesh.core.template_undefined import found_in, is_missing, sparing
 
 Function = Callable[..., Any]
 
@@ -113,12 +114,15 @@ def filters() -> dict[str, Any]:
         chosen[name] = _narrow(chosen[name], *number)
     for name, sized in _SIZED.items():
         chosen[name] = _sized(chosen[name], sized)
-    return {**chosen, "join": _join, "pprint": _pprint, "replace": _replace, "sum": _sum, "tojson": _to_json}
+    own: dict[str, Any] = {
+        "attr": _attr, "join": _join, "pprint": _pprint, "replace": _replace, "sum": _sum, "tojson": _to_json,
+    }  # fmt: skip
+    return {name: sparing(made, own.get(name, FILTERS[name])) for name, made in {**chosen, **own}.items()}
 
 
 def tests() -> dict[str, Any]:
     """The standard tests, of which those that compare pay."""
-    standard: dict[str, Any] = dict(TESTS)
+    standard: dict[str, Any] = {**TESTS, "in": found_in}
     return standard | {name: _comparing(standard[name]) for name in _COMPARISONS}
 
 
@@ -261,6 +265,8 @@ def _join(context: Context, value: Any, d: Any = "", attribute: str | int | None
 
 @pass_context
 def _replace(context: Context, s: Any, old: Any, new: Any, count: int | None = None) -> Any:
+    if is_missing(old):
+        return s
     text, found, put = (
         value if isinstance(value, str) else str(paid(context, value)) for value in (s, old, new)
     )
@@ -279,6 +285,11 @@ def _sum(context: Context, iterable: Any, attribute: str | int | None = None, st
     for item in items:  # each sum is a copy of the one before
         total = bounded(context, total + item)
     return total
+
+
+@pass_context
+def _attr(context: Context, obj: Any, name: Any) -> Any:
+    return name if is_missing(name) else do_attr(context.environment, obj, name)
 
 
 class _Page(StringIO):
@@ -318,7 +329,7 @@ def given_to_json(context: Context, value: Any, indent: int | None = None) -> st
 def _joining(between: str) -> Function:
     @pass_context
     def join(context: Context, items: Iterable[Any]) -> str:
-        return between.join(_within(context, items, between))
+        return between.join("" if is_missing(item) else item for item in _within(context, items, between))
 
     return join
 
@@ -326,8 +337,11 @@ def _joining(between: str) -> Function:
 def _replacing(text: str) -> Function:
     @pass_context
     def replace(context: Context, old: str, new: str, count: int = -1) -> str:
-        _size_of_replaced(text, old, new, count)
-        return text.replace(old, new, count)
+        if is_missing(old):
+            return text
+        put, times = "" if is_missing(new) else new, -1 if is_missing(count) else count
+        _size_of_replaced(text, old, put, times)
+        return text.replace(old, put, times)
 
     return replace
 

@@ -7,20 +7,14 @@ bounded all the same: steps of loops and calls, and the length of texts.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Iterator, Mapping, Sized
 from functools import lru_cache
 from types import CodeType
 from typing import Any, NamedTuple, NoReturn, cast
 
-from jinja2 import (
-    ChainableUndefined,
-    StrictUndefined,
-    Template,
-    TemplateSyntaxError,
-    meta,
-    nodes,
-)
-from jinja2.exceptions import SecurityError, TemplateError
+from jinja2 import StrictUndefined, Template, TemplateSyntaxError, meta, nodes
+from jinja2.exceptions import SecurityError
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import missing
@@ -32,6 +26,7 @@ from astromesh.core.template_costs import (
     MAX_STEPS,
     RECORDS,
     STEPS,
+    as_text,
     bounded,
     counted,
     cut,
@@ -51,6 +46,15 @@ from astromesh.core.template_filters import (
     may_be_called,
     tests,
 )
+from astromesh.core.template_undefined import (
+    SilentUndefined,
+    any_missing,
+    call_of_text,
+    existing,
+    is_method_of_text,
+    or_none,
+    searched,
+)
 from astromesh.errors import InvalidManifest, TemplateFailed
 
 _NOT_HERE: dict[type[nodes.Node], str] = {
@@ -62,11 +66,14 @@ _NOT_HERE: dict[type[nodes.Node], str] = {
 
 #: filters that are written into every template
 _COSTS: dict[str, Any] = {
+    "_as_text": as_text,
     "_counted": counted,
     "_cut": cut,
     "_joined": joined,
+    "_or_none": or_none,
     "_paid": paid,
     "_round": one_round,
+    "_searched": searched,
     "_tojson": given_to_json,
     "_written": written,
 }
@@ -74,47 +81,8 @@ _COSTS: dict[str, Any] = {
 _BUILDERS = (nodes.List, nodes.Tuple, nodes.Dict, nodes.Add, nodes.Mul, nodes.Call, nodes.Filter)
 _REPEATING = frozenset({"batch", "groupby", "map", "slice", "sum"})
 
-#: what expressions raise on values that they were not written for
-_FAILURES = (
-    TemplateError,
-    ArithmeticError,
-    AttributeError,
-    LookupError,
-    MemoryError,
-    RecursionError,
-    TypeError,
-    ValueError,
-)
-
-
-class SilentUndefined(ChainableUndefined):
-    """What does not exist renders as nothing, and so does what is made of it (document 001, step 5)."""
-
-    __slots__ = ()
-
-    def _itself(self, *_: Any, **__: Any) -> Any:
-        return self
-
-    def _other(self, other: Any) -> Any:
-        return other
-
-    def _no(self, *_: Any) -> Any:
-        return False
-
-    def _zero(self, *_: Any) -> Any:
-        return 0
-
-    def _zero_float(self) -> Any:
-        return 0.0
-
-    __add__ = __radd__ = _other
-    __call__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _itself
-    __truediv__ = __rtruediv__ = __floordiv__ = __rfloordiv__ = _itself
-    __mod__ = __rmod__ = __pow__ = __rpow__ = __neg__ = __pos__ = _itself
-    __lt__ = __le__ = __gt__ = __ge__ = _no
-    __int__ = _zero
-    __float__ = _zero_float
-    __round__ = __abs__ = _zero
+#: half a surrogate pair, which no model can be told
+_HALF = re.compile("[\ud800-\udfff]")
 
 
 class Read(NamedTuple):
@@ -179,10 +147,17 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def call(self, context: Context, obj: Any, *args: Any, **kwargs: Any) -> Any:
         pay_call(context, obj)
-        return bounded(context, super().call(context, obj, *args, **kwargs))
+        if is_method_of_text(obj) and any_missing(args, kwargs):
+            return bounded(context, call_of_text(obj, args, kwargs))
+        made = bounded(context, super().call(context, obj, *args, **kwargs))
+        # `{% call %}` writes what macros answer, which are texts, as it is
+        return as_text(context, made) if "caller" in kwargs else made
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
-        """Loops count their rounds; what is written, joined, compared and cut is paid for."""
+        """Loops count their rounds; what is written, joined, compared and cut is paid for.
+
+        What is not there is in no text, and cuts nothing off.
+        """
         template = super()._parse(source, name, filename)
         shown = self._shown(template)
         for loop in [*template.find_all(nodes.For)]:
@@ -191,15 +166,16 @@ class Sandbox(ImmutableSandboxedEnvironment):
                 loop.body.insert(0, nodes.ExprStmt(_filtered(nodes.Const(0), "_round")))
         for output in [*template.find_all(nodes.Output)]:
             output.nodes = [_unless_paid(part, shown) for part in output.nodes]
+        for block in [*template.find_all(nodes.FilterBlock)]:
+            block.filter = _filtered(block.filter, "_as_text")
         for concat in [*template.find_all(nodes.Concat)]:
             concat.nodes = [_filtered(nodes.List(concat.nodes, lineno=concat.lineno), "_joined")]
         for compared in [*template.find_all(nodes.Compare)]:
-            compared.expr = _unless_paid(compared.expr, "_paid")
-            for operand in compared.ops:
-                operand.expr = _unless_paid(operand.expr, "_paid")
+            _pay_compared(compared)
         for item in [*template.find_all(nodes.Getitem)]:
             if isinstance(item.arg, nodes.Slice):
                 item.node = _filtered(item.node, "_cut")
+                _allow_missing(item.arg)
         template.set_environment(self)
         return template
 
@@ -211,20 +187,35 @@ class Sandbox(ImmutableSandboxedEnvironment):
             used.name = "_tojson" if used.name == "tojson" else used.name
         return "_written"
 
+    def _generate(
+        self, source: nodes.Template, name: str | None, filename: str | None, defer_init: bool = False
+    ) -> str:
+        """Constants are written as Python shows them, and two of those that are shown are no Python."""
+        code = super()._generate(source, name, filename, defer_init)
+        return f"{code}\ninf, nan = float('inf'), float('nan')\n"
+
+    def _compile(self, source: str, filename: str) -> CodeType:
+        try:
+            return super()._compile(source, filename)
+        except SyntaxError as error:  # what Jinja does not look for: a keyword twice, loops in loops in loops
+            line = _line_of_text(source, error.lineno or 0)
+            raise TemplateSyntaxError(error.msg or "it cannot be compiled", line) from error
+
     def read(self, source: str) -> Read:
         """A template as far as its text tells."""
         try:
             tree = self.parse(source)
-        except TemplateSyntaxError as error:
-            return Read(None, TemplateFault(error.message or "it cannot be read", error.lineno))
-        fault = next(self._faults(tree), None)
-        if fault is not None:
-            return Read(None, fault)
-        try:
+            fault = next(self._faults(tree), None)
+            if fault is not None:
+                return Read(None, fault)
             names = frozenset(meta.find_undeclared_variables(tree)) - self.globals.keys()
             return Read(self.compile(tree), names=names)
         except TemplateSyntaxError as error:
-            return Read(None, TemplateFault(error.message or "it cannot be compiled", error.lineno))
+            return Read(None, TemplateFault(error.message or "it cannot be read", error.lineno))
+        except RecursionError:
+            return Read(None, TemplateFault("it is nested too deeply"))
+        except Exception as error:  # noqa: BLE001 (Jinja and Python at constants that are none, e.g. `{[]: 1}`)
+            return Read(None, TemplateFault(f"it cannot be compiled: {error}"))
 
     def _faults(self, tree: nodes.Template) -> Iterator[TemplateFault]:
         for used in tree.find_all((nodes.Filter, nodes.Test)):
@@ -236,6 +227,10 @@ class Sandbox(ImmutableSandboxedEnvironment):
         for kind_of, name in _NOT_HERE.items():
             for node in tree.find_all(kind_of):
                 yield TemplateFault(f"{name!r} is not available: a template stands alone", node.lineno)
+        for text in tree.find_all((nodes.Const, nodes.TemplateData)):
+            value = getattr(text, "value", None) or getattr(text, "data", "")
+            if isinstance(value, str) and _HALF.search(value):
+                yield TemplateFault("it holds half a character (a surrogate)", text.lineno)
 
 
 class Compiled:
@@ -268,7 +263,7 @@ class Compiled:
         """
         try:
             return self._render({**values, STEPS: [MAX_STEPS]})
-        except _FAILURES as error:
+        except Exception as error:  # expressions raise anything on values that they were not written for
             line = self._line_of(error)
             where = f" in line {line}" if line else ""
             raise TemplateFailed(f"{self._label} failed{where}: {type(error).__name__}: {error}") from error
@@ -315,6 +310,21 @@ def _unless_paid(node: nodes.Expr, name: str) -> nodes.Expr:
     return node if isinstance(node, nodes.Filter) and node.name in ANSWER_TEXTS else _filtered(node, name)
 
 
+def _pay_compared(compared: nodes.Compare) -> None:
+    compared.expr = _unless_paid(compared.expr, "_paid")
+    for operand in compared.ops:
+        operand.expr = _unless_paid(operand.expr, "_paid")
+        if operand.op in ("in", "notin") and not isinstance(compared.expr, nodes.Const):
+            operand.expr = _filtered(operand.expr, "_searched")
+
+
+def _allow_missing(cut: nodes.Slice) -> None:
+    for name in cut.fields:
+        bound = getattr(cut, name)
+        if bound is not None and not isinstance(bound, nodes.Const):
+            setattr(cut, name, _filtered(bound, "_or_none"))
+
+
 def _may_repeat(node: nodes.Node) -> bool:
     """Whether more than what the rendering was given, which is as long as it is, can become of this."""
     if isinstance(node, nodes.Call):
@@ -344,8 +354,15 @@ def _refuse_repeats(left: Any, right: Any) -> None:
             too_long()
 
 
-def _range(*bounds: int) -> range:
-    numbers = range(*bounds)
+def _line_of_text(code: str, line: int) -> int:
+    """The line of a template that this line of what it became stands for."""
+    lines = re.search(r"^debug_info = '(.*)'$", code, re.MULTILINE)
+    pairs = [pair.split("=") for pair in lines[1].split("&")] if lines and lines[1] else []
+    return max((int(text) for text, made in pairs if int(made) <= line), default=1)
+
+
+def _range(*bounds: Any) -> range:
+    numbers = range(*(existing(bounds) or (0,)))
     if len(numbers) > MAX_RANGE:
         raise SecurityError(f"a range of more than {MAX_RANGE} numbers")
     return numbers
