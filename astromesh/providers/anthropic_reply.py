@@ -12,7 +12,7 @@ from astromesh.net import faults
 from astromesh.net.sse import SseParser
 from astromesh.providers.kept import keep
 from astromesh.providers.pairs import Pairs, loads
-from astromesh.providers.service import CALL_SIZE, Counted, Reply, cut
+from astromesh.providers.service import CALL_SIZE, Counted, Reply, cut, meant
 from astromesh.tokens import size_of
 from astromesh.types import JsonObject, ToolCall
 
@@ -35,13 +35,14 @@ _GROWING = {
 
 def decode_message(payload: Any, owner: str) -> Reply:
     """A whole `message`; `owner` is the model that wants its thoughts back."""
-    blocks = payload["content"]
-    return Reply(
+    blocks, reason = payload["content"], payload.get("stop_reason") or ""
+    reply = Reply(
         "".join(block["text"] for block in blocks if block["type"] == "text"),
         _calls(((block, "") for block in blocks), owner),
-        _FINISH.get(payload.get("stop_reason") or "", "stop"),
+        _FINISH.get(reason, "stop"),
         counted(payload.get("usage") or {}),
     )
+    return meant(reply, reason)
 
 
 def _calls(blocks: Iterable[tuple[JsonObject, str]], owner: str) -> tuple[ToolCall, ...]:
@@ -92,7 +93,8 @@ class AnthropicReader:
             raise cut()
         blocks = [_closed(*self._blocks[index]) for index in sorted(self._blocks)]
         calls = _calls(blocks, self._owner)
-        return Reply(self._text.getvalue(), calls, _FINISH.get(self._finish, "stop"), counted(self._usage))
+        reply = Reply(self._text.getvalue(), calls, _FINISH.get(self._finish, "stop"), counted(self._usage))
+        return meant(reply, self._finish)
 
     def so_far(self) -> Reply:
         calls = tuple(

@@ -25,6 +25,7 @@ from astromesh.providers.service import (
     ServiceProvider,
     arguments_of,
     cut,
+    meant,
     service_of,
     told_in_words,
 )
@@ -107,7 +108,8 @@ class OllamaWire:
         if not payload.get("done", True):
             raise cut()
         calls = _calls(message)
-        return Reply(_text(message), calls, _finish(payload, calls), counted(payload))
+        reply = Reply(_text(message), calls, _finish(payload, calls), counted(payload))
+        return meant(reply, payload.get("done_reason"))
 
     def reader(self) -> OllamaReader:
         return OllamaReader()
@@ -136,7 +138,8 @@ class OllamaReader:
         if not self.done:
             raise cut()
         calls = tuple(self._calls)
-        return Reply(self._text.getvalue(), calls, _finish(self._last, calls), counted(self._last))
+        reply = Reply(self._text.getvalue(), calls, _finish(self._last, calls), counted(self._last))
+        return meant(reply, self._last.get("done_reason"))
 
     def so_far(self) -> Reply:
         return Reply(self._text.getvalue(), tuple(self._calls), "", counted(self._last))

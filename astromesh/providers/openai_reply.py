@@ -10,7 +10,7 @@ from astromesh.growing import GrowingText
 from astromesh.net import faults
 from astromesh.net.sse import SseParser
 from astromesh.providers.pairs import Pairs, loads
-from astromesh.providers.service import CALL_SIZE, Counted, Reply, arguments_of, cut, text_of
+from astromesh.providers.service import CALL_SIZE, Counted, Reply, arguments_of, cut, meant, text_of
 from astromesh.tokens import size_of
 from astromesh.types import JsonObject, ToolCall
 
@@ -22,13 +22,14 @@ def decode_completion(payload: Any) -> Reply:
     choice = min(payload["choices"], key=_index)
     message = choice["message"]
     calls = tuple(_call(c.get("id"), c["function"]) for c in message.get("tool_calls") or ())
-    refusal = message.get("refusal")
-    return Reply(
+    refusal, reason = message.get("refusal"), choice.get("finish_reason")
+    reply = Reply(
         text_of(message.get("content")) or text_of(refusal),
         calls,
-        "content_filter" if refusal else _finish(choice.get("finish_reason"), bool(calls)),
+        "content_filter" if refusal else _finish(reason, bool(calls)),
         counted(payload.get("usage")),
     )
+    return meant(reply, reason)
 
 
 class OpenAIReader:
@@ -60,7 +61,7 @@ class OpenAIReader:
             raise cut()
         calls = tuple(call.closed() for call in sorted(self._calls, key=_place))
         reason = "content_filter" if self._refused else _finish(self._finish, bool(calls))
-        return Reply(self._text.getvalue(), calls, reason, self._counted)
+        return meant(Reply(self._text.getvalue(), calls, reason, self._counted), self._finish)
 
     def so_far(self) -> Reply:
         calls = tuple(call.as_it_stands() for call in self._calls)

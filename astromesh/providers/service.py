@@ -425,6 +425,13 @@ def cut() -> ProviderUnavailable:
     return ProviderUnavailable("cut its answer before the end")
 
 
+def meant(reply: Reply, reason: object) -> Reply:
+    """The reply. Raises ProviderUnavailable where it is nothing: no text, no call, no reason for its end."""
+    if not (reason or reply.content or reply.tool_calls):
+        raise ProviderUnavailable("ended its answer before it had said anything")
+    return reply
+
+
 def service_of(
     options: ModelOptions, kind: str, endpoint: str, headers: Mapping[str, str], **about: Any
 ) -> Service:

@@ -356,6 +356,27 @@ async def test_an_answer_of_another_shape_is_a_service_that_cannot_answer(world,
     assert type(error) is ProviderUnavailable
 
 
+#: by format: a stream and a whole answer that end without a text, a tool call or a reason
+WORDLESS: dict[str, tuple[bytes, bytes]] = {
+    "openai": (b"data: [DONE]\n\n", b'{"choices": [{"message": {"content": null}}]}'),
+    "anthropic": (b'data: {"type": "message_stop"}\n\n', b'{"content": [], "stop_reason": null}'),
+    "ollama": (b'{"done": true}\n', b'{"message": {"content": ""}, "done": true}'),
+    "gemini": (b'data: {"candidates": []}\n\n', b'{"candidates": []}'),
+}
+
+
+@both
+async def test_an_answer_that_says_nothing_at_all_is_a_broken_one(world, stream):
+    """It is asked again, or somebody else is; an empty answer with a reason is an answer."""
+    world.says(then="raw", raw=WORDLESS[world.kind][not stream], after=0)
+    error, text = await refused(await world.provider(), asking(), stream=stream)
+    assert (type(error), error.retryable, text) == (ProviderUnavailable, True, "")
+    world.says(pieces=())
+    provider = await world.provider()
+    result = (await streamed(provider, asking()))[1] if stream else await provider.complete(asking())
+    assert (result.content, result.finish_reason) == ("", "stop")
+
+
 def shaped(kind: str, *, name: Any = "search", tokens: Any = 3) -> tuple[bytes, bytes]:
     """An answer with one tool call in a service's own form: whole, and as a stream."""
     if kind == "openai":

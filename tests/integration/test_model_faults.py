@@ -69,6 +69,9 @@ WHOLE: dict[str, Fault] = STATUSES | {
     "an empty answer": Fault(Scenario(then="raw", raw=b""), attempts=ONCE),
     "JSON of another kind": Fault(Scenario(then="raw", raw=b'[1, "two"]'), attempts=ONCE),
     "an error as 200": Fault(Scenario(then="error")),
+    "an answer that says nothing": Fault(
+        Scenario(then="raw", raw=b'{"choices": [{"message": {"content": null}, "finish_reason": null}]}')
+    ),
     "silence": Fault(Scenario(then="silent"), *TIMEOUT),
     **ENOUGH,
 }
@@ -80,6 +83,7 @@ BEFORE: dict[str, Fault] = STATUSES | {
     "no stream at all": Fault(Scenario(after=0, then="raw", raw=GARBAGE)),
     "an error event": Fault(Scenario(after=1, then="error")),
     "an end without an answer": Fault(Scenario(after=1)),
+    "an end and nothing else": Fault(Scenario(after=0, then="raw", raw=b"data: [DONE]\n\n")),
     "silence": Fault(Scenario(after=0, then="silent"), *TIMEOUT),
     "silence after the role": Fault(Scenario(after=1, then="silent"), *TIMEOUT),
     **ENOUGH,

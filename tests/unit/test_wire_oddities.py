@@ -64,8 +64,9 @@ def test_an_event_without_data_says_nothing(nothing):
     gemini = {"candidates": [{"content": {"parts": [{"text": "a"}]}, "finishReason": "STOP"}]}
     events = (nothing, b"data: " + orjson.dumps(gemini) + b"\n\n", nothing)
     assert streamed(GeminiWire(GeminiOptions(model="m")), *events)[0] == "a"
+    end = b'data: {"type": "message_delta", "delta": {"stop_reason": "end_turn"}}\n\n'
     stop = b'data: {"type": "message_stop"}\n\n'
-    assert streamed(AnthropicWire(AnthropicOptions(model="m")), nothing, stop)[0] == ""
+    assert streamed(AnthropicWire(AnthropicOptions(model="m")), nothing, end, nothing, stop)[0] == ""
 
 
 def test_of_several_choices_one_is_read_whatever_their_order():
