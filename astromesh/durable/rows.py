@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from operator import attrgetter
 from typing import Any
 
@@ -13,24 +13,27 @@ from astromesh.errors import DeadlineExceeded, Interrupted, SessionBusy
 from astromesh.types import Event, JsonObject, Usage
 
 _PLAIN = (
-    "run_id", "tenant", "owner", "agent", "session_id", "trace_id", "parent", "status", "durable", "segment",
-    "worker", "priority", "cancelling", "created_at", "finished_at", "deadline_at", "wake_at", "ordered",
+    "run_id", "tenant", "owner", "agent", "session_id", "trace_id", "parent", "status", "segment",
+    "worker", "priority", "created_at", "finished_at", "deadline_at", "wake_at",
 )  # fmt: skip
+_FLAGS = ("durable", "cancelling", "ordered")
 _USAGE = ("input_tokens", "output_tokens", "cached_tokens", "cost_usd", "estimated")
 _JSON = ("request", "manifest", "caller", "result", "error", "attempts", "waiting_for")
-COLUMNS = (*_PLAIN, *_USAGE, *_JSON)
-_plain, _usage, _json = attrgetter(*_PLAIN), attrgetter(*_USAGE), attrgetter(*_JSON)
+_OPTIONAL = frozenset({"manifest", "result", "error", "waiting_for"})
+COLUMNS = (*_PLAIN, *_FLAGS, *_USAGE, *_JSON)
+_plain, _flags, _usage, _json = (attrgetter(*names) for names in (_PLAIN, _FLAGS, _USAGE, _JSON))
 
 
 def with_columns(queries: Mapping[str, str], placeholder: str = "?") -> Mapping[str, str]:
     """Queries in which COLUMNS and VALUES stand for the columns of a run.
 
     Args:
-        placeholder: `?`, or `$` where values are numbered.
+        placeholder: `?` for `bare_columns_of`, or `$` where values are numbered.
     """
     names = ", ".join(COLUMNS)
-    numbered = [placeholder if placeholder == "?" else f"${n + 1}" for n in range(len(COLUMNS))]
-    values = ", ".join(numbered)
+    bare = ["nullif(?, '')" if name in _OPTIONAL else "?" for name in COLUMNS]
+    numbered = [f"${n + 1}" for n in range(len(COLUMNS))]
+    values = ", ".join(bare if placeholder == "?" else numbered)
     return {
         name: text.replace("(VALUES,", f"({values},").replace("COLUMNS", names)
         for name, text in queries.items()
@@ -39,16 +42,26 @@ def with_columns(queries: Mapping[str, str], placeholder: str = "?") -> Mapping[
 
 def columns_of(run: RunRow) -> tuple[object, ...]:
     """A run as the values of `COLUMNS`."""
-    return (*_plain(run), *_usage(run.usage), *map(text_of, _json(run)))
+    return (*_plain(run), *_flags(run), *_usage(run.usage), *map(text_of, _json(run)))
+
+
+def bare_columns_of(run: RunRow) -> tuple[object, ...]:
+    """The same without booleans and None: SQLite's driver looks long for how to bind them.
+
+    Eight of them are a fifth of what a note of a run costs.
+    """
+    flags, usage = map(int, _flags(run)), run.usage
+    counts = (usage.input_tokens, usage.output_tokens, usage.cached_tokens, usage.cost_usd)
+    return (*_plain(run), *flags, *counts, int(usage.estimated), *[text_of(v) or "" for v in _json(run)])
 
 
 def run_of(values: Iterable[Any]) -> RunRow:
     """The run of a row of `COLUMNS`."""
     row = tuple(values)
-    plain = dict(zip(_PLAIN, row, strict=False))
-    for flag in ("durable", "cancelling", "ordered"):
+    plain = dict(zip((*_PLAIN, *_FLAGS), row, strict=False))
+    for flag in _FLAGS:
         plain[flag] = bool(plain[flag])
-    numbers = row[len(_PLAIN) : len(_PLAIN) + len(_USAGE)]
+    numbers = row[-len(_USAGE) - len(_JSON) : -len(_JSON)]
     data = dict(zip(_JSON, map(value_of, row[-len(_JSON) :]), strict=True))
     return RunRow(
         **plain,
@@ -102,10 +115,12 @@ def event_of(run_id: str, row: Iterable[Any]) -> Event:
     return Event(run_id, seq, ts, name, value_of(data))
 
 
-def noted(run: RunRow, events: Iterable[Event]) -> tuple[tuple[object, ...], tuple[object, ...]]:
+def noted(
+    run: RunRow, events: Iterable[Event], columns: Callable[[RunRow], tuple[object, ...]] = columns_of
+) -> tuple[tuple[object, ...], tuple[object, ...]]:
     """A run's row and the row of its trace."""
     told = text_of([(e.seq, e.ts, e.type, e.data) for e in events])
-    return (*columns_of(run), run.created_at), (run.run_id, told)
+    return (*columns(run), run.created_at), (run.run_id, told)
 
 
 def traced(values: Iterable[Any]) -> tuple[RunRow, tuple[Event, ...]]:

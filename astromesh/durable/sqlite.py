@@ -29,9 +29,9 @@ from astromesh.abc.durable import (
     Wanted,
 )
 from astromesh.durable.rows import (
+    bare_columns_of,
     busy,
     change_values,
-    columns_of,
     conflict,
     cut_off,
     event_of,
@@ -63,9 +63,8 @@ _PACKAGE = "astromesh.durable"
 SCHEMA = Schema("runs", _PACKAGE, "sql/sqlite/runs")
 SQL = with_columns(queries(_PACKAGE, "sql/sqlite/runs.sql"))
 
-#: rows that one INSERT may have, as every SQLite takes 999 values, and where their values stand in it
+#: rows that one INSERT may have: every SQLite takes 999 values
 _TOGETHER = 32
-_PLACES = re.compile(r"\([?, ]+\)")
 #: runs deleted in one transaction, so that others get their turn in between
 _CHUNK = 200
 #: workers that have not been heard of for so long, in seconds, are forgotten
@@ -239,7 +238,7 @@ def _accept_one(
     if key is not None:
         connection.execute(SQL["put_key"], (*key[:5], kept.run_id, key.expires_at))
     if kept is run:
-        connection.execute(SQL["add"], (*columns_of(run), now))
+        connection.execute(SQL["add"], (*bare_columns_of(run), now))
     return kept
 
 
@@ -273,7 +272,7 @@ def _let_in(connection: sqlite3.Connection, run: RunRow, policy: Policy, now: fl
 def _note(
     connection: sqlite3.Connection, items: Sequence[Sequence[tuple[RunRow, Sequence[Event]]]]
 ) -> Sequence[None]:
-    rows = [noted(run, events) for item in items for run, events in item]
+    rows = [noted(run, events, bare_columns_of) for item in items for run, events in item]
     _put(connection, "note", [row for row, _ in rows])
     _put(connection, "put_trace", [trace for _, trace in rows])
     return [None] * len(items)
@@ -289,7 +288,8 @@ def _put(connection: sqlite3.Connection, name: str, rows: Sequence[tuple[object,
 @lru_cache(maxsize=2 * _TOGETHER)
 def _of_several(name: str, rows: int) -> str:
     """An INSERT with the values of so many rows."""
-    return _PLACES.sub(lambda found: ", ".join([found[0]] * rows), SQL[name])
+    head, values, tail = re.split("(?<= VALUES )(.+)(?= ON CONFLICT )", SQL[name])
+    return f"{head}{', '.join([values] * rows)}{tail}"
 
 
 def _trace_one(connection: sqlite3.Connection, trace_id: str) -> tuple[tuple[RunRow, tuple[Event, ...]], ...]:
@@ -355,7 +355,7 @@ def _commit_one(connection: sqlite3.Connection, item: Commit) -> None:
     if item.steps:
         connection.executemany(SQL["put_step"], [step_values(run_id, step) for step in item.steps])
     if item.nested:
-        connection.executemany(SQL["put_nested"], [(*columns_of(r), r.created_at) for r in item.nested])
+        connection.executemany(SQL["put_nested"], [(*bare_columns_of(r), r.created_at) for r in item.nested])
     if item.events:
         connection.executemany(SQL["put_event"], [event_values(event) for event in item.events])
     if item.change is not None and item.change.finished_at and claim.segment > 1:
