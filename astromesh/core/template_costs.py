@@ -229,5 +229,5 @@ def too_long() -> NoReturn:
 
 def at_most(what: str, number: Any, most: int) -> None:
     """Numbers in templates that sizes are made of."""
-    if isinstance(number, int) and abs(number) > most:
+    if isinstance(number, int | float) and not abs(number) <= most:  # `nan` is neither more nor less
         raise SecurityError(f"{what} of more than {most}")

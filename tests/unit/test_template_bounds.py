@@ -61,6 +61,8 @@ def render(template, **context):
         ("{{ ('a@b.cc ' * 9000)|urlize(target=name) }}", "again and again"),
         ("{{ [1]|batch(999999999, 0)|list }}", "linecount"),
         ("{{ [1]|slice(999999999)|list }}", "slices"),
+        ("{{ note|wordwrap('nan'|float) }}", "width"),
+        ("{{ note|wordwrap(1e400) }}", "width"),
         ("{{ 1|round(-999999999) }}", "precision"),
         ("{{ (1).to_bytes(999999999, 'big') }}", "'to_bytes'"),
         ("{{ name.encode() }}", "'encode'"),
