@@ -19,6 +19,9 @@ from astromesh.runtime.keys import Key, KeyStore, NewKey
 from astromesh.runtime.scopes import for_agents
 from astromesh.storage.database import FILE, Database
 
+#: the last second that dates have; older files may hold keys that live longer
+_LAST = datetime.max.replace(tzinfo=UTC, microsecond=0).timestamp()
+
 
 def wanted(
     name: str, scopes: Sequence[str], agents: Sequence[str], user: str, tenant: str, days: float
@@ -85,7 +88,7 @@ def _row(key: Key) -> tuple[str, ...]:
 
 
 def _when(seconds: float) -> str | None:
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds") if seconds else None
+    return datetime.fromtimestamp(min(seconds, _LAST), UTC).isoformat(timespec="seconds") if seconds else None
 
 
 @asynccontextmanager

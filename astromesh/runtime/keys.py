@@ -27,6 +27,8 @@ SQL = queries(_PACKAGE, "sql/keys.sql")
 PREFIX = "am"
 TENANT = "default"
 DAY = 86_400.0
+#: a hundred years; beyond the year 9999 there are no dates
+MOST_DAYS = 36_500
 _ID_LETTERS = "abcdefghjkmnpqrstvwxyz23456789"
 _SECRET_LETTERS = string.ascii_letters + string.digits
 _ID_LENGTH, _SECRET_LENGTH = 12, 43
@@ -101,10 +103,13 @@ class KeyStore:
         """A new key and its token, which is kept nowhere.
 
         Raises:
-            InvalidInput: without a name or a scope, or expiring in the past.
+            InvalidInput: without a name or a scope, or expiring in the past or beyond `MOST_DAYS`.
         """
-        if not wanted.name.strip() or not wanted.scopes or wanted.days < 0:
-            raise InvalidInput("A key needs a name, at least one scope, and to expire after now.")
+        if not wanted.name.strip() or not wanted.scopes or not 0 <= wanted.days <= MOST_DAYS:
+            raise InvalidInput(
+                "A key needs a name, at least one scope, and to expire after now, "
+                f"in {MOST_DAYS} days at most (0: never)."
+            )
         now = self._clock.now()
         key_id, secret = _random(_ID_LETTERS, _ID_LENGTH), _random(_SECRET_LETTERS, _SECRET_LENGTH)
         token = f"{PREFIX}_{key_id}_{secret}"

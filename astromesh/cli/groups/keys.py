@@ -24,7 +24,7 @@ def keys_create(
     ] = None,
     user: Annotated[str, typer.Option(metavar="ID", help="Who calls with it; default: the key itself.")] = "",
     tenant: Annotated[str, typer.Option(metavar="ID", help="Whose sessions it can reach.")] = "default",
-    expires: Annotated[float, typer.Option(metavar="DAYS", min=0, help="0: never.")] = 0,
+    expires: Annotated[float, typer.Option(metavar="DAYS", min=0, max=36_500, help="0: never.")] = 0,
     data: Data = DATA,
     json: Json = False,
 ) -> None:
