@@ -1,8 +1,8 @@
 """Characters that nobody sees, and texts without them.
 
 What guardrails look for is looked for in what people see: the scanners for words and for personal data fold
-up to `LONGEST_RUN` unseen characters in a row to nothing. More of them in a row are taken as they stand, so that
-a stream need not wait for their end.
+up to `LONGEST_RUN` unseen characters in a row to nothing. More of them in a row are taken as they stand, so
+that a stream need not wait for their end.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from astromesh.guardrails.pii_numbers import (
     ssn_at,
 )
 from astromesh.guardrails.spans import NOTHING, Finding, Scan, SpanRule, scan_seen, settle
-from astromesh.unseen import LONGEST_RUN, SPACES
+from astromesh.unseen import LINE_ENDS, LONGEST_RUN, SPACES
 
 Kind = Literal["email", "phone", "ssn", "credit_card", "iban"]
 KINDS: tuple[Kind, ...] = ("email", "phone", "ssn", "credit_card", "iban")
@@ -35,10 +35,11 @@ NUMBER_LOOKAHEAD = 160
 
 _ASCII_TRIGGERS = tuple("@0123456789")
 _TRIGGER = re.compile("[\\d@\uff20\ufe6b]").search
+_GAP = f"(?:{SEPARATOR}|[{LINE_ENDS}]){{0,3}}"
 _UNFINISHED_NUMBER = (
     f"{PLUS}[{SPACES}]?(?:{OPEN}[{SPACES}]?)?\\Z|{OPEN}[{SPACES}]?\\Z"
-    f"|(?:{PLUS}[{SPACES}]?)?(?:{OPEN}[{SPACES}]?)?(?>\\d(?:{SEPARATOR}{{0,3}}\\d)*)"
-    f"(?:{SEPARATOR}{{0,3}}|_{{1,3}})\\Z"
+    f"|(?:{PLUS}[{SPACES}]?)?(?:{OPEN}[{SPACES}]?)?(?>\\d(?:{_GAP}\\d)*)"
+    f"(?:{_GAP}|_{{1,3}}|[A-Za-z]{{1,9}}\\.? ?)\\Z"
 )
 _start = attrgetter("start")
 _Finder = Callable[[str, int], Finding | None]
@@ -146,7 +147,7 @@ class PiiScanner:
         if groups and "iban" in self._kinds:
             finders.append(pii_iban.next_iban)
         if groups and "credit_card" in self._kinds:
-            finders.append(_in_groups([card_at(groups, i) for i in range(len(groups))]))
+            finders.append(_in_groups([card_at(text, groups, i) for i in range(len(groups))]))
         if groups and "ssn" in self._kinds:
             finders.append(_in_groups([ssn_at(text, groups, i) for i in range(len(groups))]))
         return finders

@@ -8,7 +8,7 @@ from unicodedata import normalize
 
 from astromesh.guardrails.pii_numbers import DASH, DOT
 from astromesh.guardrails.spans import Finding
-from astromesh.unseen import SPACES
+from astromesh.unseen import LINE_ENDS, SPACES
 
 IBAN = "[IBAN]"
 #: characters of an IBAN by country, as registered with SWIFT
@@ -36,10 +36,12 @@ LENGTHS = {
     }.items()
     for country in countries.split()
 }
+#: on which one may stand
+_LINES = 2
 #: full-width ones, too, and digits of every script
 _LETTER = "A-Za-z\uff21-\uff3a\uff41-\uff5a"
 _SIGN = f"[{_LETTER}\\d]"
-_BETWEEN = f"[{SPACES}{DASH}{DOT}]{{0,2}}"
+_BETWEEN = f"[{SPACES}{LINE_ENDS}{DASH}{DOT}]{{0,2}}"
 _HEAD = re.compile(f"(?<!{_SIGN})[{_LETTER}]{{2}}\\d{{2}}")
 #: the beginning of one at the end of a text
 UNFINISHED = (
@@ -52,7 +54,8 @@ def next_iban(text: str, start: int) -> Finding | None:
     for head in _HEAD.finditer(text, start):
         length = LENGTHS.get(_plain(head[0])[:2])
         rest = _rest(length).match(text, head.end()) if length else None
-        if rest and mod_97(head[0] + rest[0]):
+        # one of the line ends that a letter may have, and no list of codes below one another
+        if rest and len(rest[0].splitlines()) <= _LINES and mod_97(head[0] + rest[0]):
             return Finding(head.start(), rest.end(), IBAN)
     return None
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import phonenumbers
 
 from astromesh.guardrails.spans import Finding
-from astromesh.unseen import SPACES
+from astromesh.unseen import LINE_ENDS, SPACES
 
 DASH = "\\-\u2010-\u2015\u2212\ufe63\uff0d"
 DOT = ".\u00b7\uff0e"
@@ -30,6 +30,10 @@ INTERNATIONAL_DIGITS = range(10, 16)
 _COUNTRY_CODES = frozenset(phonenumbers.COUNTRY_CODE_TO_REGION_CODE)
 _DIGITS = re.compile(r"\d+")
 _JOINED = re.compile(f"{SEPARATOR}{{1,3}}").fullmatch
+#: a line that ends within a number
+_BROKEN = re.compile(f"{SEPARATOR}{{0,2}}(?:\r\n|[{LINE_ENDS}]){SEPARATOR}{{0,2}}").fullmatch
+#: ends of a line where a phone number goes on: so it is written, and a column of numbers is not
+_GOES_ON = re.compile(f"[{DASH})）]").match
 _PLUS_BEFORE = re.compile(f"({PLUS}[{SPACES}]?)({OPEN}[{SPACES}]?)?\\Z")
 _OPEN_BEFORE = re.compile(f"({OPEN}[{SPACES}]?)\\Z")
 _CLOSED = re.compile("[)）]")
@@ -44,6 +48,15 @@ _IP_BEFORE = re.compile(r"(?<![\d.])(?:\d{1,3}\.){1,2}\Z")
 
 #: what a number cannot touch; underscores it may, they are Markdown's italics as well
 _GLUE = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
+#: words that cards and social security numbers may touch, as in Visa4111…; a letter or two make it an id
+_WORD_BEFORE = re.compile(r"(?:(?<![A-Za-z0-9_])[A-Za-z]{2,8}|[A-Za-z]{9})\Z")
+_WORD_BEHIND = re.compile(r"[A-Za-z]{2,8}(?![A-Za-z0-9_])|[A-Za-z]{9}")
+_LETTERS_BEHIND = re.compile(r"[A-Za-z]{2}")
+#: what a phone number may touch: Tel2125550187, 212-555-0187x5
+_PHONE_BEFORE = re.compile(r"(?<![A-Za-z0-9_])(?:tel|phone|fax|cell|mobile)\Z", re.IGNORECASE)
+_EXTENSION = re.compile(r"(?:x|ext\.?) ?\d", re.IGNORECASE)
+#: the path of a URL, but for that of links to a phone's chat
+_PATH_BEFORE = re.compile(r"[/.][A-Za-z]{1,8}(?<!wa\.me)/\Z")
 #: underscores of a name such as `order_2125550123`, where nothing but digits says little
 _NAME_BEFORE = re.compile(r"[A-Za-z0-9]_{1,3}\Z")
 _NAME_BEHIND = re.compile(r"_{1,3}[A-Za-z0-9]")
@@ -60,6 +73,8 @@ _NETWORKS = re.compile(
 )
 
 _FIRST_OF_CARD = frozenset("23456")
+#: the groups of a number that a line end may part
+_CARD_FORMS = ((4, 4, 4, 4), (4, 6, 5))
 
 
 class Group(NamedTuple):
@@ -68,6 +83,7 @@ class Group(NamedTuple):
     Args:
         digits: in ASCII.
         joined: whether separators join it to the next group.
+        broken: whether a line end does, with or without separators.
         opens, closes: whether a number may begin or end with it, as no letter touches it there.
     """
 
@@ -75,6 +91,7 @@ class Group(NamedTuple):
     end: int
     digits: str
     joined: bool
+    broken: bool
     opens: bool
     closes: bool
 
@@ -91,6 +108,7 @@ def groups_of(text: str, start: int) -> list[Group]:
             end,
             _ascii(text[begin:end]),
             0 < following - end <= 3 and following < len(text) and _JOINED(text, end, following) is not None,
+            0 < following - end <= 3 and following < len(text) and _BROKEN(text, end, following) is not None,
             not begin or text[begin - 1] not in _GLUE,
             text[end : end + 1] not in _GLUE,
         )
@@ -105,20 +123,31 @@ def _ascii(digits: str) -> str:
 # -- cards and social security numbers ---------------------------------------------------------------------
 
 
-def card_at(groups: Sequence[Group], index: int) -> Finding | None:
+def card_at(text: str, groups: Sequence[Group], index: int) -> Finding | None:
     """The longest card number that begins with this group."""
     found, digits, first = None, "", groups[index]
-    if not first.opens or first.digits[0] not in _FIRST_OF_CARD:
+    if first.digits[0] not in _FIRST_OF_CARD or not _opens(text, first):
         return None
+    sizes: tuple[int, ...] = ()
+    breaks = 0
     for group in groups[index : index + CARD_DIGITS[-1]]:
         digits += group.digits
+        sizes = (*sizes, len(group.digits))
         if len(digits) > CARD_DIGITS[-1]:
             break
-        if len(digits) >= CARD_DIGITS[0] and group.closes and is_card(digits):
-            found = Finding(first.start, group.end, CARD)
-        if not group.joined:
+        if len(digits) >= CARD_DIGITS[0] and (not breaks or sizes in _CARD_FORMS) and is_card(digits):
+            behind = _LETTERS_BEHIND if len(sizes) > 1 else _WORD_BEHIND
+            if group.closes or behind.match(text, group.end):
+                found = Finding(first.start, group.end, CARD)
+        breaks += group.broken
+        if breaks > 1 or not (group.joined or group.broken):
             break
     return found
+
+
+def _opens(text: str, group: Group) -> bool:
+    """Whether a card or a social security number may begin with it."""
+    return group.opens or _WORD_BEFORE.search(text, max(group.start - 9, 0), group.start) is not None
 
 
 def is_card(digits: str) -> bool:
@@ -137,9 +166,12 @@ def ssn_at(text: str, groups: Sequence[Group], index: int) -> Finding | None:
     if tuple(len(group.digits) for group in row) != (3, 2, 4):
         return None
     area, pair, serial = row
-    if not (area.opens and area.joined and pair.joined and serial.closes):
+    if not (_opens(text, area) and (serial.closes or _LETTERS_BEHIND.match(text, serial.end))):
         return None
-    if text[area.end : pair.start] != text[pair.end : serial.start]:
+    if not (area.joined or area.broken) or not (pair.joined or pair.broken) or (area.broken and pair.broken):
+        return None
+    between, behind = text[area.end : pair.start], text[pair.end : serial.start]
+    if between.strip(LINE_ENDS) != behind.strip(LINE_ENDS):
         return None
     return Finding(area.start, serial.end, SSN) if is_ssn(area.digits, pair.digits, serial.digits) else None
 
@@ -183,7 +215,8 @@ class PhoneNumbers:
     def _at(self, text: str, groups: Sequence[Group], index: int, bounds: tuple[int, int]) -> Finding | None:
         """The longest phone number that begins with this group."""
         first = groups[index]
-        rows = _rows(groups, index, bounds[1]) if first.opens else []
+        begins = first.opens or _PHONE_BEFORE.search(text, max(first.start - 8, 0), first.start)
+        rows = _rows(text, groups, index, bounds[1]) if begins else []
         if not rows or _DATE.match(text, first.start):
             return None
         plus = _PLUS_BEFORE.search(text, max(bounds[0], first.start - 4), first.start)
@@ -199,7 +232,7 @@ class PhoneNumbers:
     def _is_local(self, text: str, start: int, row: _Row) -> bool:
         """A number as people of the region write it; no address and no decimal number."""
         digits, sizes = row.digits, row.sizes
-        if len(sizes) == 1 and _in_name(text, start, row.end):
+        if len(sizes) == 1 and (_in_name(text, start, row.end) or _in_path(text, start)):
             return False
         if digits.startswith("00") and _is_number("+" + digits[2:], None):
             return True
@@ -220,8 +253,9 @@ class _Row(NamedTuple):
     sizes: tuple[int, ...]
 
 
-def _rows(groups: Sequence[Group], index: int, bound: int) -> list[_Row]:
+def _rows(text: str, groups: Sequence[Group], index: int, bound: int) -> list[_Row]:
     rows: list[_Row] = []
+    breaks = 0
     digits = ""
     sizes: tuple[int, ...] = ()
     for group in groups[index : index + PHONE_DIGITS[-1]]:
@@ -229,9 +263,10 @@ def _rows(groups: Sequence[Group], index: int, bound: int) -> list[_Row]:
         sizes = (*sizes, len(group.digits))
         if len(digits) > PHONE_DIGITS[-1] or group.end > bound or (len(sizes) > 2 and sizes[-1] == 1):
             break
-        if len(digits) >= PHONE_DIGITS[0] and group.closes:
+        if len(digits) >= PHONE_DIGITS[0] and (group.closes or _EXTENSION.match(text, group.end)):
             rows.append(_Row(group.end, digits, sizes))
-        if not group.joined:
+        breaks += group.broken
+        if breaks > 1 or not (group.joined or (group.broken and _GOES_ON(text, group.end))):
             break
     return rows
 
@@ -254,6 +289,11 @@ def _in_name(text: str, start: int, end: int) -> bool:
     if start and text[start - 1] == "_" and _NAME_BEFORE.search(text, max(start - 4, 0), start):
         return True
     return _NAME_BEHIND.match(text, end) is not None
+
+
+def _in_path(text: str, start: int) -> bool:
+    """Whether digits are a part of a URL's path."""
+    return _PATH_BEFORE.search(text, max(start - 10, 0), start) is not None
 
 
 def _is_international(digits: str) -> bool:
