@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from pathlib import Path
 
 import orjson
 
@@ -13,7 +15,9 @@ from astromesh.errors import (
     GuardrailBlocked,
     InvalidConfiguration,
     RequestError,
+    StoreUnavailable,
 )
+from astromesh.storage.folder import trouble_with
 
 RUN_FAILED = 1
 CALL_WRONG = 2
@@ -31,6 +35,7 @@ def exit_code(error: AstromeshError) -> int:
 
 def report(error: AstromeshError, *, as_json: bool = False) -> int:
     """Prints an error to stderr and answers the exit code."""
+    error = _of_the_folder(error)
     if as_json:
         body = {"error": {"code": error.code, "detail": str(error)}}
         print(orjson.dumps(body).decode(), file=sys.stderr)
@@ -40,3 +45,13 @@ def report(error: AstromeshError, *, as_json: bool = False) -> int:
     else:
         print(f"error: {error}", file=sys.stderr)
     return exit_code(error)
+
+
+def _of_the_folder(error: AstromeshError) -> AstromeshError:
+    """A store that is away because the folder that was named cannot hold it: the call is wrong."""
+    folder = os.environ.get("ASTROMESH_DATA_DIR", "")
+    away = isinstance(error, StoreUnavailable) or (isinstance(error, AgentUnavailable) and error.passing)
+    if not folder or not away:
+        return error
+    trouble = trouble_with(Path(folder))
+    return ConfigError(f"The data folder {folder} {trouble}.") if trouble else error

@@ -59,14 +59,30 @@ def main() -> None:
             from astromesh.cli import mounted
 
             mounted.take_in(os.environ)
-        _narrowed(sys.argv[1:])()
+        _answer(sys.argv[1:])
     except AstromeshError as error:
         from astromesh.cli.failure import report
 
         sys.exit(report(error))
-    except Exception:
+    except Exception as error:
+        if isinstance(error, OSError):
+            from astromesh.cli import streams
+
+            if code := streams.told(error):
+                sys.exit(code)
         sys.excepthook = _unexpected  # not before: typer sets one of its own
         raise
+
+
+def _answer(words: list[str]) -> None:
+    if None in (sys.stdin, sys.stdout, sys.stderr):
+        from astromesh.cli import streams
+
+        streams.stand_in(words)
+    try:
+        _narrowed(words)()
+    finally:
+        sys.stdout.flush()  # here, where somebody hears that it cannot be written
 
 
 def _narrowed(words: list[str]) -> typer.Typer:

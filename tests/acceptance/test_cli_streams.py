@@ -1,0 +1,50 @@
+"""Closed and full standard streams, and folders of no use: one sentence and the documented exit code."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.acceptance.terminal import environment
+from tests.platform.astromesh import PROGRAM
+
+_AGENT = """apiVersion: astromesh/v1
+kind: Agent
+metadata: {name: poet}
+spec:
+  identity: {description: d}
+  model: {primary: {provider: embedded}}
+  prompts: {system: hi}
+  memory: {conversational: {backend: sqlite}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        ("run poet hi >&-", 2, "error: The standard output is closed"),
+        ("run poet hi >/dev/full", 1, "error: The output cannot be written: No space left on device."),
+        ("run poet hi --json >/dev/full", 1, "error: The output cannot be written: No space left on device."),
+        ("run poet - <&-", 2, "error: The query is empty."),
+        ("chat poet <&-", 0, ""),
+        ("run poet hi --session s --data /proc/nope", 2, "error: The data folder /proc/nope cannot be made"),
+    ],
+)
+def test_what_is_no_fault_of_ours_is_one_sentence(tmp_path: Path, words: str, code: int, says: str) -> None:
+    agents = tmp_path / "config" / "agents"
+    agents.mkdir(parents=True)
+    (agents / "poet.agent.yaml").write_text(_AGENT)
+    done = subprocess.run(
+        ["/bin/sh", "-c", f'exec "$0" {words}', str(PROGRAM)],
+        cwd=tmp_path,
+        env=environment(tmp_path, None),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, says in done.stderr) == (code, True), done.stderr
+    assert "fault of astromesh" not in done.stderr
+    assert "Traceback" not in done.stderr
