@@ -223,7 +223,8 @@ class RoutedCall:
     def _note(self, error: ProviderError) -> None:
         if not error.provider:
             error.provider = self._router.monitors[self._index].name
-        self._failures.append(error)
+        # without its traceback, whose frames hold this call: a circle keeps what was received for minutes
+        self._failures.append(error.with_traceback(None))
         self._attempts.append(_attempt(error.provider, error.code, error.status, charged(error)))
 
     async def _waited(self) -> bool:

@@ -194,6 +194,8 @@ _LENGTH: dict[str, Callable[[JsonObject], int]] = {
     DELTA: lambda data: len(data["content"]),
     "tool.started": lambda data: len(str(data["arguments"])),
     "run.completed": lambda data: len(data["response"]),
+    "run.failed": lambda data: len(data.get("response", "")),
+    "run.cancelled": lambda data: len(data.get("response", "")),
     MODEL_CONTENT: lambda data: sum(len(str(m)) for m in (*data["input"], *data.get("output", ()))),
     TOOL_CONTENT: lambda data: len(str(data["arguments"])) + len(data["result"]),
 }

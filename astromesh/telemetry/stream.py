@@ -19,7 +19,7 @@ MODEL_CONTENT, TOOL_CONTENT = "model.content", "tool.content"
 #: events for traces alone: whoever listens to a run over the network is not shown them
 PRIVATE = frozenset({MODEL_CONTENT, TOOL_CONTENT})
 #: events whose payload may be long
-LONG = frozenset({DELTA, "tool.started", "run.completed", *PRIVATE})
+LONG = frozenset({DELTA, "tool.started", "run.completed", "run.failed", "run.cancelled", *PRIVATE})
 
 
 class EventLog(Protocol):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from contextlib import aclosing
 from dataclasses import replace
 from time import perf_counter
@@ -765,3 +767,27 @@ async def test_a_slow_model_is_tried_again_after_fifty_calls_and_then_after_fift
             monitor.latency_ms = latency_ms
         said.append((await routed.route(ASK)).content)
     assert [call for call, answer in enumerate(said, 1) if answer == "slow"] == [50, 100]
+
+
+async def test_a_failure_that_was_passed_over_goes_with_its_call(no_garbage_collector):
+    """It holds the frames that it came through, with all that they had received."""
+    failures = []
+
+    def failed():
+        error = down()
+        failures.append(weakref.ref(error))
+        return error
+
+    def fail(request):
+        raise failed()
+
+    result = await router(model(fail, name="a/m"), model("fine", name="b/m")).route(ASK)
+    assert result.content == "fine"
+    assert [failure() for failure in failures] == [None]
+
+
+@pytest.fixture
+def no_garbage_collector():
+    gc.disable()
+    yield
+    gc.enable()

@@ -18,13 +18,15 @@ def log_of(run_id: str = "run_1", trace_id: str = "", owner: str = "ann") -> Run
     return RunLog(run_id, trace_id or f"t-{run_id}", "acme", owner, "helper", "s", "", RunLedger(), [])
 
 
-def ran(logs: RunLogs, run_id: str, response: str = "ok", trace_id: str = "") -> RunLog:
+def ran(
+    logs: RunLogs, run_id: str, response: str = "ok", trace_id: str = "", end: str = "run.completed"
+) -> RunLog:
     """A run from beginning to end."""
     log = log_of(run_id, trace_id)
     logs.open(log)
     log.stream = stream = EventStream(run_id, (), log)
     stream.emit("run.started", agent="helper")
-    stream.emit("run.completed", response=response)
+    stream.emit(end, response=response)
     logs.close(log, 0.0)
     return log
 
@@ -112,10 +114,12 @@ def test_ended_runs_are_bounded_by_number_and_running_ones_stay() -> None:
     assert not logs.is_gone("run_10", "acme", None)  # remembered for a while only
 
 
-def test_ended_runs_are_bounded_by_size() -> None:
+@pytest.mark.parametrize("end", ["run.completed", "run.failed", "run.cancelled"])
+def test_ended_runs_are_bounded_by_size(end: str) -> None:
+    """A run that broke off has said something, too."""
     logs = RunLogs(most_bytes=100_000)
     for n in range(100):
-        ran(logs, f"run_{n}", "x" * 10_000)
+        ran(logs, f"run_{n}", "x" * 10_000, end=end)
     assert len(logs) <= 10
 
 
