@@ -9,7 +9,7 @@ from uuid import uuid4
 
 import pytest
 
-from tests.platform import blocking, skips
+from tests.platform import blocking, logs, skips
 from tests.platform.astromesh import ServerProcess
 from tests.platform.blocking import BlockingDetector
 from tests.platform.model import MockModel
@@ -29,6 +29,7 @@ def pytest_configure(config: pytest.Config) -> None:
     skips.pytest_configure(config)
     NETWORK.install()
     blocking.install()
+    logs.install()
 
 
 def pytest_unconfigure() -> None:
@@ -38,9 +39,13 @@ def pytest_unconfigure() -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
-    """Fail a test that tried to leave this machine, even where the code under test swallowed the error."""
+    """Fail a test that tried to leave this machine, even where the code under test swallowed the error.
+
+    What it has configured of logging is undone.
+    """
     NETWORK.take()
-    yield
+    with logs.kept():
+        yield
     if tried := NETWORK.take():
         pytest.fail(f"tests stay on this machine, but this one tried to {', '.join(tried)}", pytrace=False)
 
