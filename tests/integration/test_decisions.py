@@ -63,18 +63,18 @@ async def test_who_decided_what_and_when_is_shown_with_the_run_and_told_as_an_ev
         answered = (await client.post(f"{path}/resume", json=first)).json()
         assert [d["decision"] for d in answered["decisions"]] == ["approve"]
         await until(client, path, lambda found: found["status"] == "waiting")
-        await client.post(f"{path}/resume", json={"decision": "answer", "answer": "42"})
+        await client.post(f"{path}/resume", json={"decision": "answer", "answer": "forty-two"})
         run = await until(client, path, lambda found: found["status"] == "completed")
         events = (await client.get(f"{path}/events")).text
         listed = (await client.get("/v1/runs")).json()["runs"]
     one, two = run["decisions"]
     assert (one["by"], one["name"], one["agent"]) == ("anonymous", "lookup", "helper")
     assert {one["arguments"]["query"], two["arguments"]["query"]} == {"a", "b"}
-    assert (one["edited"], two["decision"], two["answer"]) == ({"query": "x"}, "answer", "42")
+    assert (one["edited"], two["decision"], two["answer"]) == ({"query": "x"}, "answer", "forty-two")
     assert one["asked_at"] <= one["decided_at"] <= two["decided_at"]
     resumed = [json.loads(b.split("data: ")[1]) for b in events.split("\n\n") if "event: run.resumed" in b]
     assert [[d["decision"] for d in data["decisions"]] for data in resumed] == [["approve"], ["answer"]]
-    assert "42" not in json.dumps(resumed)  # who, what and when; content stands with the run
+    assert "forty-two" not in json.dumps(resumed)  # who, what and when; content stands with the run
     assert "decisions" not in listed[0]
 
 
