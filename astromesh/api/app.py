@@ -59,6 +59,10 @@ class Rest:
         app = self._app or await self.loaded()
         await app(scope, receive, send)
 
+    @property
+    def is_loaded(self) -> bool:
+        return self._app is not None
+
     async def loaded(self) -> ASGIApp:
         """Loads it in a thread, once for all who wait."""
         async with self._turn:

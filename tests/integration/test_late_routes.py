@@ -38,6 +38,27 @@ async def test_what_is_asked_for_while_they_are_loaded_waits_and_is_answered(tmp
     assert answers[-1].json()["code"] == "not_found"
 
 
+async def test_a_server_at_rest_loads_them_and_one_that_works_does_not(tmp_path: Path) -> None:
+    """No run has to share its processor with that."""
+    go_on = asyncio.Event()
+
+    async def slow(request: Any) -> str:
+        await go_on.wait()
+        return "fine"
+
+    runtime = runtime_of(write(tmp_path, manifest("helper")), ScriptedProvider(slow))
+    app = create_app(runtime)
+    async with app.router.lifespan_context(app), client(app) as http:
+        run = asyncio.create_task(http.post("/v1/agents/helper/run", json=RUN))
+        await asyncio.sleep(1.2)  # a moment, and a little more
+        assert not app.rest.is_loaded
+        go_on.set()
+        assert (await run).json()["response"] == "fine"
+        async with asyncio.timeout(60):
+            while not app.rest.is_loaded:
+                await asyncio.sleep(0.01)
+
+
 class _Broken(Auth):
     async def authorise(self, *given: Any) -> Any:
         raise ValueError("nobody expected this")
