@@ -1,19 +1,30 @@
-"""What a process that serves leaves out of its start."""
+"""What a process that serves leaves out of its start, and of its work."""
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import sys
 
 #: pydantic looks for plugins in every installed distribution; an empty variable lets it
 _NO_PLUGINS = ("PYDANTIC_DISABLE_PLUGINS", "__all__")
+#: new containers between two looks of the garbage collector. 300 runs that wait for a model are 90,000, and
+#: looking at them again and again, as at Python's 700, takes a tenth of their time; runs leave none in circles.
+_BETWEEN_COLLECTIONS = 200_000
 
 
 def begin() -> None:
     """To be called before anything else is loaded."""
     os.environ.setdefault(*_NO_PLUGINS)
     _load_structlog()
+
+
+def settle() -> None:
+    """To be called once what stays is there: the garbage collector looks at the rest alone, and seldom."""
+    gc.freeze()
+    gc.set_threshold(_BETWEEN_COLLECTIONS)
+    gc.enable()
 
 
 def _load_structlog() -> None:

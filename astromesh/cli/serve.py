@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 import shlex
 import signal
@@ -22,6 +21,7 @@ from uvicorn.supervisors import Multiprocess
 
 from astromesh.api.app import Server, create_app
 from astromesh.api.border import Room
+from astromesh.cli import lean
 from astromesh.cli.called import called
 from astromesh.cli.configuration import sound
 from astromesh.cli.draining import drain_first
@@ -41,8 +41,6 @@ from astromesh.telemetry.worker_tallies import WorkerTallies
 TALLIES = "ASTROMESH_TALLIES"
 #: seconds that runs get after SIGTERM, and requests that are still answered then
 GRACE, _GRACE_OF_ANSWERS = 30, 5
-#: new containers between two looks of the garbage collector; at Python's 700 they take a tenth of a run
-_BETWEEN_COLLECTIONS = 10_000
 #: a search by vectors takes one core: threads of OpenBLAS that wait for a busy core made it five times slower
 _ONE_THREAD = ("OPENBLAS_NUM_THREADS", "1")
 QUESTION = "How do I get started?"
@@ -148,9 +146,7 @@ async def _run(places: tuple[Path, Path], listener: socket.socket, configuration
 
     def ready() -> None:
         announce(listener, places, configuration, list(runtime.agents))
-        gc.freeze()
-        gc.set_threshold(_BETWEEN_COLLECTIONS)
-        gc.enable()
+        lean.settle()
 
     server = _Server(settings(app, spec), ready)
     await server.serve([listener])

@@ -21,4 +21,6 @@ def app() -> ASGIApp:
     places = Path(os.environ["ASTROMESH_CONFIG_DIR"]), Path(os.environ["ASTROMESH_DATA_DIR"])
     spec = load_configuration(places[0], Plugins()).runtime.spec
     configure_logging(spec.telemetry.log_level, spec.telemetry.log_format)
-    return application(places, spec, Path(os.environ[TALLIES]))
+    made = application(places, spec, Path(os.environ[TALLIES]))
+    lean.settle()
+    return made
