@@ -10,7 +10,7 @@ import sys
 #: pydantic looks for plugins in every installed distribution; an empty variable lets it
 _NO_PLUGINS = ("PYDANTIC_DISABLE_PLUGINS", "__all__")
 #: new containers between two looks of the garbage collector. 300 runs that wait for a model are 90,000, and
-#: looking at them again and again, as at Python's 700, takes a tenth of their time; runs leave none in circles.
+#: looking at them again and again, as at Python's 700, takes a tenth of their time; runs leave no circles.
 _BETWEEN_COLLECTIONS = 200_000
 
 

@@ -72,8 +72,8 @@ def reported(handler: Handler) -> Handler:
             if error.code not in TOLD:
                 _explain(agent, run, error)
             else:
-                # its frames know the run, and the run how it failed: such a circle would keep all that was said
-                # until the garbage collector looks
+                # its frames know the run, and the run how it failed: such a circle would keep all that
+                # was said until the garbage collector looks
                 error.__traceback__ = None
             raise
         except Exception as error:  # border of a run: whatever a plugin raises ends this run, not the server
