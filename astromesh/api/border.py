@@ -16,6 +16,7 @@ from starlette.websockets import WebSocket
 
 from astromesh.api.audit import noted
 from astromesh.api.errors import answer
+from astromesh.api.turns import Turns
 from astromesh.errors import AstromeshError, Overloaded, PayloadTooLarge, ShuttingDown
 
 #: bytes of all header lines together, and of path and query
@@ -65,6 +66,7 @@ class Border:
         self._app = app
         self._room = room
         self._leaving = leaving
+        self._turns = Turns()
         self._requests = self._sockets = self._arriving = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -88,6 +90,8 @@ class Border:
         else:
             self._requests += 1
         try:
+            if not scope["path"].startswith(_ALWAYS) and (turn := self._turns.take()) is not None:
+                await turn
             await self._app(scope, receive, sent)
         except _NoRoom as full:
             await answer(full)(scope, receive, sent)
