@@ -53,7 +53,7 @@ class Rest:
     def __init__(self, state: State) -> None:
         self._state = state
         self._app: ASGIApp | None = None
-        self._turn = asyncio.Lock()
+        self._loading: asyncio.Task[ASGIApp] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         app = self._app or await self.loaded()
@@ -64,10 +64,11 @@ class Rest:
         return self._app is not None
 
     async def loaded(self) -> ASGIApp:
-        """Loads it in a thread, once for all who wait."""
-        async with self._turn:
-            if self._app is None:
-                self._app = await asyncio.to_thread(self._load)
+        """Loads it in a thread, once for all who wait, whoever of them leaves; what failed is tried again."""
+        if self._app is None:
+            if self._loading is None or self._loading.done():
+                self._loading = asyncio.create_task(asyncio.to_thread(self._load))
+            self._app = await asyncio.shield(self._loading)
         return self._app
 
     def _load(self) -> ASGIApp:

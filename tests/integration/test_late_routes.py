@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
+from starlette.datastructures import State
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp
 from structlog.testing import capture_logs
 
-from astromesh.api.app import Server, create_app
+from astromesh.api.app import Rest, Server, create_app
 from astromesh.api.auth import Auth
 from astromesh.testing import ScriptedProvider
 from tests.integration.agents_folder import manifest, runtime_of, write
@@ -36,6 +41,46 @@ async def test_what_is_asked_for_while_they_are_loaded_waits_and_is_answered(tmp
     assert run.json()["response"] == "fine"
     assert [answer.status_code for answer in answers] == [200, 200, 200, 404]
     assert answers[-1].json()["code"] == "not_found"
+
+
+class CountedRest(Rest):
+    """Routes that are loaded when they may be; the first `fails` times there is no memory for them."""
+
+    def __init__(self, fails: int = 0) -> None:
+        super().__init__(State())
+        self.begun, self.may, self.loads, self.fails = threading.Event(), threading.Event(), 0, fails
+
+    def _load(self) -> ASGIApp:
+        self.begun.set()
+        assert self.may.wait(30)
+        self.loads += 1
+        if self.loads <= self.fails:
+            raise MemoryError
+        return PlainTextResponse("routes")
+
+
+async def test_who_leaves_while_they_are_loaded_makes_nobody_load_them_again() -> None:
+    rest = CountedRest()
+    first = asyncio.create_task(rest.loaded())
+    await asyncio.to_thread(rest.begun.wait, 30)
+    first.cancel()
+    await asyncio.wait([first])
+    others = [asyncio.create_task(rest.loaded()) for _ in range(3)]
+    rest.may.set()
+    made = await asyncio.gather(*others)
+    assert rest.loads == 1
+    assert set(map(id, made)) == {id(await rest.loaded())}
+
+
+async def test_routes_that_could_not_be_loaded_are_loaded_for_the_next_who_asks() -> None:
+    rest = CountedRest(fails=1)
+    rest.may.set()
+    with pytest.raises(MemoryError):
+        await rest.loaded()
+    assert not rest.is_loaded
+    await rest.loaded()
+    assert rest.is_loaded
+    assert rest.loads == 2
 
 
 async def test_a_server_at_rest_loads_them_and_one_that_works_does_not(tmp_path: Path) -> None:
