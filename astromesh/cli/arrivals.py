@@ -10,12 +10,12 @@ from __future__ import annotations
 from asyncio import TimerHandle
 from typing import Any, ClassVar
 
-import orjson
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from astromesh.api.border import ARRIVING, with_headers
-from astromesh.api.errors import answer, problem
+from astromesh.api.border import ARRIVING, too_large, with_headers
+from astromesh.api.errors import answer
+from astromesh.cli.parting import parting
 from astromesh.errors import AstromeshError, MalformedRequest, RequestTimeout
 
 _MALFORMED = "What came is not HTTP/1.1, or breaks its rules: method, target, header lines, lengths."
@@ -120,8 +120,16 @@ class TimedHttp(HttpToolsProtocol):
         self.parser.feed_data(b"".join(lines) + b"\r\n")
 
     def handle_websocket_upgrade(self) -> None:
+        """Hands a handshake over that can be opened: no deadline of ours is behind it."""
         self.unread, self._whole = 0, True
-        super().handle_websocket_upgrade()
+        path, _, query = self.url.partition(b"?")
+        fault = too_large({"path": path, "query_string": query, "headers": self.headers})
+        if fault is None and _has_body(self.headers):
+            fault = MalformedRequest("The handshake of a WebSocket has no body (RFC 6455, 4.1).")
+        if fault is not None:
+            self.refuse(fault)
+        else:
+            super().handle_websocket_upgrade()
 
     # -- what the parser has read --------------------------------------------------------------------------
 
@@ -212,14 +220,12 @@ class TimedHttp(HttpToolsProtocol):
             self.transport.close()
 
     def _part(self, error: AstromeshError) -> None:
-        status, body = problem(error)
-        content = orjson.dumps(body)
-        headers = [
-            (b"content-type", b"application/problem+json"),
-            (b"content-length", b"%d" % len(content)),
-            (b"connection", b"close"),
-        ]
-        lines = b"".join(b"%b: %b\r\n" % line for line in with_headers(headers))
-        title = body["title"].encode()
-        self.transport.write(b"HTTP/1.1 %d %b\r\n%b\r\n%b" % (status, title, lines, content))
+        self.transport.write(parting(error))
         self.transport.close()
+
+
+def _has_body(headers: list[tuple[bytes, bytes]]) -> bool:
+    return any(
+        name == b"transfer-encoding" or (name == b"content-length" and value.strip(b"0"))
+        for name, value in headers
+    )

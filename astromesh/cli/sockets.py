@@ -6,23 +6,50 @@ import asyncio
 from typing import Any
 
 import structlog
+import websockets.http11
 from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.exceptions import InvalidState
+from websockets.http11 import Request
 
-from astromesh.api.border import PIECE
+from astromesh.api.border import MOST_HEADERS, MOST_TARGET, PIECE
+from astromesh.cli.parting import parting
+from astromesh.errors import MalformedRequest
 
 log = structlog.get_logger("astromesh.api")
 _INVALID_TEXT = 1007
 #: characters of a text that has at most `PIECE` bytes
 _SHORT = PIECE // 4
+# the head of a handshake has been bounded as that of any other request: in all, and not by the line
+websockets.http11.MAX_LINE_LENGTH = MOST_HEADERS + MOST_TARGET
+websockets.http11.MAX_NUM_HEADERS = MOST_HEADERS
 
 
 class TextSockets(WebSocketsSansIOProtocol):
     """Text that is no UTF-8 closes a socket (RFC 6455, 8.1); of that uvicorn would write a traceback.
 
     Long texts go out in fragments (5.4): written at once, they would keep every other run waiting.
+    A handshake comes whole, with the first bytes: what it does not open is refused then.
     """
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if not self.handshake_initiated and not self.close_sent:
+            self._refuse()
+
+    def handle_connect(self, event: Request) -> None:
+        if self.conn.accept(event).status_code == 101:
+            super().handle_connect(event)
+        else:
+            self._refuse()
+
+    def _refuse(self) -> None:
+        """Answers what uvicorn would answer with a text, or, where the parser refuses it, not at all."""
+        self.handshake_complete = self.close_sent = True
+        fault = self.conn.handshake_exc
+        why = (fault and fault.__cause__) or fault
+        self.transport.write(parting(MalformedRequest(f"This handshake opens no WebSocket: {why}.")))
+        self.transport.close()
 
     async def send(self, message: Any) -> None:
         text = message.get("text")
