@@ -20,6 +20,8 @@ from astromesh.errors import AstromeshError, MalformedRequest, RequestTimeout
 
 _MALFORMED = "What came is not HTTP/1.1, or breaks its rules: method, target, header lines, lengths."
 
+_VERSIONS = ("1.1", "1.0")
+
 
 class TimedHttp(HttpToolsProtocol):
     """Hangs up on clients that send neither a head nor a body in time, with 408 where they have begun.
@@ -61,8 +63,9 @@ class TimedHttp(HttpToolsProtocol):
         self._unset_keepalive_if_required()
         try:
             self._read(data)
-        except HttpParserError:
-            self.refuse(MalformedRequest(_MALFORMED))
+        except HttpParserError as broken:
+            known = broken.__context__  # what was raised in one of our methods below
+            self.refuse(known if isinstance(known, MalformedRequest) else MalformedRequest(_MALFORMED))
             return
         if not self._whole:
             if self._awaited is not self.cycle:
@@ -134,6 +137,7 @@ class TimedHttp(HttpToolsProtocol):
     # -- what the parser has read --------------------------------------------------------------------------
 
     def on_headers_complete(self) -> None:
+        self._check_head()
         if self.parser.should_upgrade():
             self._offered = True
             self.scope["method"] = self.parser.get_method().decode("ascii")
@@ -142,6 +146,19 @@ class TimedHttp(HttpToolsProtocol):
         super().on_headers_complete()
         self.headers = []  # the request has the others: trailers are no headers (RFC 9110, 6.5.1)
         self.unread, self._whole = 0, False
+
+    def _check_head(self) -> None:
+        """Of two hosts, who asks for the one may be looked at and who asks for the other served.
+
+        Raises:
+            MalformedRequest: of another HTTP, or not of one host; HTTP/1.0 alone may leave it out.
+        """
+        version = self.parser.get_http_version()
+        if version not in _VERSIONS:
+            raise MalformedRequest(f"HTTP/{version} is not spoken here; HTTP/1.1 is.")
+        hosts = [name for name, _ in self.headers].count(b"host")
+        if hosts != 1 and (hosts or version == "1.1"):
+            raise MalformedRequest(f"A request has one Host header (RFC 9112, 3.2); this one has {hosts}.")
 
     def on_body(self, body: bytes) -> None:
         super().on_body(body)

@@ -124,6 +124,14 @@ async def test_what_goes_on_behind_a_refusal_gets_no_second_one(tmp_path: Path) 
 
 MALFORMED = {
     "no HTTP": b"GARBAGE\r\n\r\n",
+    "HTTP/0.9": b"GET /health/live\r\n\r\n",
+    "HTTP/2 as text": LIVE.replace(b"/1.1", b"/2.0") + b"\r\n",
+    "no host": b"GET /health/live HTTP/1.1\r\n\r\n",
+    "two hosts": LIVE + b"host: y\r\n\r\n",
+    "the same host twice": LIVE + b"host: x\r\n\r\n",
+    "two hosts in HTTP/1.0": LIVE.replace(b"/1.1", b"/1.0") + b"Host: y\r\n\r\n",
+    "a websocket without a host": b"GET /v1/ws/agent/helper HTTP/1.1\r\n" + WEBSOCKET + b"\r\n",
+    "an offer of h2c without a host": b"GET /health/live HTTP/1.1\r\n" + OFFERS["h2c"] + b"\r\n",
     "two lengths": RUN + b"transfer-encoding: chunked\r\ncontent-length: 3\r\n\r\n0\r\n\r\n",
     "a target that is no ASCII": b"GET /v1/\xc3\xa4 HTTP/1.1\r\nhost: x\r\n\r\n",
     "a header without a name": b"GET / HTTP/1.1\r\n: x\r\n\r\n",
@@ -158,3 +166,16 @@ async def test_what_was_asked_before_it_is_answered_first(tmp_path: Path, case: 
     assert (status, body["response"]) == (200, "hello")
     assert more.count(b"HTTP/1.1 ") <= 1
     assert not more or more.startswith(b"HTTP/1.1 400 ")
+
+
+async def test_http_1_0_needs_no_host(tmp_path: Path) -> None:
+    """RFC 9112, 3.2 demands it of HTTP/1.1."""
+    async with serving(tmp_path, Patient, Room()) as clients:
+        wires = await clients.sent(b"GET /health/live HTTP/1.0\r\n\r\n")
+        assert (await told(wires))[0] == 200
+
+
+async def test_what_is_wrong_with_the_host_is_said(tmp_path: Path) -> None:
+    async with serving(tmp_path, Patient, Room()) as clients:
+        _, body = await told(await clients.sent(MALFORMED["no host"]))
+    assert body["detail"] == "A request has one Host header (RFC 9112, 3.2); this one has 0."
