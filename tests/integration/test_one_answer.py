@@ -179,3 +179,13 @@ async def test_what_is_wrong_with_the_host_is_said(tmp_path: Path) -> None:
     async with serving(tmp_path, Patient, Room()) as clients:
         _, body = await told(await clients.sent(MALFORMED["no host"]))
     assert body["detail"] == "A request has one Host header (RFC 9112, 3.2); this one has 0."
+
+
+@pytest.mark.parametrize(
+    "lines", [("application/json;q=0.5", "text/event-stream"), ("text/event-stream", "a/b")]
+)
+async def test_an_accept_of_two_lines_asks_for_both(tmp_path: Path, lines: tuple[str, str]) -> None:
+    async with serving(tmp_path, Patient, Room()) as clients:
+        accept = b"".join(b"accept: %b\r\n" % line.encode() for line in lines)
+        wires = await clients.sent(RUN + b"connection: close\r\n" + accept + LENGTH + BODY)
+        assert b"content-type: text/event-stream" in (await rest(wires)).lower()
