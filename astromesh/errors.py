@@ -427,9 +427,13 @@ class ProviderError(UpstreamError):
         retry_after: seconds the provider asked to wait, 0 where it did not say.
         retryable: whether another try at the same provider can help, where that differs from the class; the
             router asks the next one in any case.
+        quote: what the service itself said, whole; it is shown behind the message, cut. It may repeat what
+            the service was sent.
     """
 
     code = "provider_error"
+    #: characters of a quote that are shown
+    longest_quote: ClassVar[int] = 300
     retryable: bool = True
     #: whether the circuit breaker counts it (what the caller caused never opens it)
     counts: ClassVar[bool] = True
@@ -442,11 +446,17 @@ class ProviderError(UpstreamError):
         status: int = 0,
         retry_after: float = 0.0,
         retryable: bool = True,
+        quote: str = "",
     ) -> None:
         self.provider, self.status, self.retry_after = provider, status, retry_after
+        self.quote = quote
         if not retryable:
             self.retryable = False
         super().__init__(message)
+
+    def __str__(self) -> str:
+        message = super().__str__()
+        return f"{message}: {self.quote[: self.longest_quote]}" if self.quote else message
 
 
 class ProviderTimeout(ProviderError):

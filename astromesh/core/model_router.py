@@ -19,6 +19,7 @@ from typing import cast
 
 from astromesh.abc.clock import Clock
 from astromesh.abc.provider import Provider
+from astromesh.core.guardrails import GuardrailsEngine
 from astromesh.core.health import Health
 from astromesh.core.routed_call import RetryRules, RoutedCall, TakeRetry
 from astromesh.core.routing import STRATEGIES, Candidate, lacking, needs_of, rank
@@ -40,9 +41,10 @@ class ModelRouter:
         health: shared by all routers of the process.
         retries: when to try again.
         chance: random numbers in [0, 1), for jitter.
+        rules: of the agent; its output rules hold for what providers say of their failures.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (what all calls of an agent share)
         self,
         providers: Sequence[Provider],
         *,
@@ -51,6 +53,7 @@ class ModelRouter:
         health: Health | None = None,
         retries: RetryRules | None = None,
         chance: Callable[[], float] = _chance.random,
+        rules: GuardrailsEngine | None = None,
     ) -> None:
         if strategy not in STRATEGIES:
             raise ValueError(f"unknown routing strategy {strategy!r}; known: {', '.join(STRATEGIES)}")
@@ -60,6 +63,7 @@ class ModelRouter:
         self.health = health or Health()
         self.retries = retries or RetryRules()
         self.chance = chance
+        self.rules = rules or GuardrailsEngine()
         self.monitors = tuple(self.health.monitor(p) for p in self.providers)
         self._turn = 0
         self._tried = [0] * len(self.providers)

@@ -10,7 +10,9 @@ from typing import Protocol, TypeVar
 
 from astromesh.abc.clock import Clock
 from astromesh.abc.provider import Provider
+from astromesh.core.checked_errors import check_error
 from astromesh.core.circuit_breaker import Outcome
+from astromesh.core.guardrails import GuardrailsEngine
 from astromesh.core.health import Monitor
 from astromesh.errors import (
     AllProvidersFailed,
@@ -60,6 +62,7 @@ class Routes(Protocol):
     monitors: tuple[Monitor, ...]
     retries: RetryRules
     chance: Callable[[], float]
+    rules: GuardrailsEngine
 
     @property
     def clock(self) -> Clock: ...
@@ -136,6 +139,7 @@ class RoutedCall:
         """
         if said and charged(error) is None:
             charge(error, Usage(estimate_request(self._request), of_bytes(said), estimated=True))
+        check_error(self._router.rules, error)
         monitor = self._monitor
         monitor.calls += 1
         monitor.failures += 1

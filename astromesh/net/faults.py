@@ -65,7 +65,8 @@ _SAYS: dict[type[ProviderError], str] = {
 #: the service's own words may repeat the key to us
 _QUIET = (ProviderUnauthorized, ProviderRateLimited)
 _KEY_LIKE = re.compile(r"\b(sk|pk|key|Bearer)[-_ ][\w*.\-]{6,}")
-_LONGEST_DETAIL = 300
+#: the services' words are cut where they are shown: half a secret would be none to output rules
+_LONGEST_DETAIL = 10_000
 #: a wait beyond this is taken for a mistake of the service
 _LONGEST_WAIT = 3600.0
 
@@ -86,9 +87,14 @@ def from_status(
     rejected = 400 <= status < 500
     kind = _STATUS.get(status, ProviderRejected if rejected else ProviderUnavailable)
     detail = _detail(body, secrets) if rejected and kind not in _QUIET else ""
-    message = f"answered {status}: {_SAYS[kind]}{': ' + detail if detail else ''}"
     lasting = status in _LASTING or status < 400
-    return kind(message, status=status, retry_after=retry_after(headers), retryable=not lasting)
+    return kind(
+        f"answered {status}: {_SAYS[kind]}",
+        status=status,
+        retry_after=retry_after(headers),
+        retryable=not lasting,
+        quote=detail,
+    )
 
 
 def from_body(error: object, secrets: Sequence[str] = ()) -> ProviderError:

@@ -311,7 +311,11 @@ class _Bootstrap:
     ) -> Agent:
         """Args: kept, graphs: of a run's own snapshot, which stand in for the present ones."""
         spec = manifest.spec
-        router = await self._router(manifest.name, spec.model)
+        rules = GuardrailsEngine(
+            [await self._open("guardrails", r.type, r.options) for r in spec.guardrails.input],
+            [await self._open("guardrails", r.type, r.options) for r in spec.guardrails.output],
+        )
+        router = await self._router(manifest.name, spec.model, rules)
         tools = [await self._tool(block) for block in spec.tools]
         bound = self._registry.bind(
             manifest.name,
@@ -328,10 +332,7 @@ class _Bootstrap:
         return Agent(
             name=manifest.name,
             manifest=manifest,
-            guardrails=GuardrailsEngine(
-                [await self._open("guardrails", r.type, r.options) for r in spec.guardrails.input],
-                [await self._open("guardrails", r.type, r.options) for r in spec.guardrails.output],
-            ),
+            guardrails=rules,
             memory=await self._memory(manifest, router),
             prompt=self._prompts.register(
                 manifest.name, spec.prompts.system, description=spec.identity.description,
@@ -361,7 +362,9 @@ class _Bootstrap:
         graphs = {n: found.graphs[n].spec for n in kept.get("graphs", {}) if n in found.graphs}
         return await self._agent(found.agents[name], kept, graphs)
 
-    async def _router(self, agent: str, models: RoleModel, *, role: bool = False) -> ModelRouter:
+    async def _router(
+        self, agent: str, models: RoleModel, rules: GuardrailsEngine | None = None
+    ) -> ModelRouter:
         blocks = models.usable()
         if not blocks:
             reasons = "; ".join(f"{b.name}: {b.skipped}" for b in models.blocks())
@@ -374,8 +377,8 @@ class _Bootstrap:
         for name, other in getattr(models, "roles", {}).items():
             if not other.usable():  # skipped like any model without its key; the main models answer instead
                 continue
-            roles[name] = await self._router(agent, other, role=True)
-        return ModelRouter(providers, strategy=strategy, roles=roles, health=self._health)
+            roles[name] = await self._router(agent, other, rules)
+        return ModelRouter(providers, strategy=strategy, roles=roles, health=self._health, rules=rules)
 
     async def _provider(self, block: ModelBlock) -> Any:
         provider = await self._open("providers", block.plugin, block.options)

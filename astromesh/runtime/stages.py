@@ -14,8 +14,9 @@ from astromesh.abc.run import Outcome, PatternTask
 from astromesh.abc.stores import NOT_DONE
 from astromesh.abc.tool import ToolPort
 from astromesh.core.checked_data import checked_data
+from astromesh.core.checked_errors import check_error
 from astromesh.core.tool_layers import identity_of
-from astromesh.errors import GuardrailBlocked
+from astromesh.errors import GuardrailBlocked, UpstreamError
 from astromesh.node.calls import ASSISTANT
 from astromesh.node.toolbox import JoinedTools
 from astromesh.runtime import budgets, failpoints
@@ -159,15 +160,22 @@ async def _identified(agent: Agent, run: Run) -> None:
 
 
 async def orchestrate(agent: Agent, equipped: EquippedQuery, run: Run) -> tuple[EquippedQuery, Outcome]:
-    """Steps 7 to 9: the pattern calls the router (8) and the tools (9) until it has an answer."""
+    """Steps 7 to 9: the pattern calls the router (8) and the tools (9) until it has an answer.
+
+    What fails on the way says no more than an answer may.
+    """
     request = equipped.prompted.recalled.admitted.request
     iterations = agent.iterations_within(request.terms.max_iterations)
     task = PatternTask(equipped.prompted.messages, equipped.tools, iterations, request.context)
     tools = budgets.tools_of(_tools(agent, request), run.scope)
-    outcome = await agent.pattern.run(task, run.model, tools, run.scope)
-    budgets.answered(run.scope, outcome.stop_reason)
-    if agent.output_schema is not None:
-        outcome = await structured(agent.output_schema, outcome, task.messages, run)
+    try:
+        outcome = await agent.pattern.run(task, run.model, tools, run.scope)
+        budgets.answered(run.scope, outcome.stop_reason)
+        if agent.output_schema is not None:
+            outcome = await structured(agent.output_schema, outcome, task.messages, run)
+    except UpstreamError as error:
+        check_error(agent.guardrails, error)
+        raise
     return equipped, outcome
 
 
