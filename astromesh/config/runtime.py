@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from astromesh.config.addresses import AllowedHost, HttpUrl, ListenHost, Origin, RedisUrl, StoreUrl
 from astromesh.config.fields import Count, Ratio, Record, Seconds, Secret
 from astromesh.config.head import Manifest, Metadata
 
@@ -18,10 +19,14 @@ class CallRate(Record):
 
 
 class Api(Record):
-    host: str = Field("127.0.0.1", min_length=1, description="Address to listen on; another one needs auth.")
+    host: ListenHost = Field(
+        "127.0.0.1", min_length=1, description="Address to listen on; another one needs auth."
+    )
     port: Port = Field(8000, description="Port to listen on; 0: any free one.")
     max_body_bytes: Count = Field(1_048_576, description="Largest request body in bytes.")
-    cors_origins: tuple[str, ...] = Field((), description="Browser origins that may call; none by default.")
+    cors_origins: tuple[Origin, ...] = Field(
+        (), description="Browser origins that may call; none by default."
+    )
     max_requests: Count = Field(1_000, description="Requests at once in one process; more are 503.")
     max_sockets: Count = Field(10_000, description="WebSockets at once in one process; more are 503.")
     rate_limit: CallRate | None = Field(None, description="Calls and runs of each principal; absent: any.")
@@ -30,7 +35,7 @@ class Api(Record):
 class Jwt(Record):
     issuer: str = Field("", description="Required `iss`.")
     audience: str = Field("", description="Required `aud`.")
-    jwks_url: str = Field("", description="Where the public keys are (RS256, ES256).")
+    jwks_url: HttpUrl = Field("", description="Where the public keys are (RS256, ES256).")
     secret_env: str = Field("", description="Environment variable with the shared secret (HS256).")
     tenant_claim: str = Field("tenant", min_length=1, description="Claim that names the tenant.")
 
@@ -43,7 +48,7 @@ class Auth(Record):
 
 
 class Storage(Record):
-    url: Secret = Field(
+    url: StoreUrl = Field(
         Secret("sqlite:///.astromesh/astromesh.db"),
         description="sqlite:///PATH or postgresql://…; may hold a password.",
     )
@@ -52,11 +57,11 @@ class Storage(Record):
 
 
 class Redis(Record):
-    url: Secret = Field(Secret(""), description="redis://…; empty: none. May hold a password.")
+    url: RedisUrl = Field(Secret(""), description="redis://…; empty: none. May hold a password.")
 
 
 class Network(Record):
-    allow_hosts: tuple[str, ...] = Field((), description="Private hosts that tools may call.")
+    allow_hosts: tuple[AllowedHost, ...] = Field((), description="Private hosts that tools may call.")
 
 
 class Telemetry(Record):
@@ -64,7 +69,7 @@ class Telemetry(Record):
         "info", description="Least level that is logged."
     )
     log_format: Literal["console", "json"] = Field("console", description="For people or for machines.")
-    otlp_endpoint: str = Field("", description="OTLP over HTTP; empty: no export.")
+    otlp_endpoint: HttpUrl = Field("", description="OTLP over HTTP; empty: no export.")
     sample_ratio: Ratio = Field(
         1.0,
         description="Share of traces that is exported; of a caller's own trace the caller decides.",

@@ -119,7 +119,7 @@ async def _deps(runtime: AgentRuntime) -> Deps:
 
 async def _inbox(runtime: AgentRuntime, deps: Deps) -> Inbox:
     """In the runtime's own store, which several servers share where that is PostgreSQL."""
-    kind = "sqlite" if deps.storage_url.startswith("sqlite:") else "postgres"
+    kind = "postgres" if deps.storage_url.startswith("postgres") else "sqlite"
     inbox: Inbox = await runtime.plugins.open("inboxes", kind, {}, deps)
     return inbox
 

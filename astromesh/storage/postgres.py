@@ -32,6 +32,7 @@ Session: TypeAlias = Callable[[Connection], Awaitable[T]]
 
 SCHEMES = ("postgresql", "postgres")
 POOL_SIZE, STATEMENT_CACHE = 10, 256
+_NO_URL = "PostgreSQL needs a URL postgresql://USER@HOST/DATABASE, e.g. as storage.url."
 #: seconds an idle connection is kept
 _IDLE_SECONDS = 300.0
 #: seconds that start-up waits for a server, and that a migration may take there
@@ -66,13 +67,17 @@ class Address(NamedTuple):
     @classmethod
     def parse(cls, url: str) -> Address:
         """Raises: ConfigError: no URL of a PostgreSQL database; the message does not repeat it."""
-        parts = urlsplit(url)
+        try:
+            parts = urlsplit(url)
+            port = parts.port or 5432
+        except ValueError:  # its words repeat parts of the URL
+            raise ConfigError(_NO_URL) from None
         if parts.scheme not in SCHEMES or not parts.path.strip("/"):
-            raise ConfigError("PostgreSQL needs a URL postgresql://USER@HOST/DATABASE, e.g. as storage.url.")
+            raise ConfigError(_NO_URL)
         query = dict(parse_qsl(parts.query))
         size = _number(query.pop("pool_size", str(POOL_SIZE)), "pool_size", 1)
         cache = _number(query.pop("statement_cache", str(STATEMENT_CACHE)), "statement_cache", 0)
-        name = f"{parts.hostname or 'localhost'}:{parts.port or 5432}/{parts.path.strip('/')}"
+        name = f"{parts.hostname or 'localhost'}:{port}/{parts.path.strip('/')}"
         return cls(parts._replace(query=urlencode(query)).geturl(), name, size, cache)
 
 

@@ -39,6 +39,8 @@ from astromesh.storage.patience import NotSent, Unbroken, persistent
 
 SCHEMES = ("redis", "rediss", "unix")
 POOL_SIZE = 32
+#: a log takes what looks like `://USER:` for the beginning of a password
+_NO_URL = "Redis needs a URL redis://HOST (with :PORT and /NUMBER), e.g. as redis.url of runtime.yaml."
 #: seconds after which an idle connection is asked whether it still works
 _CHECK_SECONDS = 30
 
@@ -84,10 +86,14 @@ class Redis:
     """
 
     def __init__(self, url: str, *, deadline: float = 5.0) -> None:
-        parts = urlsplit(url)
+        try:
+            parts = urlsplit(url)
+            port = parts.port or 6379
+        except ValueError:  # its words repeat parts of the URL
+            raise ConfigError(_NO_URL) from None
         if parts.scheme not in SCHEMES:
-            raise ConfigError("Redis needs a URL redis://HOST:PORT/NUMBER: redis.url of runtime.yaml.")
-        self.name = f"{parts.hostname or 'localhost'}:{parts.port or 6379}"
+            raise ConfigError(_NO_URL)
+        self.name = f"{parts.hostname or 'localhost'}:{port}"
         self._url, self._deadline = url, deadline
         self._pool: BlockingConnectionPool | None = None
         self._writes = Unbroken()

@@ -237,8 +237,9 @@ OTHER_KEYS = [
     ],
     *[
         Key("RuntimeConfig", ("spec", "auth", "jwt", key), "x", 1, "")
-        for key in ("issuer", "audience", "jwks_url", "secret_env")
+        for key in ("issuer", "audience", "secret_env")
     ],
+    Key("RuntimeConfig", ("spec", "auth", "jwt", "jwks_url"), "https://h/keys", "h/keys", ""),
     Key("RuntimeConfig", ("spec", "auth", "jwt", "tenant_claim"), "org", 1, "tenant"),
     Key(
         "RuntimeConfig",
