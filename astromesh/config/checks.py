@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import jsonschema_rs
 
 from astromesh.config.agent import AgentManifest, ApprovalRule, Stream, ToolBlock
+from astromesh.config.environment import shown
 from astromesh.config.fields import JsonMap
 from astromesh.config.keys import did_you_mean, listed
 from astromesh.config.mcp import MCPServer
@@ -296,13 +297,13 @@ def authentication(auth: Auth, env: Mapping[str, str]) -> Iterator[Finding]:
             if key not in given:
                 yield Finding((*at, key), "is missing: its issuer signs tokens for others, too")
     if name := auth.jwt.secret_env:
-        yield from _secret(env.get(name, ""), name, (*at, "secret_env"))
+        yield from _secret(env.get(name, ""), shown(name, "secret_env"), (*at, "secret_env"))
 
 
 def _secret(secret: str, name: str, at: Steps) -> Iterator[Finding]:
     size = len(secret.encode())
     if not size:
-        yield Finding(at, f"the environment variable {name} is not set")
+        yield Finding(at, f"{name} is not set")
     elif size < _MIN_SECRET:
         yield Finding(at, f"the secret in {name} has {size} bytes; HS256 needs {_MIN_SECRET} or more")
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from pydantic import BaseModel
 
+from astromesh.config.environment import shown
 from astromesh.config.keys import keys_of, takes
 from astromesh.config.models import ModelSpec, Price
 from astromesh.config.nodes import Node, made
@@ -67,7 +68,7 @@ def found_key(block: Node, options: type[BaseModel], env: Mapping[str, str], fol
     if file := block.text("api_key_file"):
         return _key_in_file(folder / file, file)
     if name := block.text("api_key_env") or _usual_variable(block, options):
-        return _key(env.get(name, ""), name, "is not set")
+        return _key(env.get(name, ""), shown(name, "api_key_env"), "is not set")
     return Key()
 
 
@@ -79,11 +80,13 @@ def _usual_variable(block: Node, options: type[BaseModel]) -> str:
 
 
 def _key_in_file(path: Path, named: str) -> Key:
+    name = shown(named, "api_key_file", "file")
+    where = f"the file {named}" if name == named else name
     try:
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
-        return Key("", f"the file {named} cannot be read")
-    return _key(text, f"the file {named}", "is empty")
+    except (OSError, ValueError):  # no UTF-8, or a name that no file has
+        return Key("", f"{where} cannot be read")
+    return _key(text, where, "is empty")
 
 
 def _key(text: str, where: str, absent: str) -> Key:

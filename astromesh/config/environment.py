@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
+
+from pydantic import AfterValidator
 
 #: `$${` is a literal `${`; anything else behind `${` must be a name, with or without a default
 _PATTERN = re.compile(r"\$\$\{|\$\{(?:([A-Za-z_][A-Za-z0-9_]*)(?::-([^{}]*))?\})?")
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+#: words of names are shorter; keys that could be names (`gsk_…`, `hf_…`) have such a part
+_KEY_LIKE = re.compile(r"[A-Za-z0-9]{20}|^(?:sk|pk|rk)[-_]")
 #: characters that a value may grow to
 MAX_TEXT = 1_048_576
 
@@ -78,3 +83,20 @@ def _is_text(value: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+def variable(name: str) -> str:
+    """A variable's name (POSIX), or nothing. Raises ValueError without what was written: it may be a key."""
+    if name and not _NAME.fullmatch(name):
+        raise ValueError(
+            "looks like a key, and is no name of a variable: put it into a variable and write that one's name"
+        )
+    return name
+
+
+def shown(name: str, key: str, what: str = "variable") -> str:
+    """A variable's or file's name for a message, or which key names it where it may be the secret itself."""
+    return f"the {what} that {key} names" if _KEY_LIKE.search(name) else name
+
+
+VariableName = Annotated[str, AfterValidator(variable)]

@@ -109,6 +109,11 @@ class File:
             place = finding.place or self._sound.place_of(finding.steps)
             self.faults.append(fault(self.path, finding.message, place, finding.steps, finding.hint))
 
+    @property
+    def sound(self) -> Node:
+        """What the record was made from: the file without what is wrong with it."""
+        return self._sound
+
     def where(self, steps: Steps) -> str:
         """Where a path stands, as sentences say it: `FILE:LINE:COLUMN`."""
         place = self.root.place_of(steps)

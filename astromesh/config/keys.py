@@ -15,8 +15,15 @@ from astromesh.config.nodes import Steps
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """`did you mean 'timeout'?`, or nothing."""
-    near = difflib.get_close_matches(name, sorted(set(known)), 1, 0.6)
+    names = sorted(set(known))
+    near = difflib.get_close_matches(name, names, 1, 0.6) or _by_beginning(name, names)
     return f"did you mean {near[0]!r}?" if near else ""
+
+
+def _by_beginning(name: str, names: Iterable[str]) -> list[str]:
+    """`timeout_seconds` for `timeot`: what was left out makes them too different as a whole."""
+    beginnings = {longer.rpartition("_")[0]: longer for longer in names if "_" in longer}
+    return [beginnings[near] for near in difflib.get_close_matches(name, beginnings, 1, 0.75)]
 
 
 def listed(names: Iterable[str]) -> str:

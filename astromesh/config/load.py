@@ -185,7 +185,7 @@ class _Load:
         file.bind(self._given, _bind_entries)
         if file.manifest is not None:
             entries = {
-                name: PlacedEntry(record, file.root.get("spec", "providers", name) or Node({}))
+                name: PlacedEntry(record, file.sound.get("spec", "providers", name) or Node({}))
                 for name, record in file.manifest.spec.providers.items()
             }
             self._given = self._given._replace(entries=entries)

@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel, Field, PrivateAttr
 
+from astromesh.config.environment import VariableName
 from astromesh.config.fields import Amount, Block, JsonMap, Record, Seconds, Secret
 from astromesh.errors import ConfigError
 
@@ -62,7 +63,7 @@ class Endpoint(Block):
     """
 
     endpoint: str = Field("", description="Base URL; empty: the plugin's own default.")
-    api_key_env: str = Field("", description="Environment variable that holds the API key.")
+    api_key_env: VariableName = Field("", description="Environment variable that holds the API key.")
     api_key_file: str = Field("", description="File that holds the API key.")
     api_key: Secret | None = Field(None, description="The API key itself; better: api_key_env.")
     timeout: Seconds = Field(60.0, description="Seconds one call may take.")

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from astromesh.config.addresses import AllowedHost, HttpUrl, ListenHost, Origin, RedisUrl, StoreUrl
+from astromesh.config.environment import VariableName
 from astromesh.config.fields import Count, Ratio, Record, Seconds, Secret
 from astromesh.config.head import Manifest, Metadata
 
@@ -36,7 +37,7 @@ class Jwt(Record):
     issuer: str = Field("", description="Required `iss`.")
     audience: str = Field("", description="Required `aud`.")
     jwks_url: HttpUrl = Field("", description="Where the public keys are (RS256, ES256).")
-    secret_env: str = Field("", description="Environment variable with the shared secret (HS256).")
+    secret_env: VariableName = Field("", description="Environment variable with the shared secret (HS256).")
     tenant_claim: str = Field("tenant", min_length=1, description="Claim that names the tenant.")
 
 

@@ -386,6 +386,42 @@ def test_a_provider_without_its_key_is_skipped_with_a_warning(good: Path) -> Non
     assert any("is skipped: OPENAI_API_KEY is not set" in str(warning) for warning in found.warnings)
 
 
+@pytest.mark.parametrize("pasted", ["sk-SEEDEDseeded123", "gsk_SEEDEDseededSEEDEDseeded1234"])
+def test_a_key_in_the_place_of_its_variable_s_name_is_never_repeated(good: Path, pasted: str) -> None:
+    """One that could be a name is a variable that is not set; the other is a fault. Neither is shown."""
+    (good / "providers.yaml").write_text(
+        "apiVersion: astromesh/v1\nkind: ProviderConfig\nspec:\n  providers:\n"
+        f"    openai: {{type: openai, models: [gpt-4o-mini], api_key_env: {pasted}}}\n"
+    )
+    agent = (good / "agents/billing.agent.yaml").read_text()
+    (good / "agents/billing.agent.yaml").write_text(agent.replace("OPENAI_API_KEY", pasted))
+    (good / "agents/support.agent.yaml").write_text(
+        agent.replace(", api_key_env: OPENAI_API_KEY", "").replace("billing-agent", "support-agent")
+    )
+    found = loaded(good)
+    said = [*map(str, found.every_fault()), *map(str, found.warnings)]
+    said += [block.skipped for agent in found.agents.values() for block in agent.spec.model.blocks()]
+    assert not any("SEEDED" in one for one in said)
+    if pasted.startswith("sk-"):
+        places = [(Path(f.file).name, f.line, f.key) for f in found.every_fault()]
+        assert places == [
+            ("billing.agent.yaml", 9, "spec.model.fallback[0].api_key_env"),
+            ("providers.yaml", 5, "spec.providers.openai.api_key_env"),
+        ]
+        assert all("looks like a key" in f.message for f in found.every_fault())
+    else:
+        assert "the variable that api_key_env names is not set" in said
+
+
+def test_a_key_in_the_place_of_its_file_is_never_repeated(good: Path) -> None:
+    agent = (good / "agents/billing.agent.yaml").read_text()
+    keyed = agent.replace("api_key_env: OPENAI_API_KEY", "api_key_file: sk-SEEDEDseeded123")
+    (good / "agents/billing.agent.yaml").write_text(keyed)
+    said = [*map(str, (found := loaded(good)).every_fault()), *map(str, found.warnings)]
+    assert not any("SEEDED" in one for one in said)
+    assert any("is skipped: the file that api_key_file names cannot be read" in one for one in said)
+
+
 # -- files that are no YAML ----------------------------------------------------------------------------------
 
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
+from astromesh.config.environment import VariableName
 from astromesh.config.fields import Count, JsonMap, Seconds
 from astromesh.config.workflow.nodes import SchemaRef
 from astromesh.config.workflow.part import FilePart, Id, Part
@@ -104,10 +105,12 @@ class ProvidersFile(FilePart):
 class AuthSpec(Part):
     type: Literal["api_key", "bearer", "encrypted"] = Field("api_key", description="What kind of secret.")
     source: Literal["env", "file"] = Field(description="Where it is.")
-    env_var: str | None = Field(None, min_length=1, description="Variable that holds it (source: env).")
+    env_var: VariableName | None = Field(
+        None, min_length=1, description="Variable that holds it (source: env)."
+    )
     file_path: str | None = Field(None, min_length=1, description="File that holds it (source: file).")
     file_key: str | None = Field(None, min_length=1, description="Dotted key within a JSON file.")
-    key_env: str | None = Field(None, min_length=1, description="Variable with the key (encrypted).")
+    key_env: VariableName | None = Field(None, min_length=1, description="Variable with the key (encrypted).")
     key_file: str | None = Field(None, min_length=1, description="File with the key (encrypted).")
 
 

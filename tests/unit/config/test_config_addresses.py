@@ -60,6 +60,7 @@ OTHERS = (
     ('api: {host: "[::1]"}', "spec.api.host", "write it without"),
     ('telemetry: {otlp_endpoint: "nope"}', "spec.telemetry.otlp_endpoint", "must be a URL http://… or https://…"),
     ('auth: {jwt: {jwks_url: "x"}}', "spec.auth.jwt.jwks_url", "must be a URL http://… or https://…"),
+    ('auth: {jwt: {secret_env: "hush-hush"}}', "spec.auth.jwt.secret_env", "looks like a key"),
     ('api: {cors_origins: ["*", "foo"]}', "spec.api.cors_origins[1]", "must be an origin"),
     ('api: {cors_origins: ["https://x.com/path"]}', "spec.api.cors_origins[0]", "write https://x.com"),
     ('api: {cors_origins: ["https://X.com:443/"]}', "spec.api.cors_origins[0]", "write https://x.com"),

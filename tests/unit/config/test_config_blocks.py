@@ -213,6 +213,11 @@ def test_a_model_whose_key_no_service_could_take_is_skipped_and_its_variable_nam
     assert str(file.warnings[0]).startswith(place)
 
 
+def test_a_key_without_its_unit_is_told_which_was_meant() -> None:
+    spec = MODEL + "  tools: [{name: k, type: rag, pipeline: d, timeot: 3}]\n"
+    assert "(did you mean 'timeout_seconds'?)" in told(agent_of(spec))[0]
+
+
 def test_a_key_in_the_file_that_is_none_is_never_shown() -> None:
     file = agent_of("  model: {primary: {provider: openai, model: m, api_key: 'sécret'}}\n")
     assert file.manifest.spec.model.primary.block.skipped.startswith("api_key holds characters")
