@@ -8,7 +8,10 @@ from astromesh.types import Event
 
 
 class EventSink(Protocol):
-    """A listener. `send` must not block and must not raise; a slow listener buffers or drops by itself."""
+    """A listener. `send` must not block; a slow listener buffers or drops by itself.
+
+    One that raises stands in the log (`listener_failed`) and is told nothing more: the run goes on.
+    """
 
     #: whether this listener wants every `model.delta`; if nobody does, models are not asked to stream
     wants_deltas: bool

@@ -15,12 +15,35 @@ from astromesh.types import Event, JsonObject
 _SHOWN = 200
 
 
-class Printer:
-    """An EventSink. `finish` completes the answer where it did not come piece by piece."""
+class _Printing:
+    """An EventSink. What cannot be printed ends no run: from there on it is silent, until `finish`."""
 
     wants_deltas = True
 
     def __init__(self) -> None:
+        self._cannot: OSError | None = None
+
+    def send(self, event: Event) -> None:
+        if self._cannot is None:
+            try:
+                self._print(event)
+            except OSError as error:
+                self._cannot = error
+
+    def finish(self, response: str = "") -> None:
+        """Raises OSError where not all could be printed."""
+        if self._cannot is not None:
+            raise self._cannot
+
+    def _print(self, event: Event) -> None:
+        raise NotImplementedError
+
+
+class Printer(_Printing):
+    """For people. `finish` completes the answer where it did not come piece by piece."""
+
+    def __init__(self) -> None:
+        super().__init__()
         self._said = ""
         self._tools: dict[str, str] = {}
         self._on: dict[str, Callable[[JsonObject], None]] = {
@@ -31,14 +54,18 @@ class Printer:
             "tool.finished": self._tool_finished,
         }
 
-    def send(self, event: Event) -> None:
+    def _print(self, event: Event) -> None:
         handle = self._on.get(event.type)
         if handle is not None:
-            with suppress(BrokenPipeError):  # nobody reads any more; the command ends with the run
-                handle(event.data)
+            handle(event.data)
 
-    def finish(self, response: str) -> None:
-        """Ends the line; first says the response where that is not what was said."""
+    def finish(self, response: str = "") -> None:
+        """Ends the line; first says the response where that is not what was said.
+
+        Raises:
+            OSError: not all could be printed.
+        """
+        super().finish(response)
         if self._said != response:
             self._break()
             write(response)
@@ -69,15 +96,12 @@ class Printer:
         self._said = ""
 
 
-class Events:
-    """An EventSink that prints each event as a line of JSON, as `GET /v1/runs/{id}/events` would send it."""
+class Events(_Printing):
+    """Prints each event as a line of JSON, as `GET /v1/runs/{id}/events` would send it."""
 
-    wants_deltas = True
-
-    def send(self, event: Event) -> None:
+    def _print(self, event: Event) -> None:
         line = {"run_id": event.run_id, "seq": event.seq, "ts": event.ts, "type": event.type, **event.data}
-        with suppress(BrokenPipeError):
-            print(orjson.dumps(line).decode(), flush=True)
+        print(orjson.dumps(line).decode(), flush=True)
 
 
 def tell_of_fallback(answer: RunAnswer) -> None:

@@ -39,13 +39,13 @@ def run(
     except KeyboardInterrupt:
         note("cancelled")
         raise typer.Exit(CANCELLED) from None
-    if stream and isinstance(printer, Printer):
+    if stream:
         printer.finish(answer.response)
-        tell_of_fallback(answer)
-    elif as_json and not stream:
+    elif as_json:
         print_json(answer.to_json())
-    elif not stream:
+    else:
         print(plain(answer.response))
+    if not as_json:
         tell_of_fallback(answer)
 
 

@@ -68,7 +68,8 @@ def run(
         typer.Exit: with the code of what went wrong.
     """
     configure_logging("warning")
-    sinks: tuple[EventSink, ...] = (Events(),) if stream else ()
+    printer = Events()
+    sinks: tuple[EventSink, ...] = (printer,) if stream else ()
     try:
         result = asyncio.run(_run(places, name, parsed(input), start or None, sinks))
     except AstromeshError as error:
@@ -76,6 +77,7 @@ def run(
     except KeyboardInterrupt:
         note("cancelled")
         raise typer.Exit(CANCELLED) from None
+    printer.finish()
     if as_json or trace:
         print_json(result.with_trace() if trace else result.to_json())
     else:

@@ -246,7 +246,7 @@ class _Stages:
 
     def send(self, event: Event) -> None:
         if event.type == "stage.started":
-            with suppress(BrokenPipeError):
+            with suppress(OSError):  # what cannot be printed ends no Task
                 note(f"  {_told(event.data)} …")
 
 

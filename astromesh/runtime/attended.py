@@ -11,11 +11,11 @@ from astromesh.errors import ApprovalRequired, Interrupted, RunFailed, RunNotFou
 from astromesh.runtime.records import RunAnswer
 from astromesh.runtime.registry import Viewer
 from astromesh.runtime.stored_runs import StoredRuns
-from astromesh.telemetry.stream import DELTA, TERMINAL
+from astromesh.telemetry.stream import TERMINAL, tell
 from astromesh.types import Event
 
 
-class _UntilItRests:
+class UntilItRests:
     """A listener that knows when a run has ended, or waits for a person.
 
     Args:
@@ -25,13 +25,12 @@ class _UntilItRests:
     wants_deltas = True
 
     def __init__(self, sinks: Sequence[EventSink]) -> None:
-        self._sinks = sinks
+        self._sinks = tuple(sinks)
         self.rests = asyncio.Event()
 
     def send(self, event: Event) -> None:
-        for sink in self._sinks:
-            if sink.wants_deltas or event.type != DELTA:
-                sink.send(event)
+        if broken := tell(self._sinks, event):
+            self._sinks = tuple(sink for sink in self._sinks if sink not in broken)
         if event.type in TERMINAL or event.type == "run.waiting":
             self.rests.set()
 
@@ -43,7 +42,7 @@ async def attend(runs: StoredRuns, store: RunStore, row: RunRow, sinks: Sequence
         ApprovalRequired: it waits for a person; it goes on without this caller.
         RunFailed, Interrupted: it failed, or was cancelled.
     """
-    listener = _UntilItRests(sinks)
+    listener = UntilItRests(sinks)
     leave = await runs.follow(row.run_id, Viewer(row.tenant, row.owner), 0, listener)
     try:
         await listener.rests.wait()

@@ -16,7 +16,7 @@ import orjson
 from astromesh.abc.events import EventSink
 from astromesh.node.calls import ASSISTANT
 from astromesh.telemetry.runs import RunLog
-from astromesh.telemetry.stream import DELTA, LONG, TERMINAL
+from astromesh.telemetry.stream import DELTA, LONG, TERMINAL, tell
 from astromesh.types import Event, JsonObject
 
 RESTARTED = "model.restarted"
@@ -77,14 +77,14 @@ class DurableStream:
         if self._writer.closed:
             return
         if self._past and (self._was_said(type, data) or self._past[-1].type in TERMINAL):
-            _tell(self._anew, Event(self.run_id, self.seq, time(), type, data))
+            self._tell_ours(self._anew, Event(self.run_id, self.seq, time(), type, data))
             return
         self.seq = seq = self.seq + 1
         event = Event(self.run_id, seq, time(), type, data)
         self._log.events.append(event)
         if type in LONG or not seq & 255:
             self._log.weigh(event)
-        _tell((*self._own, *self._anew), event)
+        self._tell_ours((*self._own, *self._anew), event)
         self._writer.event(event, last=type in _ENDS)
 
     def deliver(self, events: Sequence[Event]) -> None:
@@ -93,7 +93,13 @@ class DurableStream:
             return
         self.written = events[-1].seq
         for event in events:
-            _tell(self._sinks, event)
+            for broken in tell(self._sinks, event):
+                self.remove(broken)
+
+    def _tell_ours(self, sinks: Iterable[EventSink], event: Event) -> None:
+        for broken in tell(sinks, event):
+            self._own = tuple(s for s in self._own if s is not broken)
+            self._anew = tuple(s for s in self._anew if s is not broken)
 
     # -- a run that is taken up again ----------------------------------------------------------------------
 
@@ -134,12 +140,6 @@ class DurableStream:
             return False
         self._again[key] -= 1
         return True
-
-
-def _tell(sinks: Iterable[EventSink], event: Event) -> None:
-    for sink in sinks:
-        if sink.wants_deltas or event.type != DELTA:
-            sink.send(event)
 
 
 def _key(type: str, data: JsonObject) -> bytes:

@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from time import time
 from typing import Any, Protocol
 
+import structlog
+
 from astromesh.abc.events import EventSink
 from astromesh.types import Event
 
@@ -20,6 +22,8 @@ MODEL_CONTENT, TOOL_CONTENT = "model.content", "tool.content"
 PRIVATE = frozenset({MODEL_CONTENT, TOOL_CONTENT})
 #: events whose payload may be long
 LONG = frozenset({DELTA, "tool.started", "run.completed", "run.failed", "run.cancelled", *PRIVATE})
+
+log = structlog.get_logger("astromesh.runs")
 
 
 class EventLog(Protocol):
@@ -78,12 +82,39 @@ class EventStream:
             if type in LONG or not seq & 255:
                 log.weigh(event)
         for sink in sinks:
-            sink.send(event)
+            try:
+                sink.send(event)
+            except Exception as error:  # noqa: BLE001 (the border of a listener: it harms no run, and no other)
+                self.remove(sink)
+                _log_broken(sink, event, error)
 
     def _listen(self, sinks: tuple[EventSink, ...]) -> None:
         self._sinks = sinks
         self._delta_sinks = tuple(s for s in sinks if s.wants_deltas)
         self.streaming = bool(self._delta_sinks)
+
+
+def tell(sinks: Iterable[EventSink], event: Event) -> list[EventSink]:
+    """Hands an event to those who want it; answers the listeners that broke, which are told nothing more."""
+    broken = []
+    for sink in sinks:
+        if sink.wants_deltas or event.type != DELTA:
+            try:
+                sink.send(event)
+            except Exception as error:  # noqa: BLE001 (the border of a listener: it harms no run, and no other)
+                _log_broken(sink, event, error)
+                broken.append(sink)
+    return broken
+
+
+def _log_broken(sink: EventSink, event: Event, error: Exception) -> None:
+    log.error(
+        "listener_failed",
+        listener=type(sink).__name__,
+        heard=event.type,
+        run_id=event.run_id,
+        exc_info=error,
+    )
 
 
 class NoEvents:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sqlite3
 import subprocess
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -19,14 +21,22 @@ spec:
   prompts: {system: hi}
   memory: {conversational: {backend: sqlite}}
 """
+_FULL = "error: The output cannot be written: No space left on device."
 
 
 @pytest.mark.parametrize(
     ("words", "code", "says"),
     [
         ("run poet hi >&-", 2, "error: The standard output is closed"),
-        ("run poet hi >/dev/full", 1, "error: The output cannot be written: No space left on device."),
-        ("run poet hi --json >/dev/full", 1, "error: The output cannot be written: No space left on device."),
+        ("run poet hi >/dev/full", 1, _FULL),
+        ("run poet hi --json >/dev/full", 1, _FULL),
+        (
+            "run poet hi --stream >/dev/full",
+            1,
+            _FULL,
+        ),
+        ("run poet hi --stream --json >/dev/full", 1, _FULL),
+        ("chat poet <in >/dev/full", 1, _FULL),
         ("run poet - <&-", 2, "error: The query is empty."),
         ("chat poet <&-", 0, ""),
         ("run poet hi --session s --data /proc/nope", 2, "error: The data folder /proc/nope cannot be made"),
@@ -36,6 +46,7 @@ def test_what_is_no_fault_of_ours_is_one_sentence(tmp_path: Path, words: str, co
     agents = tmp_path / "config" / "agents"
     agents.mkdir(parents=True)
     (agents / "poet.agent.yaml").write_text(_AGENT)
+    (tmp_path / "in").write_text("hi\n")
     done = subprocess.run(
         ["/bin/sh", "-c", f'exec "$0" {words}', str(PROGRAM)],
         cwd=tmp_path,
@@ -48,3 +59,11 @@ def test_what_is_no_fault_of_ours_is_one_sentence(tmp_path: Path, words: str, co
     assert (done.returncode, says in done.stderr) == (code, True), done.stderr
     assert "fault of astromesh" not in done.stderr
     assert "Traceback" not in done.stderr
+    if "full" in words:  # the sentence alone, and the run has completed
+        assert done.stderr.startswith(says)
+        assert _statuses(tmp_path) == ["completed"]
+
+
+def _statuses(folder: Path) -> list[str]:
+    with closing(sqlite3.connect(folder / ".astromesh" / "astromesh.db")) as connection:
+        return [status for (status,) in connection.execute("SELECT status FROM runs")]
