@@ -25,6 +25,9 @@ UNSEEN = (
 LINE_ENDS = "\n\r\x0b\x0c\x85\u2028\u2029"
 SPACES = " \t\u00a0\u1680\u2000-\u200a\u202f\u205f\u2800\u3000"
 
+#: inside of a character class: control characters (Unicode's Cc), as a pattern that people read
+CONTROL = r"\x00-\x1f\x7f-\x9f"
+
 _UNSEEN = re.compile(f"[{UNSEEN}]")
 _ASCII_UNSEEN = re.compile("[\x00-\x08\x0e-\x1f\x7f]")
 _RUN = re.compile(f"[{UNSEEN}]+")

@@ -7,9 +7,11 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 from pydantic_core import PydanticCustomError
 
-from astromesh.unseen import blank
+from astromesh.unseen import CONTROL, blank
 
-SessionId = Annotated[str, StringConstraints(min_length=1, max_length=256, pattern=r"^[^\x00-\x1f\x7f]+$")]
+#: a text of one line
+PLAIN = f"^[^{CONTROL}]+$"
+SessionId = Annotated[str, StringConstraints(min_length=1, max_length=256, pattern=PLAIN)]
 #: positions in logs and histories are 64-bit integers in every store
 MOST_SEQ = 2**63 - 1
 

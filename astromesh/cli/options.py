@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from astromesh.unseen import CONTROL
 
 Config = Annotated[
     Path, typer.Option("--config", "-c", metavar="DIR", envvar="ASTROMESH_CONFIG_DIR", help="Configuration.")
@@ -16,8 +19,18 @@ Data = Annotated[
     typer.Option("--data", metavar="DIR", envvar="ASTROMESH_DATA_DIR", help="What is kept between runs."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
+
+
+def _session(given: str) -> str:
+    """By the same rule as `session_id` over HTTP; absent is empty."""
+    if len(given) > 256 or re.search(f"[{CONTROL}\ud800-\udfff]", given):
+        raise typer.BadParameter("A session has 1 to 256 characters of UTF-8, no control characters.")
+    return given
+
+
 Session = Annotated[
-    str, typer.Option("--session", "-s", metavar="ID", help="The conversation to go on with.")
+    str,
+    typer.Option("--session", "-s", metavar="ID", help="The conversation to go on with.", callback=_session),
 ]
 
 

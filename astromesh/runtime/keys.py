@@ -6,6 +6,7 @@ SHA-256 is enough; slow hashes are for passwords, which people choose. The token
 
 from __future__ import annotations
 
+import re
 import secrets
 import sqlite3
 import string
@@ -19,11 +20,13 @@ from astromesh.errors import Conflict, InvalidInput, NotFound
 from astromesh.storage.database import Database
 from astromesh.storage.migrations import Schema, queries
 from astromesh.types import CallerContext
+from astromesh.unseen import CONTROL
 
 _PACKAGE = "astromesh.runtime"
 SCHEMA = Schema("keys", _PACKAGE, "sql/keys")
 SQL = queries(_PACKAGE, "sql/keys.sql")
 
+_CONTROL = re.compile(f"[{CONTROL}]")
 PREFIX = "am"
 TENANT = "default"
 DAY = 86_400.0
@@ -103,8 +106,10 @@ class KeyStore:
         """A new key and its token, which is kept nowhere.
 
         Raises:
-            InvalidInput: without a name or a scope, or expiring in the past or beyond `MOST_DAYS`.
+            InvalidInput: control characters, no name or scope, or expiring in the past or beyond `MOST_DAYS`.
         """
+        if any(map(_CONTROL.search, (wanted.name, wanted.user_id, wanted.tenant_id))):
+            raise InvalidInput("The name of a key, user or tenant holds no control characters.")
         if not wanted.name.strip() or not wanted.scopes or not 0 <= wanted.days <= MOST_DAYS:
             raise InvalidInput(
                 "A key needs a name, at least one scope, and to expire after now, "

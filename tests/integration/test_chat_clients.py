@@ -175,6 +175,8 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a tool's message": ({"messages": [{"role": "tool", "content": "x"}, *USER]}, "role tool"),
     "n": ({"n": 2}, "n must be 1"),
+    "stream in words": ({"extra_body": {"stream": "yes"}}, "stream: Input should be a valid boolean"),
+    "stream as a number": ({"extra_body": {"stream": 1}}, "stream: Input should be a valid boolean"),
     "no messages": ({"messages": []}, "messages"),
     "an answer last": ({"messages": [{"role": "assistant", "content": "x"}]}, "user message"),
     "an unknown role": ({"messages": [{"role": "robot", "content": "x"}]}, "role"),

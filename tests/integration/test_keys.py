@@ -78,7 +78,16 @@ async def test_the_secret_is_neither_in_the_file_nor_in_a_repr(
 
 
 @pytest.mark.parametrize(
-    "wrong", [NewKey("", SCOPES), NewKey(" ", SCOPES), NewKey("a", frozenset()), NewKey("a", SCOPES, days=-1)]
+    "wrong",
+    [
+        NewKey("", SCOPES),
+        NewKey(" ", SCOPES),
+        NewKey("a", frozenset()),
+        NewKey("a", SCOPES, days=-1),
+        NewKey("a\x1b[2J", SCOPES),
+        NewKey("a", SCOPES, user_id="a\x1fb"),
+        NewKey("a", SCOPES, tenant_id="a\x9b2J"),
+    ],
 )
 async def test_a_key_needs_a_name_a_scope_and_a_future(store: KeyStore, wrong: NewKey) -> None:
     with pytest.raises(InvalidInput):

@@ -26,6 +26,9 @@ RUN = "/v1/agents/helper/run"
         (b'{"query": " \\n\\t", "session_id": "s"}', "query: it must not be blank."),
         (b'{"query": "\\u200b\\u2800 \\u0000", "session_id": "s"}', "query: it must not be blank."),
         (b'{"query": "x", "session_id": "a\\nb"}', "session_id: it must hold no control characters, such as line ends or tabs."),
+        (b'{"query": "x", "session_id": "a\\u007fb"}', "session_id: it must hold no control characters"),
+        (b'{"query": "x", "session_id": "a\\u0080b"}', "session_id: it must hold no control characters"),
+        (b'{"query": "x", "session_id": "a\\u009fb"}', "session_id: it must hold no control characters"),
         (b'{"query": "\xff", "session_id": "s"}', "The body is not UTF-8, as JSON must be."),
         (b'{"query": ', "The body is not JSON: unexpected end"),
     ],
@@ -38,6 +41,17 @@ async def test_a_body_that_is_refused_says_why_in_words(tmp_path: Path, body: by
     assert refused.status_code == 422
     assert detail in refused.json()["detail"]
     assert not provider.requests
+
+
+async def test_a_session_by_header_is_utf_8_as_in_a_body(tmp_path: Path) -> None:
+    """U+00DC has a byte that would be a control character, were every byte a character; C1 controls are refused."""
+    asked = {"model": "helper", "messages": [{"role": "user", "content": "hi"}]}
+    names = {b"x-session-id": "\u00dc".encode()}, {b"x-session-id": b"\xdc"}, {b"x-session-id": b"a\xc2\x9bb"}
+    async with client_of(runtime_of(write(tmp_path, manifest()), ScriptedProvider("one", "two"))) as client:
+        said = [await client.post("/v1/chat/completions", json=asked, headers=name) for name in names]
+    assert [answer.status_code for answer in said] == [200, 200, 400]
+    assert "X-Session-Id" in said[2].json()["error"]["message"]
+    assert [answer.json()["astromesh"]["session_id"] for answer in said[:2]] == ["\u00dc", "\u00dc"]
 
 
 async def test_who_names_no_agent_in_a_terminal_reads_which_there_are(tmp_path: Path) -> None:

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from base64 import b64decode
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any, Literal
 
 from fastapi import APIRouter, Request, Response
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, TypeAdapter, ValidationError
 
 from astromesh.api.access import caller_of, runtime_of
 from astromesh.api.asked import SessionId
@@ -75,7 +76,7 @@ class ChatBody(BaseModel):
 
     model: str
     messages: list[ChatMessage] = Field(min_length=1)
-    stream: bool = False
+    stream: StrictBool = False
     stream_options: dict[str, Any] | None = None
     user: SessionId | None = None
     n: int | None = None
@@ -164,9 +165,11 @@ def _run_request(body: ChatBody, headers: Mapping[str, str]) -> RunRequest:
 
 
 def _session(header: str | None) -> str | None:
-    """The header by the same rule as `session_id` in a run's body."""
+    """The header by the same rule as `session_id` in a run's body; beyond ASCII it is UTF-8 as that is."""
     if not header:
         return None
+    with suppress(UnicodeDecodeError):
+        header = header.encode("latin-1").decode()
     try:
         return _SESSION.validate_python(header)
     except ValidationError as error:

@@ -10,6 +10,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstr
 
 from astromesh.abc.rag import Document, Ingested, Passage
 from astromesh.api.access import runtime_of
+from astromesh.api.asked import PLAIN
 from astromesh.api.declared import audited, scope
 from astromesh.errors import InvalidInput
 from astromesh.runtime.rag_pipelines import knowledge_of
@@ -20,7 +21,7 @@ router = APIRouter(tags=["knowledge"])
 #: documents of one request, passages of one answer
 MOST_DOCUMENTS, MOST_PASSAGES = 500, 50
 
-DocumentId = Annotated[str, StringConstraints(min_length=1, max_length=512, pattern=r"^[^\x00-\x1f\x7f]+$")]
+DocumentId = Annotated[str, StringConstraints(min_length=1, max_length=512, pattern=PLAIN)]
 #: what a filter can ask for: a plain value, or any of several
 Wanted = str | int | float | bool | list[str | int | float | bool]
 
