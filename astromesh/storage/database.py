@@ -29,6 +29,8 @@ DEFAULT_URL = "sqlite:///.astromesh/astromesh.db"
 
 #: seconds that SQLite itself waits for a lock, so that two processes hand over without the lane's pause
 _PATIENCE = 0.02
+#: bytes that a ping tries to write where a write has failed
+_ROOM = 16 * 1024
 
 _PRAGMAS = (
     "journal_mode = WAL",
@@ -120,8 +122,15 @@ class Database:
         await self.write(migrate, schema)
 
     async def ping(self) -> None:
-        """Raises StoreUnavailable where the file can be neither read nor locked for writing."""
-        await asyncio.gather(self.read(_nothing, None), self.write(_nothing, None))
+        """Raises StoreUnavailable where the file cannot be read, or locked for writing.
+
+        Where a write has failed, on a full disk for one, it tries to write, until that works.
+        """
+        writer = self._opened[0]
+        ails = writer.ails
+        await asyncio.gather(self.read(_nothing, None), self.write(_takes_room if ails else _nothing, None))
+        if ails:
+            writer.ails = False
 
     async def scrub(self) -> None:
         """Empties the write-ahead log, so that nothing that was erased is left in it.
@@ -191,4 +200,12 @@ def _truncate_log(connection: sqlite3.Connection, items: Sequence[None]) -> Sequ
 
 def _nothing(connection: sqlite3.Connection, items: Sequence[None]) -> Sequence[None]:
     connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+    return items
+
+
+def _takes_room(connection: sqlite3.Connection, items: Sequence[None]) -> Sequence[None]:
+    """Writes some pages, and gives them back in the same transaction."""
+    connection.execute("CREATE TABLE ping (room BLOB)")
+    connection.execute("INSERT INTO ping VALUES (zeroblob(?))", (_ROOM,))
+    connection.execute("DROP TABLE ping")
     return items

@@ -105,6 +105,8 @@ class Lane:
         self._queue: SimpleQueue[Job[Any, Any] | None] = SimpleQueue()
         self._loop = asyncio.get_running_loop()
         self._connection: sqlite3.Connection | None = None
+        #: the store could not do some work; until somebody has found that it can
+        self.ails = False
         self._open = True
         self._stopped = self._loop.create_future()
         self._thread = threading.Thread(target=self._serve, name=f"astromesh-{name}", daemon=True)
@@ -257,6 +259,7 @@ class Lane:
         for job in jobs:
             job.error = translated(error, self._name)
         if hits_everyone(error) and not is_busy(error):
+            self.ails = True
             self._disconnect()
         self._call(_hand_out, jobs)
 

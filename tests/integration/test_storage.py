@@ -228,6 +228,52 @@ async def test_a_full_disk_refuses_whole_appends_and_then_heals(database):
     assert [t.seq for t in (await store.recall(KEY, 10)).turns] == [1, 2, 3, 4]
 
 
+class Crowded(Database):
+    """A database on a disk that has room for so many pages."""
+
+    room = 1 << 30
+
+    def _open_writer(self) -> sqlite3.Connection:
+        connection = super()._open_writer()
+        connection.execute(f"PRAGMA max_page_count = {self.room}")
+        return connection
+
+
+def pages(connection, items):
+    return [connection.execute("PRAGMA page_count").fetchone()[0] for _ in items]
+
+
+async def test_once_a_full_disk_was_met_a_ping_tells_until_there_is_room(path):
+    async with Crowded(path) as database:
+        store = await conversations(database)
+        await store.append(KEY, "ann", PAIR)
+        big = Turn("assistant", "x" * 50_000)
+        database.room = 1  # of the connection that is made behind the first fault
+        await database.write(fill, None)
+        await store.ping()  # nobody knows yet, and a ping writes nothing
+        for _ in range(2):
+            with pytest.raises(StoreUnavailable, match="full"):
+                await store.append(KEY, "ann", (PAIR[0], big))
+            with pytest.raises(StoreUnavailable, match="full"):
+                await store.ping()
+        database.room = 1 << 30
+        await store.ping()
+        held = await database.write(pages, None)
+        for _ in range(3):
+            await store.ping()
+        assert await database.write(pages, None) == held
+        assert ("ping",) not in await database.read(named, None)
+        assert await store.append(KEY, "ann", (PAIR[0], big)) == 4
+
+
+def fill(connection, items):
+    return [connection.execute("PRAGMA max_page_count = 1").fetchone() for _ in items]
+
+
+def named(connection, items):
+    return [connection.execute("SELECT name FROM sqlite_schema").fetchall() for _ in items]
+
+
 async def test_a_turn_that_cannot_be_written_takes_its_pair_with_it_and_nobody_elses(database):
     store = await conversations(database)
     await store.append(KEY, "ann", PAIR)
