@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -20,7 +20,8 @@ from astromesh.abc.clock import Clock, SystemClock
 from astromesh.abc.leases import SessionLeases
 from astromesh.abc.memory import MemoryStrategy
 from astromesh.abc.provider import ModelPort
-from astromesh.abc.stores import ConversationStore, EpisodicStore, Recalled, SemanticStore
+from astromesh.abc.stores import ConversationStore, EpisodicStore, Recalled, SemanticStore, Summary
+from astromesh.core.guardrails import GuardrailsEngine
 from astromesh.errors import AstromeshError, Conflict, SessionNotFound
 from astromesh.types import JsonObject, MemoryContext, SemanticResult, SessionKey, Turn
 
@@ -78,9 +79,10 @@ class MemoryManager:
     Args:
         model: writes summaries, for strategies that compress; without one they never do.
         about: what the manifest says of it, for `describe`.
+        rules: of the agent; its output rules hold for summaries.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (one keyword for each thing that a memory is made of)
         self,
         conversational: ConversationalMemory | None = None,
         semantic: SemanticMemory | None = None,
@@ -89,11 +91,13 @@ class MemoryManager:
         model: ModelPort | None = None,
         clock: Clock | None = None,
         about: JsonObject | None = None,
+        rules: GuardrailsEngine | None = None,
     ) -> None:
         self.conversational, self.semantic, self.episodic = conversational, semantic, episodic
         self._model = model
         self._clock: Clock = clock or SystemClock()
         self._about = about or {}
+        self._rules = rules or GuardrailsEngine()
         # stores of others may not know leases
         self._leases = getattr(self.conversations, "leases", None)
         self._beside: dict[object, asyncio.Task[None]] = {}
@@ -163,7 +167,7 @@ class MemoryManager:
         if recalled.owner is not None and owner is not None and recalled.owner != owner:
             raise SessionNotFound(f"There is no session {key.session_id!r}.")
         if self._model is not None and memory.strategy.due(recalled) and key not in self._beside:
-            self._go_beside(key, _compact(memory, key, recalled, self._model))
+            self._go_beside(key, _compact(memory, key, recalled, self._model, self._rules))
         return recalled
 
     async def _search(self, key: SessionKey, owner: str, query: str) -> tuple[SemanticResult, ...]:
@@ -336,15 +340,28 @@ class Transaction:
 
 
 async def _compact(
-    memory: ConversationalMemory, key: SessionKey, recalled: Recalled, model: ModelPort
+    memory: ConversationalMemory,
+    key: SessionKey,
+    recalled: Recalled,
+    model: ModelPort,
+    rules: GuardrailsEngine,
 ) -> None:
     async def page(after: int, limit: int) -> tuple[Turn, ...]:
         return await memory.store.page(key, after=after, limit=limit)
 
     try:
-        await memory.store.set_summary(key, await memory.strategy.compact(recalled, page, model))
+        summary = await memory.strategy.compact(recalled, page, model)
+        await memory.store.set_summary(key, _checked(summary, rules, key))
     except AstromeshError as error:  # nothing is lost: the turns stay, and the next run tries again
         log.warning("summary_failed", agent=key.agent, code=error.code, error=str(error))
+
+
+def _checked(summary: Summary, rules: GuardrailsEngine, key: SessionKey) -> Summary:
+    """A summary as the output rules leave it: it goes into every later prompt, and is shown to its owner."""
+    released = rules.check_output(summary.text)
+    if released.blocked:  # it would be no other one the next time
+        log.warning("summary_withheld", agent=key.agent, rule=released.actions[-1]["type"])
+    return replace(summary, text=released.text) if released.actions else summary
 
 
 async def _helping(part: str, work: Awaitable[T], otherwise: T, degraded: list[str]) -> T:

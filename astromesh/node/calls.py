@@ -22,7 +22,7 @@ from astromesh.abc.tool import ToolContext, ToolPort
 from astromesh.errors import AstromeshError, BudgetExhausted, ProviderUnavailable
 from astromesh.node.ledger import MODEL_KEYS, RunLedger
 from astromesh.node.runner import together
-from astromesh.node.scope import NO_EVENTS, Scope
+from astromesh.node.scope import NO_EVENTS, Scope, Told
 from astromesh.tokens import estimate_request, of_bytes, size_of
 from astromesh.types import (
     BrokeOff,
@@ -39,8 +39,6 @@ from astromesh.types import (
 )
 
 ASSISTANT = "assistant"
-#: characters of arguments and of a result that episodic memory is told
-_TOLD = 500
 #: tool calls of one turn of the model that run at once, and that are made at all
 AT_ONCE, MOST_CALLS = 16, 128
 _TOO_MANY = f"A turn may call at most {MOST_CALLS} tools; this call was not made."
@@ -305,7 +303,7 @@ async def _do(scope: Scope, tools: ToolPort, call: ToolCall, context: ToolContex
     if scope.capture is not None:
         scope.capture.tool(call, result)
     if scope.tools_told is not None:
-        scope.tools_told.append(_told(scope, name, call, result))
+        scope.tools_told.append(Told(name, call, result.ok, result.content))
     return result
 
 
@@ -317,7 +315,7 @@ def _retell(scope: Scope, tools: ToolPort, call: ToolCall, result: ToolResult) -
     scope.ledger.spend("tool_calls")
     scope.events.emit("tool.finished", id=call.id, name=name, ok=result.ok, **_marks(result))
     if scope.tools_told is not None:
-        scope.tools_told.append(_told(scope, name, call, result))
+        scope.tools_told.append(Told(name, call, result.ok, result.content))
 
 
 def _name(scope: Scope, tools: ToolPort, call: ToolCall) -> str:
@@ -332,17 +330,6 @@ def _marks(result: ToolResult) -> JsonObject:
     if result.untrusted:
         marks["untrusted"] = True
     return marks
-
-
-def _told(scope: Scope, name: str, call: ToolCall, result: ToolResult) -> JsonObject:
-    """A tool call as episodic memory keeps it (document 001, step 11): its arguments and what came of it."""
-    arguments = call.arguments if len(call.arguments) > _TOLD else _readable(call.arguments)
-    if isinstance(arguments, str):
-        arguments = arguments[:_TOLD]
-    said = result.content  # it names the tool, which nobody may see where its name was changed
-    if name != call.name and scope.shown is not None:
-        said = scope.shown(said)
-    return {"tool": name, "arguments": arguments, "ok": result.ok, "result": said[:_TOLD]}
 
 
 def _readable(arguments: str) -> object:

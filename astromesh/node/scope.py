@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from astromesh.abc.clock import Clock, SystemClock
 from astromesh.abc.events import Emitter
@@ -14,13 +14,22 @@ from astromesh.node.capture import Capture
 from astromesh.node.journal import Journal
 from astromesh.node.ledger import RunLedger
 from astromesh.telemetry.stream import NoEvents
-from astromesh.types import CallerContext, JsonObject, SessionKey
+from astromesh.types import CallerContext, SessionKey, ToolCall
 
 T = TypeVar("T")
 
 #: the events of a scope that nobody listens to
 NO_EVENTS = NoEvents()
 _CLOCK: Clock = SystemClock()
+
+
+class Told(NamedTuple):
+    """A tool call that was made. `name` as others may see it, `result` as the model was shown it."""
+
+    name: str
+    call: ToolCall
+    ok: bool
+    result: str
 
 
 class _OfTheRun(Protocol[T]):
@@ -59,7 +68,7 @@ class _Common:
     untrusted: list[str] = field(default_factory=list)
     steps: list[int] = field(default_factory=lambda: [0])
     tools_called: list[str] = field(default_factory=list)
-    tools_told: list[JsonObject] | None = None
+    tools_told: list[Told] | None = None
     capture: Capture | None = None
     shown: Callable[[str], str] | None = None
     journal: Journal | None = None
@@ -106,7 +115,7 @@ class Scope:
     untrusted: _OfTheRun[list[str]] = _of_the_run("untrusted")
     steps: _OfTheRun[list[int]] = _of_the_run("steps")
     tools_called: _OfTheRun[list[str]] = _of_the_run("tools_called")
-    tools_told: _OfTheRun[list[JsonObject] | None] = _of_the_run("tools_told")
+    tools_told: _OfTheRun[list[Told] | None] = _of_the_run("tools_told")
     capture: _OfTheRun[Capture | None] = _of_the_run("capture")
     shown: _OfTheRun[Callable[[str], str] | None] = _of_the_run("shown")
     journal: _OfTheRun[Journal | None] = _of_the_run("journal")

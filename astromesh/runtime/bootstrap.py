@@ -333,7 +333,7 @@ class _Bootstrap:
             name=manifest.name,
             manifest=manifest,
             guardrails=rules,
-            memory=await self._memory(manifest, router),
+            memory=await self._memory(manifest, router, rules),
             prompt=self._prompts.register(
                 manifest.name, spec.prompts.system, description=spec.identity.description,
                 variables=spec.prompts.variables,
@@ -387,7 +387,9 @@ class _Bootstrap:
         self._opened.resources.on_close(provider.close)
         return provider
 
-    async def _memory(self, manifest: AgentManifest, router: ModelRouter) -> MemoryManager:
+    async def _memory(
+        self, manifest: AgentManifest, router: ModelRouter, rules: GuardrailsEngine
+    ) -> MemoryManager:
         memory = manifest.spec.memory
         manager = MemoryManager(
             await self._conversational(memory.conversational),
@@ -396,6 +398,7 @@ class _Bootstrap:
             model=router,
             clock=self._clock,
             about=memory.model_dump(mode="json", exclude_none=True),
+            rules=rules,
         )
         self._opened.resources.on_close(manager.close)
         return manager

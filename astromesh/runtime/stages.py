@@ -21,6 +21,7 @@ from astromesh.node.calls import ASSISTANT
 from astromesh.node.toolbox import JoinedTools
 from astromesh.runtime import budgets, failpoints
 from astromesh.runtime.agent import Agent
+from astromesh.runtime.episodes import episode
 from astromesh.runtime.recorded import (
     admitted_of,
     admitted_to_json,
@@ -253,7 +254,7 @@ async def _keep(agent: Agent, released: ReleasedAnswer, run: Run) -> None:
         transaction.persist_turn(Turn("user", released.admitted.query, created_at=now, run_id=run.id))
         transaction.persist_turn(Turn("assistant", released.response, created_at=now, run_id=run.id))
         if agent.memory.episodic is not None:
-            transaction.record(_episode(released, run))
+            transaction.record(episode(agent.guardrails, released, run))
 
 
 async def remember_partial(agent: Agent, request: RunRequest, run: Run) -> None:
@@ -301,25 +302,6 @@ def _admit_messages(
         else m
         for m in messages
     )
-
-
-def _episode(released: ReleasedAnswer, run: Run) -> list[JsonObject]:
-    details = released.details
-    events: list[JsonObject] = [
-        {"event": "tool_call", **told, "run_id": run.id} for told in run.scope.tools_told or ()
-    ]
-    events += [{"event": "guardrail", **action, "run_id": run.id} for action in released.actions]
-    events.append(
-        {
-            "event": "run",
-            "run_id": run.id,
-            "provider": details["provider"],
-            "model": details["model"],
-            "latency_ms": run.elapsed_ms(),
-            "usage": details["usage"],
-        }
-    )
-    return events
 
 
 def _checked_metadata(agent: Agent, outcome: Outcome, response: str) -> JsonObject:
