@@ -205,6 +205,8 @@ class Binder:
             node: the block's, where it does not stand in the file as one.
         """
         entry = self._given.entries.get(spec.provider)
+        if entry is not None and not entry.typed:
+            return
         plugin = entry.record.type if entry else spec.provider
         node = node or self._node(at)
         self._check_key(node, at)
@@ -249,7 +251,7 @@ class Binder:
 
     def _options(self, group: str, name: str, at: Steps, also: Iterable[str] = ()) -> type[BaseModel] | None:
         resolver = self._given.resolver
-        if resolver is None:
+        if resolver is None or self._root.stood_in_for(at):
             return None
         try:
             return resolver.options(group, name)

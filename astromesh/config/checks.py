@@ -253,7 +253,8 @@ def _templates(manifest: AgentManifest, root: Node, check: TemplateCheck) -> Ite
             yield from _template(root, ("spec", "tools", i, "context_transform"), check)
         if isinstance(tool.approval, ApprovalRule) and tool.approval.when:
             at = ("spec", "tools", i, "approval", "when")
-            if (wrong := check("{{ " + tool.approval.when + " }}")) is not None:
+            found = check("{{ " + tool.approval.when + " }}")
+            for wrong in found.every() if found else ():
                 yield Finding(at, f"is no Jinja expression: {wrong.message}")
 
 
@@ -261,8 +262,8 @@ def _template(root: Node, at: Steps, check: TemplateCheck) -> Iterator[Finding]:
     node = root.get(*at)
     if node is None or not isinstance(node.value, str):
         return
-    wrong = check(node.value)
-    if wrong is not None:
+    found = check(node.value)
+    for wrong in found.every() if found else ():
         place = Place(node.place.line + wrong.line, 1) if node.literal else node.place
         where = "" if node.literal or wrong.line == 1 else f" (line {wrong.line} of the text)"
         yield Finding(at, f"is no Jinja template: {wrong.message}{where}", place=place)

@@ -26,6 +26,11 @@ class PlacedEntry(NamedTuple):
     record: ProviderEntry
     node: Node
 
+    @property
+    def typed(self) -> bool:
+        """Whether its file says which plugin it is; where it does not, that is told there."""
+        return not self.node.stood_in_for(("type",))
+
 
 class Key(NamedTuple):
     """An API key, empty where there is none; `missing` says why one that was asked for is not there."""

@@ -77,7 +77,7 @@ class File:
         if not isinstance(self.root.value, dict):
             self.take([Finding((), "must be a mapping with apiVersion, kind, metadata and spec")])
             return
-        salvaged = salvage(KINDS[self.kind], defaults(self.root), self.path)
+        salvaged = salvage(KINDS[self.kind], defaults(self.root), self.path, standing_in=True)
         # what such a number is instead is nobody's mistake
         told = {(one.line, one.column) for one in self.faults if TOO_LARGE in str(one)}
         self.faults += (one for one in salvaged.faults if (one.line, one.column) not in told)
@@ -106,6 +106,8 @@ class File:
     def take(self, findings: Iterable[Finding]) -> None:
         """Turns findings into faults at their places."""
         for finding in findings:
+            if self._sound.stood_in_for(finding.steps):
+                continue
             place = finding.place or self._sound.place_of(finding.steps)
             self.faults.append(fault(self.path, finding.message, place, finding.steps, finding.hint))
 

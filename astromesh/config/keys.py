@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cache
 from types import UnionType
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import AliasChoices, AliasPath, BaseModel
 
@@ -46,7 +46,7 @@ def takes(model: type[BaseModel], key: str) -> bool:
     return model.model_config.get("extra") == "allow" or key in keys_of(model)
 
 
-def _names(name: str, field: Any, by_name: bool) -> Iterable[str]:
+def _names(name: str, field: Any, by_name: bool) -> Sequence[str]:
     alias = field.validation_alias or field.alias
     if alias is None:
         return (name,)
@@ -64,6 +64,35 @@ def description_at(model: type[BaseModel], steps: Steps) -> str:
     """What the field at a path says about itself."""
     found = [one.model_fields.get(str(steps[-1])) for one in _models_at(model, steps[:-1])]
     return next((field.description for field in found if field and field.description), "")
+
+
+#: fits whatever a name must be like
+_A_NAME = "stands-in"
+#: type → what may stand for a value of it; everything else is a text, a mapping of keys or nothing
+_SAMPLES: dict[Any, Any] = {str: _A_NAME, int: 1, float: 1, dict: {}, list: [], tuple: []}
+
+
+def sample(model: type[BaseModel], steps: Steps) -> Any:
+    """Something that may stand for the required value at a path; None where nothing says what it could be."""
+    for one in _models_at(model, steps[:-1]):
+        for name, field in one.model_fields.items():
+            if steps[-1] in tuple(_names(name, field, True)):
+                return _sample(field.annotation)
+    return None
+
+
+def _sample(annotation: Any) -> Any:
+    for one in _members(annotation):
+        if get_origin(one) is Literal and len(get_args(one)) == 1:
+            return get_args(one)[0]
+        if isinstance(one, type) and issubclass(one, BaseModel):
+            needed = {name: field for name, field in one.model_fields.items() if field.is_required()}
+            return {
+                _names(name, field, False)[0]: _sample(field.annotation) for name, field in needed.items()
+            }
+        if (found := _SAMPLES.get(get_origin(one) or one)) is not None:
+            return found
+    return None
 
 
 def _models_at(model: type[BaseModel], steps: Steps) -> list[type[BaseModel]]:

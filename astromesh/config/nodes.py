@@ -26,9 +26,11 @@ class Node:
         entries: its parts, by key or position.
         keys: places of a mapping's keys.
         weight: its size with all that aliases repeat; height: levels below it.
+        stands_in: whether it stands for something required that is missing or wrong, so that the rest can be
+            looked into; what is wrong with it is nobody's mistake.
     """
 
-    __slots__ = ("entries", "height", "keys", "literal", "place", "value", "variables", "weight")
+    __slots__ = ("entries", "height", "keys", "literal", "place", "stands_in", "value", "variables", "weight")
 
     def __init__(self, value: Any, place: Place = Place(), weight: int = 1) -> None:
         self.value = value
@@ -39,6 +41,7 @@ class Node:
         self.keys: dict[str, Place] = {}
         self.weight = weight
         self.height = 0
+        self.stands_in = False
 
     def get(self, *steps: str | int) -> Node | None:
         """The node at a path, or None."""
@@ -76,12 +79,26 @@ class Node:
 
     def known(self, steps: Steps) -> Steps:
         """The path without the steps that lead nowhere, but for the last: that is the key that is missing."""
+        found = self.existing(steps)
+        return found if found[-1:] == steps[-1:] else (*found, *steps[-1:])
+
+    def existing(self, steps: Steps) -> Steps:
+        """The path without the steps that lead nowhere: pydantic puts names of union members between keys."""
         node, found = self, []
         for step in steps:
             if (child := node.entries.get(step)) is not None:
                 found.append(step)
                 node = child
-        return (*found, *steps[-1:]) if found[-1:] != list(steps[-1:]) else tuple(found)
+        return tuple(found)
+
+    def stood_in_for(self, steps: Steps) -> bool:
+        """Whether a path leads through something that stands in for what is missing."""
+        node: Node | None = self
+        for step in steps:
+            node = node.entries.get(step) if node is not None else None
+            if node is not None and node.stands_in:
+                return True
+        return False
 
     def picked(self, keys: Iterable[str | int]) -> Node:
         """The same mapping with only these keys."""
@@ -123,6 +140,11 @@ class Node:
         if isinstance(self.value, list):
             copy.value = [child.value for child in copy.entries.values()]
         return copy
+
+    def added(self, steps: Steps, node: Node) -> Node:
+        """The same tree with a node at a path whose end does not exist."""
+        above = self.get(*steps[:-1])
+        return self if above is None else self.replaced(steps[:-1], above.with_entry(str(steps[-1]), node))
 
     def _mapping(self, entries: dict[str | int, Node]) -> Node:
         node = Node({key: child.value for key, child in entries.items()}, self.place)

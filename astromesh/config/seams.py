@@ -25,10 +25,20 @@ class OptionsResolver(Protocol):
 
 
 class TemplateFault(NamedTuple):
-    """What is wrong with a template. `line` is 1-based within the template."""
+    """What is wrong with a template.
+
+    Args:
+        line: 1-based within the template.
+        more: what else is wrong with it.
+    """
 
     message: str
     line: int = 1
+    more: tuple[TemplateFault, ...] = ()
+
+    def every(self) -> tuple[TemplateFault, ...]:
+        """This one and the others."""
+        return (self, *self.more)
 
 
 #: looks at a template and answers what is wrong with it, or None

@@ -72,7 +72,8 @@ def sentence(
         known: keys that are right beside those of the model.
     """
     kind, loc = detail["type"], detail["loc"]
-    steps = node.known(loc)
+    # a key that is itself wrong is told at its place, as pydantic marks it
+    steps = node.known(loc) if kind == "missing" or loc[-1:] == ("[key]",) else node.existing(loc)
     wrong = node.get(*steps)
     about_key = kind in ("extra_forbidden", "missing") or (steps and wrong is None)
     place = node.place_of(loc, key=bool(about_key))

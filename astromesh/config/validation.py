@@ -11,21 +11,29 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from astromesh.config import scalars
+from astromesh.config.keys import sample
 from astromesh.config.loader import MAX_FAULTS
-from astromesh.config.nodes import Node, Steps
+from astromesh.config.nodes import Node, Steps, made
 from astromesh.config.sentences import sentence
 from astromesh.errors import InvalidManifest
 
 #: times that a file with faults is tried again without them
-_ROUNDS = 6
+_ROUNDS = 8
+
+
+class _About(NamedTuple):
+    """The path that a fault is about: what is wrong, or what is missing."""
+
+    steps: Steps
+    missing: bool
 
 
 class Checked(NamedTuple):
-    """A validated record, or None with the faults and the paths that they are about."""
+    """A validated record, or None with the faults and what they are about."""
 
     record: Any
     faults: tuple[InvalidManifest, ...] = ()
-    about: tuple[Steps, ...] = ()
+    about: tuple[_About, ...] = ()
 
 
 def validate(
@@ -53,9 +61,10 @@ def validate(
     return Checked(None, faults, tuple(_about(node, detail) for detail in details))
 
 
-def _about(node: Node, detail: ErrorDetails) -> Steps:
-    steps = node.known(detail["loc"])
-    return steps[:-1] if detail["type"] == "missing" else steps
+def _about(node: Node, detail: ErrorDetails) -> _About:
+    if detail["type"] == "missing":
+        return _About(node.known(detail["loc"]), missing=True)
+    return _About(node.existing(detail["loc"]), missing=False)
 
 
 def _validated(model: type[BaseModel], node: Node) -> BaseModel:
@@ -71,21 +80,47 @@ class Salvaged(NamedTuple):
     faults: tuple[InvalidManifest, ...]
 
 
-def salvage(model: type[BaseModel], node: Node, file: Path) -> Salvaged:
+def salvage(model: type[BaseModel], node: Node, file: Path, *, standing_in: bool = False) -> Salvaged:
     """Validates; where there are faults, leaves out what they are about and tries again.
 
     The record is None where too little is left.
+
+    Args:
+        standing_in: whether something stands in for required keys, so that their faults hide no others; those
+            nodes are marked.
     """
     checked = validate(model, node, file)
     left, wrong = node, checked
+    stood_in: set[Steps] = set()
     for _ in range(_ROUNDS):
         if wrong.record is not None:
             break
-        for steps in sorted(set(wrong.about), key=_from_the_end, reverse=True):
+        outside: set[Steps] = set()
+        for about in wrong.about:
+            stand_in = _stand_in(model, about) if standing_in and about.steps not in stood_in else None
+            if stand_in is not None:
+                stood_in.add(about.steps)
+                left = left.added(about.steps, stand_in)
+            else:
+                outside.add(about.steps[:-1] if about.missing else about.steps)
+        for steps in sorted(outside, key=_from_the_end, reverse=True):
             if steps and left.get(*steps) is not None:
                 left = left.without(steps)
         wrong = validate(model, left, file)
     return Salvaged(wrong.record, left, checked.faults)
+
+
+def _stand_in(model: type[BaseModel], about: _About) -> Node | None:
+    """A marked node for what is missing. None: it is there and wrong, or nothing can stand for it."""
+    value = sample(model, about.steps) if about.missing else None
+    return None if value is None else _marked(made(value))
+
+
+def _marked(node: Node) -> Node:
+    node.stands_in = True
+    for child in node.entries.values():
+        _marked(child)
+    return node
 
 
 def _from_the_end(steps: Steps) -> list[str]:

@@ -205,9 +205,8 @@ class Sandbox(ImmutableSandboxedEnvironment):
         """A template as far as its text tells."""
         try:
             tree = self.parse(source)
-            fault = next(self._faults(tree), None)
-            if fault is not None:
-                return Read(None, fault)
+            if faults := sorted(self._faults(tree), key=lambda fault: fault.line):
+                return Read(None, faults[0]._replace(more=tuple(faults[1:])))
             names = frozenset(meta.find_undeclared_variables(tree)) - self.globals.keys()
             return Read(self.compile(tree), names=names)
         except TemplateSyntaxError as error:

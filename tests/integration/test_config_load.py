@@ -14,6 +14,7 @@ from astromesh.config.configuration import Configuration
 from astromesh.config.load import load
 from astromesh.config.loader import MAX_BYTES
 from astromesh.config.seams import TemplateFault
+from astromesh.core import prompt_engine
 from astromesh.errors import InvalidConfiguration
 from tests.unit.config.config_samples import AGENT, BILLING, ENV, FewPlugins, write_good
 
@@ -235,6 +236,86 @@ def test_faults_of_every_sort_are_told_at_once_in_order(good: Path) -> None:
 
 
 # -- one harms no other --------------------------------------------------------------------------------------
+
+
+#: what is wrong with the blocks of an agent, whatever its head is like
+FAULTY = """\
+apiVersion: astromesh/v1
+kind: Agent
+metadata: {name: faulty}
+spec:
+  model: {primary: {provider: opnai, model: m}, fallback: [{provider: embeded}]}
+  prompts: {system: "{{ a"}
+  tools: [{name: ab, type: webhok}]
+  guardrails: {input: [{type: pii_detecton}]}
+"""
+HIDDEN = {
+    "spec.model.primary.provider", "spec.model.fallback[0].provider", "spec.prompts.system",
+    "spec.tools[0].type", "spec.guardrails.input[0].type",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "key"),
+    [
+        ("", "", ""),
+        ("astromesh/v1", "v2", "apiVersion"),
+        ("apiVersion: astromesh/v1\n", "", "apiVersion"),
+        ("kind: Agent", "kind: Agnet", "kind"),
+        ("metadata: {name: faulty}\n", "", "metadata"),
+        ("{name: faulty}", "faulty", "metadata"),
+        ("{name: faulty}", "{}", "metadata.name"),
+        ("name: faulty", "name: a b!", "metadata.name"),
+        ("provider: opnai, ", "", "spec.model.primary.provider"),
+        ("{provider: opnai, model: m}", "3", "spec.model.primary"),
+        ("primary: {provider: opnai, model: m}, ", "", "spec.model.primary"),
+        ("name: ab", "name: a b", "spec.tools[0].name"),
+        ("type: webhok", "effect: read", "spec.tools[0].type"),
+    ],
+)
+def test_a_fault_in_the_head_or_of_a_required_key_hides_no_other(
+    good: Path, old: str, new: str, key: str
+) -> None:
+    """What stands in for a required key in the meantime is told to nobody."""
+    (good / "agents/faulty.agent.yaml").write_text(FAULTY.replace(old, new, 1) if old else FAULTY)
+    found = [fault.key for fault in loaded(good).every_fault() if "faulty" in fault.file]
+    below = {one for one in HIDDEN if key and one.startswith(key)}
+    assert sorted(found) == sorted((HIDDEN - below) | ({key} if key else set()))
+
+
+def test_every_fault_of_a_template_is_told_at_its_line(good: Path) -> None:
+    """Of two alike in one line one is enough."""
+    (good / "agents/faulty.agent.yaml").write_text(
+        "apiVersion: astromesh/v1\nkind: Agent\nmetadata: {name: faulty}\nspec:\n"
+        "  model: {primary: {provider: embedded}}\n"
+        "  prompts:\n    system: |\n      {{ a|uper }} {{ c|uper }}\n      {{ b|lowr }}\n"
+    )
+    found = load(good, env=ENV, resolver=FewPlugins(), check_template=prompt_engine.check_template)
+    assert [(fault.line, fault.message) for fault in found.every_fault()] == [
+        (8, "is no Jinja template: there is no filter 'uper'; did you mean 'upper'?"),
+        (9, "is no Jinja template: there is no filter 'lowr'; did you mean 'lower'?"),
+    ]
+
+
+def test_a_pipeline_without_a_model_has_the_faults_of_its_other_keys_told(good: Path) -> None:
+    (good / "rag/product-knowledge.rag.yaml").write_text(
+        "apiVersion: astromesh/v1\nkind: RAGPipeline\nspec:\n"
+        "  sources: [{path: nowhere}, {path: nowhere, glob: ''}, {glob: '*.md'}]\n"
+        "  chunking: {strategy: markdwn}\n"
+    )
+    found = [fault.key for fault in loaded(good).every_fault() if "rag.yaml" in fault.file]
+    assert sorted(found) == [
+        "spec.chunking.strategy", "spec.sources[0].path", "spec.sources[1].glob", "spec.sources[1].path",
+        "spec.sources[2].path",
+    ]  # fmt: skip
+
+
+def test_an_entry_without_a_type_is_told_where_it_stands_and_not_where_it_is_named(good: Path) -> None:
+    (good / "providers.yaml").write_text(
+        "apiVersion: astromesh/v1\nkind: ProviderConfig\n"
+        "spec: {providers: {openai: {models: [gpt-4o-mini]}}}\n"
+    )
+    assert [fault.key for fault in loaded(good).every_fault()] == ["spec.providers.openai.type"]
 
 
 def test_one_broken_agent_does_not_stop_the_others(good: Path) -> None:

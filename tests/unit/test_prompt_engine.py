@@ -195,3 +195,14 @@ def test_macros_loops_and_sets_work_as_in_jinja():
         "{% for x in xs|select('odd') %}{{ x }}{% endfor %}{{ 'a' ~ 1 ~ nope }}"
     )
     assert render(template, context={"d": {"a": 1, "b": 2}, "xs": [1, 2, 3]}) == "1<a>,2<b>313a1"
+
+
+def test_every_wrong_filter_and_test_of_a_template_is_told_in_the_order_of_lines():
+    fault = check_template("{{ c is defind }} {% include 'x' %}\n{{ a|uper }}\n{{ b|lowr }}")
+    assert fault is not None
+    assert [(one.line, one.message.split(";")[0]) for one in fault.every()] == [
+        (1, "there is no test 'defind'"),
+        (1, "'include' is not available: a template stands alone"),
+        (2, "there is no filter 'uper'"),
+        (3, "there is no filter 'lowr'"),
+    ]
