@@ -15,6 +15,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import orjson
+import structlog
 import uvicorn
 import uvloop
 from uvicorn.supervisors import Multiprocess
@@ -36,6 +37,8 @@ from astromesh.runtime.engine import AgentRuntime
 from astromesh.storage.folder import trouble_with
 from astromesh.telemetry.logs import configure_logging
 from astromesh.telemetry.worker_tallies import WorkerTallies
+
+log = structlog.get_logger("astromesh.server")
 
 #: names the folder in which the processes of one server add up what they count
 TALLIES = "ASTROMESH_TALLIES"
@@ -160,6 +163,17 @@ def _end(_signal: int, _frame: object) -> None:
 # -- several -------------------------------------------------------------------------------------------------
 
 
+class _Workers(Multiprocess):
+    """Says which worker died, and how; uvicorn puts another in its place, and tells a logger that is off."""
+
+    def keep_subprocess_alive(self) -> None:
+        before = list(self.processes)
+        super().keep_subprocess_alive()
+        for worker in before:
+            if worker not in self.processes:
+                log.error("worker_died", pid=worker.pid, exit_code=worker.exitcode)
+
+
 def _share(
     places: tuple[Path, Path], listener: socket.socket, configuration: Configuration, workers: int
 ) -> None:
@@ -168,7 +182,7 @@ def _share(
     announce(listener, places, configuration, list(configuration.agents))
     with TemporaryDirectory(prefix="astromesh-") as tallies:
         os.environ[TALLIES] = tallies
-        supervisor = Multiprocess(config, [listener])
+        supervisor = _Workers(config, [listener])
         supervisor.run()
     if any(process.exitcode == uvicorn.config.STARTUP_FAILURE for process in supervisor.processes):
         raise ConfigError("A worker could not start; its log above says why.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 import signal
 import socket
@@ -178,6 +179,32 @@ def test_workers_share_the_port_their_metrics_and_end_together(
     until(lambda: all(counted in httpx.get(f"{server.url}/metrics").text for _ in range(5)))
     assert server.terminate() == 0
     assert "Traceback" not in server.log()
+
+
+def test_a_worker_that_dies_is_told(config: Path, server_process: ServerFactory) -> None:
+    """Another takes its place, and the log has the only word of it."""
+    server = server_process(config, args=["--workers", "2"])
+    until(lambda: len(workers(server)) == 2)
+    first = workers(server)
+    os.kill(int(first[0]), signal.SIGKILL)
+    until(lambda: "worker_died" in server.log())
+    said = next(line for line in server.log().splitlines() if "worker_died" in line)
+    assert f"pid={first[0]} exit_code=-9" in said
+    until(lambda: len(workers(server)) == 2 and first[0] not in workers(server))
+    server.kill()
+
+
+def workers(server: ServerProcess) -> list[str]:
+    """Process ids of those that live; a child besides keeps count of what they share."""
+    children = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
+    return [pid for pid in children if b"spawn_main" in command_line(pid)]
+
+
+def command_line(pid: str) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+        return b""
 
 
 # -- API keys ------------------------------------------------------------------------------------------------
