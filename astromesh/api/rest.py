@@ -61,6 +61,7 @@ def rest_app(state: State) -> FastAPI:
         version=__version__,
         openapi_url=None,  # described.router has it, with a scope
         telemetry=_NO_SECOND_TELEMETRY,
+        redirect_slashes=False,  # a key would be sent, and a run asked for, twice
     )
     app.state = state
     handlers.register(app)

@@ -114,11 +114,12 @@ def serve(
     config: Config = CONFIG,
     data: Data = DATA,
     host: Annotated[str, typer.Option(help="Address to listen on; default: runtime.yaml's.")] = "",
-    port: Annotated[int, typer.Option(min=-1, max=65535, help="0: any free one; default: runtime.yaml's.",
-                                      show_default=False)] = -1,
+    port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="0: any free one; default: runtime.yaml's.")
+    ] = None,
     workers: Annotated[int, typer.Option(min=1, max=64, help="Processes that share the port.")] = 1,
     strict: Annotated[bool, typer.Option("--strict", help="Refuse to start with a broken agent.")] = False,
-) -> None:  # fmt: skip
+) -> None:
     """Serve the agents over HTTP and WebSocket."""
     gc.disable()  # until the server is up: what start-up makes stays, and looking for garbage costs a tenth
     from astromesh.cli import lean
@@ -126,7 +127,7 @@ def serve(
     lean.begin()
     from astromesh.cli import serve as command
 
-    command.serve(at(config, data), host, port if port >= 0 else None, workers, strict=strict)
+    command.serve(at(config, data), host, port, workers, strict=strict)
 
 
 @app.command()

@@ -54,6 +54,13 @@ async def test_a_session_by_header_is_utf_8_as_in_a_body(tmp_path: Path) -> None
     assert [answer.json()["astromesh"]["session_id"] for answer in said[:2]] == ["\u00dc", "\u00dc"]
 
 
+@pytest.mark.parametrize("path", [f"{RUN}/", "/v1/agents/", "/v1/agents/helper/", "/mcp/", "/health/live/"])
+async def test_a_slash_too_many_is_404_and_no_redirect(tmp_path: Path, path: str) -> None:
+    async with client_of(runtime_of(write(tmp_path, manifest()), ScriptedProvider())) as client:
+        said = [await client.get(path), await client.post(path, json={"query": "x", "session_id": "s"})]
+    assert [(answer.status_code, answer.json()["code"]) for answer in said] == [(404, "not_found")] * 2
+
+
 async def test_who_names_no_agent_in_a_terminal_reads_which_there_are(tmp_path: Path) -> None:
     """A name that is near is proposed, otherwise all are listed."""
     folder = write(tmp_path, manifest("one"), manifest("two"))
