@@ -1,4 +1,4 @@
-"""Standard streams that are closed, or that nothing more can be written to."""
+"""Standard streams that are closed or full, and a working folder that is gone."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import errno
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
-from astromesh.cli.failure import RUN_FAILED
+from astromesh.cli.failure import CALL_WRONG, RUN_FAILED
 from astromesh.errors import InvalidInput
 
 #: commands that answer over other ways than the standard output
@@ -34,10 +35,21 @@ def stand_in(words: Sequence[str]) -> None:
 
 
 def told(error: OSError) -> int:
-    """The exit code where it is the output that cannot be written, having said so; else 0."""
+    """The exit code where the output cannot be written or we stand in no folder, having said so; else 0."""
+    if isinstance(error, FileNotFoundError) and error.filename is None and _nowhere():
+        print("error: The working folder does not exist any more: go to one that does.", file=sys.stderr)
+        return CALL_WRONG
     if error.errno not in _OF_OUTPUT or error.filename is not None:  # what has a name is a file
         return 0
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # where Python writes what is left when it ends
     if not isinstance(error, BrokenPipeError):  # nobody reads any more: that is no fault
         print(f"error: The output cannot be written: {error.strerror}.", file=sys.stderr)
     return RUN_FAILED
+
+
+def _nowhere() -> bool:
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        return True
+    return False

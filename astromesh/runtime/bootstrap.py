@@ -542,6 +542,13 @@ async def _ended(task: asyncio.Task[None]) -> None:
 
 def _make_importable(folder: Path) -> None:
     """`function: module:name` is found beside the configuration folder, in it, and on the Python path."""
-    for place in (folder.resolve(), folder.resolve().parent, Path.cwd()):
+    for place in (folder.resolve(), folder.resolve().parent, *_here()):
         if str(place) not in sys.path:
             sys.path.append(str(place))
+
+
+def _here() -> tuple[Path, ...]:
+    try:
+        return (Path.cwd(),)
+    except FileNotFoundError:  # deleted meanwhile: an absolute folder can be read all the same
+        return ()

@@ -64,6 +64,29 @@ def test_what_is_no_fault_of_ours_is_one_sentence(tmp_path: Path, words: str, co
         assert _statuses(tmp_path) == ["completed"]
 
 
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [("validate", 2, "error: The working folder does not exist any more"), ('validate "$1"', 0, "")],
+)
+def test_a_working_folder_that_is_gone_is_one_sentence(
+    tmp_path: Path, words: str, code: int, says: str
+) -> None:
+    """An absolute folder is read all the same."""
+    for name in ("config", "gone"):
+        (tmp_path / name).mkdir()
+    done = subprocess.run(
+        ["/bin/sh", "-c", f'rmdir ../gone && exec "$0" {words}', str(PROGRAM), str(tmp_path / "config")],
+        cwd=tmp_path / "gone",
+        env=environment(tmp_path, None),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr.startswith(says)) == (code, True), done.stderr
+    assert "fault of astromesh" not in done.stderr
+
+
 def _statuses(folder: Path) -> list[str]:
     with closing(sqlite3.connect(folder / ".astromesh" / "astromesh.db")) as connection:
         return [status for (status,) in connection.execute("SELECT status FROM runs")]
