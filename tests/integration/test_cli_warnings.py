@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from astromesh.cli import strangers
 from astromesh.cli.configuration import sound
 from tests.integration.agents_folder import manifest, write
 
@@ -22,3 +23,16 @@ def test_what_many_places_say_is_told_once(
     assert "one.agent.yaml" in told
     assert "2 more such places" in told
     assert "astromesh validate" in told
+
+
+def test_a_key_for_an_agent_that_is_not_there_is_made_with_a_warning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Broken agents are there, and without a configuration nobody knows."""
+    folder = write(tmp_path, manifest("support"), {**manifest("sick"), "kind": "Agnet"})
+    strangers.tell(folder, ["support", "sick", "suport", "nobody"])
+    strangers.tell(tmp_path / "nowhere", ["nobody"])
+    assert capsys.readouterr().err.splitlines() == [
+        f"warning: there is no agent 'suport' in {folder} (did you mean 'support'?)",
+        f"warning: there is no agent 'nobody' in {folder}",
+    ]

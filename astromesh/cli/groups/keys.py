@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from astromesh.cli.folders import DATA
-from astromesh.cli.options import Data, Json
+from astromesh.cli.folders import CONFIG, DATA
+from astromesh.cli.options import Config, Data, Json
 
 app = typer.Typer(no_args_is_help=True, help="API keys for 'auth: {mode: api_key}' in runtime.yaml.")
 
@@ -25,6 +25,7 @@ def keys_create(
     user: Annotated[str, typer.Option(metavar="ID", help="Who calls with it; default: the key itself.")] = "",
     tenant: Annotated[str, typer.Option(metavar="ID", help="Whose sessions it can reach.")] = "default",
     expires: Annotated[float, typer.Option(metavar="DAYS", min=0, max=36_500, help="0: never.")] = 0,
+    config: Config = CONFIG,
     data: Data = DATA,
     json: Json = False,
 ) -> None:
@@ -33,6 +34,10 @@ def keys_create(
 
     wanted = command.wanted(name, scope or [], agent or [], user, tenant, expires)
     command.create(data, wanted, as_json=json)
+    if agent:
+        from astromesh.cli import strangers
+
+        strangers.tell(config, agent)
 
 
 @app.command("list")
