@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 import structlog
 
@@ -27,6 +28,10 @@ LOOK, _LISTEN = 0.25, 0.05
 SEEN = 1.5
 #: seconds after which a request is nobody's any more, and after its beginning a run has ended for sure
 _FORGOTTEN, _OLDEST = 30.0, 86_400.0
+#: seconds between two looks for a run that may have ended elsewhere: its note is a second late
+_NOTED = (0.05, 0.1, 0.2, 0.4, 0.75)
+
+T = TypeVar("T")
 
 log = structlog.get_logger("astromesh.runs")
 
@@ -117,6 +122,21 @@ class Elsewhere:
             return None
         return await end_elsewhere(store, self._clock, run_id, viewer, self._patience)
 
+    async def once_noted(self, run_id: str, ask: Callable[[], Awaitable[T]]) -> T:
+        """Asks about a run, again where none is found: its note may be on its way from another process.
+
+        Raises:
+            RunNotFound: there is none, or it still goes on elsewhere.
+        """
+        for pause in _NOTED:
+            try:
+                return await ask()
+            except RunNotFound:
+                if not _may_be_new(self._clock, run_id):
+                    raise
+            await asyncio.sleep(pause)
+        return await ask()
+
 
 async def end_elsewhere(
     store: RunStore, clock: Clock, run_id: str, viewer: Viewer, patience: float
@@ -126,13 +146,18 @@ async def end_elsewhere(
     Args:
         patience: seconds to wait for the run's end, once a process has seen the request.
     """
-    if not 0 <= clock.now() - made_at(run_id) + _FORGOTTEN < _OLDEST:
+    if not _may_be_new(clock, run_id):
         return None
     await store.ask_end(run_id, *viewer)
     try:
         return await _told(store, run_id, patience)
     finally:
         await asyncio.shield(store.forget_end(run_id, clock.now() - _FORGOTTEN))
+
+
+def _may_be_new(clock: Clock, run_id: str) -> bool:
+    """Whether a run of this id may go on, or have ended just now."""
+    return 0 <= clock.now() - made_at(run_id) + _FORGOTTEN < _OLDEST
 
 
 async def _told(store: RunStore, run_id: str, patience: float) -> JsonObject | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Literal, NamedTuple
 
 from astromesh.abc.durable import ENDED, RunRow, RunStore, Wanted
@@ -59,6 +60,9 @@ class StoredRuns:
         self._elsewhere = elsewhere
 
     async def get(self, run_id: str, viewer: Viewer) -> JsonObject:
+        return await self._elsewhere.once_noted(run_id, partial(self._get, run_id, viewer))
+
+    async def _get(self, run_id: str, viewer: Viewer) -> JsonObject:
         row = await self._row(run_id, viewer, nested=True)
         if row is not None:
             return await self._told(await self._now(row))
@@ -71,6 +75,12 @@ class StoredRuns:
             return line_of(noted)
 
     async def follow(
+        self, run_id: str, viewer: Viewer, after: int, sink: EventSink
+    ) -> Callable[[], None] | None:
+        follow = partial(self._follow, run_id, viewer, after, sink)
+        return await self._elsewhere.once_noted(run_id, follow)
+
+    async def _follow(
         self, run_id: str, viewer: Viewer, after: int, sink: EventSink
     ) -> Callable[[], None] | None:
         row = await self._row(run_id, viewer, nested=True)
@@ -112,13 +122,16 @@ class StoredRuns:
         try:
             return await self._registry.cancel(run_id, viewer)
         except (RunNotFound, EventsGone):
-            noted = await self._noted(run_id, viewer)
-            if noted is not None and noted.status in ENDED:
-                return line_of(noted)
-            line = await self._elsewhere.cancel(run_id, viewer)
+            line = await self._ended_elsewhere(run_id, viewer)
+            line = line or await self._elsewhere.cancel(run_id, viewer)
+            line = line or await self._ended_elsewhere(run_id, viewer)  # and its note has come meanwhile
             if line is None:
                 raise
             return line
+
+    async def _ended_elsewhere(self, run_id: str, viewer: Viewer) -> JsonObject | None:
+        noted = await self._noted(run_id, viewer)
+        return line_of(noted) if noted is not None and noted.status in ENDED else None
 
     async def stop(self, run_id: str, viewer: Viewer) -> bool:
         """Begins to cancel a run; False where it had ended."""
@@ -127,9 +140,13 @@ class StoredRuns:
             try:
                 return self._registry.stop(run_id, viewer)
             except RunNotFound:
-                if await self._elsewhere.cancel(run_id, viewer) is None:
+                if await self._ended_elsewhere(run_id, viewer):
+                    return False
+                if await self._elsewhere.cancel(run_id, viewer) is not None:
+                    return True
+                if await self._ended_elsewhere(run_id, viewer) is None:
                     raise
-                return True
+                return False
         if row.status in ENDED:
             return False
         await self._ask_end(row)
@@ -178,7 +195,7 @@ class StoredRuns:
         """
         row = await self._row(run_id, viewer)
         if row is None:
-            await self._registry.get(run_id, viewer)
+            await self.get(run_id, viewer)
             raise NotDurable(f"The run {run_id!r} is not durable: it never waits for a person.")
         decision = {key: value for key, value in said._asdict().items() if value is not None}
         return await self._told(await self._durable.decide(row, decision, by))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -63,14 +64,14 @@ async def test_feedback_that_cannot_be_kept_is_told(tmp_path: Path) -> None:
         client_of(runtime, Auth((Named(),))) as client,
     ):
         run_id, bare = await asked(client, "ann"), await asked(client, "ann", "bare")
-        refused = [
-            await rate(client, run_id, "bob", rating=1),
-            await rate(client, run_id, "boss", rating=1),
-            await rate(client, "run_none", rating=1),
-            await rate(client, run_id, rating=1, comment="Teach me arson"),
-            await rate(client, run_id, rating=5),
-            await rate(client, bare, rating=1),
-        ]
+        refused = await asyncio.gather(
+            rate(client, run_id, "bob", rating=1),
+            rate(client, run_id, "boss", rating=1),
+            rate(client, "run_none", rating=1),
+            rate(client, run_id, rating=1, comment="Teach me arson"),
+            rate(client, run_id, rating=5),
+            rate(client, bare, rating=1),
+        )
     assert [(answer.status_code, answer.json()["code"]) for answer in refused] == [
         (404, "run_not_found"), (404, "run_not_found"), (404, "run_not_found"),
         (422, "guardrail_blocked"), (422, "invalid_input"), (409, "conflict"),

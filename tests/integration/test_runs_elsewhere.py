@@ -13,6 +13,7 @@ from tests.integration.agents_folder import client_of, manifest, runtime_of, wri
 
 PATIENCE = 30.0
 BODY = {"query": "Hello", "session_id": "s-1"}
+_BODIES = {"/feedback": {"rating": 1}, "/resume": {"decision": "approve"}}
 
 
 @pytest.fixture(params=("sqlite", "postgres"))
@@ -37,6 +38,36 @@ async def test_the_events_of_a_plain_run_are_with_its_process_and_its_outcome_is
         away = await there.get(f"{path}/events")
         assert (away.status_code, away.json()["code"]) == (409, "not_durable")
         assert "run.completed" in (await here.get(f"{path}/events")).text
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "code"),
+    [
+        ("GET", "", 200),
+        ("GET", "/events", 409),
+        ("POST", "/feedback", 204),
+        ("POST", "/cancel", 200),
+        ("POST", "/resume", 409),
+    ],
+)
+async def test_a_run_that_has_just_ended_elsewhere_is_found_by_its_id(
+    tmp_path: Path, method: str, path: str, code: int
+) -> None:
+    """Its row is on its way: who asks is not told that there is no such run, but waits a moment."""
+    write(tmp_path, manifest(memory={"episodic": {"backend": "sqlite"}}))
+    one, two = (client_of(runtime_of(tmp_path, ScriptedProvider("Hi", repeat=True))) for _ in range(2))
+    async with one as here, two as there:
+        for _ in range(10):  # a machine that stands still for seconds may lose the row's way
+            run = (await here.post("/v1/agents/helper/run", json=BODY)).json()["run_id"]
+            asked = asyncio.create_task(
+                there.request(method, f"/v1/runs/{run}{path}", json=_BODIES.get(path))
+            )
+            await asyncio.wait([asked], timeout=0.05)
+            await here.get("/v1/runs")  # writes what waits
+            answer = await asked
+            if answer.status_code != 404:
+                break
+        assert answer.status_code == code, answer.text
 
 
 async def test_an_id_with_nul_is_of_no_run_and_a_name_with_nul_is_refused(folder: Path) -> None:
