@@ -41,6 +41,8 @@ from astromesh.types import (
 ASSISTANT = "assistant"
 #: tool calls of one turn of the model that run at once, and that are made at all
 AT_ONCE, MOST_CALLS = 16, 128
+#: characters that are shown of a name that a model makes up; no tool of ours has more
+_LONGEST_NAME = 64
 _TOO_MANY = f"A turn may call at most {MOST_CALLS} tools; this call was not made."
 _NO_MORE_CALLS = "The run's budget of tool calls is used up. Answer with what you have."
 
@@ -319,10 +321,13 @@ def _retell(scope: Scope, tools: ToolPort, call: ToolCall, result: ToolResult) -
 
 
 def _name(scope: Scope, tools: ToolPort, call: ToolCall) -> str:
-    """As others see it: what is the name of no tool is a text of the model's own."""
-    if scope.shown is None or any(spec.name == call.name for spec in tools.specs()):
-        return call.name
-    return scope.shown(call.name)
+    """As others see it: what is the name of no tool is a text of the model's own, however long."""
+    name = call.name
+    if scope.shown is None and len(name) <= _LONGEST_NAME:
+        return name
+    if any(spec.name == name for spec in tools.specs()):
+        return name
+    return (name if scope.shown is None else scope.shown(name))[:_LONGEST_NAME]
 
 
 def _marks(result: ToolResult) -> JsonObject:

@@ -93,3 +93,13 @@ async def test_without_rules_names_are_shown_as_they_are(tmp_path: Path) -> None
     async with runtime_of(folder_of(tmp_path, []), script()) as runtime:
         answer = await runtime.run("helper", "Who?", "s")
     assert set(SECRETS) <= set(answer.metadata["tools_called"])
+
+
+@pytest.mark.parametrize("rules", [[], RULES])
+async def test_a_made_up_name_without_end_is_cut_wherever_it_is_shown(tmp_path: Path, rules: Any) -> None:
+    sink = RecordingSink()
+    provider = ScriptedProvider(ToolCall("c1", "xyz " * 25_000, "{}"), "Done.")
+    async with runtime_of(folder_of(tmp_path, rules), provider) as runtime:
+        answer = await runtime.run("helper", "Who?", "s", sinks=[sink])
+    said = [event.data["name"] for event in sink.events if event.type in ("tool.started", "tool.finished")]
+    assert [*answer.metadata["tools_called"], *said] == ["xyz " * 16] * 3
