@@ -13,7 +13,7 @@ from astromesh.config.channels import ChannelManifest
 from astromesh.config.checks import Finding
 from astromesh.config.graph import GraphManifest
 from astromesh.config.head import Manifest
-from astromesh.config.loader import TOO_LARGE, fault, read
+from astromesh.config.loader import NO_NUMBERS, fault, read
 from astromesh.config.mcp import MCPManifest
 from astromesh.config.nodes import Node, Place, Steps, made
 from astromesh.config.providers import ProviderManifest
@@ -79,7 +79,7 @@ class File:
             return
         salvaged = salvage(KINDS[self.kind], defaults(self.root), self.path, standing_in=True)
         # what such a number is instead is nobody's mistake
-        told = {(one.line, one.column) for one in self.faults if TOO_LARGE in str(one)}
+        told = {(one.line, one.column) for one in self.faults if one.message in NO_NUMBERS.values()}
         self.faults += (one for one in salvaged.faults if (one.line, one.column) not in told)
         if salvaged.record is not None:
             salvaged.record.read_from(self.path)

@@ -17,7 +17,7 @@ import yaml
 
 from astromesh.config.environment import substitute
 from astromesh.config.nodes import Node, Place, Steps, dotted
-from astromesh.config.scalars import NumberTooLarge, plain
+from astromesh.config.scalars import NotFinite, NumberTooLarge, plain
 from astromesh.errors import InvalidManifest
 
 #: bytes of a file
@@ -29,7 +29,11 @@ MAX_DEPTH = 64
 #: nodes, aliases expanded; a text counts one more for each 16 characters
 MAX_WEIGHT = 100_000
 _CHARACTERS_PER_WEIGHT = 16
-TOO_LARGE = "is a number beyond 64 bits"
+#: numbers that are none here, in sentences
+NO_NUMBERS: dict[type[ValueError], str] = {
+    NumberTooLarge: "is a number beyond 64 bits",
+    NotFinite: "must be a finite number",
+}
 
 _TAG_DIRECTIVE = re.compile(r"^%TAG", re.MULTILINE)
 _TEXT_TAGS = ("!", "tag:yaml.org,2002:str")
@@ -271,8 +275,8 @@ class _Composer:
         if event.implicit[0]:
             try:
                 node.value = plain(text)
-            except NumberTooLarge:
-                self._document.fault(TOO_LARGE, place, self.path(), "text needs quotes")
+            except (NumberTooLarge, NotFinite) as error:
+                self._document.fault(NO_NUMBERS[type(error)], place, self.path(), "text needs quotes")
         return node
 
     def _substituted(self, event: yaml.ScalarEvent, place: Place) -> Node:

@@ -1,4 +1,4 @@
-"""What plain scalars mean: the core schema of YAML 1.2 (section 10.3.2), less infinity and not-a-number.
+"""What plain scalars mean: the core schema of YAML 1.2 (section 10.3.2); infinity and not-a-number are refused.
 
 So `yes`, `no`, `on` and `off` are text, as are dates and `12:30`; numbers are what JSON can hold.
 """
@@ -12,6 +12,7 @@ NULLS = frozenset(("", "~", "null", "Null", "NULL"))
 BOOLEANS = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
 _INTEGER = re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+")
 _FLOAT = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?")
+_NOT_FINITE = re.compile(r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)")
 _BASES = {"0o": 8, "0x": 16}
 #: no word starts a number or a constant but with one of these
 _STARTS = frozenset("+-.0123456789~nNtTfF")
@@ -25,11 +26,16 @@ class NumberTooLarge(ValueError):
     """A number beyond 64 bits."""
 
 
+class NotFinite(ValueError):
+    """Infinity, or what is not a number."""
+
+
 def plain(text: str) -> Scalar:
     """The value of a scalar without quotes.
 
     Raises:
         NumberTooLarge: it does not fit 64 bits.
+        NotFinite: it is infinite or not a number, which JSON cannot hold.
     """
     if not text:
         return None
@@ -41,6 +47,8 @@ def plain(text: str) -> Scalar:
         return BOOLEANS[text]
     if _INTEGER.fullmatch(text):
         return integer(text)
+    if _NOT_FINITE.fullmatch(text):
+        raise NotFinite
     return real(text) if _FLOAT.fullmatch(text) else text
 
 

@@ -559,6 +559,8 @@ def test_files_in_folders_below_are_warned_about(good: Path) -> None:
     ("value", "message"),
     [
         ("99999999999999999999", "is a number beyond 64 bits (text needs quotes)"),
+        (".inf", "must be a finite number (text needs quotes)"),
+        (".NaN", "must be a finite number (text needs quotes)"),
         ("3.5", "must be a whole number, not a decimal number"),
     ],
 )
@@ -570,3 +572,12 @@ def test_a_number_that_does_not_fit_is_one_fault_that_says_why(good: Path, value
     path.write_text(yaml.safe_dump(document).replace("NUMBER", value))
     [said] = [str(fault) for fault in loaded(good).every_fault()]
     assert said.endswith(f"spec.orchestration.max_iterations: {message}")
+
+
+def test_a_number_that_is_none_is_a_fault_where_a_plugin_takes_anything_too(good: Path) -> None:
+    path = good / SUPPORT
+    path.write_text(path.read_text().replace("temperature: 0.3", "temperature: .inf"))
+    [said] = [str(fault) for fault in loaded(good).every_fault()]
+    assert said.endswith(
+        "spec.model.primary.parameters.temperature: must be a finite number (text needs quotes)"
+    )

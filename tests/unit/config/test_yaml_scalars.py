@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from astromesh.config.scalars import NumberTooLarge, boolean, integer, plain, real
+from astromesh.config.scalars import NotFinite, NumberTooLarge, boolean, integer, plain, real
 
 
 @pytest.mark.parametrize(
@@ -15,7 +15,8 @@ from astromesh.config.scalars import NumberTooLarge, boolean, integer, plain, re
         ("0", 0), ("-12", -12), ("+3", 3), ("010", 10), ("0o17", 15), ("0x1F", 31),
         ("0b1", "0b1"), ("1_000", "1_000"), ("y", "y"),
         ("12:30", "12:30"), ("1.5", 1.5), (".5", 0.5), ("1.", 1.0), ("-1e3", -1000.0), ("1e", "1e"),
-        (".inf", ".inf"), (".nan", ".nan"), ("2024-01-01", "2024-01-01"), ("nothing", "nothing"), ("-", "-"),
+        (".infinite", ".infinite"), ("inf", "inf"), ("nan", "nan"),
+        ("2024-01-01", "2024-01-01"), ("nothing", "nothing"), ("-", "-"),
         ("9223372036854775807", 2**63 - 1),
     ],
 )  # fmt: skip
@@ -30,6 +31,12 @@ def test_a_plain_scalar_has_the_value_of_yaml_1_2(text: str, value: object) -> N
 )
 def test_a_number_beyond_64_bits_is_refused_at_once(text: str) -> None:
     with pytest.raises(NumberTooLarge):
+        plain(text)
+
+
+@pytest.mark.parametrize("text", [".inf", "-.INF", "+.Inf", ".nan", ".NaN"])
+def test_what_is_infinite_or_no_number_is_refused(text: str) -> None:
+    with pytest.raises(NotFinite):
         plain(text)
 
 
