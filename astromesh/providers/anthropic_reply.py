@@ -12,7 +12,7 @@ from astromesh.net import faults
 from astromesh.net.sse import SseParser
 from astromesh.providers.kept import keep
 from astromesh.providers.pairs import Pairs, loads
-from astromesh.providers.service import CALL_SIZE, Counted, Reply, cut, meant
+from astromesh.providers.service import CALL_SIZE, Counted, Reply, cut, meant, summed
 from astromesh.tokens import size_of
 from astromesh.types import JsonObject, ToolCall
 
@@ -157,7 +157,8 @@ def _string(text: Any) -> str:
 
 def counted(usage: JsonObject) -> Counted | None:
     """The API counts what its cache read and wrote beside `input_tokens`; we count it in."""
-    if "input_tokens" not in usage:
+    if not usage:
         return None
     read, written = usage.get("cache_read_input_tokens") or 0, usage.get("cache_creation_input_tokens") or 0
-    return Counted(usage["input_tokens"] + read + written, usage.get("output_tokens") or 0, read, written)
+    asked = summed(usage.get("input_tokens"), read, written)
+    return Counted(asked, usage.get("output_tokens"), read, written)

@@ -14,7 +14,7 @@ from astromesh.net import faults
 from astromesh.net.sse import SseParser
 from astromesh.providers.kept import keep
 from astromesh.providers.pairs import Pairs, loads
-from astromesh.providers.service import CALL_SIZE, Counted, Reply, cut
+from astromesh.providers.service import CALL_SIZE, Counted, Reply, cut, fullest, summed
 from astromesh.tokens import size_of
 from astromesh.types import JsonObject, ToolCall
 
@@ -76,7 +76,7 @@ class GeminiReader:
         if error := payload.get("error"):
             raise faults.from_body(error)
         if usage := payload.get("usageMetadata"):
-            self._counted = counted(usage)
+            self._counted = fullest(counted(usage), self._counted)
         if (payload.get("promptFeedback") or {}).get("blockReason"):
             self._finish = "SAFETY"
         texts = [self._choose(candidate) for candidate in (payload.get("candidates") or ())[:1]]
@@ -111,14 +111,6 @@ def counted(usage: JsonObject) -> Counted | None:
     """Reported tokens. What the model thought is output, as it is priced."""
     if "promptTokenCount" not in usage:
         return None
-    said = _sum(usage.get("candidatesTokenCount"), usage.get("thoughtsTokenCount"))
-    asked = _sum(usage["promptTokenCount"], usage.get("toolUsePromptTokenCount"))
+    said = summed(usage.get("candidatesTokenCount", 0), usage.get("thoughtsTokenCount"))  # it leaves out a 0
+    asked = summed(usage["promptTokenCount"], usage.get("toolUsePromptTokenCount"))
     return Counted(asked, said, usage.get("cachedContentTokenCount") or 0)
-
-
-def _sum(*counts: Any) -> int:
-    """All of them, a missing one as 0; where one is no number, one that nobody believes."""
-    try:
-        return sum(count or 0 for count in counts)
-    except TypeError:
-        return -1

@@ -175,10 +175,8 @@ def encode_message(message: Message) -> JsonObject:
 
 
 def counted(payload: JsonObject) -> Counted | None:
-    """None where it counts nothing, e.g. for a prompt that it had in its cache."""
-    if not payload.get("prompt_eval_count"):
-        return None
-    return Counted(payload["prompt_eval_count"], payload.get("eval_count") or 0)
+    """It does not count, e.g., a prompt that it had in its cache."""
+    return Counted(payload.get("prompt_eval_count") or None, payload.get("eval_count"))
 
 
 def _put(body: JsonObject, parameters: Mapping[str, Any]) -> None:

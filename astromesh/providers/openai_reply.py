@@ -10,7 +10,7 @@ from astromesh.growing import GrowingText
 from astromesh.net import faults
 from astromesh.net.sse import SseParser
 from astromesh.providers.pairs import Pairs, loads
-from astromesh.providers.service import CALL_SIZE, Counted, Reply, arguments_of, cut, meant, text_of
+from astromesh.providers.service import CALL_SIZE, Counted, Reply, arguments_of, cut, fullest, meant, text_of
 from astromesh.tokens import size_of
 from astromesh.types import JsonObject, ToolCall
 
@@ -74,7 +74,7 @@ class OpenAIReader:
             return ""
         event = loads(data)
         if usage := event.get("usage"):
-            self._counted = counted(usage)
+            self._counted = fullest(counted(usage), self._counted)
         if choices := event.get("choices"):
             return self._choose_of(choices)
         if error := event.get("error"):
@@ -163,9 +163,7 @@ def counted(usage: Any) -> Counted | None:
         return None
     details = usage.get("prompt_tokens_details") or {}
     return Counted(
-        usage.get("prompt_tokens") or 0,
-        usage.get("completion_tokens") or 0,
-        details.get("cached_tokens") or 0,
+        usage.get("prompt_tokens"), usage.get("completion_tokens"), details.get("cached_tokens") or 0
     )
 
 

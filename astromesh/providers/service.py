@@ -48,10 +48,10 @@ _MOST_TOKENS = 1_000_000_000
 
 
 class Counted(NamedTuple):
-    """Tokens as a service reported them; `cached` and `written` are parts of `input`."""
+    """Tokens as a service reported them; `cached` and `written` are parts of `input`. None: not counted."""
 
-    input: int = 0
-    output: int = 0
+    input: int | None = 0
+    output: int | None = 0
     cached: int = 0
     written: int = 0
 
@@ -291,23 +291,27 @@ class ServiceProvider:
         )
 
     def _usage(self, request: CompletionRequest, reply: Reply) -> Usage:
-        if reply.counted is not None:
-            return self._priced(reply.counted)
-        return self._priced(Counted(estimate_request(request), _estimated_output(reply)), estimated=True)
+        counted = reply.counted
+        if counted is not None and counted.input is not None and counted.output is not None:
+            return self._priced(counted)
+        return self._priced(_completed(counted, request, _estimated_output(reply)), estimated=True)
 
     def _priced(self, counted: Counted, *, estimated: bool = False) -> Usage:
         price = self._service.price
-        spent = cost(price, *counted) if price is not None else 0.0
-        return Usage(counted.input, counted.output, counted.cached, spent, estimated)
+        asked, said, cached, written = counted
+        asked, said = asked or 0, said or 0
+        spent = cost(price, asked, said, cached, written) if price is not None else 0.0
+        return Usage(asked, said, cached, spent, estimated)
 
     def used_by(self, request: CompletionRequest, reply: Reply) -> Usage:
         """What an answer that broke off has cost: what was reported before, beyond it an estimate."""
         so_far, output = _believed(reply), _estimated_output(reply)
-        if so_far is None:
-            return self._priced(Counted(estimate_request(request), output), estimated=True)
-        if so_far.output >= output:
-            return self._priced(so_far)
-        return self._priced(so_far._replace(output=output), estimated=True)
+        if so_far is not None and so_far.output is not None:
+            if so_far.output < output:
+                so_far = so_far._replace(output=None)
+            elif so_far.input is not None:
+                return self._priced(so_far)
+        return self._priced(_completed(so_far, request, output), estimated=True)
 
     def _refused(self, status: int, headers: Mapping[str, str], body: bytes) -> ProviderError:
         return self._named(faults.from_status(status, headers, body, self._secrets))
@@ -349,7 +353,7 @@ class _Tab:
             and not error.status
             and not isinstance(error.__cause__, NetUnreachable)
         )
-        if given_up or reply.content or reply.tool_calls or reply.counted:
+        if given_up or reply.content or reply.tool_calls or _believed(reply):
             charge(error, self._provider.used_by(self._request, reply))
 
     def _so_far(self) -> Reply:
@@ -363,6 +367,33 @@ def _estimated_output(reply: Reply) -> int:
     # of a call that broke off nobody has checked whether it is made of text
     asked = sum(estimate(str(c.name)) + estimate(str(c.arguments)) for c in reply.tool_calls)
     return estimate(reply.content) + asked
+
+
+def _completed(counted: Counted | None, request: CompletionRequest, output: int) -> Counted:
+    """What was counted, with an estimate of what was not."""
+    if counted is None or counted.input is None:  # parts of what nobody has counted tell nothing
+        said = counted.output if counted is not None else None
+        return Counted(estimate_request(request), output if said is None else said)
+    return counted if counted.output is not None else counted._replace(output=output)
+
+
+def fullest(newest: Counted | None, before: Counted | None) -> Counted | None:
+    """Counts are totals so far: the newest ones, but for those that came before and are left out now."""
+    if before is None or newest is None:
+        return newest or before
+    asked = before.input if newest.input is None else newest.input
+    said = before.output if newest.output is None else newest.output
+    return newest._replace(input=asked, output=said)
+
+
+def summed(count: Any, *more: Any) -> int | None:
+    """A count with those beside it; None where it is not there, -1, which nobody believes, of no numbers."""
+    if count is None:
+        return None
+    try:
+        return sum((other or 0 for other in more), count)
+    except TypeError:
+        return -1
 
 
 def text_of(value: Any) -> str:
@@ -411,9 +442,15 @@ def _sound(reply: Reply) -> Reply:
 
 
 def _believed(reply: Reply) -> Counted | None:
-    counts: tuple[Any, ...] = reply.counted or ()
-    believable = all(isinstance(n, int | float) and 0 <= n <= _MOST_TOKENS for n in counts)
-    return Counted(*map(int, counts)) if counts and believable else None
+    counted = reply.counted
+    if counted is None:
+        return None
+    asked, said, cached, written = (
+        int(n) if isinstance(n, int | float) and 0 <= n <= _MOST_TOKENS else None for n in counted
+    )
+    if cached is None or written is None or (asked is None and said is None):
+        return None
+    return Counted(asked, said, cached, written)
 
 
 def _url(text: str) -> URL:

@@ -377,18 +377,18 @@ async def test_an_answer_that_says_nothing_at_all_is_a_broken_one(world, stream)
     assert (result.content, result.finish_reason) == ("", "stop")
 
 
-def shaped(kind: str, *, name: Any = "search", tokens: Any = 3) -> tuple[bytes, bytes]:
+def shaped(kind: str, *, name: Any = "search", asked: Any = 5, tokens: Any = 3) -> tuple[bytes, bytes]:
     """An answer with one tool call in a service's own form: whole, and as a stream."""
     if kind == "openai":
         call = {"index": 0, "id": "c", "function": {"name": name, "arguments": "{}"}}
-        usage = {"prompt_tokens": 5, "completion_tokens": tokens}
+        usage = {"prompt_tokens": asked, "completion_tokens": tokens}
         whole = {"choices": [{"message": {"tool_calls": [call]}}], "usage": usage}
         return orjson.dumps(whole), events(
             {"choices": [{"delta": {"tool_calls": [call]}, "finish_reason": "tool_calls"}], "usage": usage}
         )
     if kind == "anthropic":
         block = {"type": "tool_use", "id": "c", "name": name, "input": {}}
-        usage = {"input_tokens": 5, "output_tokens": tokens}
+        usage = {"input_tokens": asked, "output_tokens": tokens}
         return orjson.dumps({"content": [block], "usage": usage}), events(
             {"type": "content_block_start", "index": 0, "content_block": block},
             {"type": "message_delta", "delta": {"stop_reason": "tool_use"}, "usage": usage},
@@ -396,12 +396,13 @@ def shaped(kind: str, *, name: Any = "search", tokens: Any = 3) -> tuple[bytes, 
         )
     if kind == "gemini":
         parts = [{"functionCall": {"name": name, "args": {}}}]
-        counts = {"promptTokenCount": 5, "candidatesTokenCount": tokens}
+        counts = {"promptTokenCount": asked, "candidatesTokenCount": tokens}
         candidate = {"content": {"parts": parts}, "finishReason": "STOP"}
         answer = {"candidates": [candidate], "usageMetadata": counts}
         return orjson.dumps(answer), events(answer)
     call = {"function": {"name": name, "arguments": {}}}
-    line = {"message": {"tool_calls": [call]}, "done": True, "prompt_eval_count": 5, "eval_count": tokens}
+    counts = {"prompt_eval_count": asked, "eval_count": tokens}
+    line = {"message": {"tool_calls": [call]}, "done": True, **counts}
     return orjson.dumps(line), orjson.dumps(line) + b"\n"
 
 
@@ -425,6 +426,23 @@ async def test_counts_that_cannot_be_cost_no_answer_and_are_estimated(world, tok
     result = (await streamed(provider, asking()))[1] if stream else await provider.complete(asking())
     assert result.tool_calls[0].name == "search"
     assert 0 < result.usage.output_tokens < 100
+
+
+@both
+@pytest.mark.parametrize(
+    ("asked", "tokens"), [(None, None), (5, None), (None, 3), ("many", None), ([2], 3), (None, "many")]
+)
+async def test_a_count_that_is_null_is_estimated_and_the_other_one_stays(world, asked, tokens, stream):
+    """Nobody's tokens are booked as 0 because a service names them and does not count them."""
+    world.says(then="raw", raw=shaped(world.kind, asked=asked, tokens=tokens)[stream], after=0)
+    provider = await world.provider()
+    result = (await streamed(provider, asking()))[1] if stream else await provider.complete(asking())
+    usage = result.usage
+    assert usage.estimated and usage.input_tokens > 0 and usage.output_tokens > 0
+    if tokens is None:
+        assert usage.input_tokens == 5 or asked != 5
+    if asked is None and tokens == 3:
+        assert usage.output_tokens == 3
 
 
 @pytest.mark.parametrize(

@@ -144,3 +144,30 @@ def test_an_answer_that_gemini_threw_away_is_a_fault_and_none_that_is_empty(reas
     with pytest.raises(ProviderUnavailable, match=reason):
         reader.finish()
     assert reader.so_far().counted == Counted(7, 3)
+
+
+@pytest.mark.parametrize(
+    ("usage", "read"),
+    [
+        ({}, None),
+        ({"total_tokens": 5}, Counted(None, None)),
+        ({"prompt_tokens": None, "completion_tokens": None}, Counted(None, None)),
+        ({"prompt_tokens": 7, "total_tokens": 9}, Counted(7, None)),
+        ({"prompt_tokens": 0, "completion_tokens": 0}, Counted(0, 0)),
+    ],
+)
+def test_tokens_that_openai_s_likes_name_and_do_not_count_are_not_none_of_them(usage, read):
+    wire = OpenAIWire(OpenAIOptions(model="m"))
+    choice = {"index": 0, "message": {"content": "Yes."}, "finish_reason": "stop"}
+    assert wire.decode({"choices": [choice], "usage": usage}).counted == read
+    last = b"data: " + orjson.dumps({"choices": [], "usage": usage}) + b"\n\n"
+    assert streamed(wire, event(said("Yes.", finish="stop")), last, DONE)[1].counted == read
+
+
+def test_counts_that_came_stay_where_a_later_event_has_none():
+    """Some servers put their usage into every event, and null into those that count nothing."""
+    wire = OpenAIWire(OpenAIOptions(model="m"))
+    whole = b"data: " + orjson.dumps({"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 2}})
+    none = b"data: " + orjson.dumps({"choices": [], "usage": {"prompt_tokens": None}})
+    ends = event(said("Yes.", finish="stop"))
+    assert streamed(wire, ends, whole + b"\n\n", none + b"\n\n", DONE)[1].counted == Counted(7, 2)
