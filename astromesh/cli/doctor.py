@@ -145,8 +145,9 @@ def _configuration(configuration: Configuration) -> Iterator[Finding]:
 
 
 async def _opened(runtime: AgentRuntime) -> list[Finding]:
+    findings = [*await _store_of_runs(runtime)]
     found = await readiness(runtime)
-    findings = [
+    findings += [
         Finding("stores and providers", name, _state(name, answer), answer.detail)
         for name, answer in found.answers.items()
     ]
@@ -160,6 +161,15 @@ async def _opened(runtime: AgentRuntime) -> list[Finding]:
             findings.append(Finding("agents", name, "ok", "can run"))
         models += _models(name, agent.manifest, found.answers)
     return findings + models
+
+
+async def _store_of_runs(runtime: AgentRuntime) -> tuple[Finding, ...]:
+    """Opens it, so that it is asked with the others: a server does so with the first run that it keeps."""
+    try:
+        await runtime.open_runs()
+    except AstromeshError as error:
+        return (Finding("stores and providers", "store:runs", "failed", str(error)),)
+    return ()
 
 
 def _state(name: str, answer: Answer) -> State:

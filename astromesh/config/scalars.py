@@ -1,4 +1,4 @@
-"""What plain scalars mean: the core schema of YAML 1.2 (section 10.3.2); infinity and not-a-number are refused.
+"""What plain scalars mean: the core schema of YAML 1.2 (section 10.3.2); infinity and NaN are refused.
 
 So `yes`, `no`, `on` and `off` are text, as are dates and `12:30`; numbers are what JSON can hold.
 """

@@ -57,6 +57,15 @@ async def test_doctor_says_where_a_key_could_not_be_tried(tmp_path: Path) -> Non
     assert said["helper: openai/m"].detail == "could not be checked: GET /models answered 404"
 
 
+async def test_doctor_asks_the_store_of_runs_which_no_run_has_opened_yet(tmp_path: Path) -> None:
+    folder = write(tmp_path, manifest(model={"primary": {"provider": "embedded"}}))
+    code, said = await found(folder)
+    assert (said["store:runs:sqlite"].state, code) == ("ok", 0)
+    (folder / "data" / "astromesh.db").write_bytes(b"no database, but long enough to look like one" * 100)
+    code, said = await found(folder)
+    assert (said["store:runs"].state, code) == ("failed", 2)
+
+
 async def test_an_open_circuit_is_shown_and_leaves_the_server_ready_while_a_fallback_answers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
