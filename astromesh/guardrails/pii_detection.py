@@ -6,23 +6,23 @@ import re
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from operator import attrgetter
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from astromesh.abc.deps import Deps
 from astromesh.guardrails import pii_email, pii_iban
+from astromesh.guardrails.pii_cards import card_at, ssn_at
 from astromesh.guardrails.pii_numbers import (
     OPEN,
     PLUS,
     SEPARATOR,
-    Group,
-    PhoneNumbers,
-    card_at,
+    UNFINISHED_UUID,
+    Span,
+    ascii_digits,
     groups_of,
-    ssn_at,
 )
+from astromesh.guardrails.pii_phones import PhoneNumbers
 from astromesh.guardrails.spans import NOTHING, Finding, Scan, SpanRule, scan_seen, settle
 from astromesh.unseen import LINE_ENDS, LONGEST_RUN, SPACES
 
@@ -35,14 +35,14 @@ NUMBER_LOOKAHEAD = 160
 
 _ASCII_TRIGGERS = tuple("@0123456789")
 _TRIGGER = re.compile("[\\d@\uff20\ufe6b]").search
-_GAP = f"(?:{SEPARATOR}|[{LINE_ENDS}]){{0,3}}"
+_GAP = f"(?:{SEPARATOR}|[{LINE_ENDS}_]){{0,3}}"
 _UNFINISHED_NUMBER = (
     f"{PLUS}[{SPACES}]?(?:{OPEN}[{SPACES}]?)?\\Z|{OPEN}[{SPACES}]?\\Z"
     f"|(?:{PLUS}[{SPACES}]?)?(?:{OPEN}[{SPACES}]?)?(?>\\d(?:{_GAP}\\d)*)"
-    f"(?:{_GAP}|_{{1,3}}|[A-Za-z]{{1,9}}\\.? ?)\\Z"
+    f"(?:{_GAP}|[A-Za-z]{{1,9}}\\.? ?)\\Z|{UNFINISHED_UUID}"
 )
-_start = attrgetter("start")
 _Finder = Callable[[str, int], Finding | None]
+_FindAt = Callable[[str, Sequence[Span], int], Finding | None]
 _Search = Callable[[str, int], "re.Match[str] | None"]
 
 
@@ -87,6 +87,7 @@ class PiiScanner:
 
     def __init__(self, kinds: Sequence[str], region: str) -> None:
         self._kinds = frozenset(kinds)
+        self._of_digits = bool(self._kinds & {"phone", "ssn", "credit_card"})
         self._phones = PhoneNumbers(region) if "phone" in self._kinds else None
 
     def scan(self, text: str, start: int, final: bool) -> Scan:
@@ -115,7 +116,7 @@ class PiiScanner:
     @cached_property
     def _unfinished(self) -> _Search:
         """The beginning of any kind, at the end of a text. Only streams ask, and to compile it takes long."""
-        numbers = [_UNFINISHED_NUMBER] if self._kinds & {"phone", "ssn", "credit_card"} else []
+        numbers = [_UNFINISHED_NUMBER] if self._of_digits else []
         return re.compile("|".join((*self._words(), *numbers))).search
 
     @cached_property
@@ -127,30 +128,27 @@ class PiiScanner:
         return [pattern for kind, pattern in patterns if kind in self._kinds]
 
     def _find(self, text: str, start: int) -> Sequence[Finding]:
-        groups = groups_of(text, start)
-        strong = leftmost(self._finders(text, groups), text, start)
+        text = ascii_digits(text)
+        groups = groups_of(text, start) if self._of_digits else []
+        strong = leftmost(self._finders(groups), text, start)
         if self._phones is None or not groups:
             return strong
         findings: list[Finding] = []
         at, index = start, 0
         for found in (*strong, Finding(len(text), len(text), "")):
-            until = bisect_left(groups, found.start, index, key=_start)
+            until = bisect_left(groups, (found.start, 0), index)
             findings += self._phones.find(text, groups[index:until], at, found.start)
             findings.append(found)
-            at, index = found.end, bisect_left(groups, found.end, until, key=_start)
+            at, index = found.end, bisect_left(groups, (found.end, 0), until)
         return findings[:-1]
 
-    def _finders(self, text: str, groups: Sequence[Group]) -> list[_Finder]:
-        finders: list[_Finder] = []
-        if "email" in self._kinds:
-            finders.append(pii_email.next_email)
-        if groups and "iban" in self._kinds:
-            finders.append(pii_iban.next_iban)
-        if groups and "credit_card" in self._kinds:
-            finders.append(_in_groups([card_at(text, groups, i) for i in range(len(groups))]))
-        if groups and "ssn" in self._kinds:
-            finders.append(_in_groups([ssn_at(text, groups, i) for i in range(len(groups))]))
-        return finders
+    def _finders(self, groups: Sequence[Span]) -> list[_Finder]:
+        words = (("email", pii_email.next_email), ("iban", pii_iban.next_iban))
+        numbers = (("credit_card", card_at), ("ssn", ssn_at)) if groups else ()
+        return [
+            *(find for kind, find in words if kind in self._kinds),
+            *(_in_groups(groups, find_at) for kind, find_at in numbers if kind in self._kinds),
+        ]
 
 
 def leftmost(finders: Sequence[_Finder], text: str, start: int) -> list[Finding]:
@@ -167,14 +165,18 @@ def leftmost(finders: Sequence[_Finder], text: str, start: int) -> list[Finding]
     return chosen
 
 
-def _in_groups(found: Sequence[Finding | None]) -> _Finder:
-    """A finder over what begins with a group."""
-    rest = [one for one in reversed(found) if one]
+def _in_groups(groups: Sequence[Span], find_at: _FindAt) -> _Finder:
+    """A finder over what begins with a group; each is looked at once."""
+    index = 0
 
     def find(text: str, start: int) -> Finding | None:
-        while rest and rest[-1].start < start:
-            rest.pop()
-        return rest[-1] if rest else None
+        nonlocal index
+        index = bisect_left(groups, (start, 0), index)
+        while index < len(groups):
+            if found := find_at(text, groups, index):
+                return found
+            index += 1
+        return None
 
     return find
 

@@ -15,7 +15,7 @@ from astromesh.abc.guardrail import Action, Checked, RuleStream, Verdict
 from astromesh.unseen import LONGEST_RUN, hides, seen
 
 #: characters before a position that a scanner may look at
-CONTEXT = 10
+CONTEXT = 40
 #: characters that hold as many as `CONTEXT` even if each has unseen ones before it, and the first a cut run
 _LONG_CONTEXT = (CONTEXT + 1) * (LONGEST_RUN + 1)
 

@@ -20,9 +20,9 @@ from astromesh.guardrails.cost_limit import LOOK_BACK, CostLimit, cut_at
 from astromesh.guardrails.keywords import Keywords, fold, origins
 from astromesh.guardrails.max_length import MaxLength
 from astromesh.guardrails.patterns import checked_pattern, widest_match
+from astromesh.guardrails.pii_cards import is_card, luhn
 from astromesh.guardrails.pii_detection import PiiDetection
 from astromesh.guardrails.pii_iban import LENGTHS, mod_97
-from astromesh.guardrails.pii_numbers import is_card, luhn
 from astromesh.guardrails.topic_filter import TopicFilter
 from astromesh.plugins import Plugins
 
@@ -364,6 +364,132 @@ def test_a_card_has_twelve_to_nineteen_digits(text, redacted):
 )  # fmt: skip
 def test_a_social_security_number_has_one_form(text, redacted):
     assert output(rule(PiiDetection, kinds=["ssn"]), text) == redacted
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        # decimal numbers and coordinates
+        "0.6367212770611759", "603.6959159545229", "495.5853569643314", "0.378282246310005",
+        "3.4111111111111111", "46.63608630376669, 100.67155061880516", "829.0049783315659",
+        "[0.7615744042808226, 0.6100496028717136]", "41111111.11111111",
+        # numbers in groups of three, a row of pairs, a row of digits
+        "688 445 981 367 440", "567.530.872.801", "656 282 787 039 370", "130 004 776 504 275",
+        "54 56 56 32 53 46 83 71", "0 4 1 1 1 1 1 1 1 1 1 1 1 1 1 1 1", "4 1 1 1 1 1 1 1 1 1 1 1 1 1 1 1 2",
+        # dates and IP addresses beside one another
+        "24.10.2016 - 27.12.2017", "24/10/2016-27/12/2017", "12/30/2019 - 12/31/2020",
+        "235.131.4.178 - 245.128.171.91", "45.197.105.160 74.232.183.142", "59.168.201.243/255.255.255.0",
+        # several separators, and groups of no card
+        "4111-1111 1111-1111", "4111 1111-1111 1111", "41 1111 1111 1111 11",
+        # UUIDs that hold the check digits of an IBAN or a card
+        "be427dbc-677e-42e6-a553-083cae9dedf2", "a73ba5e9-d9d2-47f3-be16-2fcbf30c997f",
+        "0a1b2c3d-0a1b-4c3d-8a1b-501111111115",
+    ],
+)  # fmt: skip
+def test_numbers_of_every_day_are_no_cards(text):
+    """Each has a network's prefix and Luhn's check digit, in groups in which nobody writes a card."""
+    assert PII.check(text, Checked("output")) is None
+
+
+@pytest.mark.parametrize(
+    "number",
+    [
+        "4111 1111 1111 1111", "4111-1111-1111-1111", "4111\u00a01111\u00a01111\u00a01111",
+        "4111\u20111111\u20111111\u20111111", "4111/1111/1111/1111", "4111 - 1111 - 1111 - 1111",
+        "4111\u00a01111 1111 1111", "4111_1111_1111_1111", "41111111 11111111",
+        "4 1 1 1 1 1 1 1 1 1 1 1 1 1 1 1",
+        "3782-822463-10005", "3782 8224 6310 005", "3056 930902 5904", "3056 9309 0259 04",
+        "6211 1111 1111 1111 116", "621111 1111111111116", "4222 222 222 222", "2200 1234 5678 9019",
+        "9792 0300 0000 0000",
+    ],
+)  # fmt: skip
+def test_a_card_is_written_in_groups_with_one_kind_of_separator(number):
+    assert output(rule(PiiDetection, kinds=["credit_card"]), f"card {number}.") == "card [CREDIT_CARD]."
+
+
+@pytest.mark.parametrize("region", ["US", "DE", "FR", "GB"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(f"{date}{rest}" for date in ("2008-06-18", "2011-09-28", "2023-09-22") for rest in (
+            " 02:38:04.805094", " 12:30:45.123456", f" - {date}", f"..{date}", f"/{date}", f" {date}",
+            "-57289", "-001-4444",
+        )),
+        *(f"{day}.2018{rest}" for day in ("18.06", "22.09", "15.12") for rest in (
+            " 08.34", f" - {day}.2019", f"-{day}.2019",
+        )),
+        "18.06.-18.06.2008", "15.12.-15.12.1998", "22.09.-22.09.2023", "18 06 2008", "22 09 2023",
+        "20281211", "20240115123045", "lat 52.520008, lon 13.404954", "52.520008 13.404954", "90210-1234",
+        "8ba425e9-9119-4909-97dc-ba331d25b3fd", "550e8400-e29b-41d4-a716-446655440000",
+        "192.168.100.200 - 171.123.45.67", "171.123.45.67/255.255.255.0",
+    ],
+)  # fmt: skip
+def test_dates_decimals_and_addresses_are_no_phone_numbers_anywhere(text, region):
+    assert rule(PiiDetection, default_region=region).check(text, Checked("output")) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "redacted"),
+    [
+        ("am 18.06.2018 030 901820", "am 18.06.2018 [PHONE]"),
+        ("030 901820 18.06.2018", "[PHONE] 18.06.2018"),
+        ("12:30 030 901820", "12:30 [PHONE]"),
+        ("52.520008 030 901820", "52.520008 [PHONE]"),
+        ("171.123.45.67 - 0171 1234567", "171.123.45.67 - [PHONE]"),
+        ("03012-3456", "[PHONE]"),
+        ("0171_1234567", "[PHONE]"),
+        ("20240115_120000", "20240115_120000"),
+    ],
+)
+def test_a_number_beside_a_date_is_found(text, redacted):
+    assert output(rule(PiiDetection, kinds=["phone"], default_region="DE"), text) == redacted
+
+
+@pytest.mark.parametrize(
+    ("text", "redacted"),
+    [
+        ("011 44 20 7946 0958", "[PHONE]"),
+        ("011442079460958", "[PHONE]"),
+        ("212_555_0187", "[PHONE]"),
+        ("tel: 1_212_555_0187.", "tel: [PHONE]."),
+        ("123_45_6789", "[SSN]"),
+        ("v_123_45_6789", "v_123_45_6789"),
+        ("212_555_0187_2", "212_555_0187_2"),
+        ("card_4111_1111_1111_1111", "card_[CREDIT_CARD]"),
+        ("212_555-0187", "212_555-0187"),
+    ],
+)
+def test_underscores_join_the_groups_of_a_number(text, redacted):
+    assert output(PII, text) == redacted
+
+
+@pytest.mark.parametrize(
+    ("text", "redacted"),
+    [
+        ("DE 89 3704 0044 0532 0130 00", "[IBAN]"),
+        ("an DE 89\u00a03704\u00a00044\u00a00532\u00a00130\u00a000.", "an [IBAN]."),
+        ("GB 82 WEST 1234 5698 7654 32", "[IBAN]"),
+        ("IBANDE89370400440532013000", "IBAN[IBAN]"),
+        ("ibanDE89 3704 0044 0532 0130 00", "iban[IBAN]"),
+        ("DE89370400440532013000EUR, DE89 3704 0044 0532 0130 00bitte", "[IBAN]EUR, [IBAN]bitte"),
+        *((text, text) for text in (
+            "DE 89370400440532013000", "DE 89 37040044 0532 0130 00", "DE 89 3704-0044 0532 0130 00",
+            "MYIBANDE89370400440532013000", "DE89370400440532013000A", "DE89370400440532013000EUR1",
+            "no 83 that were left", "DE  89 3704 0044 0532 0130 00",
+        )),
+    ],
+)  # fmt: skip
+def test_an_iban_is_found_in_the_spellings_of_forms_and_tables(text, redacted):
+    assert output(rule(PiiDetection, kinds=["iban"]), text) == redacted
+
+
+def test_a_sentence_is_no_iban():
+    """Letters of four and a length that fits are not enough, though the check digits are right."""
+    words = ["ours", "that", "were", "left"]
+    check = next(n for n in range(2, 99) if mod_97(f"NO{n:02}" + "".join(words)[:11]))
+    text = f"no {check:02} ours that wer"
+    assert mod_97(text.replace(" ", "").upper())
+    assert output(rule(PiiDetection, kinds=["iban"]), text) == text
 
 
 def test_pii_may_refuse_a_query():
@@ -832,11 +958,23 @@ def test_an_answer_that_just_fits_leaves_whole():
 
 @pytest.mark.parametrize(
     "text",
-    ["1 " * 4000, "12 34 56 78 90 " * 500, "a@" * 4000, "a@" + "a-" * 4000, "(" * 8000, "DE89 " * 1500],
-)
+    [
+        "1 " * 4000, "12 34 56 78 90 " * 500, "a@" * 4000, "a@" + "a-" * 4000, "(" * 8000, "DE89 " * 1500,
+        "(2" * 4000, "22 " * 2500, "9-" * 4000, "1.2.3.4 " * 1000, "0044 " * 1600,
+    ],
+)  # fmt: skip
 def test_work_grows_with_the_text_and_not_with_its_square(text):
     """Eight times the text takes at most ten times the calls; a square would be sixty-four."""
     assert _calls(text) < 10 * _calls(text[: len(text) // 8]) + 100
+
+
+@pytest.mark.parametrize(
+    "unit", ["(2", "22 ", "9-", "9 ", "2024-01-01 ", "1.2.3.4 ", "212 555 01 ", "12, 34\n"]
+)
+def test_a_character_of_numbers_that_are_nothing_costs_a_few_calls(unit):
+    """Fewer than twelve; rows of groups built anew from each group on would be a hundred."""
+    text = unit * (6000 // len(unit))
+    assert _calls(text) < 12 * len(text)
 
 
 def _calls(text):
