@@ -114,6 +114,7 @@ def filters() -> dict[str, Any]:
         chosen[name] = _narrow(chosen[name], *number)
     for name, sized in _SIZED.items():
         chosen[name] = _sized(chosen[name], sized)
+    chosen["slice"] = _one_at_least(chosen["slice"])
     own: dict[str, Any] = {
         "attr": _attr, "join": _join, "pprint": _pprint, "replace": _replace, "sum": _sum, "tojson": _to_json,
     }  # fmt: skip
@@ -198,6 +199,16 @@ def _narrow(function: Function, position: int, name: str, most: int) -> Function
         return function(first, value, *args, **kwargs)
 
     return narrowed
+
+
+def _one_at_least(function: Function) -> Function:
+    """The filter `slice`, which needs a number: where that is missing it is one."""
+
+    @wraps(function)
+    def counted(context: Context, value: Any, slices: Any, *more: Any, **named: Any) -> Any:
+        return function(context, value, 1 if is_missing(slices) else slices, *more, **named)
+
+    return counted
 
 
 def _sized(function: Function, size: Callable[..., None]) -> Function:
@@ -301,6 +312,8 @@ class _Page(StringIO):
 
 @pass_context
 def _pprint(context: Context, value: Any) -> str:
+    if is_missing(value):
+        return ""
     pay_text(context, value, _SLOW, indent=4)
     page = _Page()
     PrettyPrinter(stream=page).pprint(value)

@@ -19,6 +19,10 @@ class SilentUndefined(ChainableUndefined):
 
     __slots__ = ()
 
+    def __repr__(self) -> str:
+        """The text that it is, as it stands in lists and mappings that are written."""
+        return "''"
+
     def _itself(self, *_: Any, **__: Any) -> Any:
         return self
 
@@ -76,6 +80,17 @@ def found_in(value: Any, place: Any) -> bool:
 def or_none(value: Any) -> Any:
     """A bound of a slice, which may be left out."""
     return None if is_missing(value) else value
+
+
+def taken_apart(value: Any, names: tuple[Any, ...]) -> Any:
+    """What several names are set to: of what is missing each is missing.
+
+    Args:
+        names: a tuple for each that are taken apart in turn.
+    """
+    if not is_missing(value):
+        return value
+    return tuple(taken_apart(value, name) if isinstance(name, tuple) else value for name in names)
 
 
 def existing(values: Sequence[Any]) -> list[Any]:

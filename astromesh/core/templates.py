@@ -54,6 +54,7 @@ from astromesh.core.template_undefined import (
     is_method_of_text,
     or_none,
     searched,
+    taken_apart,
 )
 from astromesh.errors import InvalidManifest, TemplateFailed
 
@@ -74,6 +75,7 @@ _COSTS: dict[str, Any] = {
     "_paid": paid,
     "_round": one_round,
     "_searched": searched,
+    "_taken_apart": taken_apart,
     "_tojson": given_to_json,
     "_written": written,
 }
@@ -176,6 +178,8 @@ class Sandbox(ImmutableSandboxedEnvironment):
             if isinstance(item.arg, nodes.Slice):
                 item.node = _filtered(item.node, "_cut")
                 _allow_missing(item.arg)
+        for assigned in [*template.find_all(nodes.Assign)]:
+            _allow_missing_parts(assigned)
         template.set_environment(self)
         return template
 
@@ -301,6 +305,17 @@ def _read(sandbox: Sandbox, source: str) -> Read:
 
 def _filtered(node: nodes.Expr, name: str) -> nodes.Filter:
     return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
+
+
+def _allow_missing_parts(assigned: nodes.Assign) -> None:
+    if isinstance(assigned.target, nodes.Tuple):
+        value = cast("nodes.Expr", assigned.node)
+        names: list[nodes.Expr] = [nodes.Const(_names(assigned.target))]
+        assigned.node = nodes.Filter(value, "_taken_apart", names, [], None, None, lineno=value.lineno)
+
+
+def _names(target: nodes.Tuple) -> tuple[Any, ...]:
+    return tuple(_names(item) if isinstance(item, nodes.Tuple) else "" for item in target.items)
 
 
 def _unless_paid(node: nodes.Expr, name: str) -> nodes.Expr:

@@ -264,3 +264,48 @@ def test_context_transforms_fail_as_they_did() -> None:
     with pytest.raises(ToolFailed, match="context_transform failed"):
         compile_transform('{"a": "{{ 1 / n }}"}')({"n": 0})
     assert compile_transform('{"a": {{ x|tojson }}, "b": "{{ y }}"}')({"x": [1]}) == {"a": [1], "b": ""}
+
+
+@pytest.mark.parametrize(
+    ("expression", "text"),
+    [
+        ("[nope]", "['']"),
+        ("{'a': nope}", "{'a': ''}"),
+        ("{nope: 1}", "{'': 1}"),
+        ("dict(a=nope)", "{'a': ''}"),
+        ("[d, {}]|map(attribute='a')|list", "[1, '']"),
+        ("[d, {}]|groupby('a')", "[(1, [{'a': 1}]), ('', [{}])]"),
+        ("nope|pprint", ""),
+        ("[nope]|pprint", "['']"),
+        ("[nope]|tojson", '[""]'),
+        ("[1, 2]|slice(nope)|list", "[[1, 2]]"),
+        ("[1, 2]|slice(slices=nope)|list", "[[1, 2]]"),
+        ("[1, 2]|slice(2, nope)|list", "[[1], [2]]"),
+        ("nope|slice(nope)|list", "[[]]"),
+    ],
+)
+def test_in_a_list_or_a_mapping_what_is_missing_is_an_empty_text(expression: str, text: str) -> None:
+    assert shown(expression) == text
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% set a, b = nope %}{{ a }}{{ b.c }}",
+        "{% set a, b, c = nope.pair %}{{ a or b or c }}",
+        "{% set a, (b, c) = nope %}{{ a }}{{ b }}{{ c }}",
+        "{% for x in xs[:1] %}{% set a, b = x.nope %}{{ a }}{{ b }}{% endfor %}",
+        "{% set space = namespace(a=1, b=2) %}{% set space.a, space.b = nope %}{{ space.a }}{{ space.b }}",
+    ],
+)
+def test_names_that_are_set_to_the_parts_of_what_is_missing_are_missing(template: str) -> None:
+    assert render(template) == ""
+
+
+def test_what_is_there_is_taken_apart_as_ever() -> None:
+    assert render("{% set a, (b, c) = [1, [2, 3]] %}{{ a }}{{ b }}{{ c }}") == "123"
+    assert render("{% set a, b = d, nope %}{{ a }}{{ b }}") == "{'a': 1}"
+    with pytest.raises(TemplateFailed, match="not enough values"):
+        render("{% set a, b = [1] %}")
+    with pytest.raises(TemplateFailed, match="line 2"):
+        Compiled("\n{% set a, b = nope %}", "it", strict=True).render({})
