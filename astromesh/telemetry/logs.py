@@ -19,10 +19,12 @@ import orjson
 import structlog
 
 _SECRET_KEY = re.compile(r"(?i)(^|_)(authorization|api_?key|token|secret|password|cookie)$")
-#: tokens and keys by their look; values of what is called a secret; passwords in URLs
+#: tokens and keys by their look; values of what is called a secret; passwords in URLs (a port is none, unless
+#: a host comes behind it)
 _SECRET_TEXT = re.compile(
     r"(?i)\b(?:bearer\s+|sk-|am_)[a-z0-9._~+/=-]{8,}"
-    r"|((?:\b|_)(?:password|passwd|secret|token|api[_-]?key)[\"']?\s*[=:]\s*[\"']?|://[^/\s:@\"]*:)"
+    r"|((?:\b|_)(?:password|passwd|secret|token|api[_-]?key)[\"']?\s*[=:]\s*[\"']?"
+    r"|://[^/\s:@\"]*:(?!(?<!//:)(?:\d{1,5}|PORT)(?![^\s\"'/?#.,;:)\]])(?![^\s\"']*@)))"
     r"(?!\*|true\b|false\b|null\b|none\b)[^\s\"'&,;@]{4,}"
 )
 #: one of these is in every text that the pattern finds something in: most lines have none, and cost a tenth

@@ -90,6 +90,11 @@ def test_for_people_it_is_lines_of_text() -> None:
         ('{"client_secret":"abcd1234"}', '{"client_secret":"***"}'),
         ("api-key = 'abcd1234'", "api-key = '***'"),
         ("redis://:abcd1234@host", "redis://:***@host"),
+        ("redis://me:12345@host", "redis://me:***@host"),
+        ("redis://me:1234/5@host", "redis://me:***@host"),
+        ("redis://me:12345678 was cut", "redis://me:*** was cut"),
+        ("redis://:2026abcd", "redis://:***"),
+        ("redis://:20262", "redis://:***"),
     ],
 )
 def test_secrets_inside_texts_are_blanked(said: str, left: str) -> None:
@@ -102,6 +107,9 @@ def test_secrets_inside_texts_are_blanked(said: str, left: str) -> None:
         '{"event":"run","tokens":1041,"run_id":"run_1","duration_ms":83.4}',
         "max_tokens=4000",
         "https://example.org/a@b listens",
+        '{"endpoint":"http://127.0.0.1:8080/v1?a=b"}',
+        "cannot reach http://localhost:43180: try https://h:8443, or (http://h:8081)",
+        "Redis needs a URL redis://HOST:PORT/NUMBER: redis.url",
         "the secret is out",
         '{"had_token":true,"api_key":"***"}',
     ],
