@@ -83,6 +83,8 @@ class Book:
         self.suspended = False
         self._steps = {(step.path, step.n): step for step in steps}
         self._passed: dict[str, int] = {}
+        #: done steps of models and tools that this segment has added
+        self._heard: list[Step] = []
 
     def number(self, path: str) -> int:
         """Which one of its path a step is that begins now.
@@ -117,8 +119,22 @@ class Book:
 
     async def write(self, step: Step) -> None:
         """Adds a step and returns when it is on disk, with everything before it."""
+        if step.state == "done":
+            self._heard.append(step._replace(output=None))
         self.writer.step(step)
         await self.writer.flush()
+
+    def forget(self, *, always: bool) -> None:
+        """Takes out what models and tools have said, raw, when nobody will take the run up again.
+
+        Args:
+            always: also where no run is nested in it, whose agent might have output rules.
+        """
+        told = (step for step in self._steps.values() if step.kind in _HEARD and step.state == "done")
+        heard = (*told, *self._heard)
+        if always or any(_NESTED in step.path for step in heard):
+            for step in heard:
+                self.writer.step(step._replace(output=None))
 
 
 class RunJournal:
@@ -149,7 +165,7 @@ class RunJournal:
 
     def nested(self, path: str, call_id: str, agent: str) -> tuple[str, str]:
         """Place and id of a run that is started here: the same ones when it is started again."""
-        place = f"{self.at(path)}/run:{agent}:{call_id}"
+        place = f"{self.at(path)}{_NESTED}{agent}:{call_id}"
         place = f"{place}#{self.book.number(place)}"
         return place, derived_run_id(self.book.run_id, place)
 
@@ -337,6 +353,9 @@ class CallStep:
 
 
 _VALUE: StepKind = "value"
+_HEARD = ("model", "tool")
+#: of a path: what follows is the place of a run within a run
+_NESTED = "/run:"
 
 
 def _speak_again(scope: Any, step: int, role: str, result: CompletionResult) -> None:

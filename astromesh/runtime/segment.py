@@ -177,6 +177,8 @@ class Segment:
         failure = None
         if last.type == "run.failed":
             failure = {"code": last.data["code"], "detail": last.data["detail"]}
+        if run.journal is not None:
+            run.journal.book.forget(always=bool(self.agent.guardrails.output_rules))
         failpoints.passing(failpoints.BEFORE_LAST_EVENT)
         await self.writer.finish(
             Change(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,11 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from astromesh.abc.durable import Step
+from astromesh.runtime.records import RunRequest
+from astromesh.runtime.registry import Viewer
 from astromesh.testing import RecordingTool, ScriptedProvider, plugin_of
-from astromesh.types import JsonObject, SessionKey, ToolCall
+from astromesh.types import CompletionRequest, JsonObject, SessionKey, ToolCall
 from tests.integration.agents_folder import manifest, runtime_of, write
 
 RULES: list[dict[str, Any]] = [
@@ -96,3 +100,55 @@ async def test_a_summary_is_kept_as_the_rules_leave_it(tmp_path: Path, *, block:
     assert kept.text in later.messages[0].content
     assert ("[EMAIL], card [CREDIT_CARD]; [REDACTED]" in kept.text) is not block
     assert [line["event"] for line in log].count("summary_withheld") == block
+
+
+async def record(path: Path, *agents: JsonObject) -> tuple[Step, ...]:
+    """What an accepted run has left in its record when it has ended."""
+    tool = RecordingTool("lookup", lambda query, **_: f"found: {query}", parameters={"type": "object"})
+    write(path, *agents)
+    called = ToolCall("c1", "lookup", json.dumps({"query": SECRET}))
+
+    def say(request: CompletionRequest) -> ToolCall | str:
+        if request.messages[-1].role == "tool":
+            return f"So: {SECRET}"
+        offered = [spec.name for spec in request.tools]
+        return called if "lookup" in offered else ToolCall("c0", "below", '{"query": "Who?"}')
+
+    provider = ScriptedProvider(say, repeat=True)
+    async with runtime_of(path, provider, plugins={"tools": {"lookup": plugin_of(tool)}}) as runtime:
+        await runtime.durable.start()
+        row = await runtime.accept(runtime.agent("helper"), RunRequest("Who?", "s"))
+        async with asyncio.timeout(30):
+            while (await runtime.runs.get(row.run_id, ME))["status"] != "completed":
+                await asyncio.sleep(0.01)
+        return await runtime.durable.store.steps(row.run_id)
+
+
+ME = Viewer("default", "anonymous")
+LOOKUP = {"name": "lookup", "type": "lookup", "effect": "read"}
+SECRET = "ann@example.com codename"
+
+
+def heard(steps: tuple[Step, ...]) -> list[object]:
+    """What models and tools said in them."""
+    return [step.output for step in steps if step.kind in ("model", "tool")]
+
+
+async def test_the_record_of_a_run_that_has_ended_has_no_raw_texts(tmp_path: Path) -> None:
+    """They are there to take the run up again; where there are rules they go with its last transaction."""
+    steps = await record(tmp_path, manifest(tools=[LOOKUP], guardrails={"output": RULES}))
+    assert heard(steps) == [None] * 3
+    assert "ann@" not in json.dumps([step.output for step in steps])
+
+
+async def test_the_record_has_none_of_an_agent_below_either(tmp_path: Path) -> None:
+    """The agent above has no rules: those below it are asked for by the place of their steps."""
+    below = manifest("below", tools=[LOOKUP], guardrails={"output": RULES})
+    above = manifest(tools=[{"name": "below", "type": "agent", "agent": "below"}])
+    steps = await record(tmp_path, above, below)
+    assert len(heard(steps)) == 6 and set(heard(steps)) == {None}
+
+
+async def test_without_rules_the_record_stays_as_it_is(tmp_path: Path) -> None:
+    steps = await record(tmp_path, manifest(tools=[LOOKUP]))
+    assert None not in heard(steps)
