@@ -53,7 +53,11 @@ class TextSockets(WebSocketsSansIOProtocol):
 
     async def send(self, message: Any) -> None:
         text = message.get("text")
-        if text is None or len(text) <= _SHORT or not self.handshake_complete or self.close_sent:
+        if text is None:
+            await super().send(message)
+            if self.close_sent:  # an answer that denies a handshake completes it; uvicorn would log an error
+                self.handshake_complete = True
+        elif len(text) <= _SHORT or not self.handshake_complete or self.close_sent:
             await super().send(message)
         else:
             await self._in_fragments(memoryview(text.encode()))

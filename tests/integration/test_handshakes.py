@@ -98,3 +98,14 @@ async def test_refused_handshakes_take_no_room_of_others(tmp_path: Path) -> None
         assert (await head(clients, handshake())).startswith(b"HTTP/1.1 101 ")
         status, body = await told(await clients.sent(handshake()))
     assert (status, body["code"]) == (503, "overloaded")
+
+
+async def test_a_handshake_that_is_denied_is_no_fault_of_the_server(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever comes with a wrong key, or too many at once, would fill the log with errors."""
+    async with serving(tmp_path, Patient, Room(sockets=0)) as clients:
+        wires = await clients.sent(handshake())
+        assert (await told(wires))[0] == 503
+        assert await rest(wires) == b""
+    assert not [record for record in caplog.records if record.name.startswith("uvicorn")]
