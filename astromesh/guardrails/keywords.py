@@ -1,9 +1,9 @@
 """Words and phrases, found all at once (Aho and Corasick, 1975), whatever their case and way of writing.
 
 Both sides are folded: upper to lower case; full-width letters, ligatures and accents to one way of writing
-(Unicode NFKD with case folding); runs of up to eight blanks, underscores and hyphens to one space; up to
-eight characters that nobody sees to none. A match stands between word boundaries, except in scripts that put
-no spaces between words.
+(Unicode NFKD with case folding); apostrophes of every kind to one, and the dotted I to i; runs of up to eight
+blanks, underscores, hyphens and minus signs to one space; up to eight characters that nobody sees to none. A
+match stands between word boundaries, except in scripts that put no spaces between words.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ import ahocorasick
 from astromesh.guardrails.spans import NOTHING, Finding, Scan, settle
 from astromesh.unseen import LINE_ENDS, LONGEST_RUN, SPACES, UNSEEN
 
-_BLANK = f"{SPACES}{LINE_ENDS}_\\-\u2010-\u2015"
+_BLANK = f"{SPACES}{LINE_ENDS}_\\-\u2010-\u2015\u2212\ufe63\uff0d"
 _is_blank = re.compile(f"[{_BLANK}]").match
 _has_blank = re.compile(f"[{_BLANK}]").search
-#: runs, and what folds to nothing
-_RUN = re.compile(f"[{_BLANK}{UNSEEN}]{{2,}}|[{UNSEEN}]")
+#: runs, and what folds to nothing: the dot of an i has become a part of it
+_RUN = re.compile(f"[{_BLANK}{UNSEEN}]{{2,}}|[{UNSEEN}]|(?<=[iI\u0130])\u0307")
 _IRREGULAR = _RUN.search
+_APOSTROPHES = str.maketrans(dict.fromkeys("\u2018\u2019\u201b\u02bc\u2032\u00b4", "'"))
 #: Thai, Lao, Burmese, Hangul, Khmer, Chinese, Japanese, Yi
 _SPACELESS = re.compile(
     "[\u0e00-\u0eff\u1000-\u109f\u1100-\u11ff\u1780-\u17ff\u2e80-\ua4cf\ua960-\ua97f\uac00-\ud7ff"
@@ -84,7 +85,11 @@ def _fold_run(run: str) -> str:
 def _fold_char(char: str) -> str:
     if _is_blank(char):
         return " "
-    return unicodedata.normalize("NFKD", unicodedata.normalize("NFKD", char).casefold()).casefold()
+    if char == "\u0130":  # else it folds to an i with one more dot, which no other writing has
+        return "i"
+    char = char.translate(_APOSTROPHES)
+    folded = unicodedata.normalize("NFKD", unicodedata.normalize("NFKD", char).casefold()).casefold()
+    return folded.translate(_APOSTROPHES)
 
 
 class _Table:

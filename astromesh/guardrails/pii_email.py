@@ -21,27 +21,31 @@ _SPACELESS = (
 )
 #: most of them before the sign: where an address begins among them nobody can tell
 _SPACELESS_LENGTH = 16
-_LOCAL = f"[{_LETTERS}{_DIGIT}{_DOT}_%+'~\uff3f\uff0b\uff0d-]"
+#: of the atext of RFC 5322 all but = ? ` |, which stand before an address in links, code and tables
+_SIGNS = "!#$%&'*+/^~\uff0b\uff0d-"
+_LOCAL = f"[{_LETTERS}{_DIGIT}{_DOT}_\uff3f{_SIGNS}]"
 _LABEL = f"[{_LETTERS}{_DIGIT}](?:[{_LETTERS}{_DIGIT}-]{{0,61}}[{_LETTERS}{_DIGIT}])?"
 _WIDE_LABEL = f"[{_SPACELESS}][{_SPACELESS}{_LETTERS}{_DIGIT}-]{{0,62}}"
 _AT = "[@\uff20\ufe6b]"
 #: what an address does not begin with
-_LEADING = re.compile(f"[{_DOT}%+'~\uff0b\uff0d-]*")
+_LEADING = re.compile(f"[{_DOT}{_SIGNS}]*")
 
 #: characters of the part before the sign, and of a domain of five labels and a name of the top level
 LOCAL_LENGTH, DOMAIN_LENGTH = 64, 5 * 68 + 50
 _SIGN = re.compile(_AT)
-_BEFORE = re.compile(f"{_LOCAL}*")
+#: from its end; braces in pairs, as an address may stand in one, and none of a template's
+_BEFORE = re.compile(f"(?:{_LOCAL}|\\}}{_LOCAL}++\\{{(?!\\{{))*+")
 _WIDE_BEFORE = re.compile(f"[{_SPACELESS}]{{1,{_SPACELESS_LENGTH}}}")
 _TOP = f"xn--[a-z0-9-]{{1,20}}|[{_LETTERS}]{{2,24}}"
 _DOMAIN = re.compile(f"(?:(?:{_LABEL}|{_WIDE_LABEL})[{_DOT}]){{1,5}}(?:{_TOP}|[{_SPACELESS}]{{1,24}})")
 #: with ideographic full stops (UTS 46), which else end a sentence
 _STOPPED_DOMAIN = re.compile(f"(?:{_LABEL}[{_STOP}]){{1,5}}(?:{_TOP})")
+_BRACED = f"(?:{_LOCAL}|[{{}}])"
 #: the beginning of one at the end of a text
 UNFINISHED = (
-    f"{_LOCAL}{{1,{LOCAL_LENGTH}}}\\Z"
+    f"{_BRACED}{{1,{LOCAL_LENGTH}}}\\Z"
     f"|[{_SPACELESS}]{{1,{_SPACELESS_LENGTH}}}\\Z"
-    f"|(?:[{_SPACELESS}]{{1,{_SPACELESS_LENGTH}}}|{_LOCAL}{{0,{LOCAL_LENGTH}}}){_AT}"
+    f"|(?:[{_SPACELESS}]{{1,{_SPACELESS_LENGTH}}}|{_BRACED}{{0,{LOCAL_LENGTH}}}){_AT}"
     f"[{_SPACELESS}{_LETTERS}{_DIGIT}{_DOT}{_STOP}-]{{0,{DOMAIN_LENGTH}}}\\Z"
 )
 
@@ -50,14 +54,22 @@ def next_email(text: str, start: int) -> Finding | None:
     """The first address that begins at `start` or later."""
     for sign in _SIGN.finditer(text, start):
         at = sign.start()
-        reversed_local = _BEFORE.match(text[max(start, at - LOCAL_LENGTH) : at][::-1])
-        local = _LEADING.sub("", reversed_local[0][::-1], count=1) if reversed_local else ""
+        local = _local_before(text, max(start, at - LOCAL_LENGTH), at)
         stopped = _STOPPED_DOMAIN if local else None
         if not local and (wide := _WIDE_BEFORE.match(text[max(start, at - _SPACELESS_LENGTH) : at][::-1])):
             local = wide[0]
         if local and (domain := _domain(text, sign.end(), stopped)):
             return Finding(at - len(local), domain.end(), EMAIL)
     return None
+
+
+def _local_before(text: str, start: int, at: int) -> str:
+    """What stands between two places and may stand before the sign; of a path only its last part."""
+    reversed_local = _BEFORE.match(text[start:at][::-1])
+    local = reversed_local[0][::-1] if reversed_local else ""
+    if local.startswith("/") or local.count("/") > 1:
+        local = local.rpartition("/")[2]
+    return _LEADING.sub("", local, count=1)
 
 
 def _domain(text: str, start: int, stopped: re.Pattern[str] | None) -> re.Match[str] | None:

@@ -492,6 +492,39 @@ def test_a_sentence_is_no_iban():
     assert output(rule(PiiDetection, kinds=["iban"]), text) == text
 
 
+@pytest.mark.parametrize(
+    ("text", "redacted"),
+    [
+        # RFC 5322's atext
+        ("john&co@example.com", "[EMAIL]"),
+        ("john!doe@example.com, j*n@example.com", "[EMAIL], [EMAIL]"),
+        ("john/doe@example.com", "[EMAIL]"),
+        ("a$b^c#d@example.com", "[EMAIL]"),
+        ("#john#@example.com", "#[EMAIL]"),
+        ("{john}@example.com", "[EMAIL]"),
+        ("john{x}y@example.com", "[EMAIL]"),
+        # Markdown, templates, links, lists
+        ("*john@example.com*", "*[EMAIL]*"),
+        ("**john@example.com**", "**[EMAIL]**"),
+        ("# john@example.com", "# [EMAIL]"),
+        ("{john@example.com}", "{[EMAIL]}"),
+        ("\\\\email{john@example.com}", "\\\\email{[EMAIL]}"),
+        ("{{user}}@example.com, {{ user }}@example.com", "{{user}}@example.com, {{ user }}@example.com"),
+        ("{{john@example.com}}", "{{[EMAIL]}}"),
+        ("https://x.com/?a=1&to=john@example.com&b=2", "https://x.com/?a=1&to=[EMAIL]&b=2"),
+        ("https://x.com/john@example.com", "https://x.com/[EMAIL]"),
+        ("/home/john@example.com", "/home/[EMAIL]"),
+        ("a@example.com/b@example.com", "[EMAIL]/[EMAIL]"),
+        ("a@example.com&b@example.com", "[EMAIL]&[EMAIL]"),
+        ("|john@example.com|ann@example.com|", "|[EMAIL]|[EMAIL]|"),
+        ("`john@example.com`", "`[EMAIL]`"),
+        ("&lt;john@example.com&gt;", "&lt;[EMAIL]&gt;"),
+    ],
+)  # fmt: skip
+def test_an_address_has_the_signs_that_it_may_have_and_none_of_what_is_around(text, redacted):
+    assert output(rule(PiiDetection, kinds=["email"]), text) == redacted
+
+
 def test_pii_may_refuse_a_query():
     engine = GuardrailsEngine([rule(PiiDetection, action="block", message="No personal data, please.")])
     with pytest.raises(GuardrailBlocked, match=r"No personal data, please\.") as blocked:
@@ -556,6 +589,24 @@ def test_a_topic_stands_between_word_boundaries(text):
         rule(TopicFilter, blocked_topics=["violence", "illegal_activity"]).check(text, Checked("input"))
         is None
     )
+
+
+@pytest.mark.parametrize(
+    ("keyword", "texts"),
+    [
+        ("don't", ["don't", "Don\u2019t", "don\u2018t", "don\u02bct", "DON\uff07T", "don\u00b4t"]),
+        ("O\u2019Brien", ["o'brien", "O\u2019Brien"]),
+        ("kill -9", ["kill \u22129", "kill -9", "kill \uff0d9", "kill \ufe639", "kill\u20139"]),
+        ("\u0130stanbul", ["istanbul", "Istanbul", "\u0130STANBUL", "I\u0307stanbul", "i\u0307stanbul"]),
+        ("istanbul", ["\u0130stanbul", "I\u0307STANBUL", "ISTANBUL"]),
+        ("\u017cona", ["z\u0307ona", "\u017bONA"]),
+    ],
+)
+def test_one_word_has_many_ways_of_writing(keyword, texts):
+    """Typographic apostrophes, the minus sign, the Turkish dotted I; the dot of other letters stays."""
+    checked = rule(ContentFilter, forbidden_keywords=[keyword], replacement="-")
+    assert [output(checked, f"a {text} b") for text in texts] == ["a - b"] * len(texts)
+    assert output(rule(ContentFilter, forbidden_keywords=["zona"]), "\u017cona") == "\u017cona"
 
 
 def test_content_is_redacted_where_it_stands():

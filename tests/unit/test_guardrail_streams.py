@@ -25,7 +25,17 @@ PII_DE = rule(PiiDetection, default_region="DE", kinds=["phone", "credit_card", 
 EMAIL = rule(PiiDetection, kinds=["email"])
 IBAN = rule(PiiDetection, kinds=["iban"])
 WORDS = rule(
-    ContentFilter, forbidden_keywords=["internal_only", "only us", "secret", "secret plan", "a a", "c++"]
+    ContentFilter,
+    forbidden_keywords=[
+        "internal_only",
+        "only us",
+        "secret",
+        "secret plan",
+        "a a",
+        "c++",
+        "don't",
+        "istanbul",
+    ],
 )
 PATTERNS = rule(ContentFilter, blocked_patterns=[r"\bab{1,3}c\b", r"x.?y$", r"(?m)^\d{3}z", "b|bc"])
 BOTH = rule(
@@ -57,12 +67,14 @@ SEEDS = [
     "8142513a-11111111-4111-8111-111111111111", "81425139-1119-4909-9711-033133125131",
     "2008-06-18 02:38:04.805094", "18.06.2008 - 19.06.2008", "52.520008", "0.4111111111111111", "18 06 2008",
     "171.123.45.67 - 10.20.30.40", "90210-1234", "20281211",
+    "john&co@example.com", "{john}@example.com", "{{user}}@example.com", "https://x.com/a/joe@example.com",
+    "don\u2019t", "don't", "\u0130stanbul", "I\u0307stanbul",
     "joe\u2066@exam\ufe0fple.com", "4111\x00 1111\u200e 1111 1111",
 ]  # fmt: skip
 GLUE = [
     "", " ", "  ", ".", "-", "@", "+", "(", ")", "/", "_", "___", "____",
     "\n", "\u200b", "\ufe0f" * 8, "\x00" * 9, "\u00a0", " " * 9, "1", "12", "x",
-    "us", ". The", "-", "..", ":", "a", "f0", ", ", " - ",
+    "us", ". The", "-", "..", ":", "a", "f0", ", ", " - ", "\u0307", "{", "}", "/", "&",
 ]  # fmt: skip
 pieces = st.one_of(
     st.sampled_from(SEEDS),
