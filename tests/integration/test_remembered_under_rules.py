@@ -11,11 +11,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from astromesh.abc.durable import Step
-from astromesh.runtime.records import RunRequest
-from astromesh.runtime.registry import Viewer
 from astromesh.testing import RecordingTool, ScriptedProvider, plugin_of
 from astromesh.types import CompletionRequest, JsonObject, SessionKey, ToolCall
-from tests.integration.agents_folder import manifest, runtime_of, write
+from tests.integration.agents_folder import client_of, manifest, runtime_of, write
 
 RULES: list[dict[str, Any]] = [
     {"type": "pii_detection", "action": "redact"},
@@ -115,16 +113,19 @@ async def record(path: Path, *agents: JsonObject) -> tuple[Step, ...]:
         return called if "lookup" in offered else ToolCall("c0", "below", '{"query": "Who?"}')
 
     provider = ScriptedProvider(say, repeat=True)
-    async with runtime_of(path, provider, plugins={"tools": {"lookup": plugin_of(tool)}}) as runtime:
-        await runtime.durable.start()
-        row = await runtime.accept(runtime.agent("helper"), RunRequest("Who?", "s"))
+    async with client_of(
+        runtime := runtime_of(path, provider, plugins={"tools": {"lookup": plugin_of(tool)}})
+    ) as client:
+        asked = await client.post("/v1/agents/helper/runs", json={"query": "Who?", "session_id": "s"})
+        place = f"/v1/runs/{asked.json()['run_id']}"
         async with asyncio.timeout(30):
-            while (await runtime.runs.get(row.run_id, ME))["status"] != "completed":
+            while (shown := (await client.get(place)).json())["status"] != "completed":
+                if shown["status"] == "waiting":
+                    await client.post(f"{place}/resume", json={"decision": "approve"})
                 await asyncio.sleep(0.01)
-        return await runtime.durable.store.steps(row.run_id)
+        return await runtime.durable.store.steps(shown["run_id"])
 
 
-ME = Viewer("default", "anonymous")
 LOOKUP = {"name": "lookup", "type": "lookup", "effect": "read"}
 SECRET = "ann@example.com codename"
 
@@ -139,6 +140,14 @@ async def test_the_record_of_a_run_that_has_ended_has_no_raw_texts(tmp_path: Pat
     steps = await record(tmp_path, manifest(tools=[LOOKUP], guardrails={"output": RULES}))
     assert heard(steps) == [None] * 3
     assert "ann@" not in json.dumps([step.output for step in steps])
+
+
+async def test_the_record_of_a_run_that_waited_has_none_either(tmp_path: Path) -> None:
+    """What an earlier segment has left goes as well; what the person was asked about stays."""
+    tool = {**LOOKUP, "effect": "write", "approval": "required"}
+    steps = await record(tmp_path, manifest(tools=[tool], guardrails={"output": RULES}))
+    assert heard(steps) == [None] * 3
+    assert [step.output["decision"] for step in steps if step.kind == "wait" and step.output] == ["approve"]
 
 
 async def test_the_record_has_none_of_an_agent_below_either(tmp_path: Path) -> None:
