@@ -12,7 +12,16 @@ from typing import Any
 import orjson
 from jinja2 import Undefined, pass_context
 from jinja2.exceptions import SecurityError
-from jinja2.filters import FILTERS, do_attr, do_join, do_replace, do_sum, make_attrgetter
+from jinja2.filters import (
+    FILTERS,
+    _GroupTuple,
+    do_attr,
+    do_join,
+    do_replace,
+    do_sum,
+    make_attrgetter,
+    make_multi_attrgetter,
+)
 from jinja2.runtime import Context
 from jinja2.tests import TESTS
 from jinja2.utils import _PassArg
@@ -115,6 +124,7 @@ def filters() -> dict[str, Any]:
     for name, sized in _SIZED.items():
         chosen[name] = _sized(chosen[name], sized)
     chosen["slice"] = _one_at_least(chosen["slice"])
+    chosen["sort"], chosen["groupby"] = _sorting(chosen["sort"]), _grouping(chosen["groupby"])
     own: dict[str, Any] = {
         "attr": _attr, "join": _join, "pprint": _pprint, "replace": _replace, "sum": _sum, "tojson": _to_json,
     }  # fmt: skip
@@ -209,6 +219,46 @@ def _one_at_least(function: Function) -> Function:
         return function(context, value, 1 if is_missing(slices) else slices, *more, **named)
 
     return counted
+
+
+def _sorting(function: Function) -> Function:
+    """The filter `sort`: what is missing is less than all that is there."""
+
+    @wraps(function)
+    def ordered(
+        context: Context, value: Any, reverse: Any = False, case_sensitive: Any = False, attribute: Any = None
+    ) -> Any:
+        there, without = _parted(context, value, make_multi_attrgetter(context.environment, attribute))
+        made = function(context, there, reverse, case_sensitive, attribute)
+        return bounded(context, made + without if reverse else without + made)
+
+    return ordered
+
+
+def _grouping(function: Function) -> Function:
+    """The filter `groupby`: what has no such attribute is one group, the first."""
+
+    @wraps(function)
+    def grouped(
+        context: Context, value: Any, attribute: Any, default: Any = None, case_sensitive: Any = False
+    ) -> Any:
+        key = make_attrgetter(context.environment, attribute, default=default)
+        there, without = _parted(context, value, lambda item: [key(item)])
+        made = function(context, there, attribute, default, case_sensitive)
+        return [_GroupTuple(key(without[0]), without), *made] if without else made
+
+    return grouped
+
+
+def _parted(
+    context: Context, items: Any, keys: Callable[[Any], Iterable[Any]]
+) -> tuple[list[Any], list[Any]]:
+    """The items that have all their keys, and those that lack one."""
+    there: list[Any] = []
+    without: list[Any] = []
+    for item in _pay_items(context, items):
+        (without if any(map(is_missing, keys(item))) else there).append(item)
+    return there, without
 
 
 def _sized(function: Function, size: Callable[..., None]) -> Function:

@@ -274,7 +274,7 @@ def test_context_transforms_fail_as_they_did() -> None:
         ("{nope: 1}", "{'': 1}"),
         ("dict(a=nope)", "{'a': ''}"),
         ("[d, {}]|map(attribute='a')|list", "[1, '']"),
-        ("[d, {}]|groupby('a')", "[(1, [{'a': 1}]), ('', [{}])]"),
+        ("[d, {}]|groupby('a')", "[('', [{}]), (1, [{'a': 1}])]"),
         ("nope|pprint", ""),
         ("[nope]|pprint", "['']"),
         ("[nope]|tojson", '[""]'),
@@ -309,3 +309,27 @@ def test_what_is_there_is_taken_apart_as_ever() -> None:
         render("{% set a, b = [1] %}")
     with pytest.raises(TemplateFailed, match="line 2"):
         Compiled("\n{% set a, b = nope %}", "it", strict=True).render({})
+
+
+ROWS = [{"a": 2, "n": 1}, {"n": 2}, {"a": 1, "n": 3}, {"n": 4}, {"a": 2, "n": 5}]
+
+
+@pytest.mark.parametrize(
+    ("expression", "text"),
+    [
+        ("rows|sort(attribute='a')|map(attribute='n')|join", "24315"),
+        ("rows|sort(attribute='a', reverse=true)|map(attribute='n')|join", "15324"),
+        ("rows|sort(true, false, 'a')|map(attribute='n')|join", "15324"),
+        ("rows|sort(attribute='a,n')|map(attribute='n')|join", "24315"),
+        ("rows|map(attribute='a')|sort|join(',')", ",,1,2,2"),
+        ("['b', nope, 'A']|sort|join(',')", ",A,b"),
+        ("nope|sort", "[]"),
+        ("rows|groupby('a')|map(attribute=0)|join(',')", ",1,2"),
+        ("rows|groupby('a')|map(attribute=1)|map('map', attribute='n')|map('join')|join(',')", "24,3,15"),
+        ("rows|groupby('a', default=9)|map(attribute='grouper')|join(',')", "1,2,9"),
+        ("rows|groupby('n')|length", "5"),
+        ("nope|groupby('a')", "[]"),
+    ],
+)
+def test_what_is_missing_comes_first_and_the_rest_in_its_order(expression: str, text: str) -> None:
+    assert render("{{ " + expression + " }}", rows=ROWS) == text
