@@ -248,7 +248,7 @@ class _Search:
     @cached_property
     def _dates(self) -> list[Span]:
         first = self.groups[0][0]
-        before = range(max(first - LONGEST_DATE, 0), first)
+        before = [at for at in range(max(first - LONGEST_DATE, 0), first) if self.text[at].isdecimal()]
         found = [date_at(self.text, at) for at in (*before, *[start for start, _ in self.groups])]
         return [date for date in found if date]
 
