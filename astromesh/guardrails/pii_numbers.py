@@ -37,10 +37,10 @@ _NAME_BEHIND = re.compile(r"_{1,3}[A-Za-z0-9]")
 
 _DAY, _MONTH, _YEAR = r"(?:0?[1-9]|[12]\d|3[01])", r"(?:0?[1-9]|1[0-2])", r"(?:19|20)\d\d"
 _OCTET = r"(?:25[0-5]|2[0-4]\d|1?\d?\d)"
-#: dates and IPv4 addresses
+#: dates and IPv4 addresses; of a row of groups the last three are none
 _DATE_OR_ADDRESS = re.compile(
     rf"(?<!\d)(?:{_YEAR}([-./]){_MONTH}\1{_DAY}(?!\d)|{_DAY}([-./]){_DAY}\2{_YEAR}(?!\d)"
-    rf"|{_DAY} {_MONTH} {_YEAR}(?! ?\d)|(?<!\d\.)(?:{_OCTET}\.){{3}}{_OCTET}(?!\.?\d))"
+    rf"|(?<!\d[ /\xa0\u202f]){_DAY} {_MONTH} {_YEAR}(?! ?\d)|(?<!\d\.)(?:{_OCTET}\.){{3}}{_OCTET}(?!\.?\d))"
 ).match
 #: characters of one
 LONGEST_DATE = 15

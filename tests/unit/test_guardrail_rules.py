@@ -407,6 +407,23 @@ def test_a_card_is_written_in_groups_with_one_kind_of_separator(number):
     assert output(rule(PiiDetection, kinds=["credit_card"]), f"card {number}.") == "card [CREDIT_CARD]."
 
 
+@pytest.mark.parametrize(
+    ("region", "text", "shown"),
+    [
+        ("FR", "06 12 34 12 05 2024-05-01", "[PHONE] 2024-05-01"),
+        ("FR", "06 12 34 12 05 2024", "[PHONE] 2024"),
+        ("FR", "01\u202f23\u202f45\u202f30 01 2024", "[PHONE] 2024"),
+        ("DE", "0171 12 05 2024", "[PHONE]"),
+        ("DE", "0171/12 05 2024", "[PHONE]"),
+        ("FR", "le 12 05 2024", "le 12 05 2024"),
+        ("DE", "am 12 05 2024", "am 12 05 2024"),
+    ],
+)
+def test_the_last_groups_of_a_number_are_no_date(region, text, shown):
+    """A day, a month and a year with blanks are one where no digits stand before them."""
+    assert output(rule(PiiDetection, kinds=["phone"], default_region=region), text) == shown
+
+
 @pytest.mark.parametrize("region", ["US", "DE", "FR", "GB"])
 @pytest.mark.parametrize(
     "text",
