@@ -23,6 +23,7 @@ from astromesh.api.border import ROOM, Border, Room
 from astromesh.api.connections import ConnectionManager
 from astromesh.api.direct import Direct
 from astromesh.api.outbox import Outbox
+from astromesh.api.turns import Turns
 from astromesh.runtime.audit import AuditLog
 from astromesh.runtime.desk import open_desk
 from astromesh.runtime.engine import AgentRuntime
@@ -128,6 +129,7 @@ def create_app(
             "runtime": runtime,
             "connections": ConnectionManager(),
             "followers": WeakSet(),
+            "turns": Turns(),
             "audit": AuditLog(runtime.data_dir, runtime.clock),
         }
     )
@@ -164,7 +166,7 @@ def create_app(
         passed = CORSMiddleware(
             passed, allow_origins=list(cors_origins), allow_methods=["*"], allow_headers=["*"]
         )
-    return Server(state, rest, Border(passed, room, lambda: runtime.draining), lifespan)
+    return Server(state, rest, Border(passed, room, lambda: runtime.draining, state.turns), lifespan)
 
 
 async def _load_in_peace(rest: Rest, runtime: AgentRuntime) -> None:

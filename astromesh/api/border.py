@@ -60,13 +60,20 @@ class Border:
 
     Args:
         leaving: whether the server takes no more runs; what is cancelled then has run out of time.
+        turns: who begins when.
     """
 
-    def __init__(self, app: ASGIApp, room: Room, leaving: Callable[[], bool] = lambda: False) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        room: Room,
+        leaving: Callable[[], bool] = lambda: False,
+        turns: Turns | None = None,
+    ) -> None:
         self._app = app
         self._room = room
         self._leaving = leaving
-        self._turns = Turns()
+        self._turns = turns or Turns()
         self._requests = self._sockets = self._arriving = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

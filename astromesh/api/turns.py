@@ -35,6 +35,11 @@ class Turns:
         self._waiting.append(turn)
         return turn
 
+    async def pass_by(self) -> None:
+        """Returns when all who wait now have begun."""
+        if (turn := self.take()) is not None:
+            await turn
+
     def _next(self) -> None:
         self._begun = 0
         while self._waiting and self._begun < TOGETHER:

@@ -30,6 +30,7 @@ def drain_first(app: Server, grace: float) -> None:
     inner = app.router.lifespan_context
 
     async def drain() -> None:
+        await app.state.turns.pass_by()  # what came before the signal is no new run
         await runtime.drain(grace)
         for follower in tuple(app.state.followers):  # their readers come back, to whoever is there then
             follower.close()

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import httpx
 
+from astromesh.api.app import create_app
 from astromesh.api.turns import TOGETHER
 from astromesh.testing import ScriptedProvider
 from astromesh.types import CompletionRequest
@@ -55,3 +56,30 @@ async def test_health_is_told_while_others_wait_for_their_turn(tmp_path: Path) -
         async with asyncio.timeout(PATIENCE):
             await asyncio.gather(*(asks(client, path) for path in paths))
     assert ends.index("/health/live") < COUNT / 2
+
+
+async def test_who_came_before_the_server_is_drained_begins_and_who_comes_then_is_refused(
+    tmp_path: Path,
+) -> None:
+    write(tmp_path, manifest("plain"))
+    async with runtime_of(tmp_path, ScriptedProvider("done", repeat=True)) as runtime:
+        app = create_app(runtime)
+        transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
+        async with (
+            app.router.lifespan_context(app),
+            httpx.AsyncClient(transport=transport, base_url="http://test") as client,
+        ):
+
+            def ask(number: int) -> asyncio.Task[httpx.Response]:
+                asked = {"query": "go", "session_id": f"s-{number}"}
+                return asyncio.create_task(client.post("/v1/agents/plain/run", json=asked))
+
+            before = [ask(number) for number in range(COUNT)]
+            async with asyncio.timeout(PATIENCE):
+                await asyncio.sleep(0)  # they come
+                await app.state.turns.pass_by()
+                await runtime.drain(PATIENCE)
+                answers = await asyncio.gather(*before)
+                late = await ask(COUNT)
+    assert [answer.status_code for answer in answers] == [200] * COUNT
+    assert late.status_code == 503
