@@ -62,8 +62,8 @@ acceptance: venv ## tests of the server as a process
 	$(PYTEST) tests/acceptance $(ARGS)
 
 reliability: venv ## what takes longer: crashes, at random too (KILLS=), and far more fuzzing (EXAMPLES=)
-	ASTROMESH_FUZZ_EXAMPLES=$(EXAMPLES) $(PYTEST) tests/reliability tests/integration/test_api_fuzz.py \
-		tests/unit/workflow/test_wf_properties.py $(ARGS)
+	ASTROMESH_FUZZ_EXAMPLES=$(EXAMPLES) $(PYTEST) tests/reliability tests/integration/api/test_fuzz.py \
+		tests/unit/workflow/test_state_machine_properties.py $(ARGS)
 	$(BIN)/python scripts/kills.py --kills $(KILLS)
 
 architecture: venv ## who may import whom

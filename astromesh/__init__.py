@@ -7,7 +7,7 @@ __version__ = "0.1.0"
 
 #: what stands here by name, and where it is; loaded when it is first asked for
 _PUBLIC = {
-    "build_agent": "astromesh.runtime.build",
+    "build_agent": "astromesh.runtime.builder",
     "CallerContext": "astromesh.types",
     "get_current_caller": "astromesh.types",
 }

@@ -1,4 +1,4 @@
-"""Every exception of astromesh. HTTP statuses live in `api/errors.py` alone.
+"""Every exception of astromesh, with the code, the HTTP status and the visibility of each.
 
     AstromeshError
     ├── ConfigError            the operator must change a file
@@ -12,27 +12,29 @@
     │   └── InvalidGraph
     ├── RequestError           the caller must change the request
     │   ├── NotFound           AgentNotFoundError, SessionNotFound, RunNotFound, …
-    │   ├── InvalidInput       PayloadTooLarge, MalformedRequest, RequestTimeout, GuardrailBlocked,
-    │   │                      IdempotencyConflict
+    │   ├── InvalidInput       PayloadTooLarge, MalformedRequest, RequestTimeout, MethodNotAllowed,
+    │   │                      GuardrailBlocked, IdempotencyConflict
     │   ├── Unauthorized, Forbidden, RateLimited
     │   └── Conflict           SessionBusy, Interrupted, NotWaiting, NotDurable, ApprovalRequired, EventsGone,
     │                          LeaseLost, Divergence
-    ├── UpstreamError          someone else's service
-    │   ├── NetError           NetTimeout, NetUnreachable, AnswerTooLarge, AddressForbidden: what `net` raises
+    ├── UpstreamError          another service failed
+    │   ├── NetError           NetTimeout, NetUnreachable, AnswerTooLarge, AddressForbidden: raised by `net`
     │   ├── ProviderError      ProviderTimeout, ProviderRateLimited, ProviderUnauthorized, ProviderRejected,
     │   │                      ProviderUnavailable
     │   ├── AllProvidersFailed
     │   ├── InvalidOutput
     │   ├── ToolError          ToolTimeout, ToolFailed, ToolBusy, OutcomeUnknown, ToolDenied,
     │   │                      InvalidToolCall, ToolPermissionError, ToolRateLimitError
-    │   ├── ChannelError       ChannelRejected, OutsideWindow: what a messenger answers
+    │   ├── ChannelError       ChannelRejected, OutsideWindow: raised by messengers
     │   └── StoreError         StoreUnavailable
-    ├── Unavailable            the server cannot take it now: AgentUnavailable, Overloaded, QueueFull, …
-    ├── LimitReached           a bound that was set: IterationsExhausted, BudgetExhausted, DeadlineExceeded
-    └── GraphError             inside a graph's run, never out of it: NodeFailed, OutputRefused, GraphStopped
+    ├── Unavailable            the server cannot serve now: AgentUnavailable, Overloaded, QueueFull, …
+    ├── LimitReached           a configured limit: IterationsExhausted, BudgetExhausted, DeadlineExceeded
+    └── GraphError             inside a graph's run, never outside it: NodeFailed, OutputRefused, GraphStopped
 
-Every class has a stable `code`, the one that clients see in problem documents and error events. A message is
-one sentence that says what is wrong and what to do; it never holds a secret or another caller's text.
+This module is the only table of errors. A class states its stable `code` (for logs, metrics and events), its
+HTTP `status`, and whether it is `public`: clients see the code and the message of a public error, and
+`internal` in place of any other. A message is one or two sentences that say what is wrong and what to do. It
+never contains a secret or another caller's text.
 """
 
 from __future__ import annotations
@@ -40,17 +42,48 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
+#: what a cancelled `append` says where it is sure that nothing was written, and nothing will be
+NOT_DONE = "not done"
+
 
 class AstromeshError(Exception):
     """Root of the tree.
 
-    `run_id` and `trace_id` are set by the runtime where the error ended a run, `node` is where in its graph.
+    The runtime sets `run_id` and `trace_id` where the error ended a run, and `node` where a node of its graph
+    failed.
+
+    Attributes:
+        code: stable name of the error.
+        status: HTTP status; 500 for every error that is not public.
+        public: whether clients see the code and the message.
+        public_code: what clients see instead of `code`; empty for `code` itself.
     """
 
-    code: ClassVar[str] = "internal"
+    code: str = "internal"
+    status: int = 500
+    public: bool = False
+    public_code: str = ""
     run_id: str = ""
     trace_id: str = ""
     node: str = ""
+
+    def __init_subclass__(cls) -> None:
+        if "code" in cls.__dict__:
+            _CLASSES.setdefault(cls.code, cls)
+
+
+#: code -> the first class that has it; classes of one code have one status
+_CLASSES: dict[str, type[AstromeshError]] = {AstromeshError.code: AstromeshError}
+
+
+def error_class(code: str) -> type[AstromeshError]:
+    """Returns the class of a code, e.g. of a `run.failed` event; `AstromeshError` for an unknown code."""
+    return _CLASSES.get(code, AstromeshError)
+
+
+def error_classes() -> tuple[type[AstromeshError], ...]:
+    """Returns one class for each code."""
+    return tuple(_CLASSES.values())
 
 
 # -- the operator must change a file -----------------------------------------------------------------------
@@ -67,16 +100,16 @@ class InvalidManifest(ConfigError):
 
     Args:
         message: what is wrong, without the place.
-        file: path as the operator named it.
+        file: path as the operator wrote it.
         line, column: 1-based; 0 where the fault has no place in the file.
         key: dotted path of the key, e.g. `spec.model.primary.timeout`.
-        hint: what to do, e.g. `did you mean 'timeout'?`.
-        rule: stable name of the rule that is broken, e.g. `cycle`; empty where only the message says.
+        hint: what to do, as a sentence, e.g. "Did you mean `timeout`?".
+        rule: stable name of the broken rule, e.g. `cycle`; empty where only the message says.
     """
 
     code = "invalid_manifest"
 
-    def __init__(  # noqa: PLR0913 (one keyword for each thing that a fault says)
+    def __init__(  # noqa: PLR0913 (one keyword for each part of a fault)
         self,
         message: str,
         *,
@@ -101,8 +134,8 @@ class InvalidManifest(ConfigError):
     def __str__(self) -> str:
         place = ":".join(str(p) for p in (self.file, self.line, self.column) if p)
         where = ": ".join(p for p in (place, self.key) if p)
-        hint = f" ({self.hint})" if self.hint else ""
-        return f"{where}: {self.message}{hint}" if where else f"{self.message}{hint}"
+        text = f"{self.message.rstrip('.')}. {self.hint}" if self.hint else self.message
+        return f"{where}: {text}" if where else text
 
 
 class InvalidConfiguration(ConfigError):
@@ -120,13 +153,13 @@ class InvalidConfiguration(ConfigError):
 
 
 class InvalidWorkflow(InvalidConfiguration):
-    """A workflow's folder cannot run; all faults at once, whatever their type (document 004, section 4)."""
+    """A workflow's folder is not valid; all faults at once, of every type (document 004, section 4)."""
 
     code = "invalid_workflow"
 
 
 class ManifestLoadError(InvalidWorkflow):
-    """A file is missing, cannot be read, or refers to what does not exist."""
+    """A file is missing, cannot be read, or refers to something that does not exist."""
 
     code = "manifest_load_error"
 
@@ -138,13 +171,13 @@ class SchemaValidationError(InvalidWorkflow):
 
 
 class DAGValidationError(InvalidWorkflow):
-    """The files are sound by themselves, but their nodes and edges are no workflow."""
+    """Each file is valid, but the nodes and edges do not form a workflow."""
 
     code = "dag_validation_error"
 
 
 class UnknownPlugin(ConfigError):
-    """A name that no installed plugin has; the message lists the known ones."""
+    """No installed plugin has this name; the message lists the known names."""
 
     code = "unknown_plugin"
 
@@ -156,19 +189,19 @@ class MissingExtra(ConfigError):
 
 
 class MissingKey(ConfigError):
-    """A provider's key is not set. The provider is skipped, `doctor` shows it, and its agent still runs."""
+    """A provider's key is not set. The provider is skipped, `doctor` reports it, and its agent still runs."""
 
     code = "missing_key"
 
 
 class CircularAgentReference(ConfigError, ValueError):
-    """Agents call each other in a circle; the message prints the circle (document 001)."""
+    """Agents call each other in a circle; the message shows the circle (document 001)."""
 
     code = "circular_agent_reference"
 
 
 class TemplateFailed(ConfigError):
-    """A template that was sound at load failed on the values of a run; the message says where and how."""
+    """A template that was valid at load failed on the values of a run; the message says where and how."""
 
     code = "template_failed"
 
@@ -194,12 +227,15 @@ class RequestError(AstromeshError):
     """The caller must change the request."""
 
     code = "invalid_input"
+    status = 422
+    public = True
 
 
 class NotFound(RequestError):
-    """What was asked for does not exist, or not for this caller."""
+    """The requested object does not exist, or the caller may not see it."""
 
     code = "not_found"
+    status = 404
 
 
 class AgentNotFoundError(NotFound):
@@ -223,7 +259,7 @@ class PipelineNotFound(NotFound):
 
 
 class ChannelNotFound(NotFound):
-    """No such channel is set up in channels.yaml."""
+    """channels.yaml has no such channel."""
 
     code = "channel_not_found"
 
@@ -250,18 +286,26 @@ class InvalidInput(RequestError):
 
 class PayloadTooLarge(RequestError):
     code = "payload_too_large"
+    status = 413
 
 
 class MalformedRequest(RequestError):
-    """What came is not HTTP."""
+    """The received bytes are not HTTP."""
 
     code = "malformed_request"
+    status = 400
 
 
 class RequestTimeout(RequestError):
-    """Head or body of a request did not come in time."""
+    """The head or the body of a request did not arrive in time."""
 
     code = "request_timeout"
+    status = 408
+
+
+class MethodNotAllowed(RequestError):
+    code = "method_not_allowed"
+    status = 405
 
 
 class IdempotencyConflict(RequestError):
@@ -269,12 +313,12 @@ class IdempotencyConflict(RequestError):
 
 
 class GuardrailBlocked(RequestError):
-    """An input rule refused the query, or a guard of the agent's graph what was to be answered.
+    """An input rule rejected the query, or a guard of the agent's graph rejected the answer.
 
     Args:
-        guardrail: the rule's type, e.g. `topic_filter`; the guard's name.
+        guardrail: type of the rule, e.g. `topic_filter`, or name of the guard.
         message: the configured rejection message, shown to the caller.
-        actions: what the rules did, `{stage, type, action, count}` each, the refusal last.
+        actions: actions of the rules, `{stage, type, action, count}` each, the rejection last.
     """
 
     code = "guardrail_blocked"
@@ -286,16 +330,19 @@ class GuardrailBlocked(RequestError):
 
 class Unauthorized(RequestError):
     code = "unauthorized"
+    status = 401
 
 
 class Forbidden(RequestError):
     code = "forbidden"
+    status = 403
 
 
 class RateLimited(RequestError):
     """Args: retry_after: seconds until the next try makes sense."""
 
     code = "rate_limited"
+    status = 429
 
     def __init__(self, message: str, retry_after: float = 1.0) -> None:
         self.retry_after = retry_after
@@ -303,9 +350,10 @@ class RateLimited(RequestError):
 
 
 class Conflict(RequestError):
-    """The request does not fit the present state."""
+    """The request conflicts with the current state."""
 
     code = "conflict"
+    status = 409
 
 
 class SessionBusy(Conflict):
@@ -328,8 +376,8 @@ class ApprovalRequired(Conflict):
     """The run waits for a person.
 
     Args:
-        run_id: which one; it goes on when they have decided.
-        waiting_for: what they are asked.
+        run_id: of the waiting run; it continues after the decision.
+        waiting_for: the question and its parameters.
     """
 
     code = "approval_required"
@@ -342,50 +390,56 @@ class ApprovalRequired(Conflict):
 
 
 class RunFailed(AstromeshError):
-    """A durable run that somebody waited for has failed, possibly in another process.
+    """A durable run that a caller waited for failed, possibly in another process.
 
     Args:
-        code: of what ended it.
-        more: what else was said of it, e.g. which guardrail it was.
+        code: of the error that ended the run.
+        details: further fields of that error, e.g. `guardrail`.
     """
 
-    def __init__(self, code: str, message: str, more: Mapping[str, object] | None = None) -> None:
-        self.code = code  # type: ignore[misc]
-        self.more = dict(more or {})
-        self.retry_after = self.more.pop("retry_after", 0.0)
+    def __init__(self, code: str, message: str, details: Mapping[str, object] | None = None) -> None:
+        kind = error_class(code)
+        self.code, self.status = code, kind.status
+        self.public, self.public_code = kind.public, kind.public_code
+        self.details = dict(details or {})
+        self.retry_after = self.details.pop("retry_after", 0.0)
         super().__init__(message)
 
 
 class LeaseLost(Conflict):
-    """Another worker has taken over what this one was doing; nothing that this one does counts any more."""
+    """Another worker has taken over the work; writes of this worker are rejected."""
 
     code = "lease_lost"
+    status = 503
 
 
 class Divergence(Conflict):
-    """A run that was taken up again does not do what its log says it did; the message names the place."""
+    """A resumed run differs from its log; the message names the place."""
 
     code = "divergence"
+    status = 500
+    public = False
 
 
 class EventsGone(RequestError):
     code = "events_gone"
+    status = 410
 
 
-# -- someone else's service --------------------------------------------------------------------------------
+# -- another service ---------------------------------------------------------------------------------------
 
 
 class UpstreamError(AstromeshError):
-    """Another service failed; the next try may work."""
+    """Another service failed; a retry may work."""
 
     code = "upstream_error"
 
 
 class NetError(UpstreamError):
-    """An outgoing HTTP call failed without an answer: no connection, a cut or unreadable one.
+    """An outgoing HTTP call failed without a response: no connection, or a broken or unreadable one.
 
-    The message names the host, never the path, the query or a header: these may hold secrets. Adapters turn
-    it into an error of their own seam.
+    The message names the host, never the path, the query or a header, which may contain secrets. Adapters
+    translate it into their own error.
     """
 
     code = "network_error"
@@ -396,13 +450,13 @@ class NetTimeout(NetError):
 
 
 class NetUnreachable(NetError):
-    """There was no connection: nothing was sent, so that the call may be made again."""
+    """There was no connection. Nothing was sent, so the call may be repeated."""
 
     code = "network_unreachable"
 
 
 class NetConnectTimeout(NetTimeout, NetUnreachable):
-    """Nobody took the connection in time."""
+    """The connection was not accepted in time."""
 
     code = "network_timeout"
 
@@ -412,7 +466,7 @@ class AnswerTooLarge(NetError):
 
 
 class AddressForbidden(NetError):
-    """The forgery guard refused an address that a model, a user, a document or a redirect chose."""
+    """The request-forgery guard rejected an address that a model, a user, a document or a redirect chose."""
 
     code = "address_forbidden"
 
@@ -423,20 +477,20 @@ class ProviderError(UpstreamError):
     Args:
         message: what happened, without keys or prompts.
         provider: name as configured, e.g. `openai/gpt-4o-mini`.
-        status: HTTP status of the answer, 0 where there was none.
+        status: HTTP status of the response (attribute `upstream_status`), 0 where there was none.
         retry_after: seconds the provider asked to wait, 0 where it did not say.
-        retryable: whether another try at the same provider can help, where that differs from the class; the
-            router asks the next one in any case.
-        quote: what the service itself said, whole; it is shown behind the message, cut. It may repeat what
-            the service was sent.
+        retryable: whether a retry at the same provider can help, where that differs from the class; the
+            router tries the next provider in any case.
+        quote: the service's own message, shown after the message and truncated. It may repeat parts of the
+            request.
     """
 
     code = "provider_error"
     #: characters of a quote that are shown
-    longest_quote: ClassVar[int] = 300
+    max_quote: ClassVar[int] = 300
     retryable: bool = True
-    #: whether the circuit breaker counts it (what the caller caused never opens it)
-    counts: ClassVar[bool] = True
+    #: whether the circuit breaker counts the error; errors caused by the caller never open it
+    trips_breaker: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -448,7 +502,7 @@ class ProviderError(UpstreamError):
         retryable: bool = True,
         quote: str = "",
     ) -> None:
-        self.provider, self.status, self.retry_after = provider, status, retry_after
+        self.provider, self.upstream_status, self.retry_after = provider, status, retry_after
         self.quote = quote
         if not retryable:
             self.retryable = False
@@ -456,7 +510,7 @@ class ProviderError(UpstreamError):
 
     def __str__(self) -> str:
         message = super().__str__()
-        return f"{message}: {self.quote[: self.longest_quote]}" if self.quote else message
+        return f"{message}: {self.quote[: self.max_quote]}" if self.quote else message
 
 
 class ProviderTimeout(ProviderError):
@@ -464,7 +518,7 @@ class ProviderTimeout(ProviderError):
 
 
 class ProviderUnavailable(ProviderError):
-    """No connection, a cut answer, 5xx, or an answer that is not of the wire format."""
+    """No connection, a truncated response, 5xx, or a response that is not in the wire format."""
 
     code = "provider_unavailable"
 
@@ -474,45 +528,52 @@ class ProviderRateLimited(ProviderError):
 
 
 class ProviderUnauthorized(ProviderError):
-    """401 or 403: the key is wrong. Another provider may do; the same one will not."""
+    """401 or 403: the key is wrong. Another provider may succeed, this one will not."""
 
     code = "provider_unauthorized"
     retryable = False
 
 
 class ProviderRejected(ProviderError):
-    """400, 413, 422 and their like: this request is wrong for this model and stays wrong."""
+    """400, 413, 422 and similar: the request is invalid for this model and stays invalid."""
 
     code = "provider_rejected"
+    status = 422
+    public = True
+    public_code = InvalidInput.code
     retryable = False
-    counts = False
+    trips_breaker = False
 
 
 class AllProvidersFailed(UpstreamError):
     """No provider answered.
 
     Args:
-        failures: what each tried provider said, in order.
-        begun: the last of them had begun to answer: its text has left, so that nobody else was asked.
+        failures: the error of each tried provider, in order.
+        begun: the last provider had started to answer and its text was sent on, so no other one was tried.
     """
 
     code = "all_providers_failed"
+    status = 502
+    public = True
 
     def __init__(self, failures: Sequence[ProviderError], *, begun: bool = False) -> None:
         self.failures, self.begun = tuple(failures), begun
         tried = "; ".join(f"{f.provider or 'provider'}: {f}" for f in self.failures)
-        said = "The model's answer broke off." if begun else "No model provider answered."
-        super().__init__(f"{said} {tried or 'None is configured or all circuits are open.'}")
+        message = "The model's answer broke off." if begun else "No model provider answered."
+        super().__init__(f"{message} {tried or 'None is configured or all circuits are open.'}")
 
 
 class InvalidOutput(UpstreamError):
-    """The model's answer does not fit the agent's output schema, also after its repair turn."""
+    """The model's answer does not match the agent's output schema, even after the repair turn."""
 
     code = "invalid_output"
+    status = 502
+    public = True
 
 
 class ToolError(UpstreamError):
-    """A tool call failed. It is shown to the model as a tool result and does not end the run."""
+    """A tool call failed. The model receives the error as the tool result; the run continues."""
 
     code = "tool_error"
 
@@ -526,25 +587,25 @@ class ToolFailed(ToolError):
 
 
 class ToolBusy(ToolError):
-    """The call was not begun: no thread is free, or too many calls of the same hang. Nothing has happened."""
+    """The call was not started: no thread is free, or too many calls of the same function hang."""
 
     code = "tool_busy"
 
 
 class OutcomeUnknown(ToolError):
-    """The process died while the tool was called: what it does may have happened, and is not repeated."""
+    """The process died during the call: its effect may have happened, and the call is not repeated."""
 
     code = "unknown_outcome"
 
 
 class ToolDenied(ToolError):
-    """A person refused the call, or nobody allowed it in time."""
+    """A person denied the call, or nobody approved it in time."""
 
     code = "tool_denied"
 
 
 class InvalidToolCall(ToolError):
-    """Unknown tool, arguments that are no JSON or do not fit the schema."""
+    """The tool is unknown, or the arguments are not JSON or do not match the schema."""
 
     code = "invalid_tool_call"
 
@@ -572,14 +633,16 @@ class StoreError(UpstreamError):
 
 
 class StoreUnavailable(StoreError):
-    """The store is locked, full or gone; what was accepted is not lost. Answered 503 with Retry-After."""
+    """The store is locked, full or unreachable; accepted data is not lost. Answered 503 with Retry-After."""
 
     code = "overloaded"
+    status = 503
+    public = True
     retry_after: ClassVar[float] = 1.0
 
 
 class ChannelError(UpstreamError):
-    """A messenger did not take a message; another try may work.
+    """A messenger did not accept a message; a retry may work.
 
     Args:
         retry_after: seconds the messenger asked to wait, 0 where it did not say.
@@ -593,41 +656,43 @@ class ChannelError(UpstreamError):
 
 
 class ChannelRejected(ChannelError):
-    """The messenger will never take this message."""
+    """The messenger will never accept this message."""
 
     code = "channel_rejected"
 
 
 class OutsideWindow(ChannelRejected):
-    """The person has not written for so long that only a template reaches them."""
+    """The user has not written for so long that only a template message may be sent."""
 
     code = "channel_outside_window"
 
 
-# -- the server cannot take it now -------------------------------------------------------------------------
+# -- the server cannot serve the request now ---------------------------------------------------------------
 
 
 class Unavailable(AstromeshError):
     code = "overloaded"
+    status = 503
+    public = True
     retry_after: ClassVar[float] = 1.0
 
 
 class AgentUnavailable(Unavailable):
-    """The agent's manifest has faults, or what it needs could not be opened; the others run.
+    """The agent's manifest has faults, or a dependency could not be opened; other agents run.
 
     Args:
-        passing: a store is away; the agent works as soon as that is back.
+        temporary: a store is unreachable; the agent works again as soon as the store does.
     """
 
     code = "agent_unavailable"
 
-    def __init__(self, message: str, *, passing: bool = False) -> None:
+    def __init__(self, message: str, *, temporary: bool = False) -> None:
         super().__init__(message)
-        self.passing = passing
+        self.temporary = temporary
 
 
 class WorkflowUnavailable(Unavailable):
-    """The workflow's manifests have faults; the others run."""
+    """The workflow's manifests have faults; other workflows run."""
 
     code = "workflow_unavailable"
 
@@ -637,7 +702,7 @@ class Overloaded(Unavailable):
 
 
 class QueueFull(Unavailable):
-    """As many Tasks wait as may; the message says how many."""
+    """The queue of Tasks is full; the message says how many wait."""
 
     code = "queue_full"
 
@@ -646,7 +711,7 @@ class ShuttingDown(Unavailable):
     code = "shutting_down"
 
 
-# -- a bound that was set ----------------------------------------------------------------------------------
+# -- a configured limit ------------------------------------------------------------------------------------
 
 
 class LimitReached(AstromeshError):
@@ -661,6 +726,8 @@ class BudgetExhausted(LimitReached):
     """Args: retry_after: seconds until the budget renews, 0 where it never does."""
 
     code = "budget_exhausted"
+    status = 429
+    public = True
 
     def __init__(self, message: str, retry_after: float = 0.0) -> None:
         self.retry_after = retry_after
@@ -669,23 +736,25 @@ class BudgetExhausted(LimitReached):
 
 class DeadlineExceeded(LimitReached):
     code = "deadline_exceeded"
+    status = 504
+    public = True
 
 
 # -- inside a graph's run ----------------------------------------------------------------------------------
 
 
 class GraphError(AstromeshError):
-    """What the graph engine raises between its own parts; a run answers it as a result."""
+    """Raised between parts of the graph engine; a run returns it as a result."""
 
 
 class NodeFailed(GraphError):
-    """A node that another one needed.
+    """A required node failed.
 
     Args:
-        path: where in the run's tree it stands.
-        error: what its result said.
-        cause: what it raised, where it raised.
-        stop_reason: of a graph in it that could not go on: `stuck_node`, `unknown_node`.
+        path: of the node in the run's tree.
+        error: of its result.
+        cause: the exception that it raised, if any.
+        stop_reason: of a nested graph that could not continue: `stuck_node`, `unknown_node`.
     """
 
     code = "node_failed"
@@ -698,14 +767,16 @@ class NodeFailed(GraphError):
 
 
 class OutputRefused(GraphError):
-    """A guard refused what a node made; another try may pass. Out of the run it is a GuardrailBlocked.
+    """A guard rejected a node's output; a retry may pass. Outside the run it becomes GuardrailBlocked.
 
     Args:
-        guard: the name of the first that refused.
-        error: what the node's result says.
+        guard: name of the first guard that rejected it.
+        error: of the node's result.
     """
 
     code = "guardrail_blocked"
+    status = 422
+    public = True
 
     def __init__(self, guard: str, error: str) -> None:
         self.guard = guard
@@ -713,6 +784,6 @@ class OutputRefused(GraphError):
 
 
 class GraphStopped(GraphError):
-    """The run is being stopped: no further node begins."""
+    """The run is being stopped; no further node starts."""
 
     code = "graph_stopped"

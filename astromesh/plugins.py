@@ -1,8 +1,8 @@
-"""Plugins: entry-point groups to factories (architecture.md section 4).
+"""Plugins: entry-point groups to factories, and the dependencies that `open(options, deps)` receives.
 
-The name in YAML is the entry point's name. What it loads is a class with a pydantic `Options` and
-`async open(options, deps)`, a classmethod that answers the implementation. Built-ins come through the same
-door. A plugin loads when the configuration first names it.
+The name in YAML is the name of the entry point. It loads a class with a pydantic `Options` and a classmethod
+`async open(options, deps)` that returns the implementation. Built-in plugins are registered in the same way.
+A plugin is imported when the configuration first names it (architecture.md section 4).
 """
 
 from __future__ import annotations
@@ -10,15 +10,115 @@ from __future__ import annotations
 import asyncio
 import difflib
 import sys
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import EntryPoint, distributions
-from typing import Any, ClassVar, Protocol
+from pathlib import Path
+from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar
 
+import structlog
 from pydantic import BaseModel
 
-from astromesh.abc.deps import Deps
-from astromesh.errors import MissingExtra, UnknownPlugin
+from astromesh.errors import AstromeshError, MissingExtra, UnknownPlugin
+from astromesh.knowledge.base import Embedder, KnowledgePipeline
+from astromesh.telemetry.clock import Clock, SystemClock
+from astromesh.tools.base import RunAgent, ToolSource
+from astromesh.types import JsonObject
+
+T = TypeVar("T")
+
+#: a compiled `context_transform`: maps the arguments of a tool call to the context of the nested run; raises
+#: ToolFailed
+Transform: TypeAlias = Callable[[Mapping[str, Any]], JsonObject]
+
+
+class _OpenAttempts:
+    """Serializes the attempts to open a resource, and holds the last failure."""
+
+    __slots__ = ("failure", "failures", "lock")
+
+    def __init__(self) -> None:
+        self.lock = asyncio.Lock()
+        self.failures = 0
+        self.failure: AstromeshError | None = None
+
+
+class Resources:
+    """Resources that are opened once, shared, and closed in reverse order, e.g. databases and HTTP sessions.
+
+    A resource is an async context manager. All users of a key share one object.
+    """
+
+    def __init__(self) -> None:
+        self._stack = AsyncExitStack()
+        self._opened: dict[object, Any] = {}
+        self._opening: dict[object, _OpenAttempts] = {}
+
+    async def shared(self, key: object, make: Callable[[], Any]) -> Any:
+        """Returns the resource of this key; `make()` returns the async context manager on first use.
+
+        Callers that wait for the same attempt share its failure instead of repeating the attempt.
+        """
+        opening = self._opening.setdefault(key, _OpenAttempts())
+        failures_before = opening.failures
+        async with opening.lock:
+            if key not in self._opened:
+                if opening.failure is not None and opening.failures > failures_before:
+                    raise opening.failure
+                try:
+                    self._opened[key] = await self._stack.enter_async_context(make())
+                except AstromeshError as error:
+                    opening.failures, opening.failure = opening.failures + 1, error
+                    raise
+        return self._opened[key]
+
+    def of_type(self, kind: type[T]) -> list[T]:
+        """Returns every opened resource of a type."""
+        return [one for one in self._opened.values() if isinstance(one, kind)]
+
+    def on_close(self, close: Callable[[], Awaitable[object]]) -> None:
+        self._stack.push_async_callback(close)
+
+    async def close(self) -> None:
+        self._opened.clear()
+        await self._stack.aclose()
+
+
+@dataclass(frozen=True, slots=True)
+class Deps:
+    """Shared dependencies of plugins.
+
+    Args:
+        http: the shared `astromesh.net.http.Http` (typed loosely: this module does not import net).
+        data_dir: folder for all stored data (`ASTROMESH_DATA_DIR`).
+        config_dir: folder of the configuration; relative paths in YAML start here.
+        knowledge: RAG pipelines by name, opened before the tools.
+        unavailable_knowledge: declared RAG pipelines that could not be opened, with the error.
+        embedder: of the block that is opened, for stores that search by vectors; None for words only.
+        servers: tool sources by name (mcp.yaml), opened before the agents' tools.
+        graphs: graphs by name: a PromptGraph, or the plain data of one.
+        agents: descriptions of the configured agents by name, for patterns that choose among them.
+        compile_transform: compiles a `context_transform`; raises ConfigError if the template is invalid.
+    """
+
+    http: Any = None
+    clock: Clock = field(default_factory=SystemClock)
+    data_dir: Path = Path(".astromesh")
+    config_dir: Path = Path("config")
+    storage_url: str = ""
+    redis_url: str = ""
+    resources: Resources = field(default_factory=Resources)
+    knowledge: Mapping[str, KnowledgePipeline] = field(default_factory=dict)
+    unavailable_knowledge: Mapping[str, AstromeshError] = field(default_factory=dict)
+    embedder: Embedder | None = None
+    servers: Mapping[str, ToolSource] = field(default_factory=dict)
+    graphs: Mapping[str, Any] = field(default_factory=dict)
+    agents: Mapping[str, str] = field(default_factory=dict)
+    run_agent: RunAgent | None = None
+    compile_transform: Callable[[str], Transform] | None = None
+
 
 PREFIX = "astromesh."
 GROUPS = (
@@ -34,7 +134,7 @@ GROUPS = (
     "nodes",
     "channels",
     "inboxes",
-    "desks",
+    "inbox_workers",
     "embedders",
     "vector_stores",
     "chunkers",
@@ -48,6 +148,10 @@ GROUPS = (
     "durable_backends",
     "publishers",
 )
+#: former group -> group; the former name is accepted for one version, with a warning
+_RENAMED_GROUPS: Mapping[str, str] = {"desks": "inbox_workers"}
+
+log = structlog.get_logger("astromesh.plugins")
 
 
 class Plugin(Protocol):
@@ -60,25 +164,25 @@ class Plugin(Protocol):
 
 
 class Plugins:
-    """The plugins of one runtime: those installed, plus those given in Python.
+    """The plugins of one runtime: the installed ones, and those passed in Python.
 
     Args:
-        extra: `{group: {name: class}}`, taking precedence over installed ones; for tests and embedding.
+        extra: `{group: {name: class}}`; take precedence over installed ones. For tests and embedding.
     """
 
     def __init__(self, extra: Mapping[str, Mapping[str, type[Any]]] | None = None) -> None:
-        self._extra = {group: dict(named) for group, named in (extra or {}).items()}
+        self._extra = {_current_group(group): dict(classes) for group, classes in (extra or {}).items()}
         self._loaded: dict[tuple[str, str], type[Any]] = {}
 
     def names(self, group: str) -> tuple[str, ...]:
-        """Every name of a group, sorted, loading nothing."""
+        """Returns every name of a group, sorted; imports nothing."""
         return tuple(sorted({*self._extra.get(group, ()), *self._installed(group)}))
 
     def load(self, group: str, name: str) -> type[Any]:
-        """The class of a name.
+        """Returns the class of a name.
 
         Raises:
-            UnknownPlugin: nobody offers it; the message lists the known names.
+            UnknownPlugin: no plugin has the name; the message lists the known names.
             MissingExtra: its optional dependency is not installed.
         """
         if name in self._extra.get(group, ()):
@@ -88,31 +192,31 @@ class Plugins:
         return self._loaded[group, name]
 
     def origin(self, group: str, name: str) -> str:
-        """Where a plugin is from, as `module:Class distribution==version`, or ''; loads nothing."""
-        given = self._extra.get(group, {}).get(name)
-        if given is not None:
-            return f"{given.__module__}:{given.__qualname__}"
+        """Returns `module:Class distribution==version` of a plugin, or an empty string; imports nothing."""
+        extra = self._extra.get(group, {}).get(name)
+        if extra is not None:
+            return f"{extra.__module__}:{extra.__qualname__}"
         point = self._installed(group).get(name)
         if point is None:
             return ""
         return f"{point.value} {point.dist.name}=={point.dist.version}" if point.dist else point.value
 
     def options(self, group: str, name: str) -> type[BaseModel]:
-        """The `Options` of a name; with `names` this makes Plugins the resolver that `config` asks."""
+        """Returns the `Options` of a name. `config` uses Plugins as its resolver by this and `names`."""
         options: type[BaseModel] = self.load(group, name).Options
         return options
 
     async def open(self, group: str, name: str, options: Mapping[str, Any], deps: Deps) -> Any:
-        """Loads, validates the options and opens. Options are validated at load already; see config.
+        """Imports the plugin, validates the options and opens it. `config` has validated them before.
 
-        What nobody has loaded yet is imported in a thread: some libraries take seconds, the loop stays free.
+        The first import runs in a thread: some libraries take seconds, and the event loop stays free.
         """
-        here = name in self._extra.get(group, ()) or (group, name) in self._loaded
-        plugin = self.load(group, name) if here else await asyncio.to_thread(self.load, group, name)
+        is_loaded = name in self._extra.get(group, ()) or (group, name) in self._loaded
+        plugin = self.load(group, name) if is_loaded else await asyncio.to_thread(self.load, group, name)
         return await plugin.open(plugin.Options.model_validate(dict(options)), deps)
 
     def _installed(self, group: str) -> dict[str, EntryPoint]:
-        return _points(tuple(sys.path)).get(PREFIX + group, {})
+        return _entry_points(tuple(sys.path)).get(PREFIX + group, {})
 
     def _import(self, group: str, name: str) -> type[Any]:
         point = self._installed(group).get(name)
@@ -128,24 +232,36 @@ class Plugins:
         except ImportError as error:
             extra = f"'astromesh[{point.extras[0]}]'" if point.extras else (error.name or str(error))
             raise MissingExtra(
-                f"{group} plugin {name!r} needs what is not installed: pip install {extra}"
+                f"The {group} plugin {name!r} needs a package that is not installed. Run: pip install {extra}"
             ) from error
         return loaded
 
 
 @cache
-def _points(_path: tuple[str, ...]) -> dict[str, dict[str, EntryPoint]]:
-    """What is installed, by group and name. Reading it takes a few milliseconds: once for a search path.
+def _entry_points(_path: tuple[str, ...]) -> dict[str, dict[str, EntryPoint]]:
+    """Returns the installed entry points by group and name; takes milliseconds, so it is cached by path.
 
-    Only the entry points of distributions that name a group of ours are parsed: `entry_points()` parses all.
+    Parses only distributions that name a group of astromesh, while `entry_points()` parses all.
     """
     found: dict[str, dict[str, EntryPoint]] = {PREFIX + known: {} for known in GROUPS}
     seen = set()
     for distribution in distributions():
         if PREFIX not in (distribution.read_text("entry_points.txt") or "") or distribution.name in seen:
-            continue  # the first one on the path is the one that is imported
+            continue  # the first copy on the path is the one that Python imports
         seen.add(distribution.name)
         for point in distribution.entry_points:
-            if point.group in found:
-                found[point.group][point.name] = point
+            if point.group.startswith(PREFIX):
+                group = PREFIX + _current_group(point.group.removeprefix(PREFIX), distribution.name)
+                if group in found:
+                    found[group][point.name] = point
     return found
+
+
+def _current_group(group: str, distribution: str = "") -> str:
+    """Returns the current name of an entry-point group; logs a warning for a former one."""
+    current = _RENAMED_GROUPS.get(group, group)
+    if current != group:
+        log.warning(
+            "plugin_group_renamed", group=PREFIX + group, use=PREFIX + current, distribution=distribution
+        )
+    return current

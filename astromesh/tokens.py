@@ -1,9 +1,9 @@
-"""How many tokens a text has, estimated without a tokenizer.
+"""Estimates the tokens of a text without a tokenizer.
 
 Pure; stands beside `types` because adapters and core both count. UTF-8 bytes by four: byte-pair vocabularies
 are built over bytes, so the rule holds over scripts: about four letters per token in English, two in Cyrillic
 or Greek, one and a third Chinese characters. What a model really counts is learned from reported usage
-(`Correction`).
+(`TokenCorrection`).
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from astromesh.types import CompletionRequest, Message, ToolSpec
 BYTES_PER_TOKEN = 4
 #: role, separators
 MESSAGE_OVERHEAD = 4
-#: a picture of about a megapixel, as the vision models count it
+#: an image of about a megapixel, as vision models count it
 IMAGE_TOKENS = 800
 
 
 def estimate(text: str) -> int:
-    """Tokens of a text, 0 for the empty one."""
-    return of_bytes(size_of(text))
+    """Returns the estimated tokens of a text, 0 for an empty one."""
+    return estimate_size(utf8_size(text))
 
 
-def size_of(text: str) -> int:
-    """Bytes of a text in UTF-8."""
+def utf8_size(text: str) -> int:
+    """Returns the bytes of a text in UTF-8."""
     return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
 
 
-def of_bytes(size: int) -> int:
-    """Tokens of a text of so many bytes."""
+def estimate_size(size: int) -> int:
+    """Returns the estimated tokens of a text of this size in bytes."""
     return -(-size // BYTES_PER_TOKEN)
 
 
@@ -60,7 +60,7 @@ def estimate_tools(tools: Iterable[ToolSpec]) -> int:
 
 
 def estimate_request(request: CompletionRequest) -> int:
-    """Input tokens of a model call: messages, tools and schema."""
+    """Returns the estimated input tokens of a model call: messages, tools and schema."""
     tokens = estimate_messages(request.messages)
     if request.tools:
         tokens += estimate_tools(request.tools)
@@ -69,10 +69,10 @@ def estimate_request(request: CompletionRequest) -> int:
     return tokens
 
 
-class Correction:
+class TokenCorrection:
     """The factor between our estimates and a model's own count: a moving average of what it reported.
 
-    A single report is kept within a factor of four, so that a broken counter does no lasting harm.
+    A single report is clamped to a factor of four, so that a broken counter does no lasting harm.
     """
 
     __slots__ = ("factor", "reports")

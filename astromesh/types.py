@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextvars import ContextVar, Token
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from astromesh.quick import quick
+from msgspec import Struct, field
 
 Role = Literal["system", "user", "assistant", "tool"]
 JsonObject = dict[str, Any]
@@ -19,9 +19,7 @@ JsonObject = dict[str, Any]
 # -- conversation ------------------------------------------------------------------------------------------
 
 
-@quick
-@dataclass(frozen=True, slots=True)
-class Image:
+class Image(Struct, frozen=True):
     """A picture in a message: either a URL or inline data.
 
     Args:
@@ -35,9 +33,7 @@ class Image:
     media_type: str = "image/png"
 
 
-@quick
-@dataclass(frozen=True, slots=True)
-class ToolCall:
+class ToolCall(Struct, frozen=True):
     """What the model asks for.
 
     Args:
@@ -53,9 +49,7 @@ class ToolCall:
     kept: str = ""
 
 
-@quick
-@dataclass(frozen=True, slots=True)
-class Message:
+class Message(Struct, frozen=True):
     """One chat message.
 
     Args:
@@ -103,9 +97,7 @@ class Turn(NamedTuple):
 # -- model calls -------------------------------------------------------------------------------------------
 
 
-@quick
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(Struct, frozen=True):
     """What calls cost. Adds with `+`.
 
     Args:
@@ -144,23 +136,23 @@ class Usage:
         return counts
 
 
-def charge(error: BaseException, usage: Usage) -> None:
+def attach_usage(error: BaseException, usage: Usage) -> None:
     """Notes on an error what the model call that it ended had cost by then; a cancellation is one, too."""
     error.__dict__["charged"] = usage
 
 
-def charged(error: BaseException) -> Usage | None:
-    """What was noted by `charge`; None where nobody knows."""
+def attached_usage(error: BaseException) -> Usage | None:
+    """What was noted by `attach_usage`; None where nobody knows."""
     return error.__dict__.get("charged")
 
 
-def blame(error: BaseException, attempts: list[JsonObject]) -> None:
+def attach_attempts(error: BaseException, attempts: list[JsonObject]) -> None:
     """Notes on an error which tries of a model call it ended, `{provider, error, status, usage?}` each."""
     error.__dict__["attempts"] = attempts
 
 
-def blamed(error: BaseException) -> list[JsonObject]:
-    """What was noted by `blame`; empty where nobody knows."""
+def attached_attempts(error: BaseException) -> list[JsonObject]:
+    """What was noted by `attach_attempts`; empty where nobody knows."""
     found: list[JsonObject] = error.__dict__.get("attempts", [])
     return found
 
@@ -168,9 +160,7 @@ def blamed(error: BaseException) -> list[JsonObject]:
 Effect = Literal["read", "write", "external"]
 
 
-@quick
-@dataclass(frozen=True, slots=True)
-class ToolSpec:
+class ToolSpec(Struct, frozen=True):
     """A tool as the model sees it.
 
     Args:
@@ -203,9 +193,7 @@ class ToolSpec:
         }
 
 
-@quick
-@dataclass(frozen=True, slots=True)
-class CompletionRequest:
+class CompletionRequest(Struct, frozen=True):
     """One model call.
 
     Args:
@@ -227,9 +215,7 @@ class CompletionRequest:
     answers: bool = True
 
 
-@quick
-@dataclass(frozen=True, slots=True)
-class CompletionResult:
+class CompletionResult(Struct, frozen=True):
     """What a model call answered (document 001, step 8).
 
     Args:
@@ -248,33 +234,29 @@ class CompletionResult:
     latency_ms: float = 0.0
 
 
-@quick
-@dataclass(frozen=True, slots=True)
-class Delta:
+class Delta(Struct, frozen=True):
     """A piece of text as the provider sent it; never merged, never split."""
 
     content: str
 
 
-class BrokeOff:
+class StreamBroken:
     """What stands in a router's stream where a model's answer broke off behind its first delta.
 
     `unheard` is set by the reader of the stream, before it asks for the next piece: nothing of the answer has
     left, all of it is void, and another model may give its own. Otherwise the error comes next.
     """
 
-    __slots__ = ("unheard",)
+    __slots__ = ("discarded",)
 
     def __init__(self) -> None:
-        self.unheard = False
+        self.discarded = False
 
 
 # -- tools -------------------------------------------------------------------------------------------------
 
 
-@quick
-@dataclass(frozen=True, slots=True)
-class ToolResult:
+class ToolResult(Struct, frozen=True):
     """The answer to exactly one tool call; becomes one tool message.
 
     Args:
@@ -299,9 +281,7 @@ class ToolResult:
 # -- memory ------------------------------------------------------------------------------------------------
 
 
-@quick
-@dataclass(frozen=True, slots=True)
-class SemanticResult:
+class SemanticResult(Struct, frozen=True):
     """A passage from semantic memory or knowledge. `score` is in [0, 1], higher is nearer."""
 
     content: str
@@ -310,9 +290,7 @@ class SemanticResult:
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
 
-@quick
-@dataclass(frozen=True, slots=True)
-class MemoryContext:
+class MemoryContext(Struct, frozen=True):
     """What step 4 recalls (document 001).
 
     Args:
@@ -351,9 +329,7 @@ class Event:
 # -- who is calling ----------------------------------------------------------------------------------------
 
 
-@quick
-@dataclass(frozen=True, slots=True)
-class CallerContext:
+class CallerContext(Struct, frozen=True):
     """Who is calling (document 000). The token is never printed, logged or stored.
 
     Args:
@@ -362,11 +338,17 @@ class CallerContext:
 
     user_id: str = ""
     tenant_id: str = ""
-    bearer_token: str = field(default="", repr=False)
+    bearer_token: str = ""
     roles: frozenset[str] = frozenset()
     scopes: frozenset[str] = frozenset()
     metadata: Mapping[str, Any] = field(default_factory=dict)
     had_token: bool = False
+
+    def __repr__(self) -> str:
+        shown = (
+            f"{name}={getattr(self, name)!r}" for name in self.__struct_fields__ if name != "bearer_token"
+        )
+        return f"CallerContext({', '.join(shown)})"
 
     @property
     def lacks_token(self) -> bool:

@@ -25,7 +25,7 @@ import astromesh
 
 HERE = Path(__file__).parent
 PEERS = HERE.parent / ".venv" / "peers" / "bin" / "python"
-LIBRARIES = ("fastapi", "uvicorn", "uvloop", "aiohttp", "pydantic", "orjson", "asyncpg", "dbos")
+LIBRARIES = ("fastapi", "uvicorn", "uvloop", "aiohttp", "pydantic", "orjson", "asyncpg")
 RIVALS = ("agno", "langgraph", "langchain-openai", "fastapi")
 #: arguments of each script, and those of a quick look
 PARTS: dict[str, tuple[list[str], list[str]]] = {

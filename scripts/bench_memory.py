@@ -25,10 +25,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import numpy as np
 from figures import Figure, show
 
-from astromesh.abc.deps import Deps
 from astromesh.core.memory import ConversationalMemory, MemoryManager
-from astromesh.memory.strategies.sliding_window import SlidingWindow
-from astromesh.plugins import Plugins
+from astromesh.memory.strategies import SlidingWindow
+from astromesh.plugins import Deps, Plugins
 from astromesh.types import SessionKey, Turn
 from tests.platform.postgres import PostgresServer, database_url, execute
 

@@ -27,12 +27,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import numpy as np
 from figures import Figure, show
 
-from astromesh.abc.deps import Deps, Resources
-from astromesh.abc.rag import ChunkStore, Document
-from astromesh.plugins import Plugins
-from astromesh.rag.chunking import ChunkOptions
-from astromesh.rag.markdown import MarkdownChunker
-from astromesh.rag.pipeline import RAGPipeline
+from astromesh.knowledge.base import ChunkStore, Document
+from astromesh.knowledge.chunking import ChunkOptions, MarkdownChunker
+from astromesh.knowledge.pipeline import RAGPipeline
+from astromesh.plugins import Deps, Plugins, Resources
 from tests.platform.postgres import PostgresServer, database_url, execute
 
 WORDS, CLUSTERS, PER_DOCUMENT = 30_000, 1_000, 50

@@ -30,9 +30,9 @@ sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 
 from figures import Figure, show  # noqa: E402 (the folders are not on the path before)
 
-from astromesh.testing.graph_api import signed, text_message, webhook  # noqa: E402
+from astromesh.testing.whatsapp import sign_webhook, text_message, webhook  # noqa: E402
 from tests.integration.agents_folder import manifest, write  # noqa: E402
-from tests.integration.channel_desk import HOOK, SECRET, channel_file  # noqa: E402
+from tests.integration.channels.whatsapp_server import HOOK, SECRET, channel_file  # noqa: E402
 from tests.platform.astromesh import ServerProcess  # noqa: E402
 from tests.platform.model import MockModel  # noqa: E402
 from tests.platform.processes import Command, Server, free_port, plain_environment, port_is_open  # noqa: E402
@@ -60,7 +60,7 @@ async def sent(session: aiohttp.ClientSession, graph: str) -> list[str]:
 
 async def posted(session: aiohttp.ClientSession, url: str, person: str) -> float:
     """Seconds until the 200."""
-    body, headers = signed(SECRET, webhook(text_message(f"wamid.{person}", "Hello", person)))
+    body, headers = sign_webhook(SECRET, webhook(text_message(f"wamid.{person}", "Hello", person)))
     begun = time.perf_counter()
     async with session.post(url, data=body, headers=headers) as answer:
         await answer.read()
@@ -138,7 +138,7 @@ def main() -> None:
         folder, port = Path(home), free_port()
         model = MockModel(folder)
         origin = f"http://127.0.0.1:{port}"
-        argv = [sys.executable, "-m", "astromesh.testing.graph_api", "--port", str(port)]
+        argv = [sys.executable, "-m", "astromesh.testing.whatsapp", "--port", str(port)]
         command = Command(argv, plain_environment(folder), ROOT)
         graph = Server(command, folder / "graph.log", lambda: port_is_open(port))
         (folder / "server").mkdir()

@@ -22,9 +22,9 @@ from typing import Any
 import orjson
 from figures import Figure, show
 
+from astromesh.access.scopes import Viewer
 from astromesh.runtime.engine import AgentRuntime
-from astromesh.runtime.registry import Viewer
-from astromesh.runtime.tasks import Asked
+from astromesh.runtime.records import TaskRequest
 from astromesh.workflow import Engine
 
 ROUNDS = 5
@@ -157,7 +157,7 @@ async def durable(place: Path) -> None:
         for many in (1, 4):
 
             async def work(tasks: int = many) -> None:
-                rows = [await runtime.workflows.accept("bench", Asked(1)) for _ in range(tasks)]
+                rows = [await runtime.workflows.accept("bench", TaskRequest(1)) for _ in range(tasks)]
                 for row in rows:
                     told = await runtime.workflows.tasks.ended(row.task_id, Viewer("default", None))
                     assert told["status"] == "success", told

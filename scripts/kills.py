@@ -22,12 +22,12 @@ from uuid import uuid4
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 
-from astromesh.runtime.failpoints import PLACES, VARIABLE  # noqa: E402 (the folders are not on the path before)
+from astromesh.durable.failpoints import PLACES, VARIABLE  # noqa: E402 (the folders are not on the path before)
 from tests.platform.astromesh import ServerProcess  # noqa: E402
 from tests.platform.model import MockModel  # noqa: E402
 from tests.platform.postgres import PostgresServer, database_url  # noqa: E402
 from tests.reliability.calls import call  # noqa: E402
-from tests.reliability.teller import LEASE, config  # noqa: E402
+from tests.reliability.payment_agent import LEASE, config  # noqa: E402
 
 RUNS, PATIENCE = 8, 60.0
 

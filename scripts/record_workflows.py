@@ -1,4 +1,4 @@
-"""Records the cassettes of the sample workflow again, through its router, from a scripted model.
+"""Records the recordings of the sample workflow again, through its router, from a scripted model.
 
 To be run when prompts, patterns or the sample itself have changed:
 
@@ -15,16 +15,16 @@ from typing import Any
 
 import orjson
 
+from astromesh.access.scopes import Viewer
 from astromesh.plugins import Plugins
 from astromesh.runtime.engine import AgentRuntime
-from astromesh.runtime.registry import Viewer
-from astromesh.runtime.tasks import Asked
+from astromesh.runtime.records import TaskRequest
 from astromesh.testing import ScriptedProvider, plugin_of
 from astromesh.types import CompletionRequest, ToolCall
-from astromesh.workflow.evaluation import golden_of
+from astromesh.workflow.evaluation import golden_record
 
 SAMPLE = Path(__file__).parents[1] / "config" / "workflows" / "contract_review"
-#: name of the cassette → input
+#: name of the recording → input
 CONTRACTS = {
     "simple_contract": "One page NDA",
     "complex_contract": (
@@ -58,12 +58,12 @@ async def main() -> None:
         env = {"LLM_API_KEY": "recorded"}
         async with AgentRuntime(config, data_dir=Path(place) / "data", plugins=plugins, env=env) as runtime:
             for name, text in CONTRACTS.items():
-                result = await runtime.workflows.run(SAMPLE.name, Asked({"text": text}))
-                cassette = await runtime.workflows.tasks.cassette(result.task_id, Viewer("default", None))
-                cassette.write(SAMPLE / "evals" / f"{name}.cassette.json")
+                result = await runtime.workflows.run(SAMPLE.name, TaskRequest({"text": text}))
+                recording = await runtime.workflows.tasks.recording(result.task_id, Viewer("default", None))
+                recording.write(SAMPLE / "evals" / f"{name}.cassette.json")
                 option = orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
                 golden = SAMPLE / "evals" / f"{name}.golden.json"
-                golden.write_bytes(orjson.dumps(golden_of(result), option=option))
+                golden.write_bytes(orjson.dumps(golden_record(result), option=option))
                 print(name, result.status, " → ".join(result.path))
 
 

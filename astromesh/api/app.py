@@ -16,36 +16,35 @@ from starlette.requests import Request
 from starlette.routing import Router
 from starlette.types import ASGIApp, Lifespan, Receive, Scope, Send
 
+from astromesh.access.audit import AuditLog
 from astromesh.api import errors
-from astromesh.api.auth import Auth, configured
-from astromesh.api.body import BodyLimit
-from astromesh.api.border import ROOM, Border, Room
+from astromesh.api.auth import Auth, auth_from_config
 from astromesh.api.connections import ConnectionManager
-from astromesh.api.direct import Direct
-from astromesh.api.outbox import Outbox
-from astromesh.api.turns import Turns
-from astromesh.runtime.audit import AuditLog
-from astromesh.runtime.desk import open_desk
+from astromesh.api.fast_routes import FastRoutes
+from astromesh.api.middleware.body_limit import BodyLimit
+from astromesh.api.middleware.fair_start import FairStart
+from astromesh.api.middleware.limits import DEFAULT_LIMITS, ConcurrencyLimits, RequestLimits
+from astromesh.api.responses import EventBuffer
 from astromesh.runtime.engine import AgentRuntime
-from astromesh.runtime.observed import add_readings
-from astromesh.telemetry.metrics import Reading
+from astromesh.runtime.inbox import open_inbox_worker
+from astromesh.runtime.monitoring import add_gauges
+from astromesh.telemetry.metrics import MetricReading, WorkerMetrics
 from astromesh.telemetry.watchdog import Watchdog
-from astromesh.telemetry.worker_tallies import WorkerTallies
 
 log = structlog.get_logger("astromesh.api")
 
-_EVENTS_DROPPED = Reading(
+_EVENTS_DROPPED = MetricReading(
     "events_dropped",
     "Events that clients did not get because they read too slowly.",
     (),
-    lambda: {(): Outbox.dropped_by_all},
-    counts=True,
+    lambda: {(): EventBuffer.dropped_by_all},
+    is_counter=True,
 )
 #: seconds without a run after which a server loads what no run has needed, and how often it waits for that
-_MOMENT, _MOMENTS = 1.0, 60
+_IDLE_SECONDS, _MAX_IDLE_CHECKS = 1.0, 60
 
 
-class Rest:
+class LazyFastAPI:
     """The FastAPI application with every route, loaded when a server has nothing else to do.
 
     Loading it takes a third of a server's start, and no run needs it. A request that does waits for it.
@@ -54,28 +53,28 @@ class Rest:
     def __init__(self, state: State) -> None:
         self._state = state
         self._app: ASGIApp | None = None
-        self._loading: asyncio.Task[ASGIApp] | None = None
+        self._load_task: asyncio.Task[ASGIApp] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        app = self._app or await self.loaded()
+        app = self._app or await self.load()
         await app(scope, receive, send)
 
     @property
     def is_loaded(self) -> bool:
         return self._app is not None
 
-    async def loaded(self) -> ASGIApp:
+    async def load(self) -> ASGIApp:
         """Loads it in a thread, once for all who wait, whoever of them leaves; what failed is tried again."""
         if self._app is None:
-            if self._loading is None or self._loading.done():
-                self._loading = asyncio.create_task(asyncio.to_thread(self._load))
-            self._app = await asyncio.shield(self._loading)
+            if self._load_task is None or self._load_task.done():
+                self._load_task = asyncio.create_task(asyncio.to_thread(self._load))
+            self._app = await asyncio.shield(self._load_task)
         return self._app
 
     def _load(self) -> ASGIApp:
-        from astromesh.api.rest import rest_app
+        from astromesh.api.fastapi_app import create_fastapi_app
 
-        return rest_app(self._state)
+        return create_fastapi_app(self._state)
 
 
 class Server:
@@ -88,8 +87,8 @@ class Server:
         lifespan: what happens before the first request and after the last.
     """
 
-    def __init__(self, state: State, rest: Rest, passed: ASGIApp, lifespan: Lifespan[Any]) -> None:
-        self.state, self.rest, self._passed = state, rest, passed
+    def __init__(self, state: State, rest: LazyFastAPI, middleware: ASGIApp, lifespan: Lifespan[Any]) -> None:
+        self.state, self.rest, self._middleware = state, rest, middleware
         self.router = Router(lifespan=lifespan)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -98,10 +97,10 @@ class Server:
             await self.router.lifespan(scope, receive, send)
             return
         try:
-            await self._passed(scope, receive, send)
+            await self._middleware(scope, receive, send)
         except Exception as error:  # the border of the server: whoever asked is told, whoever runs it too
             if scope["type"] == "http" and not scope["state"].get("answering"):
-                response = await errors.crashed(Request(scope), error)
+                response = await errors.handle_crash(Request(scope), error)
                 await response(scope, receive, send)
             raise
 
@@ -112,8 +111,8 @@ def create_app(
     *,
     max_body_bytes: int = 1 << 20,
     cors_origins: Sequence[str] = (),
-    room: Room = ROOM,
-    tallies: WorkerTallies | None = None,
+    limits: ConcurrencyLimits = DEFAULT_LIMITS,
+    tallies: WorkerMetrics | None = None,
 ) -> Server:
     """The server around a runtime, which it closes at the end; it bootstraps one that is not open yet.
 
@@ -129,27 +128,27 @@ def create_app(
             "runtime": runtime,
             "connections": ConnectionManager(),
             "followers": WeakSet(),
-            "turns": Turns(),
+            "fair_start": FairStart(),
             "audit": AuditLog(runtime.data_dir, runtime.clock),
         }
     )
-    rest = Rest(state)
+    rest = LazyFastAPI(state)
 
     @asynccontextmanager
     async def lifespan(_app: Any) -> AsyncIterator[None]:
         if not runtime.is_open:
             await runtime.bootstrap()
         watchdog = Watchdog()
-        add_readings(runtime, watchdog)
+        add_gauges(runtime, watchdog)
         runtime.metrics.add(_EVENTS_DROPPED)
         watchdog.start()
         if tallies is not None:
             tallies.start(runtime.metrics)
         try:
-            state.auth = auth or await configured(runtime)
-            state.desk = await open_desk(runtime)
-            runtime.take_up()
-            loading = asyncio.create_task(_load_in_peace(rest, runtime))
+            state.auth = auth or await auth_from_config(runtime)
+            state.inbox_worker = await open_inbox_worker(runtime)
+            runtime.resume_pending()
+            loading = asyncio.create_task(_load_when_idle(rest, runtime))
             try:
                 yield
             finally:
@@ -161,24 +160,26 @@ def create_app(
             if tallies is not None:
                 await tallies.stop()
 
-    passed: ASGIApp = BodyLimit(Direct(rest), most=max_body_bytes)
+    passed: ASGIApp = BodyLimit(FastRoutes(rest), max_bytes=max_body_bytes)
     if cors_origins:
         passed = CORSMiddleware(
             passed, allow_origins=list(cors_origins), allow_methods=["*"], allow_headers=["*"]
         )
-    return Server(state, rest, Border(passed, room, lambda: runtime.draining, state.turns), lifespan)
+    return Server(
+        state, rest, RequestLimits(passed, limits, lambda: runtime.draining, state.fair_start), lifespan
+    )
 
 
-async def _load_in_peace(rest: Rest, runtime: AgentRuntime) -> None:
+async def _load_when_idle(rest: LazyFastAPI, runtime: AgentRuntime) -> None:
     """Loads the routes once no run has gone on for a moment: it takes half a second of a processor."""
     seen = runtime.activity
-    for _ in range(_MOMENTS):
-        await asyncio.sleep(_MOMENT)
+    for _ in range(_MAX_IDLE_CHECKS):
+        await asyncio.sleep(_IDLE_SECONDS)
         before, seen = seen, runtime.activity
         if seen == before and seen[0] == 0:
             break
     try:
-        await rest.loaded()
+        await rest.load()
     except Exception:
         log.exception("routes_not_loaded")
     if gc.get_freeze_count():  # whoever serves does not look again at what stays

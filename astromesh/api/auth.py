@@ -1,28 +1,33 @@
-"""Who is calling, and what may they do (api.md section 1, Authentication; reliability.md S1-S3)."""
+"""Authentication and scopes: who is calling, and what they may do (api.md section 1.
+
+Reliability.md S1-S3).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from functools import lru_cache
 from ipaddress import ip_address
-from typing import Protocol
+from typing import Protocol, cast
 from urllib.parse import urlsplit
 
-from astromesh.abc.clock import Clock, SystemClock
-from astromesh.abc.deps import Deps
-from astromesh.abc.tool import RateLimit
-from astromesh.core.rate_limit import SlidingWindow
+from starlette.requests import Request
+
+from astromesh.access.keys import DEFAULT_TENANT, ApiKeyAuthenticator, ApiKeyStore, open_authenticator
+from astromesh.access.scopes import ANY_SESSION, Viewer, permits, permits_any
+from astromesh.api.requests import headers_of
 from astromesh.errors import Forbidden, RateLimited, Unauthorized
 from astromesh.net.http import Http
+from astromesh.plugins import Deps
 from astromesh.runtime.engine import AgentRuntime
-from astromesh.runtime.keyring import ApiKeys, watching
-from astromesh.runtime.keys import TENANT, KeyStore
-from astromesh.runtime.scopes import permits, permits_some
-from astromesh.storage.database import FILE, shared_database
+from astromesh.storage.sqlite import FILE, shared_database
+from astromesh.telemetry.clock import Clock, SystemClock
+from astromesh.tools.base import RateLimit
+from astromesh.tools.rate_limit import SlidingWindow
 from astromesh.types import CallerContext
 
 #: the principal of a server without authentication: it is bound to loopback, and may do everything
-ANONYMOUS = CallerContext(user_id="anonymous", tenant_id=TENANT, scopes=frozenset({"admin"}))
+ANONYMOUS = CallerContext(user_id="anonymous", tenant_id=DEFAULT_TENANT, scopes=frozenset({"admin"}))
 
 
 class Authenticator(Protocol):
@@ -77,7 +82,7 @@ class Auth:
         """The caller, if it may do this to at least one resource; which one is the route's to check."""
         caller = await self.identify(headers)
         self.count(caller)
-        if not permits_some(caller.scopes, scope):
+        if not permits_any(caller.scopes, scope):
             raise Forbidden(f"This needs the scope {scope!r}, which your key or token does not have.")
         return caller
 
@@ -113,8 +118,8 @@ class Auth:
         origin = headers.get("origin")
         if origin and not {origin, "*"} & set(self._origins) and not is_local(origin):
             raise Forbidden(f"Pages of {origin} may not call this server; spec.api.cors_origins allows them.")
-        host = _called(headers.get("host", ""))
-        if not is_of_this_network(host) and host not in map(_hostname, self._origins):
+        host = _host_name(headers.get("host", ""))
+        if not is_private_host(host) and host not in map(_hostname, self._origins):
             raise Forbidden(
                 f"This server is called by this machine's own names, not {host!r}; spec.api.cors_origins "
                 "allows others."
@@ -130,7 +135,7 @@ def is_local(origin: str) -> bool:
 
 
 @lru_cache(maxsize=64)
-def _called(host: str) -> str:
+def _host_name(host: str) -> str:
     """The name in a Host header."""
     return _hostname(f"//{host}")
 
@@ -143,7 +148,7 @@ def _hostname(url: str) -> str:
 
 
 @lru_cache(maxsize=64)
-def is_of_this_network(host: str) -> bool:
+def is_private_host(host: str) -> bool:
     """Whether no page of another site can be called so: an address, or a name that nobody can register.
 
     A page whose name is made to lead to this machine (DNS rebinding) sends no Origin with what it reads.
@@ -176,11 +181,9 @@ def credential(headers: Mapping[str, str]) -> str:
 
 
 # -- as runtime.yaml says ------------------------------------------------------------------------------------
-
-
-async def configured(runtime: AgentRuntime) -> Auth:
+async def auth_from_config(runtime: AgentRuntime) -> Auth:
     """The authentication that `spec.auth.mode` of an open runtime names; it closes with the runtime."""
-    spec = runtime.opened.configuration.runtime.spec
+    spec = runtime.state.configuration.runtime.spec
     methods = [await method(runtime) for method in _METHODS[spec.auth.mode]]
     rate = (
         RateLimit(spec.api.rate_limit.max_calls, spec.api.rate_limit.window_seconds)
@@ -190,21 +193,23 @@ async def configured(runtime: AgentRuntime) -> Auth:
     return Auth(tuple(methods), spec.api.cors_origins, rate, runtime.clock)
 
 
-async def _api_keys(runtime: AgentRuntime) -> ApiKeys:
+async def _api_keys(runtime: AgentRuntime) -> ApiKeyAuthenticator:
     """The keys that `astromesh keys` keeps in the data folder."""
-    resources = runtime.opened.resources
+    resources = runtime.state.resources
     database = await shared_database(Deps(data_dir=runtime.data_dir, resources=resources), FILE)
-    store = await KeyStore.open(database, runtime.clock)
-    keys: ApiKeys = await resources.shared(ApiKeys, lambda: watching(store, runtime.clock))
+    store = await ApiKeyStore.open(database, runtime.clock)
+    keys: ApiKeyAuthenticator = await resources.shared(
+        ApiKeyAuthenticator, lambda: open_authenticator(store, runtime.clock)
+    )
     return keys
 
 
 async def _tokens(runtime: AgentRuntime) -> Authenticator:
     """JSON Web Tokens; what checks them is loaded only where they are used."""
-    jwt = runtime.opened.configuration.runtime.spec.auth.jwt
+    jwt = runtime.state.configuration.runtime.spec.auth.jwt
     given = jwt.model_dump(exclude={"secret_env"})
     secret = runtime.env.get(jwt.secret_env, "") if jwt.secret_env else ""
-    resources = runtime.opened.resources
+    resources = runtime.state.resources
     deps = Deps(http=await resources.shared(Http, Http), clock=runtime.clock)
     method: Authenticator = await runtime.plugins.open(
         "authenticators", "jwt", {**given, "secret": secret}, deps
@@ -219,3 +224,66 @@ _METHODS: Mapping[str, tuple[Callable[[AgentRuntime], Awaitable[Authenticator]],
     "jwt": (_tokens,),
     "both": (_api_keys, _tokens),
 }
+
+
+# Who may use a route, and how it reaches the runtime and its caller (reliability.md S1).
+
+#: headers that programs send on behalf of others: proxies and browsers
+_FORWARDING_HEADERS = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip", "via", "origin")
+
+
+class RequiredScope:
+    """A dependency that admits callers with a scope and notes who it is in `request.state.caller`.
+
+    Args:
+        name: e.g. `agents:run`.
+        resource: path parameter whose value narrows the scope, e.g. `name` for `agents:run:<name>`.
+        any_resource: a scope for some resource is enough to come in; the route checks which one.
+    """
+
+    def __init__(self, name: str, resource: str = "", any_resource: bool = False) -> None:
+        self.name = name
+        self.resource = resource
+        self.any_resource = any_resource
+
+    async def __call__(self, request: Request) -> None:
+        resource = request.path_params.get(self.resource, "") if self.resource else ""
+        auth: Auth = request.app.state["auth"]
+        if self.any_resource:
+            request.state.caller = await auth.authorise_some(headers_of(request.scope), self.name)
+            return
+        request.state.caller = await auth.authorise(headers_of(request.scope), self.name, resource)
+
+
+class RemoteScope(RequiredScope):
+    """A scope for callers of other machines; a program on this one needs none (api.md, Authentication)."""
+
+    async def __call__(self, request: Request) -> None:
+        if not is_local_request(request):
+            await super().__call__(request)
+
+
+def is_local_request(request: Request) -> bool:
+    """Whether a program on this machine asks for itself: no page of a browser, and nobody through a proxy."""
+    headers = request.headers
+    if request.client is None or any(name in headers for name in _FORWARDING_HEADERS):
+        return False
+    return is_loopback(request.client.host) and is_loopback(request.url.hostname or "")
+
+
+def runtime_of(request: Request) -> AgentRuntime:
+    return cast(AgentRuntime, request.app.state["runtime"])
+
+
+def caller_of(request: Request) -> CallerContext:
+    return cast(CallerContext, request.state["caller"])
+
+
+def owner_filter(caller: CallerContext) -> str | None:
+    """The owner that a caller's lists are limited to; None where it may see all of its tenant."""
+    return None if caller.scopes & ANY_SESSION else caller.user_id
+
+
+def viewer_of(caller: CallerContext) -> Viewer:
+    """Whose runs a caller may see and end: its own, or its tenant's."""
+    return Viewer(caller.tenant_id, owner_filter(caller))

@@ -7,8 +7,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from astromesh import __version__
-from astromesh.api.access import runtime_of
-from astromesh.runtime.readiness import readiness
+from astromesh.api.auth import runtime_of
+from astromesh.runtime.monitoring import check_readiness
 from astromesh.types import JsonObject
 
 LIVE, READY = "/health/live", "/health/ready"
@@ -16,7 +16,7 @@ LIVE, READY = "/health/live", "/health/ready"
 
 async def live(request: Request) -> Response:
     """The process answers."""
-    return _answer(200, {"status": "ok", "version": __version__})
+    return _health_response(200, {"status": "ok", "version": __version__})
 
 
 async def ready(request: Request) -> Response:
@@ -24,16 +24,16 @@ async def ready(request: Request) -> Response:
     runtime = runtime_of(request)
     if runtime.draining:
         told = {"status": "shutting_down", "checks": {}, "agents_without_model": [], "agents_unavailable": []}
-        return _answer(503, told)
-    found = await readiness(runtime)
+        return _health_response(503, told)
+    found = await check_readiness(runtime)
     told = {
         "status": "ready" if found.ready else "not_ready",
-        "checks": {name: answer.code for name, answer in found.answers.items()},
-        "agents_without_model": list(found.without_model),
-        "agents_unavailable": list(found.unavailable),
+        "checks": {name: answer.code for name, answer in found.results.items()},
+        "agents_without_model": list(found.agents_without_model),
+        "agents_unavailable": list(found.agents_unavailable),
     }
-    return _answer(200 if found.ready else 503, told)
+    return _health_response(200 if found.ready else 503, told)
 
 
-def _answer(status: int, told: JsonObject) -> Response:
-    return Response(orjson.dumps(told), status, media_type="application/json")
+def _health_response(status: int, body: JsonObject) -> Response:
+    return Response(orjson.dumps(body), status, media_type="application/json")

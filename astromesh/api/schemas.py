@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from astromesh.types import JsonObject
 
 
-def described(model: type[BaseModel]) -> dict[str, Any]:
+def inline_schema(model: type[BaseModel]) -> dict[str, Any]:
     """The JSON Schema of a body that a route reads by itself, without references: they would lead nowhere."""
     schema = model.model_json_schema()
     parts = schema.pop("$defs", {})
@@ -181,7 +181,7 @@ def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
     return dict.fromkeys(statuses, _PROBLEM)
 
 
-def takes(body: type[BaseModel], *, required: bool = True) -> dict[str, Any]:
+def request_body(body: type[BaseModel], *, required: bool = True) -> dict[str, Any]:
     """What the description of a route says that reads its body itself (`api.body.read`)."""
     content = {"application/json": {"schema": body.model_json_schema()}}
     return {"requestBody": {"required": required, "content": content}}

@@ -11,34 +11,32 @@ import structlog
 from fastapi import APIRouter, WebSocket, WebSocketDisconnect
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from astromesh.abc.durable import ENDED
+from astromesh.access.audit import AuditEntry
 from astromesh.api import errors
-from astromesh.api.access import viewer_of
-from astromesh.api.asked import MOST_SEQ, Query, SessionId
-from astromesh.api.audit import act_noted
-from astromesh.api.auth import Auth
-from astromesh.api.body import TOO_DEEP, nests_too_deep
+from astromesh.api.auth import Auth, viewer_of
 from astromesh.api.connections import ConnectionManager
-from astromesh.api.encoding import encoded
-from astromesh.api.errors import invalid, problem, public_failure
-from astromesh.api.outbox import Outbox
+from astromesh.api.errors import problem, public_failure, validation_detail
+from astromesh.api.middleware.audit import record_act
+from astromesh.api.middleware.body_limit import TOO_DEEP, nests_too_deep
+from astromesh.api.requests import MAX_SEQ, Query, SessionId
+from astromesh.api.responses import EventBuffer, json_bytes
+from astromesh.durable.base import ENDED_STATUSES
 from astromesh.errors import AstromeshError, InvalidInput, Overloaded, RunNotFound, Unavailable
 from astromesh.runtime.agent import Agent
-from astromesh.runtime.audit import Entry
 from astromesh.runtime.engine import AgentRuntime
-from astromesh.runtime.ids import trace_id as new_trace_id
 from astromesh.runtime.records import RunRequest
-from astromesh.telemetry.stream import TERMINAL
-from astromesh.telemetry.traceparent import read_traceparent
+from astromesh.telemetry.events import TERMINAL_EVENTS
+from astromesh.telemetry.ids import trace_id as new_trace_id
+from astromesh.telemetry.traces import read_traceparent
 from astromesh.types import CallerContext, Event, JsonObject
 
 router = APIRouter()
 log = structlog.get_logger("astromesh.api")
-MOST_RUNS = 8
+MAX_RUNS = 8
 UNKNOWN_AGENT, UNAVAILABLE = 4404, 4503
 _SUBPROTOCOL = "bearer."
 #: characters of an id that the audit log takes, and of a trace context
-_SHOWN, _MOST_TRACEPARENT = 200, 512
+_MAX_RUN_ID, _MAX_TRACEPARENT = 200, 512
 
 
 class RunFrame(BaseModel):
@@ -49,7 +47,7 @@ class RunFrame(BaseModel):
     session_id: SessionId
     context: dict[str, Any] = {}
     #: of this run; without it that of the handshake counts
-    traceparent: str = Field("", max_length=_MOST_TRACEPARENT)
+    traceparent: str = Field("", max_length=_MAX_TRACEPARENT)
 
 
 class CancelFrame(BaseModel):
@@ -64,7 +62,7 @@ class ResumeFrame(BaseModel):
 
     type: Literal["resume"]
     run_id: str
-    after: int = Field(0, ge=0, le=MOST_SEQ)
+    after: int = Field(0, ge=0, le=MAX_SEQ)
 
 
 class PingFrame(BaseModel):
@@ -88,9 +86,9 @@ async def agent_socket(socket: WebSocket, agent_name: str) -> None:
     runtime: AgentRuntime = socket.app.state.runtime
     manager: ConnectionManager = socket.app.state.connections
     try:
-        caller, subprotocol = await _admit(socket, agent_name)
+        caller, subprotocol = await _authorise(socket, agent_name)
     except AstromeshError as refused:
-        await socket.send_denial_response(errors.answer(refused))
+        await socket.send_denial_response(errors.error_response(refused))
         return
     await socket.accept(subprotocol)
     try:
@@ -119,7 +117,7 @@ class Connection:
         self._runtime = runtime
         self._agent = agent
         self._caller = caller
-        self._outbox: Outbox | None = None
+        self._outbox: EventBuffer | None = None
         self._writer: asyncio.Task[None] | None = None
         self._runs: set[asyncio.Task[None]] = set()
         self._listeners: dict[str, _Listener] = {}
@@ -148,15 +146,15 @@ class Connection:
                 case ResumeFrame(run_id=run_id, after=after):
                     await self._resume(run_id, after)
                 case _:
-                    self._say({"type": "pong"})
+                    self._send({"type": "pong"})
         except AstromeshError as error:
-            self._say(_error(error))
+            self._send(_error(error))
         except Exception as error:  # noqa: BLE001  border of a frame: the socket and its runs live
-            self._say(_crashed(error))
+            self._send(_crashed(error))
 
     def _start(self, frame: RunFrame) -> None:
-        if len(self._runs) >= MOST_RUNS:
-            raise Overloaded(f"{MOST_RUNS} runs are going on this socket; wait for one to end.")
+        if len(self._runs) >= MAX_RUNS:
+            raise Overloaded(f"{MAX_RUNS} runs are going on this socket; wait for one to end.")
         self.socket.app.state.auth.count(self._caller)
         told = frame.traceparent or self.socket.headers.get("traceparent")
         caused_by = read_traceparent(told)
@@ -166,84 +164,84 @@ class Connection:
         task.add_done_callback(self._runs.discard)
 
     async def _run(self, request: RunRequest) -> None:
-        sinks = (_Listener(self._box(), self._listeners),)
+        sinks = (_Listener(self._event_buffer(), self._listeners),)
         try:
             await self._runtime.start(self._agent, request, caller=self._caller, sinks=sinks)
         except AstromeshError as error:
             if not error.run_id:  # refused before its first event
-                self._say(_error(error))
+                self._send(_error(error))
         except Exception as error:  # noqa: BLE001  border of a run: nobody else would hear of it
-            self._say(_crashed(error))
+            self._send(_crashed(error))
 
     async def _cancel(self, run_id: str) -> None:
         stopped, told = False, run_id in self._listeners or run_id in self._ends
         try:
             stopped = await self._runtime.runs.stop(run_id, viewer_of(self._caller))
         finally:
-            entry = Entry("run.cancel", run_id[:_SHOWN], "done" if stopped else "refused")
-            await act_noted(self.socket.app.state.audit, self._caller, entry)
+            entry = AuditEntry("run.cancel", run_id[:_MAX_RUN_ID], "done" if stopped else "refused")
+            await record_act(self.socket.app.state.audit, self._caller, entry)
         if not stopped:
             raise RunNotFound(f"The run {run_id!r} has ended.")
         if not told:
-            self._ends[run_id] = asyncio.create_task(self._tell_end(run_id))
+            self._ends[run_id] = asyncio.create_task(self._send_end(run_id))
 
-    async def _tell_end(self, run_id: str) -> None:
+    async def _send_end(self, run_id: str) -> None:
         """Answers the cancel of a run that this socket does not hear, once the run has ended."""
         try:
             state: JsonObject = {"status": "running"}
-            while state["status"] not in ENDED:  # a tool may take its time to let go
+            while state["status"] not in ENDED_STATUSES:  # a tool may take its time to let go
                 state = await self._runtime.runs.cancel(run_id, viewer_of(self._caller))
             if state["status"] != "cancelled":
                 raise RunNotFound(f"The run {run_id!r} has ended.")
             said = (state["result"] or {}).get("response", "")
-            self._say({"type": "cancelled", "response": said, "run_id": run_id})
+            self._send({"type": "cancelled", "response": said, "run_id": run_id})
         except AstromeshError as error:
-            self._say(_error(error))
+            self._send(_error(error))
         except Exception as error:  # noqa: BLE001  border of a frame: nobody else would hear of it
-            self._say(_crashed(error))
+            self._send(_crashed(error))
         finally:
             self._ends.pop(run_id, None)
 
     async def _resume(self, run_id: str, after: int) -> None:
         """A run's frames from one on; where this socket hears it already, from now on instead of then."""
         before = self._listeners.get(run_id)
-        if before is None and len(self._listeners) >= 2 * MOST_RUNS:
-            raise Overloaded(f"{2 * MOST_RUNS} runs are heard on this socket; wait for one to end.")
-        listener = _Listener(self._box(), self._listeners)
+        if before is None and len(self._listeners) >= 2 * MAX_RUNS:
+            raise Overloaded(f"{2 * MAX_RUNS} runs are heard on this socket; wait for one to end.")
+        listener = _Listener(self._event_buffer(), self._listeners)
         viewer = viewer_of(self._caller)
-        listener.leave = await self._runtime.runs.follow(run_id, viewer, after, listener)
+        listener.unsubscribe = await self._runtime.runs.follow(run_id, viewer, after, listener)
         if before is not None:
-            before.end()
-        if listener.leave is None and not listener.heard:
+            before.close()
+        if listener.unsubscribe is None and not listener.received_any:
             raise InvalidInput(f"The run {run_id!r} has ended; there is nothing behind {after}.")
 
     async def _leave(self) -> None:
         if self._outbox is not None:
-            self._outbox.abandon()
+            self._outbox.discard()
         for listener in tuple(self._listeners.values()):
-            listener.end()
+            listener.close()
         if self._writer is not None:
             self._writer.cancel()
         for end in self._ends.values():
             end.cancel()
-        if self._agent.outlives_its_client:
+        if self._agent.continues_on_disconnect:
             return
         for task in (running := tuple(self._runs)):
             task.cancel()
         if running:
             await asyncio.wait(running)
 
-    def _say(self, frame: JsonObject) -> None:
-        self._box().send(Event("", 0, 0.0, "frame", frame))
+    def _send(self, frame: JsonObject) -> None:
+        self._event_buffer().send(Event("", 0, 0.0, "frame", frame))
 
-    def _box(self) -> Outbox:
+    def _event_buffer(self) -> EventBuffer:
         """The outbox, with its writer from the first use on: most sockets are idle."""
         if self._outbox is None:
-            self._outbox = Outbox()
+            self._outbox = EventBuffer()
             self._writer = asyncio.create_task(self._write(self._outbox))
         return self._outbox
 
-    async def _write(self, outbox: Outbox) -> None:
+    async def _write(self, outbox: EventBuffer) -> None:
         while events := await outbox.take():
             for event in events:
                 frame = _frame(event)
@@ -263,27 +261,27 @@ class _Listener:
 
     wants_deltas = True
 
-    def __init__(self, outbox: Outbox, known: dict[str, _Listener]) -> None:
-        self._outbox: Outbox | None = outbox
-        self._known = known
-        self.leave: Callable[[], None] | None = None
-        self.heard = False
+    def __init__(self, buffer: EventBuffer, listeners: dict[str, _Listener]) -> None:
+        self._buffer: EventBuffer | None = buffer
+        self._listeners = listeners
+        self.unsubscribe: Callable[[], None] | None = None
+        self.received_any = False
 
     def send(self, event: Event) -> None:
-        if self._outbox is None:
+        if self._buffer is None:
             return
-        self._outbox.send(event)
-        self.heard = True
-        if event.type in TERMINAL:
-            self._known.pop(event.run_id, None)
+        self._buffer.send(event)
+        self.received_any = True
+        if event.type in TERMINAL_EVENTS:
+            self._listeners.pop(event.run_id, None)
         else:
-            self._known[event.run_id] = self
+            self._listeners[event.run_id] = self
 
-    def end(self) -> None:
+    def close(self) -> None:
         """Hears nothing any more."""
-        self._outbox = None
-        if self.leave is not None:
-            self.leave()
+        self._buffer = None
+        if self.unsubscribe is not None:
+            self.unsubscribe()
 
 
 # -- events to frames --------------------------------------------------------------------------------------
@@ -291,7 +289,7 @@ class _Listener:
 
 def to_frame(event: Event) -> JsonObject | None:
     """The frame of an event, None for events that have none."""
-    make = _FRAME_OF.get(event.type)
+    make = _ENCODERS.get(event.type)
     frame = make(event.data) if make else None
     if frame is None:
         return None
@@ -316,7 +314,7 @@ def _token(data: JsonObject) -> JsonObject | None:
     return {"type": "token", "content": data["content"], "step": data["step"]}
 
 
-_FRAME_OF: dict[str, Callable[[JsonObject], JsonObject | None]] = {
+_ENCODERS: dict[str, Callable[[JsonObject], JsonObject | None]] = {
     "frame": lambda data: data,
     "run.started": lambda data: {"type": "run_started", "session_id": data["session_id"]},
     "model.delta": _token,
@@ -351,7 +349,7 @@ def _parse(text: str | None) -> Frame:
     try:
         frame: Frame = adapter.validate_python(value)
     except ValidationError as error:
-        raise InvalidInput(invalid(error.errors(include_url=False, include_input=False))) from error
+        raise InvalidInput(validation_detail(error.errors(include_url=False, include_input=False))) from error
     return frame
 
 
@@ -369,10 +367,10 @@ def _crashed(error: Exception) -> JsonObject:
 
 
 def _text(frame: JsonObject) -> str:
-    return encoded(frame).decode()
+    return json_bytes(frame).decode()
 
 
-async def _admit(socket: WebSocket, agent_name: str) -> tuple[CallerContext, str | None]:
+async def _authorise(socket: WebSocket, agent_name: str) -> tuple[CallerContext, str | None]:
     """The caller, by the same headers as HTTP or by the subprotocol `bearer.TOKEN`; never by the URL."""
     auth: Auth = socket.app.state.auth
     offered: list[str] = socket.scope.get("subprotocols", [])

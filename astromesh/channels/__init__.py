@@ -1,1 +1,1 @@
-"""The messengers: each is one file that knows its wire format; the runtime keeps, orders and repeats."""
+"""Wire formats of messengers, and what turns their messages into runs."""

@@ -1,7 +1,7 @@
-"""Attachments of messages: what the agent gets of them (reliability.md S4, S8).
+"""Attachments: what the agent receives of them (reliability.md S4, S8).
 
-A picture reaches the agent as an image, a text document as text; of everything else it is told that it is
-there. How a file is fetched is the messenger's own.
+A picture reaches the agent as an image, a text document as text. For any other attachment the agent
+receives a note that it exists. Each messenger fetches files in its own way.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 import structlog
 
-from astromesh.abc.channel import Inbound, Prepared
+from astromesh.channels.base import PreparedMessage, ReceivedMessage
 from astromesh.errors import AnswerTooLarge, ChannelError, NetError
-from astromesh.net.http import Answer
+from astromesh.net.http import HttpResponse
 from astromesh.types import Image, JsonObject
 
 _PICTURES = frozenset({"image/jpeg", "image/png", "image/webp", "image/gif"})
@@ -27,7 +27,7 @@ _NAMES: Mapping[str, str] = {
 log = structlog.get_logger("astromesh.channels")
 
 
-class Fetched(NamedTuple):
+class FetchedFile(NamedTuple):
     """A file, or why there is none."""
 
     data: bytes = b""
@@ -45,7 +45,7 @@ class Attachments:
     def __init__(self, most_bytes: int, most_characters: int) -> None:
         self.most_bytes, self.most_characters = most_bytes, most_characters
 
-    async def fetch(self, id: str) -> Fetched:
+    async def fetch(self, id: str) -> FetchedFile:
         """A file by the id that its message names.
 
         Raises:
@@ -53,11 +53,11 @@ class Attachments:
         """
         raise NotImplementedError(f"{type(self).__name__} has no fetch().")
 
-    async def prepare(self, message: Inbound) -> Prepared:
+    async def prepare(self, message: ReceivedMessage) -> PreparedMessage:
         """The message with its attachment, or with a sentence that says what is not there and why."""
-        attached = message.about.get("attachment")
+        attached = message.details.get("attachment")
         if not isinstance(attached, dict):
-            return Prepared(message.text, about=message.about)
+            return PreparedMessage(message.text, details=message.details)
         mime = str(attached["mime_type"]).partition(";")[0].strip().lower()
         is_text = mime.startswith("text/") or mime in _TEXTS
         if mime not in _PICTURES and not is_text:
@@ -69,41 +69,41 @@ class Attachments:
             return self._with_text(message, mime, fetched.data)
         image = Image(data=b64encode(fetched.data).decode(), media_type=mime)
         told = self._told(message, mime, "It is attached.", len(fetched.data))
-        return Prepared(told.text, (image,), told.about)
+        return PreparedMessage(told.text, (image,), told.details)
 
-    def _with_text(self, message: Inbound, mime: str, data: bytes) -> Prepared:
+    def _with_text(self, message: ReceivedMessage, mime: str, data: bytes) -> PreparedMessage:
         text = data.decode("utf-8", "replace").replace("\0", "")
         shown = text[: self.most_characters]
         cut = f" Only its first {len(shown)} characters are shown." if len(shown) < len(text) else ""
         told = self._told(message, mime, f"Its text follows.{cut}", len(data))
-        return Prepared(f"{told.text}\n{shown}", about=told.about)
+        return PreparedMessage(f"{told.text}\n{shown}", details=told.details)
 
-    def _told(self, message: Inbound, mime: str, what: str, size: int = 0) -> Prepared:
-        attached = message.about["attachment"]
-        name = "a voice message" if attached["voice"] else _NAMES.get(message.about["kind"], "a file")
+    def _told(self, message: ReceivedMessage, mime: str, what: str, size: int = 0) -> PreparedMessage:
+        attached = message.details["attachment"]
+        name = "a voice message" if attached["voice"] else _NAMES.get(message.details["kind"], "a file")
         details = ", ".join(filter(None, (attached["filename"], mime, f"{size} bytes" if size else "")))
         note = f"[The user sent {name}{f' ({details})' if details else ''}. {what}]"
-        caption = message.about.get("caption", "")
+        caption = message.details.get("caption", "")
         seen: JsonObject = {**attached, "bytes": size, "available": bool(size), "note": what}
         del seen["id"]  # of no use to anybody without the access token
-        about = {**message.about, "attachment": seen}
-        return Prepared(f"{note}\n{caption}" if caption else note, about=about)
+        about = {**message.details, "attachment": seen}
+        return PreparedMessage(f"{note}\n{caption}" if caption else note, details=about)
 
-    async def _fetched(self, id: str) -> Fetched:
+    async def _fetched(self, id: str) -> FetchedFile:
         try:
             return await self.fetch(id)
         except AnswerTooLarge:
             return self.too_large()
         except (NetError, ChannelError) as error:
             log.warning("media_unavailable", error=str(error))
-            return Fetched(missing="It could not be fetched.")
+            return FetchedFile(missing="It could not be fetched.")
 
-    def too_large(self) -> Fetched:
-        return Fetched(missing=f"It is larger than {self.most_bytes} bytes and was not fetched.")
+    def too_large(self) -> FetchedFile:
+        return FetchedFile(missing=f"It is larger than {self.most_bytes} bytes and was not fetched.")
 
 
-def answered(answer: Answer) -> Fetched:
+def file_of(answer: HttpResponse) -> FetchedFile:
     """Raises: ChannelError: the file is not there."""
     if answer.status != 200:
         raise ChannelError(f"A media file was answered with {answer.status}.")
-    return Fetched(answer.body)
+    return FetchedFile(answer.body)

@@ -7,55 +7,55 @@ from contextlib import suppress
 
 import orjson
 
-from astromesh.cli.output import note, write
+from astromesh.cli.terminal import note, write
 from astromesh.runtime.records import RunAnswer
 from astromesh.types import Event, JsonObject
 
 #: characters of a tool's arguments that are shown
-_SHOWN = 200
+_MAX_ARGUMENTS = 200
 
 
-class _Printing:
+class _EventPrinter:
     """An EventSink. What cannot be printed ends no run: from there on it is silent, until `finish`."""
 
     wants_deltas = True
 
     def __init__(self) -> None:
-        self._cannot: OSError | None = None
+        self._write_error: OSError | None = None
 
     def send(self, event: Event) -> None:
-        if self._cannot is None:
+        if self._write_error is None:
             try:
                 self._print(event)
             except OSError as error:
-                self._cannot = error
+                self._write_error = error
 
     def finish(self, response: str = "") -> None:
         """Raises OSError where not all could be printed."""
-        if self._cannot is not None:
-            raise self._cannot
+        if self._write_error is not None:
+            raise self._write_error
 
     def _print(self, event: Event) -> None:
         raise NotImplementedError
 
 
-class Printer(_Printing):
+class Printer(_EventPrinter):
     """For people. `finish` completes the answer where it did not come piece by piece."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._said = ""
+        self._printed = ""
         self._tools: dict[str, str] = {}
-        self._on: dict[str, Callable[[JsonObject], None]] = {
-            "model.started": lambda _: self._break(),
-            "model.restarted": lambda _: self._break(),  # what it has said so far is void: it begins anew
+        self._handlers: dict[str, Callable[[JsonObject], None]] = {
+            "model.started": lambda _: self._end_line(),
+            "model.restarted": lambda _: self._end_line(),  # what it has said so far is void: it begins anew
             "model.delta": self._delta,
             "tool.started": self._tool_started,
             "tool.finished": self._tool_finished,
         }
 
     def _print(self, event: Event) -> None:
-        handle = self._on.get(event.type)
+        handle = self._handlers.get(event.type)
         if handle is not None:
             handle(event.data)
 
@@ -66,19 +66,19 @@ class Printer(_Printing):
             OSError: not all could be printed.
         """
         super().finish(response)
-        if self._said != response:
-            self._break()
+        if self._printed != response:
+            self._end_line()
             write(response)
-            self._said = response
-        self._break()
+            self._printed = response
+        self._end_line()
 
     def _delta(self, data: JsonObject) -> None:
         if data["role"] == "assistant":
-            self._said += data["content"]
+            self._printed += data["content"]
             write(data["content"])
 
     def _tool_started(self, data: JsonObject) -> None:
-        self._break()
+        self._end_line()
         self._tools[data["id"]] = data["name"]
         note(f"  → {data['name']} {_short(data['arguments'])}")
 
@@ -89,14 +89,14 @@ class Printer(_Printing):
         else:
             note(f"  ← {name} failed: {data.get('error') or 'error'}", "red")
 
-    def _break(self) -> None:
+    def _end_line(self) -> None:
         """What follows stands on a line of its own: the text so far belongs to a step that is over."""
-        if self._said and not self._said.endswith("\n"):
+        if self._printed and not self._printed.endswith("\n"):
             write("\n")
-        self._said = ""
+        self._printed = ""
 
 
-class Events(_Printing):
+class JsonEvents(_EventPrinter):
     """Prints each event as a line of JSON, as `GET /v1/runs/{id}/events` would send it."""
 
     def _print(self, event: Event) -> None:
@@ -104,7 +104,7 @@ class Events(_Printing):
         print(orjson.dumps(line).decode(), flush=True)
 
 
-def tell_of_fallback(answer: RunAnswer) -> None:
+def print_fallback(answer: RunAnswer) -> None:
     """Beside an answer: that models before the one that gave it have failed, or were left alone."""
     failed = dict.fromkeys(_attempt(one) for one in answer.metadata.get("attempts", ()))
     if not failed:
@@ -121,4 +121,4 @@ def _attempt(line: JsonObject) -> str:
 
 def _short(arguments: object) -> str:
     text = arguments if isinstance(arguments, str) else orjson.dumps(arguments).decode()
-    return text if len(text) <= _SHOWN else text[:_SHOWN] + " …"
+    return text if len(text) <= _MAX_ARGUMENTS else text[:_MAX_ARGUMENTS] + " …"

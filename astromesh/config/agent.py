@@ -1,4 +1,4 @@
-"""agents/*.agent.yaml, kind Agent."""
+"""agents/*.agent.yaml, kind Agent, and graphs/*.graph.yaml, kind Graph."""
 
 from __future__ import annotations
 
@@ -7,10 +7,20 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, PrivateAttr, Tag
 
-from astromesh.config.fields import Amount, Block, Count, JsonMap, Ratio, Record, Seconds, ToolName
-from astromesh.config.head import Manifest, NamedMetadata
-from astromesh.config.models import Embeddings, ModelBlock, ModelSpec
-from astromesh.config.providers import Strategy
+from astromesh.config.providers import Embeddings, ModelBlock, ModelSpec, Strategy
+from astromesh.config.records import (
+    Amount,
+    Block,
+    Count,
+    JsonMap,
+    Manifest,
+    Metadata,
+    NamedMetadata,
+    Ratio,
+    Record,
+    Seconds,
+    ToolName,
+)
 from astromesh.types import Effect
 
 Stream = Literal["token", "sentence", "final"]
@@ -22,8 +32,6 @@ class Identity(Record):
 
 
 # -- models ------------------------------------------------------------------------------------------------
-
-
 class Routing(Record):
     strategy: Strategy | None = Field(None, description="Absent: routing.default_strategy of providers.yaml.")
 
@@ -32,7 +40,7 @@ def _one_or_list(value: Any) -> str:
     return "one" if isinstance(value, dict | ModelSpec) else "list"
 
 
-#: told apart before they are validated, so that a fault is told once
+#: distinguished before validation, so that a fault is reported once
 OneOrMore = Annotated[
     Annotated[ModelSpec, Tag("one")] | Annotated[tuple[ModelSpec, ...], Tag("list")],
     Discriminator(_one_or_list),
@@ -47,16 +55,16 @@ class RoleModel(Record):
     routing: Routing = Routing.empty()
 
     def specs(self) -> tuple[ModelSpec, ...]:
-        """Primary, then fallbacks, as written."""
+        """Returns primary and fallbacks as written."""
         more = (self.fallback,) if isinstance(self.fallback, ModelSpec) else self.fallback
         return (self.primary, *more)
 
     def blocks(self) -> tuple[ModelBlock, ...]:
-        """Primary, then fallbacks, resolved, skipped ones too."""
+        """Returns primary and fallbacks, resolved, including skipped ones."""
         return tuple(spec.block for spec in self.specs())
 
     def usable(self) -> tuple[ModelBlock, ...]:
-        """Those that are not skipped."""
+        """Returns the blocks that are not skipped."""
         return tuple(block for block in self.blocks() if not block.skipped)
 
 
@@ -66,21 +74,19 @@ class AgentModel(RoleModel):
     )
 
     def sets(self) -> Iterator[tuple[str, RoleModel]]:
-        """Every role with its models; the main one has the empty name."""
+        """Yields every role with its models; the main one has the empty name."""
         yield "", self
         yield from self.roles.items()
 
 
 # -- prompts, orchestration, tools -------------------------------------------------------------------------
-
-
 class Prompts(Record):
     system: str = Field("", description="Jinja2 template of the system message.")
     variables: JsonMap = Field(default_factory=dict, description="More template variables.")
 
 
 class Orchestration(Block):
-    """Other keys belong to the pattern; they may also stand in a mapping under the pattern's name."""
+    """Other keys belong to the pattern; they may also be in a mapping with the pattern's name."""
 
     pattern: str = Field("react", min_length=1, description="Name of the pattern.")
     max_iterations: Count | None = Field(
@@ -95,17 +101,17 @@ class RateLimit(Record):
 
 
 class ApprovalRule(Record):
-    """A call is put to a person where both hold; one that is not written holds. One that fails holds too."""
+    """A person approves a call where all written conditions hold. A condition that raises an error holds."""
 
     when: str | None = Field(
         None, min_length=1,
         description="Jinja expression over the call's arguments by their names, e.g. `amount > 100`.",
     )  # fmt: skip
-    arguments: JsonMap | None = Field(None, description="JSON Schema that the call's arguments fit.")
+    arguments: JsonMap | None = Field(None, description="JSON Schema that the call's arguments must match.")
 
 
-#: what a tool of this type does to the world unless it says otherwise (api.md section 4)
-EFFECTS: dict[str, Effect] = {
+#: default effect of each type of tool (docs/tools.md)
+DEFAULT_EFFECTS: dict[str, Effect] = {
     "internal": "read",
     "rag": "read",
     "webhook": "external",
@@ -119,14 +125,14 @@ class ToolBlock(Block):
 
     name: ToolName = Field(description="The name that the model sees.")
     type: str = Field(min_length=1, description="Kind of tool: internal, webhook, rag, mcp, agent …")
-    description: str = Field("", description="What the model is told; empty: the tool's own.")
+    description: str = Field("", description="Description for the model; empty: the tool's own.")
     parameters: JsonMap | None = Field(None, description="JSON Schema of the arguments, type: object.")
     effect: Effect | None = Field(
-        None, description="What it does to the world; absent: read for internal and rag, external for others."
+        None, description="Effect on the world; absent: read for internal and rag, external for others."
     )
     idempotency: Literal["none", "key"] = Field("none", description="key: calls carry an idempotency key.")
     approval: Literal["none", "required"] | ApprovalRule = Field(
-        "none", description="required: a person approves each call; a rule: those calls that it names."
+        "none", description="required: a person approves each call; a rule: the calls that match it."
     )
     timeout_seconds: Seconds | None = Field(
         None,
@@ -134,32 +140,34 @@ class ToolBlock(Block):
         "an MCP server what mcp.yaml says.",
     )
     rate_limit: RateLimit | None = Field(None, description="Per agent; absent: none.")
-    max_result_tokens: Count | None = Field(None, description="Longer results are cut with a note.")
+    max_result_tokens: Count | None = Field(None, description="Longer results are truncated with a note.")
     trusted: bool | None = Field(
         None,
-        description="Whether its answers may be believed; absent: true for agent, current_time, calculator "
+        description="Whether its results are trusted; absent: true for agent, current_time, calculator "
         "and write_file, false for others.",
     )
 
     @property
     def effective_effect(self) -> Effect | None:
-        """As written, else the default of its type; None leaves it to the tool."""
-        return self.effect or EFFECTS.get(self.type)
+        """The effect as written, else the default of its type; None leaves it to the tool."""
+        return self.effect or DEFAULT_EFFECTS.get(self.type)
 
     @property
     def deadline_seconds(self) -> float | None:
-        """Seconds one call may take; None: what stands behind the tool knows, or the run's own deadline."""
+        """Seconds that one call may take; None: the MCP server's limit or the run's deadline."""
         return self.timeout_seconds or (None if self.type in ("agent", "mcp") else 30.0)
 
 
 # -- memory ------------------------------------------------------------------------------------------------
-
-
 class Conversational(Block):
     """Other keys belong to the strategy and to the backend."""
 
     backend: str = Field(min_length=1, description="Name of the conversation store.")
-    strategy: str = Field("sliding_window", min_length=1, description="What part of the history a run sees.")
+    strategy: str = Field(
+        "sliding_window",
+        min_length=1,
+        description="Memory strategy: the part of the history that a run sees.",
+    )
     ttl: Count | None = Field(None, description="Seconds after the last turn until a session is deleted.")
 
     _strategy_options: Any = PrivateAttr(default=None)
@@ -170,7 +178,7 @@ class Conversational(Block):
         return self._strategy_options
 
     def bind_strategy(self, options: Any) -> None:
-        """Called once, at load."""
+        """Stores the value; called once, at load."""
         self._strategy_options = options
 
 
@@ -180,8 +188,8 @@ class Semantic(Block):
     backend: str = Field(min_length=1, description="Name of the semantic store.")
     embeddings: Embeddings | None = Field(None, description="Absent: search by words only.")
     top_k: Count = Field(5, description="How many passages are recalled.")
-    similarity_threshold: Ratio = Field(0.0, description="Least score of a passage.")
-    auto_index: bool = Field(False, description="Whether answers are stored, too.")
+    similarity_threshold: Ratio = Field(0.0, description="Minimum score of a passage.")
+    auto_index: bool = Field(False, description="Whether answers are stored as well.")
 
 
 class Episodic(Block):
@@ -192,23 +200,23 @@ class Episodic(Block):
 
 
 class Memory(Record):
-    conversational: Conversational | None = Field(None, description="Absent: every run starts anew.")
+    conversational: Conversational | None = Field(
+        None, description="Absent: every run starts without history."
+    )
     semantic: Semantic | None = None
     episodic: Episodic | None = None
 
 
 # -- policy ------------------------------------------------------------------------------------------------
-
-
-class Rule(Block):
+class GuardrailRule(Block):
     """Other keys belong to the rule's type."""
 
     type: str = Field(min_length=1, description="Name of the guardrail.")
 
 
 class Guardrails(Record):
-    input: tuple[Rule, ...] = Field((), description="In this order, on the query.")
-    output: tuple[Rule, ...] = Field((), description="In this order, on the answer.")
+    input: tuple[GuardrailRule, ...] = Field((), description="Applied to the query in this order.")
+    output: tuple[GuardrailRule, ...] = Field((), description="Applied to the answer in this order.")
 
 
 class Permissions(Record):
@@ -228,40 +236,38 @@ class Budget(Record):
     tokens: Count | None = Field(None, description="Input and output tokens.")
     cost_usd: Amount | None = Field(None, description="US dollars.")
     tool_calls: Count | None = Field(None, description="Tool calls.")
-    wall_seconds: Seconds | None = Field(None, description="Seconds that runs take.")
+    wall_seconds: Seconds | None = Field(None, description="Seconds of run time.")
 
     def caps(self) -> dict[str, float]:
-        """For `RunLedger`: only what is bounded."""
+        """Returns the limits that are set, for `RunLedger`."""
         return {key: value for key, value in self if value is not None}
 
 
 class Budgets(Record):
-    per_run: Budget = Field(Budget.empty(), description="What one run may spend, with all that it starts.")
-    per_session: Budget = Field(Budget.empty(), description="What all runs of a session may spend together.")
+    per_run: Budget = Field(Budget.empty(), description="Limits of one run, including runs that it starts.")
+    per_session: Budget = Field(Budget.empty(), description="Limits of all runs of a session together.")
     per_principal_daily: Budget = Field(
-        Budget.empty(), description="What all runs of one principal may spend on one day (UTC)."
+        Budget.empty(), description="Limits of all runs of one principal on one day (UTC)."
     )
 
 
 class Sessions(Record):
     concurrency: Literal["enqueue", "reject", "interrupt", "merge"] = Field(
-        "enqueue", description="What happens to a message while another of its session is answered."
+        "enqueue", description="How a message is handled while another run of its session is active."
     )
-    queue_timeout_seconds: Seconds = Field(60.0, description="How long enqueue waits.")
+    queue_timeout_seconds: Seconds = Field(60.0, description="Seconds that enqueue waits.")
     merge_window_ms: Count = Field(500, description="Messages within this time are merged.")
 
 
 class Queue(Record):
-    """The agent's own line, beside those of its sessions."""
+    """The queue of the agent, beside those of its sessions."""
 
-    priority: int = Field(
-        0, ge=-1000, le=1000, description="Of durable runs that wait, those of lower numbers begin first."
-    )
+    priority: int = Field(0, ge=-1000, le=1000, description="Durable runs with lower numbers start first.")
     max_running: Count | None = Field(
         None,
-        description="Runs that go on at once: durable ones over all workers, others in each process.",
+        description="Active runs at once: durable ones over all workers, others in each process.",
     )
-    max_queued: Count = Field(10_000, description="Runs that wait to begin; further ones get 503 overloaded.")
+    max_queued: Count = Field(10_000, description="Runs that wait to start; further ones get 503 overloaded.")
 
 
 class AgentSpec(Record):
@@ -277,10 +283,10 @@ class AgentSpec(Record):
     sessions: Sessions = Sessions.empty()
     queue: Queue = Queue.empty()
     stream: Stream | None = Field(
-        None, description="When text is released; absent: token, or final where a rule needs the whole text."
+        None, description="When text is sent; absent: token, or final where a rule needs the whole text."
     )
     on_disconnect: Literal["continue", "cancel"] | None = Field(
-        None, description="Absent: synchronous runs are cancelled, durable ones go on."
+        None, description="Absent: synchronous runs are cancelled, durable ones continue."
     )
     output_schema: JsonMap | None = Field(None, description="JSON Schema of the answer.")
 
@@ -290,7 +296,7 @@ class AgentManifest(Manifest):
     metadata: NamedMetadata
     spec: AgentSpec
 
-    _released: Stream = PrivateAttr(default="token")
+    _effective_stream: Stream = PrivateAttr(default="token")
 
     @property
     def name(self) -> str:
@@ -298,9 +304,23 @@ class AgentManifest(Manifest):
 
     @property
     def stream(self) -> Stream:
-        """How text is released: as written, else token, or final where a rule needs the whole text."""
-        return self._released
+        """How text is streamed: as written, else token, or final where a rule needs the whole text."""
+        return self._effective_stream
 
     def release(self, stream: Stream) -> None:
-        """Called once, at load."""
-        self._released = stream
+        """Stores the value; called once, at load."""
+        self._effective_stream = stream
+
+
+# -- graphs; the spec is the graph engine's own form (`PromptGraph.from_config`) -----------------------------
+
+
+class GraphManifest(Manifest):
+    kind: Literal["Graph"]
+    metadata: Metadata = Metadata.empty()
+    spec: JsonMap = Field(description="The graph, as PromptGraph.to_config writes it.")
+
+    @property
+    def name(self) -> str:
+        """metadata.name, else NAME of the file NAME.graph.yaml."""
+        return self.metadata.name or self.file.name.removesuffix(".graph.yaml")

@@ -1,4 +1,4 @@
-"""Plugin blocks: each is validated by the plugin's own `Options`, at the place where it stands."""
+"""Plugin blocks: validates each with the plugin's own `Options` and reports faults at its place."""
 
 from __future__ import annotations
 
@@ -8,33 +8,31 @@ from typing import NamedTuple
 
 from pydantic import BaseModel
 
-from astromesh.config import branching, endpoints
+from astromesh.config import endpoints
 from astromesh.config.agent import (
     AgentManifest,
     AgentModel,
     AgentSpec,
     Conversational,
+    GuardrailRule,
     Memory,
     Orchestration,
     RoleModel,
-    Rule,
 )
-from astromesh.config.channels import ChannelBlock
-from astromesh.config.endpoints import KEYS, PlacedEntry
-from astromesh.config.fields import Block
-from astromesh.config.keys import did_you_mean, keys_of, listed, takes
-from astromesh.config.loader import fault
-from astromesh.config.models import ModelBlock, ModelSpec
-from astromesh.config.nodes import Node, Steps
-from astromesh.config.providers import ProviderEntry
+from astromesh.config.base import Node, OptionsResolver, Steps
+from astromesh.config.connections import ChannelBlock
+from astromesh.config.endpoints import KEY_SOURCES, ProviderEntryNode
+from astromesh.config.keys import accepts_key, did_you_mean, keys_of, list_known
+from astromesh.config.parser import manifest_fault
+from astromesh.config.providers import ModelBlock, ModelSpec, ProviderEntry
 from astromesh.config.rag import RAGSpec
-from astromesh.config.seams import OptionsResolver
-from astromesh.config.validation import validate
+from astromesh.config.records import Block
+from astromesh.config.validation import MISSING, validate
 from astromesh.errors import ConfigError, InvalidManifest, UnknownPlugin
 
 
-class Given(NamedTuple):
-    """What binding needs to know.
+class BindingContext(NamedTuple):
+    """What binding depends on.
 
     Args:
         folder: the configuration's, where relative key files start.
@@ -45,18 +43,18 @@ class Given(NamedTuple):
     folder: Path
     env: Mapping[str, str]
     resolver: OptionsResolver | None = None
-    entries: Mapping[str, PlacedEntry] = {}
+    entries: Mapping[str, ProviderEntryNode] = {}
 
 
 class Binder:
-    """Binds the blocks of one file and keeps what is wrong with them.
+    """Binds the blocks of one file and collects their faults.
 
     Args:
         file, root: the file and its node, for the places of faults.
     """
 
-    def __init__(self, given: Given, file: Path, root: Node) -> None:
-        self._given = given
+    def __init__(self, context: BindingContext, file: Path, root: Node) -> None:
+        self._context = context
         self._file = file
         self._root = root
         self.faults: list[InvalidManifest] = []
@@ -65,7 +63,7 @@ class Binder:
     # -- files -----------------------------------------------------------------------------------------------
 
     def agent(self, manifest: AgentManifest) -> None:
-        """Every block of an agent."""
+        """Binds every block of an agent."""
         spec = manifest.spec
         for role, models in spec.model.sets():
             self._models(models, ("spec", "model", "roles", role) if role else ("spec", "model"))
@@ -77,7 +75,7 @@ class Binder:
         self._rules(spec.guardrails.output, ("spec", "guardrails", "output"))
 
     def pipeline(self, spec: RAGSpec) -> None:
-        """Every block of a RAG pipeline."""
+        """Binds every block of a RAG pipeline."""
         self._block(spec.chunking, "chunkers", "strategy", ("spec", "chunking"))
         self._block(spec.store, "vector_stores", "backend", ("spec", "store"))
         if spec.embeddings is not None:
@@ -86,82 +84,85 @@ class Binder:
             self._models(spec.retrieval.reranker, ("spec", "retrieval", "reranker"))
 
     def channel(self, name: str, block: ChannelBlock) -> None:
-        """A channel, whose plugin has its name."""
+        """Binds a channel, whose name is that of its plugin."""
         at = ("spec", "channels", name)
         options = self._options("channels", name, at)
         if options is not None:
             known = keys_of(ChannelBlock)
-            block.bind(self._validated(options, _own(self._node(at), known, options), at, known))
+            block.bind(self._validated(options, _plugin_keys(self._node(at), known, options), at, known))
 
     def entry(self, name: str, record: ProviderEntry) -> None:
-        """An entry of providers.yaml. What only a block says, its model for one, may be missing."""
+        """Binds an entry of providers.yaml.
+
+        Keys that only model blocks have, such as the model, may be missing.
+        """
         at = ("spec", "providers", name)
         node = self._node(at)
         self._check_key(node, at)
         options = self._options("providers", record.type, (*at, "type"))
         if options is None:
             return
-        self._refuse_without_effect(node, options, at, record.type)
+        self._reject_ignored_keys(node, options, at, record.type)
         checked = validate(
             options,
-            endpoints.given(node, options, name, "", endpoints.Key()),
+            endpoints.plugin_options(node, options, name, "", endpoints.ApiKey()),
             self._file,
             at,
             keys_of(ProviderEntry),
         )
-        self.faults += [found for found in checked.faults if found.message != "is missing"]
+        self.faults += [found for found in checked.faults if found.message != MISSING]
 
     # -- blocks ----------------------------------------------------------------------------------------------
 
     def _block(self, block: Block, group: str, key: str, at: Steps) -> None:
-        """A block whose plugin is named by one of its keys."""
+        """Binds a block, one of whose keys names its plugin."""
         options = self._options(group, getattr(block, key), (*at, key))
         if options is not None:
             known = keys_of(type(block))
-            block.bind(self._validated(options, _own(self._node(at), known, options), at, known))
+            block.bind(self._validated(options, _plugin_keys(self._node(at), known, options), at, known))
 
-    def _rules(self, rules: tuple[Rule, ...], at: Steps) -> None:
+    def _rules(self, rules: tuple[GuardrailRule, ...], at: Steps) -> None:
         for i, rule in enumerate(rules):
             self._block(rule, "guardrails", "type", (*at, i))
 
     def _pattern(self, spec: AgentSpec, at: Steps) -> None:
-        """The pattern's keys stand beside `pattern`, or in a mapping under its name."""
+        """Binds the pattern's keys, which are beside `pattern` or in a mapping with the pattern's name."""
         block = spec.orchestration
         name = block.pattern
         options = self._options("patterns", name, (*at, "pattern"))
         if options is None:
             return
         known = keys_of(Orchestration)
-        own = _own(self._node(at), known, options)
+        own = _plugin_keys(self._node(at), known, options)
         nested = own.get(name)
         if nested is None or name in keys_of(options) or not isinstance(nested.value, dict):
             own = self._branches(spec.model, own, at)
             block.bind(self._validated(options, own, at, known))
             return
-        beside = own.picked(key for key in own.entries if key != name)
+        beside = own.select(key for key in own.entries if key != name)
         for twice in nested.entries.keys() & beside.entries.keys():
-            self._fault(f"stands beside 'pattern: {name}' too", (*at, name, twice))
-        nested = self._branches(spec.model, nested.over(beside), (*at, name))
+            self._fault(f"is also set beside `pattern: {name}`", (*at, name, twice), "Remove one of them.")
+        nested = self._branches(spec.model, nested.merged_over(beside), (*at, name))
         block.bind(self._validated(options, nested, (*at, name), known))
 
     def _branches(self, models: AgentModel, own: Node, at: Steps) -> Node:
-        """A branch's own model becomes a role of the agent; the pattern is told that role."""
+        """Makes the model of a branch a role of the agent and passes that role to the pattern."""
         for i, branch in own.children("branches"):
             written = branch.get("model")
             if written is None or not written.value:
                 continue
             where: Steps = (*at, "branches", i, "model")
             if branch.get("role") is not None:
-                self._fault("stands beside role: a branch has one model", where, "remove one of them")
-            node = branching.as_block(written)
+                self._fault("conflicts with `role`; a branch has one model", where, "Remove one of them.")
+            node = endpoints.branch_model_block(written)
             checked = validate(ModelSpec, node, self._file, where)
             self.faults += checked.faults
             if checked.record is None:
                 continue
             self._model(checked.record, where, node=node)
-            role = branching.role_of(i)
+            role = endpoints.branch_role(i)
             models.roles[role] = RoleModel(primary=checked.record)
-            own = own.replaced(("branches", i), branching.told(branch, role, checked.record))
+            own = own.with_replaced(("branches", i), endpoints.branch_with_role(branch, role, checked.record))
         return own
 
     def _memory(self, memory: Memory, at: Steps) -> None:
@@ -175,7 +176,7 @@ class Binder:
             self._block(memory.episodic, "episodic_stores", "backend", (*at, "episodic"))
 
     def _conversational(self, block: Conversational, at: Steps) -> None:
-        """Two plugins in one block: each key goes to the one that declares it."""
+        """Binds a block of two plugins; each key goes to the plugin that declares it."""
         store = self._options("conversation_stores", block.backend, (*at, "backend"))
         strategy = self._options("memory_strategies", block.strategy, (*at, "strategy"))
         if store is None or strategy is None:
@@ -183,10 +184,10 @@ class Binder:
         node, known = self._node(at), keys_of(Conversational)
         everything = (*known, *keys_of(store), *keys_of(strategy))
         for key in node.entries:
-            if key not in known and not takes(store, str(key)) and not takes(strategy, str(key)):
+            if key not in known and not accepts_key(store, str(key)) and not accepts_key(strategy, str(key)):
                 self._unknown((*at, key), everything)
-        block.bind(self._validated(store, _taken(node, known, store), at))
-        block.bind_strategy(self._validated(strategy, _taken(node, known, strategy), at))
+        block.bind(self._validated(store, _keys_taken_by(node, known, store), at))
+        block.bind_strategy(self._validated(strategy, _keys_taken_by(node, known, strategy), at))
 
     # -- models ----------------------------------------------------------------------------------------------
 
@@ -199,66 +200,66 @@ class Binder:
             self._model(block, (*at, "fallback", i))
 
     def _model(self, spec: ModelSpec, at: Steps, group: str = "providers", node: Node | None = None) -> None:
-        """A model block, with what providers.yaml says about its provider.
+        """Binds a model block, merged with its provider's entry in providers.yaml.
 
         Args:
-            node: the block's, where it does not stand in the file as one.
+            node: of the block, where it is not a mapping in the file.
         """
-        entry = self._given.entries.get(spec.provider)
-        if entry is not None and not entry.typed:
+        entry = self._context.entries.get(spec.provider)
+        if entry is not None and not entry.has_type:
             return
         plugin = entry.record.type if entry else spec.provider
         node = node or self._node(at)
         self._check_key(node, at)
-        options = self._options(group, plugin, (*at, "provider"), also=self._given.entries)
+        options = self._options(group, plugin, (*at, "provider"), also=self._context.entries)
         if options is None:
             return
-        self._refuse_without_effect(node, options, at, plugin)
-        model = self._chosen(spec, entry, at) if group == "providers" else spec.model
-        both = endpoints.merged(node, entry, options)
-        key = endpoints.found_key(both, options, self._given.env, self._given.folder)
-        given = endpoints.given(both, options, spec.provider, model, key)
-        validated = self._validated(options, given, at, keys_of(ModelSpec))
+        self._reject_ignored_keys(node, options, at, plugin)
+        model = self._model_name(spec, entry, at) if group == "providers" else spec.model
+        both = endpoints.merge_entry(node, entry, options)
+        key = endpoints.find_key(both, options, self._context.env, self._context.folder)
+        values = endpoints.plugin_options(both, options, spec.provider, model, key)
+        validated = self._validated(options, values, at, keys_of(ModelSpec))
         if key.missing:
             self._warn(f"is skipped: {key.missing}", at)
         if validated is not None:
-            price, quality = endpoints.rank(spec, entry, model)
+            price, quality = endpoints.price_and_quality(spec, entry, model)
             spec.resolve(ModelBlock(spec.provider, plugin, model, validated, price, quality, key.missing))
 
-    def _chosen(self, spec: ModelSpec, entry: PlacedEntry | None, at: Steps) -> str:
+    def _model_name(self, spec: ModelSpec, entry: ProviderEntryNode | None, at: Steps) -> str:
         models = entry.record.models if entry else ()
         if spec.model and models and spec.model not in models:
-            hint = did_you_mean(spec.model, models) or f"there: {', '.join(models)}"
-            self._warn("is not among the models of providers.yaml", (*at, "model"), hint)
+            hint = did_you_mean(spec.model, models) or list_known(models)
+            self._warn(f"unknown model `{spec.model}`; it is not in providers.yaml", (*at, "model"), hint)
         return spec.model or (models[0] if models else "")
 
     def _check_key(self, node: Node, at: Steps) -> None:
-        named = [key for key in KEYS if key in node.entries]
+        named = [key for key in KEY_SOURCES if key in node.entries]
         for more in named[1:]:
-            self._fault(f"stands beside {named[0]}: a key comes from one place", (*at, more))
+            self._fault(f"conflicts with `{named[0]}`", (*at, more), "Remove one of them.")
         literal = node.get("api_key")
         if literal is not None and not literal.variables:
-            self._warn("a key stands in the file", (*at, "api_key"), "better: api_key_env or api_key_file")
+            self._warn("contains a key as plain text", (*at, "api_key"), "Use api_key_env or api_key_file.")
 
-    def _refuse_without_effect(self, node: Node, options: type[BaseModel], at: Steps, plugin: str) -> None:
-        for key in endpoints.without_effect(node, options):
-            self._fault(f"has no effect: {plugin!r} does not take it", (*at, key), "remove it")
+    def _reject_ignored_keys(self, node: Node, options: type[BaseModel], at: Steps, plugin: str) -> None:
+        for key in endpoints.ignored_keys(node, options):
+            self._fault(f"has no effect, because `{plugin}` does not accept it", (*at, key), "Remove it.")
 
-    # -- what they share -------------------------------------------------------------------------------------
+    # -- shared ----------------------------------------------------------------------------------------------
 
     def _node(self, at: Steps) -> Node:
         return self._root.get(*at) or Node({}, self._root.place_of(at))
 
     def _options(self, group: str, name: str, at: Steps, also: Iterable[str] = ()) -> type[BaseModel] | None:
-        resolver = self._given.resolver
-        if resolver is None or self._root.stood_in_for(at):
+        resolver = self._context.resolver
+        if resolver is None or self._root.has_placeholder(at):
             return None
         try:
             return resolver.options(group, name)
         except UnknownPlugin:
             known = sorted({*resolver.names(group), *also})
-            hint = did_you_mean(name, known) or listed(known)
-            self._fault(f"there is no {_SINGULAR[group]} {name!r}", at, hint)
+            hint = did_you_mean(name, known) or list_known(known)
+            self._fault(f"unknown {_GROUP_NOUNS[group]} `{name}`", at, hint)
         except ConfigError as error:
             self._fault(str(error), at)
         return None
@@ -276,18 +277,18 @@ class Binder:
         return record
 
     def _unknown(self, at: Steps, known: Iterable[str]) -> None:
-        hint = did_you_mean(str(at[-1]), known) or listed(known)
-        self._fault("is no known key", at, hint, key=True)
+        hint = did_you_mean(str(at[-1]), known) or list_known(known)
+        self._fault(f"unknown key `{at[-1]}`", at, hint, key=True)
 
     def _fault(self, message: str, at: Steps, hint: str = "", *, key: bool = False) -> None:
-        self.faults.append(fault(self._file, message, self._root.place_of(at, key=key), at, hint))
+        self.faults.append(manifest_fault(self._file, message, self._root.place_of(at, key=key), at, hint))
 
     def _warn(self, message: str, at: Steps, hint: str = "") -> None:
-        self.warnings.append(fault(self._file, message, self._root.place_of(at), at, hint))
+        self.warnings.append(manifest_fault(self._file, message, self._root.place_of(at), at, hint))
 
 
-#: what one plugin of a group is called in a sentence
-_SINGULAR = {
+#: group → noun for one of its plugins
+_GROUP_NOUNS = {
     "providers": "provider",
     "conversation_stores": "conversation store",
     "semantic_stores": "semantic store",
@@ -303,13 +304,13 @@ _SINGULAR = {
 }
 
 
-def _own(node: Node, known: Iterable[str], options: type[BaseModel]) -> Node:
-    """The keys that are the plugin's: those that the block does not declare, and those that both declare."""
+def _plugin_keys(node: Node, known: Iterable[str], options: type[BaseModel]) -> Node:
+    """Returns the keys of the plugin: those that the block does not declare, and those that both declare."""
     declared, wanted = set(known), set(keys_of(options))
-    return node.picked(key for key in node.entries if key not in declared or key in wanted)
+    return node.select(key for key in node.entries if key not in declared or key in wanted)
 
 
-def _taken(node: Node, known: Iterable[str], options: type[BaseModel]) -> Node:
-    """Of a block of two plugins, the keys that this one takes."""
+def _keys_taken_by(node: Node, known: Iterable[str], options: type[BaseModel]) -> Node:
+    """Returns the keys of a block of two plugins that this plugin accepts."""
     declared = set(known)
-    return node.picked(key for key in node.entries if key not in declared and takes(options, str(key)))
+    return node.select(key for key in node.entries if key not in declared and accepts_key(options, str(key)))

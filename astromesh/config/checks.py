@@ -1,4 +1,4 @@
-"""What only a look at the whole tells: names that exist, keys that contradict each other, templates …"""
+"""Checks across files: names that must exist, keys that conflict, templates, schemas, call cycles."""
 
 from __future__ import annotations
 
@@ -11,36 +11,35 @@ from typing import Any, NamedTuple
 import jsonschema_rs
 
 from astromesh.config.agent import AgentManifest, ApprovalRule, Stream, ToolBlock
-from astromesh.config.environment import shown
-from astromesh.config.fields import JsonMap
-from astromesh.config.keys import did_you_mean, listed
-from astromesh.config.mcp import MCPServer
-from astromesh.config.nodes import Node, Place, Steps
+from astromesh.config.base import GraphMention, Node, Place, Steps, TemplateCheck, Unsupported
+from astromesh.config.connections import MCPServer
+from astromesh.config.environment import displayable_name
+from astromesh.config.keys import did_you_mean, list_known
+from astromesh.config.records import JsonMap
 from astromesh.config.runtime import Auth
-from astromesh.config.seams import GraphMention, TemplateCheck, Unsupported
 
-#: patterns whose `max_iterations` is not the tool loop's: the engine's cap, or none at all
-ITERATIONS: Mapping[str, int | None] = {"graph": 50, "autonomous": 50, "reasoning": None}
-#: patterns of unbounded length: any text may turn out not to be the answer
-UNBOUNDED = frozenset({"autonomous"})
+#: patterns whose `max_iterations` is not that of the tool loop: the engine's cap, or none
+PATTERN_ITERATIONS: Mapping[str, int | None] = {"graph": 50, "autonomous": 50, "reasoning": None}
+#: patterns of unbounded length, which do not know which step is the last
+UNBOUNDED_PATTERNS = frozenset({"autonomous"})
 #: patterns that run other agents → the key that lists them
-CALLED: Mapping[str, str] = {"supervisor": "workers", "swarm": "agents"}
-#: roles that patterns ask for by themselves; without models of their own they have the main ones
-USUAL_ROLES = ("planner", "judge", "worker", "critic", "lightweight")
-#: keys of a server by transport: what it needs, what it cannot have
+AGENT_LISTS: Mapping[str, str] = {"supervisor": "workers", "swarm": "agents"}
+#: roles that patterns use by themselves; without their own models they use the main ones
+STANDARD_ROLES = ("planner", "judge", "worker", "critic", "lightweight")
+#: transport → required key of a server, keys that it must not have
 _TRANSPORTS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "http": ("url", ("command", "args", "env", "cwd")),
     "sse": ("url", ("command", "args", "env", "cwd")),
     "stdio": ("command", ("url", "headers", "forward_identity")),
 }
 #: bytes that a secret of HS256 must have (RFC 7518, 3.2)
-_MIN_SECRET = 32
+_MIN_SECRET_BYTES = 32
 
 Names = AbstractSet[str] | None
 
 
 class Finding(NamedTuple):
-    """What is wrong at a path of a file. `place` where it is not the path's own."""
+    """A fault at a path of a file. `place` where it is not that of the path."""
 
     steps: Steps
     message: str
@@ -48,8 +47,8 @@ class Finding(NamedTuple):
     place: Place | None = None
 
 
-class Known(NamedTuple):
-    """Names that exist beside the agent in question; `None` where a file that cannot be read may hold more.
+class KnownNames(NamedTuple):
+    """Names outside an agent's file; `None` where an unreadable file may define more.
 
     Args:
         broken: `RAG pipeline NAME`, `graph NAME` → the file with its faults.
@@ -65,13 +64,13 @@ class Known(NamedTuple):
 # -- agents --------------------------------------------------------------------------------------------------
 
 
-def agent(
-    manifest: AgentManifest, root: Node, written: Node, known: Known, check: TemplateCheck | None
+def check_agent(
+    manifest: AgentManifest, root: Node, written: Node, known: KnownNames, check: TemplateCheck | None
 ) -> Iterator[Finding]:
-    """What is wrong with an agent beyond its single keys.
+    """Checks an agent beyond its single keys.
 
     Args:
-        root: the document that the record was made from, with defaults and without what has faults.
+        root: the document of the record, with defaults and without invalid parts.
         written: the document as written.
     """
     yield from _tools(manifest, known)
@@ -83,49 +82,53 @@ def agent(
         yield from _templates(manifest, root, check)
 
 
-def _tools(manifest: AgentManifest, known: Known) -> Iterator[Finding]:
+def _tools(manifest: AgentManifest, known: KnownNames) -> Iterator[Finding]:
     seen: dict[str, int] = {}
     for i, tool in enumerate(manifest.spec.tools):
         at: Steps = ("spec", "tools", i)
         if tool.name in seen:
             yield Finding(
-                (*at, "name"), f"the tool {tool.name!r} is declared twice, first as tools[{seen[tool.name]}]"
+                (*at, "name"), f"duplicate tool `{tool.name}`, first declared as tools[{seen[tool.name]}]"
             )
         seen.setdefault(tool.name, i)
         yield from _references(tool, at, known)
 
 
-def _references(tool: ToolBlock, at: Steps, known: Known) -> Iterator[Finding]:
+def _references(tool: ToolBlock, at: Steps, known: KnownNames) -> Iterator[Finding]:
     match tool.type:
         case "rag":
-            yield from _exists(
-                tool.own("pipeline"), known.pipelines, "RAG pipeline", (*at, "pipeline"), known
+            yield from _check_name(
+                tool.plugin_value("pipeline"), known.pipelines, "RAG pipeline", (*at, "pipeline"), known
             )
         case "mcp":
-            yield from _of_several(tool, at)
-            yield from _exists(tool.own("server"), known.servers, "MCP server", (*at, "server"), known)
+            yield from _multi_tool_keys(tool, at)
+            yield from _check_name(
+                tool.plugin_value("server"), known.servers, "MCP server", (*at, "server"), known
+            )
         case "agent":
-            yield from _exists(tool.own("agent"), known.agents, "agent", (*at, "agent"), known)
+            yield from _check_name(tool.plugin_value("agent"), known.agents, "agent", (*at, "agent"), known)
 
 
-def _of_several(tool: ToolBlock, at: Steps) -> Iterator[Finding]:
-    """Keys that cannot hold for each of several tools."""
+def _multi_tool_keys(tool: ToolBlock, at: Steps) -> Iterator[Finding]:
+    """Yields keys that cannot apply to several tools."""
     for key in ("description", "parameters", "idempotency"):
         if key in tool.model_fields_set:
-            yield Finding((*at, key), "has no effect: the server's tools have their own", "remove it")
+            yield Finding(
+                (*at, key), "has no effect, because the server's tools have their own", "Remove it."
+            )
 
 
-def _exists(name: Any, names: Names, what: str, at: Steps, known: Known) -> Iterator[Finding]:
+def _check_name(name: Any, names: Names, what: str, at: Steps, known: KnownNames) -> Iterator[Finding]:
     if not isinstance(name, str):
         return
     if file := known.broken.get(f"{what} {name}"):
-        yield Finding(at, f"the {what} {name!r} has faults", f"see {file}")
+        yield Finding(at, f"the {what} `{name}` has faults", f"See {file}.")
     elif names is not None and name not in names:
-        yield Finding(at, f"there is no {what} {name!r}", did_you_mean(name, names) or listed(names))
+        yield Finding(at, f"unknown {what} `{name}`", did_you_mean(name, names) or list_known(names))
 
 
 def _permissions(manifest: AgentManifest, written: Node) -> Iterator[Finding]:
-    """An MCP tool may stand for many names, which are known only when its server was asked."""
+    """Checks lists of tools, unless the agent has MCP tools, whose names only their servers know."""
     tools = [tool for _, tool in written.children("spec", "tools")]
     declared = {tool.text("name") for tool in tools}
     if any(tool.text("type") == "mcp" for tool in tools):
@@ -136,88 +139,92 @@ def _permissions(manifest: AgentManifest, written: Node) -> Iterator[Finding]:
         for i, node in written.children(*steps):
             name = node.value
             if isinstance(name, str) and name not in declared:
-                hint = did_you_mean(name, declared) or listed(declared)
-                yield Finding((*steps, i), f"there is no tool {name!r} in spec.tools", hint)
+                hint = did_you_mean(name, declared) or list_known(declared)
+                yield Finding((*steps, i), f"unknown tool `{name}`; it is not in spec.tools", hint)
 
 
-def _orchestration(manifest: AgentManifest, root: Node, known: Known) -> Iterator[Finding]:
+def _orchestration(manifest: AgentManifest, root: Node, known: KnownNames) -> Iterator[Finding]:
     block, at = manifest.spec.orchestration, ("spec", "orchestration")
     if block.pattern == "reasoning" and root.get(*at, "max_iterations") is not None:
-        yield Finding((*at, "max_iterations"), "the pattern reasoning is bound by its budgets", "remove it")
+        yield Finding((*at, "max_iterations"), "has no effect with the pattern reasoning", "Use its budgets.")
     if block.pattern == "graph":
-        yield from _exists(block.own("graph"), known.graphs, "graph", (*at, "graph"), known)
+        yield from _check_name(block.plugin_value("graph"), known.graphs, "graph", (*at, "graph"), known)
     if block.pattern == "swarm" and manifest.spec.tools:
         yield Finding(
-            ("spec", "tools"), "has no effect: the agents of a swarm use their own tools", "remove it"
+            ("spec", "tools"),
+            "has no effect, because the agents of a swarm use their own tools",
+            "Remove it.",
         )
     yield from _roles(manifest, root)
-    key = CALLED.get(block.pattern)
+    key = AGENT_LISTS.get(block.pattern)
     for steps in ((*at, key), (*at, block.pattern, key)) if key else ():
         for i, node in root.children(*steps):
-            yield from _exists(node.value, known.agents, "agent", (*steps, i), known)
+            yield from _check_name(node.value, known.agents, "agent", (*steps, i), known)
 
 
 def _roles(manifest: AgentManifest, root: Node) -> Iterator[Finding]:
-    """Roles of branches and stages: the agent's own, or the usual ones, which may be without models."""
+    """Checks the roles of branches and stages. The standard roles need no models."""
     block, at = manifest.spec.orchestration, ("spec", "orchestration")
-    known = {*USUAL_ROLES, *manifest.spec.model.roles}
+    known = {*STANDARD_ROLES, *manifest.spec.model.roles}
     for key in ("branches", "stages"):
         for steps in ((*at, key), (*at, block.pattern, key)):
             for i, part in root.children(*steps):
                 role = part.text("role")
                 if role and role not in known:
-                    hint = did_you_mean(role, known) or listed(known)
-                    yield Finding((*steps, i, "role"), f"there is no role {role!r} in spec.model.roles", hint)
+                    hint = did_you_mean(role, known) or list_known(known)
+                    yield Finding(
+                        (*steps, i, "role"), f"unknown role `{role}`; it is not in spec.model.roles", hint
+                    )
 
 
-def graph_needs(
+def check_graph_requirements(
     manifest: AgentManifest, graph: str, mentions: Iterable[tuple[GraphMention, str]]
 ) -> Iterator[Finding]:
-    """Tools and roles that the agent's graph names and the agent does not have.
+    """Yields tools and roles that an agent's graph uses and the agent does not declare.
 
     Args:
-        mentions: each with where it stands, `FILE:LINE:COLUMN`.
+        mentions: each with its place, `FILE:LINE:COLUMN`.
     """
     tools = (
         None if any(t.type == "mcp" for t in manifest.spec.tools) else {t.name for t in manifest.spec.tools}
     )
     known: Mapping[str, tuple[Names, str]] = {
         "tool": (tools, "spec.tools"),
-        "role": ({*USUAL_ROLES, *manifest.spec.model.roles}, "spec.model.roles"),
+        "role": ({*STANDARD_ROLES, *manifest.spec.model.roles}, "spec.model.roles"),
     }
     for mention, where in mentions:
         names, place = known[mention.what]
         if names is not None and mention.name not in names:
-            hint = did_you_mean(mention.name, names) or listed(names)
-            message = f"the graph {graph!r} names the {mention.what} {mention.name!r} ({where})"
+            hint = did_you_mean(mention.name, names) or list_known(names)
+            message = f"the graph `{graph}` uses the {mention.what} `{mention.name}` ({where})"
             yield Finding(("spec", "orchestration", "graph"), f"{message}, which is not in {place}", hint)
 
 
 def _stream(manifest: AgentManifest) -> Iterator[Finding]:
     written = manifest.spec.stream
-    reason = _needs_the_whole(manifest)
+    reason = _whole_text_reason(manifest)
     if reason and written in ("token", "sentence"):
         yield Finding(("spec", "stream"), f"must be final: {reason}")
 
 
-def released(manifest: AgentManifest) -> Stream:
-    """How an agent's text is released."""
-    return manifest.spec.stream or ("final" if _needs_the_whole(manifest) else "token")
+def effective_stream(manifest: AgentManifest) -> Stream:
+    """Returns how an agent's text is streamed."""
+    return manifest.spec.stream or ("final" if _whole_text_reason(manifest) else "token")
 
 
-def _needs_the_whole(manifest: AgentManifest) -> str:
-    """Why text may leave only at the end, or nothing.
+def _whole_text_reason(manifest: AgentManifest) -> str:
+    """Returns why text may be sent only at the end, or an empty text.
 
-    A rule's `Options` may say so by a property `needs_whole_text`; a rule that blocks always does.
+    An output rule needs the whole text unless the property `needs_whole_text` of its `Options` is false.
     """
     if manifest.spec.output_schema is not None:
         return "the answer is checked against output_schema"
-    if manifest.spec.orchestration.pattern in UNBOUNDED:
+    if manifest.spec.orchestration.pattern in UNBOUNDED_PATTERNS:
         return (
             f"the pattern {manifest.spec.orchestration.pattern} does not know which of its steps is the last"
         )
     for rule in manifest.spec.guardrails.output:
-        if rule.own("action") == "block" or getattr(rule.options, "needs_whole_text", False):
+        if rule.options is not None and getattr(rule.options, "needs_whole_text", True):
             return f"the output rule {rule.type} needs the whole text"
     return ""
 
@@ -233,17 +240,17 @@ def _schemas(manifest: AgentManifest) -> Iterator[Finding]:
         at: Steps = ("spec", "tools", i, "parameters")
         yield from _schema(tool.parameters, at)
         if tool.parameters.get("type") != "object":
-            yield Finding(at, "must have type: object, as arguments come by name")
+            yield Finding(at, "must have `type: object`, because arguments are passed by name")
 
 
 def _schema(schema: JsonMap, at: Steps) -> Iterator[Finding]:
     try:
-        # as it is compiled for a run: nothing is fetched, and patterns match in linear time
+        # as for a run: nothing is fetched, and patterns match in linear time
         jsonschema_rs.validator_for(schema, offline=True, pattern_options=jsonschema_rs.RegexOptions())
     except jsonschema_rs.ValidationError as error:
-        yield Finding((*at, *error.instance_path), f"is no JSON Schema: {error.message}")
+        yield Finding((*at, *error.instance_path), f"is not a valid JSON Schema: {error.message}")
     except jsonschema_rs.ReferencingError as error:
-        yield Finding(at, f"is no JSON Schema: {error}")
+        yield Finding(at, f"is not a valid JSON Schema: {error}")
 
 
 def _templates(manifest: AgentManifest, root: Node, check: TemplateCheck) -> Iterator[Finding]:
@@ -255,7 +262,7 @@ def _templates(manifest: AgentManifest, root: Node, check: TemplateCheck) -> Ite
             at = ("spec", "tools", i, "approval", "when")
             found = check("{{ " + tool.approval.when + " }}")
             for wrong in found.every() if found else ():
-                yield Finding(at, f"is no Jinja expression: {wrong.message}")
+                yield Finding(at, f"is not a valid Jinja expression: {wrong.message}")
 
 
 def _template(root: Node, at: Steps, check: TemplateCheck) -> Iterator[Finding]:
@@ -266,59 +273,59 @@ def _template(root: Node, at: Steps, check: TemplateCheck) -> Iterator[Finding]:
     for wrong in found.every() if found else ():
         place = Place(node.place.line + wrong.line, 1) if node.literal else node.place
         where = "" if node.literal or wrong.line == 1 else f" (line {wrong.line} of the text)"
-        yield Finding(at, f"is no Jinja template: {wrong.message}{where}", place=place)
+        yield Finding(at, f"is not a valid Jinja template: {wrong.message}{where}", place=place)
 
 
 # -- other files ---------------------------------------------------------------------------------------------
 
 
-def server(name: str, record: MCPServer) -> Iterator[Finding]:
-    """Keys that do not fit an MCP server's transport."""
+def check_mcp_server(name: str, record: MCPServer) -> Iterator[Finding]:
+    """Yields keys that do not fit an MCP server's transport."""
     at: Steps = ("spec", "servers", name)
     needed, foreign = _TRANSPORTS[record.transport]
     if not getattr(record, needed):
-        yield Finding((*at, needed), f"is missing: transport {record.transport} needs it")
+        yield Finding((*at, needed), f"required key is missing; transport {record.transport} needs it")
     for key in foreign:
         if key in record.model_fields_set:
-            yield Finding((*at, key), f"has no effect with transport {record.transport}", "remove it")
+            yield Finding((*at, key), f"has no effect with transport {record.transport}", "Remove it.")
 
 
-def authentication(auth: Auth, env: Mapping[str, str]) -> Iterator[Finding]:
-    """What tokens cannot be checked with, or what somebody may take for a protection that is none."""
+def check_authentication(auth: Auth, env: Mapping[str, str]) -> Iterator[Finding]:
+    """Yields settings that cannot verify tokens, or that look like a protection and have no effect."""
     at: Steps = ("spec", "auth", "jwt")
-    given = [key for key in ("issuer", "audience", "jwks_url", "secret_env") if getattr(auth.jwt, key)]
+    configured = [key for key in ("issuer", "audience", "jwks_url", "secret_env") if getattr(auth.jwt, key)]
     if auth.mode not in ("jwt", "both"):
-        for key in given:
-            yield Finding((*at, key), f"has no effect with mode: {auth.mode}", "mode: jwt or both")
+        for key in configured:
+            yield Finding((*at, key), f"has no effect with mode: {auth.mode}", "Use mode: jwt or both.")
         return
-    if not {"jwks_url", "secret_env"} & {*given}:
+    if not {"jwks_url", "secret_env"} & {*configured}:
         yield Finding(at, f"mode {auth.mode} needs jwks_url or secret_env")
     if auth.jwt.jwks_url:
         for key in ("issuer", "audience"):
-            if key not in given:
-                yield Finding((*at, key), "is missing: its issuer signs tokens for others, too")
+            if key not in configured:
+                yield Finding((*at, key), "required key is missing; the issuer signs tokens for others, too")
     if name := auth.jwt.secret_env:
-        yield from _secret(env.get(name, ""), shown(name, "secret_env"), (*at, "secret_env"))
+        yield from _secret(env.get(name, ""), displayable_name(name, "secret_env"), (*at, "secret_env"))
 
 
 def _secret(secret: str, name: str, at: Steps) -> Iterator[Finding]:
     size = len(secret.encode())
     if not size:
         yield Finding(at, f"{name} is not set")
-    elif size < _MIN_SECRET:
-        yield Finding(at, f"the secret in {name} has {size} bytes; HS256 needs {_MIN_SECRET} or more")
+    elif size < _MIN_SECRET_BYTES:
+        yield Finding(at, f"the secret in {name} has {size} bytes; HS256 needs at least {_MIN_SECRET_BYTES}")
 
 
-def circles(edges: Mapping[str, Iterable[str]]) -> Iterator[tuple[str, ...]]:
-    """Every circle of agents that call each other, `(a, b, a)`; each ends where it began."""
+def find_cycles(edges: Mapping[str, Iterable[str]]) -> Iterator[tuple[str, ...]]:
+    """Yields every cycle of agents that call each other as `(a, b, a)`."""
     left = {name: list(called) for name, called in edges.items()}
     while True:
         try:
             TopologicalSorter(left).prepare()
         except CycleError as error:
-            circle: list[str] = error.args[1][::-1]
-            yield tuple(circle)
-            left[circle[0]].remove(circle[1])
+            cycle: list[str] = error.args[1][::-1]
+            yield tuple(cycle)
+            left[cycle[0]].remove(cycle[1])
         else:
             return
 
@@ -326,19 +333,19 @@ def circles(edges: Mapping[str, Iterable[str]]) -> Iterator[tuple[str, ...]]:
 # -- not supported yet ---------------------------------------------------------------------------------------
 
 
-def unsupported(kind: str, root: Node, table: Unsupported) -> Iterator[Finding]:
-    """Keys that this runtime does not do yet."""
+def find_unsupported(kind: str, root: Node, table: Unsupported) -> Iterator[Finding]:
+    """Yields keys that this runtime does not support yet."""
     for pattern, sentence in table.items():
         path, _, value = pattern.partition("=")
         head, *steps = path.split(".")
         if head != kind:
             continue
         for found, node in _matches(root, steps):
-            if not value or fnmatchcase(_as_written(node.value), value):
+            if not value or fnmatchcase(_yaml_text(node.value), value):
                 yield Finding(found, sentence)
 
 
-def _as_written(value: Any) -> str:
+def _yaml_text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

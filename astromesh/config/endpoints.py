@@ -1,4 +1,4 @@
-"""Model blocks and entries of providers.yaml, merged; where the key comes from; what the plugin is given."""
+"""Model blocks merged with entries of providers.yaml: the API key and the options of the plugin."""
 
 from __future__ import annotations
 
@@ -8,63 +8,87 @@ from typing import NamedTuple
 
 from pydantic import BaseModel
 
-from astromesh.config.environment import shown
-from astromesh.config.keys import keys_of, takes
-from astromesh.config.models import ModelSpec, Price
-from astromesh.config.nodes import Node, made
-from astromesh.config.providers import ProviderEntry
+from astromesh.config.base import Node, node_from_value
+from astromesh.config.environment import displayable_name
+from astromesh.config.keys import accepts_key, keys_of
+from astromesh.config.providers import ModelSpec, Price, ProviderEntry
 
-#: the three ways to a key, of which a block names one
-KEYS = ("api_key", "api_key_env", "api_key_file")
-#: mappings of which block and entry may each say a part
-_UNITED = ("parameters", "prices", "quality")
+# -- branches of `parallel_fan_out` with their own model -----------------------------------------------------
 
 
-class PlacedEntry(NamedTuple):
+def branch_model_block(written: Node) -> Node:
+    """Returns the model block as written, or that of a name such as `openai/gpt-4o-mini`."""
+    if not isinstance(written.value, str):
+        return written
+    provider, _, model = written.value.partition("/")
+    block = node_from_value({"provider": provider, "model": model} if model else {"provider": provider})
+    for part in (block, *block.entries.values()):
+        part.place = written.place
+    return block
+
+
+def branch_role(branch: int | str) -> str:
+    """Returns the role of a branch's model; the brackets keep it apart from roles of users."""
+    return f"branches[{branch}]"
+
+
+def branch_with_role(branch: Node, role: str, model: ModelSpec) -> Node:
+    """Returns the branch with its role, and with the model's name instead of its block."""
+    name = f"{model.provider}/{model.model}" if model.model else model.provider
+    return branch.with_entry("model", node_from_value(name)).with_entry("role", node_from_value(role))
+
+
+#: the three sources of a key, of which a block names one
+KEY_SOURCES = ("api_key", "api_key_env", "api_key_file")
+#: mappings that block and entry merge key by key
+_MERGED_MAPPINGS = ("parameters", "prices", "quality")
+
+
+class ProviderEntryNode(NamedTuple):
     """An entry of providers.yaml with its node."""
 
     record: ProviderEntry
     node: Node
 
     @property
-    def typed(self) -> bool:
-        """Whether its file says which plugin it is; where it does not, that is told there."""
-        return not self.node.stood_in_for(("type",))
+    def has_type(self) -> bool:
+        """Whether its file names the plugin; a missing type is a fault of that file."""
+        return not self.node.has_placeholder(("type",))
 
 
-class Key(NamedTuple):
-    """An API key, empty where there is none; `missing` says why one that was asked for is not there."""
+class ApiKey(NamedTuple):
+    """An API key, or an empty one; `missing` says why a configured key could not be read."""
 
     text: str = ""
     missing: str = ""
 
 
-def merged(block: Node, entry: PlacedEntry | None, options: type[BaseModel]) -> Node:
-    """Both mappings as one; the block wins. What comes from the entry has no place in the block's file.
+def merge_entry(block: Node, entry: ProviderEntryNode | None, options: type[BaseModel]) -> Node:
+    """Merges both mappings; the block takes precedence. Values of the entry have no place in its file.
 
-    Keys that only the entry's provider takes do not reach an embedder of the same name.
+    Keys that only the entry's provider accepts do not reach an embedder of the same name.
     """
     if entry is None:
         return block
     common = keys_of(ProviderEntry)
-    base = entry.node.picked(
-        k for k in entry.node.entries if k in common or takes(options, str(k))
+    base = entry.node.select(
+        k for k in entry.node.entries if k in common or accepts_key(options, str(k))
     ).detached()
-    if any(key in block.entries for key in KEYS):
-        base = base.picked(key for key in base.entries if key not in KEYS)
-    both = block.over(base)
-    for key in _UNITED:
-        mine, theirs = block.get(key), base.get(key)
-        if mine is not None and theirs is not None:
-            both = both.replaced((key,), mine.over(theirs))
+    if any(key in block.entries for key in KEY_SOURCES):
+        base = base.select(key for key in base.entries if key not in KEY_SOURCES)
+    both = block.merged_over(base)
+    for key in _MERGED_MAPPINGS:
+        block_value, entry_value = block.get(key), base.get(key)
+        if block_value is not None and entry_value is not None:
+            both = both.with_replaced((key,), block_value.merged_over(entry_value))
     return both
 
 
-def found_key(block: Node, options: type[BaseModel], env: Mapping[str, str], folder: Path) -> Key:
-    """The API key of a merged block.
+def find_key(block: Node, options: type[BaseModel], env: Mapping[str, str], folder: Path) -> ApiKey:
+    """Reads the API key of a merged block.
 
     Args:
-        options: the plugin's; they may say which variable usually holds the key of the service itself.
+        options: the plugin's; they may name the usual variable of the service's key.
         folder: where a relative `api_key_file` starts.
     """
     written = block.get("api_key")
@@ -72,65 +96,67 @@ def found_key(block: Node, options: type[BaseModel], env: Mapping[str, str], fol
         return _key(block.text("api_key"), ", ".join(written.variables) or "api_key", "is empty")
     if file := block.text("api_key_file"):
         return _key_in_file(folder / file, file)
-    if name := block.text("api_key_env") or _usual_variable(block, options):
-        return _key(env.get(name, ""), shown(name, "api_key_env"), "is not set")
-    return Key()
+    if name := block.text("api_key_env") or _default_variable(block, options):
+        return _key(env.get(name, ""), displayable_name(name, "api_key_env"), "is not set")
+    return ApiKey()
 
 
-def _usual_variable(block: Node, options: type[BaseModel]) -> str:
-    """That of the service itself: other endpoints never get its key unasked."""
+def _default_variable(block: Node, options: type[BaseModel]) -> str:
+    """Returns the service's usual variable. Other endpoints must not get its key."""
     own = ("", *getattr(options, "usual_endpoints", ()))
     variable: str = getattr(options, "usual_variable", "")
     return variable if block.text("endpoint").rstrip("/") in own else ""
 
 
-def _key_in_file(path: Path, named: str) -> Key:
-    name = shown(named, "api_key_file", "file")
+def _key_in_file(path: Path, named: str) -> ApiKey:
+    name = displayable_name(named, "api_key_file", "file")
     where = f"the file {named}" if name == named else name
     try:
         text = path.read_text(encoding="utf-8")
-    except (OSError, ValueError):  # no UTF-8, or a name that no file has
-        return Key("", f"{where} cannot be read")
+    except (OSError, ValueError):  # not UTF-8, or not a valid file name
+        return ApiKey("", f"{where} cannot be read")
     return _key(text, where, "is empty")
 
 
-def _key(text: str, where: str, absent: str) -> Key:
-    """A key that no header can hold is none: a placeholder that was pasted, two lines for one."""
+def _key(text: str, where: str, absent: str) -> ApiKey:
+    """Checks a key: one that does not fit into a header is a placeholder or contains line breaks."""
     key = text.strip()
     if not key:
-        return Key("", f"{where} {absent}")
+        return ApiKey("", f"{where} {absent}")
     if not (key.isascii() and key.isprintable()):
-        return Key("", f"{where} holds characters that no key has (only printable ASCII fits)")
-    return Key(key)
+        return ApiKey("", f"{where} contains characters that no key has; only printable ASCII is allowed")
+    return ApiKey(key)
 
 
-def given(block: Node, options: type[BaseModel], provider: str, model: str, key: Key) -> Node:
-    """What the plugin gets of a merged block: its own keys, and the common ones that it declares."""
+def plugin_options(block: Node, options: type[BaseModel], provider: str, model: str, key: ApiKey) -> Node:
+    """Returns the plugin's part of a merged block: its own keys, and the common ones that it declares."""
     common = (*keys_of(ModelSpec), *keys_of(ProviderEntry))
     wanted = keys_of(options)
     taken = [k for k in block.entries if (k in wanted if k in common else True)]
     if key.text:
-        taken = [k for k in taken if k not in KEYS]
+        taken = [k for k in taken if k not in KEY_SOURCES]
     added = {"name": provider, "provider": provider, "model": model, "api_key": key.text}
     extra = {k: v for k, v in added.items() if v and k in wanted and k not in block.entries}
     if key.text and "api_key" in wanted:
         extra["api_key"] = key.text
-    return block.picked(taken).over(made(extra))
+    return block.select(taken).merged_over(node_from_value(extra))
 
 
-def without_effect(block: Node, options: type[BaseModel]) -> tuple[str, ...]:
-    """Keys as written that nobody would read, because the plugin does not take them."""
-    only = ("endpoint", "model", "parameters", "timeout", *KEYS)
-    reads = any(takes(options, key) for key in KEYS)
+def ignored_keys(block: Node, options: type[BaseModel]) -> tuple[str, ...]:
+    """Returns the keys of a block that the plugin does not accept."""
+    only = ("endpoint", "model", "parameters", "timeout", *KEY_SOURCES)
+    reads = any(accepts_key(options, key) for key in KEY_SOURCES)
     return tuple(
         key
         for key in only
-        if key in block.entries and not takes(options, key) and not (key in KEYS and reads)
+        if key in block.entries and not accepts_key(options, key) and not (key in KEY_SOURCES and reads)
     )
 
 
-def rank(spec: ModelSpec, entry: PlacedEntry | None, model: str) -> tuple[Price | None, float | None]:
-    """Price and quality of a model; the block's own word counts first."""
+def price_and_quality(
+    spec: ModelSpec, entry: ProviderEntryNode | None, model: str
+) -> tuple[Price | None, float | None]:
+    """Returns price and quality of a model; the block takes precedence over the entry."""
     theirs = entry.record if entry else None
     price = spec.prices.get(model) or (theirs.prices.get(model) if theirs else None)
     quality = spec.quality.get(model, theirs.quality.get(model) if theirs else None)

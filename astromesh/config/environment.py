@@ -1,4 +1,4 @@
-"""`${VAR}` and `${VAR:-default}` in values. What a variable holds is data: it never becomes YAML."""
+"""`${VAR}` and `${VAR:-default}` in values. The content of a variable is data and never becomes YAML."""
 
 from __future__ import annotations
 
@@ -8,42 +8,42 @@ from typing import Annotated, NamedTuple
 
 from pydantic import AfterValidator
 
-#: `$${` is a literal `${`; anything else behind `${` must be a name, with or without a default
+#: `$${` is a literal `${`; after any other `${` a name must follow, with or without a default
 _PATTERN = re.compile(r"\$\$\{|\$\{(?:([A-Za-z_][A-Za-z0-9_]*)(?::-([^{}]*))?\})?")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-#: words of names are shorter; keys that could be names (`gsk_…`, `hf_…`) have such a part
+#: parts of names are shorter; keys that look like names (`gsk_…`, `hf_…`) contain such a part
 _KEY_LIKE = re.compile(r"[A-Za-z0-9]{20}|^(?:sk|pk|rk)[-_]")
 #: characters that a value may grow to
 MAX_TEXT = 1_048_576
 
 
 class VariableFault(NamedTuple):
-    """What is wrong, and where in the text (an offset in characters)."""
+    """A fault of a variable and its offset in the text, in characters."""
 
     message: str
     offset: int
     hint: str = ""
 
 
-class Substituted(NamedTuple):
+class Substitution(NamedTuple):
     text: str
     variables: tuple[str, ...]
     faults: tuple[VariableFault, ...]
 
 
-def substitute(text: str, env: Mapping[str, str]) -> Substituted:
-    """Puts the variables' content in.
+def substitute(text: str, env: Mapping[str, str]) -> Substitution:
+    """Substitutes the variables of a text.
 
-    A variable that is unset is a fault unless it has a default; with one, an empty variable counts as unset.
+    An unset variable is a fault unless it has a default. With a default, an empty variable counts as unset.
     """
     if "${" not in text:
-        return Substituted(text, (), ())
+        return Substitution(text, (), ())
     parts: list[str] = []
     names: list[str] = []
     faults: list[VariableFault] = []
     end = size = 0
     for match in _PATTERN.finditer(text):
-        content = _content(match, env)
+        content = _variable_content(match, env)
         if isinstance(content, VariableFault):
             faults.append(content)
             content = ""
@@ -53,23 +53,25 @@ def substitute(text: str, env: Mapping[str, str]) -> Substituted:
         size += len(content)
         end = match.end()
         if size > MAX_TEXT:
-            faults.append(VariableFault(f"grows beyond {MAX_TEXT} characters", match.start()))
+            faults.append(
+                VariableFault(f"is longer than {MAX_TEXT} characters after substitution", match.start())
+            )
             break
-    return Substituted("".join((*parts, text[end:])), tuple(names), tuple(faults))
+    return Substitution("".join((*parts, text[end:])), tuple(names), tuple(faults))
 
 
-def _content(match: re.Match[str], env: Mapping[str, str]) -> str | VariableFault:
+def _variable_content(match: re.Match[str], env: Mapping[str, str]) -> str | VariableFault:
     name, default = match[1], match[2]
     if match[0] == "$${":
         return "${"
     if name is None:
-        message = "'${' must be followed by the name of a variable and '}'"
-        return VariableFault(message, match.start(), "write '$${' for a literal '${'")
+        message = "`${` must be followed by the name of a variable and `}`"
+        return VariableFault(message, match.start(), "Write `$${` for a literal `${`.")
     value = env.get(name)
     if default is not None and not value:
         return default
     if value is None:
-        hint = f"set it, or write ${{{name}:-default}}"
+        hint = f"Set it, or write `${{{name}:-default}}`."
         return VariableFault(f"the environment variable {name} is not set", match.start(), hint)
     if not _is_text(value):
         return VariableFault(f"the environment variable {name} is not UTF-8 text", match.start())
@@ -77,7 +79,7 @@ def _content(match: re.Match[str], env: Mapping[str, str]) -> str | VariableFaul
 
 
 def _is_text(value: str) -> bool:
-    """Bytes that are no UTF-8 come out of the environment as lone surrogates."""
+    """Returns whether a value is UTF-8: other bytes of the environment are read as lone surrogates."""
     try:
         value.encode()
     except UnicodeEncodeError:
@@ -85,18 +87,19 @@ def _is_text(value: str) -> bool:
     return True
 
 
-def variable(name: str) -> str:
-    """A variable's name (POSIX), or nothing. Raises ValueError without what was written: it may be a key."""
+def check_variable_name(name: str) -> str:
+    """Checks a variable's name (POSIX). Raises ValueError without the text itself, which may be a key."""
     if name and not _NAME.fullmatch(name):
         raise ValueError(
-            "looks like a key, and is no name of a variable: put it into a variable and write that one's name"
+            "looks like a key, not like the name of an environment variable. Put the key into a variable and "
+            "write the variable's name."
         )
     return name
 
 
-def shown(name: str, key: str, what: str = "variable") -> str:
-    """A variable's or file's name for a message, or which key names it where it may be the secret itself."""
+def displayable_name(name: str, key: str, what: str = "variable") -> str:
+    """Returns a variable's or file's name for a message, or which key names it where it may be a secret."""
     return f"the {what} that {key} names" if _KEY_LIKE.search(name) else name
 
 
-VariableName = Annotated[str, AfterValidator(variable)]
+VariableName = Annotated[str, AfterValidator(check_variable_name)]

@@ -1,4 +1,4 @@
-"""One file on its way from text to record, with all that is wrong with it."""
+"""One configuration file: from text to record, with all of its faults."""
 
 from __future__ import annotations
 
@@ -7,19 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from astromesh.config import checks
-from astromesh.config.agent import AgentManifest
-from astromesh.config.binding import Binder, Given
-from astromesh.config.channels import ChannelManifest
+from astromesh.config.agent import AgentManifest, GraphManifest
+from astromesh.config.base import Node, Place, Steps, Unsupported, node_from_value
+from astromesh.config.binding import Binder, BindingContext
 from astromesh.config.checks import Finding
-from astromesh.config.graph import GraphManifest
-from astromesh.config.head import Manifest
-from astromesh.config.loader import NO_NUMBERS, fault, read
-from astromesh.config.mcp import MCPManifest
-from astromesh.config.nodes import Node, Place, Steps, made
+from astromesh.config.connections import ChannelManifest, MCPManifest
+from astromesh.config.parser import NUMBER_FAULTS, manifest_fault, read_file
 from astromesh.config.providers import ProviderManifest
 from astromesh.config.rag import RAGManifest
+from astromesh.config.records import Manifest
 from astromesh.config.runtime import RuntimeManifest
-from astromesh.config.seams import Unsupported
 from astromesh.config.validation import salvage
 from astromesh.errors import InvalidManifest
 
@@ -35,35 +32,35 @@ KINDS: Mapping[str, type[Manifest]] = {
 }
 
 
-class File:
+class ConfigFile:
     """A file, its record and its faults.
 
     Args:
         kind: what it must be.
         path: where it is.
-        root: what it holds; its head where there is no such file.
+        root: its content; only the head where the file does not exist.
     """
 
     def __init__(self, kind: str, path: Path, root: Node, faults: Iterable[InvalidManifest] = ()) -> None:
         self.kind = kind
         self.path = path
-        #: as written; `_sound` is the part of it that the record was made from
+        #: as written; `_sound` is the valid part, from which the record was created
         self.root = self._sound = root
         self.faults: list[InvalidManifest] = list(faults)
         self.warnings: list[InvalidManifest] = []
-        #: the record; where there are faults, of the part that has none, to look for more
+        #: the record; after faults that of the valid part, in which further checks find more faults
         self.manifest: Any = None
 
     @classmethod
-    def read(cls, kind: str, path: Path, env: Mapping[str, str]) -> File:
+    def read(cls, kind: str, path: Path, env: Mapping[str, str]) -> ConfigFile:
         """Reads a file."""
-        document = read(path, env)
+        document = read_file(path, env)
         return cls(kind, path, document.node or Node({}, Place(1, 1)), document.faults)
 
     @classmethod
-    def absent(cls, kind: str, path: Path) -> File:
-        """Stands for a file that need not be there."""
-        return cls(kind, path, made({"apiVersion": "astromesh/v1", "kind": kind}))
+    def absent(cls, kind: str, path: Path) -> ConfigFile:
+        """Creates a file that does not exist and need not."""
+        return cls(kind, path, node_from_value({"apiVersion": "astromesh/v1", "kind": kind}))
 
     @property
     def name(self) -> str:
@@ -71,68 +68,72 @@ class File:
         return self.root.text("metadata", "name") or self.path.name.split(".")[0]
 
     def validate(self, defaults: Callable[[Node], Node] = lambda root: root) -> None:
-        """Makes the record, or says why not."""
+        """Creates the record, or adds the faults."""
         if not self.root.entries and self.faults:
             return
         if not isinstance(self.root.value, dict):
-            self.take([Finding((), "must be a mapping with apiVersion, kind, metadata and spec")])
+            self.add_findings([Finding((), "must be a mapping with apiVersion, kind, metadata and spec")])
             return
-        salvaged = salvage(KINDS[self.kind], defaults(self.root), self.path, standing_in=True)
-        # what such a number is instead is nobody's mistake
-        told = {(one.line, one.column) for one in self.faults if one.message in NO_NUMBERS.values()}
-        self.faults += (one for one in salvaged.faults if (one.line, one.column) not in told)
+        salvaged = salvage(KINDS[self.kind], defaults(self.root), self.path, placeholders=True)
+        # the parser has reported these numbers already
+        known_places = {
+            (one.line, one.column) for one in self.faults if one.message in NUMBER_FAULTS.values()
+        }
+        self.faults += (one for one in salvaged.faults if (one.line, one.column) not in known_places)
         if salvaged.record is not None:
             salvaged.record.read_from(self.path)
             self.manifest, self._sound = salvaged.record, salvaged.node
 
     def check(self, findings: Callable[[Any, Node], Iterable[Finding]]) -> None:
-        """Looks for more faults in the record."""
+        """Checks the record for more faults."""
         if self.manifest is not None:
-            self.take(findings(self.manifest, self._sound))
+            self.add_findings(findings(self.manifest, self._sound))
 
-    def bind(self, given: Given, work: Callable[[Binder, Any], None]) -> None:
+    def bind(self, context: BindingContext, work: Callable[[Binder, Any], None]) -> None:
         """Binds the record's plugin blocks."""
         if self.manifest is None:
             return
-        binder = Binder(given, self.path, self._sound)
+        binder = Binder(context, self.path, self._sound)
         work(binder, self.manifest)
         self.faults += binder.faults
         self.warnings += binder.warnings
 
-    def refuse(self, unsupported: Unsupported) -> None:
-        """Keys that this runtime does not do yet are faults."""
-        self.take(checks.unsupported(self.kind, self.root, unsupported))
+    def reject_unsupported(self, unsupported: Unsupported) -> None:
+        """Adds a fault for each key that this runtime does not support yet."""
+        self.add_findings(checks.find_unsupported(self.kind, self.root, unsupported))
 
-    def take(self, findings: Iterable[Finding]) -> None:
+    def add_findings(self, findings: Iterable[Finding]) -> None:
         """Turns findings into faults at their places."""
         for finding in findings:
-            if self._sound.stood_in_for(finding.steps):
+            if self._sound.has_placeholder(finding.steps):
                 continue
             place = finding.place or self._sound.place_of(finding.steps)
-            self.faults.append(fault(self.path, finding.message, place, finding.steps, finding.hint))
+            self.faults.append(manifest_fault(self.path, finding.message, place, finding.steps, finding.hint))
 
     @property
     def sound(self) -> Node:
-        """What the record was made from: the file without what is wrong with it."""
+        """The valid part of the file, from which the record was created."""
         return self._sound
 
-    def where(self, steps: Steps) -> str:
-        """Where a path stands, as sentences say it: `FILE:LINE:COLUMN`."""
+    def location(self, steps: Steps) -> str:
+        """Returns the place of a path as `FILE:LINE:COLUMN`."""
         place = self.root.place_of(steps)
         return f"{self.path}:{place.line}:{place.column}"
 
     def sorted_faults(self) -> tuple[InvalidManifest, ...]:
-        """In the order of lines, each once."""
+        """Returns the faults in the order of lines, each once."""
         unique = {str(found): found for found in self.faults}
         return tuple(sorted(unique.values(), key=lambda found: (found.line, found.column)))
 
 
 def with_defaults(root: Node, at: Steps, values: Mapping[str, Any]) -> Node:
-    """The document with values where it has none; untouched where that is no mapping."""
+    """Returns the document with defaults for missing values; unchanged where it is not a mapping."""
     if not isinstance(root.value, dict):
         return root
     if not at:
-        return root.over(made({key: value for key, value in values.items() if value is not None}))
-    below = root.entries.get(at[0], made({}))
+        return root.merged_over(
+            node_from_value({key: value for key, value in values.items() if value is not None})
+        )
+    below = root.entries.get(at[0], node_from_value({}))
     changed = with_defaults(below, at[1:], values)
     return root if changed is below else root.with_entry(str(at[0]), changed)

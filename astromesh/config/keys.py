@@ -1,4 +1,4 @@
-"""The keys that a record takes, and which of them was meant."""
+"""The keys that a record accepts, and suggestions for misspelled ones."""
 
 from __future__ import annotations
 
@@ -10,39 +10,39 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import AliasChoices, AliasPath, BaseModel
 
-from astromesh.config.nodes import Steps
+from astromesh.config.base import Steps
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """`did you mean 'timeout'?`, or nothing."""
+    """Returns a hint with the most similar known name, or an empty text."""
     names = sorted(set(known))
-    near = difflib.get_close_matches(name, names, 1, 0.6) or _by_beginning(name, names)
-    return f"did you mean {near[0]!r}?" if near else ""
+    near = difflib.get_close_matches(name, names, 1, 0.6) or _by_prefix(name, names)
+    return f"Did you mean `{near[0]}`?" if near else ""
 
 
-def _by_beginning(name: str, names: Iterable[str]) -> list[str]:
-    """`timeout_seconds` for `timeot`: what was left out makes them too different as a whole."""
+def _by_prefix(name: str, names: Iterable[str]) -> list[str]:
+    """Compares with known names up to their last underscore: `timeot` is similar to `timeout_seconds`."""
     beginnings = {longer.rpartition("_")[0]: longer for longer in names if "_" in longer}
     return [beginnings[near] for near in difflib.get_close_matches(name, beginnings, 1, 0.75)]
 
 
-def listed(names: Iterable[str]) -> str:
-    """`known: a, b`, or that there are none."""
+def list_known(names: Iterable[str]) -> str:
+    """Returns a hint with all known names, or that there are none."""
     known = sorted(set(names))
-    return f"known: {', '.join(known)}" if known else "none is declared"
+    return f"Known: {', '.join(f'`{name}`' for name in known)}." if known else "None is declared."
 
 
 @cache
 def keys_of(model: type[BaseModel]) -> tuple[str, ...]:
-    """Every key that a model takes in YAML, aliases too."""
+    """Returns every key that a model accepts in YAML, including aliases."""
     by_name = model.model_config.get("populate_by_name") or model.model_config.get("validate_by_name")
     return tuple(
         key for name, field in model.model_fields.items() for key in _names(name, field, bool(by_name))
     )
 
 
-def takes(model: type[BaseModel], key: str) -> bool:
-    """Whether a model takes a key."""
+def accepts_key(model: type[BaseModel], key: str) -> bool:
+    """Returns whether a model accepts a key."""
     return model.model_config.get("extra") == "allow" or key in keys_of(model)
 
 
@@ -56,24 +56,24 @@ def _names(name: str, field: Any, by_name: bool) -> Sequence[str]:
 
 
 def keys_at(model: type[BaseModel], steps: Steps) -> tuple[str, ...]:
-    """The keys of the mapping at a path below a model; nothing where that is no model."""
+    """Returns the keys of the mapping at a path below a model; nothing where that is not a model."""
     return tuple(key for one in _models_at(model, steps) for key in keys_of(one))
 
 
 def description_at(model: type[BaseModel], steps: Steps) -> str:
-    """What the field at a path says about itself."""
+    """Returns the description of the field at a path."""
     found = [one.model_fields.get(str(steps[-1])) for one in _models_at(model, steps[:-1])]
     return next((field.description for field in found if field and field.description), "")
 
 
-#: fits whatever a name must be like
-_A_NAME = "stands-in"
-#: type → what may stand for a value of it; everything else is a text, a mapping of keys or nothing
-_SAMPLES: dict[Any, Any] = {str: _A_NAME, int: 1, float: 1, dict: {}, list: [], tuple: []}
+#: matches every pattern of names
+_SAMPLE_NAME = "placeholder"
+#: type → placeholder for a value of it
+_SAMPLES: dict[Any, Any] = {str: _SAMPLE_NAME, int: 1, float: 1, dict: {}, list: [], tuple: []}
 
 
-def sample(model: type[BaseModel], steps: Steps) -> Any:
-    """Something that may stand for the required value at a path; None where nothing says what it could be."""
+def sample_value(model: type[BaseModel], steps: Steps) -> Any:
+    """Returns a placeholder for the required value at a path, or None where its type is unknown."""
     for one in _models_at(model, steps[:-1]):
         for name, field in one.model_fields.items():
             if steps[-1] in tuple(_names(name, field, True)):
@@ -82,7 +82,7 @@ def sample(model: type[BaseModel], steps: Steps) -> Any:
 
 
 def _sample(annotation: Any) -> Any:
-    for one in _members(annotation):
+    for one in _union_members(annotation):
         if get_origin(one) is Literal and len(get_args(one)) == 1:
             return get_args(one)[0]
         if isinstance(one, type) and issubclass(one, BaseModel):
@@ -98,23 +98,23 @@ def _sample(annotation: Any) -> Any:
 def _models_at(model: type[BaseModel], steps: Steps) -> list[type[BaseModel]]:
     types: list[Any] = [model]
     for step in steps:
-        types = [found for one in types for found in _below(one, step)]
+        types = [found for one in types for found in _types_below(one, step)]
     return [one for one in types if isinstance(one, type) and issubclass(one, BaseModel)]
 
 
-def _below(annotation: Any, step: str | int) -> Iterable[Any]:
-    """The types at one step below a type; the type itself where the step is no part of it (a union's tag)."""
+def _types_below(annotation: Any, step: str | int) -> Iterable[Any]:
+    """Returns the types one step below a type; the type itself where the step is a union's tag."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         found = [f for n, f in annotation.model_fields.items() if step in tuple(_names(n, f, True))]
-        return [one for f in found for one in _members(f.annotation)] or [annotation]
+        return [one for f in found for one in _union_members(f.annotation)] or [annotation]
     arguments = [a for a in get_args(annotation) if a is not Ellipsis]
-    return _members(arguments[-1]) if arguments else [annotation]
+    return _union_members(arguments[-1]) if arguments else [annotation]
 
 
-def _members(annotation: Any) -> list[Any]:
+def _union_members(annotation: Any) -> list[Any]:
     origin = get_origin(annotation)
     if origin is Annotated:
-        return _members(get_args(annotation)[0])
+        return _union_members(get_args(annotation)[0])
     if origin in (Union, UnionType):
-        return [one for member in get_args(annotation) for one in _members(member)]
+        return [one for member in get_args(annotation) for one in _union_members(member)]
     return [annotation]

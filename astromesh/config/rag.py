@@ -8,9 +8,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag
 
 from astromesh.config.agent import RoleModel
-from astromesh.config.fields import Block, Count, Record
-from astromesh.config.head import Manifest, Metadata
-from astromesh.config.models import Embeddings
+from astromesh.config.providers import Embeddings
+from astromesh.config.records import Block, Count, Manifest, Metadata, Record
 
 
 def _one_or_list(value: Any) -> str:
@@ -18,7 +17,7 @@ def _one_or_list(value: Any) -> str:
 
 
 _Glob = Annotated[str, Field(min_length=1)]
-#: told apart before they are validated, so that a fault is told once
+#: distinguished before validation, so that a fault is reported once
 Globs = Annotated[
     Annotated[_Glob, Tag("one")] | Annotated[tuple[_Glob, ...], Tag("list")], Discriminator(_one_or_list)
 ]
@@ -45,21 +44,25 @@ class VectorStore(Block):
 
 
 class Reranker(RoleModel):
-    """The models that put what was found in order; written like a role of an agent's models."""
+    """The models that rank the found passages; written like a role of an agent's models."""
 
-    candidates: Annotated[int, Field(ge=2, le=100)] = Field(20, description="How many passages it is shown.")
+    candidates: Annotated[int, Field(ge=2, le=100)] = Field(
+        20, description="How many passages the model ranks."
+    )
 
 
 class Retrieval(Record):
     mode: Literal["lexical", "vector", "hybrid"] | None = Field(
         None, description="How passages are found; absent: hybrid with embeddings, else lexical."
     )
-    top_k: Count = Field(5, description="How many passages a query answers, unless it says otherwise.")
-    reranker: Reranker | None = Field(None, description="A model grades what was found; absent: none does.")
+    top_k: Count = Field(5, description="How many passages a query returns by default.")
+    reranker: Reranker | None = Field(
+        None, description="A model that ranks the found passages; absent: none."
+    )
 
 
 class RAGSpec(Record):
-    sources: tuple[Source, ...] = Field((), description="Read at start; more come in over HTTP.")
+    sources: tuple[Source, ...] = Field((), description="Read at start; HTTP may add more.")
     chunking: Chunking = Field(default_factory=Chunking)
     embeddings: Embeddings | None = Field(None, description="Absent: lexical search only.")
     store: VectorStore = Field(default_factory=VectorStore)

@@ -1,16 +1,170 @@
-"""runtime.yaml, kind RuntimeConfig: the server and its defaults."""
+"""runtime.yaml, kind RuntimeConfig: the server, its defaults, and the checks of its hosts, origins and URLs.
+
+Each check returns its text or raises ValueError with what is wrong and what to write. URLs may contain
+passwords, which no message repeats.
+"""
 
 from __future__ import annotations
 
+import re
+from ipaddress import ip_address, ip_network
 from typing import Annotated, Literal
+from urllib.parse import SplitResult, parse_qsl, urlsplit
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
-from astromesh.config.addresses import AllowedHost, HttpUrl, ListenHost, Origin, RedisUrl, StoreUrl
 from astromesh.config.environment import VariableName
-from astromesh.config.fields import Count, Ratio, Record, Seconds, Secret
-from astromesh.config.head import Manifest, Metadata
+from astromesh.config.records import Count, Manifest, Metadata, Ratio, Record, Seconds, Secret
 
+_HOST_LABEL = r"[^\W_](?:[\w-]{0,61}[^\W_])?|[\w](?:[\w-]{0,61}[\w])?"
+_HOST_NAME = re.compile(rf"(?:{_HOST_LABEL})(?:\.(?:{_HOST_LABEL}))*\.?")
+_ONLY_DIGITS = re.compile(r"[\d.]+")
+_PORT = re.compile(r"(.+):\d+")
+_SCHEME = re.compile(r"[a-z][a-z0-9+.-]*")
+_SQLITE_PREFIX = "sqlite:///"
+_STORE_SCHEMES = ("sqlite", "postgresql", "postgres")
+_REDIS_SCHEMES = ("redis", "rediss", "unix")
+
+
+def _is_address(text: str) -> bool:
+    try:
+        ip_address(text.partition("%")[0])
+    except ValueError:
+        return False
+    return True
+
+
+def _is_host_name(text: str) -> bool:
+    """Returns whether a text is a valid host name; numbers with dots are not."""
+    return bool(_HOST_NAME.fullmatch(text)) and not _ONLY_DIGITS.fullmatch(text)
+
+
+def listen_host(text: str) -> str:
+    """Checks an address to listen on: a name or an IP address."""
+    if _is_address(text) or _is_host_name(text):
+        return text
+    if not text:
+        raise ValueError("must not be empty")
+    if "://" in text:
+        raise ValueError("is a URL; write only the host, e.g. localhost")
+    if text.startswith("[") and text.endswith("]"):
+        raise ValueError("is an address in brackets; write it without brackets")
+    if (port := _PORT.fullmatch(text)) and (_is_address(port[1].strip("[]")) or _is_host_name(port[1])):
+        raise ValueError("contains a port; write only the host, e.g. localhost")
+    raise ValueError("is neither a host name nor an IP address")
+
+
+def allowed_host(text: str) -> str:
+    """Checks an entry of `network.allow_hosts`: a name, `*.suffix`, an address or a network."""
+    entry = text.strip().lower().rstrip(".")
+    if "://" not in entry and "/" in entry:
+        _network(entry)
+    elif entry.startswith("*."):
+        if not _is_host_name(entry[2:]):
+            raise ValueError("must have a name after '*.', e.g. *.corp.local")
+    elif "*" in entry:
+        raise ValueError("may contain '*' only at the start and before a dot, e.g. *.corp.local")
+    elif "%" in entry:
+        raise ValueError("is not a host name, *.suffix, address or network, e.g. wiki.local or 10.1.0.0/16")
+    elif not _is_address(entry.strip("[]")):
+        listen_host(entry)
+    return text
+
+
+def _network(entry: str) -> None:
+    try:
+        network = ip_network(entry, strict=False)
+    except ValueError:
+        raise ValueError("is not a network; write ADDRESS/BITS, e.g. 10.1.0.0/16") from None
+    if network.network_address != ip_address(entry.partition("/")[0]):
+        raise ValueError(f"is an address inside a network; write {network}, or only the address")
+
+
+def cors_origin(text: str) -> str:
+    """Checks an entry of `api.cors_origins`, as browsers send it: `https://app.example.com`, or `*`."""
+    if text in ("*", "null"):
+        return text
+    parts = _split_url(text, "must be an origin, e.g. https://app.example.com")
+    if not (parts.scheme and _SCHEME.fullmatch(parts.scheme) and parts.hostname):
+        raise ValueError("must be an origin, e.g. https://app.example.com")
+    usual = {"http": 80, "https": 443}.get(parts.scheme)
+    port = f":{parts.port}" if parts.port not in (None, usual) else ""
+    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+    if text != (sent := f"{parts.scheme}://{host}{port}"):
+        raise ValueError(f"is not the form that browsers send; write {sent}")
+    return text
+
+
+def http_url(text: str) -> str:
+    """Checks an HTTP URL, which may be empty."""
+    if not text:
+        return text
+    parts = _split_url(text, "must be a URL http://… or https://…")
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError("must be a URL http://… or https://…")
+    return text
+
+
+def store_url(url: Secret) -> Secret:
+    """Checks `sqlite:///PATH` or `postgresql://…`, which may be empty."""
+    text = url.get_secret_value()
+    if not text:
+        return url
+    parts = _split_url(text, "must be a URL sqlite:///PATH or postgresql://USER@HOST/DATABASE")
+    if parts.scheme not in _STORE_SCHEMES:
+        raise ValueError("must be a URL sqlite:///PATH or postgresql://USER@HOST/DATABASE")
+    if parts.scheme == "sqlite":
+        if not text.startswith(_SQLITE_PREFIX) or text == _SQLITE_PREFIX:
+            raise ValueError("must have three slashes and a path, e.g. sqlite:///.astromesh/astromesh.db")
+        return url
+    if not parts.path.strip("/"):
+        raise ValueError("names no database; write postgresql://USER@HOST/DATABASE")
+    query = dict(parse_qsl(parts.query))
+    for key, least in (("pool_size", 1), ("statement_cache", 0)):
+        if key in query and not (query[key].isdecimal() and int(query[key]) >= least):
+            raise ValueError(f"must have a whole number of at least {least} as {key}")
+    return url
+
+
+def redis_url(url: Secret) -> Secret:
+    """Checks `redis://HOST:PORT/NUMBER`, `rediss://…` or `unix://PATH`, which may be empty."""
+    text = url.get_secret_value()
+    if not text:
+        return url
+    parts = _split_url(text, "must be a URL redis://HOST:PORT/NUMBER")
+    if parts.scheme not in _REDIS_SCHEMES:
+        raise ValueError("must be a URL redis://HOST:PORT/NUMBER, rediss://… or unix://PATH")
+    if parts.scheme == "unix":
+        if not parts.path.strip("/"):
+            raise ValueError("must have a path, e.g. unix:///run/redis.sock")
+    elif (number := parts.path.strip("/")) and not number.isdecimal():
+        raise ValueError("must name its database by a number, e.g. redis://localhost:6379/0")
+    return url
+
+
+def _split_url(text: str, otherwise: str) -> SplitResult:
+    """Splits a URL. The library's own errors are not passed on, because they repeat the password."""
+    if text != text.strip() or any(sign in text for sign in "\t\r\n"):
+        raise ValueError("contains line breaks, tabs, or blanks around it")
+    try:
+        parts = urlsplit(text)
+    except ValueError:
+        raise ValueError(otherwise) from None
+    try:
+        _ = parts.port
+    except ValueError:
+        raise ValueError(
+            "must have a port of at most 65535; in a password write / ? # as %2F %3F %23"
+        ) from None
+    return parts
+
+
+ListenHost = Annotated[str, AfterValidator(listen_host)]
+AllowedHost = Annotated[str, AfterValidator(allowed_host)]
+Origin = Annotated[str, AfterValidator(cors_origin)]
+HttpUrl = Annotated[str, AfterValidator(http_url)]
+StoreUrl = Annotated[Secret, AfterValidator(store_url)]
+RedisUrl = Annotated[Secret, AfterValidator(redis_url)]
 Port = Annotated[int, Field(ge=0, le=65535)]
 
 
@@ -21,16 +175,18 @@ class CallRate(Record):
 
 class Api(Record):
     host: ListenHost = Field(
-        "127.0.0.1", min_length=1, description="Address to listen on; another one needs auth."
+        "127.0.0.1", min_length=1, description="Address to listen on; a public one needs auth."
     )
     port: Port = Field(8000, description="Port to listen on; 0: any free one.")
     max_body_bytes: Count = Field(1_048_576, description="Largest request body in bytes.")
     cors_origins: tuple[Origin, ...] = Field(
         (), description="Browser origins that may call; none by default."
     )
-    max_requests: Count = Field(1_000, description="Requests at once in one process; more are 503.")
-    max_sockets: Count = Field(10_000, description="WebSockets at once in one process; more are 503.")
-    rate_limit: CallRate | None = Field(None, description="Calls and runs of each principal; absent: any.")
+    max_requests: Count = Field(1_000, description="Requests at once in one process; more get 503.")
+    max_sockets: Count = Field(10_000, description="WebSockets at once in one process; more get 503.")
+    rate_limit: CallRate | None = Field(
+        None, description="Calls and runs of each principal; absent: no limit."
+    )
 
 
 class Jwt(Record):
@@ -42,23 +198,23 @@ class Jwt(Record):
 
 
 class Auth(Record):
-    mode: Literal["none", "api_key", "jwt", "both"] = Field(
-        "none", description="How callers prove who they are."
-    )
+    mode: Literal["none", "api_key", "jwt", "both"] = Field("none", description="How callers authenticate.")
     jwt: Jwt = Jwt.empty()
 
 
 class Storage(Record):
     url: StoreUrl = Field(
         Secret("sqlite:///.astromesh/astromesh.db"),
-        description="sqlite:///PATH or postgresql://…; may hold a password.",
+        description="sqlite:///PATH or postgresql://…; may contain a password.",
     )
-    keep_days: float = Field(30.0, gt=0, description="Days that ended runs and their events are kept.")
-    keep_runs: int = Field(10_000, ge=1, description="Ended runs that are kept at most; the oldest go first.")
+    keep_days: float = Field(30.0, gt=0, description="Days that ended runs and their events are stored.")
+    keep_runs: int = Field(
+        10_000, ge=1, description="Maximum of stored ended runs; the oldest are deleted first."
+    )
 
 
 class Redis(Record):
-    url: RedisUrl = Field(Secret(""), description="redis://…; empty: none. May hold a password.")
+    url: RedisUrl = Field(Secret(""), description="redis://…; empty: none. May contain a password.")
 
 
 class Network(Record):
@@ -67,16 +223,16 @@ class Network(Record):
 
 class Telemetry(Record):
     log_level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", description="Least level that is logged."
+        "info", description="Minimum level that is logged."
     )
     log_format: Literal["console", "json"] = Field("console", description="For people or for machines.")
     otlp_endpoint: HttpUrl = Field("", description="OTLP over HTTP; empty: no export.")
     sample_ratio: Ratio = Field(
         1.0,
-        description="Share of traces that is exported; of a caller's own trace the caller decides.",
+        description="Share of traces that is exported; for a caller's trace the caller decides.",
     )
     capture_content: bool = Field(
-        False, description="Whether traces hold what was said to models and tools, as the guardrails left it."
+        False, description="Whether traces contain requests to models and tools, after the guardrails."
     )
 
 

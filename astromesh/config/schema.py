@@ -8,16 +8,15 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel
 
-from astromesh.config import agent, models, providers, rag
-from astromesh.config.endpoints import without_effect
-from astromesh.config.fields import JsonMap
+from astromesh.config import agent, providers, rag
+from astromesh.config.base import OptionsResolver, node_from_value
+from astromesh.config.endpoints import ignored_keys
 from astromesh.config.file import KINDS
-from astromesh.config.nodes import made
-from astromesh.config.seams import OptionsResolver
+from astromesh.config.records import JsonMap
 from astromesh.errors import MissingExtra
 
 #: kind → name of its file in `config/schemas/`
-FILES: Mapping[str, str] = {
+SCHEMA_FILES: Mapping[str, str] = {
     "Agent": "agent",
     "ProviderConfig": "providers",
     "ChannelConfig": "channels",
@@ -29,8 +28,8 @@ FILES: Mapping[str, str] = {
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
-class _Naming(NamedTuple):
-    """Which key of a block names a plugin of which group; `free` where other names are right, too."""
+class _PluginKey(NamedTuple):
+    """The key of a block that names a plugin of a group; `free` where other names are valid, too."""
 
     key: str
     group: str
@@ -38,26 +37,26 @@ class _Naming(NamedTuple):
 
 
 #: block → the keys that name its plugins
-_BLOCKS: Mapping[type[BaseModel], tuple[_Naming, ...]] = {
-    models.ModelSpec: (_Naming("provider", "providers", free=True),),
-    models.Embeddings: (_Naming("provider", "embedders", free=True),),
-    providers.ProviderEntry: (_Naming("type", "providers"),),
-    agent.Orchestration: (_Naming("pattern", "patterns"),),
-    agent.ToolBlock: (_Naming("type", "tools"),),
+_BLOCKS: Mapping[type[BaseModel], tuple[_PluginKey, ...]] = {
+    providers.ModelSpec: (_PluginKey("provider", "providers", free=True),),
+    providers.Embeddings: (_PluginKey("provider", "embedders", free=True),),
+    providers.ProviderEntry: (_PluginKey("type", "providers"),),
+    agent.Orchestration: (_PluginKey("pattern", "patterns"),),
+    agent.ToolBlock: (_PluginKey("type", "tools"),),
     agent.Conversational: (
-        _Naming("backend", "conversation_stores"),
-        _Naming("strategy", "memory_strategies"),
+        _PluginKey("backend", "conversation_stores"),
+        _PluginKey("strategy", "memory_strategies"),
     ),
-    agent.Semantic: (_Naming("backend", "semantic_stores"),),
-    agent.Episodic: (_Naming("backend", "episodic_stores"),),
-    agent.Rule: (_Naming("type", "guardrails"),),
-    rag.Chunking: (_Naming("strategy", "chunkers"),),
-    rag.VectorStore: (_Naming("backend", "vector_stores"),),
+    agent.Semantic: (_PluginKey("backend", "semantic_stores"),),
+    agent.Episodic: (_PluginKey("backend", "episodic_stores"),),
+    agent.GuardrailRule: (_PluginKey("type", "guardrails"),),
+    rag.Chunking: (_PluginKey("strategy", "chunkers"),),
+    rag.VectorStore: (_PluginKey("backend", "vector_stores"),),
 }
 
 
 def schema(kind: str, resolver: OptionsResolver) -> JsonMap:
-    """The JSON Schema of a kind, with the options of every installed plugin.
+    """Returns the JSON Schema of a kind, with the options of every installed plugin.
 
     Args:
         kind: `Agent`, `ProviderConfig` … (`KINDS`).
@@ -67,7 +66,7 @@ def schema(kind: str, resolver: OptionsResolver) -> JsonMap:
     definitions: JsonMap = whole.setdefault("$defs", {})
     for block, namings in _BLOCKS.items():
         if block.__name__ in definitions:
-            definitions[block.__name__] = _block(block, namings, definitions, resolver)
+            definitions[block.__name__] = _block_schema(block, namings, definitions, resolver)
     if kind == "ChannelConfig":
         of = definitions["ChannelSpec"]["properties"]
         of["channels"] = _channels(of["channels"], definitions, resolver)
@@ -76,11 +75,11 @@ def schema(kind: str, resolver: OptionsResolver) -> JsonMap:
 
 
 def _channels(described: JsonMap, definitions: JsonMap, resolver: OptionsResolver) -> JsonMap:
-    """The channels by their names, each with its plugin's keys."""
+    """Returns the channels by their names, each with its plugin's keys."""
     own = definitions.pop("ChannelBlock")
     named = {}
     for name in resolver.names("channels"):
-        theirs = _options(resolver.options("channels", name), f"channels.{name}", definitions)
+        theirs = _options_schema(resolver.options("channels", name), f"channels.{name}", definitions)
         named[name] = {
             "title": name,
             "description": theirs.get("description", own["description"]),
@@ -89,28 +88,28 @@ def _channels(described: JsonMap, definitions: JsonMap, resolver: OptionsResolve
             "required": [*theirs.get("required", ()), *own["required"]],
             "additionalProperties": False,
         }
-    kept: JsonMap = {k: described[k] for k in ("title", "description", "default", "type") if k in described}
-    return {**kept, "properties": named, "additionalProperties": False}
+    head: JsonMap = {k: described[k] for k in ("title", "description", "default", "type") if k in described}
+    return {**head, "properties": named, "additionalProperties": False}
 
 
-def _block(
-    block: type[BaseModel], namings: tuple[_Naming, ...], definitions: JsonMap, resolver: OptionsResolver
+def _block_schema(
+    block: type[BaseModel], namings: tuple[_PluginKey, ...], definitions: JsonMap, resolver: OptionsResolver
 ) -> JsonMap:
-    """A block as one form for each plugin, or each pair of plugins, that it may name."""
+    """Returns a block as one form for each plugin, or each pair of plugins, that it may name."""
     own = definitions[block.__name__]
     names = [resolver.names(naming.group) for naming in namings]
     forms = []
     for chosen in product(*names):
-        form = _Form(block, own)
+        form = _PluginForm(block, own)
         for naming, name in zip(namings, chosen, strict=True):
             form.add(naming, name, definitions, resolver)
         forms.append(form.schema)
     if forms and namings[0].free:
-        forms.append(_free(own, namings[0].key, names[0]))
+        forms.append(_free_form(own, namings[0].key, names[0]))
     return {**{key: own[key] for key in ("title", "description")}, "oneOf": forms} if forms else own
 
 
-class _Form:
+class _PluginForm:
     """A block's own keys and those of its plugins, and no others."""
 
     def __init__(self, block: type[BaseModel], own: JsonMap) -> None:
@@ -124,23 +123,23 @@ class _Form:
             "additionalProperties": False,
         }
 
-    def add(self, naming: _Naming, name: str, definitions: JsonMap, resolver: OptionsResolver) -> None:
-        """The keys of one plugin."""
+    def add(self, naming: _PluginKey, name: str, definitions: JsonMap, resolver: OptionsResolver) -> None:
+        """Adds the keys of one plugin."""
         self._name(naming.key, name)
         try:
             options = resolver.options(naming.group, name)
         except MissingExtra:
             self.schema["additionalProperties"] = True
             return
-        theirs = _options(options, f"{naming.group}.{name}", definitions)
+        theirs = _options_schema(options, f"{naming.group}.{name}", definitions)
         if theirs.get("additionalProperties", True) is not False:
             self.schema["additionalProperties"] = True
         properties = self.schema["properties"]
         foreign = {
             key: value for key, value in theirs["properties"].items() if key not in self._own["properties"]
         }
-        if issubclass(self._block, models.Endpoint):
-            for key in without_effect(made(dict.fromkeys(properties)), options):
+        if issubclass(self._block, providers.Endpoint):
+            for key in ignored_keys(node_from_value(dict.fromkeys(properties)), options):
                 del properties[key]
         elif naming.key == "pattern":
             nested = {"type": "object", "properties": foreign, "additionalProperties": False}
@@ -158,22 +157,22 @@ class _Form:
             required.append(key)
 
 
-def _options(options: type[BaseModel], prefix: str, definitions: JsonMap) -> JsonMap:
-    """The schema of a plugin's `Options`; what it refers to goes to the other definitions."""
+def _options_schema(options: type[BaseModel], prefix: str, definitions: JsonMap) -> JsonMap:
+    """Returns the schema of a plugin's `Options` and moves its definitions to the common ones."""
     found = options.model_json_schema(ref_template=f"#/$defs/{prefix}.{{model}}")
     definitions.update({f"{prefix}.{name}": value for name, value in found.pop("$defs", {}).items()})
     return {"properties": {}, **found}
 
 
-def _free(own: JsonMap, key: str, names: Iterable[str]) -> JsonMap:
-    """A block that names something else than a plugin: an entry of providers.yaml."""
+def _free_form(own: JsonMap, key: str, names: Iterable[str]) -> JsonMap:
+    """Returns the form of a block that names an entry of providers.yaml instead of a plugin."""
     other = {"type": "string", "minLength": 1, "not": {"enum": list(names)}}
     described = {**other, "description": own["properties"][key]["description"]}
     return {**own, "title": "an entry of providers.yaml", "properties": {**own["properties"], key: described}}
 
 
 def _allow_variables(found: Any) -> None:
-    """Where a number or a truth value is asked for, the text `${VAR}` is right, too."""
+    """Allows the text `${VAR}` wherever a number or a boolean is expected."""
     if isinstance(found, list):
         for item in found:
             _allow_variables(item)

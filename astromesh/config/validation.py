@@ -1,7 +1,8 @@
-"""Nodes to records: pydantic checks, this says where and what in plain sentences."""
+"""Nodes to records: pydantic validates, and each error becomes a fault with place, message and hint."""
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,145 +11,314 @@ import orjson
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from astromesh.config import scalars
-from astromesh.config.keys import sample
-from astromesh.config.loader import MAX_FAULTS
-from astromesh.config.nodes import Node, Steps, made
-from astromesh.config.sentences import sentence
+from astromesh.config import parser
+from astromesh.config.base import Node, Steps, node_from_value
+from astromesh.config.keys import description_at, did_you_mean, keys_at, list_known, sample_value
+from astromesh.config.parser import MAX_FAULTS, manifest_fault
 from astromesh.errors import InvalidManifest
 
-#: times that a file with faults is tried again without them
-_ROUNDS = 8
+# -- faults --------------------------------------------------------------------------------------------------
+
+_TYPE_NAMES = {
+    str: "text",
+    bool: "true or false",
+    int: "a number",
+    float: "a decimal number",
+    dict: "a mapping",
+    list: "a list",
+}
+#: message of a fault for a missing key
+MISSING = "required key is missing"
+#: pydantic's error type → message; `{got}` is the actual type, `{key}` the last key, the others come from
+#: pydantic
+_MESSAGES = {
+    "missing": MISSING,
+    "extra_forbidden": "unknown key `{key}`",
+    "string_type": "must be text, not {got}",
+    "int_type": "must be a whole number, not {got}",
+    "int_from_float": "must be a whole number",
+    "float_type": "must be a number, not {got}",
+    "bool_type": "must be true or false, not {got}",
+    "list_type": "must be a list, not {got}",
+    "tuple_type": "must be a list, not {got}",
+    "set_type": "must be a list, not {got}",
+    "frozen_set_type": "must be a list, not {got}",
+    "dict_type": "must be a mapping (key: value), not {got}",
+    "model_type": "must be a mapping (key: value), not {got}",
+    "model_attributes_type": "must be a mapping (key: value), not {got}",
+    "literal_error": "must be {expected}",
+    "enum": "must be {expected}",
+    "greater_than": "must be greater than {gt}",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than": "must be less than {lt}",
+    "less_than_equal": "must be at most {le}",
+    "string_too_short": "must not be empty",
+    "string_too_long": "must have at most {max_length} characters",
+    "too_short": "must have at least {min_length} entries",
+    "too_long": "must have at most {max_length} entries",
+}  # fmt: skip
+#: patterns in words
+_PATTERN_MESSAGES = {
+    r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$": "must start with a letter or digit and contain only letters, "
+    "digits, '.', '_' and '-', at most 64",
+    r"^[A-Za-z0-9_-]{1,64}$": "must contain only letters, digits, '_' and '-', at most 64",
+}
 
 
-class _About(NamedTuple):
-    """The path that a fault is about: what is wrong, or what is missing."""
+def fault_of_error(
+    model: type[BaseModel], node: Node, detail: ErrorDetails, file: Path, at: Steps, known: tuple[str, ...]
+) -> InvalidManifest:
+    """Converts one error of pydantic into a fault.
+
+    Args:
+        model, node: the record's class and the node that was validated.
+        detail: the error.
+        file, at: place of the node.
+        known: valid keys beside those of the model.
+    """
+    kind, loc = detail["type"], detail["loc"]
+    # an invalid key is reported at its own place, as pydantic marks it
+    steps = (
+        node.path_to_missing(loc) if kind == "missing" or loc[-1:] == ("[key]",) else node.existing_path(loc)
+    )
+    wrong = node.get(*steps)
+    about_key = kind in ("extra_forbidden", "missing") or (steps and wrong is None)
+    place = node.place_of(loc, key=bool(about_key))
+    hint = _hint(_ErrorCase(model, detail, wrong, known if len(loc) == 1 else (), node.get(*steps[:-1])))
+    return manifest_fault(file, _describe_error(detail, wrong), place, (*at, *steps), hint)
+
+
+def _describe_error(detail: ErrorDetails, wrong: Node | None) -> str:
+    key = str(detail["loc"][-1]) if detail["loc"] else ""
+    context = {**detail.get("ctx", {}), "got": _actual_type(wrong), "key": key}
+    if wrong is not None and wrong.value is None and detail["type"] not in ("missing", "extra_forbidden"):
+        return "has no value"
+    if detail["type"] == "string_pattern_mismatch":
+        return _PATTERN_MESSAGES.get(context["pattern"], f"must match {context['pattern']}")
+    if detail["type"] in ("value_error", "assertion_error"):
+        return _mask_variables(str(context["error"]), wrong)
+    template = _MESSAGES.get(detail["type"])
+    return template.format(**context) if template else _mask_variables(_lowercase_first(detail["msg"]), wrong)
+
+
+def _actual_type(wrong: Node | None) -> str:
+    return "that" if wrong is None else _TYPE_NAMES.get(type(wrong.value), "nothing")
+
+
+def _lowercase_first(message: str) -> str:
+    return message[:1].lower() + message[1:]
+
+
+def _mask_variables(message: str, wrong: Node | None) -> str:
+    """Removes the content of a variable from a message, because it may be a secret."""
+    if wrong is None or not wrong.variables or not wrong.value:
+        return message
+    return message.replace(str(wrong.value), "***")
+
+
+# -- hints ---------------------------------------------------------------------------------------------------
+
+
+class _ErrorCase(NamedTuple):
+    """One error with everything that a hint depends on."""
+
+    model: type[BaseModel]
+    detail: ErrorDetails
+    wrong: Node | None
+    known: tuple[str, ...]
+    around: Node | None
+
+
+def _hint(case: _ErrorCase) -> str:
+    kind, wrong = case.detail["type"], case.wrong
+    if kind not in ("missing", "extra_forbidden") and wrong is not None:
+        if wrong.value is None:
+            return "Write a value or remove the key."
+        if wrong.variables:
+            return f"The value comes from {', '.join(wrong.variables)}."
+    hint = _HINTS.get(kind)
+    return hint(case) if hint else ""
+
+
+def _similar_key(case: _ErrorCase) -> str:
+    loc = case.detail["loc"]
+    names = (*case.known, *keys_at(case.model, loc[:-1]))
+    return did_you_mean(str(loc[-1]), names) or list_known(names)
+
+
+def _misspelled_key(case: _ErrorCase) -> str:
+    """Finds an unknown key that resembles the missing one, in blocks whose other keys belong to a plugin."""
+    loc, around = case.detail["loc"], case.around
+    strange = set(map(str, around.entries if around else ())) - set(keys_at(case.model, loc[:-1]))
+    near = difflib.get_close_matches(str(loc[-1]), sorted(strange), 1, 0.6)
+    return f"Did you misspell it as `{near[0]}`?" if near else ""
+
+
+def _quote_hint(case: _ErrorCase) -> str:
+    return "Put it in quotes." if case.wrong and isinstance(case.wrong.value, int | float) else ""
+
+
+def _boolean_hint(case: _ErrorCase) -> str:
+    word = str(case.wrong.value).lower() if case.wrong else ""
+    written = {"yes": "true", "on": "true", "no": "false", "off": "false"}.get(word)
+    return f"Write `{written}`." if written else ""
+
+
+def _similar_word(case: _ErrorCase) -> str:
+    words = case.detail["ctx"]["expected"].split("'")[1::2]
+    if case.wrong is None or len(words) == 1:
+        return ""
+    return did_you_mean(str(case.wrong.value), words)
+
+
+def _field_description(case: _ErrorCase) -> str:
+    known = case.detail["ctx"]["pattern"] in _PATTERN_MESSAGES
+    return "" if known else description_at(case.model, case.detail["loc"])
+
+
+_HINTS: Mapping[str, Callable[[_ErrorCase], str]] = {
+    "extra_forbidden": _similar_key,
+    "missing": _misspelled_key,
+    "string_type": _quote_hint,
+    "bool_type": _boolean_hint,
+    "literal_error": _similar_word,
+    "string_pattern_mismatch": _field_description,
+}
+
+
+# -- records -------------------------------------------------------------------------------------------------
+
+#: attempts to validate a file without its faults
+_SALVAGE_ROUNDS = 8
+
+
+class _FaultPath(NamedTuple):
+    """The path of a fault: an invalid value or a missing key."""
 
     steps: Steps
     missing: bool
 
 
-class Checked(NamedTuple):
-    """A validated record, or None with the faults and what they are about."""
+class Validation(NamedTuple):
+    """A validated record, or None with the faults and their paths."""
 
     record: Any
     faults: tuple[InvalidManifest, ...] = ()
-    about: tuple[_About, ...] = ()
+    fault_paths: tuple[_FaultPath, ...] = ()
 
 
 def validate(
     model: type[BaseModel], node: Node, file: Path, at: Steps = (), known: Iterable[str] = ()
-) -> Checked:
-    """Validates what a node holds, strictly: no type is turned into another, but for variables' text.
+) -> Validation:
+    """Validates a node strictly: only text from variables is converted to other types.
 
     Args:
         model: the record's class.
-        file, at: where the node stands, for the faults.
+        file, at: place of the node, for the faults.
         known: keys that are right beside those of the model, for `did you mean`.
     """
     try:
-        return Checked(_validated(model, node))
+        return Validation(_validate_strictly(model, node))
     except ValidationError as error:
         first = error
     converted = _with_variables_converted(node, first)
     if converted is not None:
         try:
-            return Checked(_validated(model, converted))
+            return Validation(_validate_strictly(model, converted))
         except ValidationError as error:
             first = error
     details = first.errors(include_url=False)[:MAX_FAULTS]
-    faults = tuple(sentence(model, node, detail, file, at, tuple(known)) for detail in details)
-    return Checked(None, faults, tuple(_about(node, detail) for detail in details))
+    faults = tuple(fault_of_error(model, node, detail, file, at, tuple(known)) for detail in details)
+    return Validation(None, faults, tuple(_fault_path(node, detail) for detail in details))
 
 
-def _about(node: Node, detail: ErrorDetails) -> _About:
+def _fault_path(node: Node, detail: ErrorDetails) -> _FaultPath:
     if detail["type"] == "missing":
-        return _About(node.known(detail["loc"]), missing=True)
-    return _About(node.existing(detail["loc"]), missing=False)
+        return _FaultPath(node.path_to_missing(detail["loc"]), missing=True)
+    return _FaultPath(node.existing_path(detail["loc"]), missing=False)
 
 
-def _validated(model: type[BaseModel], node: Node) -> BaseModel:
-    """By way of JSON: there a list may become a tuple, but no text a number."""
+def _validate_strictly(model: type[BaseModel], node: Node) -> BaseModel:
+    """Validates by way of JSON, where a list may become a tuple, but text never a number."""
     return model.model_validate_json(orjson.dumps(node.value), strict=True)
 
 
-class Salvaged(NamedTuple):
-    """The faults of a node, and the record of what is left of it without them, to look for more."""
+class Salvage(NamedTuple):
+    """The faults of a node, and the record of the rest, in which further checks find more faults."""
 
     record: Any
     node: Node
     faults: tuple[InvalidManifest, ...]
 
 
-def salvage(model: type[BaseModel], node: Node, file: Path, *, standing_in: bool = False) -> Salvaged:
-    """Validates; where there are faults, leaves out what they are about and tries again.
+def salvage(model: type[BaseModel], node: Node, file: Path, *, placeholders: bool = False) -> Salvage:
+    """Validates a node; after faults, removes what is invalid and tries again.
 
     The record is None where too little is left.
 
     Args:
-        standing_in: whether something stands in for required keys, so that their faults hide no others; those
-            nodes are marked.
+        placeholders: whether marked placeholders replace missing keys, so that their faults hide no others.
     """
     checked = validate(model, node, file)
-    left, wrong = node, checked
-    stood_in: set[Steps] = set()
-    for _ in range(_ROUNDS):
-        if wrong.record is not None:
+    left, validation = node, checked
+    placed: set[Steps] = set()
+    for _ in range(_SALVAGE_ROUNDS):
+        if validation.record is not None:
             break
         outside: set[Steps] = set()
-        for about in wrong.about:
-            stand_in = _stand_in(model, about) if standing_in and about.steps not in stood_in else None
-            if stand_in is not None:
-                stood_in.add(about.steps)
-                left = left.added(about.steps, stand_in)
+        for about in validation.fault_paths:
+            placeholder = _placeholder(model, about) if placeholders and about.steps not in placed else None
+            if placeholder is not None:
+                placed.add(about.steps)
+                left = left.with_missing(about.steps, placeholder)
             else:
                 outside.add(about.steps[:-1] if about.missing else about.steps)
-        for steps in sorted(outside, key=_from_the_end, reverse=True):
+        for steps in sorted(outside, key=_last_first, reverse=True):
             if steps and left.get(*steps) is not None:
                 left = left.without(steps)
-        wrong = validate(model, left, file)
-    return Salvaged(wrong.record, left, checked.faults)
+        validation = validate(model, left, file)
+    return Salvage(validation.record, left, checked.faults)
 
 
-def _stand_in(model: type[BaseModel], about: _About) -> Node | None:
-    """A marked node for what is missing. None: it is there and wrong, or nothing can stand for it."""
-    value = sample(model, about.steps) if about.missing else None
-    return None if value is None else _marked(made(value))
+def _placeholder(model: type[BaseModel], about: _FaultPath) -> Node | None:
+    """Returns a marked node for a missing key; None for an invalid value, or where no placeholder fits."""
+    value = sample_value(model, about.steps) if about.missing else None
+    return None if value is None else _mark_placeholder(node_from_value(value))
 
 
-def _marked(node: Node) -> Node:
-    node.stands_in = True
+def _mark_placeholder(node: Node) -> Node:
+    node.is_placeholder = True
     for child in node.entries.values():
-        _marked(child)
+        _mark_placeholder(child)
     return node
 
 
-def _from_the_end(steps: Steps) -> list[str]:
-    """In reverse, a list's later entries come first: taking them out moves none of the others."""
+def _last_first(steps: Steps) -> list[str]:
+    """Returns a sort key; in reverse, later entries of a list come first, so that removals move no others."""
     return [f"{step:09d}" if isinstance(step, int) else step for step in steps]
 
 
 # -- variables -----------------------------------------------------------------------------------------------
 
-#: what pydantic asked for → how a variable's text becomes that
-_CONVERSIONS: Mapping[str, Callable[[str], scalars.Scalar]] = {
-    "int_type": scalars.integer,
-    "float_type": scalars.real,
-    "bool_type": scalars.boolean,
+#: pydantic's error type → conversion of a variable's text
+_CONVERSIONS: Mapping[str, Callable[[str], parser.Scalar]] = {
+    "int_type": parser.parse_integer,
+    "float_type": parser.parse_float,
+    "bool_type": parser.parse_boolean,
 }
 
 
 def _with_variables_converted(node: Node, error: ValidationError) -> Node | None:
-    """The node with every variable's text made what its field asks for, or None where there is none."""
+    """Converts the text of each variable to the type of its field; None where nothing was converted."""
     converted = node
     for detail in error.errors(include_url=False, include_input=False):
-        steps = node.known(detail["loc"])
+        steps = node.path_to_missing(detail["loc"])
         wrong = node.get(*steps)
         convert = _CONVERSIONS.get(detail["type"])
         if wrong is None or not wrong.variables or convert is None:
             continue
         try:
-            converted = converted.replaced(steps, Node(convert(wrong.value.strip()), wrong.place))
+            converted = converted.with_replaced(steps, Node(convert(wrong.value.strip()), wrong.place))
         except ValueError:
             continue
     return converted if converted is not node else None

@@ -2,7 +2,7 @@
 
     closed     calls pass; `failure_threshold` failures in a row open it, a 429 with Retry-After at once
     open       calls are skipped until `until`
-    half_open  one call, the probe, is on its way; it alone decides what follows
+    half_open  one call, the probe, is running; it alone decides the next state
 
 Pure: the time is an argument (seconds of a monotonic clock), a circuit is a value.
 """
@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 State = Literal["closed", "open", "half_open"]
-#: what became of a call. `rejected`: the caller caused it, which says nothing against the provider;
-#: `throttled`: 429 with a time to wait; `abandoned`: it ended before anything could be said
+#: how a call ended. `rejected`: by the fault of the caller; `throttled`: 429 with a time to wait;
+#: `abandoned`: before the provider answered
 Outcome = Literal["success", "failure", "rejected", "throttled", "abandoned"]
 
 
@@ -24,7 +24,7 @@ class Circuit(NamedTuple):
 
     Args:
         failures: failures in a row.
-        until: when an open circuit lets a probe through.
+        until: when an open circuit admits a probe.
     """
 
     state: State = "closed"
@@ -44,27 +44,27 @@ class BreakerRules:
 
 
 def admits(circuit: Circuit, now: float) -> bool:
-    """Whether a call may go now."""
+    """Whether a call may start now."""
     return circuit.state == "closed" or (circuit.state == "open" and now >= circuit.until)
 
 
 def enter(circuit: Circuit) -> Circuit:
-    """A call that was admitted sets out: from an open circuit it is the probe."""
+    """The circuit after an admitted call starts; from an open circuit the call is the probe."""
     return circuit if circuit.state == "closed" else circuit._replace(state="half_open")
 
 
 def leave(
     circuit: Circuit, outcome: Outcome, *, probe: bool, now: float, rules: BreakerRules, wait: float = 0.0
 ) -> Circuit:
-    """What a call's end makes of the circuit.
+    """The circuit after a call ends.
 
     Args:
-        circuit: as it is now, which may differ from when the call set out.
+        circuit: as it is now, which may differ from the start of the call.
         outcome: how the call ended.
-        probe: whether this call was the half-open probe; while one is out, others decide nothing.
+        probe: whether this call was the probe; while a probe runs, other calls change nothing.
         now: monotonic seconds.
         rules: thresholds.
-        wait: seconds a throttled provider asked for, with jitter added already.
+        wait: seconds that a throttled provider asked for, with jitter.
     """
     if circuit.state == "half_open" and not probe:
         return circuit
@@ -94,12 +94,12 @@ def _open(circuit: Circuit, now: float, rules: BreakerRules, wait: float) -> Cir
 
 
 def _hold(circuit: Circuit, now: float, rules: BreakerRules, wait: float) -> Circuit:
-    """The time that the provider named is a floor: an opening that lasts longer stays."""
+    """Opens for at least the time that the provider asked for."""
     return Circuit("open", circuit.failures, max(now + wait, circuit.until))
 
 
 def _reopen(circuit: Circuit, now: float, rules: BreakerRules, wait: float) -> Circuit:
-    """The probe never answered; the next call is the probe."""
+    """The probe got no answer; the next call is the probe."""
     return circuit._replace(state="open", until=now)
 
 

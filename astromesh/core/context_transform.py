@@ -1,8 +1,8 @@
 """Context transforms: a Jinja2 template of a JSON object between two agents (document 001, nested agents).
 
-What a model wrote can only ever become a value. While the template renders, every expression leaves a mark,
-and the marks are filled in afterwards: inside quotes as text, elsewhere as a JSON value. So
-`{"customer": "{{ customer_id }}", "items": {{ items }}}` keeps its shape whatever the arguments hold.
+The words of a model can only become values. While the template renders, every expression leaves a mark.
+Then the marks are replaced: inside quotes by text, elsewhere by a JSON value. So `{"customer": "{{
+customer_id }}", "items": {{ items }}}` keeps its shape whatever the arguments hold.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from jinja2 import ChainableUndefined, Template, Undefined, pass_context
 from jinja2.runtime import Context
 from markupsafe import Markup
 
-from astromesh.abc.deps import Transform
-from astromesh.core.template_costs import MAX_STEPS, STEPS
+from astromesh.core.template_limits import MAX_STEPS, STEPS, written
 from astromesh.core.templates import Sandbox
 from astromesh.errors import ConfigError, ToolFailed
+from astromesh.plugins import Transform
 from astromesh.types import JsonObject
 
 MAX_CONTEXT = 100_000
@@ -31,22 +31,22 @@ _STRING_OR_MARK = re.compile('"(?:[^"\\\\]|\\\\.)*"|' + _MARK.pattern, re.DOTALL
 
 
 def compile_transform(template: str) -> Transform:
-    """A function from a tool call's arguments to the nested run's context.
+    """A function from the arguments of a tool call to the context of the nested run.
 
-    The arguments are variables by their names, and together `arguments`.
+    The template reads each argument by its name, and all of them as `arguments`.
 
     Args:
         template: Jinja2 text that renders to a JSON object.
 
     Raises:
-        ConfigError: the template cannot be read, or can never become a JSON object.
+        ConfigError: the template is invalid, or cannot render to a JSON object.
     """
-    read = _ENVIRONMENT.read(template)
+    read = _ENVIRONMENT.analyze(template)
     if read.code is None:
-        raise ConfigError(f"context_transform is no valid template: {read.fault.message}")
+        raise ConfigError(f"context_transform is not a valid template: {read.fault.message}")
     compiled = Template.from_code(_ENVIRONMENT, read.code, _ENVIRONMENT.make_globals(None))
     if not template.strip().startswith("{"):
-        raise ConfigError("context_transform must be the template of a JSON object: it starts with '{'.")
+        raise ConfigError("context_transform must be the template of a JSON object, which starts with '{'.")
 
     def transform(arguments: Mapping[str, Any]) -> JsonObject:
         values: list[Any] = []
@@ -57,7 +57,7 @@ def compile_transform(template: str) -> Transform:
             return _read(_filled(text, values))
         except ToolFailed:
             raise
-        except Exception as error:  # a template may raise whatever its expressions raise
+        except Exception as error:  # expressions of templates may raise anything
             raise ToolFailed(f"context_transform failed: {type(error).__name__}: {error}") from error
 
     return transform
@@ -65,8 +65,9 @@ def compile_transform(template: str) -> Transform:
 
 @pass_context
 def _mark(context: Context, value: Any) -> Any:
-    """Called by Jinja2 for the result of every expression."""
-    if isinstance(value, Markup):  # what `tojson` made is JSON already
+    """Replaces the result of an expression by a mark; Jinja2 calls it for every expression."""
+    written(context, value)
+    if isinstance(value, Markup):  # a result of `tojson` is JSON already
         return value
     values = context[_VALUES]
     values.append(None if isinstance(value, Undefined) else value)
@@ -74,16 +75,16 @@ def _mark(context: Context, value: Any) -> Any:
 
 
 def _filled(text: str, values: list[Any]) -> str:
-    def fill(found: re.Match[str]) -> str:
-        if found[1] is not None:
-            return _json(values[int(found[1])])
-        return _MARK.sub(lambda mark: _json(_text(values[int(mark[1])]))[1:-1], found[0])
+    def fill(match: re.Match[str]) -> str:
+        if match[1] is not None:
+            return _json(values[int(match[1])])
+        return _MARK.sub(lambda mark: _json(_text(values[int(mark[1])]))[1:-1], match[0])
 
     return _STRING_OR_MARK.sub(fill, text)
 
 
 def _text(value: Any) -> str:
-    """A value inside quotes; what is missing is empty, as everywhere in templates."""
+    """A value inside quotes; a missing value is empty, as everywhere in templates."""
     if value is None:
         return ""
     return value if isinstance(value, str) else _json(value)
@@ -99,7 +100,7 @@ def _read(text: str) -> JsonObject:
     try:
         context = orjson.loads(text)
     except orjson.JSONDecodeError as error:
-        raise ToolFailed(f"context_transform rendered something that is no JSON: {error}") from error
+        raise ToolFailed(f"context_transform rendered invalid JSON: {error}") from error
     if not isinstance(context, dict):
         raise ToolFailed("context_transform must render a JSON object.")
     return context

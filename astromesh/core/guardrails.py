@@ -1,48 +1,46 @@
 """Steps 3 and 10: the rules of an agent, in the order in which the YAML declares them.
 
-Input rules let a query pass, redact it, or refuse it. Output rules let an answer pass, redact or cut it, or
-put a safe response in its place. Each rule gets what the one before left. An answer that streams goes through
-a `StreamGate`, whose pieces join to exactly what `check_output` makes of the whole.
+Input rules pass, redact or refuse a query. Output rules pass, redact or cut an answer, or replace it by a
+safe response. Each rule receives what the rule before left. A streamed answer goes through a
+`StreamGate`, whose pieces join to exactly what `check_output` makes of the whole. `filter_data` and
+`filter_error` apply the output rules to data and errors that leave beside an answer.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Literal, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, Protocol
 
-from astromesh.abc.guardrail import Checked, Guardrail, RuleStream, Stage
-from astromesh.errors import GuardrailBlocked
-from astromesh.growing import GrowingText
-from astromesh.quick import quick
+from msgspec import Struct
+from msgspec.structs import replace
+
+from astromesh.errors import GuardrailBlocked, ProviderError, UpstreamError
+from astromesh.guardrails.base import CheckContext, Guardrail, Place, RuleStream, Stage
+from astromesh.text import TextBuffer
 from astromesh.types import JsonObject
 
 StreamMode = Literal["token", "sentence", "final"]
 
-_INPUT = Checked("input")
-#: characters of a sentence end, the space behind it not counted
+_INPUT = CheckContext("input")
+#: characters of a sentence end, without the space behind it
 _LONGEST_END = 8
 _SENTENCE_END = re.compile(r"[.!?…][\"'”’)\]*_]{0,6}\s|[。！？][”’」』）]?|\n")
 
 
-@quick
-@dataclass(frozen=True, slots=True)
-class Admitted:
-    """What step 3 lets in.
+class InputResult(Struct, frozen=True):
+    """The result of step 3.
 
     Args:
-        actions: `{stage, type, action, count}` of every rule that did something, in order.
+        actions: `{stage, type, action, count}` of every rule that acted, in order.
     """
 
     text: str
     actions: tuple[JsonObject, ...] = ()
 
 
-@quick
-@dataclass(frozen=True, slots=True)
-class Released:
-    """What step 10 lets out.
+class OutputResult(Struct, frozen=True):
+    """The result of step 10.
 
     Args:
         blocked: a rule refused the answer; the text is its safe response.
@@ -64,18 +62,8 @@ class GuardrailsEngine:
         self.input_rules = tuple(input_rules)
         self.output_rules = tuple(output_rules)
 
-    @property
-    def unstreamable(self) -> tuple[str, ...]:
-        """Types of the output rules that need the whole answer; with one the agent streams as `final`."""
-        return tuple(rule.type for rule in self.output_rules if rule.max_lookahead is None)
-
-    @property
-    def max_lookahead(self) -> int | None:
-        """Most characters that a token stream holds back, or None."""
-        return None if self.unstreamable else sum(rule.max_lookahead or 0 for rule in self.output_rules)
-
-    def check_input(self, text: str) -> Admitted:
-        """The query as it goes on.
+    def check_input(self, text: str) -> InputResult:
+        """The query as the agent receives it.
 
         Raises:
             GuardrailBlocked: a rule refuses it; `actions` of the error holds what the rules did.
@@ -89,43 +77,46 @@ class GuardrailsEngine:
             if verdict.action == "block":
                 raise GuardrailBlocked(rule.type, verdict.text, actions)
             text = verdict.text
-        return Admitted(text, tuple(actions))
+        return InputResult(text, tuple(actions))
 
-    def check_output(self, text: str, *, tokens_used: int = 0, output_tokens: int = 0) -> Released:
-        """The answer as it leaves.
+    def check_output(
+        self, text: str, *, place: Place = "output", tokens_used: int = 0, output_tokens: int = 0
+    ) -> OutputResult:
+        """The answer, or another text, as it leaves.
 
         Args:
-            tokens_used: of the whole turn so far, those of the answer included where they are counted.
-            output_tokens: those of the answer; 0: nobody has counted them.
+            place: what the text is.
+            tokens_used: tokens of the whole turn so far, with those of the answer if they are counted.
+            output_tokens: tokens of the answer; 0: not counted.
         """
         if not self.output_rules:
-            return Released(text)
-        about = Checked("output", tokens_used, output_tokens)
+            return OutputResult(text)
+        context = CheckContext(place, tokens_used, output_tokens)
         actions: list[JsonObject] = []
         for rule in self.output_rules:
-            verdict = rule.check(text, about)
+            verdict = rule.check(text, context)
             if verdict is None:
                 continue
             actions.append(_action("output", rule.type, verdict.action, verdict.count))
             text = verdict.text
             if verdict.action == "block":
-                return Released(text, tuple(actions), True)
-        return Released(text, tuple(actions))
+                return OutputResult(text, tuple(actions), True)
+        return OutputResult(text, tuple(actions))
 
-    def shown(self, text: str) -> str:
+    def filter_text(self, text: str, place: Place = "output") -> str:
         """What the output rules leave of a text that is no answer."""
-        return self.check_output(text).text
+        return self.check_output(text, place=place).text
 
     def gate(self, mode: StreamMode = "token", *, tokens_used: int = 0) -> StreamGate:
         """A gate for the deltas of one model call. Modes that a rule does not allow become `final`.
 
         Args:
-            tokens_used: of the turn before the answer, this call's prompt included, for `cost_limit`.
+            tokens_used: tokens of the turn before the answer, with the prompt of this call, for `cost_limit`.
         """
-        if mode == "final" or self.unstreamable:
+        if mode == "final" or any(rule.needs_whole_text for rule in self.output_rules):
             return _FinalGate(self)
-        about = Checked("output", tokens_used)
-        gate: StreamGate = _TokenGate(self.output_rules, about) if self.output_rules else _OpenGate()
+        context = CheckContext("output", tokens_used)
+        gate: StreamGate = _TokenGate(self.output_rules, context) if self.output_rules else _OpenGate()
         return _SentenceGate(gate) if mode == "sentence" else gate
 
 
@@ -134,42 +125,42 @@ def _action(stage: Stage, kind: str, action: str, count: int) -> JsonObject:
 
 
 class StreamGate(Protocol):
-    """What a model's deltas go through; one per model call."""
+    """The output rules on the deltas of one model call."""
 
     @property
     def done(self) -> bool:
-        """Nothing that follows will be released: the model may stop."""
+        """Whether the gate releases nothing more, so that the model may stop."""
 
     @property
-    def released(self) -> Released:
-        """What left so far, and what the rules did for it; the answer once `finish` was called."""
+    def released(self) -> OutputResult:
+        """The text released so far, and the actions of the rules; after `finish` the answer."""
 
     def feed(self, delta: str) -> str:
-        """Takes a delta; answers the text that may leave now, possibly none."""
+        """Takes a delta; returns the text that may leave now, possibly none."""
 
     def finish(self, *, tokens_used: int = 0, output_tokens: int = 0) -> str:
-        """Says that the text is over; answers the rest that leaves.
+        """Ends the text; returns the rest that leaves.
 
         Args:
-            tokens_used, output_tokens: as in `check_output`, for a gate that releases the whole at the end.
+            tokens_used, output_tokens: as in `check_output`, for a gate that checks the whole text.
         """
 
 
 class _OpenGate:
-    """No rules: everything leaves at once."""
+    """Releases everything at once, without rules."""
 
-    __slots__ = ("_said",)
+    __slots__ = ("_text",)
     done = False
 
     def __init__(self) -> None:
-        self._said = GrowingText()
+        self._text = TextBuffer()
 
     @property
-    def released(self) -> Released:
-        return Released(self._said.getvalue())
+    def released(self) -> OutputResult:
+        return OutputResult(self._text.getvalue())
 
     def feed(self, delta: str) -> str:
-        self._said.write(delta)
+        self._text.write(delta)
         return delta
 
     def finish(self, *, tokens_used: int = 0, output_tokens: int = 0) -> str:
@@ -177,27 +168,27 @@ class _OpenGate:
 
 
 class _TokenGate:
-    """Text leaves as soon as no rule can change it any more; each rule's stream feeds the next one's."""
+    """Releases text once no rule can change it; the stream of each rule feeds the next."""
 
-    __slots__ = ("_rules", "_said", "_streams")
+    __slots__ = ("_rules", "_streams", "_text")
 
-    def __init__(self, rules: Sequence[Guardrail], about: Checked) -> None:
+    def __init__(self, rules: Sequence[Guardrail], context: CheckContext) -> None:
         self._rules = rules
-        self._streams: list[RuleStream] = [rule.stream(about) for rule in rules]
-        self._said = GrowingText()
+        self._streams: list[RuleStream] = [rule.stream(context) for rule in rules]
+        self._text = TextBuffer()
 
     @property
     def done(self) -> bool:
         return any(stream.done for stream in self._streams)
 
     @property
-    def released(self) -> Released:
+    def released(self) -> OutputResult:
         actions = tuple(
             _action("output", rule.type, rule.action, stream.count)
             for rule, stream in zip(self._rules, self._streams, strict=True)
             if stream.count
         )
-        return Released(self._said.getvalue(), actions)
+        return OutputResult(self._text.getvalue(), actions)
 
     def feed(self, delta: str) -> str:
         for stream in self._streams:
@@ -205,19 +196,19 @@ class _TokenGate:
                 return ""
             delta = stream.feed(delta)
         if delta:
-            self._said.write(delta)
+            self._text.write(delta)
         return delta
 
     def finish(self, *, tokens_used: int = 0, output_tokens: int = 0) -> str:
         rest = ""
         for stream in self._streams:
             rest = stream.feed(rest) + stream.finish() if rest else stream.finish()
-        self._said.write(rest)
+        self._text.write(rest)
         return rest
 
 
 class _SentenceGate:
-    """Text leaves in whole sentences."""
+    """Releases whole sentences."""
 
     __slots__ = ("_gate", "_held")
 
@@ -229,7 +220,7 @@ class _SentenceGate:
         return self._gate.done
 
     @property
-    def released(self) -> Released:
+    def released(self) -> OutputResult:
         whole = self._gate.released
         return replace(whole, text=whole.text[: len(whole.text) - len(self._held)])
 
@@ -238,7 +229,7 @@ class _SentenceGate:
         if not fresh:
             return ""
         held, end = self._held + fresh, 0
-        # an end that this piece completes begins at most a few characters before the piece
+        # a sentence end that this piece completes begins at most `_LONGEST_END` characters before it
         for found in _SENTENCE_END.finditer(held, max(len(self._held) - _LONGEST_END, 0)):
             end = found.end()
         self._held = held[end:]
@@ -251,22 +242,78 @@ class _SentenceGate:
 
 
 class _FinalGate:
-    """Text leaves when it is whole."""
+    """Releases the text when it is complete."""
 
-    __slots__ = ("_engine", "_said", "released")
+    __slots__ = ("_engine", "_text", "released")
     done = False
 
     def __init__(self, engine: GuardrailsEngine) -> None:
         self._engine = engine
-        self._said = GrowingText()
-        self.released = Released("")
+        self._text = TextBuffer()
+        self.released = OutputResult("")
 
     def feed(self, delta: str) -> str:
-        self._said.write(delta)
+        self._text.write(delta)
         return ""
 
     def finish(self, *, tokens_used: int = 0, output_tokens: int = 0) -> str:
         self.released = self._engine.check_output(
-            self._said.getvalue(), tokens_used=tokens_used, output_tokens=output_tokens
+            self._text.getvalue(), tokens_used=tokens_used, output_tokens=output_tokens
         )
         return self.released.text
+
+
+# -- data and errors ---------------------------------------------------------------------------------------
+
+#: levels of nesting that are checked: arguments may be nested deeper than Python recurses
+_MAX_DEPTH = 50
+_NO_TEXTS: Mapping[str, str] = {}
+_WITHHELD = "the output rules withhold the message"
+
+
+def filter_data(
+    rules: GuardrailsEngine,
+    value: Any,
+    place: Place = "output",
+    *,
+    checked: Mapping[str, str] = _NO_TEXTS,
+    depth: int = _MAX_DEPTH,
+) -> Any:
+    """JSON whose texts, keys and numbers too, have passed the output rules of an agent.
+
+    Args:
+        place: what the data is.
+        checked: texts that the rules have checked already, with the results.
+        depth: levels of nesting; deeper values are left out.
+    """
+    if isinstance(value, str):
+        return checked[value] if value in checked else rules.filter_text(value, place)
+    if isinstance(value, dict | list):
+        if not depth:
+            return "…"
+
+        def part(inner: Any) -> Any:
+            return filter_data(rules, inner, place, checked=checked, depth=depth - 1)
+
+        return (
+            [*map(part, value)] if isinstance(value, list) else {part(k): part(v) for k, v in value.items()}
+        )
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return value
+    text = str(value)  # a number may be a card number
+    filtered = rules.filter_text(text, place)
+    return value if filtered == text else filtered
+
+
+def filter_error(rules: GuardrailsEngine, error: UpstreamError) -> None:
+    """Applies the output rules to the message of an error, which may quote a request or an answer."""
+    if not rules.output_rules:
+        return
+    if isinstance(error, ProviderError):
+        error.quote = _filter_message(rules, error.quote)
+    error.args = (_filter_message(rules, str(error.args[0])), *error.args[1:]) if error.args else ()
+
+
+def _filter_message(rules: GuardrailsEngine, text: str) -> str:
+    result = rules.check_output(text)
+    return _WITHHELD if result.blocked else result.text

@@ -1,34 +1,36 @@
-"""The memory manager: what a run recalls at step 4 and keeps at step 11 (document 001).
+"""The memory manager: what a run recalls at step 4 and stores at step 11 (document 001).
 
-Conversation is the memory that must not fail: its errors end the run. Semantic and episodic memory only
-help: what of them cannot be asked or written is logged, named in `MemoryContext.degraded`, and the run goes
-on.
+Errors of the conversation store end the run. Semantic and episodic memory are optional help: their
+failures are logged and named in `MemoryContext.degraded`, and the run continues. `export_records` returns
+everything that is stored for one principal.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Hashable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 import structlog
 
-from astromesh.abc.clock import Clock, SystemClock
-from astromesh.abc.leases import SessionLeases
-from astromesh.abc.memory import MemoryStrategy
-from astromesh.abc.provider import ModelPort
-from astromesh.abc.stores import ConversationStore, EpisodicStore, Recalled, SemanticStore, Summary
 from astromesh.core.guardrails import GuardrailsEngine
+from astromesh.durable.base import SessionLeases
 from astromesh.errors import AstromeshError, Conflict, SessionNotFound
+from astromesh.knowledge.base import SemanticStore
+from astromesh.memory.base import ConversationStore, EpisodicStore, MemoryStrategy, RecalledTurns, Summary
+from astromesh.providers.base import ModelPort
+from astromesh.telemetry.clock import Clock, SystemClock
 from astromesh.types import JsonObject, MemoryContext, SemanticResult, SessionKey, Turn
 
 T = TypeVar("T")
 
-#: answers being indexed at once; beyond that a run waits for its own
-MOST_BESIDE = 64
+
+#: most background tasks; beyond that a run waits until its own answer is indexed
+MAX_BACKGROUND_TASKS = 64
+
 
 log = structlog.get_logger("astromesh.memory")
 
@@ -48,7 +50,7 @@ class ConversationalMemory:
 
 @dataclass(frozen=True, slots=True)
 class SemanticMemory:
-    """What was said in any session, found by meaning.
+    """Texts of all sessions, searched by meaning.
 
     Args:
         threshold: least score of a passage.
@@ -63,7 +65,7 @@ class SemanticMemory:
 
 @dataclass(frozen=True, slots=True)
 class EpisodicMemory:
-    """What happened in the session.
+    """Events of the session.
 
     Args:
         max_events: how many of the newest events a run sees.
@@ -74,12 +76,12 @@ class EpisodicMemory:
 
 
 class MemoryManager:
-    """The memory of one agent; every part is optional, and an agent without any pays nothing.
+    """The memory of one agent. Every part is optional.
 
     Args:
-        model: writes summaries, for strategies that compress; without one they never do.
-        about: what the manifest says of it, for `describe`.
-        rules: of the agent; its output rules hold for summaries.
+        model: writes summaries, for strategies that compress; without one they never compress.
+        about: the result of `describe`, from the manifest.
+        rules: of the agent; its output rules apply to summaries.
     """
 
     def __init__(  # noqa: PLR0913 (one keyword for each thing that a memory is made of)
@@ -98,26 +100,18 @@ class MemoryManager:
         self._clock: Clock = clock or SystemClock()
         self._about = about or {}
         self._rules = rules or GuardrailsEngine()
-        # stores of others may not know leases
-        self._leases = getattr(self.conversations, "leases", None)
-        self._beside: dict[object, asyncio.Task[None]] = {}
+        #: whether runs leave nothing in it
+        self.is_empty = conversational is None and semantic is None and episodic is None
+        #: over the sessions; None if no other process can write to them (third-party stores may lack leases)
+        self.leases: SessionLeases | None = getattr(self.conversations, "leases", None)
+        self._background: dict[object, asyncio.Task[None]] = {}
 
     @property
     def conversations(self) -> ConversationStore | None:
         return self.conversational.store if self.conversational else None
 
-    @property
-    def keeps_nothing(self) -> bool:
-        """Whether runs leave nothing in it, because there is none."""
-        return self.conversational is None and self.semantic is None and self.episodic is None
-
-    @property
-    def leases(self) -> SessionLeases | None:
-        """Over the sessions of the conversation; None where no other process can write to them."""
-        return self._leases
-
     def describe(self) -> JsonObject:
-        """Which memories there are, for `GET /v1/agents/{name}`."""
+        """The configured memories, for `GET /v1/agents/{name}`."""
         return dict(self._about)
 
     # -- step 4 --------------------------------------------------------------------------------------------
@@ -135,39 +129,47 @@ class MemoryManager:
         """History, knowledge and past events for one run (document 001, step 4).
 
         Args:
-            query: what semantic memory is searched for.
+            query: the text that semantic memory searches for.
             owner: principal id of the caller.
             any_owner: the caller may use sessions of others (scope `sessions:any`).
 
         Raises:
             SessionNotFound: the session belongs to somebody else.
-            StoreUnavailable: the conversation cannot be read now.
+            StoreUnavailable: the conversation store does not answer.
         """
         if self.semantic is None and self.episodic is None:
             if self.conversational is None:
-                return _EMPTY
+                return _EMPTY_CONTEXT
             key = SessionKey(tenant, agent_name, session_id)
             recalled = await self._recall(self.conversational, key, None if any_owner else owner)
             return MemoryContext(self.conversational.strategy.select(recalled), owner=recalled.owner or "")
-        return await self._build_whole(SessionKey(tenant, agent_name, session_id), query, owner, any_owner)
+        return await self._build_full_context(
+            SessionKey(tenant, agent_name, session_id), query, owner, any_owner
+        )
 
-    async def _build_whole(self, key: SessionKey, query: str, owner: str, any_owner: bool) -> MemoryContext:
+    async def _build_full_context(
+        self, key: SessionKey, query: str, owner: str, any_owner: bool
+    ) -> MemoryContext:
         limited = None if any_owner else owner
         degraded: list[str] = []
         recalled, results, events = await asyncio.gather(
-            self._recall(self.conversational, key, limited) if self.conversational else _nothing(Recalled()),
-            _helping("semantic", self._search(key, owner, query), (), degraded),
-            _helping("episodic", self._recent(key, limited), (), degraded),
+            self._recall(self.conversational, key, limited)
+            if self.conversational
+            else _immediately(RecalledTurns()),
+            _best_effort("semantic", self._search(key, owner, query), (), degraded),
+            _best_effort("episodic", self._recent(key, limited), (), degraded),
         )
         history = self.conversational.strategy.select(recalled) if self.conversational else ()
         return MemoryContext(history, results, events, recalled.owner or "", tuple(degraded))
 
-    async def _recall(self, memory: ConversationalMemory, key: SessionKey, owner: str | None) -> Recalled:
+    async def _recall(
+        self, memory: ConversationalMemory, key: SessionKey, owner: str | None
+    ) -> RecalledTurns:
         recalled = await memory.store.recall(key, memory.strategy.limit)
         if recalled.owner is not None and owner is not None and recalled.owner != owner:
             raise SessionNotFound(f"There is no session {key.session_id!r}.")
-        if self._model is not None and memory.strategy.due(recalled) and key not in self._beside:
-            self._go_beside(key, _compact(memory, key, recalled, self._model, self._rules))
+        if self._model is not None and memory.strategy.due(recalled) and key not in self._background:
+            self._start_background(key, _compact(memory, key, recalled, self._model, self._rules))
         return recalled
 
     async def _search(self, key: SessionKey, owner: str, query: str) -> tuple[SemanticResult, ...]:
@@ -185,69 +187,75 @@ class MemoryManager:
 
     # -- step 11 -------------------------------------------------------------------------------------------
 
-    def transaction(self, key: SessionKey, owner: str, *, once: bool = False, token: int = 0) -> Transaction:
-        """What a run keeps: written when the block ends without an exception, all turns in one append.
+    def transaction(
+        self, key: SessionKey, owner: str, *, skip_written: bool = False, token: int = 0
+    ) -> Transaction:
+        """What a run stores: written when the block ends without an exception, all turns in one append.
 
         Args:
-            owner: principal that the session belongs to, or will if it is new.
-            once: the run may have written its turns before; then they are not written again.
-            token: of the session's lease, which is checked; 0 where there is none.
+            owner: principal that owns the session, or will own it if it is new.
+            skip_written: the run may have written its turns before; then they are not written again.
+            token: of the lease of the session, which the store checks; 0: no lease.
         """
-        return Transaction(self, key, owner, once, token)
+        return Transaction(self, key, owner, skip_written, token)
 
-    async def keep(self, kept: Transaction) -> None:
+    async def commit(self, transaction: Transaction) -> None:
         """Writes a transaction; see `Transaction`."""
-        key, owner = kept.key, kept.owner
-        if self.conversational and kept.turns:
+        key, owner = transaction.key, transaction.owner
+        if self.conversational and transaction.turns:
             memory = self.conversational
             expires_at = self._clock.now() + memory.ttl if memory.ttl else 0.0
-            more: dict[str, Any] = {"token": kept.token} if kept.token else {}
-            if not kept.once or not await memory.store.written(key, kept.turns[0].run_id):
-                await memory.store.append(key, owner, kept.turns, expires_at=expires_at, **more)
-        if self.episodic and kept.events:
-            recorded = self.episodic.store.record(key, owner, kept.events, now=self._clock.now())
-            await self._after_all(key, owner, _helping("episodic", recorded, None, []))
+            more: dict[str, Any] = {"token": transaction.token} if transaction.token else {}
+            if not transaction.skip_written or not await memory.store.written(
+                key, transaction.turns[0].run_id
+            ):
+                await memory.store.append(key, owner, transaction.turns, expires_at=expires_at, **more)
+        if self.episodic and transaction.events:
+            recorded = self.episodic.store.record(key, owner, transaction.events, now=self._clock.now())
+            await self._await_shielded(key, owner, _best_effort("episodic", recorded, None, []))
         if self.semantic and self.semantic.auto_index:
-            await self._index(self.semantic.store, key, owner, kept.turns)
+            await self._index(self.semantic.store, key, owner, transaction.turns)
 
-    async def _after_all(self, key: SessionKey, owner: str, work: Coroutine[Any, Any, None]) -> None:
-        """Awaits what belongs to turns that are written; a caller that is cancelled goes on without it."""
-        task = self._go_beside(_Indexing(key, owner), work)
+    async def _await_shielded(self, key: SessionKey, owner: str, work: Coroutine[Any, Any, None]) -> None:
+        """Awaits work for turns that are already written; a cancelled caller continues without it."""
+        task = self._start_background(_Indexing(key, owner), work)
         with suppress(asyncio.CancelledError):
             await asyncio.shield(task)
 
-    async def note(self, key: SessionKey, owner: str, event: JsonObject) -> None:
-        """Keeps what happened outside a run, such as what a person thinks of an answer.
+    async def record_event(self, key: SessionKey, owner: str, event: JsonObject) -> None:
+        """Records an event outside a run, such as feedback on an answer.
 
         Raises:
             Conflict: this agent has no episodic memory.
-            StoreError: it cannot be written.
+            StoreError: the event cannot be written.
         """
         if self.episodic is None:
-            raise Conflict(f"The agent {key.agent!r} keeps no events: it has no memory.episodic.")
+            raise Conflict(f"The agent {key.agent!r} records no events: it has no memory.episodic.")
         await self.episodic.store.record(key, owner, [event], now=self._clock.now())
 
     async def _index(self, store: SemanticStore, key: SessionKey, owner: str, turns: Iterable[Turn]) -> None:
-        passages = [(t.content, _source(key, t)) for t in turns if t.role == "assistant" and t.content]
+        passages = [
+            (t.content, _passage_source(key, t)) for t in turns if t.role == "assistant" and t.content
+        ]
         if not passages:
             return
-        work = _helping("semantic", store.add(key.tenant, key.agent, owner, passages), None, [])
-        if len(self._beside) < MOST_BESIDE:
-            self._go_beside(_Indexing(key, owner), work)
+        work = _best_effort("semantic", store.add(key.tenant, key.agent, owner, passages), None, [])
+        if len(self._background) < MAX_BACKGROUND_TASKS:
+            self._start_background(_Indexing(key, owner), work)
         else:
             await work
 
-    # -- erasing -------------------------------------------------------------------------------------------
+    # -- deletion ------------------------------------------------------------------------------------------
 
     async def erase(self, key: SessionKey) -> bool:
-        """Deletes a session with its turns, its summary, its events and what was indexed of it.
+        """Deletes a session with its turns, summary, events and indexed texts.
 
         Returns:
-            False where there was none.
+            False if there is no such session.
         """
-        if (task := self._beside.get(key)) is not None:
+        if (task := self._background.get(key)) is not None:
             task.cancel()
-        await self._indexed(lambda going: going.key == key)
+        await self._wait_for_indexing(lambda going: going.key == key)
         if self.episodic:
             await self.episodic.store.erase(key)
         if self.semantic:
@@ -255,42 +263,44 @@ class MemoryManager:
         return await self.conversational.store.erase(key) if self.conversational else False
 
     async def erase_owner(self, tenant: str, owner: str) -> int:
-        """Deletes all that is kept for one principal; answers how many things that were."""
-        await self.indexed(tenant, owner)
+        """Deletes all records of one principal; returns their number."""
+        await self.wait_until_indexed(tenant, owner)
         parts = (self.conversational, self.semantic, self.episodic)
         return sum([await part.store.erase_owner(tenant, owner) for part in parts if part is not None])
 
-    async def indexed(self, tenant: str, owner: str) -> None:
-        """Waits until what one principal was told is stored, so that it can be found."""
-        await self._indexed(lambda going: (going.key.tenant, going.owner) == (tenant, owner))
+    async def wait_until_indexed(self, tenant: str, owner: str) -> None:
+        """Waits until the answers of one principal are indexed, so that they can be found."""
+        await self._wait_for_indexing(lambda going: (going.key.tenant, going.owner) == (tenant, owner))
 
-    async def _indexed(self, concerns: Callable[[_Indexing], bool]) -> None:
-        """Waits until what is being indexed is stored, so that it can be deleted."""
-        tasks = [t for going, t in self._beside.items() if isinstance(going, _Indexing) and concerns(going)]
+    async def _wait_for_indexing(self, concerns: Callable[[_Indexing], bool]) -> None:
+        """Waits for running index tasks, so that their texts can be deleted."""
+        tasks = [
+            t for going, t in self._background.items() if isinstance(going, _Indexing) and concerns(going)
+        ]
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    # -- beside the runs -----------------------------------------------------------------------------------
+    # -- background work -----------------------------------------------------------------------------------
 
-    async def settle(self) -> None:
-        """Waits for what runs beside: summaries and indexing."""
-        while self._beside:
-            await asyncio.gather(*self._beside.values(), return_exceptions=True)
+    async def wait_until_idle(self) -> None:
+        """Waits for background work: summaries and indexing."""
+        while self._background:
+            await asyncio.gather(*self._background.values(), return_exceptions=True)
 
     async def close(self) -> None:
-        """Ends summarising, which the next run takes up again, and finishes indexing."""
-        for key, task in self._beside.items():
+        """Cancels summaries, which the next run starts again, and finishes indexing."""
+        for key, task in self._background.items():
             if isinstance(key, SessionKey):
                 task.cancel()
-        await self.settle()
+        await self.wait_until_idle()
 
-    def _go_beside(self, key: object, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = self._beside[key] = asyncio.create_task(work)
-        task.add_done_callback(lambda _: self._beside.pop(key, None))
+    def _start_background(self, key: object, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = self._background[key] = asyncio.create_task(work)
+        task.add_done_callback(lambda _: self._background.pop(key, None))
         return task
 
 
 class _Indexing:
-    """What of a run is on its way into semantic or episodic memory; each is one of its own."""
+    """The key of one running task that writes to semantic or episodic memory."""
 
     __slots__ = ("key", "owner")
 
@@ -299,14 +309,14 @@ class _Indexing:
 
 
 class Transaction:
-    """What one run keeps. Once the block has ended, a cancel does not take it back: the turns are written."""
+    """What one run stores. Once the block has ended, a cancel does not undo it: the turns are written."""
 
-    __slots__ = ("_manager", "events", "key", "once", "owner", "token", "turns")
+    __slots__ = ("_manager", "events", "key", "owner", "skip_written", "token", "turns")
 
     def __init__(
-        self, manager: MemoryManager, key: SessionKey, owner: str, once: bool = False, token: int = 0
+        self, manager: MemoryManager, key: SessionKey, owner: str, skip_written: bool = False, token: int = 0
     ) -> None:
-        self._manager, self.once, self.token = manager, once, token
+        self._manager, self.skip_written, self.token = manager, skip_written, token
         self.key, self.owner = key, owner
         self.turns: list[Turn] = []
         self.events: list[JsonObject] = []
@@ -316,7 +326,7 @@ class Transaction:
 
         Args:
             turn: without `seq`; the store numbers it.
-            reported_tokens: what a model said the content has, 0 where unknown.
+            reported_tokens: tokens of the content as the model reported them; 0: unknown.
         """
         memory = self._manager.conversational
         if memory is None and self._manager.semantic is None:
@@ -336,13 +346,13 @@ class Transaction:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error is None and (self.turns or self.events):
-            await self._manager.keep(self)
+            await self._manager.commit(self)
 
 
 async def _compact(
     memory: ConversationalMemory,
     key: SessionKey,
-    recalled: Recalled,
+    recalled: RecalledTurns,
     model: ModelPort,
     rules: GuardrailsEngine,
 ) -> None:
@@ -351,21 +361,21 @@ async def _compact(
 
     try:
         summary = await memory.strategy.compact(recalled, page, model)
-        await memory.store.set_summary(key, _checked(summary, rules, key))
-    except AstromeshError as error:  # nothing is lost: the turns stay, and the next run tries again
+        await memory.store.set_summary(key, _filter_summary(summary, rules, key))
+    except AstromeshError as error:  # the turns remain, and the next run tries again
         log.warning("summary_failed", agent=key.agent, code=error.code, error=str(error))
 
 
-def _checked(summary: Summary, rules: GuardrailsEngine, key: SessionKey) -> Summary:
-    """A summary as the output rules leave it: it goes into every later prompt, and is shown to its owner."""
+def _filter_summary(summary: Summary, rules: GuardrailsEngine, key: SessionKey) -> Summary:
+    """A summary as the output rules leave it: every later prompt holds it, and its owner can read it."""
     released = rules.check_output(summary.text)
-    if released.blocked:  # it would be no other one the next time
+    if released.blocked:  # the next summary would be blocked, too
         log.warning("summary_withheld", agent=key.agent, rule=released.actions[-1]["type"])
     return replace(summary, text=released.text) if released.actions else summary
 
 
-async def _helping(part: str, work: Awaitable[T], otherwise: T, degraded: list[str]) -> T:
-    """Awaits what only helps; its failure is noted and does not end the run."""
+async def _best_effort(part: str, work: Awaitable[T], otherwise: T, degraded: list[str]) -> T:
+    """Awaits optional work; its failure is recorded and does not end the run."""
     try:
         return await work
     except AstromeshError as error:
@@ -374,12 +384,103 @@ async def _helping(part: str, work: Awaitable[T], otherwise: T, degraded: list[s
         return otherwise
 
 
-async def _nothing(value: T) -> T:
+async def _immediately(value: T) -> T:
     return value
 
 
-def _source(key: SessionKey, turn: Turn) -> JsonObject:
+def _passage_source(key: SessionKey, turn: Turn) -> JsonObject:
     return {"source": "conversation", "session_id": key.session_id, "run_id": turn.run_id}
 
 
-_EMPTY = MemoryContext()
+_EMPTY_CONTEXT = MemoryContext()
+
+
+# -- export of the records of one principal ----------------------------------------------------------------
+
+#: records of one read
+EXPORT_PAGE_SIZE = 200
+
+
+async def export_records(
+    memories: Iterable[MemoryManager], tenant: str, owner: str
+) -> AsyncIterator[JsonObject]:
+    """Every turn, summary, passage and event of one principal, each once even if agents share a store.
+
+    Raises:
+        StoreUnavailable: a store does not answer; raised before the first record if possible.
+    """
+    stores = _ExportStores({}, {}, {})
+    for memory in memories:
+        stores.add(memory)
+        await memory.wait_until_indexed(tenant, owner)
+    for ping in stores.pings():
+        await ping()
+    for part in (
+        *(_export_conversations(store, tenant, owner) for store in stores.conversations.values()),
+        *(_export_passages(store, tenant, owner) for store in stores.passages.values()),
+        *(_export_events(store, tenant, owner) for store in stores.events.values()),
+    ):
+        async for record in part:
+            yield record
+
+
+class _ExportStores(NamedTuple):
+    """The stores of several agents, each once, by location."""
+
+    conversations: dict[Hashable, ConversationStore]
+    passages: dict[Hashable, SemanticStore]
+    events: dict[Hashable, EpisodicStore]
+
+    def add(self, memory: MemoryManager) -> None:
+        if memory.conversational:  # agents share the store object
+            self.conversations[id(memory.conversational.store)] = memory.conversational.store
+        if memory.semantic:
+            self.passages[memory.semantic.store.place] = memory.semantic.store
+        if memory.episodic:
+            self.events[memory.episodic.store.place] = memory.episodic.store
+
+    def pings(self) -> list[Callable[[], Awaitable[None]]]:
+        conversations = [store.ping for store in self.conversations.values()]
+        passages = [store.ping for store in self.passages.values()]
+        return [*conversations, *passages, *(store.ping for store in self.events.values())]
+
+
+async def _export_conversations(
+    store: ConversationStore, tenant: str, owner: str
+) -> AsyncIterator[JsonObject]:
+    last: SessionKey | None = None
+    while keys := await store.owned(tenant, owner, after=last, limit=EXPORT_PAGE_SIZE):
+        for key in keys:
+            async for record in _export_session(store, key, owner):
+                yield record
+        last = keys[-1]
+
+
+async def _export_session(store: ConversationStore, key: SessionKey, owner: str) -> AsyncIterator[JsonObject]:
+    where: JsonObject = {"agent": key.agent, "session_id": key.session_id}
+    recalled = await store.recall(key, 0)
+    if recalled.owner != owner:  # deleted meanwhile, and started again by another principal
+        return
+    if recalled.summary:
+        yield {"kind": "summary", **where, "upto": recalled.summary.upto, "content": recalled.summary.text}
+    after = 0
+    while turns := await store.page(key, after=after, limit=EXPORT_PAGE_SIZE):
+        for turn in turns:
+            yield {"kind": "turn", **where, **turn._asdict()}
+        after = turns[-1].seq
+
+
+async def _export_passages(store: SemanticStore, tenant: str, owner: str) -> AsyncIterator[JsonObject]:
+    after = 0
+    while found := await store.owned(tenant, owner, after=after, limit=EXPORT_PAGE_SIZE):
+        for _, agent, content, metadata in found:
+            yield {"kind": "passage", "agent": agent, "content": content, "metadata": metadata}
+        after = found[-1].number
+
+
+async def _export_events(store: EpisodicStore, tenant: str, owner: str) -> AsyncIterator[JsonObject]:
+    after = 0
+    while found := await store.owned(tenant, owner, after=after, limit=EXPORT_PAGE_SIZE):
+        for _, agent, session_id, event in found:
+            yield {"kind": "event", "agent": agent, "session_id": session_id, "event": event}
+        after = found[-1].number

@@ -1,33 +1,306 @@
-"""The model router (document 001, step 8): rank, ask the first whose circuit is closed, else the next.
+"""The model router (document 001, step 8): ranks the providers and asks them in order.
 
-What is retried, and by whom: the next provider is asked after any failure, for nothing. The same provider is
-asked again only when no other is left, the error can heal, and the run still has retries (one budget per run,
-over all layers). Nothing is retried once text has left: it can't be taken back. Whether it has, the reader of
-the stream knows (`types.BrokeOff`).
+The router asks the next provider after any failure, at no cost in retries. It asks the same provider
+again only when no other is left, the error is retryable, and the run still has retries (one budget per
+run, over all layers). It retries nothing once text has left the stream; the reader of the stream knows
+whether it has (`types.StreamBroken`).
 
-What failed tries have cost (`types.charge`) is part of the answer's usage, or noted on the error; whose it is
-stands in their lines among the attempts.
+The cost of failed tries (`types.attach_usage`) is part of the answer's usage, or is attached to the
+error. Each failed try has a line among the attempts, which names the provider.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
 from random import Random
-from typing import cast
+from time import perf_counter
+from typing import Any, TypeVar, cast
 
-from astromesh.abc.clock import Clock
-from astromesh.abc.provider import Provider
-from astromesh.core.guardrails import GuardrailsEngine
-from astromesh.core.health import Health
-from astromesh.core.routed_call import RetryRules, RoutedCall, TakeRetry
-from astromesh.core.routing import STRATEGIES, Candidate, lacking, needs_of, rank
-from astromesh.errors import AllProvidersFailed, ProviderError, ProviderUnavailable
-from astromesh.tokens import estimate_request, size_of
-from astromesh.types import BrokeOff, CompletionRequest, CompletionResult, Delta
+from msgspec.structs import replace
 
-#: spreads retries; not the process's own generator, which belongs to who embeds the runtime and seeds it
+from astromesh.core.circuit_breaker import CLOSED, Outcome
+from astromesh.core.guardrails import GuardrailsEngine, filter_error
+from astromesh.core.provider_health import Health, Monitor
+from astromesh.core.routing import STRATEGIES, Candidate, missing_capabilities, rank, request_needs
+from astromesh.errors import (
+    AllProvidersFailed,
+    ProviderError,
+    ProviderRejected,
+    ProviderTimeout,
+    ProviderUnavailable,
+)
+from astromesh.graph.scope import Scope
+from astromesh.providers.base import Provider
+from astromesh.tokens import estimate_request, estimate_size, utf8_size
+from astromesh.types import (
+    CompletionRequest,
+    CompletionResult,
+    Delta,
+    JsonObject,
+    StreamBroken,
+    Usage,
+    attach_attempts,
+    attach_usage,
+    attached_usage,
+)
+
+TakeRetry = Callable[[], bool]
+E = TypeVar("E", bound=Exception)
+
+#: seconds between two checks whether a probe has returned
+_MIN_PAUSE = 0.05
+#: reported token counts that a model's correction is learned from: the first few, then one of sixteen
+_LEARN_FIRST, _LEARN_EVERY = 4, 16
+
+
+@dataclass(frozen=True, slots=True)
+class RetryRules:
+    """When the router asks the last provider left again.
+
+    Args:
+        tries: most further tries of one call.
+        backoff: seconds before the first; doubles each time, times 0.5 to 1.5 at random.
+        max_wait: seconds; the router does not wait for a provider that asks for more.
+    """
+
+    tries: int = 2
+    backoff: float = 0.25
+    max_wait: float = 10.0
+
+
+class RoutedCall:
+    """One model call on its way through the providers: which to ask next, how each try ended, its cost.
+
+    Args:
+        router: the router of the role that the request names.
+        take_retry: takes one try from the budget of the run; None: no budget.
+        log: records the result, and the failed tries of a call that nobody answered.
+    """
+
+    __slots__ = (
+        "_attempts", "_failed_usage", "_failures", "_index", "_log", "_monitor", "_order", "_position",
+        "_probe", "_request", "_retry_after", "_retry_index", "_router", "_started", "_take_retry", "_tries",
+        "settled",
+    )  # fmt: skip
+    #: the provider that is being asked, since when, and whether the call is a probe
+    _index: int
+    _monitor: Monitor
+    _started: float
+    _probe: bool
+    #: how long the provider to ask again wants to be left alone
+    _retry_after: float
+
+    def __init__(
+        self,
+        router: ModelRouter,
+        request: CompletionRequest,
+        take_retry: TakeRetry | None,
+        log: RunModel | None = None,
+    ) -> None:
+        self._router, self._request, self._take_retry, self._log = router, request, take_retry, log
+        self._order = (0,) if router.is_single else router.ranked(request)
+        self._position = 0
+        self._tries = 0
+        #: the provider to ask again when no other is left; -1: none
+        self._retry_index = -1
+        self._failures: list[ProviderError] = []
+        self._attempts: list[JsonObject] = []
+        self._failed_usage: Usage | None = None
+        #: whether the end of the running try is known
+        self.settled = True
+
+    async def next_provider(self) -> Provider | None:
+        """The provider to ask now, its circuit entered; waits if the last one left may recover."""
+        now = self._router.clock.monotonic()
+        while self._position < len(self._order):
+            index = self._order[self._position]
+            self._position += 1
+            if self._enter(index, now):
+                return self._router.providers[index]
+            self._record_skip(index, now)
+        while await self._wait_to_retry():
+            now = self._router.clock.monotonic()
+            if self._enter(self._retry_index, now):
+                return self._router.providers[self._retry_index]
+            self._retry_after = self._jittered(self._seconds_until_probe(self._retry_index, now))
+        return None
+
+    def succeeded(self, result: CompletionResult) -> CompletionResult:
+        """Records a result; returns it with the cost and the lines of the failed tries."""
+        monitor = self._monitor
+        latency_ms = (perf_counter() - self._started) * 1000
+        monitor.record_success(latency_ms, probe=self._probe)
+        self.settled = True
+        if monitor.calls <= _LEARN_FIRST or monitor.calls % _LEARN_EVERY == 0:
+            monitor.correction.learn(estimate_request(self._request), result.usage.input_tokens)
+        if self._failed_usage is not None:
+            result = replace(result, usage=self._failed_usage + result.usage)
+        if self._attempts or not result.latency_ms:
+            result = replace(
+                result, attempts=tuple(self._attempts), latency_ms=result.latency_ms or latency_ms
+            )
+        if self._log is not None:
+            self._log.record_result(self._request, result)
+        return result
+
+    def failed(self, error: ProviderError, streamed_bytes: int = 0) -> None:
+        """Records a failed try.
+
+        Args:
+            streamed_bytes: of text that arrived before; the cost of the try if nobody counted it.
+        """
+        if streamed_bytes and attached_usage(error) is None:
+            attach_usage(
+                error, Usage(estimate_request(self._request), estimate_size(streamed_bytes), estimated=True)
+            )
+        filter_error(self._router.rules, error)
+        # repeated tries of one call are one failure; a probe always decides
+        first = self._tries == 0 or self._probe
+        wait, now = self._jittered(error.retry_after), self._router.clock.monotonic()
+        self.settled = True
+        self._monitor.record_failure(error, _outcome(error, first), probe=self._probe, now=now, wait=wait)
+        self._record_failure(error)
+        self._add_cost(attached_usage(error))
+        timed_out = isinstance(error, ProviderTimeout)
+        if timed_out:
+            self._monitor.record_latency((perf_counter() - self._started) * 1000)
+        if error.retryable and not timed_out:
+            self._retry_index, self._retry_after = self._index, wait
+        elif self._retry_index == self._index:
+            self._retry_index = -1  # an earlier error of it was retryable, this one is not
+
+    def cancelled(self, error: asyncio.CancelledError) -> None:
+        """Records that the caller gave up: the cost so far, and that of the tries before."""
+        now = attached_usage(error) or Usage(estimate_request(self._request), estimated=True)
+        self._attempts.append(_attempt(self._monitor.name, "cancelled", 0, now))
+        attach_attempts(error, self._attempts)
+        if self._failed_usage is not None:
+            attach_usage(error, self._failed_usage + now)
+
+    def with_costs(self, error: E) -> E:
+        """The error, with the lines and the cost of all tries of this call."""
+        attach_attempts(error, self._attempts)
+        if self._failed_usage is not None:
+            attach_usage(error, self._failed_usage)
+        if self._log is not None:
+            self._log.attempts += self._attempts
+        return error
+
+    def abandon(self) -> None:
+        """Ends a try whose end nobody recorded, so that a probe does not stay out for ever."""
+        self.settled = True
+        self._monitor.settle("abandoned", probe=self._probe, now=self._router.clock.monotonic())
+
+    def final_error(self) -> Exception:
+        """The error of a call that nobody answered."""
+        return self.with_costs(self._build_error())
+
+    def _build_error(self) -> Exception:
+        if not self._order and self._router.providers:
+            return ProviderRejected(
+                "No configured model can serve this request; "
+                f"missing: {self._router.describe_missing(self._request)}."
+            )
+        answers = [f for f in self._failures if not isinstance(f, _CircuitOpen)]
+        if answers and all(isinstance(f, ProviderRejected) for f in answers):
+            first = answers[0]
+            return ProviderRejected(
+                f"{first.provider}: {first}", provider=first.provider, status=first.upstream_status
+            )
+        return AllProvidersFailed(self._failures)
+
+    def _enter(self, index: int, now: float) -> bool:
+        monitor = self._router.monitors[index]
+        if not monitor.admit(now):
+            return False
+        self._index, self._monitor, self.settled = index, monitor, False
+        self._probe = monitor.circuit is not CLOSED and monitor.probing
+        self._router.last_tried[index] = self._router.turn
+        self._started = perf_counter()
+        return True
+
+    def _record_skip(self, index: int, now: float) -> None:
+        monitor, wait = self._router.monitors[index], self._seconds_until_probe(index, now)
+        reason = f"its circuit is open for another {wait:.0f} s"
+        if monitor.probing:
+            reason = "another call is probing whether it works again"
+        self._record_failure(_CircuitOpen(reason, provider=monitor.name))
+        if self._retry_index < 0:
+            self._retry_index, self._retry_after = index, self._jittered(wait)
+
+    def _seconds_until_probe(self, index: int, now: float) -> float:
+        """Seconds until an open circuit admits a probe; 0 while a probe is out."""
+        return max(0.0, self._router.monitors[index].circuit.until - now)
+
+    def _record_failure(self, error: ProviderError) -> None:
+        if not error.provider:
+            error.provider = self._monitor.name
+        # without the traceback, whose frames hold this call: the circle would keep responses for minutes
+        self._failures.append(error.with_traceback(None))
+        self._attempts.append(
+            _attempt(error.provider, error.code, error.upstream_status, attached_usage(error))
+        )
+
+    async def _wait_to_retry(self) -> bool:
+        """Waits before the last provider left is asked again; returns False if it must not be."""
+        rules, router = self._router.retries, self._router
+        if self._retry_index < 0 or self._tries >= rules.tries:
+            return False
+        backoff = rules.backoff * 2**self._tries * (0.5 + router.chance())
+        wait = max(backoff, self._retry_after)
+        if wait > rules.max_wait or not (self._take_retry is None or self._take_retry()):
+            return False
+        self._tries += 1
+        self._retry_after = 0.0
+        try:
+            await router.clock.sleep(wait)
+            return await self._probe_is_back()
+        except asyncio.CancelledError as cancelled:
+            attach_usage(cancelled, self._failed_usage or Usage())
+            attach_attempts(cancelled, self._attempts)
+            raise
+
+    async def _probe_is_back(self) -> bool:
+        """Waits for the probe of another call; returns False if it takes too long."""
+        rules, router = self._router.retries, self._router
+        monitor, left = router.monitors[self._retry_index], rules.max_wait
+        while monitor.probing and left > 0:
+            pause = max(rules.backoff * (0.5 + router.chance()), _MIN_PAUSE)
+            left -= pause
+            await router.clock.sleep(pause)
+        return not monitor.probing
+
+    def _add_cost(self, usage: Usage | None) -> None:
+        if usage is not None:
+            self._failed_usage = usage if self._failed_usage is None else self._failed_usage + usage
+
+    def _jittered(self, seconds: float) -> float:
+        """The seconds, and up to a fifth more."""
+        return seconds * (1 + 0.2 * self._router.chance())
+
+
+def _attempt(provider: str, error: str, status: int, usage: Usage | None) -> JsonObject:
+    """The line of a failed try, with its cost if that is known."""
+    line: JsonObject = {"provider": provider, "error": error, "status": status}
+    return line if usage is None else line | {"usage": usage.to_json()}
+
+
+class _CircuitOpen(ProviderUnavailable):
+    code = "circuit_open"
+
+
+def _outcome(error: ProviderError, first: bool) -> Outcome:
+    if not error.trips_breaker:
+        return "rejected"
+    if error.retry_after:
+        return "throttled"
+    return "failure" if first else "abandoned"
+
+
+#: spreads retries; a generator of its own, because an embedding program may seed the global one
 _chance = Random()  # noqa: S311 (no secret)
 
 
@@ -41,7 +314,7 @@ class ModelRouter:
         health: shared by all routers of the process.
         retries: when to try again.
         chance: random numbers in [0, 1), for jitter.
-        rules: of the agent; its output rules hold for what providers say of their failures.
+        rules: of the agent; its output rules apply to error messages of providers.
     """
 
     def __init__(  # noqa: PLR0913 (what all calls of an agent share)
@@ -65,32 +338,37 @@ class ModelRouter:
         self.chance = chance
         self.rules = rules or GuardrailsEngine()
         self.monitors = tuple(self.health.monitor(p) for p in self.providers)
-        self._turn = 0
-        self._tried = [0] * len(self.providers)
+        self.clock = self.health.clock
+        #: whether there is nothing to rank
+        self.is_single = len(self.providers) == 1 and strategy != "capability_match"
+        #: calls so far, and the last one that asked each provider
+        self.turn = 0
+        self.last_tried = [0] * len(self.providers)
         self._counts_tokens = any(p.capabilities.context_window for p in self.providers)
-
-    @property
-    def clock(self) -> Clock:
-        return self.health.clock
 
     def for_role(self, role: str) -> ModelRouter:
         """The router of a role of `model.roles`, or this one."""
         return self.roles.get(role, self)
 
     async def route(
-        self, request: CompletionRequest, *, take_retry: TakeRetry | None = None
+        self,
+        request: CompletionRequest,
+        *,
+        take_retry: TakeRetry | None = None,
+        log: RunModel | None = None,
     ) -> CompletionResult:
         """One model call, answered by the first provider that can.
 
         Args:
             request: its `role` picks the router of `model.roles`.
-            take_retry: takes one try from the run's budget, False when it is used up; None: no budget.
+            take_retry: takes one try from the budget of the run, False when it is used up; None: no budget.
+            log: records the result and failed tries.
 
         Raises:
-            ProviderRejected: everybody who was asked said that the request is wrong.
-            AllProvidersFailed: nobody answered; it holds who failed how.
+            ProviderRejected: every provider that was asked refused the request.
+            AllProvidersFailed: no provider answered; it lists the failures.
         """
-        call = RoutedCall(self.for_role(request.role), request, take_retry)
+        call = RoutedCall(self.roles.get(request.role, self), request, take_retry, log)
         while (provider := await call.next_provider()) is not None:
             try:
                 result = await provider.complete(request)
@@ -102,55 +380,58 @@ class ModelRouter:
             else:
                 return call.succeeded(result)
             finally:
-                call.left()
-        raise call.verdict()
+                if not call.settled:
+                    call.abandon()
+        raise call.final_error()
 
     async def complete(self, request: CompletionRequest) -> CompletionResult:
         return await self.route(request)
 
     async def stream(
-        self, request: CompletionRequest, *, take_retry: TakeRetry | None = None
-    ) -> AsyncGenerator[Delta | BrokeOff | CompletionResult, None]:
-        """As `route`, with the provider's own deltas first; after the first one an error ends the stream.
+        self,
+        request: CompletionRequest,
+        *,
+        take_retry: TakeRetry | None = None,
+        log: RunModel | None = None,
+    ) -> AsyncGenerator[Delta | StreamBroken | CompletionResult, None]:
+        """As `route`, with the deltas of the provider first.
 
-        But not where the reader answers the `BrokeOff` before it with `unheard`.
+        After the first delta an error ends the stream, unless the reader marks the `StreamBroken` before it
+        as discarded.
         """
-        call = RoutedCall(self.for_role(request.role), request, take_retry)
+        call = RoutedCall(self.roles.get(request.role, self), request, take_retry, log)
         while (provider := await call.next_provider()) is not None:
-            said = 0
+            streamed = 0
             try:
                 async with aclosing(_pieces(provider, request)) as pieces:
                     async for piece in pieces:
                         if isinstance(piece, Delta):
-                            said += size_of(piece.content)
+                            text = piece.content
+                            streamed += len(text) if text.isascii() else utf8_size(text)
                             yield piece
                         else:
                             yield call.succeeded(piece)
                             return
                 raise ProviderUnavailable("The stream ended without a result.")
             except ProviderError as error:
-                call.failed(error, said)
-                if said:
-                    yield (broken := BrokeOff())
-                    if not broken.unheard:
-                        raise call.charging(AllProvidersFailed([error], begun=True)) from error
+                call.failed(error, streamed)
+                if streamed:
+                    yield (broken := StreamBroken())
+                    if not broken.discarded:
+                        raise call.with_costs(AllProvidersFailed([error], begun=True)) from error
             except asyncio.CancelledError as cancelled:
                 call.cancelled(cancelled)
                 raise
             finally:
-                call.left()
-        raise call.verdict()
+                if not call.settled:
+                    call.abandon()
+        raise call.final_error()
 
     def ranked(self, request: CompletionRequest) -> tuple[int, ...]:
         """Indices of the providers in the order to ask them."""
-        if len(self.providers) == 1 and self.strategy != "capability_match":
-            return (0,)
-        self._turn += 1
+        self.turn += 1
         tokens = estimate_request(request) if self._counts_tokens else 0
-        return rank(self.strategy, self._candidates(request), needs_of(request, tokens), self._turn - 1)
-
-    def tried(self, index: int) -> None:
-        self._tried[index] = self._turn
+        return rank(self.strategy, self._candidates(request), request_needs(request, tokens), self.turn - 1)
 
     def _candidates(self, request: CompletionRequest) -> list[Candidate]:
         costs = self.strategy == "cost_optimized"
@@ -160,23 +441,23 @@ class ModelRouter:
                 provider.capabilities,
                 provider.estimated_cost(request) * monitor.correction.factor if costs else 0.0,
                 monitor.latency_ms,
-                self._turn - tried,
+                self.turn - tried,
                 monitor.correction.factor,
             )
             for index, (provider, monitor, tried) in enumerate(
-                zip(self.providers, self.monitors, self._tried, strict=True)
+                zip(self.providers, self.monitors, self.last_tried, strict=True)
             )
         ]
 
-    def unfit(self, request: CompletionRequest) -> str:
-        """What no provider has that the request needs, for the error."""
-        needs = needs_of(request, estimate_request(request))
-        missing = {name for c in self._candidates(request) for name in lacking(c, needs)}
+    def describe_missing(self, request: CompletionRequest) -> str:
+        """The capabilities that the request needs and no provider has, for the error."""
+        needs = request_needs(request, estimate_request(request))
+        missing = {name for c in self._candidates(request) for name in missing_capabilities(c, needs)}
         return ", ".join(sorted(missing))
 
 
 def _pieces(provider: Provider, request: CompletionRequest) -> AsyncGenerator[Delta | CompletionResult, None]:
-    """A provider's own stream, with no generator in between; one that cannot stream answers in one piece."""
+    """The stream of a provider; one that cannot stream answers in one piece."""
     if provider.capabilities.streaming:
         return cast("AsyncGenerator[Delta | CompletionResult, None]", provider.stream(request))
     return _in_one_piece(provider, request)
@@ -189,3 +470,57 @@ async def _in_one_piece(
     if result.content:
         yield Delta(result.content)
     yield result
+
+
+class RunModel:
+    """The model of one run, a `ModelPort`: the agent's router with the retry budget and records of the run.
+
+    Args:
+        schema: the agent's output schema, or None.
+
+    `attempts` has one line for each failed try of the whole run, `{provider, error, status}`.
+    `streaming_request` is the newest request whose answer streams.
+    """
+
+    __slots__ = ("_requests", "_router", "_schema", "_scope", "attempts", "last", "streaming_request")
+
+    def __init__(self, router: ModelRouter, scope: Scope, schema: Mapping[str, Any] | None = None) -> None:
+        self._router, self._scope, self._schema = router, scope, schema
+        self.attempts: list[JsonObject] = []
+        self.last: CompletionResult | None = None
+        self.streaming_request: CompletionRequest | None = None
+        #: requests by the text of their results; only recorded if there is a schema
+        self._requests: dict[str, CompletionRequest] = {}
+
+    def complete(self, request: CompletionRequest) -> Coroutine[Any, Any, CompletionResult]:
+        request = request if self._schema is None else self._with_schema(request)
+        return self._router.route(request, take_retry=self._scope.take_retry, log=self)
+
+    def stream(
+        self, request: CompletionRequest
+    ) -> AsyncGenerator[Delta | StreamBroken | CompletionResult, None]:
+        request = request if self._schema is None else self._with_schema(request)
+        self.streaming_request = request
+        return self._router.stream(request, take_retry=self._scope.take_retry, log=self)
+
+    def record_result(self, request: CompletionRequest, result: CompletionResult) -> None:
+        """Records the result of a call."""
+        self.last = result
+        if self._schema is not None and not result.tool_calls:
+            self._requests[result.content] = request
+        if result.attempts:
+            self.attempts += result.attempts
+
+    def record_replay(self, request: CompletionRequest, result: CompletionResult) -> None:
+        """Records the result of a call that was made before the run was resumed."""
+        self.record_result(self._with_schema(request), result)
+
+    def request_for(self, text: str) -> CompletionRequest | None:
+        """The request whose result has this text; None if no call of the run has."""
+        return self._requests.get(text)
+
+    def _with_schema(self, request: CompletionRequest) -> CompletionRequest:
+        """The request with the output schema of the agent, if its result may be the answer of the run."""
+        if self._schema is None or request.role or request.output_schema is not None or not request.answers:
+            return request
+        return replace(request, output_schema=self._schema)

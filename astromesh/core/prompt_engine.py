@@ -1,4 +1,4 @@
-"""Step 5: the system prompt of an agent, rendered with what the run knows (document 001)."""
+"""Step 5: renders the system prompt of an agent for a run (document 001)."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from functools import lru_cache
 from time import gmtime, strftime
 from typing import Any
 
-from astromesh.core.templates import Compiled, check_template
+from astromesh.core.templates import CompiledTemplate, check_template
 from astromesh.errors import ConfigError
 from astromesh.types import MemoryContext
 
-__all__ = ["OWN_NAMES", "PromptEngine", "PromptTemplate", "check_template", "current_date"]
+__all__ = ["RESERVED_NAMES", "PromptEngine", "PromptTemplate", "check_template", "current_date"]
 
-#: names of document 001 and of api.md section 1; neither `prompts.variables` nor a request can set them
-OWN_NAMES = frozenset(
+#: names of document 001 and of the requests of api.md; `prompts.variables` and requests cannot set them
+RESERVED_NAMES = frozenset(
     {
         "agent_name",
         "description",
@@ -25,12 +25,14 @@ OWN_NAMES = frozenset(
         "context",
     }
 )
+#: reserved names whose values differ between runs
+_OF_RUNS = frozenset({"conversation_history", "semantic_context", "episodic_events", "context"})
 _DAY = 86_400
 _NO_CONTEXT: Mapping[str, Any] = {}
 
 
 class PromptEngine:
-    """Compiles the agents' prompts, each once, at bootstrap."""
+    """Compiles the prompt of each agent once, at bootstrap."""
 
     def register(
         self,
@@ -47,35 +49,39 @@ class PromptEngine:
             variables: `prompts.variables`.
 
         Raises:
-            ConfigError: it is no template, or a variable has one of the documents' own names.
+            ConfigError: the text is not a template, or a variable has a reserved name.
         """
-        own = sorted(OWN_NAMES & (variables or {}).keys())
+        own = sorted(RESERVED_NAMES & (variables or {}).keys())
         if own:
-            raise ConfigError(f"prompts.variables cannot set {', '.join(own)}: astromesh sets it. Rename it.")
+            raise ConfigError(
+                f"prompts.variables cannot set {', '.join(own)}: the name is reserved. Choose another name."
+            )
         known = {**(variables or {}), "agent_name": agent_name, "description": description}
-        return PromptTemplate(Compiled(system, f"The system prompt of {agent_name!r}"), known)
+        return PromptTemplate(CompiledTemplate(system, f"The system prompt of {agent_name!r}"), known)
 
 
 class PromptTemplate:
     """One agent's system prompt.
 
     Args:
-        known: what is the same in all runs.
+        known: values that are the same in all runs.
     """
 
-    __slots__ = ("_compiled", "_dated", "_free", "_known", "_needs", "_plain")
+    __slots__ = ("_compiled", "_dated", "_free", "_known", "_needs", "_plain", "_varies")
 
-    def __init__(self, compiled: Compiled, known: Mapping[str, Any]) -> None:
+    def __init__(self, compiled: CompiledTemplate, known: Mapping[str, Any]) -> None:
         needs = compiled.names
         self._compiled = compiled
         self._needs = needs
         self._known = {name: value for name, value in known.items() if name in needs}
         self._dated = "current_date" in needs
-        #: names that only the request's context can have a value for
+        #: names whose values only the context of a request can have
         self._free = tuple(
-            name for name in needs if name not in OWN_NAMES and name not in known and name[0] != "_"
+            name for name in needs if name not in RESERVED_NAMES and name not in known and name[0] != "_"
         )
-        #: the text where nothing but the date varies, and its date
+        #: whether it uses anything that differs between runs, beside the date
+        self._varies = bool(self._free or needs & _OF_RUNS)
+        #: the text if nothing but the date varies, and its date
         self._plain = ("", "")
 
     def render(
@@ -91,15 +97,14 @@ class PromptTemplate:
             TemplateFailed: an expression fails on these values.
         """
         date = current_date(now) if self._dated else "-"
-        varying = self._varying(memory, context)
-        if varying:
+        if self._varies and (varying := self._varying(memory, context)):
             return self._compiled.render({**self._known, "current_date": date, **varying})
         if self._plain[0] != date:
             self._plain = (date, self._compiled.render({**self._known, "current_date": date}))
         return self._plain[1]
 
     def _varying(self, memory: MemoryContext, context: Mapping[str, Any]) -> dict[str, Any]:
-        """Values of this run alone. What is empty is left out: it renders as what is not there."""
+        """The values of this run, without empty ones, which render as missing values do."""
         varying: dict[str, Any] = {}
         needs = self._needs
         if memory.conversation_history and "conversation_history" in needs:
@@ -118,7 +123,7 @@ class PromptTemplate:
 
 
 def current_date(now: float) -> str:
-    """The day in UTC, as 2026-01-31: without the time of day a prompt stays the same and caches hit."""
+    """The day in UTC, as 2026-01-31. Without the time of day prompts stay the same, and caches hit."""
     return _day(int(now // _DAY))
 
 

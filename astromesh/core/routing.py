@@ -1,8 +1,8 @@
-"""Which provider first: the routing strategies as pure rankings (document 001, step 8).
+"""The routing strategies as pure rankings of providers (document 001, step 8).
 
-`priority` is the declared order: primary, then the fallbacks. Under every strategy models that cannot serve
-the request (tools, vision, JSON, context window) are left out where others can. Strategies that weigh models
-against each other put what is no language model (`embedded`) last. Ties keep the declared order.
+`priority` is the declared order: primary, then the fallbacks. Every strategy omits models that cannot
+serve the request (tools, vision, JSON, context window) if others can. Strategies that compare models put
+the stand-in for a language model (`embedded`) last. Ties keep the declared order.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal, NamedTuple, get_args
 
-from astromesh.abc.provider import Capabilities
+from astromesh.providers.base import Capabilities
 from astromesh.types import CompletionRequest
 
 Strategy = Literal[
     "priority", "cost_optimized", "latency_optimized", "quality_first", "round_robin", "capability_match"
 ]
 STRATEGIES: tuple[str, ...] = get_args(Strategy)
-#: calls of a router after which `latency_optimized` tries a provider again that it has not asked meanwhile
+#: calls of a router after which `latency_optimized` tries an idle provider again
 EXPLORE_AFTER = 50
 
 
 class Needs(NamedTuple):
-    """What a request asks of a model. `tokens`: estimated input, 0 where nobody asks."""
+    """What a request needs of a model. `tokens`: estimated input; 0: not estimated."""
 
     tools: bool = False
     vision: bool = False
@@ -39,10 +39,10 @@ class Candidate(NamedTuple):
 
     Args:
         position: as declared, primary 0.
-        cost: estimated US dollars of this request; only read where the capabilities say `priced`.
-        latency_ms: moving average, 0.0 where it was never tried.
+        cost: estimated US dollars of this request; only read if the capabilities say `priced`.
+        latency_ms: moving average; 0.0: never tried.
         idle: calls of the router since this one was tried.
-        correction: factor from estimated tokens to the model's own count.
+        correction: factor from estimated tokens to the count of the model.
     """
 
     position: int
@@ -56,19 +56,19 @@ class Candidate(NamedTuple):
 _Order = Callable[[Sequence[Candidate], int], Sequence[Candidate]]
 
 
-def needs_of(request: CompletionRequest, tokens: int = 0) -> Needs:
+def request_needs(request: CompletionRequest, tokens: int = 0) -> Needs:
     tools = bool(request.tools) and request.tool_choice != "none"
     return Needs(
         tools,
         any(m.images for m in request.messages),
-        # beside tools any model is told a schema in words
+        # with tools, every model receives the schema as text
         request.output_schema is not None and not tools,
         tokens,
     )
 
 
-def lacking(candidate: Candidate, needs: Needs) -> tuple[str, ...]:
-    """What the request needs and the model does not have, in words."""
+def missing_capabilities(candidate: Candidate, needs: Needs) -> tuple[str, ...]:
+    """The names of the capabilities that the request needs and the model does not have."""
     has = candidate.capabilities
     window = has.context_window
     return tuple(
@@ -86,36 +86,36 @@ def lacking(candidate: Candidate, needs: Needs) -> tuple[str, ...]:
 def rank(
     strategy: str, candidates: Sequence[Candidate], needs: Needs = NO_NEEDS, turn: int = 0
 ) -> tuple[int, ...]:
-    """The order in which to ask: indices of the candidates.
+    """The indices of the candidates, in the order in which to ask them.
 
     Args:
         strategy: one of `STRATEGIES`.
         candidates: in declared order.
-        needs: what the request asks for.
-        turn: how many calls the router has ranked before, for `round_robin`.
+        needs: of the request.
+        turn: number of calls that the router has ranked before, for `round_robin`.
 
     Returns:
-        every index, except that those that cannot serve the request are left out where others can, and always
-        under `capability_match`: then the order may be empty.
+        every index, without candidates that cannot serve the request, if others can; `capability_match`
+        always omits them, so that the order may be empty.
     """
-    fit = [c for c in candidates if not lacking(c, needs)]
+    fit = [c for c in candidates if not missing_capabilities(c, needs)]
     if not fit and strategy != "capability_match":
-        # capabilities are declared, not measured: better to ask than to refuse
+        # capabilities are declared, not measured: asking is better than refusing
         fit = list(candidates)
     return tuple(c.position for c in _ORDERS[strategy](fit, turn))
 
 
-def _declared(candidates: Sequence[Candidate], turn: int) -> Sequence[Candidate]:
+def _declared_order(candidates: Sequence[Candidate], turn: int) -> Sequence[Candidate]:
     return candidates
 
 
-def _weighed(
+def _sorted_by(
     key: Callable[[Candidate], Any], candidates: Sequence[Candidate], turn: int
 ) -> Sequence[Candidate]:
     return sorted(candidates, key=lambda c: (not c.capabilities.language_model, key(c)))
 
 
-def _rotated(candidates: Sequence[Candidate], turn: int) -> Sequence[Candidate]:
+def _rotate(candidates: Sequence[Candidate], turn: int) -> Sequence[Candidate]:
     models = [c for c in candidates if c.capabilities.language_model]
     rest = [c for c in candidates if not c.capabilities.language_model]
     start = turn % len(models) if models else 0
@@ -123,15 +123,15 @@ def _rotated(candidates: Sequence[Candidate], turn: int) -> Sequence[Candidate]:
 
 
 def _latency(candidate: Candidate) -> float:
-    """Never tried, or not for long, counts as fastest: that is how a recovered provider is found again."""
+    """The latency; providers that are idle or were never tried count as fastest, so that they are tried."""
     return 0.0 if candidate.idle >= EXPLORE_AFTER else candidate.latency_ms
 
 
 _ORDERS: dict[str, _Order] = {
-    "priority": _declared,
-    "capability_match": _declared,
-    "cost_optimized": partial(_weighed, lambda c: (not c.capabilities.priced, c.cost)),
-    "latency_optimized": partial(_weighed, _latency),
-    "quality_first": partial(_weighed, lambda c: -c.capabilities.quality),
-    "round_robin": _rotated,
+    "priority": _declared_order,
+    "capability_match": _declared_order,
+    "cost_optimized": partial(_sorted_by, lambda c: (not c.capabilities.priced, c.cost)),
+    "latency_optimized": partial(_sorted_by, _latency),
+    "quality_first": partial(_sorted_by, lambda c: -c.capabilities.quality),
+    "round_robin": _rotate,
 }

@@ -1,7 +1,8 @@
-"""The tool registry: step 6, which tools an agent may see, and step 9, the calls of them (document 001).
+"""The tool registry: which tools an agent sees (step 6) and how it calls them (step 9; document 001).
 
-Every agent has its own `AgentTools`, the tool seam as its runs see it. What stands between a call and the
-tool is a row of layers (`core.tool_layers`), put together once when the agent is bound.
+Every agent has its own `AgentTools`, the `ToolPort` of its runs. The layers of `tools.policies` stand
+between a call and the tool; `bind` applies them once. `approval_predicate` compiles the `approval` rules
+of a tool: a rule that cannot be evaluated holds, so that a person is asked.
 """
 
 from __future__ import annotations
@@ -9,49 +10,119 @@ from __future__ import annotations
 import asyncio
 import operator
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import structlog
+from msgspec.structs import replace
 
-from astromesh.abc.clock import Clock, SystemClock
-from astromesh.abc.kept import KeptResults
-from astromesh.abc.tool import RateLimit, Tool, ToolContext, ToolPolicy, ToolSource
 from astromesh.config.agent import ApprovalRule, ToolBlock
-from astromesh.core.conditions import rule_of
-from astromesh.core.tool_layers import (
+from astromesh.core.templates import CompiledTemplate
+from astromesh.errors import AgentNotFoundError, ConfigError, InvalidToolCall, TemplateFailed
+from astromesh.telemetry.clock import Clock, SystemClock
+from astromesh.tools.base import RateLimit, Tool, ToolContext, ToolPolicy, ToolSource
+from astromesh.tools.json_schema import schema_validator
+from astromesh.tools.policies import (
     DeclaredSource,
     DeclaredTool,
     Invoke,
     Layer,
+    apply_layers,
     approval,
     arguments,
     idempotency,
     identity,
     intent,
-    layered,
     permission,
     rate_limit,
     time_limit,
-)  # fmt: skip
-from astromesh.errors import AgentNotFoundError, ConfigError, InvalidToolCall
-from astromesh.node.tool_results import settle, unknown_tool
+)
+from astromesh.tools.result_cache import ResultCache
+from astromesh.tools.results import result_of, unknown_tool
 from astromesh.types import JsonObject, ToolCall, ToolResult, ToolSpec
 
-#: the usual rule of thumb for English text; exact counts would need every model's own tokenizer
+# -- approval rules ----------------------------------------------------------------------------------------
+
+ApprovalPredicate = Callable[[JsonObject], bool]
+
+
+def approval_predicate(tool: str, rule: ApprovalRule) -> ApprovalPredicate:
+    """A predicate that tells whether a person must approve a call, by its arguments.
+
+    Args:
+        tool: its name, for errors.
+
+    Raises:
+        InvalidManifest: `when` is not an expression.
+        ValueError: `arguments` is not a JSON Schema.
+    """
+    tests = [make(tool, rule) for make in (_expression_predicate, _schema_predicate)]
+
+    def holds(arguments: JsonObject) -> bool:
+        return all(test(arguments) for test in tests)
+
+    return holds
+
+
+def expression_template(when: str) -> str:
+    """The template of an expression, whose text is empty if the expression is false."""
+    return "{{ 'x' if (" + when + ") else '' }}"
+
+
+def _expression_predicate(tool: str, rule: ApprovalRule) -> ApprovalPredicate:
+    if rule.when is None:
+        return _always_holds
+    compiled = CompiledTemplate(
+        expression_template(rule.when), f"approval.when of the tool {tool}", strict=True
+    )
+
+    def holds(arguments: JsonObject) -> bool:
+        try:
+            return bool(compiled.render({**arguments, "arguments": arguments}))
+        except TemplateFailed:
+            return True
+
+    return holds
+
+
+def _schema_predicate(_: str, rule: ApprovalRule) -> ApprovalPredicate:
+    if rule.arguments is None:
+        return _always_holds
+    validator = schema_validator(rule.arguments)
+
+    def holds(arguments: JsonObject) -> bool:
+        try:
+            return bool(validator.is_valid(arguments))
+        except ValueError:  # the validator does not support such numbers or depths
+            return True
+
+    return holds
+
+
+def _always_holds(_: JsonObject) -> bool:
+    return True
+
+
+#: the rule of thumb for English text; exact counts would need the tokenizer of every model
 _CHARACTERS_PER_TOKEN = 4
-_DEFAULT = ToolPolicy()
-_DECLARED = (DeclaredTool, DeclaredSource)
-#: views that are kept: of callers who are offered different tools
-_VIEWS = 64
+
+
+_DEFAULT_POLICY = ToolPolicy()
+
+
+_DECLARATIONS = (DeclaredTool, DeclaredSource)
+
+
+#: cached views: callers may be offered different tools
+_MAX_VIEWS = 64
+
 
 log = structlog.get_logger("astromesh.tools")
 
 
-def declared(tool: Tool, block: ToolBlock) -> DeclaredTool:
-    """A tool as its YAML block declares it: what the block does not say stays the tool's own."""
+def declare_tool(tool: Tool, block: ToolBlock) -> DeclaredTool:
+    """A tool as its YAML block declares it; keys that the block omits keep the values of the tool."""
     spec = replace(
         tool.spec,
         name=block.name,
@@ -60,26 +131,28 @@ def declared(tool: Tool, block: ToolBlock) -> DeclaredTool:
         effect=block.effective_effect or tool.spec.effect,
         repeatable=block.idempotency == "key" or tool.spec.repeatable,
     )
-    return DeclaredTool(spec, tool, policy_of(block))
+    return DeclaredTool(spec, tool, policy_of_block(block))
 
 
-def policy_of(block: ToolBlock) -> ToolPolicy:
-    """How a tool may be used, from its YAML block; also for each tool that a block of several stands for."""
+def policy_of_block(block: ToolBlock) -> ToolPolicy:
+    """How a tool may be used, from its YAML block, which may stand for several tools."""
     limit = block.rate_limit
     return ToolPolicy(
         timeout_seconds=block.deadline_seconds,
-        max_result_tokens=block.max_result_tokens or _DEFAULT.max_result_tokens,
+        max_result_tokens=block.max_result_tokens or _DEFAULT_POLICY.max_result_tokens,
         rate_limit=RateLimit(limit.max_calls, limit.window_seconds) if limit else None,
         idempotency=block.idempotency,
         approval="none" if block.approval == "none" else "required",
-        approve_if=rule_of(block.name, block.approval) if isinstance(block.approval, ApprovalRule) else None,
+        approve_if=approval_predicate(block.name, block.approval)
+        if isinstance(block.approval, ApprovalRule)
+        else None,
         trusted=block.trusted,
     )
 
 
-def declared_source(source: ToolSource, block: ToolBlock) -> DeclaredSource:
-    """The tools of a source as the one YAML block declares them that stands for all."""
-    return DeclaredSource(block.name, source, policy_of(block), block.effective_effect)
+def declare_source(source: ToolSource, block: ToolBlock) -> DeclaredSource:
+    """The tools of a source, with the YAML block that stands for all of them."""
+    return DeclaredSource(block.name, source, policy_of_block(block), block.effective_effect)
 
 
 class ToolRegistry:
@@ -87,14 +160,17 @@ class ToolRegistry:
 
     Args:
         clock: for rate limits.
-        layers: further rules between the checked arguments and the timeout, outermost first, e.g. approval.
-        kept: where results go that are too long for a model; None: nowhere.
+        layers: further policies between the checked arguments and the timeout, outermost first.
+        result_cache: stores results that are too long for a model; None: they are cut.
     """
 
     def __init__(
-        self, clock: Clock | None = None, layers: Sequence[Layer] = (), kept: KeptResults | None = None
+        self,
+        clock: Clock | None = None,
+        layers: Sequence[Layer] = (),
+        result_cache: ResultCache | None = None,
     ) -> None:
-        self._clock, self._kept = clock or SystemClock(), kept
+        self._clock, self._result_cache = clock or SystemClock(), result_cache
         self._layers = tuple(layers)
         self._agents: dict[str, AgentTools] = {}
 
@@ -104,37 +180,45 @@ class ToolRegistry:
         tools: Iterable[Tool | DeclaredTool | DeclaredSource],
         permitted: Collection[str] | None = None,
         *,
-        asks_if_tainted: bool = False,
+        approve_if_tainted: bool = False,
     ) -> AgentTools:
-        """Gives an agent its tools, in place of those it had.
+        """Gives an agent its tools, replacing those it had.
 
         Args:
             agent_name: the agent that the tools are for.
             tools: in the order in which models see them.
-            permitted: names that `permissions.tools` lists, or None where it is absent.
-            asks_if_tainted: a person approves calls with an external effect in a turn that has read
+            permitted: names that `permissions.tools` lists; None: it is absent.
+            approve_if_tainted: a person approves calls with an external effect in a turn that has read
                 untrusted text.
 
         Raises:
             ConfigError: two tools of one name, a permitted tool that is not declared, or a broken schema.
         """
-        given = [tool if isinstance(tool, _DECLARED) else DeclaredTool(tool.spec, tool) for tool in tools]
-        sources = tuple(one for one in given if isinstance(one, DeclaredSource))
-        own = [one for one in given if isinstance(one, DeclaredTool)]
+        tools = [tool if isinstance(tool, _DECLARATIONS) else DeclaredTool(tool.spec, tool) for tool in tools]
+        sources = tuple(one for one in tools if isinstance(one, DeclaredSource))
+        own = [one for one in tools if isinstance(one, DeclaredTool)]
         names = [tool.spec.name for tool in own]
         _check_names(agent_name, names, () if sources else permitted)
         limited, inner = (
             rate_limit(self._clock),
-            (arguments, approval(asks_if_tainted), identity, *self._layers, idempotency, intent, time_limit),
+            (
+                arguments,
+                approval(approve_if_tainted),
+                identity,
+                *self._layers,
+                idempotency,
+                intent,
+                time_limit,
+            ),
         )
         layers = (permission(agent_name, permitted), limited, *inner)
-        ways = {tool.spec.name: _way(tool, layers) for tool in own}
+        ways = {tool.spec.name: _bind_tool(tool, layers) for tool in own}
         specs = [tool.spec for tool in own if permitted is None or tool.spec.name in permitted]
-        view = _View(tuple(specs), ways)
+        view = _ToolView(tuple(specs), ways)
         bound = AgentTools(agent_name, view)
         if sources:
             bound = LiveAgentTools(agent_name, view, sources, permitted, (limited, *inner))
-        bound.kept = self._kept
+        bound.result_cache = self._result_cache
         self._agents[agent_name] = bound
         return bound
 
@@ -159,7 +243,7 @@ class ToolRegistry:
         agent_name: str,
         context: ToolContext | None = None,
     ) -> Any:
-        """Step 9 as document 001 writes it: what the tool answers, or its error.
+        """Step 9 as document 001 writes it: returns the result of the tool, or raises its error.
 
         Args:
             tool_name: as the model named it.
@@ -174,124 +258,131 @@ class ToolRegistry:
         return await self.of(agent_name).invoke(tool_name, arguments, within)
 
 
-class _Way(NamedTuple):
+class _BoundTool(NamedTuple):
     invoke: Invoke
     policy: ToolPolicy
     untrusted: bool
 
 
-def _way(tool: DeclaredTool, layers: Sequence[Layer]) -> _Way:
+def _bind_tool(tool: DeclaredTool, layers: Sequence[Layer]) -> _BoundTool:
     trusted = tool.spec.trusted if tool.policy.trusted is None else tool.policy.trusted
-    return _Way(layered(tool, layers), tool.policy, not trusted)
+    return _BoundTool(apply_layers(tool, layers), tool.policy, not trusted)
 
 
-class _View(NamedTuple):
-    """The tools of an agent at one time: what models see, and the ways to them."""
+class _ToolView(NamedTuple):
+    """The tools of an agent at one time: the specs that models see, and the bound tools by name."""
 
     specs: tuple[ToolSpec, ...]
-    ways: Mapping[str, _Way]
+    bound: Mapping[str, _BoundTool]
 
 
 class AgentTools:
     """A `ToolPort`: the tools of one agent behind its permissions and limits. Made by `ToolRegistry.bind`."""
 
-    __slots__ = ("_own", "agent_name", "kept")
+    __slots__ = ("_own", "agent_name", "result_cache")
 
     #: whether tools may come and go; then `prepare` is awaited before a run
     live: ClassVar[bool] = False
 
-    def __init__(self, agent_name: str, own: _View) -> None:
+    def __init__(self, agent_name: str, own: _ToolView) -> None:
         self.agent_name = agent_name
         self._own = own
-        self.kept: KeptResults | None = None
+        self.result_cache: ResultCache | None = None
 
     def specs(self) -> tuple[ToolSpec, ...]:
         """The permitted tools, in declared order."""
-        return self._view().specs
+        return self._own.specs
 
-    def missing(self) -> tuple[str, ...]:
-        """Sentences that say which tools are missing and why."""
+    def missing_tools(self) -> tuple[str, ...]:
+        """Sentences that name the missing tools and the reasons."""
         return ()
 
     async def prepare(self) -> None:
         """Waits, within bounds, for tools that only the current caller is offered."""
 
-    def for_callers_only(self) -> str:
-        """The first block of tools whose server lists them to callers with a token only, or nothing."""
+    def callers_only_block(self) -> str:
+        """The first block of tools that its server lists only to callers with a token; empty: none."""
         return ""
 
-    def _view(self) -> _View:
+    def _view(self) -> _ToolView:
         return self._own
 
     async def execute(self, call: ToolCall, context: ToolContext) -> ToolResult:
-        """Exactly one result per call; a failure is a result with `ok=False` that tells the model why.
+        """Returns exactly one result per call; a failure is a result with `ok=False` and the reason.
 
         Raises:
             LimitReached: a limit of the run was reached.
         """
-        way = self._view().ways.get(call.name)
-        limit = (way.policy if way else _DEFAULT).max_result_tokens * _CHARACTERS_PER_TOKEN
-        keep = partial(_keep, self.kept, call.id, context) if self.kept is not None else None
+        way = self._view().bound.get(call.name)
+        limit = (way.policy if way else _DEFAULT_POLICY).max_result_tokens * _CHARACTERS_PER_TOKEN
+        keep = (
+            partial(_store_result, self.result_cache, call.id, context)
+            if self.result_cache is not None
+            else None
+        )
         untrusted = way is not None and way.untrusted
-        return await settle(call, self.invoke(call.name, call.arguments, context), limit, keep, untrusted)
+        return await result_of(call, self.invoke(call.name, call.arguments, context), limit, keep, untrusted)
 
     async def invoke(self, name: str, arguments: str | Mapping[str, Any], context: ToolContext) -> Any:
-        """What the tool answers.
+        """The result of the tool.
 
         Raises:
             ToolError: of every kind.
         """
         view = self._view()
-        way = view.ways.get(name)
+        way = view.bound.get(name)
         if way is None:
             raise InvalidToolCall(unknown_tool(name, [spec.name for spec in view.specs]))
         return await way.invoke(arguments, context)
 
 
 class LiveAgentTools(AgentTools):
-    """The tools of an agent some of which come and go, or differ by caller.
+    """The tools of an agent whose sources may change their tools, or offer them by caller.
 
     Args:
-        own: tools of its own, which stay; on equal names they win.
-        permitted: names that `permissions.tools` lists; one of a source permits all that it offers.
+        own: fixed tools; they win over tools of sources with the same name.
+        permitted: names that `permissions.tools` lists; the name of a source permits all its tools.
         layers: for each tool of a source, outermost first.
     """
 
-    __slots__ = ("_layers", "_permitted", "_seen", "_sources")
+    __slots__ = ("_layers", "_permitted", "_sources", "_views")
     live: ClassVar[bool] = True
 
     def __init__(
         self,
         agent_name: str,
-        own: _View,
+        own: _ToolView,
         sources: tuple[DeclaredSource, ...],
         permitted: Collection[str] | None,
         layers: tuple[Layer, ...],
     ) -> None:
         super().__init__(agent_name, own)
         self._sources, self._permitted, self._layers = sources, permitted, layers
-        self._seen: deque[tuple[list[tuple[Tool, ...]], _View]] = deque(maxlen=_VIEWS)
+        self._views: deque[tuple[list[tuple[Tool, ...]], _ToolView]] = deque(maxlen=_MAX_VIEWS)
 
-    def missing(self) -> tuple[str, ...]:
-        return tuple(said for one in self._sources if (said := one.source.missing()))
+    def specs(self) -> tuple[ToolSpec, ...]:
+        return self._view().specs
+
+    def missing_tools(self) -> tuple[str, ...]:
+        return tuple(reason for one in self._sources if (reason := one.source.missing()))
 
     async def prepare(self) -> None:
         await asyncio.gather(*(one.source.prepare() for one in self._sources))
 
-    def for_callers_only(self) -> str:
+    def callers_only_block(self) -> str:
         return next((one.name for one in self._sources if one.source.for_callers_only), "")
 
-    def _view(self) -> _View:
+    def _view(self) -> _ToolView:
         offered = [one.source.current() for one in self._sources]
-        for seen, view in self._seen:
+        for seen, view in self._views:
             if all(map(operator.is_, seen, offered)):
                 return view
         view = self._build()
-        self._seen.appendleft((offered, view))
+        self._views.appendleft((offered, view))
         return view
 
-    def _build(self) -> _View:
-        specs, ways = list(self._own.specs), dict(self._own.ways)
+    def _build(self) -> _ToolView:
+        specs, ways = list(self._own.specs), dict(self._own.bound)
         for source in self._sources:
             for tool in source.declared():
                 name = tool.spec.name
@@ -301,20 +392,20 @@ class LiveAgentTools(AgentTools):
                     log.warning("tool_left_out", agent=self.agent_name, tool=name, reason="its name is taken")
                     continue
                 try:
-                    ways[name] = _way(tool, self._layers)
-                except ConfigError as error:  # its schema is no JSON Schema
+                    ways[name] = _bind_tool(tool, self._layers)
+                except ConfigError as error:  # its schema is not a JSON Schema
                     log.warning("tool_left_out", agent=self.agent_name, tool=name, reason=str(error))
                     continue
                 specs.append(tool.spec)
-        return _View(tuple(specs), ways)
+        return _ToolView(tuple(specs), ways)
 
     def _permits(self, source: str, name: str) -> bool:
         return self._permitted is None or name in self._permitted or source in self._permitted
 
 
-def _keep(kept: KeptResults, call_id: str, context: ToolContext, text: str) -> str:
+def _store_result(cache: ResultCache, call_id: str, context: ToolContext, text: str) -> str:
     owner = (context.caller.user_id if context.caller else "") or "anonymous"
-    return kept.keep(context.run_id, call_id, text, context.session, owner)
+    return cache.add(context.run_id, call_id, text, context.session, owner)
 
 
 def _check_names(agent_name: str, names: Sequence[str], permitted: Collection[str] | None) -> None:
@@ -324,6 +415,6 @@ def _check_names(agent_name: str, names: Sequence[str], permitted: Collection[st
     missing = sorted(set(permitted or ()) - set(names))
     if missing:
         raise ConfigError(
-            f"The agent {agent_name!r} permits the tool {missing[0]!r}, which it does not declare. "
+            f"The agent {agent_name!r} permits the undeclared tool {missing[0]!r}. "
             f"Declared: {', '.join(names) or 'none'}."
         )

@@ -1,1 +1,1 @@
-"""Durable runs: where they are kept, and what dispatches them."""
+"""What must survive: runs, Tasks, budgets and the inbox, with worker, leases, journal and stores."""

@@ -1,7 +1,7 @@
-"""Dispatching inside one process, where no engine is installed: `pip install astromesh[durable]` brings one.
+"""Dispatches segments inside one process.
 
-Nothing is lost by that: the rows are on disk, and after a restart the sweeper dispatches them again. What is
-missing is other machines: each process works off what it has accepted, or has taken over.
+The rows are in the database, and the claim of a segment decides which process executes it. The sweep of any
+process of the same database dispatches again what waits too long, after a restart as well.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from astromesh.abc.deps import Deps
-from astromesh.abc.durable import RunRow, RunSegment
+from astromesh.durable.base import RunRow, RunSegment
+from astromesh.plugins import Deps
 
 
 class InProcessBackend:
@@ -33,10 +33,10 @@ class InProcessBackend:
     name: ClassVar[str] = "in_process"
 
     def __init__(self, concurrency: int = 64) -> None:
-        self._most = concurrency
+        self._max_active = concurrency
         self._work: RunSegment | None = None
         self._ready: list[tuple[int, int, str]] = []
-        self._lanes: dict[str, deque[tuple[str, int, int]]] = {}
+        self._partitions: dict[str, deque[tuple[str, int, int]]] = {}
         self._known: set[tuple[str, int]] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._order = count()
@@ -48,17 +48,17 @@ class InProcessBackend:
 
     async def start(self, work: RunSegment) -> None:
         self._work = work
-        self._go()
+        self._start_ready()
 
     async def dispatch(self, run: RunRow) -> None:
         if not self._open or (run.run_id, run.segment) in self._known:
             return
         self._known.add((run.run_id, run.segment))
-        lane = self._lanes.setdefault(partition_of(run), deque())
+        lane = self._partitions.setdefault(partition_of(run), deque())
         lane.append((run.run_id, run.segment, run.priority))
         if len(lane) == 1:
-            self._offer(partition_of(run))
-        self._go()
+            self._make_ready(partition_of(run))
+        self._start_ready()
 
     async def drain(self) -> None:
         self._open = False
@@ -70,17 +70,17 @@ class InProcessBackend:
         if self._tasks:
             await asyncio.wait(self._tasks)
 
-    def _offer(self, partition: str) -> None:
-        heappush(self._ready, (self._lanes[partition][0][2], next(self._order), partition))
+    def _make_ready(self, partition: str) -> None:
+        heappush(self._ready, (self._partitions[partition][0][2], next(self._order), partition))
 
-    def _go(self) -> None:
-        while self._open and self._work and self._ready and len(self._tasks) < self._most:
+    def _start_ready(self) -> None:
+        while self._open and self._work and self._ready and len(self._tasks) < self._max_active:
             partition = heappop(self._ready)[2]
             task = asyncio.create_task(self._one(partition, self._work))
             self._tasks.add(task)
 
     async def _one(self, partition: str, work: RunSegment) -> None:
-        lane = self._lanes[partition]
+        lane = self._partitions[partition]
         run_id, segment, _ = lane[0]
         try:
             await work(run_id, segment)
@@ -88,13 +88,13 @@ class InProcessBackend:
             lane.popleft()
             self._known.discard((run_id, segment))
             if lane:
-                self._offer(partition)
+                self._make_ready(partition)
             else:
-                del self._lanes[partition]
+                del self._partitions[partition]
             task = asyncio.current_task()
             if task is not None:
                 self._tasks.discard(task)
-            self._go()
+            self._start_ready()
 
 
 def partition_of(run: RunRow) -> str:

@@ -1,4 +1,4 @@
-"""Budgets in PostgreSQL. Every query is in `sql/postgres/budgets.sql`."""
+"""Budgets in PostgreSQL. Every query is in `sql/budgets.sql` or `sql/postgres/budgets.sql`."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Self
 
 from pydantic import BaseModel, ConfigDict
 
-from astromesh.abc.budgets import Account, Amounts, Charge, Refusal, Want
-from astromesh.abc.clock import Clock
-from astromesh.abc.deps import Deps
-from astromesh.durable.budget_rules import Entry, added, entries, negative, refused
-from astromesh.storage.migrations import Schema, queries
+from astromesh.durable.base import BudgetAccount, BudgetAmounts, BudgetCharge, BudgetRefusal, Reservation
+from astromesh.durable.budgets import Entry, add_amounts, entries_of, negate, refusal_of
+from astromesh.plugins import Deps
+from astromesh.storage.migrations import Schema, store_queries
 from astromesh.storage.postgres import Connection, Postgres, shared_postgres
+from astromesh.telemetry.clock import Clock
 
 _PACKAGE = "astromesh.durable"
 SCHEMA = Schema("budgets", _PACKAGE, "sql/postgres/budgets")
-SQL = queries(_PACKAGE, "sql/postgres/budgets.sql")
+SQL = store_queries(_PACKAGE, "budgets", "postgres")
 
 
 class PostgresBudgets:
@@ -38,18 +38,22 @@ class PostgresBudgets:
         await database.migrate(SCHEMA)
         return cls(database, deps.clock)
 
-    async def reserve(self, wants: Sequence[Want], settled: Sequence[Charge] = ()) -> Refusal | None:
-        return await self._database.transact(partial(_reserve, entries(wants, settled), self._clock.now()))
+    async def reserve(
+        self, reservations: Sequence[Reservation], settled: Sequence[BudgetCharge] = ()
+    ) -> BudgetRefusal | None:
+        return await self._database.transact(
+            partial(_reserve, entries_of(reservations, settled), self._clock.now())
+        )
 
-    async def spent(self, account: Account) -> Amounts:
+    async def spent(self, account: BudgetAccount) -> BudgetAmounts:
         rows = await self._database.read(SQL["spent"], *account[:4])
         held = await self._database.read(SQL["held"], *account[:4], self._clock.now())
-        return added(Amounts(*rows[0]) if rows else Amounts(), Amounts(*held[0]))
+        return add_amounts(BudgetAmounts(*rows[0]) if rows else BudgetAmounts(), BudgetAmounts(*held[0]))
 
     async def renew(self, holder: str, expires_at: float) -> None:
         await self._database.write(SQL["renew"], holder, expires_at)
 
-    async def leave(self, holder: str) -> None:
+    async def release_holder(self, holder: str) -> None:
         await self._database.write(SQL["leave"], holder)
 
     async def expire(self) -> None:
@@ -60,16 +64,16 @@ class PostgresBudgets:
         return len(await self._database.write(SQL["erase_owner"], tenant, owner))
 
 
-async def _reserve(item: list[Entry], now: float, connection: Connection) -> Refusal | None:
-    refusal: Refusal | None = None
-    granted: list[Want] = []
+async def _reserve(item: list[Entry], now: float, connection: Connection) -> BudgetRefusal | None:
+    refusal: BudgetRefusal | None = None
+    granted: list[Reservation] = []
     for account, settled, want, ended in item:
         for hold in ended:
             await connection.execute(SQL["let_go"], hold)
         spent = await _add(account, settled, connection)
         if want is None or refusal is not None:
             continue
-        refusal = refused(spent, await _held(want, now, connection), want)
+        refusal = refusal_of(spent, await _held(want, now, connection), want)
         if refusal is None:
             await _grant(want, connection)
             granted.append(want)
@@ -79,29 +83,29 @@ async def _reserve(item: list[Entry], now: float, connection: Connection) -> Ref
     return refusal
 
 
-async def _held(want: Want, now: float, connection: Connection) -> Amounts:
+async def _held(want: Reservation, now: float, connection: Connection) -> BudgetAmounts:
     """What is reserved, without what this run had reserved in a process before."""
     if want.hold is not None:
         mine = (now, want.hold.run_id, want.hold.holder)
         await connection.execute(SQL["clear"], *want.account[:4], *mine)
     rows = await connection.fetch(SQL["held"], *want.account[:4], now)
-    return Amounts(*rows[0])
+    return BudgetAmounts(*rows[0])
 
 
-async def _grant(want: Want, connection: Connection) -> None:
+async def _grant(want: Reservation, connection: Connection) -> None:
     if want.hold is None:
         await _add(want.account, want.amounts, connection)
     else:
         await connection.execute(SQL["hold"], *want.account[:4], *want.hold, *want.amounts)
 
 
-async def _take_back(want: Want, connection: Connection) -> None:
+async def _take_back(want: Reservation, connection: Connection) -> None:
     if want.hold is None:
-        await _add(want.account, negative(want.amounts), connection)
+        await _add(want.account, negate(want.amounts), connection)
     else:
         await connection.execute(SQL["let_go"], want.hold.id)
 
 
-async def _add(account: Account, amounts: Amounts, connection: Connection) -> Amounts:
+async def _add(account: BudgetAccount, amounts: BudgetAmounts, connection: Connection) -> BudgetAmounts:
     rows = await connection.fetch(SQL["add"], *account, *amounts)
-    return Amounts(*rows[0])
+    return BudgetAmounts(*rows[0])

@@ -1,4 +1,4 @@
-"""Tasks of workflows in PostgreSQL. Every query is in `sql/postgres/tasks.sql`."""
+"""Tasks of workflows in PostgreSQL. Every query is in `sql/tasks.sql` or `sql/postgres/tasks.sql`."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from typing import Any, Self
 import orjson
 from pydantic import BaseModel, ConfigDict
 
-from astromesh.abc.clock import Clock
-from astromesh.abc.deps import Deps
-from astromesh.abc.tasks import Artifact, Found, TaskChange, TaskRow
-from astromesh.durable.task_rows import (
+from astromesh.durable.base import Artifact, ArtifactFilter, TaskChange, TaskRow
+from astromesh.durable.rows import (
     artifact_of,
     artifact_values,
-    lost,
+    json_text,
     record_values,
-    row_of,
-    text_of,
-    values_of,
-    with_columns,
+    task_lost,
+    task_of,
+    task_queries,
+    task_values,
 )
 from astromesh.errors import LeaseLost
-from astromesh.storage.migrations import Schema, queries
+from astromesh.plugins import Deps
+from astromesh.storage.migrations import Schema
 from astromesh.storage.postgres import Connection, Postgres, shared_postgres
+from astromesh.telemetry.clock import Clock
 from astromesh.types import JsonObject
 
 _PACKAGE = "astromesh.durable"
 SCHEMA = Schema("tasks", _PACKAGE, "sql/postgres/tasks")
-SQL = with_columns(dict(queries(_PACKAGE, "sql/postgres/tasks.sql")), "$")
+SQL = task_queries("postgres")
 
 
 class PostgresTasks:
@@ -57,33 +57,35 @@ class PostgresTasks:
 
     async def commit(self, change: TaskChange) -> None:
         if not await self._database.transact(partial(_committed, change)):
-            raise LeaseLost(lost(change.task_id))
+            raise LeaseLost(task_lost(change.task_id))
 
     async def get(self, task_id: str) -> TaskRow | None:
         rows = await self._database.read(SQL["get"], task_id)
-        return row_of(tuple(rows[0])) if rows else None
+        return task_of(tuple(rows[0])) if rows else None
 
     async def list(
         self, tenant: str, owner: str | None, workflow: str = "", status: str = "", limit: int = 50
     ) -> tuple[TaskRow, ...]:
         rows = await self._database.read(SQL["list"], tenant, owner, workflow, status, limit)
-        return tuple(row_of(tuple(row)) for row in rows)
+        return tuple(task_of(tuple(row)) for row in rows)
 
     async def records(self, task_id: str, after: int = 0) -> tuple[JsonObject, ...]:
         rows = await self._database.read(SQL["records"], task_id, after)
         return tuple(orjson.loads(row[0]) for row in rows)
 
-    async def artifacts(self, tenant: str, owner: str | None, found: Found) -> tuple[Artifact, ...]:
-        rows = await self._database.read(SQL["artifacts"], tenant, owner, *found)
+    async def artifacts(self, tenant: str, owner: str | None, filter: ArtifactFilter) -> tuple[Artifact, ...]:
+        rows = await self._database.read(SQL["artifacts"], tenant, owner, *filter)
         return tuple(artifact_of(tuple(row)) for row in rows)
 
     async def take(self, worker: str, dead: Sequence[str], until: float, limit: int) -> tuple[TaskRow, ...]:
         bound = (worker, until, self._clock.now(), list(dead), limit)
         rows = await self._database.write(SQL["take"], *bound)
-        found = [row_of(tuple(row)) for row in rows]
+        found = [task_of(tuple(row)) for row in rows]
         return tuple(sorted(found, key=lambda row: (row.created_at, row.task_id)))
 
-    async def beat(self, worker: str, until: float, tasks: Collection[str] | None = None) -> tuple[str, ...]:
+    async def heartbeat(
+        self, worker: str, until: float, tasks: Collection[str] | None = None
+    ) -> tuple[str, ...]:
         await self._database.write(SQL["beat"], worker, until, None if tasks is None else list(tasks))
         return tuple(row[0] for row in await self._database.read(SQL["cancelling"], worker))
 
@@ -107,7 +109,7 @@ class PostgresTasks:
 async def _accepted(
     row: TaskRow, records: Sequence[JsonObject], artifacts: Sequence[Artifact], connection: Connection
 ) -> None:
-    await connection.execute(SQL["accept"], *values_of(row))
+    await connection.execute(SQL["accept"], *task_values(row))
     await _added(record_values(row.task_id, 1, records), artifacts, connection)
 
 
@@ -117,7 +119,7 @@ async def _committed(change: TaskChange, connection: Connection) -> bool:
     await _added(record_values(change.task_id, change.first, change.records), change.artifacts, connection)
     if change.end is not None:
         status, result, at = change.end
-        await connection.execute(SQL["end"], change.task_id, change.worker, status, text_of(result), at)
+        await connection.execute(SQL["end"], change.task_id, change.worker, status, json_text(result), at)
     return True
 
 

@@ -1,4 +1,4 @@
-"""Budgets in SQLite. Every query is in `sql/sqlite/budgets.sql`."""
+"""Budgets in SQLite. Every query is in `sql/budgets.sql` or `sql/sqlite/budgets.sql`."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Self
 
 from pydantic import BaseModel, ConfigDict
 
-from astromesh.abc.budgets import Account, Amounts, Charge, Refusal, Want
-from astromesh.abc.clock import Clock
-from astromesh.abc.deps import Deps
-from astromesh.durable.budget_rules import Entry, added, entries, negative, refused
-from astromesh.storage.database import Database, shared_database
-from astromesh.storage.migrations import Schema, queries
+from astromesh.durable.base import BudgetAccount, BudgetAmounts, BudgetCharge, BudgetRefusal, Reservation
+from astromesh.durable.budgets import Entry, add_amounts, entries_of, negate, refusal_of
+from astromesh.plugins import Deps
+from astromesh.storage.migrations import Schema, store_queries
+from astromesh.storage.sqlite import Database, shared_database
+from astromesh.telemetry.clock import Clock
 
 _PACKAGE = "astromesh.durable"
 SCHEMA = Schema("budgets", _PACKAGE, "sql/sqlite/budgets")
-SQL = queries(_PACKAGE, "sql/sqlite/budgets.sql")
+SQL = store_queries(_PACKAGE, "budgets", "sqlite")
 
 
 class SqliteBudgets:
@@ -38,16 +38,18 @@ class SqliteBudgets:
         await database.migrate(SCHEMA)
         return cls(database, deps.clock)
 
-    async def reserve(self, wants: Sequence[Want], settled: Sequence[Charge] = ()) -> Refusal | None:
-        return await self._database.write(_reserve, (entries(wants, settled), self._clock.now()))
+    async def reserve(
+        self, reservations: Sequence[Reservation], settled: Sequence[BudgetCharge] = ()
+    ) -> BudgetRefusal | None:
+        return await self._database.write(_reserve, (entries_of(reservations, settled), self._clock.now()))
 
-    async def spent(self, account: Account) -> Amounts:
+    async def spent(self, account: BudgetAccount) -> BudgetAmounts:
         return await self._database.read(_spent, (account, self._clock.now()))
 
     async def renew(self, holder: str, expires_at: float) -> None:
         await self._database.write(_run, ("renew", (holder, expires_at)))
 
-    async def leave(self, holder: str) -> None:
+    async def release_holder(self, holder: str) -> None:
         await self._database.write(_run, ("leave", (holder,)))
 
     async def expire(self) -> None:
@@ -59,19 +61,19 @@ class SqliteBudgets:
 
 def _reserve(
     connection: sqlite3.Connection, items: Sequence[tuple[list[Entry], float]]
-) -> Sequence[Refusal | None]:
+) -> Sequence[BudgetRefusal | None]:
     return [_reserve_one(connection, *item) for item in items]
 
 
-def _reserve_one(connection: sqlite3.Connection, item: list[Entry], now: float) -> Refusal | None:
-    refusal: Refusal | None = None
-    granted: list[Want] = []
+def _reserve_one(connection: sqlite3.Connection, item: list[Entry], now: float) -> BudgetRefusal | None:
+    refusal: BudgetRefusal | None = None
+    granted: list[Reservation] = []
     for account, settled, want, ended in item:
         connection.executemany(SQL["let_go"], [(hold,) for hold in ended])
         spent = _add(connection, account, settled)
         if want is None or refusal is not None:
             continue
-        refusal = refused(spent, _held(connection, want, now), want)
+        refusal = refusal_of(spent, _held(connection, want, now), want)
         if refusal is None:
             _grant(connection, want)
             granted.append(want)
@@ -81,39 +83,41 @@ def _reserve_one(connection: sqlite3.Connection, item: list[Entry], now: float) 
     return refusal
 
 
-def _held(connection: sqlite3.Connection, want: Want, now: float) -> Amounts:
+def _held(connection: sqlite3.Connection, want: Reservation, now: float) -> BudgetAmounts:
     """What is reserved, without what this run had reserved in a process before."""
     if want.hold is not None:
         connection.execute(SQL["clear"], (*want.account[:4], now, want.hold.run_id, want.hold.holder))
-    return Amounts(*connection.execute(SQL["held"], (*want.account[:4], now)).fetchone())
+    return BudgetAmounts(*connection.execute(SQL["held"], (*want.account[:4], now)).fetchone())
 
 
-def _grant(connection: sqlite3.Connection, want: Want) -> None:
+def _grant(connection: sqlite3.Connection, want: Reservation) -> None:
     if want.hold is None:
         _add(connection, want.account, want.amounts)
     else:
         connection.execute(SQL["hold"], (*want.account[:4], *want.hold, *want.amounts))
 
 
-def _take_back(connection: sqlite3.Connection, want: Want) -> None:
+def _take_back(connection: sqlite3.Connection, want: Reservation) -> None:
     if want.hold is None:
-        _add(connection, want.account, negative(want.amounts))
+        _add(connection, want.account, negate(want.amounts))
     else:
         connection.execute(SQL["let_go"], (want.hold.id,))
 
 
-def _add(connection: sqlite3.Connection, account: Account, amounts: Amounts) -> Amounts:
-    return Amounts(*connection.execute(SQL["add"], (*account, *amounts)).fetchone())
+def _add(connection: sqlite3.Connection, account: BudgetAccount, amounts: BudgetAmounts) -> BudgetAmounts:
+    return BudgetAmounts(*connection.execute(SQL["add"], (*account, *amounts)).fetchone())
 
 
-def _spent(connection: sqlite3.Connection, items: Sequence[tuple[Account, float]]) -> Sequence[Amounts]:
+def _spent(
+    connection: sqlite3.Connection, items: Sequence[tuple[BudgetAccount, float]]
+) -> Sequence[BudgetAmounts]:
     return [_spent_one(connection, *item) for item in items]
 
 
-def _spent_one(connection: sqlite3.Connection, account: Account, now: float) -> Amounts:
+def _spent_one(connection: sqlite3.Connection, account: BudgetAccount, now: float) -> BudgetAmounts:
     row = connection.execute(SQL["spent"], account[:4]).fetchone()
     held = connection.execute(SQL["held"], (*account[:4], now)).fetchone()
-    return added(Amounts(*row) if row else Amounts(), Amounts(*held))
+    return add_amounts(BudgetAmounts(*row) if row else BudgetAmounts(), BudgetAmounts(*held))
 
 
 def _run(connection: sqlite3.Connection, items: Sequence[tuple[str, tuple[object, ...]]]) -> Sequence[None]:

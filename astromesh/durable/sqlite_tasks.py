@@ -1,6 +1,6 @@
-"""Tasks of workflows in SQLite. Every query is in `sql/sqlite/tasks.sql`.
+"""Tasks of workflows in SQLite. Every query is in `sql/tasks.sql` or `sql/sqlite/tasks.sql`.
 
-What many Tasks commit at once is one transaction (`storage.lane`).
+Commits of concurrent Tasks share one transaction (`storage.writer_thread`).
 """
 
 from __future__ import annotations
@@ -12,27 +12,27 @@ from typing import Any, Self, TypeAlias
 import orjson
 from pydantic import BaseModel, ConfigDict
 
-from astromesh.abc.clock import Clock
-from astromesh.abc.deps import Deps
-from astromesh.abc.tasks import Artifact, Found, TaskChange, TaskRow
-from astromesh.durable.task_rows import (
+from astromesh.durable.base import Artifact, ArtifactFilter, TaskChange, TaskRow
+from astromesh.durable.rows import (
     artifact_of,
     artifact_values,
-    lost,
+    json_text,
     record_values,
-    row_of,
-    text_of,
-    values_of,
-    with_columns,
+    task_lost,
+    task_of,
+    task_queries,
+    task_values,
 )
 from astromesh.errors import LeaseLost
-from astromesh.storage.database import Database, shared_database
-from astromesh.storage.migrations import Schema, queries
+from astromesh.plugins import Deps
+from astromesh.storage.migrations import Schema
+from astromesh.storage.sqlite import Database, shared_database
+from astromesh.telemetry.clock import Clock
 from astromesh.types import JsonObject
 
 _PACKAGE = "astromesh.durable"
 SCHEMA = Schema("tasks", _PACKAGE, "sql/sqlite/tasks")
-SQL = with_columns(dict(queries(_PACKAGE, "sql/sqlite/tasks.sql")))
+SQL = task_queries("sqlite")
 _Named: TypeAlias = tuple[str, tuple[Any, ...]]
 _Accepted: TypeAlias = tuple[TaskRow, Sequence[JsonObject], Sequence[Artifact]]
 
@@ -65,28 +65,30 @@ class SqliteTasks:
 
     async def get(self, task_id: str) -> TaskRow | None:
         rows = await self._database.read(_rows, ("get", (task_id,)))
-        return row_of(rows[0]) if rows else None
+        return task_of(rows[0]) if rows else None
 
     async def list(
         self, tenant: str, owner: str | None, workflow: str = "", status: str = "", limit: int = 50
     ) -> tuple[TaskRow, ...]:
         rows = await self._database.read(_rows, ("list", (tenant, owner, workflow, status, limit)))
-        return tuple(map(row_of, rows))
+        return tuple(map(task_of, rows))
 
     async def records(self, task_id: str, after: int = 0) -> tuple[JsonObject, ...]:
         rows = await self._database.read(_rows, ("records", (task_id, after)))
         return tuple(orjson.loads(row[0]) for row in rows)
 
-    async def artifacts(self, tenant: str, owner: str | None, found: Found) -> tuple[Artifact, ...]:
-        rows = await self._database.read(_rows, ("artifacts", (tenant, owner, *found)))
+    async def artifacts(self, tenant: str, owner: str | None, filter: ArtifactFilter) -> tuple[Artifact, ...]:
+        rows = await self._database.read(_rows, ("artifacts", (tenant, owner, *filter)))
         return tuple(map(artifact_of, rows))
 
     async def take(self, worker: str, dead: Sequence[str], until: float, limit: int) -> tuple[TaskRow, ...]:
         bound = (worker, until, self._clock.now(), orjson.dumps(list(dead)).decode(), limit)
         rows = await self._database.write(_rows, ("take", bound))
-        return tuple(sorted(map(row_of, rows), key=lambda row: (row.created_at, row.task_id)))
+        return tuple(sorted(map(task_of, rows), key=lambda row: (row.created_at, row.task_id)))
 
-    async def beat(self, worker: str, until: float, tasks: Collection[str] | None = None) -> tuple[str, ...]:
+    async def heartbeat(
+        self, worker: str, until: float, tasks: Collection[str] | None = None
+    ) -> tuple[str, ...]:
         only = None if tasks is None else orjson.dumps(list(tasks)).decode()
         return await self._database.write(_beat, (worker, until, only))
 
@@ -111,7 +113,7 @@ class SqliteTasks:
 
 
 def _accept(connection: sqlite3.Connection, items: Sequence[_Accepted]) -> Sequence[None]:
-    connection.executemany(SQL["accept"], [values_of(row) for row, _, _ in items])
+    connection.executemany(SQL["accept"], [task_values(row) for row, _, _ in items])
     _add(connection, [v for row, records, _ in items for v in record_values(row.task_id, 1, records)],
          [one for _, _, artifacts in items for one in artifacts])  # fmt: skip
     return [None] * len(items)
@@ -128,8 +130,8 @@ def _commit(connection: sqlite3.Connection, items: Sequence[TaskChange]) -> Sequ
     for change in mine:
         if change.end is not None:
             status, result, at = change.end
-            connection.execute(SQL["end"], (change.task_id, change.worker, status, text_of(result), at))
-    return [None if good else LeaseLost(lost(c.task_id)) for c, good in zip(items, held, strict=True)]
+            connection.execute(SQL["end"], (change.task_id, change.worker, status, json_text(result), at))
+    return [None if good else LeaseLost(task_lost(c.task_id)) for c, good in zip(items, held, strict=True)]
 
 
 def _is_held(connection: sqlite3.Connection, change: TaskChange) -> bool:

@@ -1,4 +1,4 @@
-"""The base of every node: its keywords, its flags, and `execute`."""
+"""The base class of nodes: keywords, flags, and `execute`."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import difflib
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, TypedDict, Unpack
 
-from astromesh.graph.config import Graph, Node, NodeConfig
 from astromesh.graph.flags import NodeFlag
-from astromesh.graph.keywords import check, check_name
+from astromesh.graph.node_config import Graph, Node, NodeConfig
 from astromesh.graph.records import NodeResult
 from astromesh.graph.state import GraphState
+from astromesh.graph.validation import check_keywords, check_name
 
 Routing = Literal["", "edges_only"]
 
@@ -19,27 +19,29 @@ class NodeKeywords(TypedDict, total=False):
     """The keywords that every node takes.
 
     Args:
-        instructions: the node's own part of the system prompt.
-        description: one line for those who choose among nodes; the beginning of the instructions by default.
-        blocks, strategy, perspective: parts of the prompt of a PromptNode; see their modules.
-        preprocessor: function of `(state[, config])`, before the node does anything.
-        postprocessor: function of `(output[, state[, config]])`: what it answers is the node's output.
-        guards: functions of `(output[, state])` or `Guard`s, that look at the final output.
-        tools: `Tool` objects, or names of tools of the engine.
-        inject_tools: all tools of the engine, the same as the flag INJECT_TOOLS.
-        tool_loop: whether a step that asked for tools is entered again (else edges `on_tool_call` decide).
-        input_keys: names in the context that the node reads.
-        output_key: name in the context that the engine writes the output to.
-        inherit_context_from: name of a node whose output stands in the prompt.
-        output_schema: pydantic model, dataclass, TypedDict or JSON Schema of the output.
-        model_override: a model of its own: a ModelPort, or the name of one of the agent's roles.
-        transitions: target by key: an output text, a true field of an output, or `error`.
-        default_next: where to go when nothing else matches.
-        routes: targets that the model may name, beside those of edges and transitions.
-        routing: `edges_only` ignores what the model says about where to go and how to change the graph.
-        timeout: seconds for one execution, or None; then it is cancelled.
-        pure: its output depends on its declared inputs alone: a cached result needs no messages in its key.
-        max_iterations: its own visits, or its attempts under RETRYABLE; None for the engine's limit, or 3.
+        instructions: The node's own part of the system prompt.
+        description: One line for those who choose among nodes. The default is the start of the instructions.
+        blocks, strategy, perspective: Parts of the prompt of a PromptNode. See `nodes.system_prompt`.
+        preprocessor: A function of `(state[, config])`, called before the node does anything.
+        postprocessor: A function of `(output[, state[, config]])` that returns the output of the node.
+        guards: Functions of `(output[, state])`, or `Guard`s, that check the final output.
+        tools: `Tool` objects, or names of the engine's tools.
+        inject_tools: Adds all tools of the engine, as the flag INJECT_TOOLS does.
+        tool_loop: Whether a step with tool calls is entered again. Otherwise edges `on_tool_call` decide.
+        input_keys: Names in the context that the node reads.
+        output_key: The name in the context to which the engine writes the output.
+        inherit_context_from: The name of a node whose output becomes part of the prompt.
+        output_schema: A pydantic model, dataclass, TypedDict or JSON Schema of the output.
+        model_override: The node's own model: a ModelPort, or the name of one of the agent's roles.
+        transitions: Targets by key: an output text, a true field of an output, or `error`.
+        default_next: The target if nothing else matches.
+        routes: Targets that the model may name, beside those of edges and transitions.
+        routing: `edges_only` ignores the model's words about the next node and about changes of the graph.
+        timeout: Seconds for one execution, which is then cancelled, or None.
+        pure: The output depends on the declared inputs alone, so that the key of a cached result needs no
+            messages.
+        max_iterations: The node's own limit of visits, or of attempts under RETRYABLE. The default is the
+            engine's limit, or 3.
     """
 
     instructions: str
@@ -99,37 +101,36 @@ DEFAULTS: NodeKeywords = {
     "max_iterations": None,
 }
 
-
-#: keywords for what only a PromptNode asks its model
-ASKING = frozenset({"blocks", "strategy", "perspective"})
-#: these, and what else means nothing to a node that asks no model and calls no tools
-WITHOUT_MODEL = ASKING | {"tools", "inject_tools", "tool_loop", "model_override"}
+#: Keywords that only a PromptNode uses.
+PROMPT_KEYWORDS = frozenset({"blocks", "strategy", "perspective"})
+#: Keywords that a node without model and tools does not use.
+MODEL_KEYWORDS = PROMPT_KEYWORDS | {"tools", "inject_tools", "tool_loop", "model_override"}
 
 
 class BaseNode:
-    """A step of a graph. Subclasses implement `execute`; a run never changes a node.
+    """A step of a graph. Subclasses implement `execute`. A run never changes a node.
 
     Args:
-        name: unique in its graph, and part of paths and of context keys: no `/`.
-        keywords: see `NodeKeywords`.
+        name: Unique in its graph. It is part of paths and of context keys, and contains no `/`.
+        keywords: See `NodeKeywords`.
 
     Raises:
-        TypeError: an unknown keyword, or one of a wrong kind.
-        ValueError: an empty name, one with `/`, or a keyword out of its range.
+        TypeError: A keyword is unknown or has a wrong type.
+        ValueError: The name is empty or contains `/`, or a keyword is out of range.
     """
 
-    #: flags that every node of this class has, beside those it is given
+    #: Flags of every node of this class, beside those that are passed.
     default_flags: ClassVar[frozenset[Hashable]] = frozenset()
-    #: never skipped because a model says so, never replaced or bypassed by a graph action (guards, humans)
+    #: Whether no model can skip it and no graph action can replace or bypass it (guards, humans).
     protected: ClassVar[bool] = False
-    #: it knows itself which of its words are the answer, whatever comes behind it; guards hold all the same
-    own_voice: ClassVar[bool] = False
-    #: what `execute` sees to of preprocessor, guards and postprocessor; for the rest the engine does
+    #: Whether the node itself decides which of its text streams, whatever node follows. Guards still apply.
+    decides_streaming: ClassVar[bool] = False
+    #: Those of preprocessor, guards and postprocessor that `execute` applies. The engine applies the others.
     handles: ClassVar[frozenset[str]] = frozenset()
-    #: keywords that mean nothing to this class: giving them is a problem of the graph
+    #: Keywords that this class does not use. Passing one is a problem of the graph.
     ignores: ClassVar[frozenset[str]] = frozenset()
-    #: arguments of the class's constructor beside the keywords, in the order in which YAML writes them
-    own: ClassVar[tuple[str, ...]] = ()
+    #: Constructor arguments beside the keywords, in the order in which YAML writes them.
+    constructor_keys: ClassVar[tuple[str, ...]] = ()
 
     name: str
     instructions: str
@@ -167,15 +168,15 @@ class BaseNode:
             raise TypeError(
                 f"Node {name!r} has no keyword {key!r}." + (f" Did you mean {near[0]!r}?" if near else "")
             )
-        check(name, keywords)
+        check_keywords(name, keywords)
         for key, value in (DEFAULTS | keywords).items():
             setattr(self, key, value)
         for key in ("blocks", "guards", "tools", "input_keys", "routes"):
             setattr(self, key, tuple(getattr(self, key)))
         self.transitions = dict(self.transitions)
-        self._settle_flags()
+        self._set_flags()
 
-    def _settle_flags(self) -> None:
+    def _set_flags(self) -> None:
         flags = self.default_flags | frozenset(self.flags)
         for flag, key in _FLAG_OF_KEYWORD:
             if getattr(self, key):
@@ -186,33 +187,39 @@ class BaseNode:
     async def execute(self, state: GraphState, config: NodeConfig) -> NodeResult:
         """Does the node's work once.
 
-        What it raises becomes a failed result. It may read and append to `state` directly; its output and
-        `messages_added` are written by the engine. Children are run by `config.run` and `config.together`.
+        An exception becomes a failed result. The method may read `state` and append to it directly. The
+        engine writes the output and `messages_added`. Run children with `config.run` and `config.together`.
         """
         raise NotImplementedError(f"{type(self).__name__} has no execute().")
 
     def children(self) -> Iterable[Node | Graph]:
-        """The nodes and graphs that this one runs itself: they are compiled with it, checked and drawn."""
+        """Returns the nodes and graphs that this node runs. They are compiled, checked and drawn with it."""
         return ()
 
-    def lets_speak(self, child: Node | Graph) -> bool:
-        """Whether a child's answer may be the node's own as it was said: then it streams like one."""
+    def streams_child(self, child: Node | Graph) -> bool:
+        """Whether a child's answer may become the node's own without a change. Then it streams like one."""
         return False
 
-    def meaningless(self) -> Iterable[str]:
-        """Keywords that were given and mean nothing to this node."""
+    def ignored_keywords(self) -> Iterable[str]:
+        """Returns the keywords that were passed and that this node does not use."""
         return sorted(key for key in self.ignores if getattr(self, key) != DEFAULTS[key])  # type: ignore[literal-required]
 
     def problems(self) -> Iterable[str]:
-        """What is wrong with the node by itself, for `PromptGraph.validate`; subclasses add theirs."""
+        """Returns what is wrong with the node by itself, for `PromptGraph.validate`.
+
+        Subclasses add their own.
+        """
         return ()
 
     def body(self) -> Callable[..., Awaitable[Any]]:
-        """What the engine awaits for one execution, asked for once, when the graph is compiled."""
+        """Returns what the engine awaits for one execution.
+
+        The engine asks once, when it compiles the graph.
+        """
         return self.execute
 
-    def given(self, key: str) -> Any:
-        """The value that the constructor took for a keyword or one of `own`, for YAML."""
+    def constructor_value(self, key: str) -> Any:
+        """Returns the value that the constructor took for a keyword or a constructor key, for YAML."""
         return getattr(self, key)
 
     def has_flag(self, flag: Hashable) -> bool:

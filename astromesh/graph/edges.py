@@ -8,22 +8,22 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from astromesh.graph.records import NodeResult
-from astromesh.graph.signature import positional_arguments
 from astromesh.graph.state import GraphState
+from astromesh.graph.validation import positional_arity
 
-#: takes `(result)` or `(result, state)`
+#: Takes `(result)` or `(result, state)`.
 Condition: TypeAlias = Callable[..., Any]
 Test: TypeAlias = Callable[[NodeResult, GraphState], Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """A way from one node to another.
+    """A directed connection of two nodes.
 
     Args:
-        condition: takes `(result)` or `(result, state)`; None: unconditional.
-        label: for drawings and for `transition_reason`.
-        priority: higher is tried first; within one priority conditional edges come first.
+        condition: Takes `(result)` or `(result, state)`. None: the edge is unconditional.
+        label: For drawings and for `transition_reason`.
+        priority: Higher values are tried first. Within one priority conditional edges come first.
     """
 
     source: str
@@ -36,7 +36,7 @@ class Edge:
         return f"{self.source} → {self.target}" + (f" ({self.label})" if self.label else "")
 
 
-# The conditions that come with the engine are records that say in words when they hold.
+# -- built-in conditions: records whose text says when they hold -------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,13 +95,13 @@ class OnOutput:
 
     def __call__(self, result: NodeResult) -> bool:
         found = field_of(result.output, self.key)
-        # True is not 1 here: a condition says what it means
+        # True does not equal 1 here
         return found is self.value if isinstance(self.value, bool) else bool(found == self.value)
 
 
 @dataclass(frozen=True, slots=True)
 class OnConfidence:
-    """The output's `confidence` is a number of at least so much."""
+    """The output's `confidence` is a number of at least `min_confidence`."""
 
     min_confidence: float
 
@@ -113,15 +113,15 @@ class OnConfidence:
         return isinstance(found, int | float) and not isinstance(found, bool) and found >= self.min_confidence
 
 
-def in_words(condition: Condition) -> str:
-    """When a condition holds, as a label: the built-in ones in words, others by their name."""
+def describe_condition(condition: Condition) -> str:
+    """Returns a label for a condition: built-in ones in words, others by their name."""
     if type(condition).__module__ == __name__:
         return str(condition)
     return getattr(condition, "__name__", type(condition).__name__).strip("<>")
 
 
 def field_of(output: Any, key: str) -> Any:
-    """A field of an output: of a mapping by key, of a record (pydantic model, dataclass) by attribute."""
+    """Returns a field of an output: of a mapping by key, of a pydantic model or dataclass by attribute."""
     if isinstance(output, Mapping):
         return output.get(key)
     if hasattr(output, "__dataclass_fields__") or hasattr(output, "model_fields_set"):
@@ -130,18 +130,18 @@ def field_of(output: Any, key: str) -> Any:
 
 
 def as_test(condition: Condition, owner: str) -> Test:
-    """A condition as a function of result and state; how many of them it takes is seen here, once.
+    """Returns a condition as a function of result and state.
 
     Raises:
-        TypeError: it is async, or takes neither one nor two arguments.
+        TypeError: It is async, or takes neither one nor two arguments.
     """
     if inspect.iscoroutinefunction(condition):
         raise TypeError(f"{owner}: a condition must not be async.")
-    if positional_arguments(condition, owner, most=2) == 2:
+    if positional_arity(condition, owner, most=2) == 2:
         return condition
     return lambda result, state: condition(result)
 
 
-def tried_in_order(edges: list[Edge]) -> tuple[Edge, ...]:
-    """By priority, then conditional before unconditional, then as they were added."""
+def in_evaluation_order(edges: list[Edge]) -> tuple[Edge, ...]:
+    """Sorts edges by priority, then conditional before unconditional, then as they were added."""
     return tuple(sorted(edges, key=lambda edge: (-edge.priority, edge.condition is None)))

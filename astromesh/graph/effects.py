@@ -5,64 +5,122 @@
             VERBOSE OBSERVABLE
 
 SUMMARIZE_OUTPUT and VALIDATE_OUTPUT come first so that nothing is written or cached before. LIGHTWEIGHT has
-nothing to restore: the model is swapped in this execution's own config. The other flags work elsewhere: ENTRY
-and TERMINAL in the plan, RETRYABLE around the node, INJECT_TOOLS in its tools, PARALLEL_SAFE in `together`.
+nothing to restore: the model is replaced in the config of this execution alone. The other flags work
+elsewhere: ENTRY and TERMINAL in the plan, RETRYABLE around the node, INJECT_TOOLS in its tools, PARALLEL_SAFE
+in `together`.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeAlias
 
+from msgspec.structs import replace
+
 from astromesh.graph import cache
-from astromesh.graph.config import NodeConfig
+from astromesh.graph.base import BaseNode
+from astromesh.graph.cache import Visit, declared_inputs, without_history
 from astromesh.graph.flags import BIT, NodeFlag
-from astromesh.graph.frozen import frozen
-from astromesh.graph.hooks import NodeMetrics
-from astromesh.graph.nodes.guards import as_guards, check_all
-from astromesh.graph.output_schema import output_schema
-from astromesh.graph.own_keys import AWAITING_HUMAN
-from astromesh.graph.records import NodeResult
+from astromesh.graph.hooks import HookSet, NodeMetrics
+from astromesh.graph.mutations import ACTION_KEY
+from astromesh.graph.node_config import NodeConfig
+from astromesh.graph.nodes.guard import as_guards, run_guards
+from astromesh.graph.records import NodeResult, as_json
 from astromesh.graph.retry import NodeCall, NodeWrapper
-from astromesh.graph.state import GraphState
-from astromesh.graph.summary import is_too_long, summarise
-from astromesh.graph.visit import Compiled, Visit, declared_inputs, without_history
+from astromesh.graph.state import AWAITING_HUMAN, GraphState, read_only_view
+from astromesh.graph.structured_output import output_schema
+from astromesh.graph.transitions import ROUTE_FIELDS
+from astromesh.types import CompletionRequest, Message
+
+# -- SUMMARIZE_OUTPUT: the model shortens a long answer before anything is written -------------------------
 
 log = logging.getLogger("astromesh.graph")
+_DECIDING_KEYS = frozenset({*ROUTE_FIELDS, ACTION_KEY})
+#: Characters. Longer answers are summarised (document 002).
+MAX_OUTPUT_CHARACTERS = 1000
+
+SUMMARY_PROMPT = (
+    "Summarise the text of the user concisely. Keep every key fact, number, name and conclusion; leave out "
+    "what is said twice. Answer with the summary alone."
+)
+
+
+def is_too_long(result: NodeResult) -> bool:
+    """Whether the raw form of an output exceeds 1000 characters.
+
+    An output that names the next node or changes the graph is never shortened.
+    """
+    output = result.output
+    if output is None or (isinstance(output, Mapping) and not _DECIDING_KEYS.isdisjoint(output)):
+        return False
+    return len(_raw_text(result)) > MAX_OUTPUT_CHARACTERS
+
+
+def _raw_text(result: NodeResult) -> str:
+    """Returns the measured text: the text of the model, or the output, as JSON if it is data."""
+    if isinstance(result.raw_output, str):
+        return result.raw_output
+    return result.output if isinstance(result.output, str) else as_json(result.output)
+
+
+async def summarise(result: NodeResult, config: NodeConfig) -> None:
+    """Replaces the output by a summary. The original stays in `raw_output`.
+
+    The cost of the summary is part of the result. If the model fails, the answer keeps its length.
+    """
+    output = result.output
+    text = output if isinstance(output, str) else _raw_text(result)
+    try:
+        answer = await config.complete(
+            CompletionRequest((Message("system", SUMMARY_PROMPT), Message("user", text))), role="summary"
+        )
+    except Exception as error:  # noqa: BLE001 (the model may be anybody's code)
+        log.warning("the output of %s could not be summarised: %s", config.path, error)
+        return
+    result.usage = config.usage
+    if not answer.content:
+        return
+    if result.raw_output is None:
+        result.raw_output = output
+    texts = {text, output if isinstance(output, str) else as_json(output)}
+    result.output = answer.content
+    result.messages_added = [
+        replace(m, content=answer.content) if m.role == "assistant" and m.content in texts else m
+        for m in result.messages_added
+    ]
+
 
 Effect: TypeAlias = Callable[[Visit], Awaitable[None] | None]
 
 
 # -- before ------------------------------------------------------------------------------------------------
-
-
 def skip_on_error(visit: Visit) -> None:
     last = visit.base.last_result
     if last is not None and last.error:
-        visit.result = NodeResult(visit.step.name, transition_reason="skipped", skipped=True)
+        visit.result = NodeResult(visit.node.name, transition_reason="skipped", skipped=True)
 
 
 def cached(visit: Visit) -> None:
     if (hit := cache.look_up(visit)) is not None:
         visit.result = hit
     else:
-        cache.remember_before(visit)
+        cache.take_snapshot(visit)
 
 
 def hide_history(visit: Visit) -> None:
-    isolated = NodeFlag.ISOLATED_CONTEXT in visit.step.node.flags
+    isolated = NodeFlag.ISOLATED_CONTEXT in visit.node.flags
     messages = without_history(visit.base, hidden_loop=isolated)
-    visit.shown = len(messages)
+    visit.visible_count = len(messages)
     visit.show(visit.base.view(messages, visit.base.context))
 
 
 def isolate(visit: Visit) -> None:
-    node, context = visit.step.node, visit.base.context
-    seen = declared_inputs(node, context)
+    node, context = visit.node, visit.base.context
+    visible = declared_inputs(node, context)
     if AWAITING_HUMAN in context:
-        seen[AWAITING_HUMAN] = context[AWAITING_HUMAN]
-    own = visit.state.isolated(seen)
+        visible[AWAITING_HUMAN] = context[AWAITING_HUMAN]
+    own = visit.state.isolated(visible)
     if NodeFlag.NO_HISTORY not in node.flags:
         own.messages.extend(visit.base.loop)
     visit.show(own)
@@ -70,7 +128,7 @@ def isolate(visit: Visit) -> None:
 
 def use_lightweight(visit: Visit) -> None:
     lightweight = visit.config.lightweight_model
-    if lightweight is None or visit.step.node.model_override is not None:
+    if lightweight is None or visit.node.model_override is not None:
         return
     if isinstance(lightweight, str):
         visit.config.role = lightweight
@@ -79,13 +137,13 @@ def use_lightweight(visit: Visit) -> None:
 
 
 def require_human(visit: Visit) -> Awaitable[None]:
-    name = visit.step.name
+    name = visit.node.name
     visit.base.context[AWAITING_HUMAN] = visit.state.context[AWAITING_HUMAN] = name
-    return visit.step.hooks.human_required(visit.step.node, visit.base)
+    return visit.hooks.human_required(visit.node, visit.base)
 
 
 def read_only(visit: Visit) -> None:
-    visit.show(frozen(visit.state))
+    visit.show(read_only_view(visit.state))
 
 
 BEFORE: tuple[tuple[NodeFlag, Effect], ...] = (
@@ -100,56 +158,54 @@ BEFORE: tuple[tuple[NodeFlag, Effect], ...] = (
 
 
 # -- after -------------------------------------------------------------------------------------------------
-
-
 def summarize_output(visit: Visit) -> Awaitable[None] | None:
-    result = visit.done
-    if not visit.ran or result.error or result.wants_tools:
+    result = visit.outcome
+    if not visit.has_run or result.error or result.wants_tools:
         return None
-    if visit.step.node.output_schema is not None and not isinstance(result.output, str):
-        return None  # data that was promised a form keeps it: prose would not fit
-    return _summarised(visit, result) if is_too_long(result) else None
+    if visit.node.output_schema is not None and not isinstance(result.output, str):
+        return None  # data with a schema keeps its form: prose would not fit
+    return _summarize_checked(visit, result) if is_too_long(result) else None
 
 
-async def _summarised(visit: Visit, result: NodeResult) -> None:
+async def _summarize_checked(visit: Visit, result: NodeResult) -> None:
     await summarise(result, visit.config)
-    # the summary is what is let out, so the guards have the last word on it
-    checked = await check_all(as_guards(visit.step.node.guards), result.output, visit.state)
+    # the summary becomes the output, so the guards check it again
+    checked = await run_guards(as_guards(visit.node.guards), result.output, visit.state)
     if checked.refused:
         result.guards_failed = (*result.guards_failed, *checked.failed)
-        result.error = f"The summary of {visit.step.name!r} was {checked.error}"
+        result.error = f"The summary of {visit.node.name!r} was {checked.error}"
         result.exception = checked.refusal(result.error)
         result.output, result.messages_added = None, ()
 
 
 def validate_output(visit: Visit) -> None:
-    result = visit.done
-    schema = visit.step.node.output_schema
-    if not visit.ran or result.error or result.wants_tools or schema is None:
+    result = visit.outcome
+    schema = visit.node.output_schema
+    if not visit.has_run or result.error or result.wants_tools or schema is None:
         return
     try:
         output_schema(schema).validate(result.output)
     except ValueError as error:
         result.guards_failed = (*result.guards_failed, f"output_schema: {error}")
-        result.error = f"The output of {visit.step.name!r} does not fit its schema: {error}"
+        result.error = f"The output of {visit.node.name!r} does not fit its schema: {error}"
         if result.raw_output is None:
             result.raw_output = result.output
         result.output, result.messages_added = None, ()
 
 
 def abort_when_critical(visit: Visit) -> None:
-    if visit.done.error:
-        visit.base.stop("critical_error", visit.done.error)
+    if visit.outcome.error:
+        visit.base.stop("critical_error", visit.outcome.error)
 
 
 def restore_history(visit: Visit) -> None:
-    if visit.ran and NodeFlag.ISOLATED_CONTEXT not in visit.step.node.flags:
-        visit.base.messages.extend(visit.state.messages[visit.shown :])
+    if visit.has_run and NodeFlag.ISOLATED_CONTEXT not in visit.node.flags:
+        visit.base.messages.extend(visit.state.messages[visit.visible_count :])
 
 
 def merge_output_key(visit: Visit) -> None:
     own, context = visit.state.context, visit.base.context
-    for key in (visit.step.node.output_key, AWAITING_HUMAN):
+    for key in (visit.node.output_key, AWAITING_HUMAN):
         if key in own:
             context[key] = own[key]
     if AWAITING_HUMAN not in own:
@@ -157,32 +213,32 @@ def merge_output_key(visit: Visit) -> None:
 
 
 def store(visit: Visit) -> None:
-    if visit.ran and not visit.done.error and not visit.done.wants_tools:
+    if visit.has_run and not visit.outcome.error and not visit.outcome.wants_tools:
         cache.store(visit)
 
 
 def forget_dependents(visit: Visit) -> None:
-    if visit.ran and not visit.done.error:
+    if visit.has_run and not visit.outcome.error:
         cache.forget_readers(visit)
 
 
 def log_in_full(visit: Visit) -> None:
-    result = visit.done
+    result = visit.outcome
     output = result.output if result.raw_output is None else result.raw_output
     log.debug("node %s: %s", visit.config.path, output)
 
 
 def emit_metrics(visit: Visit) -> Awaitable[None]:
-    result = visit.done
+    result = visit.outcome
     metrics = NodeMetrics(
-        visit.step.name,
+        visit.node.name,
         visit.config.path,
         result.duration_ms,
         result.usage,
         len(result.tool_calls),
         result.error,
     )
-    return visit.step.hooks.metrics(visit.step.node, metrics)
+    return visit.hooks.metrics(visit.node, metrics)
 
 
 AFTER: tuple[tuple[NodeFlag, Effect], ...] = (
@@ -199,52 +255,50 @@ AFTER: tuple[tuple[NodeFlag, Effect], ...] = (
 
 
 # -- around a node -----------------------------------------------------------------------------------------
-
-
 def effects_of(mask: int, table: tuple[tuple[NodeFlag, Effect], ...]) -> tuple[Effect, ...]:
-    """The effects of a node's flags, in the table's order."""
+    """Returns the effects of a node's flags, in the order of the table."""
     return tuple(effect for flag, effect in table if mask & BIT[flag])
 
 
-def flagged(step: Compiled, mask: int) -> NodeWrapper | None:
-    """The wrapper that does what a node's flags say, or None where they say nothing here."""
+def with_flags(node: BaseNode, hooks: HookSet, mask: int) -> NodeWrapper | None:
+    """Returns the wrapper for a node's flags, or None if none of them needs one."""
     before, after = effects_of(mask, BEFORE), effects_of(mask, AFTER)
     if not before and not after:
         return None
 
     def wrap(call: NodeCall) -> NodeCall:
         async def run(state: GraphState, config: NodeConfig) -> NodeResult:
-            visit = Visit(step, state, config)
-            await _prepare(visit, before)
+            visit = Visit(node, hooks, state, config)
+            await _apply_before(visit, before)
             if visit.result is None:
-                visit.ran = True
+                visit.has_run = True
                 visit.result = await call(visit.state, config)
             for effect in after:
-                await _follow(visit, effect)
-            return visit.done
+                await _apply_after(visit, effect)
+            return visit.outcome
 
         return run
 
     return wrap
 
 
-async def _prepare(visit: Visit, effects: tuple[Effect, ...]) -> None:
+async def _apply_before(visit: Visit, effects: tuple[Effect, ...]) -> None:
     try:
         for effect in effects:
             if (work := effect(visit)) is not None:
                 await work
             if visit.result is not None:
                 return
-    except Exception as error:  # noqa: BLE001 (the node's border: its input cannot be copied or compared)
-        visit.result = NodeResult(visit.step.name, error=f"{type(error).__name__}: {error}", exception=error)
+    except Exception as error:  # noqa: BLE001 (boundary of a node: its input cannot be copied or compared)
+        visit.result = NodeResult(visit.node.name, error=f"{type(error).__name__}: {error}", exception=error)
 
 
-async def _follow(visit: Visit, effect: Effect) -> None:
+async def _apply_after(visit: Visit, effect: Effect) -> None:
     try:
         if (work := effect(visit)) is not None:
             await work
-    except Exception as error:  # noqa: BLE001 (the node's border: a schema's own code, a value that cannot be kept)
-        result = visit.done
+    except Exception as error:  # noqa: BLE001 (boundary of a node: code of a schema, a value that cannot be stored)
+        result = visit.outcome
         result.error = result.error or f"{type(error).__name__}: {error}"
         result.exception, result.output, result.messages_added = error, None, ()
         visit.result = result

@@ -1,53 +1,112 @@
-"""PromptGraphEngine: a graph, compiled once, and its runs."""
+"""PromptGraphEngine compiles a graph once and runs it."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from os import urandom
-from typing import Any
+from typing import Any, TypeAlias
 
-from astromesh.abc.clock import Clock, SystemClock
-from astromesh.abc.provider import ModelPort
-from astromesh.abc.tool import ToolPort
+from astromesh.errors import InvalidInput
+from astromesh.graph.calls import ASSISTANT
 from astromesh.graph.graph import PromptGraph
 from astromesh.graph.hooks import HookSet
-from astromesh.graph.inputs import Input, as_messages
-from astromesh.graph.keywords import check_seconds, check_whole
-from astromesh.graph.nothing import NO_MODEL
+from astromesh.graph.node_config import NO_MODEL
 from astromesh.graph.plan import Plan, compile_graph
 from astromesh.graph.records import GraphResult
-from astromesh.graph.run import PLENTY, Run, Setup
-from astromesh.graph.step import Kit
-from astromesh.node.calls import ASSISTANT
-from astromesh.node.scope import Scope
-from astromesh.node.toolbox import ToolLike, tool_port
-from astromesh.telemetry.stream import DELTA, EventStream
-from astromesh.types import CallerContext, Event, Message, calling_as
+from astromesh.graph.run import UNLIMITED_RETRIES, Run, RunSettings
+from astromesh.graph.scope import Scope
+from astromesh.graph.step import CompileOptions
+from astromesh.graph.validation import check_int, check_seconds
+from astromesh.providers.base import ModelPort
+from astromesh.telemetry.clock import Clock, SystemClock
+from astromesh.telemetry.events import MODEL_DELTA, EventStream
+from astromesh.tools.base import ToolPort
+from astromesh.tools.toolbox import ToolLike, tool_port
+from astromesh.types import CallerContext, Event, Message, ToolCall, calling_as
+
+#: A question, messages (ours or JSON objects of the chat format), or `{"messages": […]}`.
+Input: TypeAlias = str | Sequence[Message | Mapping[str, Any]] | Mapping[str, Any]
+_ROLES = ("assistant", "system", "tool", "user")
+
+
+def as_messages(value: Input) -> tuple[Message, ...]:
+    """Returns the input as messages.
+
+    Raises:
+        InvalidInput: The input is neither text, nor messages, nor a mapping with messages.
+    """
+    if isinstance(value, str):
+        return (Message("user", value),)
+    if type(value) is tuple and value and all([type(message) is Message for message in value]):  # noqa: C419 (faster)
+        return value
+    if isinstance(value, Mapping):
+        value = value.get("messages", ())
+    if isinstance(value, str | bytes) or not isinstance(value, Sequence):
+        raise InvalidInput(
+            "The input must be a text, a list of messages, or {'messages': […]}, "
+            f"not {_type_description(value)}."
+        )
+    if not value:
+        raise InvalidInput("The input has no messages; it needs one at least.")
+    return tuple(message if isinstance(message, Message) else _message(message) for message in value)
+
+
+def _type_description(value: Any) -> str:
+    return "None" if value is None else f"of type {type(value).__name__}"
+
+
+def _message(value: Any) -> Message:
+    if not isinstance(value, Mapping) or value.get("role") not in _ROLES:
+        raise InvalidInput(f"A message needs a role of {', '.join(_ROLES)}: {value!r}")
+    calls = value.get("tool_calls") or ()
+    if not isinstance(calls, list | tuple):
+        raise InvalidInput(f"The tool_calls of a message must be a list, not {calls!r}.")
+    content, answered, name = (_text(value, key, "a message") for key in ("content", "tool_call_id", "name"))
+    return Message(value["role"], content, tuple(map(_call, calls)), answered, name)
+
+
+def _text(record: Mapping[str, Any], key: str, owner: str) -> str:
+    value = record.get(key) or ""
+    if not isinstance(value, str):
+        raise InvalidInput(f"The {key} of {owner} must be text.")
+    return value
+
+
+def _call(value: Any) -> ToolCall:
+    if isinstance(value, ToolCall):
+        return value
+    function = value.get("function") if isinstance(value, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise InvalidInput(f"A tool call needs an id and a function with a name: {value!r}")
+    arguments = _text(function, "arguments", "a tool call")
+    return ToolCall(_text(value, "id", "a tool call"), function["name"], arguments or "{}")
+
 
 _CLOCK: Clock = SystemClock()
 
 
 class PromptGraphEngine:
-    """Runs one graph, as often and as often at once as wanted: runs share nothing but the compiled plan.
+    """Runs one graph, as often and as concurrently as wanted. Runs share only the compiled plan.
 
     Args:
-        graph: changes of it count from the next run on; a run never changes it.
-        model: a Provider, the model router, or anything that completes and streams; None for graphs without.
-        tools: a ToolPort, or tools and Python functions.
-        hooks: in the order in which they are asked; see `Hook`.
-        lightweight_model: for nodes with the flag LIGHTWEIGHT: a model, or one of the agent's roles.
-        max_iterations: node executions of one run, nested ones included.
-        max_node_iterations: visits of one node; over that it is stuck.
-        max_mutations_per_run: graph actions of the model that are applied.
-        allow_self_modification: whether they are looked at at all.
-        human_handler: what human nodes ask.
-        clock: what pauses between retries go by.
-        seed: for the jitter of these pauses.
-        finalizer_seconds: that the finalizer of a stopped or cancelled run may take; then it is cut short.
+        graph: Changes apply from the next run on. A run never changes it.
+        model: A Provider, the model router, or any object that completes and streams. None if no node needs
+            one.
+        tools: A ToolPort, or tools and Python functions.
+        hooks: In the order in which they are called. See `Hook`.
+        lightweight_model: For nodes with the flag LIGHTWEIGHT: a model, or one of the agent's roles.
+        max_iterations: Node executions of one run, nested ones included.
+        max_node_iterations: Visits of one node. After them the node is stuck.
+        max_mutations_per_run: The limit of applied graph actions of the model.
+        allow_self_modification: Whether graph actions are applied at all.
+        human_handler: Answers the questions of human nodes.
+        clock: The clock of pauses between retries.
+        seed: The seed of the jitter of these pauses.
+        finalizer_seconds: The timeout of the finalizer of a stopped or cancelled run.
 
     Raises:
-        ConfigError: two tools have one name, or a tool is none.
+        ConfigError: Two tools have one name, or an entry is no tool.
     """
 
     def __init__(  # noqa: PLR0913 (the keywords of graph.md section 1)
@@ -67,14 +126,14 @@ class PromptGraphEngine:
         seed: int | None = None,
         finalizer_seconds: float = 10.0,
     ) -> None:
-        check_whole("The engine", "max_iterations", max_iterations)
-        check_whole("The engine", "max_node_iterations", max_node_iterations)
-        check_whole("The engine", "max_mutations_per_run", max_mutations_per_run, least=0)
+        check_int("The engine", "max_iterations", max_iterations)
+        check_int("The engine", "max_node_iterations", max_node_iterations)
+        check_int("The engine", "max_mutations_per_run", max_mutations_per_run, least=0)
         check_seconds("The engine", "finalizer_seconds", finalizer_seconds)
         self.graph = graph
         self.hooks = tuple(hooks)
-        self._setup = Setup(
-            Kit(HookSet(self.hooks), max_node_iterations),
+        self._setup = RunSettings(
+            CompileOptions(HookSet(self.hooks), max_node_iterations),
             model or NO_MODEL,
             tool_port(tools),
             lightweight_model,
@@ -93,11 +152,11 @@ class PromptGraphEngine:
         """The compiled graph.
 
         Raises:
-            InvalidGraph: the graph has no nodes, or its entry is none of them.
+            InvalidGraph: The graph has no nodes, or its entry is not one of them.
         """
         plan = self._plan
         if plan is None or plan.version != self.graph.version:
-            plan = self._plan = compile_graph(self.graph, self._setup.kit)
+            plan = self._plan = compile_graph(self.graph, self._setup.options)
         return plan
 
     async def ainvoke(
@@ -108,23 +167,23 @@ class PromptGraphEngine:
         config: Mapping[str, Any] | None = None,
         caller: CallerContext | None = None,
     ) -> GraphResult:
-        """Runs the graph once. A failed run is a result too: see its report.
+        """Runs the graph once. A failed run returns a result too: see its report.
 
         Args:
-            input: a question, messages, or `{"messages": […]}`.
-            context: initial values of the state's context.
-            config: values that nodes find in their `config`.
-            caller: who is calling; tools see it.
+            input: A question, messages, or `{"messages": […]}`.
+            context: Initial values of the state's context.
+            config: Values that nodes find in their `config`.
+            caller: Who is calling. Tools see it.
 
         Raises:
-            InvalidGraph: the graph cannot run at all.
-            InvalidInput: the input is none of the three.
-            asyncio.CancelledError: the run was cancelled.
+            InvalidGraph: The graph cannot run at all.
+            InvalidInput: The input has another form.
+            asyncio.CancelledError: The run was cancelled.
         """
         messages = as_messages(input)
         if caller is None:
             return await Run(self._setup, self.plan, messages, context, config).execute()
-        scope = Scope(caller=caller, clock=self._setup.clock, retries=PLENTY)
+        scope = Scope(caller=caller, clock=self._setup.clock, retries=UNLIMITED_RETRIES)
         with calling_as(caller):
             return await Run(self._setup, self.plan, messages, context, config, scope).execute()
 
@@ -138,21 +197,21 @@ class PromptGraphEngine:
         context: Mapping[str, Any] | None = None,
         config: Mapping[str, Any] | None = None,
     ) -> Run:
-        """A run inside another one, for the pipeline: `await engine.start(…).execute()`.
+        """Returns a run inside another one, for the pipeline: `await engine.start(…).execute()`.
 
-        Events, ledger, caller, deadline, clock, path and retry budget are those of the scope. After a cancel
-        the run's `result` still holds what there was.
+        Events, ledger, caller, deadline, clock, path and retry budget are those of the scope. After a
+        cancellation the run's `result` holds what exists.
 
         Args:
-            messages: system, history, question.
-            scope: of the surrounding run.
-            model: instead of the engine's.
-            tools: instead of the engine's.
-            context: initial values of the state's context.
-            config: values that nodes find in their `config`.
+            messages: System, history, question.
+            scope: The scope of the surrounding run.
+            model: Replaces the engine's.
+            tools: Replace the engine's.
+            context: Initial values of the state's context.
+            config: Values that nodes find in their `config`.
 
         Raises:
-            InvalidGraph: the graph cannot run at all.
+            InvalidGraph: The graph cannot run at all.
         """
         run = Run(self._setup, self.plan, messages, context, config, scope)
         run.model = model or run.model
@@ -167,27 +226,29 @@ class PromptGraphEngine:
         config: Mapping[str, Any] | None = None,
         caller: CallerContext | None = None,
     ) -> AsyncIterator[Event]:
-        """The events of one run, as the runtime emits them; the last one says how it ended.
+        """Yields the events of one run, in the form of the runtime's. The last one tells how the run ended.
 
-        It is the run of `ainvoke` with a listener. Closing the iterator cancels it.
+        It is the run of `ainvoke` with a listener. Closing the iterator cancels the run.
 
         Args:
-            input: a question, messages, or `{"messages": […]}`.
-            context: initial values of the state's context.
-            config: values that nodes find in their `config`.
-            caller: who is calling; tools see it.
+            input: A question, messages, or `{"messages": […]}`.
+            context: Initial values of the state's context.
+            config: Values that nodes find in their `config`.
+            caller: Who is calling. Tools see it.
 
         Raises:
-            InvalidGraph: the graph cannot run at all.
-            InvalidInput: the input is none of the three.
+            InvalidGraph: The graph cannot run at all.
+            InvalidInput: The input has another form.
         """
         queue: asyncio.Queue[Event | None] = asyncio.Queue()
-        listener = _Queued(queue)
+        listener = _QueueListener(queue)
         events = EventStream(urandom(16).hex(), [listener])
-        scope = Scope(events.run_id, caller=caller, events=events, clock=self._setup.clock, retries=PLENTY)
+        scope = Scope(
+            events.run_id, caller=caller, events=events, clock=self._setup.clock, retries=UNLIMITED_RETRIES
+        )
         run = Run(self._setup, self.plan, as_messages(input), context, config, scope)
         with calling_as(caller):
-            task = asyncio.create_task(_announced(run, events, scope, listener))
+            task = asyncio.create_task(_run_with_events(run, events, scope, listener))
         task.add_done_callback(lambda _: queue.put_nowait(None))
         try:
             while (event := await queue.get()) is not None:
@@ -199,26 +260,26 @@ class PromptGraphEngine:
                 await asyncio.wait([task])
 
 
-class _Queued:
-    """A listener that hands events on, deltas as well; `said` is the newest text of the run's own voice."""
+class _QueueListener:
+    """Puts events into a queue, deltas too. `text_parts` holds the newest text of the role `assistant`."""
 
     wants_deltas = True
 
     def __init__(self, queue: asyncio.Queue[Event | None]) -> None:
         self._queue = queue
-        self.said: list[str] = []
+        self.text_parts: list[str] = []
 
     def send(self, event: Event) -> None:
         if event.data.get("role") == ASSISTANT:
             if event.type == "model.started":
-                self.said.clear()
-            elif event.type == DELTA:
-                self.said.append(event.data["content"])
+                self.text_parts.clear()
+            elif event.type == MODEL_DELTA:
+                self.text_parts.append(event.data["content"])
         self._queue.put_nowait(event)
 
 
-async def _announced(run: Run, events: EventStream, scope: Scope, listener: _Queued) -> None:
-    """The run between its first event and its last."""
+async def _run_with_events(run: Run, events: EventStream, scope: Scope, listener: _QueueListener) -> None:
+    """Executes the run between its first event and its last."""
     events.emit("run.started")
     try:
         result = await run.execute()
@@ -231,7 +292,7 @@ async def _announced(run: Run, events: EventStream, scope: Scope, listener: _Que
         events.emit("run.failed", code=code, detail=report.error, metadata=report.to_json())
     else:
         if result.text and result.text != "".join(
-            listener.said
+            listener.text_parts
         ):  # what was held back, or made of other words
-            events.emit(DELTA, step=scope.next_step(), role=ASSISTANT, content=result.text)
+            events.emit(MODEL_DELTA, step=scope.next_step(), role=ASSISTANT, content=result.text)
         events.emit("run.completed", response=result.text, metadata=report.to_json())

@@ -1,4 +1,4 @@
-"""The 18 node flags of document 002; any hashable value may be a flag too."""
+"""The 18 node flags of document 002. Any other hashable value may be a flag too."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import Enum
 
 
 class NodeFlag(Enum):
-    """A capability or behaviour that a node declares; the value is its name in YAML."""
+    """A capability or behaviour that a node declares. The value is its name in YAML."""
 
     ENTRY = "entry"
     TERMINAL = "terminal"
@@ -29,12 +29,12 @@ class NodeFlag(Enum):
     PARALLEL_SAFE = "parallel_safe"
 
 
-#: the bit of each flag in a compiled node's mask
+#: The bit of each flag in a compiled node's mask.
 BIT: dict[NodeFlag, int] = {flag: 1 << place for place, flag in enumerate(NodeFlag)}
 
 
 def mask(flags: Iterable[Hashable]) -> int:
-    """The known flags as bits; custom flags have none, hooks ask `node.has_flag` for them."""
+    """Returns the known flags as bits. Custom flags have none: hooks check them with `node.has_flag`."""
     bits = 0
     for flag in flags:
         if isinstance(flag, NodeFlag):

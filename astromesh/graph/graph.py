@@ -1,4 +1,4 @@
-"""PromptGraph: nodes and edges. Building is checked where it can be; `validate` finds the rest."""
+"""PromptGraph: nodes and edges. Builder methods check what they can; `validate` finds all other problems."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any, Literal, Self
 
 from astromesh.errors import InvalidGraph
-from astromesh.graph import check, drawing
+from astromesh.graph import problems, topology
 from astromesh.graph.base import BaseNode, Routing
 from astromesh.graph.edges import (
     Condition,
@@ -20,32 +20,33 @@ from astromesh.graph.edges import (
     OnOutput,
     OnToolCall,
     as_test,
-    tried_in_order,
+    in_evaluation_order,
 )
 from astromesh.graph.flags import NodeFlag
-from astromesh.graph.keywords import ROUTINGS, check_whole
-from astromesh.graph.plain import read_graph, write_graph
+from astromesh.graph.serialization.reader import read_graph
+from astromesh.graph.serialization.writer import write_graph
+from astromesh.graph.validation import ROUTINGS, check_int
 from astromesh.types import JsonObject
 
 MODES = ("static", "autonomous")
 Mode = Literal["static", "autonomous"]
-#: edges for what went wrong are tried before the others
+#: The default priority of edges for failures. They are tried before the others.
 FIRST = 10
 
 
 class PromptGraph:
-    """Nodes and edges, and where to begin.
+    """Nodes, edges and an entry.
 
-    Every builder method answers the graph itself, so that calls can be chained. A run never changes a graph.
+    Every builder method returns the graph itself, so that calls can be chained. A run never changes a graph.
 
     Args:
-        name: part of paths where the graph is nested.
-        mode: `autonomous`: the model chooses among the nodes, edges are not followed.
-        nodes: the first nodes.
-        routing: `edges_only`: nothing a model says decides where to go, in no node of this graph.
+        name: Part of paths if the graph is nested.
+        mode: `autonomous`: the model chooses among the nodes, and edges are not followed.
+        nodes: The first nodes.
+        routing: `edges_only`: in no node of this graph does the text of a model decide about the next node.
 
     Raises:
-        TypeError, ValueError: an argument of a wrong kind.
+        TypeError, ValueError: An argument has a wrong type or value.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class PromptGraph:
                 raise ValueError(f"Graph {name!r}: {key} must be {words}, not {value!r}.")
         self.name, self.mode, self.routing = name, mode, routing
         self.finalizer = ""
-        #: counts changes, so that compiled plans know when they are old
+        #: Counts changes, so that compiled plans know when they are stale.
         self.version = 0
         self._nodes: dict[str, BaseNode] = {}
         self._edges: list[Edge] = []
@@ -75,34 +76,37 @@ class PromptGraph:
 
     @classmethod
     def from_pool(cls, nodes: Iterable[BaseNode], name: str = "autonomous") -> Self:
-        """A graph whose path the model builds out of these nodes (autonomous mode)."""
+        """Returns a graph whose path the model builds out of these nodes (autonomous mode)."""
         return cls(name, mode="autonomous", nodes=nodes)
 
     # -- nodes --------------------------------------------------------------------------------------------
 
     @property
     def nodes(self) -> Mapping[str, BaseNode]:
-        """By name, in the order they were added."""
+        """The nodes by name, in the order in which they were added."""
         return MappingProxyType(self._nodes)
 
     def add_node(self, node: BaseNode) -> Self:
-        """Raises InvalidGraph where the name is taken, TypeError for what is no node."""
+        """Adds a node. Raises InvalidGraph if the name is taken, TypeError if it is no node."""
         if not isinstance(node, BaseNode):
-            raise TypeError(f"Graph {self.name!r} holds nodes, not {node!r}.")
+            raise TypeError(f"Graph {self.name!r} contains nodes, not {node!r}.")
         if node.name in self._nodes:
             raise InvalidGraph([f"There is already a node named {node.name!r} in {self.name!r}."])
         self._nodes[node.name] = node
         return self._changed()
 
     def remove_node(self, name: str) -> Self:
-        """Removes a node and its edges. Raises InvalidGraph where there is none of this name."""
+        """Removes a node and its edges. Raises InvalidGraph if there is none of this name."""
         self.get_node(name)
         del self._nodes[name]
         self._edges = [e for e in self._edges if name not in (e.source, e.target)]
         return self._changed()
 
     def get_node(self, name: str) -> BaseNode:
-        """Raises InvalidGraph where there is none of this name; the message names the known ones."""
+        """Returns a node.
+
+        Raises InvalidGraph if there is none of this name; the message lists the known ones.
+        """
         if name not in self._nodes:
             raise InvalidGraph([f"{self.name!r} has no node {name!r}; it has {', '.join(self._nodes)}."])
         return self._nodes[name]
@@ -112,7 +116,7 @@ class PromptGraph:
 
     @property
     def entry(self) -> str:
-        """Where a run begins: what `set_entry` said, else the node marked `is_entry`, else the first."""
+        """The first node of a run: that of `set_entry`, else one marked `is_entry`, else the first added."""
         if self._entry:
             return self._entry
         marked = (n.name for n in self._nodes.values() if n.has_flag(NodeFlag.ENTRY))
@@ -123,7 +127,7 @@ class PromptGraph:
         return self._changed()
 
     def set_finalizer(self, name: str) -> Self:
-        """The node that runs once, without a model, whenever a run stops before its end."""
+        """Sets the node that runs once, without a model, whenever a run stops before its end."""
         self.finalizer = name
         return self._changed()
 
@@ -131,16 +135,16 @@ class PromptGraph:
 
     @property
     def edges(self) -> tuple[Edge, ...]:
-        """In the order they were added."""
+        """The edges in the order in which they were added."""
         return tuple(self._edges)
 
     def get_edges_from(self, name: str) -> tuple[Edge, ...]:
-        """A node's edges in the order they are tried."""
+        """Returns a node's edges in the order in which they are tried."""
         if self._edge_index is None:
             grouped: dict[str, list[Edge]] = {}
             for edge in self._edges:
                 grouped.setdefault(edge.source, []).append(edge)
-            self._edge_index = {source: tried_in_order(edges) for source, edges in grouped.items()}
+            self._edge_index = {source: in_evaluation_order(edges) for source, edges in grouped.items()}
         return self._edge_index.get(name, ())
 
     def add_edge(
@@ -152,18 +156,18 @@ class PromptGraph:
         label: str = "",
         priority: int = 0,
     ) -> Self:
-        """A way from one node to another; see `Edge`.
+        """Adds an edge. See `Edge`.
 
         Raises:
-            TypeError: the condition is async, or does not take `(result)` or `(result, state)`; an end of the
-                edge is no name, its label no text, its priority no whole number.
+            TypeError: The condition is async or does not take `(result)` or `(result, state)`; an end of the
+                edge is no name, its label no text, its priority no integer.
         """
         for name in (source, target):
             if not isinstance(name, str):
-                raise TypeError(f"An edge leads from name to name; {name!r} is none.")
+                raise TypeError(f"The ends of an edge must be names of nodes, not {name!r}.")
         if not isinstance(label, str):
             raise TypeError(f"Edge {source} → {target}: label must be a text, not {label!r}.")
-        check_whole(f"Edge {source} → {target}", "priority", priority, least=None)
+        check_int(f"Edge {source} → {target}", "priority", priority, least=None)
         edge = Edge(source, target, condition, label, priority)
         if condition is not None:
             as_test(condition, f"Edge {edge}")
@@ -171,11 +175,11 @@ class PromptGraph:
         return self._changed()
 
     def remove_edge(self, source: str, target: str) -> Self:
-        """Removes every edge between two nodes. Raises InvalidGraph where there is none."""
-        kept = [e for e in self._edges if (e.source, e.target) != (source, target)]
-        if len(kept) == len(self._edges):
+        """Removes every edge between two nodes. Raises InvalidGraph if there is none."""
+        remaining = [e for e in self._edges if (e.source, e.target) != (source, target)]
+        if len(remaining) == len(self._edges):
             raise InvalidGraph([f"{self.name!r} has no edge {source} → {target}."])
-        self._edges = kept
+        self._edges = remaining
         return self._changed()
 
     def always(self, source: str, target: str, *, label: str = "", priority: int = 0) -> Self:
@@ -187,61 +191,64 @@ class PromptGraph:
         return self.add_edge(source, target, condition=condition, label=label, priority=priority)
 
     def _when(self, source: str, target: str, condition: Condition, priority: int = 0) -> Self:
-        """A built-in condition, which labels its edge itself."""
+        """Adds an edge with a built-in condition, which is also its label."""
         return self.when(source, target, condition, label=str(condition), priority=priority)
 
     def sequential(self, *names: str) -> Self:
-        """Each to the next, unconditionally."""
+        """Connects each node to the next, unconditionally."""
         for source, target in pairwise(names):
             self.always(source, target)
         return self
 
     def on_tool_call(self, source: str, target: str) -> Self:
-        """For nodes with `tool_loop=False`; the others are entered again by themselves."""
+        """Adds an edge for tool calls of a node with `tool_loop=False`.
+
+        All other nodes are entered again by themselves.
+        """
         return self._when(source, target, OnToolCall())
 
     def on_no_tool_call(self, source: str, target: str) -> Self:
         return self._when(source, target, OnNoToolCall())
 
     def on_error(self, source: str, target: str, *, priority: int = FIRST) -> Self:
-        """Where to go when the node failed, or is stuck."""
+        """Adds an edge for a node that failed or is stuck."""
         return self._when(source, target, OnError(), priority)
 
     def on_guard_fail(self, source: str, target: str, *, priority: int = FIRST) -> Self:
         return self._when(source, target, OnGuardFail(), priority)
 
     def on_output(self, source: str, target: str, key: str, value: Any = True, *, priority: int = 0) -> Self:
-        """When a field of the output has a value."""
+        """Adds an edge for a value of a field of the output."""
         return self._when(source, target, OnOutput(key, value), priority)
 
     def on_confidence(self, source: str, target: str, min_confidence: float, *, priority: int = 0) -> Self:
-        """When the output's `confidence` is at least so much."""
+        """Adds an edge for an output whose `confidence` is at least `min_confidence`."""
         return self._when(source, target, OnConfidence(min_confidence), priority)
 
     def loop_until(self, source: str, target: str, condition: Condition, *, back_to: str = "") -> Self:
-        """Goes back, to the node itself or to `back_to`, until the condition holds, then on to the target."""
+        """Leads back to the node or to `back_to` until the condition holds, then to the target."""
         self.when(source, target, condition, label="until")
         return self.always(source, back_to or source, label="again")
 
     # -- the whole ----------------------------------------------------------------------------------------
 
     def copy(self) -> Self:
-        """The same nodes and edges in a graph that can be changed by itself."""
+        """Returns an independent graph with the same nodes and edges."""
         other = type(self).__new__(type(self))
         other.__dict__.update(self.__dict__, _nodes=dict(self._nodes), _edges=list(self._edges))
         return other
 
     def validate(self) -> list[str]:
-        """Every problem, in words; empty where there is none."""
-        return check.problems(self)
+        """Returns every problem of the graph."""
+        return problems.problems(self)
 
     def describe(self) -> str:
-        """The graph in words: each node with its class, flags and ways out."""
-        return drawing.describe(self)
+        """Returns the graph in words: each node with its class, flags and targets."""
+        return topology.describe(self)
 
     def to_mermaid(self) -> str:
-        """The graph as a Mermaid flowchart."""
-        return drawing.mermaid(self)
+        """Returns the graph as a Mermaid flowchart."""
+        return topology.mermaid(self)
 
     def to_config(
         self,
@@ -249,7 +256,10 @@ class PromptGraph:
         objects: Mapping[str, Any] | None = None,
         kinds: Mapping[str, type[BaseNode]] | None = None,
     ) -> JsonObject:
-        """The graph as plain data; see `plain`. Raises InvalidGraph for lambdas and the like."""
+        """Returns the graph as plain data. See `serialization`.
+
+        Raises InvalidGraph for objects without a name.
+        """
         return write_graph(self, objects, kinds)
 
     @classmethod
@@ -260,15 +270,15 @@ class PromptGraph:
         objects: Mapping[str, Any] | None = None,
         kinds: Mapping[str, type[BaseNode]] | None = None,
     ) -> Self:
-        """The graph that plain data describes.
+        """Returns the graph that plain data describes.
 
         Args:
-            config: what `to_config` answered, or the contents of a `*.graph.yaml`.
+            config: What `to_config` has returned, or the contents of a `*.graph.yaml`.
             objects: Python objects by the names that the data uses, beside `module:name`.
-            kinds: node classes by name, beside the built-in ones.
+            kinds: Node classes by name, beside the built-in ones.
 
         Raises:
-            InvalidGraph: every problem with its place.
+            InvalidGraph: Every problem with its location.
         """
         return read_graph(cls, config, objects, kinds)
 

@@ -1,4 +1,4 @@
-"""The hooks that come with the engine. What they gather belongs to a run: `hook.of(result.report)`."""
+"""The hooks that come with the engine. Their data belongs to a run: `hook.of(result.report)`."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from astromesh.types import ToolCall, ToolResult
 
 
 class TimingHook:
-    """Measures nodes, and fails those that took longer than they may.
+    """Measures nodes, and fails those that exceed their time.
 
-    It looks at the clock afterwards; what must be cut short has a `timeout` of its own.
+    It checks the time after the execution. Use the node's `timeout` to interrupt it.
 
     Args:
-        budget_ms: milliseconds for every node, or by name; None only measures.
+        budget_ms: Milliseconds for every node, or by name. None only measures.
     """
 
     def __init__(self, budget_ms: float | Mapping[str, float] | None = None) -> None:
@@ -32,23 +32,23 @@ class TimingHook:
         spent[node.name] = spent.get(node.name, 0.0) + result.duration_ms
         budget = self._budget.get(node.name) if isinstance(self._budget, Mapping) else self._budget
         if budget is not None and result.duration_ms > budget and not result.error:
-            result.error = f"{node.name!r} took {result.duration_ms:.0f} ms; it may take {budget:g} ms."
+            result.error = f"{node.name!r} took {result.duration_ms:.0f} ms. Its limit is {budget:g} ms."
         return result
 
     def of(self, report: ExecutionReport) -> dict[str, float]:
-        """Milliseconds by node, over all its executions."""
+        """Returns the milliseconds of each node, over all its executions."""
         spent: dict[str, float] = report.local.get(id(self), {})
         return spent
 
 
 class BudgetHook:
-    """Ends a run that has spent more than it may; model calls beyond a used-up budget are not made at all.
+    """Ends a run that exceeds its budget. A model call beyond a used-up budget is not made.
 
     Args:
-        max_tokens: of all model calls.
+        max_tokens: Of all model calls.
         max_cost_usd: US dollars.
-        max_model_calls: how many.
-        max_tool_calls: how many; the next one is refused and ends the run.
+        max_model_calls: The number of model calls.
+        max_tool_calls: The number of tool calls. The next one is refused and ends the run.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class BudgetHook:
         used = state.ledger.used
         for key, cap in self._caps.items():
             if used.get(key, 0) > cap:
-                state.stop("budget", f"The run spent {used[key]:g} {key}; it may spend {cap:g}.")
+                state.stop("budget", f"The run spent {used[key]:g} {key}. Its budget is {cap:g}.")
 
     def post_tool(self, call: ToolCall, result: ToolResult, state: GraphState) -> None:
         cap = self._caps.get("tool_calls")
@@ -83,7 +83,7 @@ class BudgetHook:
             and result.error == BudgetExhausted.code
             and state.ledger.used.get("tool_calls", 0) >= cap
         ):
-            state.stop("budget", f"The run wanted more tool calls than the {cap:g} that it may make.")
+            state.stop("budget", f"The run asked for more tool calls than its budget of {cap:g}.")
 
     def _cap(self, state: GraphState) -> bool:
         caps = state.ledger.caps
@@ -92,15 +92,14 @@ class BudgetHook:
 
 
 class CycleDetectionHook:
-    """Ends a run that goes round in a circle: the same nodes, in the same order, several times in a row.
+    """Ends a run that repeats the same nodes in the same order several times in a row.
 
-    Rounds of a tool loop do not count, nor circles through a node with `max_iterations`: such a loop has its
-    bound.
+    Rounds of a tool loop do not count, nor cycles through a node with `max_iterations`, which limits them.
 
     Args:
-        repeats: how often a sequence must have come.
-        max_length: of the sequences looked for, in nodes.
-        exempt: names of nodes whose circles are wanted.
+        repeats: The number of repetitions that end the run.
+        max_length: The longest sequence that is detected, in nodes.
+        exempt: Names of nodes whose cycles are allowed.
     """
 
     def __init__(self, repeats: int = 3, *, max_length: int = 4, exempt: Iterable[str] = ()) -> None:
@@ -115,17 +114,17 @@ class CycleDetectionHook:
         # by level; the list is kept so that its identity stays its own
         _, path = levels.setdefault(id(state.visited), (state.visited, []))
         path.append(node)
-        circle = circle_at_end([n.name for n in path], self._max_length, self._repeats)
-        if circle and not any(self._is_wanted(n) for n in path[-len(circle) :]):
-            way = " → ".join(circle)
-            state.stop("cycle", f"The run goes round in a circle: {way}, {self._repeats} times.")
+        cycle = cycle_at_end([n.name for n in path], self._max_length, self._repeats)
+        if cycle and not any(self._is_wanted(n) for n in path[-len(cycle) :]):
+            path_text = " → ".join(cycle)
+            state.stop("cycle", f"The run repeats a cycle: {path_text}, {self._repeats} times.")
 
     def _is_wanted(self, node: BaseNode) -> bool:
         return node.max_iterations is not None or node.name in self._exempt
 
 
-def circle_at_end(names: list[str], max_length: int, repeats: int) -> tuple[str, ...]:
-    """The shortest sequence that a path ends with, several times over; empty where there is none."""
+def cycle_at_end(names: list[str], max_length: int, repeats: int) -> tuple[str, ...]:
+    """Returns the shortest sequence that ends a path several times over, or an empty tuple."""
     for length in range(1, max_length + 1):
         end = names[-length * repeats :]
         if len(end) == length * repeats and end == end[:length] * repeats:
@@ -134,11 +133,11 @@ def circle_at_end(names: list[str], max_length: int, repeats: int) -> tuple[str,
 
 
 class LoggingHook:
-    """Writes what a run does into a log. Outputs are not written; the flag VERBOSE is for that.
+    """Logs what a run does. It does not log outputs: use the flag VERBOSE for them.
 
     Args:
-        logger: by default `astromesh.graph.run`.
-        level: of the lines; failures are warnings.
+        logger: The default is `astromesh.graph.run`.
+        level: The level of the lines. Failures are warnings.
     """
 
     def __init__(self, logger: logging.Logger | None = None, level: int = logging.INFO) -> None:
@@ -171,7 +170,7 @@ class LoggingHook:
 
 @dataclass(slots=True)
 class NodeTotals:
-    """All executions of one node in a run."""
+    """The sums over all executions of one node in a run."""
 
     visits: int = 0
     errors: int = 0
@@ -188,10 +187,10 @@ class NodeTotals:
 
 
 class MetricsHook:
-    """Adds up what nodes did, and hands on the metrics of OBSERVABLE ones.
+    """Sums up what nodes did, and passes on the metrics of OBSERVABLE ones.
 
     Args:
-        sink: called with the NodeMetrics of every execution of an OBSERVABLE node.
+        sink: Called with the NodeMetrics of every execution of an OBSERVABLE node.
     """
 
     def __init__(self, sink: Callable[[NodeMetrics], Any] | None = None) -> None:
@@ -206,6 +205,6 @@ class MetricsHook:
         return self._sink(metrics) if self._sink else None
 
     def of(self, report: ExecutionReport) -> dict[str, NodeTotals]:
-        """Totals by node."""
+        """Returns the totals by node."""
         totals: dict[str, NodeTotals] = report.local.get(id(self), {})
         return totals

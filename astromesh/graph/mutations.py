@@ -1,14 +1,14 @@
-"""Graph actions of a model: changes of the run's own copy of the graph, off unless asked for.
+"""Graph actions of a model: changes of the run's own copy of the graph, disabled by default.
 
 An action is `{"op": "add_node" | "add_edge" | "remove_edge", …}` under `_graph_action` of an output:
 
-    add_node     name, kind (default `prompt`), and of the keywords only those in `KEYWORDS`
+    add_node     name, kind (default `prompt`), and of the keywords only those in `ALLOWED_KEYWORDS`
     add_edge     from, to, label
     remove_edge  from, to
 
-Nothing that is malformed raises: each action has a sentence that says why it was refused. Nodes that exist
-are never replaced, no change may let a run get around a guard or a human, and what lies behind one stays as
-it is: nothing that the guard has not seen comes in between.
+A malformed action raises nothing: each action records why it was rejected. Existing nodes are never replaced.
+No change may let a run bypass a guard or a human, and nothing that a guard has not checked may come in after
+it.
 """
 
 from __future__ import annotations
@@ -18,63 +18,71 @@ from dataclasses import replace
 from typing import Any, TypeAlias
 
 from astromesh.graph.graph import PromptGraph
-from astromesh.graph.kinds import KINDS, OPEN, make_node
+from astromesh.graph.nodes import KINDS
+from astromesh.graph.nodes.kinds import ADDABLE_KINDS, make_node
 from astromesh.graph.records import END, ERROR_NODE, Mutation
-from astromesh.graph.ways import declared_targets, exposed, is_protected, reachable, targets
+from astromesh.graph.topology import declared_targets, exposed, is_protected, reachable, targets
 
-ACTION = "_graph_action"
-KEYWORDS = frozenset({"instructions", "description", "input_keys", "output_key", "inherit_context_from"})
+ACTION_KEY = "_graph_action"
+ALLOWED_KEYWORDS = frozenset(
+    {"instructions", "description", "input_keys", "output_key", "inherit_context_from"}
+)
 
 Action: TypeAlias = Mapping[str, Any]
-#: changes the graph, or says why not
+#: Changes the graph, or returns why not.
 Op: TypeAlias = Callable[[PromptGraph, Action], str]
 
 
-def requested(output: Any) -> list[Any]:
-    """The graph actions in an output, as they stand there."""
-    found = output.get(ACTION) if isinstance(output, Mapping) else None
+def requested_actions(output: Any) -> list[Any]:
+    """Returns the graph actions in an output, unchecked."""
+    found = output.get(ACTION_KEY) if isinstance(output, Mapping) else None
     if found is None:
         return []
     return list(found) if isinstance(found, list | tuple) else [found]
 
 
-def apply(
-    graph: PromptGraph, actions: Sequence[Any], node: str, most: int
+def apply_actions(
+    graph: PromptGraph, actions: Sequence[Any], node: str, limit: int
 ) -> tuple[PromptGraph, list[Mutation]]:
-    """The graph with the actions applied that may be, and what became of each; `graph` is never changed.
+    """Returns the graph with the allowed actions applied, and what became of each.
 
-    Actions of one output are a whole: in between, a way may be open that is closed at the end. Where it stays
-    open, each is looked at by itself.
+    `graph` itself does not change.
+
+    The actions of one output belong together: between them a path may be open that is closed at the end. If
+    it stays open, each action is checked alone.
 
     Args:
-        graph: of the run.
-        actions: as the model wrote them.
-        node: whose output they stand in.
-        most: how many may be applied.
+        graph: The graph of the run.
+        actions: What the model wrote.
+        node: The node whose output holds them.
+        limit: The number of actions that may be applied.
     """
-    changed, done = _apply(graph, actions, node, most, each=False)
-    if _weakened(graph, changed):
-        changed, done = _apply(graph, actions, node, most, each=True)
+    changed, done = _apply(graph, actions, node, limit, one_by_one=False)
+    if _bypassed_guard(graph, changed):
+        changed, done = _apply(graph, actions, node, limit, one_by_one=True)
     return changed, done
 
 
 def _apply(
-    graph: PromptGraph, actions: Sequence[Any], node: str, most: int, *, each: bool
+    graph: PromptGraph, actions: Sequence[Any], node: str, limit: int, *, one_by_one: bool
 ) -> tuple[PromptGraph, list[Mutation]]:
     done: list[Mutation] = []
     for action in actions:
-        if sum(mutation.applied for mutation in done) >= most:
-            # one record is enough: a model may wish for thousands
-            return graph, [*done, *refuse([action], node, "The run has changed its graph often enough.")]
-        changed, mutation = _apply_one(graph, action, node)
-        if each and mutation.applied and (weakened := _weakened(graph, changed)):
+        if sum(mutation.applied for mutation in done) >= limit:
+            # one record is enough: a model may ask for thousands
+            return graph, [
+                *done,
+                *reject_actions([action], node, "The run has reached its limit of graph actions."),
+            ]
+        changed, mutation = _apply_action(graph, action, node)
+        if one_by_one and mutation.applied and (weakened := _bypassed_guard(graph, changed)):
             mutation = replace(mutation, rejected=weakened)
         graph = changed if mutation.applied else graph
         done.append(mutation)
     return graph, done
 
 
-def _apply_one(graph: PromptGraph, action: Any, node: str) -> tuple[PromptGraph, Mutation]:
+def _apply_action(graph: PromptGraph, action: Any, node: str) -> tuple[PromptGraph, Mutation]:
     if not isinstance(action, Mapping):
         return graph, Mutation(node, "", {}, f"A graph action is an object, not {type(action).__name__}.")
     op = action.get("op")
@@ -85,8 +93,8 @@ def _apply_one(graph: PromptGraph, action: Any, node: str) -> tuple[PromptGraph,
     return changed, Mutation(node, str(op), action, change(changed, action))
 
 
-def refuse(actions: Iterable[Any], node: str, reason: str) -> list[Mutation]:
-    """Records actions that nobody looked at."""
+def reject_actions(actions: Iterable[Any], node: str, reason: str) -> list[Mutation]:
+    """Records actions as rejected, unchecked."""
     known = (a if isinstance(a, Mapping) else {} for a in actions)
     return [Mutation(node, str(action.get("op", "")), action, reason) for action in known]
 
@@ -97,22 +105,23 @@ def _add_node(graph: PromptGraph, action: Action) -> str:
         return f"A node needs a name without '/' and not beginning with '__', not {name!r}."
     if graph.has_node(name):
         return f"There is already a node {name!r}; nodes are never replaced."
-    if not isinstance(kind, str) or kind not in OPEN or kind not in KINDS:
-        return f"A model may not add a node of kind {kind!r}. Allowed: {', '.join(sorted(OPEN)) or 'none'}."
-    unknown = action.keys() - KEYWORDS - {"op", "name", "kind"}
+    if not isinstance(kind, str) or kind not in ADDABLE_KINDS or kind not in KINDS:
+        allowed = ", ".join(sorted(ADDABLE_KINDS)) or "none"
+        return f"A model may not add a node of kind {kind!r}. Allowed: {allowed}."
+    unknown = action.keys() - ALLOWED_KEYWORDS - {"op", "name", "kind"}
     if unknown:
         return f"A model may not set {', '.join(sorted(map(str, unknown)))}."
-    return _make(graph, kind, name, {k: action[k] for k in KEYWORDS & action.keys()})
+    return _make_node(graph, kind, name, {k: action[k] for k in ALLOWED_KEYWORDS & action.keys()})
 
 
-def _make(graph: PromptGraph, kind: str, name: str, keywords: dict[str, Any]) -> str:
+def _make_node(graph: PromptGraph, kind: str, name: str, keywords: dict[str, Any]) -> str:
     texts = [k for k in keywords if k != "input_keys" and not isinstance(keywords[k], str)]
     keys = keywords.get("input_keys", [])
     if texts or not isinstance(keys, list) or not all(isinstance(k, str) for k in keys):
         return f"{', '.join(texts) or 'input_keys'}: must be text, input_keys a list of texts."
     names = [*keys, keywords.get("output_key", ""), keywords.get("inherit_context_from", "")]
     if own := [key for key in names if key.startswith("_")]:
-        return f"{', '.join(own)}: names that begin with '_' are the engine's own."
+        return f"{', '.join(own)}: names that begin with '_' are reserved."
     graph.add_node(make_node(kind, name, **keywords))
     return ""
 
@@ -124,9 +133,7 @@ def _add_edge(graph: PromptGraph, action: Action) -> str:
     assert isinstance(source, str)
     assert isinstance(target, str)
     if is_protected(graph, source) or any(is_protected(graph, t) for t in declared_targets(graph, source)):
-        return (
-            f"The ways out of {source!r} lead to a guard or a human, or come from one; they stay as they are."
-        )
+        return f"The edges of {source!r} lead to or from a guard or a human and cannot be changed."
     if any((e.source, e.target) == (source, target) for e in graph.edges):
         return f"There is already an edge {source} → {target}."
     graph.add_edge(source, target, label=label if isinstance(label, str) else "")
@@ -140,7 +147,7 @@ def _remove_edge(graph: PromptGraph, action: Action) -> str:
     assert isinstance(source, str)
     assert isinstance(target, str)
     if is_protected(graph, source) or is_protected(graph, target):
-        return "Edges of guards and humans stay as they are."
+        return "Edges of guards and humans cannot be changed."
     if not any((e.source, e.target) == (source, target) for e in graph.edges):
         return f"There is no edge {source} → {target}."
     graph.remove_edge(source, target)
@@ -158,17 +165,17 @@ def _unknown_ends(graph: PromptGraph, source: Any, target: Any) -> str:
     return ""
 
 
-def _weakened(old: PromptGraph, new: PromptGraph) -> str:
-    """Why a change would let a run get around a guard or a human, or an empty string."""
+def _bypassed_guard(old: PromptGraph, new: PromptGraph) -> str:
+    """Returns why a change would let a run bypass a guard or a human, or an empty string."""
     starts = (old.entry, ERROR_NODE)
     before, after = exposed(old, starts), exposed(new, starts)
     existing, every = {*old.nodes, END}, reachable(starts, lambda name: targets(old, name))
     for guard, open_to in before.items():
         around = (after[guard] & existing) - open_to
         if around:
-            return f"That would lead around {guard!r} to {', '.join(sorted(around))}."
+            return f"That would bypass {guard!r} on the way to {', '.join(sorted(around))}."
         # nor may anything come in between after the guard had its say
         for name in sorted(every - open_to - {guard}):
             if old.get_edges_from(name) != new.get_edges_from(name):
-                return f"What lies behind {guard!r} stays as it is, {name!r} too."
+                return f"The nodes behind {guard!r} cannot be changed, {name!r} included."
     return ""

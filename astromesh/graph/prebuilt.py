@@ -1,6 +1,6 @@
-"""Prebuilt graphs: the patterns that most agents need, each a function that makes a new PromptGraph.
+"""Prebuilt graphs: the patterns that most agents need. Each function returns a new PromptGraph.
 
-All of them can be written to YAML. Nodes that a caller gives are used as they are and never changed.
+All of them can be written to YAML. Nodes that a caller passes are used as they are and never changed.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from typing import Any
 
 from astromesh.graph.base import BaseNode
 from astromesh.graph.flags import NodeFlag
-from astromesh.graph.function import FunctionNode
 from astromesh.graph.graph import PromptGraph
 from astromesh.graph.nodes import (
     AutonomousNode,
@@ -23,7 +22,8 @@ from astromesh.graph.nodes import (
     SynthesizeNode,
     ThinkNode,
 )
-from astromesh.graph.reacting import react
+from astromesh.graph.nodes.function import FunctionNode
+from astromesh.graph.react import react
 from astromesh.graph.reasoning import reasoning_controller
 from astromesh.graph.state import GraphState
 
@@ -37,7 +37,7 @@ __all__ = [
     "reasoning_controller",
 ]
 
-#: the step of a plan that is being worked on, and its position, in the context
+#: The current step of a plan and its position, in the context.
 STEP, POSITION = "step", "_step_position"
 
 
@@ -48,18 +48,20 @@ def plan_and_execute(
     max_iterations: int | None = None,
     name: str = "plan_and_execute",
 ) -> PromptGraph:
-    """A planner breaks the task into steps, a worker carries each out with tools, then the answer is written.
+    """A planner splits the task into steps, a worker does each with tools, then the answer is written.
 
-    A step that fails has the rest planned anew, `max_replans` times at most in one run.
+    After a failed step the rest is planned again, at most `max_replans` times in one run.
 
     Args:
-        instructions: what everybody in it should know.
-        max_replans: further plans after the first.
-        max_iterations: model calls of one step.
-        name: of the graph.
+        instructions: What all nodes should know.
+        max_replans: Further plans after the first.
+        max_iterations: Model calls of one step.
+        name: The name of the graph.
     """
-    told = f"{instructions}\nCarry out this step of the plan and state its result.".strip()
-    worker = react(told, max_iterations=max_iterations, input_keys=(STEP,), role="worker", name="worker")
+    worker_prompt = f"{instructions}\nCarry out this step of the plan and state its result.".strip()
+    worker = react(
+        worker_prompt, max_iterations=max_iterations, input_keys=(STEP,), role="worker", name="worker"
+    )
     graph = PromptGraph(name)
     graph.add_node(
         PlanNode("plan", instructions=instructions, model_override="planner", routing="edges_only")
@@ -98,7 +100,7 @@ def note_failure(state: GraphState) -> dict[str, Any]:
 
 
 def deliberate(instructions: str = "", *, name: str = "deliberate") -> PromptGraph:
-    """Think, plan, act with tools, observe, reflect, answer: once each."""
+    """Think, plan, act with tools, observe, reflect, answer: each once."""
     act = PromptNode(
         "act",
         role="worker",
@@ -125,12 +127,12 @@ def deliberate(instructions: str = "", *, name: str = "deliberate") -> PromptGra
 
 
 def debate(instructions: str = "", *, rounds: int = 2, name: str = "debate") -> PromptGraph:
-    """A proposer and a critic in turns, a judge, and the answer.
+    """A proposer and a critic alternate, a judge decides, then the answer is written.
 
     Args:
-        instructions: what everybody in it should know.
-        rounds: turns of the proposer; fewer where the critic finds nothing any more.
-        name: of the graph.
+        instructions: What all nodes should know.
+        rounds: Turns of the proposer. There are fewer if the critic finds nothing more.
+        name: The name of the graph.
     """
     if rounds < 1:
         raise ValueError(f"A debate has at least one round, not {rounds}.")
@@ -180,21 +182,21 @@ def count_round(state: GraphState) -> dict[str, Any]:
 
 
 def pipeline(stages: Iterable[BaseNode | Mapping[str, Any]], *, name: str = "pipeline") -> PromptGraph:
-    """Stages one after another, each building on the one before.
+    """Stages one after another. Each builds on the one before.
 
     Args:
-        stages: nodes, or mappings `{name, prompt, role?}` as in an agent's YAML; `role` names the model.
-        name: of the graph.
+        stages: Nodes, or mappings `{name, prompt, role?}` as in an agent's YAML. `role` names the model.
+        name: The name of the graph.
 
     Raises:
-        ValueError: there is no stage.
+        ValueError: There is no stage.
     """
-    given = list(stages)
-    if not given:
+    listed = list(stages)
+    if not listed:
         raise ValueError("A pipeline needs at least one stage.")
     nodes: list[BaseNode] = []
-    for place, stage in enumerate(given):
-        last = place == len(given) - 1
+    for place, stage in enumerate(listed):
+        last = place == len(listed) - 1
         nodes.append(stage if isinstance(stage, BaseNode) else _stage(stage, nodes, last))
     return PromptGraph(name, nodes=nodes).sequential(*(node.name for node in nodes))
 
@@ -215,13 +217,13 @@ def _stage(stage: Mapping[str, Any], before: Sequence[BaseNode], last: bool) -> 
 def autonomous(
     pool: Iterable[BaseNode], *, max_steps: int = 10, instructions: str = "", name: str = "autonomous"
 ) -> PromptGraph:
-    """The model builds the path itself out of a pool of nodes.
+    """The model itself builds the path out of a pool of nodes.
 
     Args:
-        pool: see `AutonomousNode`.
-        max_steps: choices of the model.
-        instructions: what to choose by.
-        name: of the graph.
+        pool: See `AutonomousNode`.
+        max_steps: Choices of the model.
+        instructions: What to choose by.
+        name: The name of the graph.
     """
     node = AutonomousNode(name, pool, max_steps, instructions=instructions, is_terminal=True)
     return PromptGraph(name, nodes=[node])

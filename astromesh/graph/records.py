@@ -1,22 +1,82 @@
-"""What a run hands out: node results, the report, the result. Slotted, made in the hot path."""
+"""The records of a run: node results, the report, the result.
+
+It also holds the check of results that foreign code made, and canonical JSON.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
+from datetime import date, datetime, time
+from enum import Enum
+from hashlib import blake2b
+from operator import attrgetter
+from typing import Any, Literal, get_args
 
 import orjson
+from msgspec import Struct, structs
 
-from astromesh.quick import maker
-from astromesh.types import CompletionRequest, JsonObject, Message, ToolCall, Usage
+from astromesh.types import JsonObject, Message, ToolCall, Usage
 
-#: name of the place where every graph ends
+# -- canonical JSON: equal values have one form, in whatever order their keys stand ------------------------
+
+_CANONICAL_OPTIONS = (
+    orjson.OPT_SORT_KEYS
+    | orjson.OPT_PASSTHROUGH_DATACLASS
+    | orjson.OPT_PASSTHROUGH_DATETIME
+    | orjson.OPT_PASSTHROUGH_SUBCLASS
+)
+
+#: Subclasses of these count as their values.
+_PLAIN_TYPES: tuple[type[Any], ...] = (list, tuple, str, int)
+
+
+def canonical_json(value: Any) -> bytes:
+    """Returns a value as JSON with sorted keys.
+
+    Dataclasses, pydantic models and dates keep the name of their type.
+
+    Raises:
+        TypeError: Part of the value has no such form. The message names its type.
+    """
+    return orjson.dumps(value, _canonical_value, _CANONICAL_OPTIONS)
+
+
+def digest(value: Any) -> str:
+    """Returns a short hash, the same in every process. It is empty if the value has no canonical form."""
+    try:
+        return blake2b(canonical_json(value), digest_size=8).hexdigest()
+    except (TypeError, RecursionError):
+        return ""
+
+
+def _canonical_value(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return dict(value)
+    for base in _PLAIN_TYPES:
+        if isinstance(value, base) and not isinstance(value, Enum):
+            return base(value)
+    if isinstance(value, Struct):
+        return [_type_name(value), structs.asdict(value)]
+    if is_dataclass(value) and not isinstance(value, type):
+        return [_type_name(value), {f.name: getattr(value, f.name) for f in fields(value) if f.compare}]
+    if hasattr(value, "model_dump"):
+        return [_type_name(value), value.model_dump()]
+    if isinstance(value, date | datetime | time):
+        return [_type_name(value), value.isoformat()]
+    raise TypeError(f"{_type_name(value)} has no canonical JSON")
+
+
+def _type_name(value: Any) -> str:
+    return f"{type(value).__module__}.{type(value).__qualname__}"
+
+
+#: The target that ends a graph.
 END = "__end__"
-#: node that takes over when another one is stuck and has no error transition
+#: The node that follows one that is stuck and has no error transition.
 ERROR_NODE = "__error__"
-#: the reason by which a node asks to be entered again with its tool results
+#: The reason by which a node asks to be entered again with its tool results.
 TOOL_CALLS_PRESENT = "tool_calls_present"
 
 StopReason = Literal[
@@ -24,41 +84,39 @@ StopReason = Literal[
     "human_denied", "human_timeout", "unknown_node",
 ]  # fmt: skip
 
-ZERO = Usage()
-#: for the hot path: the same records without what it costs to call their classes
-new_message, new_request = maker(Message), maker(CompletionRequest)
-
-#: stops of a graph alone: nested, they are the run's only where nothing leads on
-LOCAL: Mapping[str, StopReason] = {"stuck_node": "stuck_node", "unknown_node": "unknown_node"}
-#: stops that leave the work unfinished, and what a run then says that has nothing else to say
-LIMITS = frozenset({"max_iterations", "stuck_node", "budget", "cycle"})
+NO_USAGE = Usage()
+#: Stops of one graph. In a nested graph they stop the run only if nothing leads on.
+GRAPH_ONLY_STOPS: Mapping[str, StopReason] = {"stuck_node": "stuck_node", "unknown_node": "unknown_node"}
+#: Stops that leave the work unfinished, and the answer of such a run if it has no other text.
+LIMIT_STOPS = frozenset({"max_iterations", "stuck_node", "budget", "cycle"})
 UNFINISHED = "The work could not be finished within the limits that are set for it."
 
 
-# Without slots, so that what was not said stands in the class: every node costs one of these, and setting 17
-# fields is most of that cost. A field that is none is found where results of others are looked at (`fault`).
+# Without slots, so that defaults stand in the class: every execution makes one, and setting 17 fields is most
+# of its cost. `invalid_field` finds attributes that are no fields.
 @dataclass
 class NodeResult:
-    """What one execution of a node came to. Every field has a default; hooks may change it.
+    """The result of one execution of a node. Every field has a default. Hooks may change it.
 
     The engine writes `output` to `context[output_key]` and `context[NAME_output]`, and `messages_added` to
-    the messages, after the flags had their say: a node does not write these itself.
+    the messages, after the flags were applied. A node does not write these itself.
 
     Args:
-        raw_output: the model's own words, before parsing; the unshortened original under SUMMARIZE_OUTPUT.
-        next_node: where to go, decided by the node (step 3 of the transition).
-        transition_reason: the rule that chose the next node, written by the engine; a node sets only
+        raw_output: The text of the model before parsing. Under SUMMARIZE_OUTPUT it is the full original.
+        next_node: The next node, if the node itself decides (step 3 of the transition).
+        transition_reason: The rule that chose the next node. The engine writes it; a node sets only
             `tool_calls_present`, with `tool_calls`, to be entered again.
-        tool_calls: what the model asked for in this execution.
-        messages_added: what the conversation gains: assistant messages, tool results.
-        guards_passed, guards_failed: names of guards, with what they said.
-        graph_mutations: what became of the model's graph actions.
-        error: empty where the node succeeded.
-        usage: of this execution alone, without its children; the engine fills it from `config.complete`.
-        stop_reason: ends the run unless a conditional edge or a transition leads on (a denial, for example).
-        exception: what was raised, where something was.
-        is_answer: False for an output that is for other nodes alone, such as a tool's.
-        skipped: the node did not run (SKIP_ON_ERROR, or a hook stopped the run before it).
+        tool_calls: The calls that the model asked for in this execution.
+        messages_added: The messages for the conversation: assistant messages, tool results.
+        guards_passed, guards_failed: The names of guards, with their feedback.
+        graph_mutations: What became of the model's graph actions.
+        error: Empty if the node succeeded.
+        usage: Of this execution alone, without its children. The engine fills it from `config.complete`.
+        stop_reason: Ends the run unless a conditional edge or a transition leads on (after a denial, for
+            example).
+        exception: The exception that the node raised, if any.
+        is_answer: False for an output that only other nodes use, such as a tool's.
+        skipped: The node did not run (SKIP_ON_ERROR, or a hook stopped the run before it).
     """
 
     node_name: str = ""
@@ -72,7 +130,7 @@ class NodeResult:
     guards_failed: tuple[str, ...] | list[str] = ()
     graph_mutations: tuple[Mutation, ...] | list[Mutation] = ()
     error: str = ""
-    usage: Usage = ZERO
+    usage: Usage = NO_USAGE
     duration_ms: float = 0.0
     stop_reason: StopReason | Literal[""] = ""
     is_answer: bool = True
@@ -90,8 +148,8 @@ class Mutation:
     """A graph action of the model and what became of it.
 
     Args:
-        node: which node's output held it.
-        rejected: why it was not applied; empty where it was.
+        node: The node whose output holds the action.
+        rejected: Why it was not applied. Empty if it was.
     """
 
     node: str
@@ -109,18 +167,18 @@ class ExecutionReport:
     """What happened in a run.
 
     Args:
-        nodes_visited: paths in the order of execution; nested ones as `outer/inner`.
-        iterations: node executions.
-        usage: everything the run cost, failed attempts and summaries included.
-        tool_calls: names of the tools called, in order.
-        guards: what guards said, as `node: guard passed` or `node: guard failed`.
-        error: of the last node that ran, or why the run was stopped; empty where it succeeded.
-        local: the data of hooks in this run; ask the hook for its own.
+        nodes_visited: Paths in the order of execution. Nested ones are `outer/inner`.
+        iterations: Node executions.
+        usage: The cost of the whole run, failed attempts and summaries included.
+        tool_calls: The names of the tools called, in order.
+        guards: The results of guards, as `node: guard passed` or `node: guard failed`.
+        error: The error of the last node, or why the run was stopped. Empty if it succeeded.
+        local: The data of hooks in this run. Ask the hook for its own.
     """
 
     nodes_visited: list[str]
     iterations: int = 0
-    usage: Usage = ZERO
+    usage: Usage = NO_USAGE
     duration_ms: float = 0.0
     tool_calls: list[str] = field(default_factory=list)
     mutations: list[Mutation] = field(default_factory=list)
@@ -130,7 +188,7 @@ class ExecutionReport:
     local: dict[int, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def summary(self) -> str:
-        """One line for people."""
+        """Returns one line for people."""
         parts = [
             self.stop_reason,
             f"{self.iterations} iterations: {' → '.join(self.nodes_visited) or 'none'}",
@@ -156,12 +214,12 @@ class ExecutionReport:
 
 @dataclass(slots=True)
 class GraphResult:
-    """What a run came to.
+    """The result of a run.
 
     Args:
-        messages: the whole conversation, the question first.
-        output: of the last node that ran and succeeded; never a raw tool result, never the question.
-        context: the state's context at the end.
+        messages: The whole conversation. The question is the first message.
+        output: Of the last node that ran and succeeded. It is never a raw tool result and never the question.
+        context: The state's context at the end.
     """
 
     messages: list[Message]
@@ -171,16 +229,16 @@ class GraphResult:
 
     @property
     def text(self) -> str:
-        """The answer as text: JSON where it is data; empty where there is none.
+        """The answer as text: JSON if it is data, empty if there is none.
 
-        A run that a limit stopped in the middle of its work answers the last words the model said while it
-        asked for tools, or a fixed sentence: never a tool result, never an answer that was refused.
+        If a limit stopped the run, it is the last text that the model wrote beside its tool calls, or a fixed
+        sentence. It is never a tool result and never an answer that was refused.
         """
         if isinstance(self.output, str):
             return self.output
         if self.output is not None:
             return as_json(self.output)
-        return self._last_words() if self.report.stop_reason in LIMITS else ""
+        return self._last_words() if self.report.stop_reason in LIMIT_STOPS else ""
 
     def _last_words(self) -> str:
         for message in reversed(self.messages):
@@ -192,7 +250,7 @@ class GraphResult:
 
 
 def as_json(value: Any) -> str:
-    """A value as JSON. Never fails: models write integers beyond 64 bits and halves of surrogate pairs."""
+    """Returns a value as JSON and never fails: models write integers beyond 64 bits and single surrogates."""
     try:
         return orjson.dumps(value, default=_jsonable, option=orjson.OPT_NON_STR_KEYS).decode()
     except orjson.JSONEncodeError:
@@ -204,3 +262,65 @@ def as_json(value: Any) -> str:
 
 def _jsonable(value: Any) -> Any:
     return value.model_dump(mode="json") if hasattr(value, "model_dump") else str(value)
+
+
+# -- the check of results made by foreign code -------------------------------------------------------------
+
+_STOP_REASONS = ("", *get_args(StopReason))
+
+
+def _list_of(kind: type) -> Callable[[Any], bool]:
+    return lambda value: type(value) in (tuple, list) and all(isinstance(one, kind) for one in value)
+
+
+def _instance_of(kind: Any) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, kind)
+
+
+#: By field: whether a value is valid, and what it should be.
+_FIELD_RULES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
+    ("node_name", _instance_of(str), "a text"),
+    ("next_node", _instance_of(str), "the name of a node"),
+    ("transition_reason", _instance_of(str), "a text"),
+    ("tool_calls", _list_of(ToolCall), "a list of ToolCall"),
+    ("messages_added", _list_of(Message), "a list of Message"),
+    ("guards_passed", _list_of(str), "a list of names"),
+    ("guards_failed", _list_of(str), "a list of names"),
+    ("graph_mutations", _list_of(Mutation), "a list of Mutation"),
+    ("error", _instance_of(str), "a text, empty where it succeeded"),
+    ("usage", _instance_of(Usage), "a Usage"),
+    ("duration_ms", _instance_of(int | float), "a number"),
+    (
+        "stop_reason",
+        lambda value: isinstance(value, str) and value in _STOP_REASONS,
+        f"one of {', '.join(_STOP_REASONS[1:])}",
+    ),
+    ("is_answer", _instance_of(bool), "True or False"),
+    ("exception", _instance_of(BaseException | None), "an exception or None"),
+    ("skipped", _instance_of(bool), "True or False"),
+)
+
+_field_values = attrgetter(*(field for field, _, _ in _FIELD_RULES[1:]))
+_DEFAULT_VALUES = _field_values(NodeResult())
+_FIELD_NAMES = frozenset(field.name for field in fields(NodeResult))
+
+
+def invalid_field(result: NodeResult) -> str | None:
+    """Returns which field of a result is invalid and what it should be, or None."""
+    try:
+        if (
+            _field_values(result) == _DEFAULT_VALUES
+            and type(result.node_name) is str
+            and vars(result).keys() <= _FIELD_NAMES
+        ):
+            return None
+    except Exception:  # noqa: BLE001, S110 (comparing runs anybody's code; the table tells what is odd)
+        pass
+    for unknown in vars(result).keys() - _FIELD_NAMES if type(result) is NodeResult else ():
+        return f"{unknown} is not a field of a result"
+    for name, will_do, wanted in _FIELD_RULES:
+        value = getattr(result, name, None)  # a class of the user's own may have left it out
+        if not will_do(value):
+            shown = f"{value!r:.80}" if isinstance(value, str) else type(value).__name__
+            return f"{name} must be {wanted}, not {shown}"
+    return None

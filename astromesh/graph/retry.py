@@ -1,4 +1,4 @@
-"""RETRYABLE: another try after 0.5 s, 1 s, 2 s, 4 s, 8 s, for what can heal."""
+"""RETRYABLE: another attempt after 0.5 s, 1 s, 2 s, 4 s, 8 s, for failures that may pass."""
 
 from __future__ import annotations
 
@@ -14,23 +14,21 @@ from astromesh.errors import (
     RequestError,
     ToolPermissionError,
 )
-from astromesh.graph.config import NodeConfig
-from astromesh.graph.containers import engine_forget, engine_write
-from astromesh.graph.own_keys import RETRY_ERROR
+from astromesh.graph.node_config import NodeConfig
 from astromesh.graph.records import NodeResult
-from astromesh.graph.state import GraphState
-from astromesh.node.runner import Call, Wrapper
+from astromesh.graph.runner import Call, Wrapper
+from astromesh.graph.state import RETRY_ERROR, GraphState, engine_forget, engine_write
 
 ATTEMPTS = 3
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 8.0
-#: part of the pause that is random, so that many runs do not come back at the same moment
+#: The random part of the pause, so that many runs do not retry at the same moment.
 JITTER = 0.1
 
 NodeCall = Call[GraphState, NodeConfig, NodeResult]
 NodeWrapper = Wrapper[GraphState, NodeConfig, NodeResult]
 
-#: what stays wrong however often it is tried
-INCURABLE = (
+#: Failures that another attempt cannot change.
+NOT_RETRYABLE = (
     ConfigError,
     RequestError,
     LimitReached,
@@ -41,39 +39,39 @@ INCURABLE = (
 )
 
 
-def pause(tries: int, chance: float) -> float:
-    """Seconds to wait after so many failed tries; `chance` is in [0, 1)."""
-    return min(FIRST_PAUSE * 2.0 ** (tries - 1), LONGEST_PAUSE) * (1 + JITTER * chance)
+def retry_delay(tries: int, fraction: float) -> float:
+    """Returns the seconds to wait after a number of failed attempts. `fraction` is in [0, 1)."""
+    return min(FIRST_PAUSE * 2.0 ** (tries - 1), LONGEST_PAUSE) * (1 + JITTER * fraction)
 
 
-def heals(error: BaseException | None) -> bool:
-    """Whether another try can help; a failure without an exception may."""
+def is_retryable(error: BaseException | None) -> bool:
+    """Whether another attempt can help. It may after a failure without an exception."""
     if isinstance(error, NodeFailed):
-        return heals(error.cause)
+        return is_retryable(error.cause)
     if isinstance(error, AllProvidersFailed):
-        if error.begun:  # its text has left; said a second time, nobody could take the first back
+        if error.begun:  # its text has left, and a second answer could not take it back
             return False
-        return any(heals(failure) for failure in error.failures)
+        return any(is_retryable(failure) for failure in error.failures)
     if isinstance(error, ProviderError) and not error.retryable:
         return False
-    return not isinstance(error, INCURABLE)
+    return not isinstance(error, NOT_RETRYABLE)
 
 
-def retrying(attempts: int) -> NodeWrapper:
-    """Tries a node up to so many times, while the run's own retry budget lasts."""
+def with_retries(attempts: int) -> NodeWrapper:
+    """Executes a node up to `attempts` times, while the run's own retry budget lasts."""
 
     def wrap(call: NodeCall) -> NodeCall:
         async def run(state: GraphState, config: NodeConfig) -> NodeResult:
-            spent = 0.0
+            duration_ms = 0.0
             for tries in range(1, attempts + 1):
                 result = await call(state, config)
-                spent += result.duration_ms
+                duration_ms += result.duration_ms
                 if not result.error or tries == attempts or not _may_retry(result, config):
                     break
                 engine_write(state.context, RETRY_ERROR, result.error)
-                await config.clock.sleep(pause(tries, config.nesting.chance()))
+                await config.clock.sleep(retry_delay(tries, config.runtime.jitter()))
             engine_forget(state.context, RETRY_ERROR)
-            result.duration_ms = spent
+            result.duration_ms = duration_ms
             return result
 
         return run
@@ -84,7 +82,7 @@ def retrying(attempts: int) -> NodeWrapper:
 def _may_retry(result: NodeResult, config: NodeConfig) -> bool:
     return (
         not result.stop_reason
-        and heals(result.exception)
-        and not config.nesting.stopping
+        and is_retryable(result.exception)
+        and not config.runtime.stopping
         and config.scope.take_retry()
     )

@@ -1,67 +1,110 @@
-"""The state that a graph's nodes read and write, and how nested executions get their own."""
+"""The state that nodes read and write, its read-only view, and the reserved keys of the context."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from typing import Any, TypeVar, cast
+from typing import Any, NoReturn, TypeVar, cast
 
-from astromesh.graph.containers import engine_write
-from astromesh.graph.records import END, ZERO, NodeResult, StopReason
-from astromesh.node.ledger import RunLedger
+from astromesh.graph.ledger import RunLedger
+from astromesh.graph.records import END, NO_USAGE, NodeResult, StopReason
 from astromesh.types import Message, Usage
 
+# -- read-only containers, for READONLY nodes --------------------------------------------------------------
+
+
+def _refuse_write(self: object, *arguments: object, **keywords: object) -> NoReturn:
+    raise TypeError("A READONLY node may not write to context, plan or observations.")
+
+
+class FrozenDict(dict[str, Any]):
+    """A read-only copy of a dict. `source` is the original."""
+
+    __slots__ = ("source",)
+
+    def __init__(self, source: dict[str, Any]) -> None:
+        super().__init__(source)
+        self.source = source
+
+    __setitem__ = __delitem__ = __ior__ = _refuse_write
+    clear = pop = popitem = setdefault = update = _refuse_write
+
+
+class FrozenList(list[Any]):
+    """A read-only list."""
+
+    __slots__ = ()
+    __setitem__ = __delitem__ = __iadd__ = __imul__ = _refuse_write
+    append = clear = extend = insert = pop = remove = reverse = sort = _refuse_write
+
+
+def engine_forget(context: dict[str, Any], key: str) -> None:
+    """Removes a key on behalf of the engine, from a read-only view and its source too."""
+    dict.pop(context, key, None)
+    if isinstance(context, FrozenDict):
+        engine_forget(context.source, key)
+
+
+def engine_write(context: dict[str, Any], key: str, value: Any) -> None:
+    """Writes a key on behalf of the engine, to a read-only view and its source too."""
+    if not isinstance(context, FrozenDict):
+        context[key] = value
+        return
+    dict.__setitem__(context, key, value)
+    engine_write(context.source, key, value)
+
+
 T = TypeVar("T")
-#: the lists that only grow: those that nodes write, and all of them
-WRITTEN = ("messages", "plan", "observations", "reflections")
-GATHERED = (*WRITTEN, "node_history")
-#: the lists that the engine itself works with, and what they hold
-_HELD = {"messages": Message, "visited": str, "node_history": NodeResult}
+#: The lists that only grow: those that nodes write, and all of them.
+NODE_LISTS = ("messages", "plan", "observations", "reflections")
+ALL_LISTS = (*NODE_LISTS, "node_history")
+#: The lists that the engine works with, and the types of their items.
+_LIST_TYPES = {"messages": Message, "visited": str, "node_history": NodeResult}
 
 
-class Shared:
-    """What all states of one run share: the ledger, the hooks' own data, and whether the run is to stop.
+class SharedState:
+    """What all states of one run share: the ledger, the data of hooks, and whether the run is stopping.
 
     Args:
-        above: the ledger of the surrounding run, charged as well, or None.
+        parent: The ledger of the surrounding run, which is charged as well, or None.
 
-    `spent` is the ledger, None until it is first asked for.
+    `opened_ledger` is the ledger if it was used before, else None.
     """
 
-    __slots__ = ("_above", "error", "locals", "spent", "stop_reason")
+    __slots__ = ("_parent", "error", "locals", "opened_ledger", "stop_reason")
 
-    def __init__(self, above: RunLedger | None = None) -> None:
-        self._above = above
-        self.spent: RunLedger | None = None
+    def __init__(self, parent: RunLedger | None = None) -> None:
+        self._parent = parent
+        self.opened_ledger: RunLedger | None = None
         self.locals: dict[int, Any] = {}
         self.stop_reason: StopReason | None = None
         self.error = ""
 
     @property
     def ledger(self) -> RunLedger:
-        """Made when it is first asked for: most runs of plain functions spend nothing."""
-        if self.spent is None:
-            self.spent = RunLedger(None, self._above)
-        return self.spent
+        """The ledger, created on first use: most runs of plain functions spend nothing."""
+        if self.opened_ledger is None:
+            self.opened_ledger = RunLedger(None, self._parent)
+        return self.opened_ledger
 
     @property
     def usage(self) -> Usage:
-        return ZERO if self.spent is None else self.spent.usage
+        return NO_USAGE if self.opened_ledger is None else self.opened_ledger.usage
 
 
 class GraphState:
     """What nodes see and change.
 
     Args:
-        messages: the conversation; nodes may append, `NodeResult.messages_added` does it for them.
-        context: values by name: `output_key`s, `NAME_output`s, the caller's own, and the engine's `_…`.
-        current_node: set by the engine; a hook that sets it to `__end__` ends the run.
-        visited: names of the nodes executed at this level, in order.
-        plan, observations, reflections: what reasoning nodes gather.
-        node_history: results at this level, in order, those of children before their parent's; skipped nodes
-            are not among them.
-        loop: what the current node's tool loop added to the messages so far.
+        messages: The conversation. Nodes may append; the engine appends `NodeResult.messages_added`.
+        context: Values by name: `output_key`s, `NAME_output`s, the caller's values, and the engine's `_…`.
+        current_node: Set by the engine. A hook that sets it to `__end__` ends the run.
+        visited: The names of the nodes executed at this level, in order.
+        plan, observations, reflections: What reasoning nodes collect.
+        node_history: The results at this level, in order. Those of children stand before their parent's;
+            skipped nodes are left out.
+        loop: The messages that the tool loop of the current node has added.
     """
 
     __slots__ = (
@@ -73,7 +116,7 @@ class GraphState:
         self,
         messages: Sequence[Message] = (),
         context: dict[str, Any] | None = None,
-        shared: Shared | None = None,
+        shared: SharedState | None = None,
     ) -> None:
         self.messages: list[Message] = [*messages]
         self.context: dict[str, Any] = {} if context is None else context
@@ -84,49 +127,52 @@ class GraphState:
         self.reflections: list[Any] = []
         self.node_history: list[NodeResult] = []
         self.loop: Sequence[Message] = ()
-        self.shared = shared or Shared()
+        self.shared = shared or SharedState()
 
     @property
     def ledger(self) -> RunLedger:
-        """The run's one budget ledger: tokens, cost, calls and whatever nodes spend by name."""
+        """The budget ledger of the run: tokens, cost, calls and the budgets that nodes name."""
         return self.shared.ledger
 
     @property
     def iteration(self) -> int:
-        """Executions at this level so far, the current one included."""
+        """The number of executions at this level, the current one included."""
         return len(self.visited)
 
     @property
     def node_iterations(self) -> Mapping[str, int]:
-        """Executions at this level by name; 0 for a node that was not executed yet."""
+        """Executions at this level by name. It is 0 for a node that was not executed."""
         return Counter(self.visited)
 
     @property
     def last_result(self) -> NodeResult | None:
-        """Of the last node that ran at this level."""
+        """The result of the last node that ran at this level."""
         return self.node_history[-1] if self.node_history else None
 
     @property
     def question(self) -> str:
-        """The text of the newest user message, empty where there is none."""
+        """The text of the newest user message, or an empty string."""
         return next((m.content for m in reversed(self.messages) if m.role == "user"), "")
 
     def stop(self, reason: StopReason, error: str = "") -> None:
-        """Ends the run after this node, also from inside nested nodes. The first reason wins."""
+        """Ends the run after this node, also from inside nested nodes. The first reason counts."""
         self.current_node = END
         if self.shared.stop_reason is None:
             self.shared.stop_reason, self.shared.error = reason, error
 
     def local(self, owner: object, make: Callable[[], T]) -> T:
-        """The data of one hook (or node) in this run; made on first use. The owner must outlive the run."""
+        """Returns the data of a hook or node in this run, created on first use.
+
+        The owner must outlive the run.
+        """
         data = self.shared.locals
         key = id(owner)
         if key not in data:
             data[key] = make()
         return cast(T, data[key])
 
-    def mend(self, shared: Shared) -> str:
-        """Empties what is not of the kind that it must be; answers what was wrong, or nothing."""
+    def repair(self, shared: SharedState) -> str:
+        """Replaces attributes of a wrong type by empty ones. Returns what was wrong, or an empty string."""
         wrong = []
         if self.shared is not shared:
             self.shared = shared
@@ -134,22 +180,22 @@ class GraphState:
         if type(self.context) is not dict:
             wrong.append(f"context must be a dict, not {type(self.context).__name__}")
             self.context = {}
-        for name, kind in _HELD.items():
-            held = getattr(self, name)
-            if not isinstance(held, list) or any(not isinstance(m, kind) for m in held):
+        for name, kind in _LIST_TYPES.items():
+            values = getattr(self, name)
+            if not isinstance(values, list) or any(not isinstance(m, kind) for m in values):
                 wrong.append(f"{name} must be a list of {kind.__name__}")
-                kept = held if isinstance(held, list | tuple) else ()
-                setattr(self, name, [one for one in kept if isinstance(one, kind)])
+                items = values if isinstance(values, list | tuple) else ()
+                setattr(self, name, [one for one in items if isinstance(one, kind)])
         return "; ".join(wrong)
 
-    def become(self, other: GraphState) -> None:
-        """Takes over what another state holds; for hooks that answer one of their own."""
+    def replace_with(self, other: GraphState) -> None:
+        """Takes all values of another state, which a hook has returned."""
         for slot in GraphState.__slots__:
             if slot != "shared":
                 setattr(self, slot, getattr(other, slot))
 
     def view(self, messages: list[Message], context: dict[str, Any]) -> GraphState:
-        """The same run and gatherings with other messages and context; changes of those stay in the view."""
+        """Returns a state of the same run with other messages and context. It shares everything else."""
         other = self.__class__.__new__(self.__class__)
         for slot in GraphState.__slots__:
             setattr(other, slot, getattr(self, slot))
@@ -157,13 +203,16 @@ class GraphState:
         return other
 
     def frame(self) -> GraphState:
-        """A level of its own for a nested traversal: same messages, context and gatherings, own visits."""
+        """Returns the level of a nested traversal.
+
+        It shares messages, context and lists, and has its own visits.
+        """
         other = self.view(self.messages, self.context)
         other.visited, other.node_history, other.loop, other.current_node = [], [], (), ""
         return other
 
     def fork(self) -> GraphState:
-        """A copy for one of several children that run together: what it adds is merged by `join`."""
+        """Returns a copy for one of several concurrent children. `join` merges what it adds."""
         other = self.view(list(self.messages), dict(self.context))
         other.node_history, other.loop = list(self.node_history), ()
         other.plan, other.observations = list(self.plan), list(self.observations)
@@ -171,15 +220,15 @@ class GraphState:
         return other
 
     def isolated(self, context: dict[str, Any]) -> GraphState:
-        """A copy that shares nothing changeable with this one: deep values, no plan, no observations."""
+        """Returns a deep copy without plan, observations and reflections, which shares nothing mutable."""
         other = self.view(deepcopy(self.messages), deepcopy(context))
         other.plan, other.observations, other.reflections = [], [], []
         other.visited, other.node_history = list(self.visited), []
         return other
 
     def join(self, forks: Sequence[GraphState]) -> None:
-        """Takes over what forks of this state added, in their order, whatever order they ended in."""
-        seen = {name: len(getattr(self, name)) for name in GATHERED}
+        """Adds what forks of this state have added, in the order of the forks."""
+        seen = {name: len(getattr(self, name)) for name in ALL_LISTS}
         base = dict(self.context)
         for fork in forks:
             for name, length in seen.items():
@@ -188,3 +237,41 @@ class GraphState:
             for key, value in fork.context.items():
                 if key not in base or base[key] is not value:
                     engine_write(self.context, key, value)
+
+
+# -- the state of READONLY nodes: writing to context, plan or observations raises --------------------------
+
+_READ_ONLY_FIELDS = frozenset({"context", "plan", "observations"})
+
+
+class ReadOnlyState(GraphState):
+    """A view whose containers cannot be replaced."""
+
+    __slots__ = ("locked",)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _READ_ONLY_FIELDS and getattr(self, "locked", False):
+            _refuse_write(self)
+        super().__setattr__(name, value)
+
+
+def read_only_view(state: GraphState) -> ReadOnlyState:
+    """Returns a read-only view of a state. It does not copy the values inside."""
+    other = ReadOnlyState.__new__(ReadOnlyState)
+    for slot in GraphState.__slots__:
+        setattr(other, slot, getattr(state, slot))
+    other.context = FrozenDict(state.context)
+    other.plan, other.observations = FrozenList(state.plan), FrozenList(state.observations)
+    other.locked = True
+    return other
+
+
+# -- reserved keys of the context: no `output_key` may be one of them --------------------------------------
+
+#: The node that waits for a person, the ticket of the decision, and decisions by ticket.
+AWAITING_HUMAN, HUMAN_TICKET, HUMAN_DECISIONS = "_awaiting_human", "_human_ticket", "_human_decisions"
+#: Why the last attempt of a node failed.
+RETRY_ERROR = "_retry_error"
+#: Results of CACHEABLE nodes by their inputs.
+NODE_CACHE = "_node_cache"
+RESERVED_KEYS = frozenset({AWAITING_HUMAN, HUMAN_TICKET, HUMAN_DECISIONS, RETRY_ERROR, NODE_CACHE})

@@ -1,4 +1,4 @@
-"""Where a run goes after a node: the seven steps of document 000, a table of pure functions.
+"""The next node of a run: the seven steps of document 000, a table of pure functions.
 
     1  tool calls in the result             the same node again
     2  the model's route, _next or goto     if the target is declared, and skips no guard and no human
@@ -8,8 +8,8 @@
     6  the node's default_next
     7  the end
 
-The first that answers wins; which one it was is written into `transition_reason`. A result that carries a
-`stop_reason` (a denial, for example) follows no unconditional way.
+The first step that returns a target counts. Its name becomes the `transition_reason`. A result with a
+`stop_reason` (a denial, for example) follows no unconditional edge.
 """
 
 from __future__ import annotations
@@ -25,154 +25,157 @@ from astromesh.graph.state import GraphState
 
 log = logging.getLogger("astromesh.graph")
 
-#: where the model says where to go
-SPOKEN = ("route", "_next", "goto")
+#: The fields by which the model names the next node.
+ROUTE_FIELDS = ("route", "_next", "goto")
 ERROR_KEY = "error"
-#: outputs that may be a key of the transitions as a whole
+#: Types of outputs that may be a key of the transitions.
 _SCALARS = (str, int, float, Enum)
 
 
-class Way(NamedTuple):
+class Transition(NamedTuple):
     """A decision: the next node, and the rule that made it."""
 
     target: str
     reason: str
 
 
-class Arrow(NamedTuple):
+class CompiledEdge(NamedTuple):
     """A compiled edge."""
 
     test: Test | None
-    way: Way
+    transition: Transition
 
 
-class Crossing(Protocol):
-    """What a transition looks at in a compiled node.
+class RoutedNode(Protocol):
+    """What a transition reads of a compiled node.
 
     Args:
-        routes: what the model may say, and the target it means.
-        guards: guards and humans that edges or transitions of this node lead to directly.
-        rules: those of the seven steps that can answer for this node.
-        straight: where a result without anything to decide by leads, or None where that has to be asked.
+        routes: What the model may answer, and the target that it means.
+        guards: The guards and humans that edges or transitions of this node lead to directly.
+        rules: Those of the seven steps that can apply to this node.
+        unconditional: The transition of a result that decides nothing, or None if that depends on the result.
     """
 
     name: str
     tool_loop: bool
-    arrows: tuple[Arrow, ...]
+    edges: tuple[CompiledEdge, ...]
     transitions: Mapping[Any, str]
-    default: Way
+    default: Transition
     routes: Mapping[str, str]
     guards: frozenset[str]
     rules: tuple[Rule, ...]
-    straight: Way | None
+    unconditional: Transition | None
 
 
-Rule: TypeAlias = "Callable[[Crossing, NodeResult, GraphState], Way | None]"
+Rule: TypeAlias = "Callable[[RoutedNode, NodeResult, GraphState], Transition | None]"
 
-THE_END = Way(END, "end")
-
-
-def next_way(crossing: Crossing, result: NodeResult, state: GraphState) -> Way:
-    """Where to go after a node; asked where a result can decide something (else `straight_way` says it)."""
-    for rule in crossing.rules:
-        way = rule(crossing, result, state)
-        if way is not None:
-            return way
-    return THE_END
+END_TRANSITION = Transition(END, "end")
 
 
-def straight_way(crossing: Crossing) -> Way | None:
-    """Where a result that says nothing leads, if neither conditions nor transitions have a word in it."""
-    if crossing.arrows:
-        first = crossing.arrows[0]
-        return first.way if first.test is None else None
-    if crossing.transitions:
+def next_transition(node: RoutedNode, result: NodeResult, state: GraphState) -> Transition:
+    """Returns the transition after a node.
+
+    The loop uses `unconditional` instead if the result decides nothing.
+    """
+    for rule in node.rules:
+        transition = rule(node, result, state)
+        if transition is not None:
+            return transition
+    return END_TRANSITION
+
+
+def unconditional_transition(node: RoutedNode) -> Transition | None:
+    """Returns the transition of a result that decides nothing, or None if conditions decide."""
+    if node.edges:
+        first = node.edges[0]
+        return first.transition if first.test is None else None
+    if node.transitions:
         return None
-    return crossing.default if crossing.default.target else THE_END
+    return node.default if node.default.target else END_TRANSITION
 
 
-def rules_for(crossing: Crossing) -> tuple[Rule, ...]:
-    """The steps that can answer for a node, in order; the others would only cost time."""
-    return tuple(rule for rule, applies in STEPS if applies(crossing))
+def rules_for(node: RoutedNode) -> tuple[Rule, ...]:
+    """Returns the steps that can apply to a node, in order. The others would only cost time."""
+    return tuple(rule for rule, applies in STEPS if applies(node))
 
 
-def again_with_tools(crossing: Crossing, result: NodeResult, state: GraphState) -> Way | None:
-    """Step 1."""
+def repeat_with_tools(node: RoutedNode, result: NodeResult, state: GraphState) -> Transition | None:
+    """Step 1: tool calls."""
     if result.tool_calls and result.transition_reason == TOOL_CALLS_PRESENT and not result.error:
-        return Way(crossing.name, TOOL_CALLS_PRESENT)
+        return Transition(node.name, TOOL_CALLS_PRESENT)
     return None
 
 
-def by_the_model(crossing: Crossing, result: NodeResult, state: GraphState) -> Way | None:
-    """Step 2."""
-    said = spoken(result.output)
-    if said is None or result.error or result.stop_reason:
+def by_the_model(node: RoutedNode, result: NodeResult, state: GraphState) -> Transition | None:
+    """Step 2: the model's route."""
+    route = route_in(result.output)
+    if route is None or result.error or result.stop_reason:
         return None
-    field, word = said
-    target = crossing.routes.get(word)
+    field, word = route
+    target = node.routes.get(word)
     if target is None:
-        log.debug("%s may not lead to %r: not declared", crossing.name, word)
+        log.debug("%s may not lead to %r: not declared", node.name, word)
         return None
-    if crossing.guards and target not in crossing.guards:
+    if node.guards and target not in node.guards:
         for rule in (by_the_node, by_edges, by_transitions):
-            way = rule(crossing, result, state)
-            if way is not None:
-                return way if way.target in crossing.guards else Way(target, field)
-    return Way(target, field)
+            transition = rule(node, result, state)
+            if transition is not None:
+                return transition if transition.target in node.guards else Transition(target, field)
+    return Transition(target, field)
 
 
-def by_the_node(crossing: Crossing, result: NodeResult, state: GraphState) -> Way | None:
-    """Step 3."""
-    return Way(result.next_node, "next_node") if result.next_node else None
+def by_the_node(node: RoutedNode, result: NodeResult, state: GraphState) -> Transition | None:
+    """Step 3: the node's own code."""
+    return Transition(result.next_node, "next_node") if result.next_node else None
 
 
-def by_edges(crossing: Crossing, result: NodeResult, state: GraphState) -> Way | None:
-    """Step 4."""
-    for test, way in crossing.arrows:
+def by_edges(node: RoutedNode, result: NodeResult, state: GraphState) -> Transition | None:
+    """Step 4: edges."""
+    for test, transition in node.edges:
         if test is None:
             if not result.stop_reason:
-                return way
-        elif passes(test, way, result, state):
-            return way
+                return transition
+        elif condition_holds(test, transition, result, state):
+            return transition
     return None
 
 
-def by_transitions(crossing: Crossing, result: NodeResult, state: GraphState) -> Way | None:
-    """Step 5."""
-    key = matching_key(crossing.transitions, result)
-    return None if key is None else Way(crossing.transitions[key], f"transition: {key}")
+def by_transitions(node: RoutedNode, result: NodeResult, state: GraphState) -> Transition | None:
+    """Step 5: transitions."""
+    key = matching_transition(node.transitions, result)
+    return None if key is None else Transition(node.transitions[key], f"transition: {key}")
 
 
-def by_default(crossing: Crossing, result: NodeResult, state: GraphState) -> Way | None:
-    """Step 6."""
-    return None if result.stop_reason else crossing.default
+def by_default(node: RoutedNode, result: NodeResult, state: GraphState) -> Transition | None:
+    """Step 6: `default_next`."""
+    return None if result.stop_reason else node.default
 
 
-STEPS: tuple[tuple[Rule, Callable[[Crossing], object]], ...] = (
-    (again_with_tools, lambda c: c.tool_loop),
+STEPS: tuple[tuple[Rule, Callable[[RoutedNode], object]], ...] = (
+    (repeat_with_tools, lambda c: c.tool_loop),
     (by_the_model, lambda c: c.routes),
     (by_the_node, lambda c: True),
-    (by_edges, lambda c: c.arrows),
+    (by_edges, lambda c: c.edges),
     (by_transitions, lambda c: c.transitions),
     (by_default, lambda c: c.default.target),
 )
 
 
-def spoken(output: Any) -> tuple[str, str] | None:
-    """Which field of an output says where to go, and what it says."""
+def route_in(output: Any) -> tuple[str, str] | None:
+    """Returns the field of an output that names the next node, and its value."""
     if output is None or isinstance(output, str):
         return None
-    for field in SPOKEN:
+    for field in ROUTE_FIELDS:
         word = field_of(output, field)
         if isinstance(word, str) and word:
             return field, word
     return None
 
 
-def matching_key(transitions: Mapping[Any, str], result: NodeResult) -> Any:
-    """The transition that a result matches: `error` where it failed, else the output or a true field of it.
+def matching_transition(transitions: Mapping[Any, str], result: NodeResult) -> Any:
+    """Returns the key that a result matches: `error` if it failed, else the output or a true field of it.
 
-    The key `error` is for failures alone: no output, whatever its fields, can take it.
+    Only failures match the key `error`. No output does, whatever its fields.
     """
     if result.error:
         return ERROR_KEY if ERROR_KEY in transitions else None
@@ -185,13 +188,14 @@ def matching_key(transitions: Mapping[Any, str], result: NodeResult) -> Any:
     return next((k for k in fields if field_of(output, k) is True), None)
 
 
-def passes(test: Test, way: Way, result: NodeResult, state: GraphState) -> bool:
-    """Whether a condition holds. One that raises does not, and fails the node if it had not failed."""
+def condition_holds(test: Test, transition: Transition, result: NodeResult, state: GraphState) -> bool:
+    """Whether a condition holds. A condition that raises an exception does not, and fails the node."""
     try:
         return bool(test(result, state))
-    except Exception as error:  # noqa: BLE001 (part of the node's border: a condition is the author's code)
-        log.warning("the condition of the %s to %s raised %r", way.reason, way.target, error)
+    except Exception as error:  # noqa: BLE001 (boundary of a node: a condition is foreign code)
+        log.warning("the condition of the %s to %s raised %r", transition.reason, transition.target, error)
         result.error = (
-            result.error or f"The condition of the {way.reason} to {way.target!r} failed: {error!r}"
+            result.error
+            or f"The condition of the {transition.reason} to {transition.target!r} failed: {error!r}"
         )
         return False

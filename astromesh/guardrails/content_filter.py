@@ -1,20 +1,17 @@
-"""`content_filter`: forbidden words are redacted, or a safe response takes the text's place (step 10)."""
+"""`content_filter`: redacts forbidden words, or replaces the text by a safe response (step 10)."""
 
 from __future__ import annotations
 
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-from astromesh.abc.deps import Deps
-from astromesh.guardrails.spans import SpanRule
-from astromesh.guardrails.wording import Keyword, Pattern, unbounded, wording_rule
+from astromesh.guardrails.matchers import Keyword, Pattern, any_unbounded, match_scanners
+from astromesh.guardrails.spans import SpanOptions, SpanRule
 
 
-class ContentFilterOptions(BaseModel):
+class ContentFilterOptions(SpanOptions):
     """Options of `content_filter`."""
-
-    model_config = ConfigDict(extra="forbid")
 
     forbidden_keywords: list[Keyword] = Field(
         [], description="Words and phrases that must not stand in the text; an underscore is a space."
@@ -36,21 +33,15 @@ class ContentFilterOptions(BaseModel):
 
     @property
     def needs_whole_text(self) -> bool:
-        """Whether it can only be applied to the whole text, so that its agent streams as `final`."""
-        return self.action == "block" or unbounded(self.blocked_patterns)
+        return super().needs_whole_text or any_unbounded(self.blocked_patterns)
 
 
-class ContentFilter:
-    """The plugin."""
+class ContentFilter(SpanRule):
+    """The plugin, and the rule."""
 
     Options = ContentFilterOptions
+    type = "content_filter"
 
-    @classmethod
-    async def open(cls, options: ContentFilterOptions, deps: Deps) -> SpanRule:
-        return wording_rule(
-            "content_filter",
-            options.forbidden_keywords,
-            options.blocked_patterns,
-            options.action,
-            (options.replacement, options.safe_response),
-        )
+    def __init__(self, options: ContentFilterOptions) -> None:
+        scanners = match_scanners(options.forbidden_keywords, options.blocked_patterns, options.replacement)
+        super().__init__(options, scanners, options.safe_response)

@@ -1,7 +1,8 @@
-"""`cost_limit`: an answer ends where its turn's tokens do (document 001, step 10).
+"""`cost_limit`: an answer ends when its turn has used up its tokens (document 001, step 10).
 
-The turn's tokens are those of all prompts and calls before the answer and those of the answer. Where nobody
-has counted the answer's, as while it streams, `CHARACTERS_PER_TOKEN` stand for one.
+The tokens of a turn are those of all prompts and calls before the answer, and those of the answer. If the
+tokens of the answer are not counted, as while it streams, `CHARACTERS_PER_TOKEN` characters stand for
+one.
 """
 
 from __future__ import annotations
@@ -9,23 +10,20 @@ from __future__ import annotations
 import re
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from astromesh.abc.deps import Deps
-from astromesh.abc.guardrail import Action, Checked, RuleStream, Verdict
+from astromesh.guardrails.base import Action, CheckContext, Rule, RuleOptions, RuleStream, Verdict
 
 CHARACTERS_PER_TOKEN = 4
-#: how far before the bound a sentence end is looked for, in characters; a stream holds back as much
+#: characters before the bound in which a sentence end is searched; a stream holds back as many
 LOOK_BACK = 400
 
 _SENTENCE_END = re.compile(r"(?:[.!?…]+[\"'”’)\]]*(?=\s)|[。！？]+[”’」』）]*|\n)")
 _SPACE = re.compile(r"\s+")
 
 
-class CostLimitOptions(BaseModel):
+class CostLimitOptions(RuleOptions):
     """Options of `cost_limit`."""
-
-    model_config = ConfigDict(extra="forbid")
 
     max_tokens_per_turn: int = Field(
         ge=1, description="Most tokens that one turn may use, over all its calls."
@@ -40,46 +38,38 @@ class CostLimitOptions(BaseModel):
 
     @property
     def needs_whole_text(self) -> bool:
-        """Whether it can only be applied to the whole text, so that its agent streams as `final`."""
         return self.action == "block"
 
 
-class CostLimit:
+class CostLimit(Rule[CostLimitOptions]):
     """The plugin, and the rule."""
 
     Options = CostLimitOptions
     type = "cost_limit"
 
-    def __init__(self, most: int, action: Action, message: str) -> None:
-        self.action: Action = action
-        self._most, self._message = most, message
-
-    @classmethod
-    async def open(cls, options: CostLimitOptions, deps: Deps) -> CostLimit:
-        return cls(options.max_tokens_per_turn, options.action, options.message)
-
     @property
-    def max_lookahead(self) -> int | None:
-        return LOOK_BACK if self.action == "truncate" else None
+    def action(self) -> Action:
+        return self.options.action
 
-    def check(self, text: str, about: Checked) -> Verdict | None:
-        allowed = self._most - about.tokens_used + about.output_tokens
-        if about.output_tokens:
-            bound = len(text) * allowed // about.output_tokens
+    def check(self, text: str, context: CheckContext) -> Verdict | None:
+        allowed = self.options.max_tokens_per_turn - context.tokens_used + context.output_tokens
+        if context.output_tokens:
+            bound = len(text) * allowed // context.output_tokens
         else:
             bound = allowed * CHARACTERS_PER_TOKEN
         if len(text) <= max(bound, 0):
             return None
         if self.action == "block":
-            return Verdict("block", self._message)
-        return Verdict("truncate", text[: cut_at(text, bound)] or self._message)
+            return Verdict("block", self.options.message)
+        return Verdict("truncate", text[: cut_at(text, bound)] or self.options.message)
 
-    def stream(self, about: Checked) -> RuleStream:
-        return _CostStream((self._most - about.tokens_used) * CHARACTERS_PER_TOKEN, self._message)
+    def stream(self, context: CheckContext) -> RuleStream:
+        allowed = self.options.max_tokens_per_turn - context.tokens_used
+        return _CostStream(allowed * CHARACTERS_PER_TOKEN, self.options.message)
 
 
 def cut_at(text: str, bound: int) -> int:
-    """Where a text of more than `bound` characters ends: after a sentence, else after a word, else there."""
+    """Where to cut a text longer than `bound` characters: after a sentence, else after a word, else there."""
     if bound <= 0:
         return 0
     first = max(bound - LOOK_BACK, 0)
@@ -91,7 +81,7 @@ def cut_at(text: str, bound: int) -> int:
 
 
 class _CostStream:
-    """Releases freely until the bound is near, then holds back what the cut may take."""
+    """Releases all text until the bound is near, then holds back what the cut may remove."""
 
     def __init__(self, bound: int, message: str) -> None:
         self.count, self.done = 0, False
@@ -117,9 +107,9 @@ class _CostStream:
 
     def _cut(self) -> str:
         self.count, self.done = 1, True
-        kept = self._held[: cut_at(self._held, self._bound - self._released)]
+        rest = self._held[: cut_at(self._held, self._bound - self._released)]
         self._held = ""
-        return kept if kept or self._released else self._message
+        return rest if rest or self._released else self._message
 
     def finish(self) -> str:
         return self._held

@@ -1,19 +1,16 @@
-"""`max_length`: a text that is too long is refused (document 001, step 3)."""
+"""`max_length`: refuses a text that is too long (document 001, step 3)."""
 
 from __future__ import annotations
 
 from typing import Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-from astromesh.abc.deps import Deps
-from astromesh.abc.guardrail import Action, Checked, RuleStream, Verdict
+from astromesh.guardrails.base import CheckContext, Rule, RuleOptions, Verdict
 
 
-class MaxLengthOptions(BaseModel):
+class MaxLengthOptions(RuleOptions):
     """Options of `max_length`."""
-
-    model_config = ConfigDict(extra="forbid")
 
     max_characters: int | None = Field(None, ge=1, description="Most characters that a text may have.")
     max_chars: int | None = Field(None, ge=1, description="The same as max_characters.")
@@ -28,30 +25,15 @@ class MaxLengthOptions(BaseModel):
             raise ValueError("max_length needs max_characters, once.")
         return self
 
-    @property
-    def needs_whole_text(self) -> bool:
-        """Whether it can only be applied to the whole text, so that its agent streams as `final`."""
-        return True
 
-
-class MaxLength:
+class MaxLength(Rule[MaxLengthOptions]):
     """The plugin, and the rule."""
 
     Options = MaxLengthOptions
     type = "max_length"
-    action: Action = "block"
-    max_lookahead: int | None = None
 
-    def __init__(self, most: int, message: str) -> None:
-        self._most = most
-        self._message = message.replace("{max_characters}", str(most))
-
-    @classmethod
-    async def open(cls, options: MaxLengthOptions, deps: Deps) -> MaxLength:
-        return cls(options.max_characters or options.max_chars or 1, options.message)
-
-    def check(self, text: str, about: Checked) -> Verdict | None:
-        return Verdict("block", self._message) if len(text) > self._most else None
-
-    def stream(self, about: Checked) -> RuleStream:
-        raise NotImplementedError("max_length needs the whole text.")
+    def check(self, text: str, context: CheckContext) -> Verdict | None:
+        limit = self.options.max_characters or self.options.max_chars or 1
+        if len(text) <= limit:
+            return None
+        return Verdict("block", self.options.message.replace("{max_characters}", str(limit)))

@@ -1,4 +1,4 @@
-"""`pii_detection`: personal data is redacted, or the text is refused (document 001, steps 3 and 10)."""
+"""`pii_detection`: redacts personal data, or refuses the text (document 001, steps 3 and 10)."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import Field, field_validator
 
-from astromesh.abc.deps import Deps
-from astromesh.guardrails import pii_email, pii_iban
-from astromesh.guardrails.pii_cards import card_at, ssn_at
-from astromesh.guardrails.pii_numbers import (
+from astromesh.guardrails import pii_formats
+from astromesh.guardrails.pii_formats import (
     OPEN,
     PLUS,
     SEPARATOR,
     UNFINISHED_UUID,
     Span,
     ascii_digits,
+    card_at,
     groups_of,
+    ssn_at,
 )
 from astromesh.guardrails.pii_phones import PhoneNumbers
-from astromesh.guardrails.spans import NOTHING, Finding, Scan, SpanRule, scan_seen, settle
-from astromesh.unseen import LINE_ENDS, LONGEST_RUN, SPACES
+from astromesh.guardrails.spans import NOTHING, Finding, Scan, SpanOptions, SpanRule, scan_visible, settle
+from astromesh.text import LINE_ENDS, LONGEST_INVISIBLE_RUN, SPACES
 
 Kind = Literal["email", "phone", "ssn", "credit_card", "iban"]
 KINDS: tuple[Kind, ...] = ("email", "phone", "ssn", "credit_card", "iban")
-#: a phone number, and an address or a card that begins within it, in characters that are seen
+#: a phone number, and an address or a card that begins within it, in visible characters
 MAX_LOOKAHEAD = 512
 #: a phone number, and a card that begins within it
 NUMBER_LOOKAHEAD = 160
@@ -46,10 +46,8 @@ _FindAt = Callable[[str, Sequence[Span], int], Finding | None]
 _Search = Callable[[str, int], "re.Match[str] | None"]
 
 
-class PiiDetectionOptions(BaseModel):
+class PiiDetectionOptions(SpanOptions):
     """Options of `pii_detection`."""
-
-    model_config = ConfigDict(extra="forbid")
 
     action: Literal["redact", "block"] = Field(
         "redact", description="Replace what was found by [EMAIL], [PHONE], …, or refuse the text."
@@ -69,21 +67,16 @@ class PiiDetectionOptions(BaseModel):
         PhoneNumbers(region)
         return region
 
-    @property
-    def needs_whole_text(self) -> bool:
-        """Whether it can only be applied to the whole text, so that its agent streams as `final`."""
-        return self.action == "block"
-
 
 class PiiScanner:
     """Finds personal data of the given kinds.
 
-    From left to right the first of e-mail addresses, IBANs, cards and social security numbers, the longer one
-    where two begin together; phone numbers only between them.
+    From left to right, it takes the first e-mail address, IBAN, card or social security number, the longer
+    one if two begin together. Phone numbers are found only between them.
     """
 
-    #: each character may have a run of unseen ones behind it
-    max_lookahead: int | None = MAX_LOOKAHEAD * (LONGEST_RUN + 1)
+    #: a run of invisible characters may follow each character
+    max_lookahead: int | None = MAX_LOOKAHEAD * (LONGEST_INVISIBLE_RUN + 1)
 
     def __init__(self, kinds: Sequence[str], region: str) -> None:
         self._kinds = frozenset(kinds)
@@ -93,7 +86,7 @@ class PiiScanner:
     def scan(self, text: str, start: int, final: bool) -> Scan:
         if final and not _may_hold(text):
             return Scan(NOTHING, len(text))
-        return scan_seen(self._scan, text, start, final)
+        return scan_visible(self._scan, text, start, final)
 
     def _scan(self, text: str, start: int, final: bool) -> Scan:
         settled = len(text) if final else self._settled(text, start)
@@ -102,20 +95,20 @@ class PiiScanner:
         return settle(self._find(text, start), settled)
 
     def _settled(self, text: str, start: int) -> int:
-        """Where what may still become something begins."""
+        """The position from which more text may still complete personal data."""
         size = len(text)
         tail = self._unfinished(text, max(start, size - MAX_LOOKAHEAD))
         if tail is None:
             return size
         if size - tail.start() < 2 * NUMBER_LOOKAHEAD:
             return tail.start()
-        # A long table of numbers leaves in large pieces: each is looked at as a whole.
+        # A long table of numbers leaves in large pieces, each checked as a whole.
         word = self._unfinished_word(text, max(start, size - MAX_LOOKAHEAD))
         return min(word.start() if word else size, max(tail.start(), size - NUMBER_LOOKAHEAD))
 
     @cached_property
     def _unfinished(self) -> _Search:
-        """The beginning of any kind, at the end of a text. Only streams ask, and to compile it takes long."""
+        """Matches the beginning of any kind at the end of a text; compiled late, as only streams need it."""
         numbers = [_UNFINISHED_NUMBER] if self._of_digits else []
         return re.compile("|".join((*self._words(), *numbers))).search
 
@@ -124,7 +117,7 @@ class PiiScanner:
         return re.compile("|".join(self._words()) or "(?!)").search
 
     def _words(self) -> list[str]:
-        patterns = (("email", pii_email.UNFINISHED), ("iban", pii_iban.UNFINISHED))
+        patterns = (("email", pii_formats.UNFINISHED_EMAIL), ("iban", pii_formats.UNFINISHED_IBAN))
         return [pattern for kind, pattern in patterns if kind in self._kinds]
 
     def _find(self, text: str, start: int) -> Sequence[Finding]:
@@ -143,7 +136,7 @@ class PiiScanner:
         return findings[:-1]
 
     def _finders(self, groups: Sequence[Span]) -> list[_Finder]:
-        words = (("email", pii_email.next_email), ("iban", pii_iban.next_iban))
+        words = (("email", pii_formats.next_email), ("iban", pii_formats.next_iban))
         numbers = (("credit_card", card_at), ("ssn", ssn_at)) if groups else ()
         return [
             *(find for kind, find in words if kind in self._kinds),
@@ -152,7 +145,7 @@ class PiiScanner:
 
 
 def leftmost(finders: Sequence[_Finder], text: str, start: int) -> list[Finding]:
-    """What the finders find from left to right, the first and longest of all at each step."""
+    """The findings from left to right: at each step the first of all, and of those the longest."""
     chosen: list[Finding] = []
     waiting = [(find, find(text, start)) for find in finders]
     while found := [found for _, found in waiting if found]:
@@ -166,7 +159,7 @@ def leftmost(finders: Sequence[_Finder], text: str, start: int) -> list[Finding]
 
 
 def _in_groups(groups: Sequence[Span], find_at: _FindAt) -> _Finder:
-    """A finder over what begins with a group; each is looked at once."""
+    """A finder of numbers that begin with a group; it checks each group once."""
     index = 0
 
     def find(text: str, start: int) -> Finding | None:
@@ -182,18 +175,17 @@ def _in_groups(groups: Sequence[Span], find_at: _FindAt) -> _Finder:
 
 
 def _may_hold(text: str) -> bool:
-    """Whether there is anything to look at; most texts have neither a digit nor an at sign."""
+    """Whether the text may hold personal data; most texts have neither a digit nor an at sign."""
     if not text.isascii():
         return _TRIGGER(text) is not None
     return any(char in text for char in _ASCII_TRIGGERS)
 
 
-class PiiDetection:
-    """The plugin."""
+class PiiDetection(SpanRule):
+    """The plugin, and the rule."""
 
     Options = PiiDetectionOptions
+    type = "pii_detection"
 
-    @classmethod
-    async def open(cls, options: PiiDetectionOptions, deps: Deps) -> SpanRule:
-        scanner = PiiScanner(options.kinds, options.default_region)
-        return SpanRule("pii_detection", (scanner,), options.action, options.message)
+    def __init__(self, options: PiiDetectionOptions) -> None:
+        super().__init__(options, [PiiScanner(options.kinds, options.default_region)], options.message)

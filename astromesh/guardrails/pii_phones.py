@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 import phonenumbers
 
-from astromesh.guardrails.pii_numbers import (
+from astromesh.guardrails.pii_formats import (
     DASH,
     GLUE,
-    LONGEST_DATE,
+    MAX_DATE_LENGTH,
     OPEN,
     PLUS,
     Span,
@@ -24,14 +24,14 @@ from astromesh.guardrails.pii_numbers import (
     in_uuid,
 )
 from astromesh.guardrails.spans import Finding
-from astromesh.unseen import SPACES
+from astromesh.text import SPACES
 
 PHONE = "[PHONE]"
 #: digits of a phone number with country code (ITU-T E.164) and 00 before it
-_LEAST_DIGITS, _MOST_DIGITS = 7, 17
-#: that many digits, of which only the first two groups may be one by itself
-_MOST_GROUPS = 10
-#: digits behind a plus that are a phone number even if no plan knows it
+_MIN_DIGITS, _MAX_DIGITS = 7, 17
+#: most groups; only the first two may have one digit
+_MAX_GROUPS = 10
+#: lengths behind a plus that are a phone number even if no plan knows it
 INTERNATIONAL_DIGITS = range(10, 16)
 
 _REGIONS = phonenumbers.COUNTRY_CODE_TO_REGION_CODE
@@ -42,26 +42,26 @@ _USES = (
     "fixed_line", "mobile", "toll_free", "premium_rate", "shared_cost", "voip", "personal_number", "pager",
     "uan", "voicemail",
 )  # fmt: skip
-#: ends of a line where a phone number goes on: so it is written, and a column of numbers is not
+#: characters before a line end within a phone number; columns of numbers have others
 _GOES_ON = re.compile(f"[{DASH})）]").match
 _PLUS_BEFORE = re.compile(f"({PLUS}[{SPACES}]?)({OPEN}[{SPACES}]?)?\\Z")
 _OPEN_BEFORE = re.compile(f"({OPEN}[{SPACES}]?)\\Z")
 _CLOSED = re.compile("[)）]")
-#: what a phone number may touch: Tel2125550187, 212-555-0187x5
+#: words that a phone number may touch: Tel2125550187, 212-555-0187x5
 _PHONE_BEFORE = re.compile(r"(?<![A-Za-z0-9_])(?:tel|phone|fax|cell|mobile)\Z", re.IGNORECASE)
 _EXTENSION = re.compile(r"(?:x|ext\.?) ?\d", re.IGNORECASE)
 
 #: with underscores between its groups
 _UNDERSCORED = re.compile(r"0|(?:1_)?\d{3}_\d{3}_\d{4}(?!\d)").match
-#: the path of a URL, but for that of links to a phone's chat
+#: the path of a URL, except of links to a chat (wa.me)
 _PATH_BEFORE = re.compile(r"[/.][A-Za-z]{1,8}(?<!wa\.me)/\Z")
-#: 555-123-4567, with or without the 1 before it, in groups as they are written in North America or in none
+#: 555-123-4567, with or without a leading 1, in the groups of North America or without groups
 _AMERICAN = frozenset({(10,), (11,), (3, 3, 4), (3, 7), (4, 3, 4), (6, 4)})
 _AMERICAN_FORMS = _AMERICAN | {(1, *form) for form in _AMERICAN}
 _AMERICAN_BEGINNINGS = frozenset(form[:2] for form in _AMERICAN_FORMS)
-_MOST_AMERICAN_GROUPS = 4
+_MAX_AMERICAN_GROUPS = 4
 _AMERICAN_SIZES = frozenset(form[0] for form in _AMERICAN_FORMS)
-#: a day, or a second of one, in digits alone
+#: a date, or date and time, in digits alone
 _COMPACT_DATE = re.compile(
     r"(?:19|20)\d\d(?:0[1-9]|1[0-2])(?:0[1-9]|[12]\d|3[01])(?:(?:[01]\d|2[0-3])[0-5]\d[0-5]\d)?"
 ).fullmatch
@@ -69,12 +69,12 @@ _POSTCODE = re.compile(r"[1-9]\d{4}-\d{4}").fullmatch
 #: a decimal number of up to fifteen digits before its point, and the part before it
 _DECIMAL = re.compile(r"(?<![\d.])(?:0|[1-9]\d{0,14})\.\d+(?!\.?\d)").match
 _WHOLE_BEFORE = re.compile(r"(?<![\d.])(?:0|[1-9]\d{0,14})\.\Z")
-#: before the minutes or the seconds of a time
+#: the text before the minutes or seconds of a time
 _TIME_BEFORE = re.compile(r"(?<!\d)\d{1,2}:\Z")
 
 
 class _Row(NamedTuple):
-    """Groups that may be one phone number: where they begin and end, their digits, the size of each group."""
+    """Groups that may be one phone number: start, end, digits, and the size of each group."""
 
     start: int
     end: int
@@ -89,14 +89,16 @@ class PhoneNumbers:
         region: ISO 3166 code of the country whose numbers are written without a country code, or empty.
 
     Raises:
-        ValueError: no such region.
+        ValueError: the region does not exist.
     """
 
     def __init__(self, region: str) -> None:
         self._region = region.upper()
         self._code = phonenumbers.country_code_for_region(self._region) if region else 0
         if region and not self._code:
-            raise ValueError(f"{region!r} is no region: use an ISO 3166 code such as US or DE, or nothing.")
+            raise ValueError(
+                f"{region!r} is not a region. Use an ISO 3166 code such as US or DE, or leave it empty."
+            )
         self._american = self._code == 1
         self._abroad = ("00", "011") if self._american else ("00",)
 
@@ -139,7 +141,7 @@ class PhoneNumbers:
         return None
 
     def _may_hold(self, row: _Row) -> bool:
-        """A cheap test that most rows of a table fail."""
+        """A cheap test that excludes most rows of a table."""
         if self._american:
             return row.sizes in _AMERICAN_FORMS or row.digits.startswith(self._abroad)
         if self._code and _plan(self._code, self._region).may_hold(row.digits):
@@ -147,7 +149,7 @@ class PhoneNumbers:
         return row.digits.startswith("00")
 
     def _is_local(self, search: _Search, row: _Row) -> bool:
-        """A number as people of the region write it; no address, no date and no decimal number."""
+        """Whether the row is a number as written in the region, not an address, date or decimal number."""
         text, (start, end, digits, sizes) = search.text, row
         single = len(sizes) == 1
         if single and (in_name(text, start, end) or _in_path(text, start)):
@@ -160,13 +162,13 @@ class PhoneNumbers:
         if single and _is_fraction(text, start, end):
             return False
         if self._american and sizes[-3:] == (3, 3, 4):
-            return True  # the form says it: made-up numbers such as 555-123-4567 are in no plan
+            return True  # the form decides: fictitious numbers such as 555-123-4567 are in no plan
         if search.is_dated(start, end) or self._is_other(text, row):
             return False
         return _is_number(digits, self._region)
 
     def _is_other(self, text: str, row: _Row) -> bool:
-        """Whether what a plan knows is a day, a time, a decimal number, a postcode or a UUID all the same."""
+        """Whether a number of a plan is a date, a time, a decimal number, a postcode or part of a UUID."""
         start, end, digits, sizes = row
         if sizes[0] <= 2 and _TIME_BEFORE.search(text, max(start - 3, 0), start):
             return True
@@ -180,26 +182,26 @@ class PhoneNumbers:
 
 
 class _Search:
-    """Rows of a text's groups, none of them beyond a place.
+    """The rows of groups of a text.
 
     Args:
-        end: that place.
+        end: position that no row exceeds.
     """
 
     def __init__(self, text: str, groups: Sequence[Span], end: int) -> None:
         self.text, self.groups, self._end = text, groups, end
 
     def rows(self, index: int, american: bool) -> list[_Row]:
-        """Those that begin with a group and have enough digits, from the shortest.
+        """The rows that begin with a group and have enough digits, shortest first.
 
         Args:
-            american: in the forms of North America alone.
+            american: only the forms of North America.
         """
-        near = self.groups[index : index + (_MOST_AMERICAN_GROUPS if american else _MOST_GROUPS)]
+        near = self.groups[index : index + (_MAX_AMERICAN_GROUPS if american else _MAX_GROUPS)]
         sizes = tuple([end - start for start, end in near])
         if american and sizes[:1] not in _AMERICAN_FORMS and sizes[:2] not in _AMERICAN_BEGINNINGS:
             return []
-        if sum(sizes) < _LEAST_DIGITS:
+        if sum(sizes) < _MIN_DIGITS:
             return []
         counts = self._counts(near, sizes)
         if american:
@@ -213,14 +215,14 @@ class _Search:
         ]
 
     def _counts(self, near: Sequence[Span], sizes: Sequence[int]) -> list[int]:
-        """How many of the groups may be one number."""
+        """The numbers of groups that may be one phone number."""
         text, first, last = self.text, *near[0]
         counts: list[int] = []
         kind: str | None = ""
         digits = breaks = 0
         for count, (start, end) in enumerate(near, 1):
             digits += sizes[count - 1]
-            if digits > _MOST_DIGITS or end > self._end or (count > 2 and end == start + 1):
+            if digits > _MAX_DIGITS or end > self._end or (count > 2 and end == start + 1):
                 break
             if count > 1:
                 gap = gap_between(text, last, start)
@@ -231,26 +233,26 @@ class _Search:
                 kind, breaks, last = gap.kind, breaks + gap.broken, end
                 if breaks > 1:
                     break
-            if digits >= _LEAST_DIGITS and _closes(text, end):
+            if digits >= _MIN_DIGITS and _closes(text, end):
                 counts.append(count)
         if kind == "_" and in_name(text, first, near[counts[-1] - 1][1] if counts else last):
             return []
         return counts
 
     def is_dated(self, start: int, end: int) -> bool:
-        """Whether a date or an IPv4 address, or a part of one, stands between two places."""
+        """Whether the span holds a date or an IPv4 address, or a part of one."""
         dates = self._dates
         at = bisect_left(dates, (start, 0))
         if at < len(dates) and dates[at][0] < end:
             return True
-        return any(last > start for _, last in dates[max(at - LONGEST_DATE, 0) : at])
+        return any(last > start for _, last in dates[max(at - MAX_DATE_LENGTH, 0) : at])
 
     @cached_property
     def _dates(self) -> list[Span]:
         first = self.groups[0][0]
-        before = [at for at in range(max(first - LONGEST_DATE, 0), first) if self.text[at].isdecimal()]
-        found = [date_at(self.text, at) for at in (*before, *[start for start, _ in self.groups])]
-        return [date for date in found if date]
+        before = [at for at in range(max(first - MAX_DATE_LENGTH, 0), first) if self.text[at].isdecimal()]
+        dates = [date_at(self.text, at) for at in (*before, *[start for start, _ in self.groups])]
+        return [date for date in dates if date]
 
 
 def _begins(text: str, start: int) -> bool:
@@ -264,7 +266,7 @@ def _closes(text: str, end: int) -> bool:
 
 
 def _in_decimal(text: str, start: int) -> bool:
-    """Whether a decimal number, or what stands behind its point, begins there."""
+    """Whether a decimal number, or its fraction, begins there."""
     if _DECIMAL(text, start):
         return True
     whole = fraction_before(text, start) and _WHOLE_BEFORE.search(text, max(start - 16, 0), start)
@@ -278,7 +280,7 @@ def _is_fraction(text: str, start: int, end: int) -> bool:
 
 
 def _in_path(text: str, start: int) -> bool:
-    """Whether digits are a part of a URL's path."""
+    """Whether the digits are part of the path of a URL."""
     return _PATH_BEFORE.search(text, max(start - 10, 0), start) is not None
 
 
@@ -286,24 +288,24 @@ def _in_path(text: str, start: int) -> bool:
 
 
 def _is_international(digits: str) -> bool:
-    """Whether a plus may stand before it: in a numbering plan, or long enough and with a country's code."""
+    """Whether the digits are a number behind a plus: in a plan, or long enough with a country code."""
     if len(digits) > INTERNATIONAL_DIGITS[-1]:
         return False
     return (len(digits) in INTERNATIONAL_DIGITS and _code_of(digits) != 0) or _is_known_abroad(digits)
 
 
 def _is_dialled(digits: str, first: int) -> bool:
-    """Whether digits behind 00 are a number abroad; the group of the 00 ends before or behind a country code.
+    """Whether the digits behind 00 are a number abroad; their first group has no part of a country code.
 
     Args:
-        first: how many of the digits are in that group.
+        first: digits in the group of the 00.
     """
     code = _code_of(digits)
     return code != 0 and (first == 0 or first >= len(str(code))) and _is_known_abroad(digits)
 
 
 def _is_known_abroad(digits: str) -> bool:
-    """Whether a plan knows a country code and what follows it."""
+    """Whether a plan knows the country code and the number."""
     code = _code_of(digits)
     if not code or not _plan_abroad(code).holds(digits[len(str(code)) :]):
         return False
@@ -311,7 +313,7 @@ def _is_known_abroad(digits: str) -> bool:
 
 
 def _code_of(digits: str) -> int:
-    """The country code with which it begins, or zero; none begins with another (ITU-T E.164)."""
+    """The country code at the beginning, or zero; no code begins with another (ITU-T E.164)."""
     return _code_in(digits[:3])
 
 
@@ -330,10 +332,10 @@ def _is_number(written: str, region: str | None) -> bool:
 
 
 class _Plan:
-    """A cheap test that all numbers of a country code pass, so that the costly one is seldom asked.
+    """A cheap test that all numbers of a country code pass, before the expensive one.
 
     Args:
-        region: whose prefix may stand before them.
+        region: its national prefix may precede the numbers.
     """
 
     def __init__(self, code: int, region: str) -> None:
@@ -349,13 +351,13 @@ class _Plan:
         self.has_prefix = own.national_prefix is not None
 
     def may_hold(self, digits: str) -> bool:
-        """Whether it may be such a number, with or without the codes of country and nation."""
+        """Whether the digits may be such a number, with or without country code and national prefix."""
         if self.holds(digits):
             return True
         return digits.startswith(self._code) and self.holds(digits[len(self._code) :])
 
     def holds(self, digits: str) -> bool:
-        """Whether it may be such a number, with or without the code of the nation."""
+        """Whether the digits may be such a number, with or without the national prefix."""
         if len(digits) in self._lengths and self._national(digits):
             return True
         prefix = self._prefix(digits)

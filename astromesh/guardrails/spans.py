@@ -1,23 +1,25 @@
 """Rules that replace places in a text, whole or as it arrives.
 
-A scanner finds places from left to right. What it decides about a place depends on the `CONTEXT` characters
-before it that are seen, each with a run of unseen ones, and on at most `max_lookahead` after it, so a stream
-needs no more of the text than that.
+A scanner finds places from left to right. Its decision about a place depends on the `CONTEXT` visible
+characters before it, each with a run of invisible ones, and on at most `max_lookahead` characters after
+it. A stream holds no more of the text than that.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
-from astromesh.abc.guardrail import Action, Checked, RuleStream, Verdict
-from astromesh.unseen import LONGEST_RUN, hides, seen
+from pydantic import Field
+
+from astromesh.guardrails.base import Action, CheckContext, Rule, RuleOptions, RuleStream, Verdict
+from astromesh.text import LONGEST_INVISIBLE_RUN, has_invisible, visible_text
 
 #: characters before a position that a scanner may look at
 CONTEXT = 40
-#: characters that hold as many as `CONTEXT` even if each has unseen ones before it, and the first a cut run
-_LONG_CONTEXT = (CONTEXT + 1) * (LONGEST_RUN + 1)
+#: characters that hold `CONTEXT` visible ones even if each has invisible ones before it
+_LONG_CONTEXT = (CONTEXT + 1) * (LONGEST_INVISIBLE_RUN + 1)
 
 
 class Finding(NamedTuple):
@@ -29,10 +31,10 @@ class Finding(NamedTuple):
 
 
 class Scan(NamedTuple):
-    """What a scanner found.
+    """The findings of a scanner.
 
     Args:
-        settled: no continuation of the text changes anything before it; no finding straddles it.
+        settled: no continuation of the text changes anything before this position; no finding straddles it.
     """
 
     findings: Sequence[Finding]
@@ -47,10 +49,10 @@ class Scanner(Protocol):
 
     @property
     def max_lookahead(self) -> int | None:
-        """Characters behind a place that decide about it; None where no bound is known."""
+        """Characters behind a place that decide about it; None: no bound is known."""
 
     def scan(self, text: str, start: int, final: bool) -> Scan:
-        """The findings from `start` on; `final`: nothing follows, so all is settled."""
+        """The findings from `start` on; `final`: the text is complete, so all of it is settled."""
 
 
 def settle(findings: Sequence[Finding], settled: int) -> Scan:
@@ -61,17 +63,17 @@ def settle(findings: Sequence[Finding], settled: int) -> Scan:
     return Scan(findings, settled)
 
 
-def scan_seen(scan: Callable[[str, int, bool], Scan], text: str, start: int, final: bool) -> Scan:
-    """What a scanner finds in what is seen of a text, as places of the text."""
-    if not hides(text):
+def scan_visible(scan: Callable[[str, int, bool], Scan], text: str, start: int, final: bool) -> Scan:
+    """The findings of a scanner in the visible part of a text, as places of the text."""
+    if not has_invisible(text):
         return scan(text, start, final)
-    shown, origin = seen(text)
+    shown, origin = visible_text(text)
     found, settled = scan(shown, bisect_left(origin, start), final)
     findings = [Finding(origin[f.start], origin[f.end - 1] + 1, f.replacement) for f in found]
     return Scan(findings, origin[settled] if settled < len(shown) else len(text))
 
 
-def replaced(text: str, findings: Sequence[Finding], start: int, end: int) -> tuple[str, int]:
+def replace_findings(text: str, findings: Sequence[Finding], start: int, end: int) -> tuple[str, int]:
     """The text from `start` to `end` with the findings in it replaced, and how many they were."""
     parts: list[str] = []
     at, count = start, 0
@@ -85,7 +87,7 @@ def replaced(text: str, findings: Sequence[Finding], start: int, end: int) -> tu
 
 
 class SpanStream:
-    """A `RuleStream` of one scanner: a window of what is not settled and a little of what was before."""
+    """A `RuleStream` of one scanner: its window holds the unsettled text and `CONTEXT` before it."""
 
     __slots__ = ("_scanner", "_start", "_window", "count", "done")
 
@@ -106,12 +108,12 @@ class SpanStream:
             self._window = window
             return ""
         cut = settled - CONTEXT if settled > CONTEXT else 0
-        if cut and hides(window[cut:settled]):
+        if cut and has_invisible(window[cut:settled]):
             cut = max(settled - _LONG_CONTEXT, 0)
         self._window, self._start = window[cut:], settled - cut
         if not findings:
             return window[start:settled]
-        released, count = replaced(window, findings, start, settled)
+        released, count = replace_findings(window, findings, start, settled)
         self.count += count
         return released
 
@@ -144,37 +146,45 @@ class ChainStream:
         return rest
 
 
-class SpanRule:
-    """A `Guardrail` that redacts what its scanners find, one scanner after the other, or blocks the text.
+class SpanOptions(RuleOptions):
+    """Options of a `SpanRule`."""
 
-    Args:
-        message: what stands for a blocked text.
-    """
-
-    def __init__(self, type: str, scanners: Sequence[Scanner], action: Action, message: str) -> None:
-        self.type, self.action = type, action
-        self._scanners, self._message = tuple(scanners), message
+    action: Literal["redact", "block"] = Field(
+        "redact", description="Replace the places that were found, or refuse the whole text."
+    )
 
     @property
-    def max_lookahead(self) -> int | None:
-        bounds = [scanner.max_lookahead for scanner in self._scanners]
-        if self.action == "block" or None in bounds:
-            return None
-        return sum(bound for bound in bounds if bound is not None)
+    def needs_whole_text(self) -> bool:
+        return self.action == "block"
 
-    def check(self, text: str, about: Checked) -> Verdict | None:
+
+class SpanRule(Rule[SpanOptions]):
+    """A rule that redacts what its scanners find, one scanner after the other, or blocks the text.
+
+    Args:
+        scanners: find the places.
+        message: stands for a blocked text.
+    """
+
+    def __init__(self, options: SpanOptions, scanners: Sequence[Scanner], message: str) -> None:
+        super().__init__(options)
+        self.scanners, self._message = tuple(scanners), message
+
+    @property
+    def action(self) -> Action:
+        return self.options.action
+
+    def check(self, text: str, context: CheckContext) -> Verdict | None:
         total = 0
-        for scanner in self._scanners:
+        for scanner in self.scanners:
             findings = scanner.scan(text, 0, True).findings
             if findings:
                 total += len(findings)
-                text, _ = replaced(text, findings, 0, len(text))
+                text, _ = replace_findings(text, findings, 0, len(text))
         if not total:
             return None
         return Verdict(self.action, self._message if self.action == "block" else text, total)
 
-    def stream(self, about: Checked) -> RuleStream:
-        streams: list[RuleStream] = [SpanStream(scanner) for scanner in self._scanners]
-        if len(streams) == 1:
-            return streams[0]
-        return ChainStream(streams)
+    def stream(self, context: CheckContext) -> RuleStream:
+        streams: list[RuleStream] = [SpanStream(scanner) for scanner in self.scanners]
+        return streams[0] if len(streams) == 1 else ChainStream(streams)

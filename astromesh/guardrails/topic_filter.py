@@ -1,20 +1,17 @@
-"""`topic_filter`: texts about forbidden topics are refused (document 001, step 3)."""
+"""`topic_filter`: refuses texts about forbidden topics (document 001, step 3)."""
 
 from __future__ import annotations
 
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-from astromesh.abc.deps import Deps
-from astromesh.guardrails.spans import SpanRule
-from astromesh.guardrails.wording import Keyword, Pattern, unbounded, wording_rule
+from astromesh.guardrails.matchers import Keyword, Pattern, any_unbounded, match_scanners
+from astromesh.guardrails.spans import SpanOptions, SpanRule
 
 
-class TopicFilterOptions(BaseModel):
+class TopicFilterOptions(SpanOptions):
     """Options of `topic_filter`."""
-
-    model_config = ConfigDict(extra="forbid")
 
     forbidden_topics: list[Keyword] = Field(
         [], description="Words and phrases that stand for the topics; an underscore is a space."
@@ -35,21 +32,17 @@ class TopicFilterOptions(BaseModel):
 
     @property
     def needs_whole_text(self) -> bool:
-        """Whether it can only be applied to the whole text, so that its agent streams as `final`."""
-        return self.action == "block" or unbounded(self.blocked_patterns)
+        return super().needs_whole_text or any_unbounded(self.blocked_patterns)
 
 
-class TopicFilter:
-    """The plugin."""
+class TopicFilter(SpanRule):
+    """The plugin, and the rule."""
 
     Options = TopicFilterOptions
+    type = "topic_filter"
 
-    @classmethod
-    async def open(cls, options: TopicFilterOptions, deps: Deps) -> SpanRule:
-        return wording_rule(
-            "topic_filter",
-            [*options.forbidden_topics, *options.blocked_topics],
-            options.blocked_patterns,
-            options.action,
-            (options.replacement, options.message),
+    def __init__(self, options: TopicFilterOptions) -> None:
+        topics = [*options.forbidden_topics, *options.blocked_topics]
+        super().__init__(
+            options, match_scanners(topics, options.blocked_patterns, options.replacement), options.message
         )

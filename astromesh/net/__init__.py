@@ -1,1 +1,1 @@
-"""Everything outgoing: the one shared HTTP session, the forgery guard, readers of event streams."""
+"""Outgoing calls: the shared HTTP session, the request-forgery guard and stream parsers."""

@@ -1,7 +1,7 @@
-"""The one shared HTTP session. Everything that leaves astromesh leaves through here.
+"""The one shared HTTP session. Every outgoing request of astromesh goes through it.
 
-Trusted calls go to hosts that an operator wrote; `fetch_untrusted` is for all others and is guarded
-(`astromesh.net.guard`), and so is every redirect to another host. What aiohttp raises is translated here.
+Trusted calls go to hosts that an operator configured; `fetch_untrusted` is for all others and is guarded
+(`astromesh.net.ssrf_guard`), as is every redirect to another host. aiohttp's errors are translated here.
 """
 
 from __future__ import annotations
@@ -9,38 +9,64 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
-from functools import lru_cache
+from functools import lru_cache, partial
 from math import inf
 from typing import Any, NamedTuple, Self
 
 import aiohttp
 import orjson
+from aiohttp import BaseConnector, ClientPayloadError
 from aiohttp.abc import AbstractResolver
 from aiohttp.client_middlewares import ClientHandlerType
+from aiohttp.client_proto import ResponseHandler
 from aiohttp.connector import Connection
+from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.tracing import Trace
 from multidict import CIMultiDictProxy
 from yarl import URL
 
 from astromesh.errors import AnswerTooLarge, NetConnectTimeout, NetError, NetTimeout, NetUnreachable
-from astromesh.net.guard import Guard, GuardedConnector
-from astromesh.net.protocol import Malformed, installed
+from astromesh.net.ssrf_guard import GuardedConnector, SsrfGuard
+
+
+class MalformedBody(ClientPayloadError):
+    """A body contains bytes that its framing does not allow, e.g. a chunk without a size."""
+
+
+class _ResponseHandler(ResponseHandler):
+    """Reports a broken body to its reader; aiohttp's C parser drops it, and the reader waits forever."""
+
+    def set_exception(self, exc: BaseException, *cause: BaseException) -> None:
+        super().set_exception(exc, *cause)
+        body = self._payload
+        if isinstance(exc, HttpProcessingError) and body is not None and not body.is_eof():
+            body.set_exception(MalformedBody(str(exc)), exc)
+
+
+def _install_response_handler(connector: BaseConnector) -> None:
+    """Makes a connector use `_ResponseHandler`.
+
+    aiohttp has no public way to configure it.
+    """
+    made: Any = partial(_ResponseHandler, loop=connector._loop)  # noqa: SLF001
+    connector._factory = made  # noqa: SLF001
+
 
 MAX_BODY = 32 * 1024 * 1024
-#: of a streamed answer: as much as of a whole one, and what stands around each of its pieces
+#: limit of a streamed response: the same content, and what encloses each of its pieces
 MAX_STREAM = 4 * MAX_BODY
 MAX_REDIRECTS = 5
 CONNECT_SECONDS = 10.0
 KEEP_ALIVE_SECONDS = 55.0
 DRAIN_SECONDS = 0.05
-_FOREIGN = (aiohttp.ClientError, OSError, ValueError)
+_AIOHTTP_ERRORS = (aiohttp.ClientError, OSError, ValueError)
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
-# operators name their own headers for secrets, so another host gets only those that cannot hold one
+# custom headers may contain secrets, so another host receives only these
 _PUBLIC_HEADERS = frozenset({"accept", "accept-language", "content-type", "user-agent", "idempotency-key"})
 
 
-class Answer(NamedTuple):
-    """A whole answer. `url` is where it came from after redirects."""
+class HttpResponse(NamedTuple):
+    """A complete response. `url` is its address after redirects."""
 
     status: int
     headers: CIMultiDictProxy[str]
@@ -52,66 +78,66 @@ class Answer(NamedTuple):
         return orjson.loads(self.body)
 
 
-class Incoming:
-    """An answer that is still coming in: its head, and its body in chunks as they arrive."""
+class StreamingResponse:
+    """A response that is still arriving: its head, and its body in chunks."""
 
-    __slots__ = ("_came", "_limit", "_response", "headers", "status")
+    __slots__ = ("_limit", "_received", "_response", "headers", "status")
 
     def __init__(self, response: aiohttp.ClientResponse, limit: float) -> None:
         self._response = response
-        self._limit, self._came = limit, 0
+        self._limit, self._received = limit, 0
         self.status = response.status
         self.headers = response.headers
 
     async def chunk(self) -> bytes:
-        """What has arrived since the last call, waiting for at least one byte; empty at the end.
+        """Returns the bytes since the last call and waits for at least one; empty at the end.
 
         Raises:
-            AnswerTooLarge: more has come than is taken.
-            NetError: the body is cut, or silent for too long.
+            AnswerTooLarge: the body is larger than the limit.
+            NetError: the body is truncated, or silent for too long.
         """
         try:
             chunk = await self._response.content.readany()
-        except _FOREIGN as error:
-            raise translated(error, self._response.url) from error
-        self._came += len(chunk)
-        if self._came > self._limit:
+        except _AIOHTTP_ERRORS as error:
+            raise translate_error(error, self._response.url) from error
+        self._received += len(chunk)
+        if self._received > self._limit:
             raise self.too_large(int(self._limit))
         return chunk
 
     def too_large(self, limit: int) -> AnswerTooLarge:
-        """The error of an answer with more than `limit` bytes, for whoever counts in another way."""
+        """Returns the error of a response with more than `limit` bytes, for callers that count themselves."""
         return _too_large(self._response.url, limit)
 
     async def drain(self) -> None:
-        """Waits a moment for the end of a body that has said all: its connection can then be used again."""
-        with suppress(*_FOREIGN):
+        """Waits a moment for the end of a body, so that its connection can be reused."""
+        with suppress(*_AIOHTTP_ERRORS):
             async with asyncio.timeout(DRAIN_SECONDS):
                 while not self._response.content.at_eof():
                     await self._response.content.readany()
 
     async def read(self, limit: int = MAX_BODY) -> bytes:
-        """The whole body, e.g. of an error.
+        """Returns the complete body, e.g. of an error.
 
         Raises:
             AnswerTooLarge, NetError
         """
         try:
             return await _read(self._response, limit)
-        except _FOREIGN as error:
-            raise translated(error, self._response.url) from error
+        except _AIOHTTP_ERRORS as error:
+            raise translate_error(error, self._response.url) from error
 
 
 class Http:
-    """An async context manager; made once per process.
+    """The HTTP client: an async context manager, created once per process.
 
     Args:
-        allow_hosts: `network.allow_hosts`, what untrusted calls may reach beside the open Internet.
-        resolver: names to addresses for untrusted hosts; the system's by default.
+        allow_hosts: `network.allow_hosts`: hosts that untrusted calls may reach beside public addresses.
+        resolver: resolves untrusted hosts; the system's resolver by default.
     """
 
     def __init__(self, allow_hosts: Iterable[str] = (), resolver: AbstractResolver | None = None) -> None:
-        self._guard = Guard(allow_hosts)
+        self._guard = SsrfGuard(allow_hosts)
         self._resolver = resolver
         self._trusted: aiohttp.ClientSession | None = None
         self._guarded: aiohttp.ClientSession | None = None
@@ -137,8 +163,8 @@ class Http:
         limit: int = MAX_BODY,
         resend: bool = False,
         follow: bool = False,
-    ) -> Answer:
-        """One call to a host that an operator wrote.
+    ) -> HttpResponse:
+        """Makes one call to a host that an operator configured.
 
         Args:
             method: e.g. `POST`.
@@ -146,16 +172,16 @@ class Http:
             body: bytes to send, or None.
             headers: names and values; the content type among them.
             timeout: seconds for everything, connecting and the body included.
-            limit: bytes that the body may have.
+            limit: most bytes of the body.
             resend: send a POST again, once, where a kept-alive connection closed before the first byte.
-            follow: follow redirects; away from this host they are guarded.
+            follow: follow redirects; redirects to another host are guarded.
 
         Raises:
             NetTimeout, AnswerTooLarge, AddressForbidden, NetError
         """
-        once = _Call(method, url, body, headers, _whole(timeout), limit, resend)
+        once = _Call(method, url, body, headers, _total_timeout(timeout), limit, resend)
         if not follow:
-            return await _answer(self._session(), once)
+            return await _send(self._session(), once)
         return await self._follow(once, URL(url).host)
 
     async def fetch_untrusted(
@@ -167,14 +193,16 @@ class Http:
         headers: Mapping[str, str] | None = None,
         timeout: float = 30.0,
         limit: int = MAX_BODY,
-    ) -> Answer:
-        """One call to a host that a model, a user or a document chose; redirects are followed and judged too.
+    ) -> HttpResponse:
+        """Makes one call to a host that a model, a user or a document chose; follows and checks redirects.
 
         Raises:
-            AddressForbidden: the host is not of the open Internet.
+            AddressForbidden: the host has no public address.
             NetTimeout, AnswerTooLarge, NetError
         """
-        return await self._follow(_Call(method, url, body, headers, _whole(timeout), limit, False), None)
+        return await self._follow(
+            _Call(method, url, body, headers, _total_timeout(timeout), limit, False), None
+        )
 
     @asynccontextmanager
     async def stream(  # noqa: PLR0913 (an HTTP request has these parts)
@@ -184,21 +212,23 @@ class Http:
         *,
         body: bytes | None = None,
         headers: Mapping[str, str] | None = None,
-        silence: float = 60.0,
+        read_timeout: float = 60.0,
         resend: bool = True,
         limit: float = inf,
-    ) -> AsyncIterator[Incoming]:
-        """A call to an operator's host, read while it answers. Leaving early closes the connection.
+    ) -> AsyncIterator[StreamingResponse]:
+        """Makes a call to a configured host and yields the response while it arrives.
+
+        Leaving the context early closes the connection.
 
         Args:
             method: e.g. `POST`.
             url: http or https.
             body: bytes to send, or None.
             headers: names and values; the content type among them.
-            silence: seconds until the first byte, and between any two.
-            resend: send again, once, where a kept-alive connection closed before the first byte; False where
-                doing it twice would harm.
-            limit: bytes that the body may have.
+            read_timeout: seconds until the first byte, and between any two.
+            resend: send once more if a kept-alive connection closed before the first byte; False if a second
+                call would do harm.
+            limit: most bytes of the body.
 
         Raises:
             NetTimeout, NetUnreachable, AnswerTooLarge, NetError
@@ -206,25 +236,25 @@ class Http:
         session = self._session()
         try:
             response = await session.request(
-                method, url, data=body, headers=headers, timeout=_silent(silence), allow_redirects=False,
-                middlewares=_RESEND if resend else (),
+                method, url, data=body, headers=headers, timeout=_read_timeout(read_timeout),
+                allow_redirects=False, middlewares=_RESEND if resend else (),
             )  # fmt: skip
-        except _FOREIGN as error:
-            raise translated(error, url) from error
+        except _AIOHTTP_ERRORS as error:
+            raise translate_error(error, url) from error
         try:
-            yield Incoming(response, limit)
+            yield StreamingResponse(response, limit)
         finally:
-            # gives a fully read connection back and closes any other
+            # returns a fully read connection to the pool and closes any other
             response.release()
 
-    async def _follow(self, call: _Call, trusted_host: str | None) -> Answer:
+    async def _follow(self, call: _Call, trusted_host: str | None) -> HttpResponse:
         for _ in range(MAX_REDIRECTS + 1):
             same = trusted_host is not None and URL(call.url).host == trusted_host
-            answer = await _answer(self._session() if same else self._untrusted(), call)
+            answer = await _send(self._session() if same else self._untrusted(), call)
             target = answer.headers.get("location")
             if answer.status not in _REDIRECTS or not target:
                 return answer
-            call = _redirected(call, answer.status, target)
+            call = _redirect(call, answer.status, target)
         raise NetError(f"{_host(call.url)} redirects more than {MAX_REDIRECTS} times.")
 
     def _session(self) -> aiohttp.ClientSession:
@@ -249,16 +279,16 @@ class _Call(NamedTuple):
     resend: bool
 
 
-async def _answer(session: aiohttp.ClientSession, call: _Call) -> Answer:
+async def _send(session: aiohttp.ClientSession, call: _Call) -> HttpResponse:
     try:
         async with session.request(
             call.method, call.url, data=call.body, headers=call.headers, timeout=call.timeout,
             allow_redirects=False, middlewares=_RESEND if call.resend else (),
         ) as response:  # fmt: skip
             body = await _read(response, call.limit)
-            return Answer(response.status, response.headers, body, str(call.url))
-    except _FOREIGN as error:
-        raise translated(error, call.url) from error
+            return HttpResponse(response.status, response.headers, body, str(call.url))
+    except _AIOHTTP_ERRORS as error:
+        raise translate_error(error, call.url) from error
 
 
 async def _read(response: aiohttp.ClientResponse, limit: int) -> bytes:
@@ -277,8 +307,8 @@ async def _read(response: aiohttp.ClientResponse, limit: int) -> bytes:
     return b"".join(pieces)
 
 
-def _redirected(call: _Call, status: int, target: str) -> _Call:
-    """The next call: another host gets no credentials, and 303 turns a POST into a GET (RFC 9110, 15.4)."""
+def _redirect(call: _Call, status: int, target: str) -> _Call:
+    """Returns the next call: no credentials for another host, a GET after a 303 (RFC 9110, 15.4)."""
     try:
         url = URL(call.url).join(URL(target))
     except ValueError as error:
@@ -286,8 +316,8 @@ def _redirected(call: _Call, status: int, target: str) -> _Call:
     if url.scheme not in ("http", "https"):
         raise NetError(f"{_host(call.url)} redirects to {url.scheme or 'nothing'}, which is not HTTP.")
     if url.origin() != URL(call.url).origin():
-        kept = {k: v for k, v in (call.headers or {}).items() if k.lower() in _PUBLIC_HEADERS}
-        call = call._replace(headers=kept)
+        public = {k: v for k, v in (call.headers or {}).items() if k.lower() in _PUBLIC_HEADERS}
+        call = call._replace(headers=public)
     if status == 303 or (status in (301, 302) and call.method == "POST"):
         call = call._replace(method="GET", body=None)
     return call._replace(url=url)
@@ -301,7 +331,7 @@ class _Request(aiohttp.ClientRequest):
 
 
 class _Connector(aiohttp.TCPConnector):
-    """Notes on each request whether its connection was used before."""
+    """Marks each request whose connection was used before."""
 
     async def connect(
         self, req: aiohttp.ClientRequest, traces: list[Trace], timeout: aiohttp.ClientTimeout
@@ -315,7 +345,7 @@ class _Connector(aiohttp.TCPConnector):
 
 
 async def _resend_on_stale(req: aiohttp.ClientRequest, send: ClientHandlerType) -> aiohttp.ClientResponse:
-    """A server may close an idle connection while we write to it: that says nothing about the request."""
+    """Repeats a call whose idle connection the server closed while the request was written."""
     try:
         return await send(req)
     except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
@@ -324,14 +354,14 @@ async def _resend_on_stale(req: aiohttp.ClientRequest, send: ClientHandlerType) 
         try:
             return await send(req)
         except aiohttp.ClientConnectorError:
-            raise error from None  # the first try may have arrived: it is not as if nothing had been sent
+            raise error from None  # the first attempt may have arrived, so it is not reported as unsent
 
 
 _RESEND = (_resend_on_stale,)
 
 
 def _session(connector: aiohttp.BaseConnector) -> aiohttp.ClientSession:
-    installed(connector)
+    _install_response_handler(connector)
     return aiohttp.ClientSession(
         connector=connector,
         request_class=_Request,
@@ -342,39 +372,39 @@ def _session(connector: aiohttp.BaseConnector) -> aiohttp.ClientSession:
 
 
 @lru_cache(maxsize=256)
-def _whole(seconds: float) -> aiohttp.ClientTimeout:
-    # well before the whole time is over, so that it is known that nothing was sent
+def _total_timeout(seconds: float) -> aiohttp.ClientTimeout:
+    # well before the total timeout, so that a failed connection is known to have sent nothing
     return aiohttp.ClientTimeout(total=seconds, sock_connect=min(seconds / 2, CONNECT_SECONDS))
 
 
 @lru_cache(maxsize=256)
-def _silent(seconds: float) -> aiohttp.ClientTimeout:
+def _read_timeout(seconds: float) -> aiohttp.ClientTimeout:
     return aiohttp.ClientTimeout(total=None, sock_connect=min(seconds, CONNECT_SECONDS), sock_read=seconds)
 
 
 # -- errors ------------------------------------------------------------------------------------------------
 
-#: first match wins; the sentence continues with what is known of the host
+#: the first match applies; the message is the host and this text
 _ERRORS: tuple[tuple[type[BaseException], type[NetError], str], ...] = (
     (aiohttp.InvalidURL, NetError, "is no usable URL"),
     (aiohttp.ConnectionTimeoutError, NetConnectTimeout, "did not take the connection in time"),
     (TimeoutError, NetTimeout, "did not answer in time"),
     (aiohttp.ClientConnectorCertificateError, NetError, "has a certificate that cannot be trusted"),
-    (aiohttp.ClientConnectorSSLError, NetError, "speaks no TLS that we can"),
+    (aiohttp.ClientConnectorSSLError, NetError, "offers no TLS version or cipher that is supported"),
     (aiohttp.ClientConnectorDNSError, NetUnreachable, "is an unknown host"),
     (aiohttp.ClientConnectorError, NetUnreachable, "refuses connections or cannot be reached"),
-    (Malformed, NetError, "sent something that is not HTTP in the middle of its answer"),
-    (aiohttp.ClientPayloadError, NetError, "cut its answer"),
-    (aiohttp.ServerDisconnectedError, NetError, "closed the connection without an answer"),
-    (aiohttp.ClientResponseError, NetError, "answered something that is not HTTP"),
+    (MalformedBody, NetError, "sent invalid HTTP in the middle of its response"),
+    (aiohttp.ClientPayloadError, NetError, "truncated its response"),
+    (aiohttp.ServerDisconnectedError, NetError, "closed the connection without a response"),
+    (aiohttp.ClientResponseError, NetError, "sent a response that is not HTTP"),
     (BaseException, NetError, "broke the connection"),
 )
 
 
-def translated(error: BaseException, url: str | URL) -> NetError:
-    """A foreign error as ours; the message names host and port, nothing else of the URL."""
-    kind, said = next((kind, said) for foreign, kind, said in _ERRORS if isinstance(error, foreign))
-    return kind(f"{_host(url)} {said}.")
+def translate_error(error: BaseException, url: str | URL) -> NetError:
+    """Translates an error of aiohttp; the message names host and port, no other part of the URL."""
+    kind, text = next((kind, text) for foreign, kind, text in _ERRORS if isinstance(error, foreign))
+    return kind(f"{_host(url)} {text}.")
 
 
 def _too_large(url: str | URL, limit: int) -> AnswerTooLarge:

@@ -1,4 +1,4 @@
-"""Every pattern is a graph: this runs one inside a run of the pipeline and says how it ended."""
+"""`GraphPattern` runs a graph inside a run of the pipeline and reports how it ended."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from astromesh.abc.provider import ModelPort
-from astromesh.abc.run import Outcome, PatternTask
-from astromesh.abc.tool import Asked, ToolPort
+from msgspec import structs
+
 from astromesh.errors import (
     AstromeshError,
     GraphError,
@@ -21,45 +20,58 @@ from astromesh.graph.engine import PromptGraphEngine
 from astromesh.graph.graph import PromptGraph
 from astromesh.graph.nodes.human import HumanRequest
 from astromesh.graph.records import GraphResult, NodeResult
+from astromesh.graph.scope import Scope
 from astromesh.graph.state import GraphState
-from astromesh.node.scope import Scope
+from astromesh.orchestration.base import Outcome, PatternTask
+from astromesh.providers.base import ModelPort
+from astromesh.tools.base import HumanQuestion, ToolPort
 from astromesh.types import JsonObject
 
-#: what is answered when a bound ended the run before the model had said anything
+#: the answer if a limit ends the run before the model produced text
 UNFINISHED = "I could not finish this within the limits that are set for me."
-#: what is answered when a person said no, or nothing in time: never what they were to decide on
+
+
+#: the answer if a person denies or does not decide in time; never the text to decide on
 NOT_APPROVED = {
     "human_denied": "A person has not approved this, so I stopped here.",
     "human_timeout": "Nobody has approved this in time, so I stopped here.",
 }
-#: what is said of an answer that a guard of the graph refused; why it did is not the caller's
-REFUSED = "A guard of this agent refused what was to be answered."
-#: stops that are an answer for the caller; any other one without an output is an error
+
+
+#: the error of an answer that a guard of the graph refused; the reason stays internal
+REFUSED = "A guard of this agent refused the answer."
+
+
+#: stops that produce an answer; any other stop without an output is an error
 _BOUNDS = frozenset({"max_iterations", "stuck_node", "budget", "cycle"})
 
 
-#: role of `spec.model.roles` that nodes with the flag LIGHTWEIGHT ask; without models the main one answers
+#: role of `spec.model.roles` for nodes with the flag LIGHTWEIGHT; the main model replaces a missing role
 LIGHT = "lightweight"
-#: node executions of a graph whose tool loops are bounded by themselves
-_PLENTY = 100_000
-#: where nodes find the notes of their run: `config[NOTES]`; request variables cannot reach it
+
+
+#: node executions of a graph whose tool loops have their own limits
+_UNBOUNDED = 100_000
+
+
+#: key of the notes of a run, `config[NOTES]`; request variables cannot override it
 NOTES = "_notes"
 
 
 class Notes(Protocol):
-    """What the nodes of a pattern note about one run."""
+    """The notes of the nodes of a pattern about one run."""
 
     def metadata(self) -> JsonObject:
-        """What the run's metadata gains."""
+        """The keys to add to the metadata of the run."""
 
 
 class GraphPattern:
     """A `Pattern` that runs a graph.
 
     Args:
-        make: the graph for a number of iterations; called once for each number.
-        notes: makes the notes of a run, which its nodes find as `config[NOTES]`; with them the outcome's
-            iterations are the run's model calls, without them the graph's node executions.
+        make: makes the engine for a number of iterations; called once for each number.
+        notes: makes the notes of a run, which its nodes read as `config[NOTES]`. With notes, the iterations
+            of the outcome are model calls; without, node executions.
     """
 
     def __init__(
@@ -73,11 +85,12 @@ class GraphPattern:
         """One run of the graph.
 
         Raises:
-            AstromeshError: what made the graph fail, e.g. AllProvidersFailed.
+            AstromeshError: the cause of the failure, e.g. AllProvidersFailed.
         """
         notes = self._notes(task) if self._notes else None
         steps = scope.steps[0]
-        run = self._engine(task.max_iterations).start(
+        engine = self._engines.get(task.max_iterations) or self._engine(task.max_iterations)
+        run = engine.start(
             task.messages,
             scope,
             model=model,
@@ -86,69 +99,67 @@ class GraphPattern:
             config={NOTES: notes} if notes else None,
         )
         if scope.journal is not None:
-            run.setup = replace(run.setup, human_handler=people(scope))
+            run.settings = replace(run.settings, human_handler=human_handler(scope))
         result = await run.execute()
         if scope.journal is not None and result.report.stop_reason in NOT_APPROVED:
-            return outcome(result, len(task.messages)).saying(NOT_APPROVED[result.report.stop_reason])
+            return outcome_of(result, len(task.messages)).with_text(NOT_APPROVED[result.report.stop_reason])
         if result.output is None:
             _raise_failure(result, run.state)
-        found = outcome(result, len(task.messages))
+        outcome = outcome_of(result, len(task.messages))
         if result.output is None and run.plan.guarded:
-            found = found.saying(UNFINISHED)  # what was said last may be what a guard refused
+            outcome = outcome.with_text(UNFINISHED)  # the last text may be the one that a guard refused
         elif result.output is None and run.shared.stop_reason == "completed":
-            # a tool ended the run: there may be nothing to say
-            found = found.saying(_last_words(result, len(task.messages)))
+            # a tool ended the run: there may be no text
+            outcome = outcome.with_text(_last_text(result, len(task.messages)))
         if notes is None:
-            return found
-        return replace(found, iterations=scope.steps[0] - steps, metadata=notes.metadata())
+            return outcome
+        return structs.replace(outcome, iterations=scope.steps[0] - steps, metadata=notes.metadata())
 
     def to_mermaid(self, iterations: int) -> str:
         """The graph as a Mermaid diagram."""
         return self._engine(iterations).graph.to_mermaid()
 
     def _engine(self, iterations: int) -> PromptGraphEngine:
-        engine = self._engines.get(iterations)
-        if engine is None:
-            engine = self._engines[iterations] = self._make(iterations)
+        engine = self._engines[iterations] = self._engines.get(iterations) or self._make(iterations)
         return engine
 
 
-def people(scope: Scope) -> Callable[[HumanRequest], Awaitable[JsonObject]]:
-    """What human nodes of a durable run ask: the run waits as a row, and is taken up with the decision."""
+def human_handler(scope: Scope) -> Callable[[HumanRequest], Awaitable[JsonObject]]:
+    """The handler of human nodes in a durable run, which is suspended until a person decides."""
 
     async def ask(request: HumanRequest) -> JsonObject:
         journal = scope.journal
         assert journal is not None
-        asked = Asked("human", request.node, request.value, request.question)
+        question = HumanQuestion("human", request.node, request.value, request.question)
         if request.seconds is not None:
-            asked = asked._replace(seconds=request.seconds)
-        said = await journal.person(scope, request.ticket, asked)
-        if said["decision"] == "expired":
+            question = question._replace(seconds=request.seconds)
+        decision = await journal.person(scope, request.ticket, question)
+        if decision["decision"] == "expired":
             raise TimeoutError
-        return said
+        return decision
 
     return ask
 
 
-def outcome(result: GraphResult, given: int) -> Outcome:
-    """What the pipeline is told.
+def outcome_of(result: GraphResult, message_count: int) -> Outcome:
+    """The result of a graph as the outcome of a pattern.
 
     Args:
-        given: how many messages the run began with; only later ones can be an answer.
+        message_count: messages at the start of the run; only later ones can be an answer.
     """
     report = result.report
-    text = result.text if result.output is not None else _last_words(result, given) or UNFINISHED
+    text = result.text if result.output is not None else _last_text(result, message_count) or UNFINISHED
     return Outcome(text, report.stop_reason, report.iterations, report.usage, report.error)
 
 
 def engine_of(graph: PromptGraph, iterations: int) -> PromptGraphEngine:
-    """An engine whose only bound is the run's number of iterations."""
+    """An engine whose only limit is the number of iterations of the run."""
     return _engine(graph, iterations)
 
 
 def unbounded_engine_of(graph: PromptGraph) -> PromptGraphEngine:
-    """An engine for a graph that ends by itself, because its tool loops are bounded (`ToolLoop`)."""
-    return _engine(graph, _PLENTY)
+    """An engine for a graph whose tool loops have their own limits (`ToolLoop`)."""
+    return _engine(graph, _UNBOUNDED)
 
 
 def _engine(graph: PromptGraph, iterations: int) -> PromptGraphEngine:
@@ -157,10 +168,12 @@ def _engine(graph: PromptGraph, iterations: int) -> PromptGraphEngine:
     )
 
 
-def _last_words(result: GraphResult, given: int) -> str:
-    """The newest text that the model said in this run, never a tool's result."""
-    said = (m.content for m in reversed(result.messages[given:]) if m.role == "assistant" and m.content)
-    return next(said, "")
+def _last_text(result: GraphResult, message_count: int) -> str:
+    """The newest text of the model in this run, never the result of a tool."""
+    texts = (
+        m.content for m in reversed(result.messages[message_count:]) if m.role == "assistant" and m.content
+    )
+    return next(texts, "")
 
 
 def _raise_failure(result: GraphResult, state: GraphState) -> None:
@@ -185,16 +198,20 @@ def _raise_failure(result: GraphResult, state: GraphState) -> None:
 
 
 def _failed(error: str, history: Sequence[NodeResult]) -> NodeResult:
-    """The result that a run has failed with; what failed before was led around.
+    """The node result that made a run fail; the graph handled earlier failures.
 
     Args:
-        error: of the run: that of a node, perhaps with what its finalizer adds; or words of a hook.
+        error: of the run: the error of a node, with a possible addition of its finalizer, or of a hook.
     """
     named = (r for r in reversed(history) if r.error and f"{error} ".startswith(f"{r.error} "))
     return next(named, history[-1] if history else NodeResult())
 
 
 def _path(node: str, visited: Sequence[str]) -> str:
-    """Where a node failed: the place of the last visit, where that was inside of it."""
+    """Where a node failed: the path of the last visit, if it is inside of the node."""
     last = visited[-1] if visited else node
     return last if not node or last.startswith(f"{node}/") else node
+
+
+#: names of stages, branches and nodes, which are parts of paths
+NAME_PATTERN = r"^[^/\s][^/]{0,63}$"

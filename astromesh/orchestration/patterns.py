@@ -1,30 +1,147 @@
-"""The patterns that are one graph and need nobody else: factories of graphs with their YAML options.
+"""Patterns of one graph: react, graph, pipeline and autonomous, with their YAML options.
 
-`supervisor` and `swarm`, which run other agents, have modules of their own, as has `reasoning`.
+`plan_and_execute`, `parallel_fan_out`, `supervisor`, `swarm` and `reasoning` have modules of their own.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 from pydantic_core import InitErrorDetails
 
-from astromesh.abc.deps import Deps
 from astromesh.errors import ConfigError, InvalidGraph
+from astromesh.graph.flags import NodeFlag
 from astromesh.graph.graph import PromptGraph
-from astromesh.graph.reacting import react
-from astromesh.orchestration.branching import Branch, FanOutNotes, Merge, fan_out_graph
-from astromesh.orchestration.exploring import autonomous_graph
-from astromesh.orchestration.graph_pattern import GraphPattern, engine_of, unbounded_engine_of
-from astromesh.orchestration.planning import PlanNotes, plan_graph
-from astromesh.orchestration.staging import Stage, StageNotes, stages_graph
+from astromesh.graph.node_config import NodeConfig
+from astromesh.graph.nodes.autonomous import DONE, AutonomousNode
+from astromesh.graph.react import react
+from astromesh.graph.records import NodeResult
+from astromesh.graph.state import GraphState
+from astromesh.orchestration.graph_pattern import (
+    NAME_PATTERN,
+    NOTES,
+    GraphPattern,
+    engine_of,
+    unbounded_engine_of,
+)
+from astromesh.orchestration.workers import IsolatedNode, ToolLoop, append_sections, best_fit
+from astromesh.plugins import Deps
+from astromesh.types import JsonObject, Message
 
-#: names of stages, branches and nodes: they stand in paths
-_NAME = r"^[^/\s][^/]{0,63}$"
+# -- autonomous: the model builds the path from a pool of nodes --------------------------------------------
+
+_AUTONOMOUS = "autonomous"
+
+
+class Explorer(AutonomousNode):
+    """An AutonomousNode for models that cannot choose.
+
+    After two unusable choices in a row it picks the node that fits the question best among those that have
+    not run, or ends if all have.
+    """
+
+    async def _choose(self, state: GraphState, config: NodeConfig, taken: list[str]) -> str:
+        choice = await super()._choose(state, config, taken)
+        if choice in self.pool or choice == DONE or not taken or not _was_unusable(taken[-1]):
+            return choice
+        left = [node for node in self.pool.values() if not _ran(node.name, taken)]
+        about = {node.name: node.description or node.instructions for node in left}
+        return best_fit(state.question, about) if about else DONE
+
+
+def autonomous_graph(pool: Sequence[Mapping[str, Any]], max_steps: int) -> PromptGraph:
+    """A graph of the nodes that a pool describes.
+
+    Args:
+        pool: nodes as `graphs/*.graph.yaml` writes them.
+        max_steps: choices of the model.
+
+    Raises:
+        InvalidGraph: a node is invalid, or two have the same name.
+    """
+    nodes = PromptGraph.from_config({"name": "pool", "nodes": list(pool)}).nodes
+    try:
+        explorer = Explorer(_AUTONOMOUS, nodes.values(), max_steps, is_terminal=True)
+    except ValueError as error:
+        raise InvalidGraph([str(error)]) from error
+    return PromptGraph(_AUTONOMOUS, nodes=[explorer])
+
+
+def _was_unusable(account: str) -> bool:
+    return account.endswith("is not one of the nodes.")
+
+
+def _ran(name: str, taken: Sequence[str]) -> bool:
+    return any(account.startswith((f"{name}:", f"{name} failed:")) for account in taken)
+
+
+# -- pipeline: stages one after another --------------------------------------------------------------------
+
+
+class Stage(NamedTuple):
+    """One stage. `role` names the model, empty for the main one."""
+
+    name: str
+    prompt: str
+    role: str = ""
+
+
+@dataclass(slots=True)
+class StageNotes:
+    """The finished stages, and the output of the last one."""
+
+    done: list[str] = field(default_factory=list)
+    output: str = ""
+
+    def metadata(self) -> JsonObject:
+        return {"stages": list(self.done)}
+
+
+class StageNode(IsolatedNode):
+    """Runs a stage on the question and the output of the stage before."""
+
+    async def execute(self, state: GraphState, config: NodeConfig) -> NodeResult:
+        result = await super().execute(state, config)
+        if not result.error:
+            notes: StageNotes = config[NOTES]
+            notes.done.append(self.name)
+            notes.output = str(result.output or "")
+        return result
+
+
+def stages_graph(stages: Sequence[Stage], max_iterations: int) -> PromptGraph:
+    """The stages in order. The last one answers; a stage that fails ends the run.
+
+    Args:
+        stages: at least one, with different names.
+        max_iterations: model calls of one stage.
+    """
+    last = stages[-1]
+    nodes = [_stage_node(stage, "" if stage is last else "worker", max_iterations) for stage in stages]
+    return PromptGraph("pipeline", nodes=nodes).sequential(*(node.name for node in nodes))
+
+
+def _stage_node(stage: Stage, role: str, max_iterations: int) -> StageNode:
+    loop = ToolLoop(
+        "act",
+        role=role,
+        answers=not role,
+        max_rounds=max_iterations,
+        instructions=stage.prompt,
+        model_override=stage.role or None,
+    )
+    return StageNode(stage.name, loop, _stage_messages, flags={NodeFlag.CRITICAL}, is_terminal=not role)
+
+
+def _stage_messages(state: GraphState, config: NodeConfig) -> Sequence[Message]:
+    notes: StageNotes = config[NOTES]
+    before = notes.done[-1] if notes.done else ""
+    return append_sections(state.messages, **{f"Result of {before}": notes.output})
 
 
 class React:
@@ -48,82 +165,19 @@ class OwnGraph:
 
     @classmethod
     async def open(cls, options: Options, deps: Deps) -> GraphPattern:
-        """Raises: ConfigError, InvalidGraph: there is no such graph, or it cannot run."""
-        given = deps.graphs.get(options.graph)
-        if given is None:
+        """Raises: ConfigError, InvalidGraph: the graph does not exist, or cannot run."""
+        source = deps.graphs.get(options.graph)
+        if source is None:
             known = ", ".join(sorted(deps.graphs)) or "none"
-            raise ConfigError(f"There is no graph {options.graph!r} (known: {known}).")
-        graph = given if isinstance(given, PromptGraph) else PromptGraph.from_config(given)
+            raise ConfigError(f"Unknown graph {options.graph!r} (known: {known}).")
+        graph = source if isinstance(source, PromptGraph) else PromptGraph.from_config(source)
         pattern = GraphPattern(partial(engine_of, graph))
         engine_of(graph, 1).plan  # noqa: B018 (compiles it now: a graph that cannot run is found at load)
         return pattern
 
 
-class PlanAndExecute:
-    """A numbered plan, step after step with tools, planned anew where a step fails; then the answer."""
-
-    class Options(BaseModel):
-        model_config = ConfigDict(extra="forbid")
-
-        max_replans: int = Field(1, ge=0, description="Further plans after the first.")
-
-    @classmethod
-    async def open(cls, options: Options, deps: Deps) -> GraphPattern:
-        return GraphPattern(
-            lambda iterations: unbounded_engine_of(plan_graph(options.max_replans, iterations)),
-            lambda task: PlanNotes(),
-        )
-
-
-class ParallelFanOut:
-    """Several models or roles answer at once; their answers are joined, voted on, or judged."""
-
-    class Options(BaseModel):
-        model_config = ConfigDict(extra="forbid")
-
-        class Branch(BaseModel):
-            """Who answers: a role, or a model of its own; without either the agent's main model."""
-
-            model_config = ConfigDict(extra="forbid")
-
-            name: str = Field("", pattern=rf"^$|{_NAME}", description="Absent: the role or model.")
-            role: str = Field("", description="A role of spec.model.roles.")
-            model: str | dict[str, Any] = Field(
-                "", description="Instead of a role: a model block, or PROVIDER/MODEL."
-            )
-            prompt: str = Field("", description="What this branch is told besides the system prompt.")
-
-        branches: tuple[Branch, ...] = Field(min_length=1, description="Who answers.")
-        merge: Merge = Field(
-            "concat",
-            description="concat: all; vote: the one most agree on; judge: the one that the role judge picks.",
-        )
-
-    @classmethod
-    async def open(cls, options: Options, deps: Deps) -> GraphPattern:
-        branches = _named(options.branches)
-        return GraphPattern(
-            lambda iterations: unbounded_engine_of(fan_out_graph(branches, options.merge, iterations)),
-            lambda task: FanOutNotes(),
-        )
-
-
-def _named(given: Iterable[ParallelFanOut.Options.Branch]) -> list[Branch]:
-    """Branches with different names: as written, else their role or model, numbered where they repeat."""
-    seen: Counter[str] = Counter()
-    branches = []
-    for number, branch in enumerate(given, 1):
-        model = branch.model if isinstance(branch.model, str) else ""
-        name = branch.name or model.replace("/", ":") or branch.role or f"branch {number}"
-        seen[name] += 1
-        branches.append(
-            Branch(f"{name} {seen[name]}" if seen[name] > 1 else name, branch.role, branch.prompt)
-        )
-    return branches
-
-
 class Pipeline:
-    """Stages one after another, each output the next one's input."""
+    """Stages one after another; the output of each is the input of the next."""
 
     class Options(BaseModel):
         model_config = ConfigDict(extra="forbid")
@@ -131,7 +185,7 @@ class Pipeline:
         class Stage(BaseModel):
             model_config = ConfigDict(extra="forbid")
 
-            name: str = Field(pattern=_NAME, description="Stands in events and traces.")
+            name: str = Field(pattern=NAME_PATTERN, description="Stands in events and traces.")
             prompt: str = Field(min_length=1, description="What this stage does.")
             role: str = Field("", description="A role of spec.model.roles; absent: the main model.")
 
@@ -142,7 +196,7 @@ class Pipeline:
         def _different(cls, stages: tuple[Stage, ...]) -> tuple[Stage, ...]:
             twice = [name for name, times in Counter(s.name for s in stages).items() if times > 1]
             if twice:
-                raise ValueError(f"two stages are called {twice[0]!r}")
+                raise ValueError(f"two stages have the name {twice[0]!r}")
             return stages
 
     @classmethod
@@ -155,7 +209,7 @@ class Pipeline:
 
 
 class Autonomous:
-    """The model chooses, step by step, which node of a pool runs next."""
+    """The model chooses the next node of a pool, step by step."""
 
     class Options(BaseModel):
         model_config = ConfigDict(extra="forbid")
@@ -171,7 +225,7 @@ class Autonomous:
             try:
                 autonomous_graph(pool, 1)
             except InvalidGraph as error:
-                faults = [_fault_of_pool(problem) for problem in error.problems]
+                faults = [_pool_error(problem) for problem in error.problems]
                 raise ValidationError.from_exception_data("pool", faults) from error
             return pool
 
@@ -183,8 +237,8 @@ class Autonomous:
         return GraphPattern(partial(engine_of, graph))
 
 
-def _fault_of_pool(problem: str) -> InitErrorDetails:
-    """A problem with its place, `nodes.1.guards: …`, as pydantic's, so that it is told at its line."""
+def _pool_error(problem: str) -> InitErrorDetails:
+    """A problem with its path, `nodes.1.guards: …`, as an error of pydantic, reported at its line."""
     place, _, message = problem.partition(": ")
     nodes, *steps = place.split(".")
     if nodes != "nodes":

@@ -1,53 +1,167 @@
 """supervisor: decomposes a task, delegates to worker agents, collects (document 001, step 7).
 
-decompose   the planner is offered the workers as tools; it calls them, or writes its delegations as JSON
-delegate    nested runs of the workers, at once where independent; the run's own tools as well
+decompose   offers the workers to the planner as tools; it calls them, or writes its delegations as JSON
+delegate    runs the workers as nested runs, at once where independent, and the run's own tools
 answer      the supervisor answers, or asks for more: then it delegates again
 
-At most `MOST_TASKS` delegations are made at a time, and none whose results nobody would read.
+A round makes at most `MAX_TASKS` delegations, and none whose results nobody would read.
 """
 
 from __future__ import annotations
 
 import asyncio
+import difflib
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from itertools import count
+from typing import Any, NamedTuple
 
 import orjson
+from msgspec import structs
 from pydantic import BaseModel, ConfigDict, Field
 
-from astromesh.abc.deps import Deps
-from astromesh.abc.provider import ModelPort
-from astromesh.abc.run import Outcome, PatternTask, RunAgent, Terms
-from astromesh.abc.tool import ToolPort
-from astromesh.errors import ConfigError, IterationsExhausted
+from astromesh.errors import (
+    AstromeshError,
+    ConfigError,
+    DeadlineExceeded,
+    IterationsExhausted,
+    ToolError,
+    ToolFailed,
+    ToolTimeout,
+)
 from astromesh.graph.base import BaseNode
-from astromesh.graph.config import NodeConfig
-from astromesh.graph.extract import extract_values, whole_object
 from astromesh.graph.flags import NodeFlag
 from astromesh.graph.graph import PromptGraph
+from astromesh.graph.node_config import NodeConfig
 from astromesh.graph.nodes import PromptNode, SynthesizeNode
 from astromesh.graph.records import NodeResult
+from astromesh.graph.runner import together
+from astromesh.graph.scope import Scope
 from astromesh.graph.state import GraphState
-from astromesh.node.runner import together
-from astromesh.node.scope import Scope
-from astromesh.node.toolbox import JoinedTools, ToolBox
-from astromesh.orchestration.briefing import apart
-from astromesh.orchestration.delegation import Assignment, WorkerTool, assignments_in, waves
-from astromesh.orchestration.fitting import best_fit
+from astromesh.graph.structured_output import extract_values, whole_object
+from astromesh.orchestration.base import Outcome, PatternTask
 from astromesh.orchestration.graph_pattern import NOTES, GraphPattern, unbounded_engine_of
-from astromesh.types import CompletionRequest, CompletionResult, JsonObject, Message, ToolCall, ToolResult
+from astromesh.orchestration.workers import best_fit, isolated_state
+from astromesh.plugins import Deps
+from astromesh.providers.base import ModelPort
+from astromesh.tools.base import NestedRunOptions, RunAgent, ToolContext, ToolPort
+from astromesh.tools.toolbox import JoinedTools, ToolBox
+from astromesh.types import (
+    CompletionRequest,
+    CompletionResult,
+    JsonObject,
+    Message,
+    ToolCall,
+    ToolResult,
+    ToolSpec,
+)
 
-#: delegations of one round; a model that asks for more is told so
-MOST_TASKS = 32
-_TOO_MANY = f"At most {MOST_TASKS} tasks are delegated at a time; this one was not."
+# -- workers and assignments -------------------------------------------------------------------------------
+
+
+class WorkerTool:
+    """A worker agent as a tool of its supervisor.
+
+    Args:
+        agent: name of the agent and of the tool.
+        description: the purpose of the agent.
+        run_agent: runs it.
+        terms: options of its runs.
+    """
+
+    def __init__(self, agent: str, description: str, run_agent: RunAgent, terms: NestedRunOptions) -> None:
+        task = {"type": "string", "description": "What to do, with everything it needs to know."}
+        schema = {"type": "object", "properties": {"task": task}, "required": ["task"]}
+        about = f"Delegates a task to the agent {agent}. {description}".strip()
+        self.spec = ToolSpec(agent, about, schema, "external", repeatable=True)
+        self._run, self._terms = run_agent, terms
+        self._active: set[int] = set()
+
+    async def call(self, arguments: dict[str, Any], context: ToolContext) -> Any:
+        """Raises: ToolTimeout, ToolFailed: the run of the worker failed; the supervisor sees the reason."""
+        name = self.spec.name
+        place = next(n for n in count(1) if n not in self._active)
+        self._active.add(place)
+        if place > 1:  # concurrent runs have separate sessions
+            context = replace(context, tool=f"{name}-{place}")
+        try:
+            answer = await self._run(name, arguments["task"], {}, context, self._terms)
+        except ToolError:
+            raise
+        except DeadlineExceeded as error:
+            raise ToolTimeout(f"The agent {name!r} did not finish in time: {error}") from error
+        except AstromeshError as error:
+            raise ToolFailed(f"The agent {name!r} failed ({error.code}): {error}") from error
+        finally:
+            self._active.discard(place)
+        return answer["response"]
+
+
+class Assignment(NamedTuple):
+    """A task for a worker. `after`: numbers, from 1, of the assignments whose results it needs."""
+
+    worker: str
+    task: str
+    after: tuple[int, ...] = ()
+
+
+def parse_assignments(text: str, workers: Mapping[str, str]) -> list[Assignment] | None:
+    """The assignments that a text holds as JSON, or None if it holds none.
+
+    A misspelled name is replaced by the closest one, an unknown name by the worker that fits the task best.
+
+    Args:
+        text: a model's answer.
+        workers: description by name.
+    """
+    for value in extract_values(text):
+        listed = value.get("delegate") if isinstance(value, dict) else value
+        if not isinstance(listed, list) or not all(isinstance(item, dict) for item in listed):
+            continue
+        if not listed and not isinstance(value, dict):
+            continue
+        found = [_parse_assignment(item, number, workers) for number, item in enumerate(listed, 1)]
+        if all(found):
+            return [assignment for assignment in found if assignment]
+    return None
+
+
+def _parse_assignment(item: Mapping[str, Any], number: int, workers: Mapping[str, str]) -> Assignment | None:
+    task = item.get("task")
+    if not isinstance(task, str) or not task.strip():
+        return None
+    after = item.get("after", ())
+    earlier = [n for n in after if type(n) is int and 0 < n < number] if isinstance(after, list) else []
+    return Assignment(_match_worker(str(item.get("worker", "")), task, workers), task.strip(), tuple(earlier))
+
+
+def _match_worker(name: str, task: str, workers: Mapping[str, str]) -> str:
+    folded = {name.casefold(): name for name in workers}
+    near = difflib.get_close_matches(name.casefold(), folded, 1, 0.8)
+    return folded[near[0]] if near else best_fit(task, workers)
+
+
+def execution_waves(assignments: Sequence[Assignment]) -> list[list[int]]:
+    """Groups of positions that can run at once; each assignment comes after those it needs."""
+    depth: list[int] = []
+    for assignment in assignments:
+        depth.append(1 + max((depth[n - 1] for n in assignment.after), default=-1))
+    return [[i for i, d in enumerate(depth) if d == level] for level in range(max(depth, default=-1) + 1)]
+
+
+#: most delegations of one round
+MAX_TASKS = 32
+
+
+_TOO_MANY = f"At most {MAX_TASKS} tasks are delegated at a time; this one was not."
+
+
 _CUT = "{} further tasks were not delegated: at most {} are at a time."
 
 
 class Supervisor:
-    """Decomposes, delegates to worker agents, collects."""
+    """The plugin: decomposes a task, delegates to worker agents, collects the results."""
 
     class Options(BaseModel):
         model_config = ConfigDict(extra="forbid")
@@ -57,7 +171,7 @@ class Supervisor:
 
     @classmethod
     async def open(cls, options: Options, deps: Deps) -> SupervisorPattern:
-        """Raises: ConfigError: nothing here can run agents."""
+        """Raises: ConfigError: there is no runtime that runs agents."""
         if deps.run_agent is None:
             raise ConfigError("The pattern supervisor needs a runtime that runs its workers.")
         workers = {name: deps.agents.get(name, "") for name in dict.fromkeys(options.workers)}
@@ -65,12 +179,12 @@ class Supervisor:
 
 
 class SupervisorPattern(GraphPattern):
-    """A `Pattern` whose tools are its workers, beside those of the agent.
+    """A `Pattern` whose tools are its workers and those of the agent.
 
     Args:
         workers: description by name.
-        max_parallel: of them that run at the same time.
-        run_agent: runs one.
+        max_parallel: workers that run at the same time.
+        run_agent: runs an agent.
     """
 
     def __init__(self, workers: Mapping[str, str], max_parallel: int, run_agent: RunAgent) -> None:
@@ -79,18 +193,18 @@ class SupervisorPattern(GraphPattern):
         self._workers, self._run_agent = workers, run_agent
 
     async def run(self, task: PatternTask, model: ModelPort, tools: ToolPort, scope: Scope) -> Outcome:
-        terms = Terms(max_iterations=task.max_iterations)
+        terms = NestedRunOptions(max_iterations=task.max_iterations)
         workers = [WorkerTool(n, about, self._run_agent, terms) for n, about in self._workers.items()]
         return await super().run(task, model, JoinedTools(ToolBox(workers, timeout=None), tools), scope)
 
 
 def supervisor_graph(workers: Mapping[str, str], max_parallel: int, max_iterations: int) -> PromptGraph:
-    """The graph of the module's docstring.
+    """The graph that the docstring of this module describes.
 
     Args:
         workers: description by name.
         max_parallel: workers that run at the same time.
-        max_iterations: times that the supervisor may try to answer.
+        max_iterations: most tries of the supervisor to answer.
     """
     critical = {NodeFlag.CRITICAL}
     graph = PromptGraph("supervisor")
@@ -103,34 +217,32 @@ def supervisor_graph(workers: Mapping[str, str], max_parallel: int, max_iteratio
 
 @dataclass(slots=True)
 class Delegations:
-    """What was delegated in a run, and how often the supervisor was asked for the answer.
+    """The delegations of a run, and the rounds of the supervisor.
 
     Args:
-        wanted: what the model wrote down to be delegated next.
-        in_words: the model delegates by writing.
+        requested: assignments that the model wrote and that are carried out next.
+        as_text: the model writes its delegations.
     """
 
-    made: list[tuple[str, bool]] = field(default_factory=list)
-    asked: int = 0
-    calls: int = 0
-    wanted: list[Assignment] = field(default_factory=list)
-    in_words: bool = False
+    delegated: list[tuple[str, bool]] = field(default_factory=list)
+    rounds: int = 0
+    call_count: int = 0
+    requested: list[Assignment] = field(default_factory=list)
+    as_text: bool = False
 
     def metadata(self) -> JsonObject:
-        return {"delegations": [{"agent": agent, "ok": ok} for agent, ok in self.made]}
+        return {"delegations": [{"agent": agent, "ok": ok} for agent, ok in self.delegated]}
 
 
 # -- decompose ---------------------------------------------------------------------------------------------
-
-
 class Decompose(BaseNode):
-    """Asks for delegations: tool calls, or JSON, which is noted.
+    """Asks for delegations: tool calls, or JSON, which it records.
 
     Args:
         workers: description by name.
     """
 
-    own = ("workers",)
+    constructor_keys = ("workers",)
 
     def __init__(self, workers: Mapping[str, str]) -> None:
         super().__init__("decompose", flags={NodeFlag.CRITICAL})
@@ -149,7 +261,7 @@ class Decompose(BaseNode):
         return (self.prompt,)
 
     async def execute(self, state: GraphState, config: NodeConfig) -> NodeResult:
-        own = apart(state, state.messages)
+        own = isolated_state(state, state.messages)
         result = await config.run(self.prompt, own)
         if result.error:
             return NodeResult(self.name, error=result.error, exception=result.exception)
@@ -157,11 +269,11 @@ class Decompose(BaseNode):
             asked_for = own.messages[len(state.messages) :]
             return NodeResult(self.name, is_answer=False, messages_added=asked_for)
         notes: Delegations = config[NOTES]
-        found = assignments_in(str(result.raw_output), self.workers)
-        notes.in_words = found is not None
-        if found is None:  # a text that delegates nothing: the whole task goes to whom it fits best
+        found = parse_assignments(str(result.raw_output), self.workers)
+        notes.as_text = found is not None
+        if found is None:  # the whole task goes to the worker that fits it best
             found = [Assignment(best_fit(state.question, self.workers), state.question)]
-        notes.wanted = found
+        notes.requested = found
         return NodeResult(self.name, {"tasks": len(found)}, is_answer=False)
 
 
@@ -175,19 +287,17 @@ _DECOMPOSE = (
 
 
 # -- delegate ----------------------------------------------------------------------------------------------
-
-
 class Delegate(BaseNode):
-    """Carries out what was asked for: the calls of the last message, or the assignments that came as text.
+    """Carries out the calls of the last message, or the assignments that the model wrote.
 
-    The results stand in the conversation as those of tool calls.
+    The conversation holds the results as those of tool calls.
 
     Args:
         workers: description by name.
         max_parallel: calls that run at the same time.
     """
 
-    own = ("workers", "max_parallel")
+    constructor_keys = ("workers", "max_parallel")
 
     def __init__(self, name: str, workers: Mapping[str, str], max_parallel: int) -> None:
         super().__init__(name, inject_tools=True)
@@ -197,25 +307,27 @@ class Delegate(BaseNode):
         pending = state.messages[-1].tool_calls if state.messages[-1].role == "assistant" else ()
         if pending:
             results = await self._call(pending, state, config)
-            return NodeResult(self.name, is_answer=False, messages_added=[_heard(r) for r in results])
+            return NodeResult(self.name, is_answer=False, messages_added=[_tool_message(r) for r in results])
         notes: Delegations = config[NOTES]
-        wanted, notes.wanted = notes.wanted, []
-        calls, results = await self._assign(wanted[:MOST_TASKS], state, config)
-        if cut := len(wanted) - len(calls):
-            told = f"{results[-1].content}\n\n{_CUT.format(cut, MOST_TASKS)}"
-            results[-1] = replace(results[-1], content=told)
-        said = [Message("assistant", "", tuple(calls))] if calls else []
-        return NodeResult(self.name, is_answer=False, messages_added=[*said, *map(_heard, results)])
+        requested, notes.requested = notes.requested, []
+        calls, results = await self._assign(requested[:MAX_TASKS], state, config)
+        if cut := len(requested) - len(calls):
+            content = f"{results[-1].content}\n\n{_CUT.format(cut, MAX_TASKS)}"
+            results[-1] = structs.replace(results[-1], content=content)
+        call_message = [Message("assistant", "", tuple(calls))] if calls else []
+        return NodeResult(
+            self.name, is_answer=False, messages_added=[*call_message, *map(_tool_message, results)]
+        )
 
     async def _assign(
         self, assignments: Sequence[Assignment], state: GraphState, config: NodeConfig
     ) -> tuple[list[ToolCall], list[ToolResult]]:
         calls: dict[int, ToolCall] = {}
         results: dict[int, ToolResult] = {}
-        for wave in waves(assignments):
+        for wave in execution_waves(assignments):
             for i in wave:
                 needed = [results[n - 1].content for n in assignments[i].after]
-                calls[i] = _call(assignments[i], needed, config[NOTES])
+                calls[i] = _tool_call(assignments[i], needed, config[NOTES])
             done = await self._call([calls[i] for i in wave], state, config)
             results.update(zip(wave, done, strict=True))
         places = range(len(assignments))
@@ -230,39 +342,37 @@ class Delegate(BaseNode):
             async with free:
                 return (await config.call_tools((call,), state))[0]
 
-        results = await together([one(call) for call in calls[:MOST_TASKS]])
+        results = await together([one(call) for call in calls[:MAX_TASKS]])
         notes: Delegations = config[NOTES]
-        notes.made += [(result.name, result.ok) for result in results if result.name in self.workers]
-        refused = (ToolResult(c.id, c.name, _TOO_MANY, False, "too_many_calls") for c in calls[MOST_TASKS:])
+        notes.delegated += [(result.name, result.ok) for result in results if result.name in self.workers]
+        refused = (ToolResult(c.id, c.name, _TOO_MANY, False, "too_many_calls") for c in calls[MAX_TASKS:])
         return [*results, *refused]
 
 
-def _call(assignment: Assignment, needed: Sequence[str], notes: Delegations) -> ToolCall:
-    notes.calls += 1
+def _tool_call(assignment: Assignment, needed: Sequence[str], notes: Delegations) -> ToolCall:
+    notes.call_count += 1
     known = "\n\n".join(needed)
     task = f"{assignment.task}\n\n## What is known\n{known}" if known else assignment.task
-    return ToolCall(f"delegate_{notes.calls}", assignment.worker, orjson.dumps({"task": task}).decode())
+    return ToolCall(f"delegate_{notes.call_count}", assignment.worker, orjson.dumps({"task": task}).decode())
 
 
-def _heard(result: ToolResult) -> Message:
+def _tool_message(result: ToolResult) -> Message:
     return Message("tool", result.content, tool_call_id=result.call_id, name=result.name)
 
 
 # -- answer ------------------------------------------------------------------------------------------------
-
-
 class SupervisorAnswer(SynthesizeNode):
-    """Writes the answer from what the workers found, or asks for more; so often and no more.
+    """Writes the answer from the results of the workers, or asks for more.
 
-    What it asks for with its last call is not done: nobody would read what comes of it.
+    Delegations of its last call are not carried out, because nobody would read the results.
 
     Args:
         workers: description by name.
-        max_rounds: times that it is asked.
+        max_rounds: most calls of the supervisor.
     """
 
-    own_voice = True
-    own = ("workers", "max_rounds")
+    decides_streaming = True
+    constructor_keys = ("workers", "max_rounds")
 
     def __init__(self, workers: Mapping[str, str], max_rounds: int, **keywords: Any) -> None:
         super().__init__("answer", inject_tools=True, tool_loop=False, routing="edges_only", **keywords)
@@ -270,41 +380,41 @@ class SupervisorAnswer(SynthesizeNode):
 
     async def execute(self, state: GraphState, config: NodeConfig) -> NodeResult:
         notes: Delegations = config[NOTES]
-        notes.asked += 1
+        notes.rounds += 1
         result = await super().execute(state, config)
-        said = str(result.raw_output or "")
-        again = not result.tool_calls and self._delegates(said)
+        text = str(result.raw_output or "")
+        again = not result.tool_calls and self._delegates(text)
         if not (result.tool_calls or again):
             return result
-        if notes.asked >= self.max_rounds:
-            if result.tool_calls and said:
-                state.messages.append(Message("assistant", said))
+        if notes.rounds >= self.max_rounds:
+            if result.tool_calls and text:
+                state.messages.append(Message("assistant", text))
             raise IterationsExhausted(f"The supervisor has used up its {self.max_rounds} rounds.")
         if result.tool_calls:
             return result
-        notes.wanted = assignments_in(said, self.workers) or []
+        notes.requested = parse_assignments(text, self.workers) or []
         return NodeResult(self.name, {"again": True}, is_answer=False)
 
     def _ask(self, request: CompletionRequest, config: NodeConfig) -> Awaitable[CompletionResult]:
-        """Who delegates by writing may do so again; the words are shown once they are no delegation."""
+        """Lets a model that writes its delegations write more; listeners see only answers."""
         notes: Delegations = config[NOTES]
-        if not notes.in_words:
+        if not notes.as_text:
             return super()._ask(request, config)
         system, *others = request.messages
-        told = replace(system, content=f"{system.content}\n\n{_AGAIN}")
+        instructed = structs.replace(system, content=f"{system.content}\n\n{_AGAIN}")
         return config.complete(
-            replace(request, messages=(told, *others)),
-            role=self._voice,
-            shown=lambda result: "" if self._delegates(result.content) else result.content,
+            structs.replace(request, messages=(instructed, *others)),
+            role=self._event_role,
+            visible_text=lambda result: "" if self._delegates(result.content) else result.content,
         )
 
     def _delegates(self, text: str) -> bool:
-        """Whether a text is no answer: it delegates, or is nothing but JSON that was to delegate."""
+        """Whether a text delegates, or is only JSON that was meant to delegate."""
         alone = whole_object(text)
         if alone is not None and "delegate" in alone:
             return True
         asks = any(isinstance(found, dict) and "delegate" in found for found in extract_values(text))
-        return asks and bool(assignments_in(text, self.workers))
+        return asks and bool(parse_assignments(text, self.workers))
 
 
 _AGAIN = (

@@ -1,43 +1,141 @@
 """swarm: agents hand a conversation to each other, without a coordinator (document 001, step 7).
 
 Every agent is a node. It runs as a nested run on the conversation of the swarm's session, with its own
-prompt, model, tools and guardrails; what it says is the swarm's own voice and streams as such. Who had the
-conversation in a run does not get it again, so that nobody plays ping-pong.
+prompt, model, tools and guardrails; its words stream as the swarm's own. An agent that had the
+conversation in a run does not receive it again. Agents hand over by a tool call or, without tools, by
+writing JSON.
 """
 
 from __future__ import annotations
 
+import difflib
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from astromesh.abc.deps import Deps
-from astromesh.abc.run import PatternTask, RunAgent, Terms
-from astromesh.errors import ConfigError
+from astromesh.errors import ConfigError, InvalidToolCall
 from astromesh.graph.base import BaseNode
-from astromesh.graph.config import NodeConfig
 from astromesh.graph.flags import NodeFlag
 from astromesh.graph.graph import PromptGraph
+from astromesh.graph.node_config import NodeConfig
 from astromesh.graph.records import NodeResult
 from astromesh.graph.state import GraphState
+from astromesh.graph.structured_output import whole_object
+from astromesh.orchestration.base import PatternTask
 from astromesh.orchestration.graph_pattern import NOTES, UNFINISHED, GraphPattern, unbounded_engine_of
-from astromesh.orchestration.handoff import (
-    Handoff,
-    HandoffTools,
-    instructions,
-    said_handoff,
-    written,
-)
-from astromesh.types import JsonObject
+from astromesh.plugins import Deps
+from astromesh.tools.base import NestedRunOptions, RunAgent, ToolContext
+from astromesh.tools.results import failed_result, parse_arguments, unknown_tool
+from astromesh.types import JsonObject, ToolCall, ToolResult, ToolSpec
 
-#: of the answering agent's metadata, what the swarm's run reports as its own
+# -- hand-offs ---------------------------------------------------------------------------------------------
+
+_HANDOFF_KEY = "handoff"
+
+
+_INVALID_IN_NAME = re.compile(r"[^A-Za-z0-9_-]")
+
+
+#: longest name of a function that providers accept
+_MAX_NAME_LENGTH = 64
+
+
+class Handoff(NamedTuple):
+    """The agent that continues, and what it should know."""
+
+    agent: str
+    message: str = ""
+
+
+class HandoffTools:
+    """A `ToolPort` with one tool for each agent that may continue. The first call ends the run.
+
+    Args:
+        agents: description by name.
+
+    `chosen` is the hand-off of the run, or None.
+    """
+
+    def __init__(self, agents: Mapping[str, str]) -> None:
+        self.chosen: Handoff | None = None
+        self._agents = {_handoff_tool_name(agent): agent for agent in agents}
+        self._specs = tuple(_handoff_spec(tool, agent, agents[agent]) for tool, agent in self._agents.items())
+
+    def specs(self) -> tuple[ToolSpec, ...]:
+        return self._specs
+
+    async def execute(self, call: ToolCall, context: ToolContext) -> ToolResult:
+        agent = self._agents.get(call.name)
+        if agent is None:
+            return failed_result(call, InvalidToolCall(unknown_tool(call.name, tuple(self._agents))))
+        try:
+            message = parse_arguments(call).get("message")
+        except InvalidToolCall:
+            message = ""  # the tool already names the agent
+        self.chosen = self.chosen or Handoff(agent, message if isinstance(message, str) else "")
+        return ToolResult(call.id, call.name, f"{self.chosen.agent} goes on.", ends_run=True)
+
+
+def parse_handoff(text: str, agents: Mapping[str, str]) -> Handoff | None:
+    """The hand-off if the whole text is one, `{"handoff": "AGENT", "message": "…"}`, or None.
+
+    Args:
+        text: the answer of an agent.
+        agents: agents that may continue; a misspelled name is replaced by the closest one.
+    """
+    found = handoff_object(text)
+    if found is None:
+        return None
+    folded = {name.casefold(): name for name in agents}
+    near = difflib.get_close_matches(str(found[_HANDOFF_KEY]).casefold(), folded, 1, 0.8)
+    return Handoff(folded[near[0]], handoff_message(found)) if near else None
+
+
+def handoff_object(text: str) -> dict[str, Any] | None:
+    """The JSON object of a text that is a hand-off to any name; None for other texts."""
+    found = whole_object(text)
+    return found if isinstance(found, dict) and _HANDOFF_KEY in found else None
+
+
+def handoff_message(found: Mapping[str, Any]) -> str:
+    message = found.get("message")
+    return message if isinstance(message, str) else ""
+
+
+def handoff_instructions(agents: Mapping[str, str]) -> str:
+    """The instructions of an agent about the others; empty if there are none."""
+    if not agents:
+        return ""
+    listed = "\n".join(f"- {name}: {about}" for name, about in agents.items())
+    return (
+        "## Other agents\nIf another agent is better suited to the user's request, hand the conversation "
+        f"over with its tool and say nothing else; otherwise answer yourself.\n{listed}\n"
+        "If you cannot call tools, hand over by answering with nothing but "
+        '{"handoff": "NAME", "message": "WHAT IT SHOULD KNOW"}.'
+    )
+
+
+def _handoff_tool_name(agent: str) -> str:
+    return _INVALID_IN_NAME.sub("_", f"handoff_to_{agent}")[:_MAX_NAME_LENGTH]
+
+
+def _handoff_spec(tool: str, agent: str, description: str) -> ToolSpec:
+    message = {"type": "string", "description": "What the agent should know beside the conversation."}
+    schema = {"type": "object", "properties": {"message": message}}
+    about = f"Hands the conversation over to {agent}. {description}".strip()
+    return ToolSpec(tool, about, schema, recorded=False)
+
+
+#: metadata of the answering agent that the run of the swarm reports as its own
 _REPORTED = ("provider", "model", "attempts")
 
 
 class Swarm:
-    """Agents that hand the conversation to each other; the first listed begins."""
+    """The plugin: agents hand the conversation to each other; the first listed begins."""
 
     class Options(BaseModel):
         model_config = ConfigDict(extra="forbid")
@@ -47,7 +145,7 @@ class Swarm:
 
     @classmethod
     async def open(cls, options: Options, deps: Deps) -> GraphPattern:
-        """Raises: ConfigError: nothing here can run agents."""
+        """Raises: ConfigError: there is no runtime that runs agents."""
         run_agent = deps.run_agent
         if run_agent is None:
             raise ConfigError("The pattern swarm needs a runtime that runs its agents.")
@@ -62,15 +160,15 @@ class Swarm:
 
 @dataclass(slots=True)
 class SwarmNotes:
-    """Who had the conversation, in order, and what the last of them reported.
+    """The agents that had the conversation, in order, and the metadata of the last one.
 
     Args:
-        task: what the swarm was asked.
+        task: the task of the swarm.
     """
 
     task: PatternTask
     turns: list[str] = field(default_factory=list)
-    handed: Handoff | None = None
+    handoff: Handoff | None = None
     iterations: int = 0
     reported: JsonObject = field(default_factory=dict)
 
@@ -88,12 +186,12 @@ class SwarmNotes:
 def swarm_graph(
     agents: Mapping[str, str], max_handoffs: int, run_agent: RunAgent, max_iterations: int
 ) -> PromptGraph:
-    """A node for each agent, with ways to all the others.
+    """A node for each agent, with routes to all others.
 
     Args:
         agents: description by name; the first begins.
         max_handoffs: of one run.
-        run_agent: runs one.
+        run_agent: runs an agent.
         max_iterations: model calls of the tool loop of each.
     """
     nodes = [AgentNode(name, agents, max_handoffs, run_agent, max_iterations) for name in agents]
@@ -101,17 +199,17 @@ def swarm_graph(
 
 
 class AgentNode(BaseNode):
-    """Runs one agent on the conversation. Its answer, or the node of the agent it hands over to.
+    """Runs one agent on the conversation; returns its answer, or routes to the agent that continues.
 
     Args:
-        name: the agent's.
-        agents: all of the swarm, description by name.
+        name: of the agent.
+        agents: all agents of the swarm, description by name.
         max_handoffs: of one run.
         run_agent: runs it.
         max_iterations: model calls of its tool loop.
     """
 
-    own = ("agents", "max_handoffs", "run_agent", "max_iterations")
+    constructor_keys = ("agents", "max_handoffs", "run_agent", "max_iterations")
 
     def __init__(
         self,
@@ -128,21 +226,23 @@ class AgentNode(BaseNode):
 
     async def execute(self, state: GraphState, config: NodeConfig) -> NodeResult:
         notes: SwarmNotes = config[NOTES]
-        handed, notes.handed = notes.handed, None
+        handed, notes.handoff = notes.handoff, None
         notes.turns.append(self.name)
         others = self._others(notes)
-        told = (_received(notes, handed), instructions(others))
+        notices = (_handoff_notice(notes, handed), handoff_instructions(others))
         offer = HandoffTools(others)
-        said, details = await self._answer(notes, told, offer, config)
-        notes.handed = offer.chosen or said_handoff(said, others)
-        if notes.handed is not None:
-            return NodeResult(self.name, next_node=notes.handed.agent, is_answer=False)
-        if written(said) is not None:  # to itself, to nobody, or to who had it: meant for no reader
-            said, details = await self._answer(notes, (told[0], _ALONE), HandoffTools({}), config)
-        if written(said) is not None:
+        response, details = await self._answer(notes, notices, offer, config)
+        notes.handoff = offer.chosen or parse_handoff(response, others)
+        if notes.handoff is not None:
+            return NodeResult(self.name, next_node=notes.handoff.agent, is_answer=False)
+        if (
+            handoff_object(response) is not None
+        ):  # a hand-off to itself, to nobody, or to an earlier agent is not an answer
+            response, details = await self._answer(notes, (notices[0], _ALONE), HandoffTools({}), config)
+        if handoff_object(response) is not None:
             return NodeResult(self.name, UNFINISHED, stop_reason="max_iterations")
         reason = details["stop_reason"]
-        return NodeResult(self.name, said, stop_reason="" if reason == "completed" else reason)
+        return NodeResult(self.name, response, stop_reason="" if reason == "completed" else reason)
 
     def _others(self, notes: SwarmNotes) -> dict[str, str]:
         if len(notes.turns) > self._max_handoffs:
@@ -150,22 +250,22 @@ class AgentNode(BaseNode):
         return {name: about for name, about in self._agents.items() if name not in notes.turns}
 
     async def _answer(
-        self, notes: SwarmNotes, told: Sequence[str], offer: HandoffTools, config: NodeConfig
+        self, notes: SwarmNotes, instructions: Sequence[str], handoff_tools: HandoffTools, config: NodeConfig
     ) -> tuple[str, JsonObject]:
         system, *history, question = notes.task.messages
-        terms = Terms(
+        terms = NestedRunOptions(
             history=tuple(history),
             images=question.images,
-            instructions="\n\n".join(filter(None, (system.content, *told))),
-            tools=offer,
+            instructions="\n\n".join(filter(None, (system.content, *instructions))),
+            tools=handoff_tools,
             max_iterations=self._rounds,
-            speaks=True,
-            withheld=_is_handoff,
+            streams_to_caller=True,
+            is_withheld=_is_handoff,
         )
-        # "o" is how traces call the span of the orchestration: the run stands right below it
+        # "o" is the span of the orchestration in traces, the parent of this run
         parent = config.scope.tool_context("o", self.name)
         answer = await self._run(self.name, question.content, notes.task.context, parent, terms)
-        _note(notes, answer["metadata"], config)
+        _record_run(notes, answer["metadata"], config)
         return answer["response"], answer["metadata"]
 
 
@@ -175,17 +275,17 @@ _ALONE = (
 
 
 def _is_handoff(text: str) -> bool:
-    return written(text) is not None
+    return handoff_object(text) is not None
 
 
-def _received(notes: SwarmNotes, handed: Handoff | None) -> str:
-    if handed is None:
+def _handoff_notice(notes: SwarmNotes, handoff: Handoff | None) -> str:
+    if handoff is None:
         return ""
-    said = f" It says: {handed.message}" if handed.message else ""
-    return f"The agent {notes.turns[-2]} handed this conversation to you.{said}"
+    response = f" It says: {handoff.message}" if handoff.message else ""
+    return f"The agent {notes.turns[-2]} handed this conversation to you.{response}"
 
 
-def _note(notes: SwarmNotes, details: JsonObject, config: NodeConfig) -> None:
+def _record_run(notes: SwarmNotes, details: JsonObject, config: NodeConfig) -> None:
     config.scope.tools_called.extend(_without_handoffs(details["tools_called"]))
     notes.iterations += details["iterations"]
     notes.reported = {key: details[key] for key in _REPORTED if key in details}

@@ -2,25 +2,257 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import orjson
 from pydantic import Field
 
-from astromesh.abc.deps import Deps
-from astromesh.providers.anthropic_reply import AnthropicReader, counted, decode_message
+from astromesh.net import provider_errors
+from astromesh.net.service_options import read_key
+from astromesh.net.stream_parsers import SseParser
+from astromesh.plugins import Deps
 from astromesh.providers.catalog import capabilities_of, price_of
-from astromesh.providers.closed_schema import closed
-from astromesh.providers.encoding import FragmentCache
-from astromesh.providers.kept import kept
-from astromesh.providers.options import ModelOptions, read_key
-from astromesh.providers.service import Counted, Reply, ServiceProvider, json_instruction, service_of
+from astromesh.providers.options import ModelOptions
+from astromesh.providers.service import ServiceProvider, service_of
+from astromesh.providers.wire import (
+    CALL_SIZE,
+    FragmentCache,
+    Reply,
+    SurrogateJoiner,
+    TokenCounts,
+    json_instruction,
+    pack_model_state,
+    parse_json,
+    require_content,
+    sum_counts,
+    truncated_answer,
+    unpack_model_state,
+)
+from astromesh.text import TextBuffer
+from astromesh.tokens import utf8_size
 from astromesh.types import CompletionRequest, Image, JsonObject, Message, ToolCall, ToolSpec
+
+# -- reading answers -----------------------------------------------------------------------------------------
+
+_FINISH = {
+    "tool_use": "tool_calls",
+    "max_tokens": "length",
+    "model_context_window_exceeded": "length",
+    "refusal": "content_filter",
+}
+_THOUGHTS = ("thinking", "redacted_thinking")
+#: deltas of a block other than text, and the field of the delta and of the block that they extend
+_GROWING = {
+    "input_json_delta": "partial_json",
+    "thinking_delta": "thinking",
+    "signature_delta": "signature",
+}
+
+
+def decode_message(payload: Any, owner: str) -> Reply:
+    """Reads a whole `message`. Args: owner: the model to which its thoughts are sent back."""
+    blocks, reason = payload["content"], payload.get("stop_reason") or ""
+    reply = Reply(
+        "".join(block["text"] for block in blocks if block["type"] == "text"),
+        _calls(((block, "") for block in blocks), owner),
+        _FINISH.get(reason, "stop"),
+        token_counts(payload.get("usage") or {}),
+    )
+    return require_content(reply, reason)
+
+
+def _calls(blocks: Iterable[tuple[JsonObject, str]], owner: str) -> tuple[ToolCall, ...]:
+    """The tool calls among blocks with their streamed input; each has the thoughts before it."""
+    calls, thoughts = [], []
+    for block, streamed in blocks:
+        if block["type"] in _THOUGHTS:
+            thoughts.append(block)
+        elif block["type"] == "tool_use":
+            arguments = streamed or orjson.dumps(block.get("input") or {}).decode()
+            calls.append(
+                ToolCall(
+                    block["id"],
+                    block["name"],
+                    arguments,
+                    pack_model_state(owner, thoughts) if thoughts else "",
+                )
+            )
+            thoughts = []
+    return tuple(calls)
+
+
+class AnthropicReader:
+    """Reads one stream of message events.
+
+    Args:
+        owner: the model to which its thoughts are sent back.
+    """
+
+    def __init__(self, owner: str) -> None:
+        self.done = False
+        self.size = 0
+        self._owner = owner
+        self._sse = SseParser()
+        self._joiner = SurrogateJoiner()
+        self._text = TextBuffer()
+        #: tool calls and thoughts, with their streamed texts
+        self._blocks: dict[int, tuple[JsonObject, dict[str, TextBuffer]]] = {}
+        self._finish = ""
+        self._usage: JsonObject = {}
+
+    def feed(self, chunk: bytes) -> Iterator[str]:
+        for event in self._sse.feed(chunk):
+            if text := self._joiner.feed(self._read_event(parse_json(event.data))):
+                self.size += utf8_size(text)
+                self._text.write(text)
+                yield text
+
+    def finish(self) -> Reply:
+        for event in self._sse.finish():
+            self._read_event(parse_json(event.data))
+        if not self.done:
+            raise truncated_answer()
+        blocks = [_finished_block(*self._blocks[index]) for index in sorted(self._blocks)]
+        calls = _calls(blocks, self._owner)
+        reply = Reply(
+            self._text.getvalue(), calls, _FINISH.get(self._finish, "stop"), token_counts(self._usage)
+        )
+        return require_content(reply, self._finish)
+
+    def partial(self) -> Reply:
+        calls = tuple(
+            ToolCall("", block["name"], streamed)
+            for block, streamed in (_finished_block(*grown) for grown in self._blocks.values())
+            if block["type"] == "tool_use"
+        )
+        return Reply(self._text.getvalue(), calls, "", token_counts(self._usage))
+
+    def _read_event(self, event: JsonObject) -> str:
+        """Reads an event and returns its text."""
+        kind = event["type"]
+        if kind == "content_block_delta":
+            return self._delta(event["index"], event["delta"])
+        if kind == "content_block_start":
+            return self._start(event["index"], event["content_block"])
+        if kind == "message_start":
+            self._add_usage(event["message"].get("usage"))
+        elif kind == "message_delta":
+            self._finish = event["delta"].get("stop_reason") or self._finish
+            self._add_usage(event.get("usage"))
+        elif kind == "message_stop":
+            self.done = True
+        elif kind == "error":
+            raise provider_errors.from_body(event["error"])
+        return ""
+
+    def _start(self, index: int, block: JsonObject) -> str:
+        if block["type"] == "tool_use" or block["type"] in _THOUGHTS:
+            self.size += CALL_SIZE
+            self._blocks[index] = dict(block), {}
+        return _string(block["text"]) if block["type"] == "text" else ""
+
+    def _delta(self, index: int, delta: JsonObject) -> str:
+        if delta["type"] == "text_delta":
+            return _string(delta["text"])
+        if key := _GROWING.get(delta["type"]):
+            piece = _string(delta[key])
+            self.size += utf8_size(piece)
+            self._blocks[index][1].setdefault(key, TextBuffer()).write(piece)
+        return ""
+
+    def _add_usage(self, usage: JsonObject | None) -> None:
+        """Adds counts. They are totals so far; a later event may omit some of them."""
+        self._usage |= {name: value for name, value in (usage or {}).items() if value is not None}
+
+
+def _finished_block(block: JsonObject, streamed: Mapping[str, TextBuffer]) -> tuple[JsonObject, str]:
+    """Returns a block with its streamed texts, and the streamed input of a tool call."""
+    grown = {key: text.getvalue() for key, text in streamed.items()}
+    arguments = grown.pop("partial_json", "")
+    return {**block, **{key: block.get(key, "") + text for key, text in grown.items()}}, arguments
+
+
+def _string(text: Any) -> str:
+    if not isinstance(text, str):
+        raise TypeError("text that is not a string")
+    return text
+
+
+def token_counts(usage: JsonObject) -> TokenCounts | None:
+    """The reported tokens. The API counts cached tokens beside `input_tokens`; here they are included."""
+    if not usage:
+        return None
+    read, written = usage.get("cache_read_input_tokens") or 0, usage.get("cache_creation_input_tokens") or 0
+    inputs = sum_counts(usage.get("input_tokens"), read, written)
+    return TokenCounts(inputs, usage.get("output_tokens"), read, written)
+
+
+# -- JSON Schema for constrained decoding --------------------------------------------------------------------
+# Objects are closed, few keywords are allowed, and other keywords move to the description.
+# Source: https://docs.claude.com/en/docs/build-with-claude/structured-outputs
+
+_KEYWORDS = frozenset({"type", "description", "title", "enum", "const", "required", "$ref"})
+_FORMATS = frozenset(
+    {"date-time", "time", "date", "duration", "email", "hostname", "uri", "ipv4", "ipv6", "uuid"}
+)
+_MAPS = ("properties", "$defs")
+_LISTS = {"anyOf": "anyOf", "oneOf": "anyOf", "allOf": "allOf"}
+
+
+def close_objects(schema: Mapping[str, Any]) -> JsonObject | None:
+    """Returns the schema with every object closed; None if it contains objects of open shape."""
+    try:
+        return _close_schema(schema)
+    except _OpenShape:
+        return None
+
+
+class _OpenShape(ValueError):
+    pass
+
+
+def _close_schema(schema: Any) -> JsonObject:
+    if not isinstance(schema, Mapping):
+        raise _OpenShape
+    result: JsonObject = {key: value for key, value in schema.items() if key in _KEYWORDS}
+    for key in _MAPS:
+        if key in schema:
+            result[key] = {name: _close_schema(inner) for name, inner in schema[key].items()}
+    for key, becomes in _LISTS.items():
+        if key in schema:
+            result[becomes] = [_close_schema(inner) for inner in schema[key]]
+    if "items" in schema:
+        result["items"] = _close_schema(schema["items"])
+    if schema.get("format") in _FORMATS:
+        result["format"] = schema["format"]
+    if not _is_definite(schema, result):
+        raise _OpenShape
+    if "properties" in result:
+        result["additionalProperties"] = False
+    return _with_description(schema, result)
+
+
+def _is_definite(schema: Mapping[str, Any], result: JsonObject) -> bool:
+    """Whether a grammar can represent it: objects list their properties, other values have a type."""
+    if schema.get("type") == "object" or "properties" in schema:
+        return bool(schema.get("properties"))
+    return bool(result.keys() & {"type", "anyOf", "allOf", "enum", "const", "$ref"})
+
+
+def _with_description(schema: Mapping[str, Any], result: JsonObject) -> JsonObject:
+    """Adds keywords that the grammar cannot represent to the description, for the model to read."""
+    known = {*result, *_LISTS, "items", "default", "examples", "$schema", "$id"}
+    left = {key: value for key, value in schema.items() if key not in known}
+    if left:
+        keywords = orjson.dumps(left, default=str).decode()
+        result["description"] = "\n\n".join(filter(None, (result.get("description"), keywords)))
+    return result
+
 
 ENDPOINT = "https://api.anthropic.com"
 VERSION = "2023-06-01"
-#: the API wants a limit in every call
+#: the API requires a limit in every call
 MAX_TOKENS = 4096
 _CACHED = {"cache_control": {"type": "ephemeral"}}
 _CHOICES: dict[str, JsonObject] = {"none": {"type": "none"}, "required": {"type": "any"}}
@@ -34,7 +266,7 @@ class AnthropicOptions(ModelOptions):
 
     prompt_cache: bool = Field(True, description="Mark tools and system prompt for the service's cache.")
     structured_output: Literal["json_schema", "prompt"] = Field(
-        "json_schema", description="How an output schema is asked for; older models only know the prompt."
+        "json_schema", description="How an output schema is requested; older models support only the prompt."
     )
 
 
@@ -45,11 +277,11 @@ class Anthropic:
 
     @classmethod
     async def open(cls, options: AnthropicOptions, deps: Deps) -> ServiceProvider:
-        """Opens nothing: calls go over the shared session.
+        """Opens no connection: calls use the shared session.
 
         Raises:
             MissingKey: the key that the block names is not set.
-            ConfigError: no model, or no usable endpoint.
+            ConfigError: no model is named.
         """
         endpoint = options.endpoint.rstrip("/").removesuffix("/v1")
         key = read_key(options, deps.config_dir)
@@ -69,19 +301,19 @@ class AnthropicWire:
     """Requests and answers of one model.
 
     Args:
-        options: of the block.
+        options: the options of its block.
     """
 
     path = stream_path = "/v1/messages"
     ping_path = "/v1/models"
 
     def __init__(self, options: AnthropicOptions) -> None:
-        self._model = options.chosen
-        self._owner = f"anthropic/{options.chosen}"
+        self._model = options.model_name
+        self._owner = f"anthropic/{options.model_name}"
         self._native = options.structured_output == "json_schema"
-        self._mark = _CACHED if options.prompt_cache else {}
+        self._cache_mark = _CACHED if options.prompt_cache else {}
         self._parameters = _renamed(options.parameters)
-        self._tools = FragmentCache(self._offered)
+        self._tools = FragmentCache(self._encode_tools)
 
     def encode(self, request: CompletionRequest, stream: bool) -> bytes:
         body: JsonObject = {"model": self._model, "max_tokens": MAX_TOKENS}
@@ -97,9 +329,9 @@ class AnthropicWire:
         if request.output_schema is not None:
             self._ask_for_json(body, system, request)
         if system:
-            body["system"] = [{"type": "text", "text": "\n\n".join(system), **self._mark}]
+            body["system"] = [{"type": "text", "text": "\n\n".join(system), **self._cache_mark}]
         messages = [m for m in request.messages if m.role != "system"]
-        if (body.get("thinking") or {}).get("type") == "enabled" and self._has_not_thought(messages):
+        if (body.get("thinking") or {}).get("type") == "enabled" and self._has_foreign_calls(messages):
             del body["thinking"]
         body["messages"] = encode_messages(messages, self._owner)
         if stream:
@@ -109,31 +341,31 @@ class AnthropicWire:
     def decode(self, payload: Any) -> Reply:
         return decode_message(payload, self._owner)
 
-    def counted(self, payload: Any) -> Counted | None:
-        return counted(payload["usage"])
+    def token_counts(self, payload: Any) -> TokenCounts | None:
+        return token_counts(payload["usage"])
 
     def reader(self) -> AnthropicReader:
         return AnthropicReader(self._owner)
 
-    def _has_not_thought(self, messages: Sequence[Message]) -> bool:
-        """Whether the tool loop has calls of another model: amid one the API begins no thinking."""
+    def _has_foreign_calls(self, messages: Sequence[Message]) -> bool:
+        """Whether the tool loop contains calls of another model: inside one, the API starts no thinking."""
         for message in reversed(messages):
             if message.role == "user":
                 break
-            if message.tool_calls and kept(message.tool_calls[0], self._owner) is None:
+            if message.tool_calls and unpack_model_state(message.tool_calls[0], self._owner) is None:
                 return True
         return False
 
-    def _offered(self, tools: tuple[ToolSpec, ...]) -> list[JsonObject]:
+    def _encode_tools(self, tools: tuple[ToolSpec, ...]) -> list[JsonObject]:
         offered: list[JsonObject] = [
             {"name": t.name, "description": t.description, "input_schema": dict(t.parameters)} for t in tools
         ]
-        # one mark at the end covers all of them
-        offered[-1] |= self._mark
+        # one mark at the end covers all tools
+        offered[-1] |= self._cache_mark
         return offered
 
     def _ask_for_json(self, body: JsonObject, system: list[str], request: CompletionRequest) -> None:
-        strict = closed(request.output_schema or {}) if self._native else None
+        strict = close_objects(request.output_schema or {}) if self._native else None
         if strict is None:
             system.append(json_instruction(request))
         else:
@@ -141,10 +373,10 @@ class AnthropicWire:
 
 
 def encode_messages(messages: Iterable[Message], owner: str) -> list[JsonObject]:
-    """Messages whose roles take turns, the user's first: results of parallel calls go into one message.
+    """Messages with alternating roles, the user's first; results of parallel calls become one message.
 
     Args:
-        owner: the model that is asked: it gets its own thoughts back, before the calls that they led to.
+        owner: the model that is called; it receives its own thoughts before the calls that they led to.
     """
     turns: list[JsonObject] = []
     for message in messages:
@@ -162,12 +394,12 @@ def encode_messages(messages: Iterable[Message], owner: str) -> list[JsonObject]
 def _blocks(message: Message, owner: str) -> list[JsonObject]:
     if message.role == "tool":
         return [{"type": "tool_result", "tool_use_id": message.tool_call_id, "content": message.content}]
-    thoughts: list[list[JsonObject]] = [kept(call, owner) or [] for call in message.tool_calls]
+    thoughts: list[list[JsonObject]] = [unpack_model_state(call, owner) or [] for call in message.tool_calls]
     blocks: list[JsonObject] = [_image(image) for image in message.images]
     if thoughts:
-        blocks += thoughts[0]  # a message begins with them
+        blocks += thoughts[0]  # thoughts begin a message
         thoughts[0] = []
-    if message.content.strip():  # the API refuses blank texts
+    if message.content.strip():  # the API rejects blank texts
         blocks.append({"type": "text", "text": message.content})
     for call, before in zip(message.tool_calls, thoughts, strict=True):
         blocks += (*before, _tool_use(call))
@@ -179,7 +411,7 @@ def _tool_use(call: ToolCall) -> JsonObject:
         arguments = orjson.loads(call.arguments)
     except orjson.JSONDecodeError:
         arguments = None
-    if not isinstance(arguments, dict):  # what the model got wrong; the result that follows says so
+    if not isinstance(arguments, dict):  # the model's mistake; the result that follows reports it
         arguments = {"invalid": call.arguments}
     return {"type": "tool_use", "id": call.id, "name": call.name, "input": arguments}
 
@@ -191,7 +423,7 @@ def _image(image: Image) -> JsonObject:
 
 
 def _renamed(parameters: Mapping[str, Any]) -> JsonObject:
-    """The names that every provider takes, in the API's own words."""
+    """Renames the common parameters to the API's names."""
     named = dict(parameters)
     if "stop" in named:
         stop = named.pop("stop")

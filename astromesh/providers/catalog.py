@@ -1,6 +1,7 @@
-"""What is known of hosted models: list prices, context windows, vision, a rough order of quality.
+"""Facts about hosted models: list prices, context windows, vision, and a rough order of quality.
 
-Prices change; `prices` and `quality` in providers.yaml override. An unknown model costs 0.0, not `priced`.
+Prices change; `prices` and `quality` in providers.yaml override them. An unknown model costs 0.0 and is not
+`priced`.
 """
 
 from __future__ import annotations
@@ -8,11 +9,11 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from astromesh.abc.provider import Capabilities
+from astromesh.providers.base import Capabilities
 from astromesh.providers.options import ModelOptions, Price
 
 
-class Known(NamedTuple):
+class ModelInfo(NamedTuple):
     """Prices in US dollars per million tokens; the window in tokens; quality from 0 to 100."""
 
     input: float
@@ -33,48 +34,48 @@ class Known(NamedTuple):
         )
 
 
-KNOWN: dict[str, Known] = {
-    "gpt-5": Known(1.25, 10.0, 0.125, 400_000, 92),
-    "gpt-5-mini": Known(0.25, 2.0, 0.025, 400_000, 80),
-    "gpt-5-nano": Known(0.05, 0.4, 0.005, 400_000, 65),
-    "gpt-4.1": Known(2.0, 8.0, 0.5, 1_047_576, 82),
-    "gpt-4.1-mini": Known(0.4, 1.6, 0.1, 1_047_576, 72),
-    "gpt-4.1-nano": Known(0.1, 0.4, 0.025, 1_047_576, 55),
-    "gpt-4o": Known(2.5, 10.0, 1.25, 128_000, 78),
-    "gpt-4o-mini": Known(0.15, 0.6, 0.075, 128_000, 60),
-    "o3": Known(2.0, 8.0, 0.5, 200_000, 88),
-    "o4-mini": Known(1.1, 4.4, 0.275, 200_000, 80),
-    "gemini-3-pro-preview": Known(2.0, 12.0, 0.2, 1_048_576, 94),
-    "gemini-2.5-pro": Known(1.25, 10.0, 0.125, 1_048_576, 90),
-    "gemini-2.5-flash": Known(0.3, 2.5, 0.03, 1_048_576, 78),
-    "gemini-2.5-flash-lite": Known(0.1, 0.4, 0.01, 1_048_576, 62),
-    "gemini-2.0-flash": Known(0.1, 0.4, 0.025, 1_048_576, 60),
-    "claude-opus-4-5": Known(5.0, 25.0, 0.5, 200_000, 95, cache_write=6.25),
-    "claude-opus-4-1": Known(15.0, 75.0, 1.5, 200_000, 92, cache_write=18.75),
-    "claude-sonnet-4-5": Known(3.0, 15.0, 0.3, 200_000, 90, cache_write=3.75),
-    "claude-haiku-4-5": Known(1.0, 5.0, 0.1, 200_000, 78, cache_write=1.25),
-    "claude-3-5-haiku": Known(0.8, 4.0, 0.08, 200_000, 65, cache_write=1.0),
+MODELS: dict[str, ModelInfo] = {
+    "gpt-5": ModelInfo(1.25, 10.0, 0.125, 400_000, 92),
+    "gpt-5-mini": ModelInfo(0.25, 2.0, 0.025, 400_000, 80),
+    "gpt-5-nano": ModelInfo(0.05, 0.4, 0.005, 400_000, 65),
+    "gpt-4.1": ModelInfo(2.0, 8.0, 0.5, 1_047_576, 82),
+    "gpt-4.1-mini": ModelInfo(0.4, 1.6, 0.1, 1_047_576, 72),
+    "gpt-4.1-nano": ModelInfo(0.1, 0.4, 0.025, 1_047_576, 55),
+    "gpt-4o": ModelInfo(2.5, 10.0, 1.25, 128_000, 78),
+    "gpt-4o-mini": ModelInfo(0.15, 0.6, 0.075, 128_000, 60),
+    "o3": ModelInfo(2.0, 8.0, 0.5, 200_000, 88),
+    "o4-mini": ModelInfo(1.1, 4.4, 0.275, 200_000, 80),
+    "gemini-3-pro-preview": ModelInfo(2.0, 12.0, 0.2, 1_048_576, 94),
+    "gemini-2.5-pro": ModelInfo(1.25, 10.0, 0.125, 1_048_576, 90),
+    "gemini-2.5-flash": ModelInfo(0.3, 2.5, 0.03, 1_048_576, 78),
+    "gemini-2.5-flash-lite": ModelInfo(0.1, 0.4, 0.01, 1_048_576, 62),
+    "gemini-2.0-flash": ModelInfo(0.1, 0.4, 0.025, 1_048_576, 60),
+    "claude-opus-4-5": ModelInfo(5.0, 25.0, 0.5, 200_000, 95, cache_write=6.25),
+    "claude-opus-4-1": ModelInfo(15.0, 75.0, 1.5, 200_000, 92, cache_write=18.75),
+    "claude-sonnet-4-5": ModelInfo(3.0, 15.0, 0.3, 200_000, 90, cache_write=3.75),
+    "claude-haiku-4-5": ModelInfo(1.0, 5.0, 0.1, 200_000, 78, cache_write=1.25),
+    "claude-3-5-haiku": ModelInfo(0.8, 4.0, 0.08, 200_000, 65, cache_write=1.0),
 }
 _DATED = re.compile(r"-(\d{4}-\d{2}-\d{2}|\d{8}|latest)$")
 
 
-def known(model: str) -> Known | None:
-    """What is known of a model; a dated snapshot (`gpt-4o-2024-08-06`) counts as its model."""
-    return KNOWN.get(model) or KNOWN.get(_DATED.sub("", model))
+def model_info(model: str) -> ModelInfo | None:
+    """The facts about a model, also about a dated snapshot of it (`gpt-4o-2024-08-06`)."""
+    return MODELS.get(model) or MODELS.get(_DATED.sub("", model))
 
 
 def price_of(options: ModelOptions) -> Price | None:
-    """The price of the block's model, the operator's first; None where nobody knows."""
-    if (own := options.prices.get(options.chosen)) is not None:
+    """The price of the block's model: the operator's, else the list price; None if unknown."""
+    if (own := options.prices.get(options.model_name)) is not None:
         return own
-    found = known(options.chosen)
+    found = model_info(options.model_name)
     return found.price if found else None
 
 
 def capabilities_of(options: ModelOptions, *, json: bool = True, priced: bool | None = None) -> Capabilities:
-    """What the block's model can do: the operator's word first, then the table, then caution."""
-    found = known(options.chosen)
-    quality = options.quality.get(options.chosen, found.quality if found else 50.0)
+    """The features of the block's model: by the operator, else by the table, else the cautious default."""
+    found = model_info(options.model_name)
+    quality = options.quality.get(options.model_name, found.quality if found else 50.0)
     return Capabilities(
         tools=options.tools,
         vision=options.vision if options.vision is not None else bool(found and found.vision),
@@ -88,7 +89,7 @@ def capabilities_of(options: ModelOptions, *, json: bool = True, priced: bool | 
 def cost(
     price: Price | None, input_tokens: int, output_tokens: int, cached: int = 0, written: int = 0
 ) -> float:
-    """US dollars; `cached` and `written` are parts of `input_tokens`."""
+    """The cost in US dollars; `cached` and `written` are parts of `input_tokens`."""
     if price is None:
         return 0.0
     plain = price.input_per_million

@@ -2,24 +2,140 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 from urllib.parse import quote
+from uuid import uuid4
 
 import orjson
 
-from astromesh.abc.deps import Deps
-from astromesh.errors import ProviderRejected
+from astromesh.errors import ProviderRejected, ProviderUnavailable
+from astromesh.net import provider_errors
+from astromesh.net.service_options import read_key
+from astromesh.net.stream_parsers import SseParser
+from astromesh.plugins import Deps
 from astromesh.providers.catalog import capabilities_of, price_of
-from astromesh.providers.encoding import FragmentCache
-from astromesh.providers.gemini_reply import GeminiReader, counted
-from astromesh.providers.kept import kept
-from astromesh.providers.options import ModelOptions, read_key
-from astromesh.providers.service import Counted, Reply, ServiceProvider, service_of, told_in_words
+from astromesh.providers.options import ModelOptions
+from astromesh.providers.service import ServiceProvider, service_of
+from astromesh.providers.wire import (
+    CALL_SIZE,
+    FragmentCache,
+    Reply,
+    SurrogateJoiner,
+    TokenCounts,
+    latest_counts,
+    pack_model_state,
+    parse_json,
+    sum_counts,
+    truncated_answer,
+    unpack_model_state,
+    with_schema_instruction,
+)
+from astromesh.text import TextBuffer
+from astromesh.tokens import utf8_size
 from astromesh.types import CompletionRequest, Image, JsonObject, Message, ToolCall, ToolSpec
 
+# -- reading answers -----------------------------------------------------------------------------------------
+
+_FINISH = {
+    "MAX_TOKENS": "length",
+    **dict.fromkeys(
+        ("SAFETY", "RECITATION", "LANGUAGE", "BLOCKLIST", "PROHIBITED_CONTENT", "SPII"), "content_filter"
+    ),
+}
+#: the API could not parse the model's answer and discarded it; a retry may succeed
+_RETRYABLE_REASONS = frozenset({"MALFORMED_FUNCTION_CALL", "UNEXPECTED_TOOL_CALL", "MALFORMED_RESPONSE"})
+
+
+class GeminiReader:
+    """Reads one `GenerateContentResponse`, whole or as server-sent events.
+
+    Args:
+        owner: the model to which its signatures are sent back.
+    """
+
+    #: only the end of the body ends the answer
+    done = False
+
+    def __init__(self, owner: str) -> None:
+        self.size = 0
+        self._sse, self._joiner = SseParser(), SurrogateJoiner()
+        self._owner = owner
+        self._text = TextBuffer()
+        self._calls: list[ToolCall] = []
+        self._finish = ""
+        self._counts: TokenCounts | None = None
+
+    def feed(self, chunk: bytes) -> Iterator[str]:
+        for event in self._sse.feed(chunk):
+            if text := self.read_response(parse_json(event.data)):
+                yield text
+
+    def finish(self) -> Reply:
+        for event in self._sse.finish():
+            self.read_response(parse_json(event.data))
+        return self.result()
+
+    def partial(self) -> Reply:
+        return Reply(self._text.getvalue(), tuple(self._calls), "", self._counts)
+
+    def result(self) -> Reply:
+        """Raises: ProviderUnavailable: the end is missing, or the API could not parse the model's answer."""
+        if not self._finish:
+            raise truncated_answer()
+        if self._finish in _RETRYABLE_REASONS:
+            raise ProviderUnavailable(f"gave up its answer: {self._finish}")
+        reason = "tool_calls" if self._calls else _FINISH.get(self._finish, "stop")
+        return self.partial()._replace(finish_reason=reason)
+
+    def read_response(self, payload: Any) -> str:
+        """Reads one response and returns its text."""
+        if error := payload.get("error"):
+            raise provider_errors.from_body(error)
+        if usage := payload.get("usageMetadata"):
+            self._counts = latest_counts(token_counts(usage), self._counts)
+        if (payload.get("promptFeedback") or {}).get("blockReason"):
+            self._finish = "SAFETY"
+        texts = [self._choose(candidate) for candidate in (payload.get("candidates") or ())[:1]]
+        return "".join(texts)
+
+    def _choose(self, candidate: JsonObject) -> str:
+        self._finish = candidate.get("finishReason") or self._finish
+        received = ""
+        for part in (candidate.get("content") or {}).get("parts") or ():
+            if call := part.get("functionCall"):
+                self._call(call, part.get("thoughtSignature"))
+            elif not part.get("thought"):  # thoughts are not part of the answer
+                received += part.get("text") or ""
+        text = self._joiner.feed(received)
+        if text:
+            self.size += utf8_size(text)
+            self._text.write(text)
+        return text
+
+    def _call(self, call: JsonObject, signature: Any) -> None:
+        name, call_id = call["name"], call.get("id")
+        if not isinstance(name, str) or not name:
+            raise TypeError("a tool call without a name")
+        if not isinstance(call_id, str) or not call_id:
+            call_id = f"call_{uuid4().hex}"
+        state = pack_model_state(self._owner, signature) if isinstance(signature, str) else ""
+        arguments = orjson.dumps(call.get("args") or {}).decode()
+        self.size += CALL_SIZE + utf8_size(arguments) + utf8_size(state)
+        self._calls.append(ToolCall(call_id, name, arguments, state))
+
+
+def token_counts(usage: JsonObject) -> TokenCounts | None:
+    """The reported tokens. Thoughts are output tokens, as they are priced."""
+    if "promptTokenCount" not in usage:
+        return None
+    outputs = sum_counts(usage.get("candidatesTokenCount", 0), usage.get("thoughtsTokenCount"))  # it omits 0
+    inputs = sum_counts(usage["promptTokenCount"], usage.get("toolUsePromptTokenCount"))
+    return TokenCounts(inputs, outputs, usage.get("cachedContentTokenCount") or 0)
+
+
 ENDPOINT = "https://generativelanguage.googleapis.com/v1beta"
-#: names that every provider takes, in the API's own words; others are passed on as they are
+#: the API's names of the common parameters; other parameters are passed on unchanged
 _NAMES = {
     "max_tokens": "maxOutputTokens",
     "top_p": "topP",
@@ -28,7 +144,7 @@ _NAMES = {
     "frequency_penalty": "frequencyPenalty",
 }
 _MODES = {"auto": "AUTO", "none": "NONE", "required": "ANY"}
-#: Gemini 3 refuses its calls without their signatures; this stands for one that is not known any more
+#: Gemini 3 rejects its own calls without signatures; this replaces an unknown signature
 #: (https://ai.google.dev/gemini-api/docs/thought-signatures)
 _UNSIGNED = "skip_thought_signature_validator"
 _TEXT_OF_NOTHING = "(no text)"
@@ -47,11 +163,11 @@ class Gemini:
 
     @classmethod
     async def open(cls, options: GeminiOptions, deps: Deps) -> ServiceProvider:
-        """Opens nothing: calls go over the shared session.
+        """Opens no connection: calls use the shared session.
 
         Raises:
             MissingKey: the key that the block names is not set.
-            ConfigError: no model, or no usable endpoint.
+            ConfigError: no model is named.
         """
         key = read_key(options, deps.config_dir)
         service = service_of(
@@ -69,13 +185,13 @@ class GeminiWire:
     """Requests and answers of one model.
 
     Args:
-        options: of the block.
+        options: the options of its block.
     """
 
     ping_path = "/models"
 
     def __init__(self, options: GeminiOptions) -> None:
-        model = options.chosen.removeprefix("models/")
+        model = options.model_name.removeprefix("models/")
         self.path = f"/models/{quote(model, safe='')}:generateContent"
         self.stream_path = f"/models/{quote(model, safe='')}:streamGenerateContent?alt=sse"
         self._parameters = _renamed(options.parameters)
@@ -86,8 +202,8 @@ class GeminiWire:
     def encode(self, request: CompletionRequest, stream: bool) -> bytes:
         body: JsonObject = {}
         schema, messages = request.output_schema, request.messages
-        if schema is not None and request.tools:  # many of its models refuse both at once
-            schema, messages = None, told_in_words(request)
+        if schema is not None and request.tools:  # many models reject both together
+            schema, messages = None, with_schema_instruction(request)
         if system := "\n\n".join(m.content for m in messages if m.role == "system" and m.content):
             body["systemInstruction"] = {"parts": [{"text": system}]}
         if request.tools:
@@ -105,17 +221,17 @@ class GeminiWire:
 
     def decode(self, payload: Any) -> Reply:
         reader = self.reader()
-        reader.take(payload)
-        return reader.whole()
+        reader.read_response(payload)
+        return reader.result()
 
-    def counted(self, payload: Any) -> Counted | None:
-        return counted(payload["usageMetadata"])
+    def token_counts(self, payload: Any) -> TokenCounts | None:
+        return token_counts(payload["usageMetadata"])
 
     def reader(self) -> GeminiReader:
         return GeminiReader(self._owner)
 
     def _contents(self, messages: Iterable[Message]) -> list[JsonObject]:
-        """Turns of user and model, the user's first: results of parallel calls go into one turn."""
+        """Alternating turns of user and model, the user's first; parallel results become one turn."""
         turns: list[JsonObject] = []
         for message in messages:
             role = "model" if message.role == "assistant" else "user"
@@ -136,7 +252,7 @@ class GeminiWire:
         parts: list[JsonObject] = [_image(image) for image in message.images]
         if message.content:
             parts.append({"text": message.content})
-        # of calls made at once the first alone is signed
+        # of parallel calls only the first is signed
         calls = [self._called(call, first=not number) for number, call in enumerate(message.tool_calls)]
         return parts + calls
 
@@ -144,7 +260,7 @@ class GeminiWire:
         part: JsonObject = {
             "functionCall": {"id": call.id, "name": call.name, "args": _arguments(call.arguments)}
         }
-        if signature := kept(call, self._owner) or (self._unsigned if first else ""):
+        if signature := unpack_model_state(call, self._owner) or (self._unsigned if first else ""):
             part["thoughtSignature"] = signature
         return part
 
@@ -168,13 +284,13 @@ def _arguments(text: str) -> JsonObject:
         arguments = orjson.loads(text)
     except orjson.JSONDecodeError:
         arguments = None
-    # what the model got wrong; the result that follows says so
+    # the model's mistake; the result that follows reports it
     return arguments if isinstance(arguments, dict) else {"invalid": text}
 
 
 def _image(image: Image) -> JsonObject:
     if not image.data:
-        raise ProviderRejected("Gemini takes pictures as data, not as URLs.")
+        raise ProviderRejected("Gemini accepts images as data, not as URLs.")
     return {"inlineData": {"mimeType": image.media_type, "data": image.data}}
 
 

@@ -9,27 +9,28 @@ from uuid import uuid4
 import orjson
 from pydantic import Field
 
-from astromesh.abc.deps import Deps
 from astromesh.errors import ProviderRejected
-from astromesh.growing import GrowingText
-from astromesh.net import faults
-from astromesh.net.ndjson import LineParser
+from astromesh.net import provider_errors
+from astromesh.net.service_options import read_key
+from astromesh.net.stream_parsers import LineParser
+from astromesh.plugins import Deps
 from astromesh.providers.catalog import capabilities_of
-from astromesh.providers.encoding import FragmentCache
-from astromesh.providers.options import ModelOptions, Price, read_key
-from astromesh.providers.pairs import Pairs, loads
-from astromesh.providers.service import (
+from astromesh.providers.options import ModelOptions, Price
+from astromesh.providers.service import ServiceProvider, service_of
+from astromesh.providers.wire import (
     CALL_SIZE,
-    Counted,
+    FragmentCache,
     Reply,
-    ServiceProvider,
+    SurrogateJoiner,
+    TokenCounts,
     arguments_of,
-    cut,
-    meant,
-    service_of,
-    told_in_words,
+    parse_json,
+    require_content,
+    truncated_answer,
+    with_schema_instruction,
 )
-from astromesh.tokens import size_of
+from astromesh.text import TextBuffer
+from astromesh.tokens import utf8_size
 from astromesh.types import CompletionRequest, JsonObject, Message, ToolCall
 
 ENDPOINT = "http://localhost:11434"
@@ -39,7 +40,7 @@ _FREE = Price()
 
 
 class OllamaOptions(ModelOptions):
-    """Options of `ollama`. `context_window` is sent as `num_ctx`: without it Ollama cuts prompts silently."""
+    """Options of `ollama`. Without `context_window`, sent as `num_ctx`, Ollama truncates prompts silently."""
 
     endpoint: str = Field(ENDPOINT, description="Base URL. Trusted, loopback included.")
 
@@ -51,11 +52,11 @@ class Ollama:
 
     @classmethod
     async def open(cls, options: OllamaOptions, deps: Deps) -> ServiceProvider:
-        """Opens nothing: calls go over the shared session.
+        """Opens no connection: calls use the shared session.
 
         Raises:
             MissingKey: the key that the block names is not set.
-            ConfigError: no model, or no usable endpoint.
+            ConfigError: no model is named.
         """
         key = read_key(options, deps.config_dir)
         service = service_of(
@@ -64,7 +65,7 @@ class Ollama:
             ENDPOINT,
             {"authorization": f"Bearer {key}"} if key else {},
             capabilities=capabilities_of(options, priced=True),
-            price=options.prices.get(options.chosen, _FREE),
+            price=options.prices.get(options.model_name, _FREE),
         )
         return ServiceProvider(service, OllamaWire(options), deps.http)
 
@@ -73,14 +74,14 @@ class OllamaWire:
     """Requests and answers of one model.
 
     Args:
-        options: of the block.
+        options: the options of its block.
     """
 
     path = stream_path = "/api/chat"
     ping_path = "/api/version"
 
     def __init__(self, options: OllamaOptions) -> None:
-        self._model = options.chosen
+        self._model = options.model_name
         window = {"num_ctx": options.context_window} if options.context_window else {}
         self._parameters = {**window, **options.parameters}
         self._tools = FragmentCache(lambda tools: [tool.to_function() for tool in tools])
@@ -88,9 +89,9 @@ class OllamaWire:
     def encode(self, request: CompletionRequest, stream: bool) -> bytes:
         body: JsonObject = {"model": self._model, "stream": stream}
         schema, messages = request.output_schema, request.messages
-        if schema is not None and request.tools:  # held to a grammar, it could call none
-            messages = told_in_words(request)
-        if request.tools and request.tool_choice != "none":  # the API knows no other choice than the model's
+        if schema is not None and request.tools:  # a grammar would prevent tool calls
+            messages = with_schema_instruction(request)
+        if request.tools and request.tool_choice != "none":  # the API has no tool choice
             body["tools"] = self._tools.of(request.tools)
             schema = None
         body["messages"] = [encode_message(m) for m in messages]
@@ -100,16 +101,16 @@ class OllamaWire:
         _put(body, request.parameters)
         return orjson.dumps(body)
 
-    def counted(self, payload: Any) -> Counted | None:
-        return counted(payload)
+    def token_counts(self, payload: Any) -> TokenCounts | None:
+        return token_counts(payload)
 
     def decode(self, payload: Any) -> Reply:
         message = payload["message"]
         if not payload.get("done", True):
-            raise cut()
+            raise truncated_answer()
         calls = _calls(message)
-        reply = Reply(_text(message), calls, _finish(payload, calls), counted(payload))
-        return meant(reply, payload.get("done_reason"))
+        reply = Reply(_text(message), calls, _finish(payload, calls), token_counts(payload))
+        return require_content(reply, payload.get("done_reason"))
 
     def reader(self) -> OllamaReader:
         return OllamaReader()
@@ -122,39 +123,41 @@ class OllamaReader:
         self.done = False
         self.size = 0
         self._lines = LineParser()
-        self._pairs = Pairs()
-        self._text = GrowingText()
+        self._joiner = SurrogateJoiner()
+        self._text = TextBuffer()
         self._calls: list[ToolCall] = []
-        self._last: JsonObject = {}
+        self._last_line: JsonObject = {}
 
     def feed(self, chunk: bytes) -> Iterator[str]:
         for line in self._lines.feed(chunk):
-            if text := self._take(loads(line)):
+            if text := self._read_line(parse_json(line)):
                 yield text
 
     def finish(self) -> Reply:
         for line in self._lines.finish():
-            self._take(loads(line))
+            self._read_line(parse_json(line))
         if not self.done:
-            raise cut()
+            raise truncated_answer()
         calls = tuple(self._calls)
-        reply = Reply(self._text.getvalue(), calls, _finish(self._last, calls), counted(self._last))
-        return meant(reply, self._last.get("done_reason"))
+        reply = Reply(
+            self._text.getvalue(), calls, _finish(self._last_line, calls), token_counts(self._last_line)
+        )
+        return require_content(reply, self._last_line.get("done_reason"))
 
-    def so_far(self) -> Reply:
-        return Reply(self._text.getvalue(), tuple(self._calls), "", counted(self._last))
+    def partial(self) -> Reply:
+        return Reply(self._text.getvalue(), tuple(self._calls), "", token_counts(self._last_line))
 
-    def _take(self, line: JsonObject) -> str:
+    def _read_line(self, line: JsonObject) -> str:
         if line.get("error"):
-            raise faults.from_body(line["error"])
+            raise provider_errors.from_body(line["error"])
         message = line.get("message") or {}
         for call in _calls(message):
-            self.size += CALL_SIZE + size_of(call.arguments)
+            self.size += CALL_SIZE + utf8_size(call.arguments)
             self._calls.append(call)
         if line.get("done"):
-            self.done, self._last = True, line
-        text = self._pairs.feed(_text(message))
-        self.size += size_of(text)
+            self.done, self._last_line = True, line
+        text = self._joiner.feed(_text(message))
+        self.size += utf8_size(text)
         self._text.write(text)
         return text
 
@@ -165,7 +168,7 @@ def encode_message(message: Message) -> JsonObject:
         encoded["tool_name"] = message.name
     if message.images:
         if not all(image.data for image in message.images):
-            raise ProviderRejected("Ollama takes pictures as data, not as URLs.")
+            raise ProviderRejected("Ollama accepts images as data, not as URLs.")
         encoded["images"] = [image.data for image in message.images]
     if message.tool_calls:
         encoded["tool_calls"] = [
@@ -174,9 +177,9 @@ def encode_message(message: Message) -> JsonObject:
     return encoded
 
 
-def counted(payload: JsonObject) -> Counted | None:
-    """It does not count, e.g., a prompt that it had in its cache."""
-    return Counted(payload.get("prompt_eval_count") or None, payload.get("eval_count"))
+def token_counts(payload: JsonObject) -> TokenCounts | None:
+    """The reported tokens. Ollama does not count a prompt in its cache."""
+    return TokenCounts(payload.get("prompt_eval_count") or None, payload.get("eval_count"))
 
 
 def _put(body: JsonObject, parameters: Mapping[str, Any]) -> None:
@@ -190,12 +193,12 @@ def _put(body: JsonObject, parameters: Mapping[str, Any]) -> None:
 def _text(message: JsonObject) -> str:
     text = message.get("content") or ""
     if not isinstance(text, str):
-        raise TypeError("content that is no text")
+        raise TypeError("content that is not a string")
     return text
 
 
 def _calls(message: JsonObject) -> tuple[ToolCall, ...]:
-    """Ollama's calls have no ids, and mostly arguments that are parsed already: made as everywhere else."""
+    """The tool calls, with ids and with arguments as JSON text: Ollama sends neither."""
     return tuple(
         ToolCall(
             call.get("id") or f"call_{uuid4().hex}",

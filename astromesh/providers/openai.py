@@ -5,20 +5,214 @@ Format: https://platform.openai.com/docs/api-reference/chat
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 from urllib.parse import quote
+from uuid import uuid4
 
 import orjson
 from pydantic import Field
 
-from astromesh.abc.deps import Deps
+from astromesh.net import provider_errors
+from astromesh.net.service_options import read_key
+from astromesh.net.stream_parsers import SseParser
+from astromesh.plugins import Deps
 from astromesh.providers.catalog import capabilities_of, price_of
-from astromesh.providers.encoding import FragmentCache
-from astromesh.providers.openai_reply import OpenAIReader, counted, decode_completion
-from astromesh.providers.options import ModelOptions, read_key
-from astromesh.providers.service import Counted, Reply, ServiceProvider, service_of, told_in_words
-from astromesh.types import CompletionRequest, Image, JsonObject, Message
+from astromesh.providers.options import ModelOptions
+from astromesh.providers.service import ServiceProvider, service_of
+from astromesh.providers.wire import (
+    CALL_SIZE,
+    FragmentCache,
+    Reply,
+    SurrogateJoiner,
+    TokenCounts,
+    arguments_of,
+    latest_counts,
+    parse_json,
+    require_content,
+    text_of,
+    truncated_answer,
+    with_schema_instruction,
+)
+from astromesh.text import TextBuffer
+from astromesh.tokens import utf8_size
+from astromesh.types import CompletionRequest, Image, JsonObject, Message, ToolCall
+
+# -- reading answers -----------------------------------------------------------------------------------------
+
+_FINISH = {"tool_calls": "tool_calls", "length": "length", "content_filter": "content_filter"}
+
+
+def decode_completion(payload: Any) -> Reply:
+    """Reads a whole `chat.completion`."""
+    choice = min(payload["choices"], key=_index)
+    message = choice["message"]
+    calls = tuple(_call(c.get("id"), c["function"]) for c in message.get("tool_calls") or ())
+    refusal, reason = message.get("refusal"), choice.get("finish_reason")
+    reply = Reply(
+        text_of(message.get("content")) or text_of(refusal),
+        calls,
+        "content_filter" if refusal else _finish(reason, bool(calls)),
+        token_counts(payload.get("usage")),
+    )
+    return require_content(reply, reason)
+
+
+class OpenAIReader:
+    """Reads one stream of `chat.completion.chunk` events."""
+
+    def __init__(self) -> None:
+        self.done = False
+        self.size = 0
+        self._sse = SseParser()
+        self._joiner = SurrogateJoiner()
+        self._text = TextBuffer()
+        self._calls: list[_GrowingCall] = []
+        self._indices: set[Any] = set()
+        #: index of the answer that is read, of several (`n`)
+        self._choice: int | None = None
+        self._finish = ""
+        self._refused = False
+        self._counts: TokenCounts | None = None
+
+    def feed(self, chunk: bytes) -> Iterator[str]:
+        for event in self._sse.feed(chunk):
+            if text := self._read_event(event.data):
+                yield text
+
+    def finish(self) -> Reply:
+        for event in self._sse.finish():
+            self._read_event(event.data)
+        if not (self.done or self._finish):
+            raise truncated_answer()
+        calls = tuple(call.finished() for call in sorted(self._calls, key=_place))
+        reason = "content_filter" if self._refused else _finish(self._finish, bool(calls))
+        return require_content(Reply(self._text.getvalue(), calls, reason, self._counts), self._finish)
+
+    def partial(self) -> Reply:
+        calls = tuple(call.partial() for call in self._calls)
+        return Reply(self._text.getvalue(), calls, "", self._counts)
+
+    def _read_event(self, data: bytes) -> str:
+        """Reads an event and returns its text; events after the end are ignored."""
+        if self.done or data == b"[DONE]":
+            self.done = True
+            return ""
+        event = parse_json(data)
+        if usage := event.get("usage"):
+            self._counts = latest_counts(token_counts(usage), self._counts)
+        if choices := event.get("choices"):
+            return self._choose_of(choices)
+        if error := event.get("error"):
+            raise provider_errors.from_body(error)
+        return ""
+
+    def _choose_of(self, choices: list[JsonObject]) -> str:
+        if self._choice is None:
+            self._choice = min(map(_index, choices))
+        if len(choices) == 1:  # the usual case
+            return self._choose(choices[0]) if _index(choices[0]) == self._choice else ""
+        return "".join(self._choose(choice) for choice in choices if _index(choice) == self._choice)
+
+    def _choose(self, choice: JsonObject) -> str:
+        delta = choice.get("delta") or {}
+        for piece in delta.get("tool_calls") or ():
+            self._extend_call(piece)
+        if reason := choice.get("finish_reason"):
+            self._finish = reason
+        refusal = delta.get("refusal")
+        self._refused = self._refused or bool(refusal)
+        text = self._joiner.feed(text_of(delta.get("content") or refusal))
+        if text:
+            self.size += utf8_size(text)
+            self._text.write(text)
+        return text
+
+    def _extend_call(self, piece: JsonObject) -> None:
+        call = self._call_of(piece)
+        function = piece.get("function") or {}
+        call.id = piece.get("id") or call.id
+        if name := function.get("name"):
+            self.size += len(name)
+            call.add_name(name)
+        if arguments := arguments_of(function.get("arguments"), ""):
+            self.size += utf8_size(arguments)
+            call.arguments.append(arguments)
+
+    def _call_of(self, piece: JsonObject) -> _GrowingCall:
+        index = piece.get("index")
+        if index is None:  # some servers send no index: a new id is a new call
+            fresh = bool(piece.get("id")) and all(c.id != piece["id"] for c in self._calls)
+            index = len(self._calls) - (0 if fresh or not self._calls else 1)
+        if index in self._indices:
+            for call in reversed(self._calls):
+                if call.index == index and not call.ended_by(piece):
+                    return call
+        self.size += CALL_SIZE
+        self._indices.add(index)
+        self._calls.append(_GrowingCall(index))
+        return self._calls[-1]
+
+
+class _GrowingCall:
+    __slots__ = ("arguments", "id", "index", "name")
+
+    def __init__(self, index: Any) -> None:
+        self.index, self.id, self.name = index, "", ""
+        self.arguments: list[str] = []
+
+    def ended_by(self, piece: JsonObject) -> bool:
+        """Whether a piece begins another call.
+
+        Some servers give every call of a turn the same index: another id with a name is another call. Others
+        send a new id with every piece, but name the call once.
+        """
+        named = (piece.get("function") or {}).get("name")
+        return bool(named and self.id and piece.get("id") and piece["id"] != self.id)
+
+    def add_name(self, piece: Any) -> None:
+        """Adds a piece of the name. Some servers repeat the name in every piece, others split it."""
+        if self.arguments:
+            self.name = self.name or piece
+        else:
+            self.name = piece if piece.startswith(self.name) else self.name + piece
+
+    def partial(self) -> ToolCall:
+        return ToolCall(self.id, self.name, "".join(self.arguments))
+
+    def finished(self) -> ToolCall:
+        return _call(self.id, {"name": self.name, "arguments": "".join(self.arguments)})
+
+
+def token_counts(usage: Any) -> TokenCounts | None:
+    """The reported tokens; None if the server reports none."""
+    if not usage:
+        return None
+    details = usage.get("prompt_tokens_details") or {}
+    return TokenCounts(
+        usage.get("prompt_tokens"), usage.get("completion_tokens"), details.get("cached_tokens") or 0
+    )
+
+
+def _finish(reason: str | None, calls: bool) -> str:
+    return "tool_calls" if calls else _FINISH.get(reason or "", "stop")
+
+
+def _call(call_id: Any, function: JsonObject) -> ToolCall:
+    name = function["name"]
+    if not isinstance(name, str) or not name:
+        raise TypeError("a tool call without a name")
+    call_id = call_id if isinstance(call_id, str) else ""
+    return ToolCall(call_id or f"call_{uuid4().hex}", name, arguments_of(function.get("arguments")))
+
+
+def _index(choice: JsonObject) -> int:
+    return choice.get("index") or 0
+
+
+def _place(call: _GrowingCall) -> int:
+    return call.index if isinstance(call.index, int) else 0
+
 
 ENDPOINT = "https://api.openai.com/v1"
 Structured = Literal["json_schema", "json_object", "none"]
@@ -32,7 +226,7 @@ class OpenAIOptions(ModelOptions):
 
     structured_output: Structured = Field(
         "json_schema",
-        description="How an output schema is asked for: by JSON Schema, by JSON mode, or in words alone.",
+        description="How an output schema is requested: by JSON Schema, by JSON mode, or only in the prompt.",
     )
     api_version: str = Field(
         "",
@@ -41,7 +235,7 @@ class OpenAIOptions(ModelOptions):
         "the endpoint that of the resource. Azure's newer endpoints (…/openai/v1) need none.",
     )
     stream_usage: bool = Field(
-        True, description="Ask for token counts at a stream's end; some older servers refuse the question."
+        True, description="Request token counts at the end of a stream; some older servers reject this."
     )
 
 
@@ -52,11 +246,11 @@ class OpenAI:
 
     @classmethod
     async def open(cls, options: OpenAIOptions, deps: Deps) -> ServiceProvider:
-        """Opens nothing: calls go over the shared session.
+        """Opens no connection: calls use the shared session.
 
         Raises:
             MissingKey: the key that the block names is not set.
-            ConfigError: no model, or no usable endpoint.
+            ConfigError: no model is named.
         """
         official = options.endpoint in ("", ENDPOINT)
         key = read_key(options, deps.config_dir)
@@ -75,18 +269,18 @@ class OpenAIWire:
     """Requests and answers of one model.
 
     Args:
-        options: of the block.
-        official: whether the endpoint is OpenAI's own, which has renamed `max_tokens`.
+        options: the options of its block.
+        official: whether the endpoint is OpenAI's own, where `max_tokens` has another name.
     """
 
     def __init__(self, options: OpenAIOptions, *, official: bool = False) -> None:
         self.path, self.ping_path = _paths(options)
         self.stream_path = self.path
-        self._model = options.chosen
+        self._model = options.model_name
         self._structured = options.structured_output
         self._official = official
-        #: many other servers hold a model to the schema so that it can call no tools, or refuse both at once
-        self._beside_tools = official or bool(options.api_version)
+        #: with a schema, many other servers prevent tool calls, or reject tools
+        self._schema_with_tools = official or bool(options.api_version)
         self._parameters = self._renamed(options.parameters)
         self._stream: JsonObject = {"stream": True}
         if options.stream_usage:
@@ -99,8 +293,8 @@ class OpenAIWire:
             body["tools"] = self._tools.of(request.tools)
             if request.tool_choice != "auto":
                 body["tool_choice"] = _tool_choice(request.tool_choice)
-        said = told_in_words(request) if self._needs_words(request) else request.messages
-        body["messages"] = [encode_message(m) for m in said]
+        messages = with_schema_instruction(request) if self._needs_words(request) else request.messages
+        body["messages"] = [encode_message(m) for m in messages]
         body.update(self._parameters)
         if request.parameters:
             body.update(self._renamed(request.parameters))
@@ -113,8 +307,8 @@ class OpenAIWire:
     def decode(self, payload: Any) -> Reply:
         return decode_completion(payload)
 
-    def counted(self, payload: Any) -> Counted | None:
-        return counted(payload["usage"])
+    def token_counts(self, payload: Any) -> TokenCounts | None:
+        return token_counts(payload["usage"])
 
     def reader(self) -> OpenAIReader:
         return OpenAIReader()
@@ -128,10 +322,10 @@ class OpenAIWire:
     def _needs_words(self, request: CompletionRequest) -> bool:
         if request.output_schema is None:
             return False
-        return self._structured != "json_schema" or bool(request.tools and not self._beside_tools)
+        return self._structured != "json_schema" or bool(request.tools and not self._schema_with_tools)
 
     def _ask_for_json(self, body: JsonObject, request: CompletionRequest) -> None:
-        if request.tools and request.tool_choice != "none" and not self._beside_tools:
+        if request.tools and request.tool_choice != "none" and not self._schema_with_tools:
             return
         if self._structured == "json_schema":
             schema = {"name": "answer", "schema": dict(request.output_schema or {})}
@@ -141,7 +335,7 @@ class OpenAIWire:
 
 
 def _paths(options: OpenAIOptions) -> tuple[str, str]:
-    """Where chats and the list of models are, below the endpoint.
+    """The paths of chats and of the list of models, below the endpoint.
 
     Azure: https://learn.microsoft.com/azure/ai-services/openai/reference
     """
@@ -149,7 +343,7 @@ def _paths(options: OpenAIOptions) -> tuple[str, str]:
         return "/chat/completions", "/models"
     base = "" if options.endpoint.rstrip("/").endswith("/openai") else "/openai"
     version = f"api-version={options.api_version}"
-    deployment = f"{base}/deployments/{quote(options.chosen, safe='')}"
+    deployment = f"{base}/deployments/{quote(options.model_name, safe='')}"
     return f"{deployment}/chat/completions?{version}", f"{base}/models?{version}"
 
 

@@ -1,22 +1,19 @@
 """A model behind an HTTP service: the `Provider` that all wire formats share.
 
-A wire format says how a request becomes a body and a body a reply, without I/O; here are the calls, the
-deadlines, the errors, the usage and its price.
+This module makes the calls and handles deadlines, errors, usage and prices; wire formats encode and decode.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from time import perf_counter
 from types import TracebackType
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
-import orjson
 from yarl import URL
 
-from astromesh.abc.provider import Capabilities
 from astromesh.errors import (
     ConfigError,
     NetError,
@@ -26,94 +23,39 @@ from astromesh.errors import (
     ProviderTimeout,
     ProviderUnavailable,
 )
-from astromesh.net import faults
+from astromesh.net import provider_errors
 from astromesh.net.http import MAX_BODY, MAX_STREAM, Http
+from astromesh.providers.base import Capabilities
 from astromesh.providers.catalog import cost
-from astromesh.providers.options import ModelOptions, Price, is_http
-from astromesh.providers.pairs import loads, whole
+from astromesh.providers.options import ModelOptions, Price
+from astromesh.providers.wire import (
+    WRONG_SHAPE,
+    Reply,
+    StreamReader,
+    TokenCounts,
+    Wire,
+    join_surrogates,
+    parse_json,
+)
 from astromesh.tokens import estimate, estimate_request
-from astromesh.types import CompletionRequest, CompletionResult, Delta, Message, ToolCall, Usage, charge
+from astromesh.types import CompletionRequest, CompletionResult, Delta, ToolCall, Usage, attach_usage
 
-#: what a wire format's reading may raise on an answer of another shape
-WRONG_SHAPE = (AttributeError, IndexError, KeyError, TypeError, ValueError)
 _ERROR_BYTES = 64 * 1024
 _PING_SECONDS = 5.0
-#: what a streamed tool call counts for, in bytes, beside its text: the more there are, the longer it takes to
-#: find the one that a piece belongs to
-CALL_SIZE = 8192
-#: tokens of an answer, for estimates before there is one
+#: estimated tokens of an answer
 _USUAL_OUTPUT = 256
-#: a count beyond this is a mistake of the service
-_MOST_TOKENS = 1_000_000_000
-
-
-class Counted(NamedTuple):
-    """Tokens as a service reported them; `cached` and `written` are parts of `input`. None: not counted."""
-
-    input: int | None = 0
-    output: int | None = 0
-    cached: int = 0
-    written: int = 0
-
-
-class Reply(NamedTuple):
-    """A model's answer as read from the wire. `counted` is None where the service reported nothing."""
-
-    content: str = ""
-    tool_calls: tuple[ToolCall, ...] = ()
-    finish_reason: str = "stop"
-    counted: Counted | None = None
-
-
-class StreamReader(Protocol):
-    """Reads one streamed answer.
-
-    `done`: the service has said that this was all. `size`: bytes of what the answer says so far: texts, tool
-    calls, thoughts.
-    """
-
-    done: bool
-    size: int
-
-    def feed(self, chunk: bytes) -> Iterator[str]:
-        """The text deltas in this chunk, as the service sent them. Raises ProviderError or WRONG_SHAPE.
-
-        An iterator, so that what stands before a fault in the same chunk still goes out.
-        """
-
-    def finish(self) -> Reply:
-        """The whole answer. Raises ProviderUnavailable where the stream ended early."""
-
-    def so_far(self) -> Reply:
-        """What has come of an answer that will never be whole."""
-
-
-class Wire(Protocol):
-    """One wire format for one model."""
-
-    #: paths below the endpoint, possibly with a query
-    path: str
-    stream_path: str
-    ping_path: str
-
-    def encode(self, request: CompletionRequest, stream: bool) -> bytes: ...
-
-    def decode(self, payload: Any) -> Reply: ...
-
-    def counted(self, payload: Any) -> Counted | None:
-        """What a whole answer reports of its tokens, also where the rest of it cannot be read."""
-
-    def reader(self) -> StreamReader: ...
+#: a larger count is an error of the service
+_MAX_TOKENS = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """Where a model is and what it is worth.
+    """The endpoint, features and price of a model.
 
     Args:
-        provider, model: the names shown.
+        provider, model: names in answers, errors and metrics.
         endpoint: base URL.
-        headers: of every call, the key among them.
+        headers: of every call, with the key.
         timeout: seconds.
     """
 
@@ -130,8 +72,8 @@ class ServiceProvider:
     """A `Provider` over HTTP.
 
     Args:
-        service: where and what.
-        wire: the format that it speaks.
+        service: the endpoint and its model.
+        wire: its wire format.
         http: the shared session.
     """
 
@@ -149,8 +91,8 @@ class ServiceProvider:
 
     async def complete(self, request: CompletionRequest) -> CompletionResult:
         started = perf_counter()
-        body = self._encoded(request, stream=False)
-        with _Tab(self, request):
+        body = self._encode(request, stream=False)
+        with _UsageRecorder(self, request):
             try:
                 answer = await self._http.request(
                     "POST",
@@ -161,44 +103,44 @@ class ServiceProvider:
                     resend=True,
                 )
             except NetError as error:
-                raise self._named(faults.from_net(error)) from error
+                raise self._with_name(provider_errors.from_net_error(error)) from error
         if answer.status != 200:
-            raise self._refused(answer.status, answer.headers, answer.body)
-        return self._result(request, self._decoded(answer.body), started)
+            raise self._status_error(answer.status, answer.headers, answer.body)
+        return self._result(request, self._decode(answer.body), started)
 
     async def stream(self, request: CompletionRequest) -> AsyncGenerator[Delta | CompletionResult, None]:
         started = perf_counter()
-        body = self._encoded(request, stream=True)
+        body = self._encode(request, stream=True)
         reader = self._wire.reader()
-        with _Tab(self, request, reader):
+        with _UsageRecorder(self, request, reader):
             try:
                 async with self._http.stream(
                     "POST",
                     self._stream_url,
                     body=body,
                     headers=self._headers,
-                    silence=self._service.timeout,
+                    read_timeout=self._service.timeout,
                     limit=MAX_STREAM,
                 ) as incoming:
                     if incoming.status != 200:
-                        said = await incoming.read(_ERROR_BYTES)
-                        raise self._refused(incoming.status, incoming.headers, said)
+                        body = await incoming.read(_ERROR_BYTES)
+                        raise self._status_error(incoming.status, incoming.headers, body)
                     if incoming.headers.get("content-type", "").startswith("application/json"):
-                        # an endpoint that cannot stream answers at once
-                        reply = self._decoded(await incoming.read())
+                        # an endpoint without streaming sends the whole answer
+                        reply = self._decode(await incoming.read())
                         if reply.content:
                             yield Delta(reply.content)
                         yield self._result(request, reply, started)
                         return
                     while not reader.done and (chunk := await incoming.chunk()):
-                        for text in self._fed(reader, chunk):
+                        for text in self._feed(reader, chunk):
                             yield Delta(text)
                         if reader.size > MAX_BODY:
                             raise incoming.too_large(MAX_BODY)
                     await incoming.drain()
             except NetError as error:
-                raise self._named(faults.from_net(error)) from error
-            reply = self._finished(reader)
+                raise self._with_name(provider_errors.from_net_error(error)) from error
+            reply = self._finish(reader)
         yield self._result(request, reply, started)
 
     def estimated_cost(self, request: CompletionRequest) -> float:
@@ -217,66 +159,66 @@ class ServiceProvider:
                 timeout=min(_PING_SECONDS, self._service.timeout),
             )
         except NetError as error:
-            raise self._named(faults.from_net(error)) from error
-        # a service without this path has answered all the same
+            raise self._with_name(provider_errors.from_net_error(error)) from error
+        # an error for this path is an answer, too
         if answer.status in (401, 402, 403) or answer.status >= 500:
-            raise self._refused(answer.status, answer.headers, b"")
+            raise self._status_error(answer.status, answer.headers, b"")
         if answer.status == 200:
             return None
         return f"could not be checked: GET {self._wire.ping_path} answered {answer.status}"
 
     async def close(self) -> None:
-        """Nothing to do: the session is shared."""
+        """Does nothing: the session is shared."""
 
     # -- reading and writing ---------------------------------------------------------------------------
 
-    def _encoded(self, request: CompletionRequest, *, stream: bool) -> bytes:
+    def _encode(self, request: CompletionRequest, *, stream: bool) -> bytes:
         try:
             return self._wire.encode(request, stream)
         except ProviderError as error:
-            raise self._named(error) from None
+            raise self._with_name(error) from None
         except (TypeError, ValueError) as error:  # orjson: lone surrogates, numbers beyond 64 bits
-            raise self._named(
-                ProviderRejected("The request holds something that has no JSON form, e.g. broken Unicode.")
+            raise self._with_name(
+                ProviderRejected("JSON cannot represent a value of the request, e.g. invalid Unicode.")
             ) from error
 
-    def _decoded(self, body: bytes) -> Reply:
+    def _decode(self, body: bytes) -> Reply:
         payload: Any = None
         try:
-            payload = loads(body)
+            payload = parse_json(body)
             if isinstance(payload, dict) and payload.get("error"):
-                raise faults.from_body(payload["error"], self._secrets)
-            return _sound(self._wire.decode(payload))
+                raise provider_errors.from_body(payload["error"], self._secrets)
+            return _validate(self._wire.decode(payload))
         except ProviderError as error:
-            raise self._billed(self._named(error), payload) from None
+            raise self._with_usage(self._with_name(error), payload) from None
         except WRONG_SHAPE as error:
-            raise self._billed(self._unreadable(), payload) from error
+            raise self._with_usage(self._format_error(), payload) from error
 
-    def _billed(self, error: ProviderError, payload: Any) -> ProviderError:
-        """The error of an answer that came and cannot be read, with what the service has counted for it."""
+    def _with_usage(self, error: ProviderError, payload: Any) -> ProviderError:
+        """Adds the tokens that the service reported for an unreadable answer to its error."""
         try:
-            counted = _believed(Reply(counted=self._wire.counted(payload)))
+            counted = _plausible_counts(Reply(counts=self._wire.token_counts(payload)))
         except WRONG_SHAPE:
             return error
         if counted is not None:
-            charge(error, self._priced(counted))
+            attach_usage(error, self._price_usage(counted))
         return error
 
-    def _fed(self, reader: StreamReader, chunk: bytes) -> Iterator[str]:
+    def _feed(self, reader: StreamReader, chunk: bytes) -> Iterator[str]:
         try:
             yield from reader.feed(chunk)
         except ProviderError as error:
-            raise self._named(error) from None
+            raise self._with_name(error) from None
         except WRONG_SHAPE as error:
-            raise self._unreadable() from error
+            raise self._format_error() from error
 
-    def _finished(self, reader: StreamReader) -> Reply:
+    def _finish(self, reader: StreamReader) -> Reply:
         try:
-            return _sound(reader.finish())
+            return _validate(reader.finish())
         except ProviderError as error:
-            raise self._named(error) from None
+            raise self._with_name(error) from None
         except WRONG_SHAPE as error:
-            raise self._unreadable() from error
+            raise self._format_error() from error
 
     def _result(self, request: CompletionRequest, reply: Reply, started: float) -> CompletionResult:
         return CompletionResult(
@@ -291,45 +233,45 @@ class ServiceProvider:
         )
 
     def _usage(self, request: CompletionRequest, reply: Reply) -> Usage:
-        counted = reply.counted
+        counted = reply.counts
         if counted is not None and counted.input is not None and counted.output is not None:
-            return self._priced(counted)
-        return self._priced(_completed(counted, request, _estimated_output(reply)), estimated=True)
+            return self._price_usage(counted)
+        return self._price_usage(_fill_counts(counted, request, _estimated_output(reply)), estimated=True)
 
-    def _priced(self, counted: Counted, *, estimated: bool = False) -> Usage:
+    def _price_usage(self, counted: TokenCounts, *, estimated: bool = False) -> Usage:
         price = self._service.price
-        asked, said, cached, written = counted
-        asked, said = asked or 0, said or 0
-        spent = cost(price, asked, said, cached, written) if price is not None else 0.0
-        return Usage(asked, said, cached, spent, estimated)
+        inputs, outputs, cached, written = counted
+        inputs, outputs = inputs or 0, outputs or 0
+        spent = cost(price, inputs, outputs, cached, written) if price is not None else 0.0
+        return Usage(inputs, outputs, cached, spent, estimated)
 
-    def used_by(self, request: CompletionRequest, reply: Reply) -> Usage:
-        """What an answer that broke off has cost: what was reported before, beyond it an estimate."""
-        so_far, output = _believed(reply), _estimated_output(reply)
+    def partial_usage(self, request: CompletionRequest, reply: Reply) -> Usage:
+        """The usage of an incomplete answer: the reported tokens, else an estimate."""
+        so_far, output = _plausible_counts(reply), _estimated_output(reply)
         if so_far is not None and so_far.output is not None:
             if so_far.output < output:
                 so_far = so_far._replace(output=None)
             elif so_far.input is not None:
-                return self._priced(so_far)
-        return self._priced(_completed(so_far, request, output), estimated=True)
+                return self._price_usage(so_far)
+        return self._price_usage(_fill_counts(so_far, request, output), estimated=True)
 
-    def _refused(self, status: int, headers: Mapping[str, str], body: bytes) -> ProviderError:
-        return self._named(faults.from_status(status, headers, body, self._secrets))
+    def _status_error(self, status: int, headers: Mapping[str, str], body: bytes) -> ProviderError:
+        return self._with_name(provider_errors.from_status(status, headers, body, self._secrets))
 
-    def _named(self, error: ProviderError) -> ProviderError:
+    def _with_name(self, error: ProviderError) -> ProviderError:
         error.provider = self.name
         return error
 
-    def _unreadable(self) -> ProviderError:
-        said = "answered something that is not of its wire format"
-        return ProviderUnavailable(said, provider=self.name, retryable=False)
+    def _format_error(self) -> ProviderError:
+        message = "answered something that is not of its wire format"
+        return ProviderUnavailable(message, provider=self.name, retryable=False)
 
 
-class _Tab:
-    """Notes on whatever ends a call early what it has cost.
+class _UsageRecorder:
+    """Adds the usage of a call to the error that ends it.
 
-    That is what the service had reported, beyond it an estimate. What it refused, and what never arrived,
-    costs nothing; of a call that was given up, or took too long, nobody knows: it counts as heard.
+    The usage is what the service reported, else an estimate. Requests that the service rejected or never
+    received cost nothing. Cancelled calls and timeouts count as received.
     """
 
     __slots__ = ("_provider", "_reader", "_request")
@@ -347,147 +289,86 @@ class _Tab:
     ) -> None:
         if error is None:
             return
-        reply = self._so_far()
+        reply = self._partial_reply()
         given_up = isinstance(error, asyncio.CancelledError) or (
             isinstance(error, ProviderTimeout)
-            and not error.status
+            and not error.upstream_status
             and not isinstance(error.__cause__, NetUnreachable)
         )
-        if given_up or reply.content or reply.tool_calls or _believed(reply):
-            charge(error, self._provider.used_by(self._request, reply))
+        if given_up or reply.content or reply.tool_calls or _plausible_counts(reply):
+            attach_usage(error, self._provider.partial_usage(self._request, reply))
 
-    def _so_far(self) -> Reply:
+    def _partial_reply(self) -> Reply:
         try:
-            return self._reader.so_far() if self._reader is not None else Reply()
+            return self._reader.partial() if self._reader is not None else Reply()
         except WRONG_SHAPE:
             return Reply()
 
 
 def _estimated_output(reply: Reply) -> int:
-    # of a call that broke off nobody has checked whether it is made of text
-    asked = sum(estimate(str(c.name)) + estimate(str(c.arguments)) for c in reply.tool_calls)
-    return estimate(reply.content) + asked
+    # calls of an incomplete answer may have parts that are not text
+    calls = sum(estimate(str(c.name)) + estimate(str(c.arguments)) for c in reply.tool_calls)
+    return estimate(reply.content) + calls
 
 
-def _completed(counted: Counted | None, request: CompletionRequest, output: int) -> Counted:
-    """What was counted, with an estimate of what was not."""
-    if counted is None or counted.input is None:  # parts of what nobody has counted tell nothing
-        said = counted.output if counted is not None else None
-        return Counted(estimate_request(request), output if said is None else said)
+def _fill_counts(counted: TokenCounts | None, request: CompletionRequest, output: int) -> TokenCounts:
+    """The counts, with estimates of missing ones."""
+    if counted is None or counted.input is None:  # without a total, its parts say nothing
+        outputs = counted.output if counted is not None else None
+        return TokenCounts(estimate_request(request), output if outputs is None else outputs)
     return counted if counted.output is not None else counted._replace(output=output)
 
 
-def fullest(newest: Counted | None, before: Counted | None) -> Counted | None:
-    """Counts are totals so far: the newest ones, but for those that came before and are left out now."""
-    if before is None or newest is None:
-        return newest or before
-    asked = before.input if newest.input is None else newest.input
-    said = before.output if newest.output is None else newest.output
-    return newest._replace(input=asked, output=said)
-
-
-def summed(count: Any, *more: Any) -> int | None:
-    """A count with those beside it; None where it is not there, -1, which nobody believes, of no numbers."""
-    if count is None:
-        return None
-    try:
-        return sum((other or 0 for other in more), count)
-    except TypeError:
-        return -1
-
-
-def text_of(value: Any) -> str:
-    """The text of a `content` field: a string, nothing, or parts with text."""
-    if isinstance(value, str):
-        return value
-    if value is None:
-        return ""
-    return "".join(part["text"] for part in value if part.get("type") == "text")
-
-
-def arguments_of(value: Any, empty: str = "{}") -> str:
-    """The JSON text of a call's arguments, also of services that send the object itself."""
-    if isinstance(value, str):
-        return value or empty
-    return empty if value is None else orjson.dumps(value).decode()
-
-
-def json_instruction(request: CompletionRequest) -> str:
-    """Asks for the request's output schema in words, where the service has no other way."""
-    schema = orjson.dumps(request.output_schema, default=dict).decode()
-    first = "Call tools as long as you need them. " if request.tools else ""
-    return f"{first}Answer with nothing but JSON that fits this JSON Schema: {schema}"
-
-
-def told_in_words(request: CompletionRequest) -> tuple[Message, ...]:
-    """The messages with the output schema in the system message, where every call of a run has it alike."""
-    words, messages = json_instruction(request), request.messages
-    if not messages or messages[0].role != "system":
-        return (Message("system", words), *messages)
-    system = replace(messages[0], content=f"{messages[0].content}\n\n{words}".strip())
-    return (system, *messages[1:])
-
-
-def _sound(reply: Reply) -> Reply:
-    """The reply, if its tool calls are text; counts that cannot be are none, the answer is worth more.
+def _validate(reply: Reply) -> Reply:
+    """Returns the reply with whole characters; implausible counts are dropped.
 
     Raises:
-        TypeError: an id, a name or arguments are something else.
+        TypeError: an id, a name or arguments of a tool call are not text.
     """
     read: list[Any] = [part for c in reply.tool_calls for part in (c.id, c.name, c.arguments)]
     if not all(part and isinstance(part, str) for part in read):
-        raise TypeError("a tool call that is not made of text")
-    calls = tuple(ToolCall(whole(c.id), whole(c.name), whole(c.arguments), c.kept) for c in reply.tool_calls)
-    return Reply(whole(reply.content), calls, reply.finish_reason, _believed(reply))
+        raise TypeError("a tool call with a part that is not text")
+    calls = tuple(
+        ToolCall(join_surrogates(c.id), join_surrogates(c.name), join_surrogates(c.arguments), c.kept)
+        for c in reply.tool_calls
+    )
+    return Reply(join_surrogates(reply.content), calls, reply.finish_reason, _plausible_counts(reply))
 
 
-def _believed(reply: Reply) -> Counted | None:
-    counted = reply.counted
+def _plausible_counts(reply: Reply) -> TokenCounts | None:
+    counted = reply.counts
     if counted is None:
         return None
-    asked, said, cached, written = (
-        int(n) if isinstance(n, int | float) and 0 <= n <= _MOST_TOKENS else None for n in counted
+    inputs, outputs, cached, written = (
+        int(n) if isinstance(n, int | float) and 0 <= n <= _MAX_TOKENS else None for n in counted
     )
-    if cached is None or written is None or (asked is None and said is None):
+    if cached is None or written is None or (inputs is None and outputs is None):
         return None
-    return Counted(asked, said, cached, written)
+    return TokenCounts(inputs, outputs, cached, written)
 
 
 def _url(text: str) -> URL:
-    # as it stands: a model's name may hold what has been quoted
+    # a model's name may contain quoted characters
     return URL(text, encoded="%" in text)
 
 
-def cut() -> ProviderUnavailable:
-    return ProviderUnavailable("cut its answer before the end")
-
-
-def meant(reply: Reply, reason: object) -> Reply:
-    """The reply. Raises ProviderUnavailable where it is nothing: no text, no call, no reason for its end."""
-    if not (reason or reply.content or reply.tool_calls):
-        raise ProviderUnavailable("ended its answer before it had said anything")
-    return reply
-
-
 def service_of(
-    options: ModelOptions, kind: str, endpoint: str, headers: Mapping[str, str], **about: Any
+    options: ModelOptions, kind: str, endpoint: str, headers: Mapping[str, str], **features: Any
 ) -> Service:
-    """The service of a block.
+    """Returns the service of a block.
 
     Args:
         options: the block.
-        kind: the plugin's name, shown where the block has no name.
-        endpoint: the service's own base URL, used where the block names none.
-        headers: the key's, already built.
-        about: `capabilities` and `price`.
+        kind: the plugin's name, the default name of the block.
+        endpoint: the service's own base URL, the default endpoint of the block.
+        headers: with the key.
+        features: `capabilities` and `price`.
 
     Raises:
-        ConfigError: no model is named, or the endpoint is no URL.
+        ConfigError: no model is named.
     """
-    if not options.chosen:
+    if not options.model_name:
         raise ConfigError(f"The provider {options.name or kind!r} needs a model.")
-    url = options.endpoint or endpoint
-    if not is_http(url):
-        raise ConfigError(f"The endpoint of the provider {options.name or kind!r} is no http(s) URL.")
-    own = {name: value.get_secret_value() for name, value in options.headers.items()}
-    return Service(options.name or kind, options.chosen, url, {**headers, **own}, options.timeout, **about)
+    name, url = options.name or kind, options.endpoint or endpoint
+    merged = {**headers, **options.own_headers}
+    return Service(name, options.model_name, url, merged, options.timeout, **features)

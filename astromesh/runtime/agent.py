@@ -1,20 +1,32 @@
-"""An agent as bootstrapped: everything that its runs share, nothing that belongs to one run."""
+"""An agent after bootstrap: everything that its runs share, and nothing that belongs to one run."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from astromesh.abc.run import Pattern
-from astromesh.config.agent import AgentManifest
-from astromesh.config.checks import ITERATIONS
+from astromesh.config.agent import AgentManifest, Budgets
+from astromesh.config.checks import PATTERN_ITERATIONS
+from astromesh.core.answer_schema import AnswerSchema
 from astromesh.core.guardrails import GuardrailsEngine, StreamMode
 from astromesh.core.memory import MemoryManager
 from astromesh.core.model_router import ModelRouter
 from astromesh.core.prompt_engine import PromptTemplate
-from astromesh.core.structured import AnswerSchema
 from astromesh.core.tools import AgentTools
-from astromesh.runtime.budget_limits import Limit
+from astromesh.durable.base import BudgetCaps
+from astromesh.durable.budgets import BudgetLimit
+from astromesh.errors import AgentUnavailable, InvalidInput, InvalidManifest
+from astromesh.orchestration.base import Drawable, Pattern
 from astromesh.types import JsonObject
+
+
+def limits_of(budgets: Budgets) -> tuple[BudgetLimit, ...]:
+    """Those that bound something; most agents have none."""
+    found = (
+        BudgetLimit("session", BudgetCaps(**budgets.per_session.caps())),
+        BudgetLimit("day", BudgetCaps(**budgets.per_principal_daily.caps())),
+    )
+    return tuple(limit for limit in found if limit.caps != BudgetCaps())
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,26 +57,53 @@ class Agent:
     budget: dict[str, float]
     output_schema: AnswerSchema | None = None
     snapshot: JsonObject = field(default_factory=dict)
-    limits: tuple[Limit, ...] = ()
-    most_running: int = 0
+    limits: tuple[BudgetLimit, ...] = ()
+    max_running: int = 0
 
-    def iterations_within(self, most: int | None) -> int:
+    def iterations_within(self, limit: int | None) -> int:
         """Model calls of its tool loop; an outer pattern's bound holds where its pattern has such a loop."""
-        if most is None or self.pattern_name in ITERATIONS:
+        if limit is None or self.pattern_name in PATTERN_ITERATIONS:
             return self.max_iterations
-        return min(most, self.max_iterations)
+        return min(limit, self.max_iterations)
 
     @property
-    def merges(self) -> bool:
+    def merges_messages(self) -> bool:
         """Whether messages that come close together become one run."""
         return self.manifest.spec.sessions.concurrency == "merge"
 
     @property
-    def outlives_its_client(self) -> bool:
+    def continues_on_disconnect(self) -> bool:
         """Whether a synchronous run goes on when its client has gone (`on_disconnect: continue`)."""
         return self.manifest.spec.on_disconnect == "continue"
 
     @property
-    def needs(self) -> tuple[str, ...]:
+    def model_names(self) -> tuple[str, ...]:
         """Names of its models; one of them must answer for the agent to work."""
         return tuple(p.name for p in self.router.providers)
+
+
+# An agent as a Mermaid diagram, for the command and the route.
+
+
+def agent_diagram(agent: Agent) -> str:
+    """What an agent does.
+
+    Raises:
+        InvalidInput: its pattern is no graph.
+    """
+    if not isinstance(agent.pattern, Drawable):
+        raise InvalidInput(
+            f"The pattern {agent.pattern_name!r} of {agent.name!r} is no graph and cannot be drawn."
+        )
+    return agent.pattern.to_mermaid(agent.max_iterations)
+
+
+def unavailable_error(name: str, faults: Sequence[InvalidManifest], *, passing: bool) -> AgentUnavailable:
+    """Faults that stand in the manifest are counted; whatever else is there is one, and may pass."""
+    first = faults[0]
+    if first.line:
+        count = f"{len(faults)} fault{'' if len(faults) == 1 else 's'}"
+        return AgentUnavailable(f"The agent {name!r} has {count} in its manifest: {first}")
+    return AgentUnavailable(
+        f"The agent {name!r} cannot run{' now' if passing else ''}: {first}", temporary=passing
+    )

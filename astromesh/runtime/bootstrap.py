@@ -1,15 +1,14 @@
-"""Bootstrap: a configuration folder becomes running agents (document 001, the diagram at its end).
+"""Bootstrap: opens the agents and RAG pipelines of a configuration folder (document 001.
 
-Every wiring stands here. Order: HTTP session, MCP servers, knowledge, then each agent: router, memory, tools,
-pattern, prompt, guardrails. An agent that cannot be opened is broken and named as such; the others run.
+The diagram at its end).
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
-import sys
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+import difflib
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -17,61 +16,67 @@ from typing import Any
 
 import structlog
 
-from astromesh.abc.clock import Clock
-from astromesh.abc.deps import Deps, Resources
-from astromesh.abc.kept import KeptResults
-from astromesh.abc.rag import Embedder, Knowledge
-from astromesh.abc.run import RunAgent
-from astromesh.abc.tool import ToolSource
 from astromesh.config.agent import AgentManifest, Conversational, Episodic, RoleModel, Semantic, ToolBlock
-from astromesh.config.configuration import Configuration
-from astromesh.config.load import load
-from astromesh.config.models import ModelBlock
+from astromesh.config.folder import Configuration
+from astromesh.config.providers import ModelBlock
 from astromesh.config.rag import RAGManifest
+from astromesh.core.answer_schema import AnswerSchema
 from astromesh.core.circuit_breaker import BreakerRules
 from astromesh.core.context_transform import compile_transform
 from astromesh.core.guardrails import GuardrailsEngine
-from astromesh.core.health import Health
 from astromesh.core.memory import ConversationalMemory, EpisodicMemory, MemoryManager, SemanticMemory
 from astromesh.core.model_router import ModelRouter
-from astromesh.core.prompt_engine import PromptEngine, check_template
-from astromesh.core.structured import AnswerSchema
-from astromesh.core.tool_layers import DeclaredSource, DeclaredTool
-from astromesh.core.tools import ToolRegistry, declared, declared_source
+from astromesh.core.prompt_engine import PromptEngine
+from astromesh.core.provider_health import Health
+from astromesh.core.tools import ToolRegistry, declare_source, declare_tool
 from astromesh.errors import (
     AstromeshError,
-    CircularAgentReference,
     ConfigError,
+    InvalidConfiguration,
     InvalidManifest,
+    PipelineNotFound,
     StoreError,
     StoreUnavailable,
+    Unavailable,
 )
 from astromesh.graph.graph import PromptGraph
+from astromesh.knowledge.base import Embedder, KnowledgePipeline
 from astromesh.net.http import Http
-from astromesh.plugins import Plugins
-from astromesh.runtime.agent import Agent
-from astromesh.runtime.budget_limits import limits_of
-from astromesh.runtime.embedders import open_embedder
-from astromesh.runtime.graph_files import check_graph
-from astromesh.runtime.knowledge import open_knowledge, take_in
+from astromesh.plugins import Deps, Plugins, Resources
+from astromesh.runtime.agent import Agent, limits_of
+from astromesh.runtime.config_loader import detect_circular_refs, load_configuration
+from astromesh.runtime.knowledge import open_embedder, open_rag_pipeline, refresh_pipeline
 from astromesh.runtime.snapshots import load_snapshot, snapshot_of
-from astromesh.runtime.support import UNSUPPORTED
+from astromesh.telemetry.clock import Clock, SystemClock
+from astromesh.tools.base import RunAgent, ToolSource
+from astromesh.tools.policies import DeclaredSource, DeclaredTool
+from astromesh.tools.result_cache import ResultCache
 from astromesh.types import JsonObject
 
 log = structlog.get_logger("astromesh.bootstrap")
+
+
 #: group and name of the plugin for the servers of mcp.yaml
 _MCP = ("tool_sources", "mcp")
+
+
 #: seconds between two tries to open what needs a store that could not be reached: at first, and at most
-HEAL_SECONDS, LONGEST_HEAL_SECONDS = 2.0, 30.0
+RETRY_SECONDS, MAX_RETRY_SECONDS = 2.0, 30.0
+
+
 #: by how much such a pause is longer than the one before
-_SLOWER = 1.5
+_BACKOFF = 1.5
+
+
 #: asks one thing whether it answers; what it says could not be asked
 Ping = Callable[[], Awaitable[str | None]]
+
+
 Eraser = Callable[[str, str], Awaitable[int]]
 
 
 @dataclass(slots=True)
-class Bootstrapped:
+class RuntimeState:
     """What a runtime holds open.
 
     Args:
@@ -89,34 +94,14 @@ class Bootstrapped:
     resources: Resources
     agents: dict[str, Agent] = field(default_factory=dict)
     broken: dict[str, tuple[InvalidManifest, ...]] = field(default_factory=dict)
-    waiting: set[str] = field(default_factory=set)
-    knowledge: dict[str, Knowledge] = field(default_factory=dict)
+    recovering: set[str] = field(default_factory=set)
+    knowledge: dict[str, KnowledgePipeline] = field(default_factory=dict)
     unopened: dict[str, AstromeshError] = field(default_factory=dict)
     checks: dict[str, Ping] = field(default_factory=dict)
     health: Health = field(default_factory=Health)
     erasers: list[Eraser] = field(default_factory=list)
     deps: Deps = field(default_factory=Deps)
     reopen: Callable[[str, JsonObject], Awaitable[Agent]] | None = None
-
-
-def load_configuration(
-    folder: Path, plugins: Plugins, env: Mapping[str, str] | None = None, graphs: Iterable[str] = ()
-) -> Configuration:
-    """What a folder says, checked against the installed plugins and against what this runtime can do.
-
-    Args:
-        graphs: names of graphs that were made in Python.
-    """
-    _make_importable(folder)
-    return load(
-        folder,
-        env=os.environ if env is None else env,
-        resolver=plugins,
-        check_template=check_template,
-        unsupported=UNSUPPORTED,
-        graphs=graphs,
-        check_graph=check_graph,
-    )
 
 
 async def open_runtime(  # noqa: PLR0913 (what a runtime is made of)
@@ -127,7 +112,7 @@ async def open_runtime(  # noqa: PLR0913 (what a runtime is made of)
     clock: Clock,
     run_agent: RunAgent,
     graphs: Mapping[str, PromptGraph],
-) -> Bootstrapped:
+) -> RuntimeState:
     """Opens everything; what was opened is closed again when it fails.
 
     Raises:
@@ -136,7 +121,7 @@ async def open_runtime(  # noqa: PLR0913 (what a runtime is made of)
     """
     configuration.require_sound()
     detect_circular_refs(configuration.edges)
-    opened = Bootstrapped(configuration, Resources(), broken=_shown(configuration))
+    opened = RuntimeState(configuration, Resources(), broken=_public_faults(configuration))
     try:
         await _Bootstrap(opened, plugins, data_dir, clock, run_agent, graphs, env).run()
     except BaseException:
@@ -146,48 +131,10 @@ async def open_runtime(  # noqa: PLR0913 (what a runtime is made of)
 
 
 async def open_pipeline(
-    opened: Bootstrapped, manifest: RAGManifest, plugins: Plugins, data_dir: Path, clock: Clock
-) -> Knowledge:
+    opened: RuntimeState, manifest: RAGManifest, plugins: Plugins, data_dir: Path, clock: Clock
+) -> KnowledgePipeline:
     """One RAG pipeline without any agent; nothing is taken in yet. Its resources are those of `opened`."""
     return await _Bootstrap(opened, plugins, data_dir, clock, None, {}).pipeline(manifest)
-
-
-def detect_circular_refs(edges: Mapping[str, tuple[str, ...]]) -> None:
-    """Depth-first search over who may call whom (document 001, circular reference safety).
-
-    Raises:
-        CircularAgentReference: prints the circle, e.g. `a → b → a`.
-    """
-    done: set[str] = set()
-
-    def visit(agent: str, path: tuple[str, ...]) -> None:
-        if agent in path:
-            circle = " → ".join((*path[path.index(agent) :], agent))
-            raise CircularAgentReference(
-                f"Agents call each other in a circle: {circle}. Remove one of these tools."
-            )
-        if agent in done:
-            return
-        for called in edges.get(agent, ()):
-            visit(called, (*path, agent))
-        done.add(agent)
-
-    for agent in edges:
-        visit(agent, ())
-
-
-def pausing(configuration: Configuration) -> frozenset[str]:
-    """Agents that have a tool which a person must approve, or may call such an agent."""
-    found = {name for name, agent in configuration.agents.items() if _asks(agent)}
-    while more := {n for n, called in configuration.edges.items() if n not in found and found & set(called)}:
-        found |= more
-    return frozenset(found)
-
-
-def _asks(agent: AgentManifest) -> bool:
-    tools, tainted = agent.spec.tools, agent.spec.permissions.tainted == "approval"
-    harmless = ("read", "write")
-    return any(t.approval != "none" or (tainted and t.effective_effect not in harmless) for t in tools)
 
 
 class _Bootstrap:
@@ -195,7 +142,7 @@ class _Bootstrap:
 
     def __init__(  # noqa: PLR0913 (what a runtime is made of)
         self,
-        opened: Bootstrapped,
+        opened: RuntimeState,
         plugins: Plugins,
         data_dir: Path,
         clock: Clock,
@@ -212,9 +159,9 @@ class _Bootstrap:
         rules = BreakerRules(breaker.failure_threshold, breaker.recovery_timeout)
         self._health = opened.health = Health(rules, clock)
         self._prompts = PromptEngine()
-        self._checked: dict[str, list[Any]] = {}
+        self._checked_options: dict[str, list[Any]] = {}
         #: why each agent or pipeline could not be opened, as it was told
-        self._told: dict[str, str] = {}
+        self._reported_errors: dict[str, str] = {}
         self._servers: dict[str, Any] = {}
         runtime = configuration.runtime.spec
         self._deps = Deps(
@@ -225,7 +172,7 @@ class _Bootstrap:
             redis_url=runtime.redis.url.get_secret_value(),
             resources=opened.resources,
             knowledge=opened.knowledge,
-            unopened=opened.unopened,
+            unavailable_knowledge=opened.unopened,
             servers=self._servers,
             graphs={**{n: m.spec for n, m in configuration.graphs.items()}, **graphs},
             agents={n: a.spec.identity.description for n, a in configuration.agents.items()},
@@ -236,68 +183,68 @@ class _Bootstrap:
     async def run(self) -> None:
         await self._open_http()
         await self._open_servers()
-        await self._keep_results()
+        await self._open_result_cache()
         self._opened.deps, self._opened.reopen = self._deps, self._reopen
         if not await self._open_all():
-            healing = asyncio.create_task(self._heal())
-            self._opened.resources.on_close(partial(_ended, healing))
-        await asyncio.gather(*(server.settled() for server in self._servers.values()))
+            healing = asyncio.create_task(self._retry_unopened())
+            self._opened.resources.on_close(partial(_cancel_task, healing))
+        await asyncio.gather(*(server.wait_first_attempt() for server in self._servers.values()))
 
     async def _open_all(self) -> bool:
         """Opens every pipeline and agent that is not open yet; False where a store could not be reached."""
         missed = [m for n, m in self._opened.configuration.rag.items() if n not in self._opened.knowledge]
         reached = await asyncio.gather(*(self._open_pipeline(one.name, one) for one in missed))
         missing = {n: a for n, a in self._opened.configuration.agents.items() if n not in self._opened.agents}
-        agents = await asyncio.gather(*map(self._opened_agent, missing.values()))
+        agents = await asyncio.gather(*map(self._try_open_agent, missing.values()))
         for name, agent in zip(missing, agents, strict=True):
             if isinstance(agent, Agent):
                 self._opened.agents[name] = agent
                 self._opened.broken.pop(name, None)
-                self._opened.waiting.discard(name)
-                if self._told.pop(name, ""):
+                self._opened.recovering.discard(name)
+                if self._reported_errors.pop(name, ""):
                     log.info("agent_available", agent=name)
         return all(reached) and not any(isinstance(agent, StoreUnavailable) for agent in agents)
 
-    async def _opened_agent(self, manifest: AgentManifest) -> Agent | AstromeshError:
+    async def _try_open_agent(self, manifest: AgentManifest) -> Agent | AstromeshError:
         """Agents are opened at once, so that those whose stores do not answer wait together."""
         try:
             return await self._agent(manifest)
         except AstromeshError as error:
-            name, fault = manifest.name, _fault(error, manifest)
-            if self._is_news(name, fault):
+            name, fault = manifest.name, _open_fault(error, manifest)
+            if self._is_new_error(name, fault):
                 log.error("agent_unavailable", agent=name, error=str(fault))
-            self._opened.broken[name] = (_within(self._opened.configuration.folder, fault),)
+            self._opened.broken[name] = (_relative_fault(self._opened.configuration.folder, fault),)
             if isinstance(error, StoreUnavailable):
-                self._opened.waiting.add(name)
+                self._opened.recovering.add(name)
             return error
 
-    def _is_news(self, what: str, error: AstromeshError) -> bool:
+    def _is_new_error(self, what: str, error: AstromeshError) -> bool:
         """Whether this reason was not told before: what cannot be opened is tried again and again."""
-        told, self._told[what] = self._told.get(what), str(error)
+        told, self._reported_errors[what] = self._reported_errors.get(what), str(error)
         return told != str(error)
 
-    async def _heal(self) -> None:
+    async def _retry_unopened(self) -> None:
         """A store that was locked or away at the start breaks nobody for good."""
-        pause = HEAL_SECONDS
+        pause = RETRY_SECONDS
         while True:
             await self._clock.sleep(pause)
             if await self._open_all():
                 return
-            pause = min(pause * _SLOWER, LONGEST_HEAL_SECONDS)
+            pause = min(pause * _BACKOFF, MAX_RETRY_SECONDS)
 
-    async def pipeline(self, manifest: RAGManifest) -> Knowledge:
+    async def pipeline(self, manifest: RAGManifest) -> KnowledgePipeline:
         """One RAG pipeline alone."""
         await self._open_http()
-        return await open_knowledge(manifest, self._plugins, self._deps, self._reranker)
+        return await open_rag_pipeline(manifest, self._plugins, self._deps, self._reranker)
 
     async def _open_http(self) -> None:
         allowed = self._opened.configuration.runtime.spec.network.allow_hosts
         http = await self._opened.resources.shared(Http, lambda: Http(allowed))
         self._deps = replace(self._deps, http=http)
 
-    async def _keep_results(self) -> None:
-        kept: KeptResults = await self._opened.resources.shared(KeptResults, lambda: KeptResults(self._clock))
-        self._registry = ToolRegistry(self._clock, kept=kept)
+    async def _open_result_cache(self) -> None:
+        kept: ResultCache = await self._opened.resources.shared(ResultCache, lambda: ResultCache(self._clock))
+        self._registry = ToolRegistry(self._clock, result_cache=kept)
 
         async def erase(tenant: str, owner: str) -> int:
             return kept.erase_owner(tenant, owner)
@@ -307,7 +254,10 @@ class _Bootstrap:
     # -- parts of an agent ---------------------------------------------------------------------------------
 
     async def _agent(
-        self, manifest: AgentManifest, kept: JsonObject | None = None, graphs: Mapping[str, Any] | None = None
+        self,
+        manifest: AgentManifest,
+        snapshot: JsonObject | None = None,
+        graphs: Mapping[str, Any] | None = None,
     ) -> Agent:
         """Args: kept, graphs: of a run's own snapshot, which stand in for the present ones."""
         spec = manifest.spec
@@ -321,7 +271,7 @@ class _Bootstrap:
             manifest.name,
             tools,
             spec.permissions.tools,
-            asks_if_tainted=spec.permissions.tainted == "approval",
+            approve_if_tainted=spec.permissions.tainted == "approval",
         )
         defaults = self._opened.configuration.runtime.spec.defaults.orchestration
         orchestration = spec.orchestration
@@ -350,17 +300,17 @@ class _Bootstrap:
             stream=manifest.stream,
             budget=spec.budgets.per_run.caps(),
             output_schema=AnswerSchema(spec.output_schema) if spec.output_schema is not None else None,
-            snapshot=kept or snapshot_of(self._opened.configuration, manifest.name),
+            snapshot=snapshot or snapshot_of(self._opened.configuration, manifest.name),
             limits=limits_of(spec.budgets),
-            most_running=spec.queue.max_running or 0,
+            max_running=spec.queue.max_running or 0,
         )  # fmt: skip
 
-    async def _reopen(self, name: str, kept: JsonObject) -> Agent:
+    async def _reopen(self, name: str, snapshot: JsonObject) -> Agent:
         """Raises: InvalidManifest: it cannot be opened with the other files as they are now."""
         folder = self._opened.configuration.folder
-        found = load_snapshot(folder, name, kept, self._env, self._plugins, self._deps.graphs)
-        graphs = {n: found.graphs[n].spec for n in kept.get("graphs", {}) if n in found.graphs}
-        return await self._agent(found.agents[name], kept, graphs)
+        found = load_snapshot(folder, name, snapshot, self._env, self._plugins, self._deps.graphs)
+        graphs = {n: found.graphs[n].spec for n in snapshot.get("graphs", {}) if n in found.graphs}
+        return await self._agent(found.agents[name], snapshot, graphs)
 
     async def _router(
         self, agent: str, models: RoleModel, rules: GuardrailsEngine | None = None
@@ -430,7 +380,7 @@ class _Bootstrap:
             store = await self._plugins.load(group, block.backend).open(block.options, deps)
         except AstromeshError as error:
             if self._is_declared(block):  # not by the snapshot of an old run
-                self._check(name, block.options, _failing(error))
+                self._check(name, block.options, _failing_check(error))
             raise
         self._check(name, block.options, store.ping)
         self._opened.resources.on_close(store.close)
@@ -442,7 +392,7 @@ class _Bootstrap:
 
     def _check(self, name: str, options: Any, ping: Ping) -> None:
         """A store of other options, another file say, is asked as well, under a number."""
-        asked = self._checked.setdefault(name, [])
+        asked = self._checked_options.setdefault(name, [])
         if options not in asked:
             asked.append(options)
         number = asked.index(options) + 1
@@ -450,7 +400,7 @@ class _Bootstrap:
 
     async def _tool(self, block: ToolBlock) -> DeclaredTool | DeclaredSource:
         tool = await self._open("tools", block.type, block.options)
-        return declared_source(tool, block) if isinstance(tool, ToolSource) else declared(tool, block)
+        return declare_source(tool, block) if isinstance(tool, ToolSource) else declare_tool(tool, block)
 
     async def _open_servers(self) -> None:
         """They are connected to in the background: one that is down holds nobody up."""
@@ -468,13 +418,13 @@ class _Bootstrap:
         False where its store failed, which may heal.
         """
         try:
-            pipeline = await open_knowledge(manifest, self._plugins, self._deps, self._reranker)
-            await take_in(pipeline)
+            pipeline = await open_rag_pipeline(manifest, self._plugins, self._deps, self._reranker)
+            await refresh_pipeline(pipeline)
         except AstromeshError as error:
-            if self._is_news(f"pipeline {name}", error):
+            if self._is_new_error(f"pipeline {name}", error):
                 log.error("pipeline_unavailable", pipeline=name, error=str(error))
             self._opened.unopened[name] = error
-            self._opened.checks[f"store:rag:{name}"] = _failing(error)
+            self._opened.checks[f"store:rag:{name}"] = _failing_check(error)
             return not isinstance(error, StoreError)
         self._opened.unopened.pop(name, None)
         self._opened.knowledge[name] = pipeline
@@ -496,22 +446,22 @@ class _Bootstrap:
         return await self._plugins.load(group, name).open(options, self._deps)
 
 
-def _fault(error: AstromeshError, manifest: AgentManifest) -> InvalidManifest:
+def _open_fault(error: AstromeshError, manifest: AgentManifest) -> InvalidManifest:
     """Why an agent cannot be opened; what a store says has nothing to do with its file."""
     if isinstance(error, InvalidManifest):
         return error
     return InvalidManifest(str(error), file="" if isinstance(error, StoreError) else str(manifest.file))
 
 
-def _shown(configuration: Configuration) -> dict[str, tuple[InvalidManifest, ...]]:
+def _public_faults(configuration: Configuration) -> dict[str, tuple[InvalidManifest, ...]]:
     """The faults of broken agents as clients may read them."""
     return {
-        name: tuple(_within(configuration.folder, fault) for fault in faults)
+        name: tuple(_relative_fault(configuration.folder, fault) for fault in faults)
         for name, faults in configuration.broken.items()
     }
 
 
-def _within(folder: Path, fault: InvalidManifest) -> InvalidManifest:
+def _relative_fault(folder: Path, fault: InvalidManifest) -> InvalidManifest:
     """The fault without where the configuration lies, which is nobody's business outside."""
     place = f"{folder}/"
     message = fault.message.replace(place, "") if folder.is_absolute() else fault.message
@@ -526,7 +476,7 @@ def _within(folder: Path, fault: InvalidManifest) -> InvalidManifest:
     )
 
 
-def _failing(error: AstromeshError) -> Ping:
+def _failing_check(error: AstromeshError) -> Ping:
     """The check of what could not be opened."""
 
     async def ping() -> str | None:
@@ -535,20 +485,60 @@ def _failing(error: AstromeshError) -> Ping:
     return ping
 
 
-async def _ended(task: asyncio.Task[None]) -> None:
+async def _cancel_task(task: asyncio.Task[None]) -> None:
     task.cancel()
     await asyncio.wait([task])
 
 
-def _make_importable(folder: Path) -> None:
-    """`function: module:name` is found beside the configuration folder, in it, and on the Python path."""
-    for place in (folder.resolve(), folder.resolve().parent, *_here()):
-        if str(place) not in sys.path:
-            sys.path.append(str(place))
+# RAG pipelines by their names: those of a running runtime, and one alone for the command.
 
 
-def _here() -> tuple[Path, ...]:
+def pipeline_of(opened: RuntimeState, name: str) -> KnowledgePipeline:
+    """A pipeline of a running runtime.
+
+    Raises:
+        PipelineNotFound: there is none of that name.
+        Unavailable: it could not be opened.
+    """
+    if name in opened.knowledge:
+        return opened.knowledge[name]
+    if name in opened.configuration.rag:
+        raise Unavailable(f"The pipeline {name!r} could not be opened; the server's log says why.")
+    raise _pipeline_not_found(name, opened.configuration.rag)
+
+
+@asynccontextmanager
+async def open_single_pipeline(
+    folder: Path, data_dir: Path, name: str, plugins: Plugins | None = None, clock: Clock | None = None
+) -> AsyncIterator[KnowledgePipeline]:
+    """One pipeline of a configuration folder, open, without the agents; nothing was taken in yet.
+
+    Raises:
+        InvalidConfiguration: the pipeline's file, or one that concerns all, has faults.
+        PipelineNotFound: there is none of that name.
+    """
+    plugins = plugins or Plugins()
+    configuration = load_configuration(folder, plugins)
+    configuration.require_sound()
+    opened = RuntimeState(configuration, Resources())
     try:
-        return (Path.cwd(),)
-    except FileNotFoundError:  # deleted meanwhile: an absolute folder can be read all the same
-        return ()
+        manifest = _pipeline_manifest(configuration, name)
+        yield await open_pipeline(opened, manifest, plugins, data_dir, clock or SystemClock())
+    finally:
+        await opened.resources.close()
+
+
+def _pipeline_manifest(configuration: Configuration, name: str) -> RAGManifest:
+    if name in configuration.rag:
+        return configuration.rag[name]
+    faults = [fault for found in configuration.unusable.values() for fault in found if ".rag." in fault.file]
+    if faults:  # the pipeline's own file may be among them: whose name it is cannot always be read
+        raise InvalidConfiguration(faults)
+    raise _pipeline_not_found(name, configuration.rag)
+
+
+def _pipeline_not_found(name: str, known: Iterable[str]) -> PipelineNotFound:
+    names = sorted(known)
+    near = difflib.get_close_matches(name, names, 1)
+    hint = f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(names) or 'none'}."
+    return PipelineNotFound(f"There is no RAG pipeline named {name!r}. {hint}")

@@ -6,95 +6,101 @@ import asyncio
 import difflib
 import importlib
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import structlog
+from msgspec.structs import replace
 
-from astromesh.abc.budgets import BudgetStore
-from astromesh.abc.clock import Clock, SystemClock
-from astromesh.abc.deps import Deps
-from astromesh.abc.durable import DurableBackend, IdempotencyKey, RunRow, RunStore
-from astromesh.abc.events import EventSink
-from astromesh.abc.run import OWN_TERMS, RunAgent, Terms
-from astromesh.abc.tasks import TaskStore
-from astromesh.abc.tool import ToolContext
-from astromesh.config.configuration import Configuration
+from astromesh.access.scopes import ANY_SESSION, principal_of
+from astromesh.config.folder import Configuration
+from astromesh.durable.base import BudgetStore, DurableBackend, IdempotencyKey, RunRow, RunStore, TaskStore
+from astromesh.durable.budgets import Budgets
+from astromesh.durable.journal import RunJournal
+from astromesh.durable.leases import RetentionPolicy, WorkerHeartbeat
+from astromesh.durable.queue import AgentSlots
+from astromesh.durable.remote_cancel import RemoteCancel
+from astromesh.durable.run_archive import RunArchive
+from astromesh.durable.run_registry import RunRegistry
+from astromesh.durable.worker import RunWorker
+from astromesh.durable.writer import retry_while_unavailable
 from astromesh.errors import (
     AgentNotFoundError,
-    AgentUnavailable,
-    ConfigError,
-    Interrupted,
     InvalidInput,
     InvalidManifest,
-    MissingExtra,
     ShuttingDown,
 )
 from astromesh.graph.graph import PromptGraph
-from astromesh.node.ledger import RunLedger
-from astromesh.node.scope import Scope
-from astromesh.plugins import Plugins
-from astromesh.runtime import ids, nested
-from astromesh.runtime.agent import Agent
-from astromesh.runtime.attended import attend
-from astromesh.runtime.bootstrap import Bootstrapped, load_configuration, open_runtime, pausing
-from astromesh.runtime.budgets import Budgets, model_of
-from astromesh.runtime.captured import Captured
-from astromesh.runtime.durable import DurableRuns
-from astromesh.runtime.elsewhere import Elsewhere
-from astromesh.runtime.journal import RunJournal
-from astromesh.runtime.leases import Leases, in_its_session
-from astromesh.runtime.named import NamedRuns
-from astromesh.runtime.notes import Notes
-from astromesh.runtime.people import with_people
+from astromesh.graph.ledger import RunLedger
+from astromesh.graph.scope import Scope
+from astromesh.plugins import Deps, Plugins
+from astromesh.runtime import nested_runs
+from astromesh.runtime.agent import Agent, unavailable_error
+from astromesh.runtime.bootstrap import RuntimeState, open_runtime
+from astromesh.runtime.budgets import charged_model
+from astromesh.runtime.config_loader import (
+    add_human_nodes,
+    agents_with_approval,
+    load_configuration,
+    workflow_names,
+)
+from astromesh.runtime.content_capture import ContentCapture
+from astromesh.runtime.idempotency import IdempotentRuns
+from astromesh.runtime.nested_runs import forward_events
 from astromesh.runtime.pipeline import answer
-from astromesh.runtime.presence import Presence
 from astromesh.runtime.records import RunAnswer, RunRequest
-from astromesh.runtime.registry import RunRegistry
-from astromesh.runtime.relay import relay
-from astromesh.runtime.retention import Kept
-from astromesh.runtime.run import ANONYMOUS, GatedEvents, Run
-from astromesh.runtime.runs import (
+from astromesh.runtime.run import GatedEvents, Run, interrupted_error
+from astromesh.runtime.run_wrappers import (
     Handler,
     as_caller,
     charging_time,
     compose,
     keeping_partial,
     reported,
+    within_agent_limit,
     within_deadline,
 )
-from astromesh.runtime.segment import by_its_record, patiently
-from astromesh.runtime.sessions import Sessions, busy
-from astromesh.runtime.slots import Slots, in_its_line
+from astromesh.runtime.segment import (
+    Segment,
+    accepted_row,
+    admission_of,
+    under_journal,
+    waiting_for_session,
+)
+from astromesh.runtime.sessions import SessionLeaseHolder, Sessions, busy_error, within_session
 from astromesh.runtime.snapshots import Snapshots
-from astromesh.runtime.stored_runs import StoredRuns
-from astromesh.runtime.stored_traces import StoredTraces
-from astromesh.runtime.workflow_folders import workflow_names
-from astromesh.runtime.writer import surely
-from astromesh.storage.database import default_file
+from astromesh.runtime.stored_runs import StoredRuns, StoredTraces, wait_for_run
+from astromesh.storage.sqlite import default_file
+from astromesh.telemetry import ids
+from astromesh.telemetry.clock import Clock, SystemClock
+from astromesh.telemetry.events import TERMINAL_EVENTS, EventSink, EventStream
 from astromesh.telemetry.metrics import Metrics
-from astromesh.telemetry.runs import RunLog, RunLogs
-from astromesh.telemetry.stream import TERMINAL, EventStream
-from astromesh.telemetry.traces import Traced, TraceExporter, TraceStore
+from astromesh.telemetry.run_log import RunLog, RunLogs
+from astromesh.telemetry.traces import TracedRun, TraceExporter, TraceStore
+from astromesh.tools.base import DEFAULT_NESTED_RUN_OPTIONS, NestedRunOptions, RunAgent, ToolContext
 from astromesh.types import CallerContext, JsonObject, SessionKey
 
 if TYPE_CHECKING:  # by name alone: it is loaded with the first workflow
-    from astromesh.runtime.tasks import Workflows
+    from astromesh.runtime.tasks import WorkflowTasks
+
 
 log = structlog.get_logger("astromesh.runtime")
+
+
 #: what is loaded with the first workflow
-_TASKS = "astromesh.runtime.tasks"
+_TASKS_MODULE = "astromesh.runtime.tasks"
+
+
 #: how deep agents may call agents, and how many such calls the whole tree of one run may make
-MAX_DEPTH, MAX_NESTED = 8, 256
+MAX_DEPTH, MAX_NESTED_RUNS = 8, 256
+
+
 #: seconds between two looks whether what goes on has ended
-_LOOK = 0.05
-#: scopes that open the sessions of others in the same tenant
-ANY_SESSION = frozenset({"admin", "sessions:any", "sessions:*"})
+_POLL_SECONDS = 0.05
 
 
 class AgentRuntime:
@@ -126,19 +132,19 @@ class AgentRuntime:
         self._logs = RunLogs()
         self.registry = RunRegistry(self._logs, self.clock)
         self.sessions = Sessions(self.clock)
-        self._leases = Leases()
-        self._slots = Slots(self.clock)
-        self._most_running: dict[str, int] = {}
+        self._leases = SessionLeaseHolder()
+        self._slots = AgentSlots(self.clock)
+        self._max_running: dict[str, int] = {}
         self._snapshots = Snapshots()
-        self._taking_up: asyncio.Task[None] | None = None
+        self._resuming: asyncio.Task[None] | None = None
         #: agents whose runs may have to wait for a person: all of these are durable
-        self._pausing: frozenset[str] = frozenset()
+        self._approval_agents: frozenset[str] = frozenset()
         self._env = env
         self._graphs = graphs or {}
-        self._open: Bootstrapped | None = None
+        self._state: RuntimeState | None = None
         self._draining = False
-        self._ends = float("inf")
-        self._active = self._begun = 0
+        self._deadline = float("inf")
+        self._active = self._started = 0
         self._idle = asyncio.Event()
         self._idle.set()
         self._handle = compose(
@@ -146,26 +152,27 @@ class AgentRuntime:
             (
                 reported,
                 as_caller,
-                in_its_session(self.sessions, self._leases),
-                in_its_line(self._slots),
+                within_session(self.sessions, self._leases),
+                within_agent_limit(self._slots),
                 keeping_partial,
                 charging_time,
                 within_deadline,
             ),
         )
 
-        self.durable = DurableRuns(self, self._durably(), Presence(self.data_dir))
-        self._workflows: Workflows | None = None
-        self._notes = Notes(self.durable.open)
+        self.durable = RunWorker(self, WorkerHeartbeat(self.data_dir))
+        self._durable_handle = self._durable_handler()
+        self._workflows: WorkflowTasks | None = None
+        self._archive = RunArchive(self.durable.open)
         self._budgets = Budgets(self._open_budgets, self.clock)
-        self._named = NamedRuns(self.durable, self.registry, self.clock)
+        self._idempotent_runs = IdempotentRuns(self.durable, self.registry, self.clock)
         self._exporter: TraceExporter | None = None
-        self._captures = False
-        self._elsewhere = Elsewhere(
-            self.durable, self.registry, self.clock, lambda: bool(self._active), self._notes.flush
+        self._captures_content = False
+        self._remote_cancel = RemoteCancel(
+            self.durable, self.registry, self.clock, lambda: bool(self._active), self._archive.flush
         )
-        self.runs = StoredRuns(self.registry, self.durable, self._notes, self._elsewhere)
-        self.traces = StoredTraces(TraceStore(self._logs), self.durable, self._notes)
+        self.runs = StoredRuns(self.registry, self.durable, self._archive, self._remote_cancel)
+        self.traces = StoredTraces(TraceStore(self._logs), self.durable, self._archive)
 
     # -- life ----------------------------------------------------------------------------------------------
 
@@ -181,7 +188,7 @@ class AgentRuntime:
         """
         if configuration is None:
             configuration = load_configuration(self.config_dir, self.plugins, self._env, self._graphs)
-        self._open = await open_runtime(
+        self._state = await open_runtime(
             configuration,
             self.data_dir,
             self.plugins,
@@ -191,27 +198,27 @@ class AgentRuntime:
             self._graphs,
         )
         try:
-            await self._furnish(self._open)
+            await self._open_services(self._state)
         except BaseException:
-            opened, self._open = self._open, None
+            opened, self._state = self._state, None
             await opened.resources.close()
             raise
 
-    async def _furnish(self, opened: Bootstrapped) -> None:
+    async def _open_services(self, opened: RuntimeState) -> None:
         """What a runtime has beside its agents."""
         opened.erasers.append(self._erase_runs)
         if any(agent.limits for agent in opened.agents.values()):
             opened.erasers.append(self._budgets.erase_owner)
         known, graphs = opened.configuration, opened.deps.graphs
-        self._pausing = with_people(pausing(known), known, graphs)
+        self._approval_agents = add_human_nodes(agents_with_approval(known), known, graphs)
         self._exporter = await self._open_exporter(opened)
-        self._captures = known.runtime.spec.telemetry.capture_content
+        self._captures_content = known.runtime.spec.telemetry.capture_content
         bounds = {name: agent.spec.queue.max_running for name, agent in known.agents.items()}
-        self._most_running = {name: most for name, most in bounds.items() if most}
+        self._max_running = {name: most for name, most in bounds.items() if most}
         if workflow_names(self.config_dir):
             await self.workflows.load()
 
-    async def _open_exporter(self, opened: Bootstrapped) -> TraceExporter | None:
+    async def _open_exporter(self, opened: RuntimeState) -> TraceExporter | None:
         told = opened.configuration.runtime.spec.telemetry
         if not told.otlp_endpoint:
             return None
@@ -220,28 +227,28 @@ class AgentRuntime:
         opened.resources.on_close(exporter.close)
         return exporter
 
-    def take_up(self) -> None:
+    def resume_pending(self) -> None:
         """Begins to work on what earlier processes have left, in the background.
 
         A data folder that nothing was ever accepted in stays as it is: there the first run begins it.
         """
         if self.may_hold_runs:
-            self._taking_up = asyncio.create_task(surely(self.durable.start))
-            self._taking_up.add_done_callback(_told)
+            self._resuming = asyncio.create_task(retry_while_unavailable(self.durable.start))
+            self._resuming.add_done_callback(_log_resume_error)
             if self._workflows is not None:
-                self._workflows.take_up()
+                self._workflows.resume_left()
 
     @property
     def may_hold_runs(self) -> bool:
         """Whether the place of runs is one that somebody may have written to."""
-        deps = self.opened.deps
-        return not _in_sqlite(deps) or default_file(deps).exists()
+        deps = self.state.deps
+        return not _uses_sqlite(deps) or default_file(deps).exists()
 
     @property
-    def kept(self) -> Kept:
+    def retention(self) -> RetentionPolicy:
         """How many ended runs are kept, and how long."""
-        storage = self.opened.configuration.runtime.spec.storage
-        return Kept(storage.keep_days, storage.keep_runs)
+        storage = self.state.configuration.runtime.spec.storage
+        return RetentionPolicy(storage.keep_days, storage.keep_runs)
 
     @property
     def traces_dropped(self) -> int:
@@ -256,30 +263,30 @@ class AgentRuntime:
     @property
     def activity(self) -> tuple[int, int]:
         """Runs that go on, and how many have begun since the start."""
-        return self._active, self._begun
+        return self._active, self._started
 
     async def drain(self, grace: float) -> None:
         """Takes no new runs from here on, and waits at most `grace` seconds for those that go on.
 
         `close` waits no longer than this has left.
         """
-        self._draining, self._ends = True, self.clock.monotonic() + grace
+        self._draining, self._deadline = True, self.clock.monotonic() + grace
         if self._workflows is not None:
             self._workflows.drain()
         await self.durable.drain()
         with suppress(TimeoutError):
             async with asyncio.timeout(grace):
                 await self._idle.wait()
-                while self._workflows is not None and self._workflows.answering:  # noqa: ASYNC110 (at the end alone)
-                    await asyncio.sleep(_LOOK)
+                while self._workflows is not None and self._workflows.has_callers:  # noqa: ASYNC110 (at the end alone)
+                    await asyncio.sleep(_POLL_SECONDS)
 
     async def close(self, grace: float = 30.0) -> None:
         """Takes no new runs, waits at most `grace` seconds for those that run, closes what was opened."""
         self._draining = True
-        ends = min(self.clock.monotonic() + grace, self._ends)
-        if self._taking_up is not None:
-            self._taking_up.cancel()
-            await asyncio.wait([self._taking_up])
+        ends = min(self.clock.monotonic() + grace, self._deadline)
+        if self._resuming is not None:
+            self._resuming.cancel()
+            await asyncio.wait([self._resuming])
         if self._workflows is not None:
             await self._workflows.close()
         await self.durable.drain()
@@ -289,12 +296,12 @@ class AgentRuntime:
         except TimeoutError:
             pass  # what still runs is cut off with its resources; durable runs are taken up again
         await self.durable.close(max(ends - self.clock.monotonic(), 0.0))
-        await self._elsewhere.close()
+        await self._remote_cancel.close()
         await self._leases.close()
-        await self._notes.close()
+        await self._archive.close()
         await self._budgets.close()
-        if self._open is not None:
-            opened, self._open = self._open, None
+        if self._state is not None:
+            opened, self._state = self._state, None
             await opened.resources.close()
 
     async def __aenter__(self) -> Self:
@@ -307,7 +314,7 @@ class AgentRuntime:
         await self.close()
 
     async def _erase_runs(self, tenant: str, owner: str) -> int:
-        await self._notes.flush()
+        await self._archive.flush()
         gone = self._logs.erase_owner(tenant, owner)
         if not self.may_hold_runs:
             return gone
@@ -318,7 +325,7 @@ class AgentRuntime:
     @property
     def is_open(self) -> bool:
         """Whether `bootstrap()` was done and `close()` was not."""
-        return self._open is not None
+        return self._state is not None
 
     @property
     def env(self) -> Mapping[str, str]:
@@ -326,10 +333,10 @@ class AgentRuntime:
         return os.environ if self._env is None else self._env
 
     @property
-    def opened(self) -> Bootstrapped:
-        if self._open is None:
+    def state(self) -> RuntimeState:
+        if self._state is None:
             raise ShuttingDown("The runtime is not open: call bootstrap() first, or it is shutting down.")
-        return self._open
+        return self._state
 
     @property
     def run_agent(self) -> RunAgent:
@@ -339,7 +346,7 @@ class AgentRuntime:
     async def load_workflows(self) -> None:
         """Loads what workflows are made of beside the event loop, unless somebody has needed it before."""
         if self._workflows is None:
-            await asyncio.to_thread(importlib.import_module, _TASKS)
+            await asyncio.to_thread(importlib.import_module, _TASKS_MODULE)
 
     @property
     def has_workflows(self) -> bool:
@@ -347,11 +354,11 @@ class AgentRuntime:
         return self._workflows is not None
 
     @property
-    def workflows(self) -> Workflows:
+    def workflows(self) -> WorkflowTasks:
         """The workflows and their Tasks: loaded with the first one, as most runtimes have none."""
         if self._workflows is None:
-            tasks = importlib.import_module(_TASKS)
-            made: Workflows = tasks.Workflows(self, Presence(self.data_dir / "tasks"))
+            tasks = importlib.import_module(_TASKS_MODULE)
+            made: WorkflowTasks = tasks.WorkflowTasks(self, WorkerHeartbeat(self.data_dir / "tasks"))
             if self._draining:
                 made.drain()
             self._workflows = made
@@ -359,21 +366,21 @@ class AgentRuntime:
 
     @property
     def agents(self) -> Mapping[str, Agent]:
-        return self.opened.agents
+        return self.state.agents
 
     @property
     def broken(self) -> Mapping[str, tuple[InvalidManifest, ...]]:
         """Agents whose manifest has faults, or whose stores could not be opened: `agent_unavailable`."""
-        return self.opened.broken
+        return self.state.broken
 
     def agent(self, name: str) -> Agent:
         """Raises: AgentNotFoundError, AgentUnavailable."""
-        agent = self.opened.agents.get(name)
+        agent = self.state.agents.get(name)
         if agent is not None:
             return agent
-        if faults := self.opened.broken.get(name):
-            raise _unavailable(name, faults, passing=name in self.opened.waiting)
-        near = difflib.get_close_matches(name, self.opened.agents, 1)
+        if faults := self.state.broken.get(name):
+            raise unavailable_error(name, faults, passing=name in self.state.recovering)
+        near = difflib.get_close_matches(name, self.state.agents, 1)
         raise AgentNotFoundError(name, f"Did you mean {near[0]!r}?" if near else "GET /v1/agents lists them.")
 
     # -- runs ----------------------------------------------------------------------------------------------
@@ -423,30 +430,30 @@ class AgentRuntime:
         """`run` for a request record, for nested runs with their parent, for runs that callers name."""
         if self._draining and parent is None:
             raise ShuttingDown("The server is shutting down; send the request again.")
-        if parent is None and agent.name in self._pausing:
+        if parent is None and agent.name in self._approval_agents:
             row = await self.accept(agent, request, caller=caller, trace_id=trace_id, key=key)
-            return await attend(self.runs, self.durable.store, row, tuple(sinks))
+            return await wait_for_run(self.runs, self.durable.store, row, tuple(sinks))
         if key is not None:
-            return await self._start_named(key, agent, request, caller, tuple(sinks), trace_id)
+            return await self._start_idempotent(key, agent, request, caller, tuple(sinks), trace_id)
         self._active += 1
-        self._begun += 1
+        self._started += 1
         self._idle.clear()
         try:
-            if agent.merges and parent is None:
-                return await self._merged(agent, request, caller, tuple(sinks), trace_id)
+            if agent.merges_messages and parent is None:
+                return await self._start_merged(agent, request, caller, tuple(sinks), trace_id)
             run = self._new_run(agent, request, caller, tuple(sinks), trace_id, parent)
             if run.journal is not None:
-                await nested.begin(run, agent, (self.metrics,), tuple(sinks))
+                await nested_runs.begin_nested_run(run, agent, (self.metrics,), tuple(sinks))
             return await self._execute(agent, request, run)
         finally:
             self._active -= 1
             if not self._active:
                 self._idle.set()
 
-    async def work_off(self, agent: Agent, request: RunRequest, run: Run, handle: Handler) -> RunAnswer:
+    async def run_segment(self, agent: Agent, request: RunRequest, run: Run, handle: Handler) -> RunAnswer:
         """One segment of a durable run, counted among what a shutdown waits for."""
         self._active += 1
-        self._begun += 1
+        self._started += 1
         self._idle.clear()
         try:
             return await self._execute(agent, request, run, handle)
@@ -473,15 +480,15 @@ class AgentRuntime:
             StoreUnavailable, ShuttingDown: it was not accepted.
             IdempotencyConflict: the key was used with another body.
         """
-        tenant, owner = principal(caller)
+        tenant, owner = principal_of(caller)
         rejects = agent.manifest.spec.sessions.concurrency == "reject" and key is None
-        if rejects and SessionKey(tenant, agent.name, request.session_id) in self.sessions.held:
-            raise busy()  # by a run that is not durable; of others the store knows
-        return await self.durable.accept(
-            agent, request, caller or CallerContext(), (tenant, owner), trace_id=trace_id, key=key
-        )
+        if rejects and SessionKey(tenant, agent.name, request.session_id) in self.sessions.active:
+            raise busy_error()  # by a run that is not durable; of others the store knows
+        caller = caller or CallerContext()
+        row = accepted_row(agent, request, caller, (tenant, owner), self.clock.now(), trace_id)
+        return await self.durable.accept(row, caller, admission_of(agent), key)
 
-    async def _start_named(
+    async def _start_idempotent(
         self,
         key: IdempotencyKey,
         agent: Agent,
@@ -491,9 +498,9 @@ class AgentRuntime:
         trace_id: str,
     ) -> RunAnswer:
         run = self._new_run(agent, request, caller, sinks, trace_id, None)
-        work = partial(self.work_off, agent, request, run, self._handle)
+        work = partial(self.run_segment, agent, request, run, self._handle)
         leaves = agent.manifest.spec.on_disconnect == "cancel"
-        return await self._named.answer(key, run.log, work, sinks, abandoned=leaves)
+        return await self._idempotent_runs.answer(key, run.log, work, sinks, abandoned=leaves)
 
     def new_run(self, agent: Agent, request: RunRequest, caller: CallerContext, row: RunRow) -> Run:
         """A durable run as this process begins a segment of it."""
@@ -505,82 +512,85 @@ class AgentRuntime:
         return run
 
     @property
-    def most_running(self) -> Mapping[str, int]:
+    def max_running(self) -> Mapping[str, int]:
         """Of agents with a bound: how many of their durable runs may go on over all workers."""
-        return self._most_running
+        return self._max_running
 
-    async def agent_of(self, row: RunRow) -> Agent:
-        """The agent of a run's own manifest, which is most often the present one.
+    async def run_durable(self, agent: Agent, request: RunRequest, run: Run) -> RunAnswer:
+        """Executes one segment of a durable run."""
+        return await self.run_segment(agent, request, run, self._durable_handle)
+
+    async def load_segment(
+        self, store: RunStore, row: RunRow, caller: CallerContext, notify: Callable[[str], None]
+    ) -> Segment:
+        """Loads a claimed segment with the agent of the run's own manifest, most often the present one.
 
         Raises:
             AgentNotFoundError, InvalidManifest: there is none any more.
         """
-        return await self._of_snapshot(row.agent, row.manifest or {})
+        agent = await self._agent_of_snapshot(row.agent, row.manifest or {})
+        return Segment(self, store, row, agent, caller, notify)
 
-    async def _of_snapshot(self, name: str, kept: JsonObject) -> Agent:
-        present = self.opened.agents.get(name)
+    async def _agent_of_snapshot(self, name: str, kept: JsonObject) -> Agent:
+        present = self.state.agents.get(name)
         if present is not None and kept in ({}, present.snapshot):
             return present
-        if not kept.get("source") or self.opened.reopen is None:
+        if not kept.get("source") or self.state.reopen is None:
             return self.agent(name)
-        return await self._snapshots.get(name, kept, self.opened.reopen)
+        return await self._snapshots.get(name, kept, self.state.reopen)
 
-    async def _below(self, name: str, record: RunJournal | None) -> Agent:
+    async def _nested_agent(self, name: str, record: RunJournal | None) -> Agent:
         """An agent that a run starts: for an accepted run as it was when that was accepted."""
-        kept = record.book.manifest if record is not None else {}
+        kept = record.step_log.manifest if record is not None else {}
         if name not in kept.get("agents", {}) or record is None:
             return self.agent(name)
-        above = self.opened.agents.get(record.book.agent)
+        above = self.state.agents.get(record.step_log.agent)
         if above is not None and kept == above.snapshot:
             return self.agent(name)
-        return await self._of_snapshot(name, {**kept, "source": kept["agents"][name]})
+        return await self._agent_of_snapshot(name, {**kept, "source": kept["agents"][name]})
 
     async def open_runs(self) -> RunStore:
         """The store of runs in `storage.url`."""
-        deps, plugins = self.opened.deps, self.plugins
-        kind = "sqlite" if _in_sqlite(deps) else "postgres"
+        deps, plugins = self.state.deps, self.plugins
+        kind = "sqlite" if _uses_sqlite(deps) else "postgres"
         store: RunStore = await plugins.open("run_stores", kind, {}, deps)
-        self.opened.checks[f"store:runs:{kind}"] = store.ping
-        self.opened.resources.on_close(store.close)
+        self.state.checks[f"store:runs:{kind}"] = store.ping
+        self.state.resources.on_close(store.close)
         return store
 
     async def open_backend(self) -> DurableBackend:
-        """Over a file each process dispatches by itself; over a server they share a queue, where DBOS is."""
-        deps = self.opened.deps
-        name = "in_process" if _in_sqlite(deps) else "dbos"
-        try:
-            opened: DurableBackend = await self.plugins.open("durable_backends", name, {}, deps)
-        except (MissingExtra, ConfigError) as error:
-            log.warning("runs_dispatched_in_process", reason=str(error))
-            opened = await self.plugins.open("durable_backends", "in_process", {}, deps)
+        """Opens what dispatches segments to this process; the claim of a segment decides who executes it."""
+        opened: DurableBackend = await self.plugins.open(
+            "durable_backends", "in_process", {}, self.state.deps
+        )
         return opened
 
-    async def named(self, key: IdempotencyKey, kept_as: str) -> str:
+    async def register_key(self, key: IdempotencyKey, candidate_id: str) -> str:
         """Under which id what a caller has named is kept: the one given, where nobody was first."""
-        return await (await self.durable.open()).name(key, kept_as)
+        return await (await self.durable.open()).reserve_key(key, candidate_id)
 
     async def open_tasks(self) -> TaskStore:
         """The store of Tasks in `storage.url`."""
-        deps = self.opened.deps
-        kind = "sqlite" if _in_sqlite(deps) else "postgres"
+        deps = self.state.deps
+        kind = "sqlite" if _uses_sqlite(deps) else "postgres"
         store: TaskStore = await self.plugins.open("task_stores", kind, {}, deps)
-        self.opened.checks[f"store:tasks:{kind}"] = store.ping
-        self.opened.resources.on_close(store.close)
-        self.opened.erasers.append(store.erase_owner)
+        self.state.checks[f"store:tasks:{kind}"] = store.ping
+        self.state.resources.on_close(store.close)
+        self.state.erasers.append(store.erase_owner)
         return store
 
     async def _open_budgets(self) -> BudgetStore:
         """The store of budgets in `storage.url`."""
-        deps = self.opened.deps
-        kind = "sqlite" if _in_sqlite(deps) else "postgres"
+        deps = self.state.deps
+        kind = "sqlite" if _uses_sqlite(deps) else "postgres"
         store: BudgetStore = await self.plugins.open("budget_stores", kind, {}, deps)
         return store
 
-    def _durably(self) -> Handler:
+    def _durable_handler(self) -> Handler:
         """The pipeline in what wraps a durable run: that of every run, and its record."""
         around = (
-            reported, as_caller, patiently, in_its_session(self.sessions, self._leases),
-            in_its_line(self._slots), keeping_partial, charging_time, within_deadline, by_its_record,
+            reported, as_caller, waiting_for_session, within_session(self.sessions, self._leases),
+            within_agent_limit(self._slots), keeping_partial, charging_time, within_deadline, under_journal,
         )  # fmt: skip
         return compose(answer, around)
 
@@ -591,32 +601,32 @@ class AgentRuntime:
         log = run.log
         log.task = task = asyncio.current_task()
         self._logs.open(log)
-        self._elsewhere.watch()
+        self._remote_cancel.watch()
         try:
             return await (handle or self._handle)(agent, request, run)
         except asyncio.CancelledError as cancelled:
-            if log.stopped and task is not None and task.uncancel() == 0:
-                raise _stopped(run) from cancelled
+            if log.cancel_requested and task is not None and task.uncancel() == 0:
+                raise interrupted_error(run) from cancelled
             raise
         finally:
             self._logs.close(log, self.clock.monotonic())
             if run.parent and run.journal is not None:
-                nested.end(run)
-            self._ended(log)
+                nested_runs.end_nested_run(run)
+            self._archive_run(log)
 
-    def _ended(self, log: RunLog) -> None:
+    def _archive_run(self, log: RunLog) -> None:
         """What happens to a run's log off its path."""
         if not log.durable:
-            self._notes.add(log)
-        if log.events and log.events[-1].type in TERMINAL:
+            self._archive.add(log)
+        if log.events and log.events[-1].type in TERMINAL_EVENTS:
             self.export(log)
 
-    def export(self, run: Traced) -> None:
+    def export(self, run: TracedRun) -> None:
         """Hands on what has ended, where traces are exported."""
         if self._exporter is not None:
             self._exporter.offer(run)
 
-    async def _merged(
+    async def _start_merged(
         self,
         agent: Agent,
         request: RunRequest,
@@ -629,9 +639,9 @@ class AgentRuntime:
         async def work(messages: Sequence[tuple[RunRequest, tuple[EventSink, ...]]]) -> RunAnswer:
             everybody = tuple(sink for _, heard in messages for sink in heard)
             run = self._new_run(agent, request, caller, everybody, trace_id, None)
-            return await self._execute(agent, _joined([asked for asked, _ in messages]), run)
+            return await self._execute(agent, _merge_requests([asked for asked, _ in messages]), run)
 
-        tenant, owner = principal(caller)
+        tenant, owner = principal_of(caller)
         group = (SessionKey(tenant, agent.name, request.session_id), owner)
         window = agent.manifest.spec.sessions.merge_window_ms / 1000
         return await self.sessions.merging.join(group, (request, sinks), window, work)
@@ -648,7 +658,7 @@ class AgentRuntime:
     ) -> Run:
         caused = request.caused_by
         run_id, trace_id = run_id or ids.run_id(), trace_id or caused.trace_id or ids.trace_id()
-        tenant, owner = principal(caller)
+        tenant, owner = principal_of(caller)
         session = SessionKey(tenant, agent.name, request.session_id)
         above = f"{parent.run_id}.{parent.call_id}" if parent else ""
         outer: Scope | None = parent.run if parent else None
@@ -669,10 +679,14 @@ class AgentRuntime:
             depth=outer.depth + 1 if outer else 0,
         )
         if outer:
-            scope.retries, scope.unstopped, scope.untrusted = outer.retries, outer.unstopped, outer.untrusted
+            scope.retries, scope.uncancelled, scope.untrusted = (
+                outer.retries,
+                outer.uncancelled,
+                outer.untrusted,
+            )
         if agent.memory.episodic is not None:
-            scope.tools_told = []
-        model = model_of(agent, scope, owner, outer, self._budgets)
+            scope.tool_records = []
+        model = charged_model(agent, scope, owner, outer, self._budgets)
         log = RunLog(
             run_id, trace_id, tenant, owner, agent.name, request.session_id, above, ledger, model.attempts
         )
@@ -682,16 +696,16 @@ class AgentRuntime:
         if sampled is not None:
             log.sampled = scope.sampled = sampled
         log.stream = stream = EventStream(run_id, (self.metrics, *sinks), log)
-        scope.events = events = GatedEvents(stream, agent, ledger)
+        scope.events = events = GatedEvents(stream, agent, ledger, model)
         any_owner = bool(caller and caller.scopes & ANY_SESSION)
         run = Run(scope, stream, log, events, model, session, owner, any_owner, caller, above)
         if agent.guardrails.output_rules:
-            scope.shown = agent.guardrails.shown
-        if self._captures:
-            run.captured = scope.capture = Captured(scope, agent.guardrails)
+            scope.visible_name = agent.guardrails.filter_text
+        if self._captures_content:
+            run.content_recorder = scope.capture = ContentCapture(scope, agent.guardrails)
         if record is not None:
-            run.asked_at, log.durable = record.book.asked_at, True
-            run.journal = scope.journal = RunJournal(record.book, place, run_id, model)
+            run.accepted_at, log.durable = record.step_log.accepted_at, True
+            run.journal = scope.journal = RunJournal(record.step_log, place, run_id, model)
         return run
 
     async def _run_nested(
@@ -700,14 +714,14 @@ class AgentRuntime:
         query: str,
         context: Mapping[str, Any],
         parent: ToolContext,
-        terms: Terms = OWN_TERMS,
+        terms: NestedRunOptions = DEFAULT_NESTED_RUN_OPTIONS,
     ) -> Mapping[str, Any]:
         """A run inside another one: steps 2 to 12 of the target in the parent's trace, budget, deadline."""
         outer: Scope = parent.run
         if outer.depth + 1 > MAX_DEPTH:
             raise InvalidInput(f"Agents may call agents {MAX_DEPTH} deep; this call would go deeper.")
-        if outer.ledger.spent_by_all("nested_runs") >= MAX_NESTED:
-            raise InvalidInput(f"One run and all below it may call agents {MAX_NESTED} times, no more.")
+        if outer.ledger.spent_in_tree("nested_runs") >= MAX_NESTED_RUNS:
+            raise InvalidInput(f"One run and all below it may call agents {MAX_NESTED_RUNS} times, no more.")
         outer.ledger.spend("nested_runs")
         session = f"{parent.session.session_id}/{parent.tool or agent}"
         request = RunRequest(
@@ -720,56 +734,35 @@ class AgentRuntime:
             terms=terms,
         )
         record: RunJournal | None = outer.journal  # type: ignore[assignment]
-        counting = record.book.waiting.within() if record is not None and parent.step else nullcontext()
+        counting = (
+            record.step_log.waiting.suspended_call() if record is not None and parent.step else nullcontext()
+        )
         with counting:
             done = await self.start(
-                await self._below(agent, record),
+                await self._nested_agent(agent, record),
                 request,
                 caller=parent.caller,
-                sinks=relay(outer, terms),
+                sinks=forward_events(outer, terms),
                 trace_id=parent.trace_id,
                 parent=parent,
             )
         return done.to_json()
 
 
-def _told(taking_up: asyncio.Task[None]) -> None:
+def _log_resume_error(taking_up: asyncio.Task[None]) -> None:
     """What keeps a process from working on what was accepted before, e.g. a database of a newer astromesh."""
     if not taking_up.cancelled() and (error := taking_up.exception()) is not None:
         log.error("runs_not_taken_up", error=str(error))
 
 
-def _in_sqlite(deps: Deps) -> bool:
+def _uses_sqlite(deps: Deps) -> bool:
     return not deps.storage_url or deps.storage_url.startswith("sqlite:")
 
 
-def principal(caller: CallerContext | None) -> tuple[str, str]:
-    """Tenant and owner of what this caller starts."""
-    tenant = (caller.tenant_id if caller else "") or "default"
-    return tenant, (caller.user_id if caller else "") or ANONYMOUS
-
-
-def _joined(requests: Sequence[RunRequest]) -> RunRequest:
+def _merge_requests(requests: Sequence[RunRequest]) -> RunRequest:
     """Several messages as one: texts by newline, pictures in order, the rest of the first."""
     return replace(
         requests[0],
         query="\n".join(request.query for request in requests),
         images=tuple(image for request in requests for image in request.images),
     )
-
-
-def _unavailable(name: str, faults: Sequence[InvalidManifest], *, passing: bool) -> AgentUnavailable:
-    """Faults that stand in the manifest are counted; whatever else is there is one, and may pass."""
-    first = faults[0]
-    if first.line:
-        count = f"{len(faults)} fault{'' if len(faults) == 1 else 's'}"
-        return AgentUnavailable(f"The agent {name!r} has {count} in its manifest: {first}")
-    return AgentUnavailable(
-        f"The agent {name!r} cannot run{' now' if passing else ''}: {first}", passing=passing
-    )
-
-
-def _stopped(run: Run) -> Interrupted:
-    error = Interrupted("The run was cancelled.")
-    error.run_id, error.trace_id = run.id, run.trace_id
-    return error

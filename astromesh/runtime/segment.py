@@ -1,7 +1,7 @@
-"""One segment of a durable run: the ordinary pipeline, with a record.
+"""One segment of a durable run: the pipeline with a record.
 
-A segment ends in one transaction with the change of the run's row, or silently: where somebody else has the
-run, or will have it.
+A segment ends in one transaction with the change of the run's row. It ends silently if another worker has
+the run.
 """
 
 from __future__ import annotations
@@ -11,22 +11,23 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
-from astromesh.abc.clock import Clock
-from astromesh.abc.durable import Change, Claim, RunRow, RunStore, Step
-from astromesh.abc.events import EventSink
+from astromesh.durable import failpoints
+from astromesh.durable.approvals import ApprovalWaits, decision_event, decisions_of
+from astromesh.durable.base import JournalStep, RunChange, RunRow, RunStore, SegmentClaim
+from astromesh.durable.event_stream import DurableStream
+from astromesh.durable.journal import RunJournal, StepLog
+from astromesh.durable.run_registry import partial_result
+from astromesh.durable.serialization import SCHEMA, caller_to_json, ended_request
+from astromesh.durable.worker import Admission
+from astromesh.durable.writer import SegmentWriter, retry_while_unavailable
 from astromesh.errors import AstromeshError, SessionBusy, StoreUnavailable
-from astromesh.runtime import failpoints
 from astromesh.runtime.agent import Agent
-from astromesh.runtime.decisions import decided, told
-from astromesh.runtime.durable_stream import DurableStream
-from astromesh.runtime.journal import Book, RunJournal
-from astromesh.runtime.recorded import SCHEMA, ended_request, request_of
-from astromesh.runtime.records import RunAnswer, RunRequest
-from astromesh.runtime.registry import left_of
+from astromesh.runtime.records import RunAnswer, RunRequest, new_request_to_json, request_of
 from astromesh.runtime.run import GatedEvents, Run
-from astromesh.runtime.runs import Handler
-from astromesh.runtime.waiting import Waiting
-from astromesh.runtime.writer import Writer, surely
+from astromesh.runtime.run_wrappers import Handler
+from astromesh.telemetry import ids
+from astromesh.telemetry.clock import Clock
+from astromesh.telemetry.events import EventSink
 from astromesh.types import CallerContext, Event, JsonObject
 
 #: events that are read at once
@@ -39,7 +40,7 @@ _STATUS: dict[str, Any] = {
 }
 
 
-class Host(Protocol):
+class SegmentHost(Protocol):
     """What a segment needs of the runtime."""
 
     clock: Clock
@@ -49,52 +50,54 @@ class Host(Protocol):
 
     def new_run(self, agent: Agent, request: RunRequest, caller: CallerContext, row: RunRow) -> Run: ...
 
-    async def work_off(self, agent: Agent, request: RunRequest, run: Run, handle: Handler) -> RunAnswer: ...
+    async def run_durable(self, agent: Agent, request: RunRequest, run: Run) -> RunAnswer: ...
 
 
 class Segment:
-    """One segment under way. `await work(handle)` once.
+    """One segment that is executed. Await `work()` once.
 
     Args:
         row: as it was claimed.
         agent: that the row's manifest describes.
         caller: who asked.
-        told: called behind every transaction, with each run of the tree that it was about.
+        notify: called after every transaction, with the id of each run that it changed.
     """
 
     def __init__(
         self,
-        host: Host,
+        host: SegmentHost,
         store: RunStore,
         row: RunRow,
         agent: Agent,
         caller: CallerContext,
-        told: Callable[[str], None],
+        notify: Callable[[str], None],
     ) -> None:
         self.row, self.agent = row, agent
-        self._host, self._store, self._told = host, store, told
+        self._host, self._store, self._notify = host, store, notify
         self.request = request_of(row.request)
         self.run = host.new_run(agent, self.request, caller, row)
-        self.writer = Writer(store, Claim(row.run_id, row.segment, row.worker), self._lost, self._written)
-        self.waiting = Waiting(host.clock, self._pause)
+        self.writer = SegmentWriter(
+            store, SegmentClaim(row.run_id, row.segment, row.worker), self._lost, self._written
+        )
+        self.waiting = ApprovalWaits(host.clock, self._pause)
         self.stream: DurableStream | None = None
         self._task: asyncio.Task[Any] | None = None
         self._paused = self._postponed = False
         #: the row, where the segment has ended for another one to begin
         self.handed_back: RunRow | None = None
         #: its record is of a newer astromesh
-        self.too_new = False
+        self.newer_version = False
 
-    async def work(self, handle: Handler) -> None:
+    async def work(self) -> None:
         """Works it off to its end, a pause, or until somebody else has it."""
         self._task = asyncio.current_task()
         if self.row.request.get("journal", SCHEMA) > SCHEMA:
-            self.handed_back = await surely(partial(self._store.hand_back, self.writer.claim))
-            self.too_new = True
+            self.handed_back = await retry_while_unavailable(partial(self._store.requeue, self.writer.claim))
+            self.newer_version = True
             return
         try:
             await self._open()
-            answer = await self._host.work_off(self.agent, self.request, self.run, handle)
+            answer = await self._host.run_durable(self.agent, self.request, self.run)
         except asyncio.CancelledError:
             if not (self._paused or self._postponed):
                 self.writer.close()
@@ -109,17 +112,17 @@ class Segment:
             self.waiting.close()
 
     def stop(self) -> None:
-        """Begins to cancel the run."""
+        """Starts to cancel the run."""
         log = self.run.log
-        if log.task is not None and not log.stopped and not self.run.suspended:
-            log.stopped = True
+        if log.task is not None and not log.cancel_requested and not self.run.suspended:
+            log.cancel_requested = True
             log.task.cancel()
 
     def suspend(self) -> None:
         """Ends the segment, and not the run: nothing more is said, nothing begins."""
         self.run.suspended = True
         if self.run.journal is not None:
-            self.run.journal.book.suspended = True
+            self.run.journal.step_log.suspended = True
         if self._task is not None:
             self._task.cancel()
 
@@ -127,34 +130,38 @@ class Segment:
 
     async def _open(self) -> None:
         row, run = self.row, self.run
-        steps, past = await self._record()
+        steps, past = await self._load_record()
         self.stream = stream = DurableStream(row.run_id, self.writer, run.log, (self._host.metrics,), past)
         run.stream = run.log.stream = stream
-        run.events = run.scope.events = GatedEvents(stream, self.agent, run.scope.ledger)
-        run.asked_at, run.said = row.created_at, stream.said
-        book = Book(row, self.writer, self.waiting, steps, self._past, self._postpone)
+        run.events = run.scope.events = GatedEvents(stream, self.agent, run.scope.ledger, run.model)
+        run.accepted_at, run.replayed_text = row.created_at, stream.partial_text
+        book = StepLog(row, self.writer, self.waiting, steps, self._load_events, self._postpone)
         run.journal = run.scope.journal = RunJournal(book, "", row.run_id, run.model)
-        run.journal.hear(stream)
+        run.journal.attach(stream)
         run.scope.deadline = self._deadline(steps)
         if steps:
-            stream.emit("run.resumed", segment=row.segment, **_news(steps, past))
+            stream.emit("run.resumed", segment=row.segment, **_new_decisions(steps, past))
 
-    async def _record(self) -> tuple[tuple[Step, ...], list[Event]]:
+    async def _load_record(self) -> tuple[tuple[JournalStep, ...], list[Event]]:
         """What earlier segments have left: for the first one nothing, without asking."""
         if self.row.segment == 1:
             return (), []
-        return await surely(partial(self._store.steps, self.row.run_id)), await self._past(self.row.run_id)
+        return await retry_while_unavailable(
+            partial(self._store.steps, self.row.run_id)
+        ), await self._load_events(self.row.run_id)
 
-    async def _past(self, run_id: str) -> list[Event]:
+    async def _load_events(self, run_id: str) -> list[Event]:
         """The events of this run, or of one nested in it, that earlier segments have left."""
         found: list[Event] = []
         if self.row.segment == 1:
             return found
-        while page := await surely(partial(self._store.events, run_id, found[-1].seq if found else 0, _PAGE)):
+        while page := await retry_while_unavailable(
+            partial(self._store.events, run_id, found[-1].seq if found else 0, _PAGE)
+        ):
             found += page
         return found
 
-    def _deadline(self, steps: tuple[Step, ...]) -> float | None:
+    def _deadline(self, steps: tuple[JournalStep, ...]) -> float | None:
         """By the run's record: time that it waited for a person does not count."""
         clock, now = self._host.clock, self._host.clock.now()
         if self.row.deadline_at:
@@ -173,22 +180,22 @@ class Segment:
             self.writer.close()
             return
         usage, log = run.scope.ledger.usage, run.log
-        result = answer.to_json() if answer else left_of(last.data)
+        result = answer.to_json() if answer else partial_result(last.data)
         failure = None
         if last.type == "run.failed":
             failure = {"code": last.data["code"], "detail": last.data["detail"]}
         if run.journal is not None:
-            run.journal.book.forget(always=bool(self.agent.guardrails.output_rules))
-        failpoints.passing(failpoints.BEFORE_LAST_EVENT)
+            run.journal.step_log.drop_outputs(always=bool(self.agent.guardrails.output_rules))
+        failpoints.reach(failpoints.BEFORE_LAST_EVENT)
         await self.writer.finish(
-            Change(
+            RunChange(
                 status=_STATUS[last.type],
                 result=result,
                 error=failure,
                 usage=usage,
                 attempts=tuple(log.attempts),
                 finished_at=self._host.clock.now(),
-                request=ended_request(self.row.request, run.admitted),
+                request=ended_request(self.row.request, run.admitted_query),
             )
         )
 
@@ -198,14 +205,14 @@ class Segment:
             return
         clock, deadline = self._host.clock, self.run.scope.deadline
         left = None if deadline is None else max(deadline - clock.monotonic(), 1.0)
-        questions = [said for _, said in self.waiting.open]
-        for step, said in self.waiting.open:
+        questions = [said for _, said in self.waiting.pending]
+        for step, said in self.waiting.pending:
             self.writer.step(step._replace(output={**said, "left": left} if left else said))
-        approval = shown(self.row.run_id, questions[0])
+        approval = approval_json(self.row.run_id, questions[0])
         self.run.suspended = False
         self.stream.emit("run.waiting", approval=approval)
         await self.writer.finish(
-            Change(
+            RunChange(
                 status="waiting",
                 waiting_for=approval,
                 wake_at=min(said["expires_at"] for said in questions),
@@ -216,8 +223,8 @@ class Segment:
 
     async def _hand_back(self) -> None:
         """What was done is on disk, and the row is queued again."""
-        if await self.writer.finish(Change(wake_at=0.0)):
-            self.handed_back = await surely(partial(self._store.hand_back, self.writer.claim))
+        if await self.writer.finish(RunChange(wake_at=0.0)):
+            self.handed_back = await retry_while_unavailable(partial(self._store.requeue, self.writer.claim))
 
     def _postpone(self) -> None:
         self._postponed = True
@@ -234,33 +241,37 @@ class Segment:
         if self.stream is not None:
             self.stream.deliver([event for event in events if event.run_id == self.row.run_id])
         for run_id in {self.row.run_id, *(event.run_id for event in events)}:
-            self._told(run_id)
+            self._notify(run_id)
 
 
-def _news(steps: Sequence[Step], past: Sequence[Event]) -> JsonObject:
+def _new_decisions(steps: Sequence[JournalStep], past: Sequence[Event]) -> JsonObject:
     """What people decided that no event has told yet."""
     before = [e.data.get("decisions", ()) for e in past if e.type == "run.resumed"]
     known = {one["decided_at"] for decisions in before for one in decisions}
-    news = [told(one) for one in decided(steps) if one["decided_at"] and one["decided_at"] not in known]
+    news = [
+        decision_event(one)
+        for one in decisions_of(steps)
+        if one["decided_at"] and one["decided_at"] not in known
+    ]
     return {"decisions": news} if news else {}
 
 
-def shown(run_id: str, question: JsonObject) -> JsonObject:
+def approval_json(run_id: str, question: JsonObject) -> JsonObject:
     """What a person is shown of a question."""
     kept = ("kind", "name", "arguments", "question", "asked_at", "expires_at", "path", "n")
     asking = question.get("agent", "")
     return {"run_id": run_id, **{key: question[key] for key in kept}, "asking_agent": asking}
 
 
-def by_its_record(handler: Handler) -> Handler:
+def under_journal(handler: Handler) -> Handler:
     """The innermost wrapper of a durable run: its deadline is in its row, its divergence is its end."""
 
     async def run_by_its_record(agent: Agent, request: RunRequest, run: Run) -> RunAnswer:
         journal = run.journal
         assert journal is not None
-        book, clock = journal.book, run.scope.clock
+        book, clock = journal.step_log, run.scope.clock
         if run.scope.deadline is not None:
-            book.writer.change(Change(deadline_at=clock.now() + run.scope.deadline - clock.monotonic()))
+            book.writer.change(RunChange(deadline_at=clock.now() + run.scope.deadline - clock.monotonic()))
         try:
             answer = await handler(agent, request, run)
         except AstromeshError:
@@ -274,10 +285,10 @@ def by_its_record(handler: Handler) -> Handler:
     return run_by_its_record
 
 
-def patiently(handler: Handler) -> Handler:
-    """An accepted run waits for its session as long as it takes, and for a store that is away.
+def waiting_for_session(handler: Handler) -> Handler:
+    """An accepted run waits for its session as long as it takes, and for a store that is unavailable.
 
-    It was let in before. Where a store does not answer in its own time, another segment goes on behind what
+    It was let in before. Where a store does not answer in its own time, another segment continues behind what
     is done.
     """
 
@@ -286,11 +297,43 @@ def patiently(handler: Handler) -> Handler:
             try:
                 return await handler(agent, request, run)
             except SessionBusy:
-                if run.admitted:
+                if run.admitted_query:
                     raise
             except StoreUnavailable:
                 assert run.journal is not None
-                run.journal.book.postpone()
+                run.journal.step_log.postpone()
                 await asyncio.get_running_loop().create_future()
 
     return run_patiently
+
+
+def accepted_row(
+    agent: Agent, request: RunRequest, caller: CallerContext, who: tuple[str, str], now: float, trace_id: str
+) -> RunRow:
+    """The row of a run that is accepted now."""
+    spec, (tenant, owner) = agent.manifest.spec, who
+    merges = spec.sessions.concurrency == "merge"
+    return RunRow(
+        run_id=ids.run_id(),
+        tenant=tenant,
+        owner=owner,
+        agent=agent.name,
+        session_id=request.session_id,
+        trace_id=trace_id or request.caused_by.trace_id or ids.trace_id(),
+        status="queued",
+        created_at=now,
+        durable=True,
+        request=new_request_to_json(request),
+        manifest=agent.snapshot,
+        caller=caller_to_json(caller),
+        priority=spec.queue.priority,
+        ordered=True,
+        wake_at=now + spec.sessions.merge_window_ms / 1000 if merges else 0.0,
+    )
+
+
+def admission_of(agent: Agent) -> Admission:
+    """How the runs of an agent are admitted."""
+    spec = agent.manifest.spec
+    keeps_token = any(tool.as_caller for tool in agent.tools.specs())
+    return Admission(spec.sessions.concurrency, spec.queue.max_queued, keeps_token)

@@ -14,17 +14,16 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from astromesh.config.configuration import Configuration
-from astromesh.config.load import load
-from astromesh.core.prompt_engine import check_template
+from astromesh.config.folder import Configuration, load
+from astromesh.core.templates import check_template
+from astromesh.durable.serialization import hash_of
 from astromesh.errors import InvalidManifest
 from astromesh.plugins import Plugins
 from astromesh.runtime.agent import Agent
-from astromesh.runtime.recorded import hash_of
 from astromesh.types import JsonObject
 
 #: a literal key; a name of the environment is none
-_KEY = re.compile(r"""(\bapi_key["']?\s*:\s*)(?!["']?\$\{)("[^"]*"|'[^']*'|[^\s,}#]+)""")
+_API_KEY = re.compile(r"""(\bapi_key["']?\s*:\s*)(?!["']?\$\{)("[^"]*"|'[^']*'|[^\s,}#]+)""")
 
 
 def snapshot_of(known: Configuration, name: str) -> JsonObject:
@@ -58,7 +57,7 @@ def _text_of(file: Path) -> str:
         text = file.read_text("utf-8-sig")
     except OSError:  # it was there a moment ago: runs of this agent cannot be taken up under another one
         return ""
-    return _KEY.sub(r'\1"***"', text)
+    return _API_KEY.sub(r'\1"***"', text)
 
 
 def load_snapshot(
@@ -91,7 +90,7 @@ def load_snapshot(
             env=os.environ if env is None else env,
             resolver=plugins,
             check_template=check_template,
-            instead=instead,
+            replacements=instead,
             graphs=graphs,
         )
     if faults := found.broken.get(name):
@@ -102,10 +101,10 @@ def load_snapshot(
 def _with_keys(source: str, folder: Path, name: str) -> str:
     """A text with the literal keys that the agent's present file has, in their order."""
     file = folder / "agents" / f"{name}.agent.yaml"
-    keys = [found[1] for found in _KEY.findall(file.read_text("utf-8-sig"))] if file.exists() else []
-    if not keys or len(keys) != len(_KEY.findall(source)):
+    keys = [found[1] for found in _API_KEY.findall(file.read_text("utf-8-sig"))] if file.exists() else []
+    if not keys or len(keys) != len(_API_KEY.findall(source)):
         return source
-    return _KEY.sub(lambda found: found[1] + keys.pop(0), source)
+    return _API_KEY.sub(lambda found: found[1] + keys.pop(0), source)
 
 
 class Snapshots:

@@ -4,31 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Iterator
-from dataclasses import replace
 from functools import partial
 from time import perf_counter
 
-from astromesh.abc.clock import ms_since
-from astromesh.abc.durable import Change
-from astromesh.abc.run import Outcome, PatternTask
-from astromesh.abc.stores import NOT_DONE
-from astromesh.abc.tool import ToolPort
-from astromesh.core.checked_data import checked_data
-from astromesh.core.checked_errors import check_error
-from astromesh.core.tool_layers import identity_of
-from astromesh.errors import GuardrailBlocked, UpstreamError
-from astromesh.node.calls import ASSISTANT
-from astromesh.node.toolbox import JoinedTools
-from astromesh.runtime import budgets, failpoints
+import orjson
+from msgspec.structs import replace
+
+from astromesh.core.answer_schema import AnswerSchema, repair_message
+from astromesh.core.guardrails import GuardrailsEngine, filter_data, filter_error
+from astromesh.durable import failpoints
+from astromesh.durable.base import RunChange
+from astromesh.durable.serialization import arguments_of, memory_of, memory_to_json
+from astromesh.errors import NOT_DONE, GuardrailBlocked, InvalidOutput, UpstreamError
+from astromesh.graph.calls import ASSISTANT, call_model
+from astromesh.graph.scope import ToolCallRecord
+from astromesh.orchestration.base import Outcome, PatternTask
+from astromesh.runtime import budgets
 from astromesh.runtime.agent import Agent
-from astromesh.runtime.episodes import episode
-from astromesh.runtime.recorded import (
-    admitted_of,
-    admitted_to_json,
-    memory_of,
-    memory_to_json,
-    request_to_json,
-)
 from astromesh.runtime.records import (
     AdmittedQuery,
     EquippedQuery,
@@ -37,13 +29,127 @@ from astromesh.runtime.records import (
     ReleasedAnswer,
     RunAnswer,
     RunRequest,
-)  # fmt: skip
+    admitted_of,
+    admitted_to_json,
+    request_to_json,
+)
 from astromesh.runtime.run import Run
-from astromesh.runtime.structured_answers import structured
-from astromesh.telemetry.stream import DELTA
-from astromesh.types import JsonObject, MemoryContext, Message, Turn
+from astromesh.telemetry.clock import ms_since
+from astromesh.telemetry.events import MODEL_DELTA
+from astromesh.tools.base import ToolPort
+from astromesh.tools.policies import identity_question
+from astromesh.tools.toolbox import JoinedTools
+from astromesh.types import CompletionRequest, JsonObject, MemoryContext, Message, Turn
 
-_USER = frozenset({"user"})
+# What episodic memory keeps of a run (document 001, step 11): tool calls, what the rules did, who answered.
+#
+# It goes into the prompts of later runs: what the model asked of tools, and what these answered, is kept as
+# the
+# output rules leave it.
+
+#: characters of arguments and of a result that are kept
+_MAX_STORED = 500
+
+
+#: characters of a result that the rules see: behind what is kept, so that nothing at its end is half of what
+#: they look for
+_MAX_CHECKED = 10_000
+
+
+def episodic_events(rules: GuardrailsEngine, released: ReleasedAnswer, run: Run) -> list[JsonObject]:
+    """The events of a run that has its answer.
+
+    Args:
+        rules: of its agent.
+    """
+    details = released.details
+    events: list[JsonObject] = [
+        {"event": "tool_call", **_tool_call_event(rules, told), "run_id": run.id}
+        for told in run.scope.tool_records or ()
+    ]
+    events += [{"event": "guardrail", **action, "run_id": run.id} for action in released.actions]
+    events.append(
+        {
+            "event": "run",
+            "run_id": run.id,
+            "provider": details["provider"],
+            "model": details["model"],
+            "latency_ms": run.elapsed_ms(),
+            "usage": details["usage"],
+        }
+    )
+    return events
+
+
+def _tool_call_event(rules: GuardrailsEngine, told: ToolCallRecord) -> JsonObject:
+    result = (
+        rules.filter_text(told.result[:_MAX_CHECKED], "tool_result") if rules.output_rules else told.result
+    )
+    return {
+        "tool": told.name,
+        "arguments": _checked_arguments(rules, told),
+        "ok": told.ok,
+        "result": result[:_MAX_STORED],
+    }
+
+
+def _checked_arguments(rules: GuardrailsEngine, told: ToolCallRecord) -> object:
+    """As data; too long ones as text that is cut."""
+    long = len(told.call.arguments) > _MAX_STORED
+    if not rules.output_rules:
+        return told.call.arguments[:_MAX_STORED] if long else arguments_of(told.call)
+    data = filter_data(
+        rules, arguments_of(told.call), "tool_argument"
+    )  # as data: in JSON a line end touches the word behind it
+    if isinstance(data, str):
+        return data[:_MAX_STORED]
+    return orjson.dumps(data).decode()[:_MAX_STORED] if long else data
+
+
+# Structured answers (`spec.output_schema`): checked, asked for once more where they do not fit.
+#
+# Calls whose words may be the answer tell the model the schema, those that offer tools, too (`RunModel`). An
+# answer that no such call has given (joined from several, or made by a role) is asked for by one that does,
+# before there is anything to repair. The answer of the run is the value as JSON text.
+
+
+async def enforce_schema(
+    schema: AnswerSchema, outcome: Outcome, messages: tuple[Message, ...], run: Run
+) -> Outcome:
+    """The outcome with a text that fits the schema.
+
+    The model is asked again in the conversation that led to its answer, tool calls and results included; it
+    may call no tools any more.
+
+    Args:
+        messages: what the pattern was given.
+
+    Raises:
+        InvalidOutput: the answer and its repair do not fit; it says what was wrong with the repair.
+    """
+    text, read = outcome.text, schema.parse(outcome.text)
+    if not read.fault:
+        return outcome.with_text(read.text)
+    asked = run.model.request_for(text)
+    told = asked is not None and asked.output_schema is not None
+    request = replace(
+        asked or CompletionRequest(messages), output_schema=schema.json_schema, tool_choice="none"
+    )
+    for _ in range(1 if told else 2):
+        said = (*request.messages, Message("assistant", text), repair_message(read.fault))
+        request = replace(request, messages=said)
+        text = (await call_model(run.scope, run.model, request)).content
+        read = schema.parse(text)
+        if not read.fault:
+            return outcome.with_text(read.text)
+    raise InvalidOutput(
+        f"The model's answer does not fit spec.output_schema, also on a second try: {read.fault}"
+    )
+
+
+_USER_ROLE = frozenset({"user"})
+
+
 _ANY_ROLE = frozenset({"system", "user", "assistant", "tool"})
 
 
@@ -58,9 +164,9 @@ def admit(agent: Agent, request: RunRequest, run: Run) -> AdmittedQuery:
     made = run.journal.once(
         "input", lambda: _admit(agent, request, run), admitted_to_json, partial(admitted_of, request)
     )
-    run.admitted = made.query
+    run.admitted_query = made.query
     if not run.journal.place:  # S10: from here on nobody needs the raw query
-        run.journal.book.writer.change(Change(request=request_to_json(request, made.query)))
+        run.journal.step_log.writer.change(RunChange(request=request_to_json(request, made.query)))
     return made
 
 
@@ -74,8 +180,8 @@ def _admit(agent: Agent, request: RunRequest, run: Run) -> AdmittedQuery:
         for action in blocked.actions:
             run.stream.emit("guardrail.action", **action)
         raise
-    _report(run, "input", checked.actions, started, checked.text)
-    run.admitted = checked.text
+    _emit_checks(run, "input", checked.actions, started, checked.text)
+    run.admitted_query = checked.text
     return AdmittedQuery(request, checked.text, checked.actions, history, preface)
 
 
@@ -83,13 +189,13 @@ async def recall(agent: Agent, admitted: AdmittedQuery, run: Run) -> RecalledQue
     """Step 4: history, knowledge and past events of this session."""
     started = perf_counter()
     if run.journal is None:
-        memory = await _remembered(agent, admitted, run)
+        memory = await _build_context(agent, admitted, run)
     else:
         memory = await run.journal.value(
-            "memory", lambda: _remembered(agent, admitted, run), memory_to_json, memory_of
+            "memory", lambda: _build_context(agent, admitted, run), memory_to_json, memory_of
         )
     run.owner = memory.owner or run.owner
-    run.scope.note_untrusted(_unvouched(memory))
+    run.scope.note_untrusted(_untrusted_sources(memory))
     run.stream.emit(
         "memory.loaded",
         turns=len(memory.conversation_history),
@@ -101,7 +207,7 @@ async def recall(agent: Agent, admitted: AdmittedQuery, run: Run) -> RecalledQue
     return RecalledQuery(admitted, memory)
 
 
-def _unvouched(memory: MemoryContext) -> Iterator[str]:
+def _untrusted_sources(memory: MemoryContext) -> Iterator[str]:
     """What was recalled that holds words of others: passages, and what tools have answered."""
     if memory.semantic_results:
         yield "semantic memory"
@@ -109,7 +215,7 @@ def _unvouched(memory: MemoryContext) -> Iterator[str]:
         yield "episodic memory"
 
 
-def _remembered(agent: Agent, admitted: AdmittedQuery, run: Run) -> Awaitable[MemoryContext]:
+def _build_context(agent: Agent, admitted: AdmittedQuery, run: Run) -> Awaitable[MemoryContext]:
     return agent.memory.build_context(
         agent.name,
         run.key.session_id,
@@ -125,7 +231,7 @@ def render(agent: Agent, recalled: RecalledQuery, run: Run) -> PromptedQuery:
     started = perf_counter()
     admitted, memory = recalled.admitted, recalled.memory
     request = admitted.request
-    system = agent.prompt.render(memory, request.context, run.asked_at or run.scope.clock.now())
+    system = agent.prompt.render(memory, request.context, run.accepted_at or run.scope.clock.now())
     if request.terms.instructions:
         system = f"{system}\n\n{request.terms.instructions}".strip()
     history = memory.conversation_history if admitted.history is None else admitted.history
@@ -144,20 +250,20 @@ def render(agent: Agent, recalled: RecalledQuery, run: Run) -> PromptedQuery:
 async def equip(agent: Agent, prompted: PromptedQuery, run: Run) -> EquippedQuery:
     """Step 6: the schemas of the permitted tools."""
     if agent.tools.live:
-        await _identified(agent, run)
+        await _await_identity(agent, run)
         await agent.tools.prepare()
     tools = _tools(agent, prompted.recalled.admitted.request).specs()
     run.stream.emit("tools.listed", count=len(tools))
     return EquippedQuery(prompted, tools)
 
 
-async def _identified(agent: Agent, run: Run) -> None:
+async def _await_identity(agent: Agent, run: Run) -> None:
     """A run that was taken up again waits for its caller's token where nobody else is shown the tools."""
     caller = run.scope.caller
     if run.journal is None or caller is None or not caller.lacks_token:
         return
-    if block := agent.tools.for_callers_only():
-        await run.journal.identity(identity_of(block, caller.user_id))
+    if block := agent.tools.callers_only_block():
+        await run.journal.identity(identity_question(block, caller.user_id))
 
 
 async def orchestrate(agent: Agent, equipped: EquippedQuery, run: Run) -> tuple[EquippedQuery, Outcome]:
@@ -168,14 +274,14 @@ async def orchestrate(agent: Agent, equipped: EquippedQuery, run: Run) -> tuple[
     request = equipped.prompted.recalled.admitted.request
     iterations = agent.iterations_within(request.terms.max_iterations)
     task = PatternTask(equipped.prompted.messages, equipped.tools, iterations, request.context)
-    tools = budgets.tools_of(_tools(agent, request), run.scope)
+    tools = budgets.charged_tools(_tools(agent, request), run.scope)
     try:
         outcome = await agent.pattern.run(task, run.model, tools, run.scope)
-        budgets.answered(run.scope, outcome.stop_reason)
+        budgets.require_progress(run.scope, outcome.stop_reason)
         if agent.output_schema is not None:
-            outcome = await structured(agent.output_schema, outcome, task.messages, run)
+            outcome = await enforce_schema(agent.output_schema, outcome, task.messages, run)
     except UpstreamError as error:
-        check_error(agent.guardrails, error)
+        filter_error(agent.guardrails, error)
         raise
     return equipped, outcome
 
@@ -195,11 +301,11 @@ def release(agent: Agent, answered: tuple[EquippedQuery, Outcome], run: Run) -> 
             tokens_used=usage.total_tokens,
             output_tokens=last.usage.output_tokens if last else 0,
         )
-        if run.stream.streaming and checked.text and checked.text != run.said:
+        if run.stream.streaming and checked.text and checked.text != run.replayed_text:
             # text that no step has streamed is a step of its own
             step = run.scope.next_step() if run.events.streaming else run.scope.steps[0]
-            run.stream.emit(DELTA, step=step, role=ASSISTANT, content=checked.text)
-    _report(run, "output", checked.actions, started, checked.text)
+            run.stream.emit(MODEL_DELTA, step=step, role=ASSISTANT, content=checked.text)
+    _emit_checks(run, "output", checked.actions, started, checked.text)
     details: JsonObject = {
         "provider": last.provider if last else "",
         "model": last.model if last else "",
@@ -222,50 +328,48 @@ async def remember(agent: Agent, released: ReleasedAnswer, run: Run) -> None:
     if not request.persist:
         return
     started = perf_counter()
-    if run.seat.look is not None:
-        await run.seat.look()
-    run.remembered = (
-        True  # a cancel from here on does not take the turns back, so that none are written twice
-    )
+    if run.session_hold.check_newest is not None:
+        await run.session_hold.check_newest()
+    run.persisted = True  # a cancel from here on does not take the turns back, so that none are written twice
     try:
-        await _kept(agent, released, run)
+        await _persist_once(agent, released, run)
     except asyncio.CancelledError as error:
-        run.remembered = NOT_DONE not in error.args
+        run.persisted = NOT_DONE not in error.args
         raise
     run.stream.emit("memory.persisted", turns=2, duration_ms=ms_since(started))
 
 
-async def _kept(agent: Agent, released: ReleasedAnswer, run: Run) -> None:
+async def _persist_once(agent: Agent, released: ReleasedAnswer, run: Run) -> None:
     if run.journal is None:
-        await _keep(agent, released, run)
+        await _persist(agent, released, run)
         return
-    await run.journal.hold()
-    failpoints.passing(failpoints.BEFORE_STEP_11)
-    await run.journal.value("kept", lambda: _keep(agent, released, run), lambda _: {}, lambda _: None)
-    failpoints.passing(failpoints.AFTER_STEP_11)
+    await run.journal.require_lease()
+    failpoints.reach(failpoints.BEFORE_STEP_11)
+    await run.journal.value("kept", lambda: _persist(agent, released, run), lambda _: {}, lambda _: None)
+    failpoints.reach(failpoints.AFTER_STEP_11)
 
 
-async def _keep(agent: Agent, released: ReleasedAnswer, run: Run) -> None:
-    if agent.memory.keeps_nothing:
+async def _persist(agent: Agent, released: ReleasedAnswer, run: Run) -> None:
+    if agent.memory.is_empty:
         return
     now = run.scope.clock.now()
-    once, token = run.journal is not None, run.seat.token
-    async with agent.memory.transaction(run.key, run.owner, once=once, token=token) as transaction:
+    once, token = run.journal is not None, run.session_hold.token
+    async with agent.memory.transaction(run.key, run.owner, skip_written=once, token=token) as transaction:
         transaction.persist_turn(Turn("user", released.admitted.query, created_at=now, run_id=run.id))
         transaction.persist_turn(Turn("assistant", released.response, created_at=now, run_id=run.id))
         if agent.memory.episodic is not None:
-            transaction.record(episode(agent.guardrails, released, run))
+            transaction.record(episodic_events(agent.guardrails, released, run))
 
 
 async def remember_partial(agent: Agent, request: RunRequest, run: Run) -> None:
     """What a cancelled run had said: both turns, the answer marked `partial`; nothing where there is none."""
     text = run.events.partial
-    if not text or not request.persist or run.remembered:
+    if not text or not request.persist or run.persisted:
         return
     now = run.scope.clock.now()
-    once, token = run.journal is not None, run.seat.token
-    async with agent.memory.transaction(run.key, run.owner, once=once, token=token) as transaction:
-        transaction.persist_turn(Turn("user", run.admitted, created_at=now, run_id=run.id))
+    once, token = run.journal is not None, run.session_hold.token
+    async with agent.memory.transaction(run.key, run.owner, skip_written=once, token=token) as transaction:
+        transaction.persist_turn(Turn("user", run.admitted_query, created_at=now, run_id=run.id))
         transaction.persist_turn(Turn("assistant", text, created_at=now, run_id=run.id, status="partial"))
 
 
@@ -288,12 +392,12 @@ def _tools(agent: Agent, request: RunRequest) -> ToolPort:
 
 def _admit_history(agent: Agent, request: RunRequest) -> tuple[Message, ...]:
     """A client's history is the client's own, all of it; an outer pattern's holds what agents have said."""
-    roles = _ANY_ROLE if request.terms.history is None else _USER
+    roles = _ANY_ROLE if request.terms.history is None else _USER_ROLE
     return _admit_messages(agent, request.history or (), roles)
 
 
 def _admit_messages(
-    agent: Agent, messages: tuple[Message, ...], roles: frozenset[str] = _USER
+    agent: Agent, messages: tuple[Message, ...], roles: frozenset[str] = _USER_ROLE
 ) -> tuple[Message, ...]:
     """What a client sends along with its query is user text as well: the same rules hold."""
     return tuple(
@@ -308,15 +412,15 @@ def _checked_metadata(agent: Agent, outcome: Outcome, response: str) -> JsonObje
     """What a pattern adds to the metadata, each text of it under the output rules; the answer as released."""
     if not outcome.metadata or not agent.guardrails.output_rules:
         return outcome.metadata
-    found: JsonObject = checked_data(agent.guardrails, outcome.metadata, {outcome.text: response})
+    found: JsonObject = filter_data(agent.guardrails, outcome.metadata, checked={outcome.text: response})
     return found
 
 
-def _report(run: Run, stage: str, actions: tuple[JsonObject, ...], started: float, text: str) -> None:
+def _emit_checks(run: Run, stage: str, actions: tuple[JsonObject, ...], started: float, text: str) -> None:
     """`text`: what the rules left; a trace holds it only where that is asked."""
     for action in actions:
         run.stream.emit("guardrail.action", **action)
-    content = {} if run.captured is None else {"content": run.captured.text(text)}
+    content = {} if run.content_recorder is None else {"content": run.content_recorder.text(text)}
     run.stream.emit(
         "guardrails.checked", stage=stage, actions=len(actions), duration_ms=ms_since(started), **content
     )

@@ -1,44 +1,51 @@
-"""The Tasks that this process works on, and the log that keeps what their stages came to.
-
-A durable Task's records are on disk before they count; those of other Tasks are kept when the Task has ended.
-"""
+"""The Tasks of this process and the records, metrics and traces that they leave."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
-from astromesh.abc.clock import Clock
-from astromesh.abc.tasks import Artifact, TaskChange, TaskRow, TaskStatus, TaskStore
-from astromesh.runtime.failpoints import armed
-from astromesh.runtime.writer import surely
-from astromesh.telemetry.traceparent import TraceParent, read_traceparent
-from astromesh.types import JsonObject
-from astromesh.workflow.result import TaskResult
-from astromesh.workflow.tape import Recorder
+from astromesh.config.workflow.operations import METRICS
+from astromesh.durable.base import Artifact, TaskChange, TaskRow, TaskStatus, TaskStore
+from astromesh.durable.failpoints import parse_failpoint
+from astromesh.durable.writer import retry_while_unavailable
+from astromesh.telemetry.clock import Clock
+from astromesh.telemetry.metrics import Labels, MetricValues
+from astromesh.telemetry.traces import TracedRun, TraceParent, read_traceparent
+from astromesh.types import Event, JsonObject
+from astromesh.workflow.base import TaskResult, stage_path, task_path
+from astromesh.workflow.recording import Recorder
 
 #: where a process can be made to die (see `failpoints`): before and behind the commit of stages, at the end
 STAGE_DONE, STAGE_KEPT, BEFORE_END = "stage_done", "stage_kept", "before_end"
+
+
 PLACES = (STAGE_DONE, STAGE_KEPT, BEFORE_END)
+
+
 VARIABLE = "ASTROMESH_TASK_FAILPOINT"
+
+
 #: artifacts of one record have numbers of their own: what is written twice replaces itself
-_NUMBERS = 1000
+_NUMBERS_PER_RECORD = 1000
 
 
-def _nothing(place: str) -> None:
-    """Nobody asked for a failure."""
+def _ignore(place: str) -> None:
+    """Does nothing: no failpoint is set."""
 
 
-passing: Callable[[str], None] = armed(os.environ[VARIABLE], PLACES) if os.environ.get(VARIABLE) else _nothing
+reach: Callable[[str], None] = (
+    parse_failpoint(os.environ[VARIABLE], PLACES) if os.environ.get(VARIABLE) else _ignore
+)
 
 
-def _pass(place: str, records: Sequence[JsonObject]) -> None:
-    """Once for each stage that is committed together."""
+def _reach_each(place: str, records: Sequence[JsonObject]) -> None:
+    """Reaches a failpoint once for each stage of a commit."""
     for _ in records:
-        passing(place)
+        reach(place)
 
 
 #: told of every record once it counts
@@ -46,7 +53,7 @@ Listener = Callable[["LiveTask", JsonObject], None]
 
 
 class LiveTask:
-    """A Task that this process works on.
+    """A Task that this process executes.
 
     Args:
         row: as it was accepted.
@@ -57,8 +64,8 @@ class LiveTask:
         self.row = row
         self.records: list[JsonObject] = list(records)
         #: how many of them are on disk
-        self.kept = len(self.records) if row.durable else 0
-        self.news = asyncio.Event()
+        self.stored = len(self.records) if row.durable else 0
+        self.changed = asyncio.Event()
         self.begun = self.cancelled = False
         #: when its first stage began, once that is known
         self.begun_at = 0.0
@@ -70,12 +77,12 @@ class LiveTask:
 
     @property
     def caused_by(self) -> TraceParent:
-        """Where the trace of whoever asked for it stands."""
+        """The trace context of the caller."""
         return read_traceparent(self.records[0].get("traceparent"))
 
-    def told(self) -> None:
-        """Wakes whoever follows."""
-        news, self.news = self.news, asyncio.Event()
+    def notify(self) -> None:
+        """Wakes the followers."""
+        news, self.changed = self.changed, asyncio.Event()
         news.set()
 
 
@@ -96,36 +103,36 @@ class TaskRecords:
         """See `TaskLog`. The last record is left to `end`, which knows all that came of the Task."""
         live = self.live[task_id]
         kept = [
-            self._recorder.enriched(task_id, record)
+            self._recorder.with_calls(task_id, record)
             for record in records
             if record["type"] not in ("begin", "end")
         ]
         if live.row.durable and kept and self.store is not None:
-            _pass(STAGE_DONE, kept)
+            _reach_each(STAGE_DONE, kept)
             first = len(live.records) + 1
             made = [one for n, r in enumerate(kept, first) for one in artifacts_of(live.row, n, r)]
             change = TaskChange(task_id, self._worker, first, kept, made)
-            await surely(partial(self.store.commit, change))
-            _pass(STAGE_KEPT, kept)
-            live.kept += len(kept)
+            await retry_while_unavailable(partial(self.store.commit, change))
+            _reach_each(STAGE_KEPT, kept)
+            live.stored += len(kept)
         self._tell(live, kept)
 
     async def end(self, live: LiveTask, result: TaskResult) -> None:
-        """Keeps how a Task ended, and where it was not durable all of it."""
+        """Stores the end of a Task and, if it was not durable, all of it."""
         assert self.store is not None
         record = {"type": "end", "status": result.status, "error": result.error, "at": self._clock.now()}
         row, told = live.row, {"output": result.output, "error": result.error, "metadata": result.metadata}
         snapshot = self._snapshot(live, len(live.records) + 1, result)
-        passing(BEFORE_END)
+        reach(BEFORE_END)
         if row.durable:
             ended = (result.status, told, self._clock.now())
-            last = [*live.records[live.kept :], record]
-            first = live.kept + 1
+            last = [*live.records[live.stored :], record]
+            first = live.stored + 1
             await self.store.commit(TaskChange(row.task_id, self._worker, first, last, [snapshot], ended))
         else:
             made = [one for n, r in enumerate(live.records, 1) for one in artifacts_of(row, n, r)]
             await self.store.accept(
-                _ended(row, result.status, told, self._clock.now()),
+                _ended_row(row, result.status, told, self._clock.now()),
                 [*live.records, record],
                 [*made, snapshot],
             )
@@ -136,14 +143,14 @@ class TaskRecords:
         for listener in self.listeners:
             for record in records:
                 listener(live, record)
-        live.told()
+        live.notify()
 
     def _snapshot(self, live: LiveTask, n: int, result: TaskResult) -> Artifact:
         """The telemetry of the whole Task."""
         row = live.row
         content = {
             "status": result.status,
-            "queued_ms": round(max(_begun_at(live) - row.created_at, 0.0) * 1000, 3),
+            "queued_ms": round(max(_first_start(live) - row.created_at, 0.0) * 1000, 3),
             **result.metadata,
             "stages": [
                 {"task": e.task, "stage": e.stage, "status": e.status,
@@ -152,7 +159,9 @@ class TaskRecords:
             ],
         }  # fmt: skip
         at = self._clock.now()
-        return Artifact(row.task_id, n * _NUMBERS, "telemetry", "", "", "", at, row.fingerprint, content)
+        return Artifact(
+            row.task_id, n * _NUMBERS_PER_RECORD, "telemetry", "", "", "", at, row.fingerprint, content
+        )
 
 
 def artifacts_of(row: TaskRow, n: int, record: Mapping[str, Any]) -> list[Artifact]:
@@ -163,19 +172,122 @@ def artifacts_of(row: TaskRow, n: int, record: Mapping[str, Any]) -> list[Artifa
     place = (entry["task"], entry["node_id"], entry["stage_id"], entry["finished_at"], row.fingerprint)
     made: list[Artifact] = []
     if entry["status"] == "success":
-        made.append(Artifact(row.task_id, n * _NUMBERS, "output", *place, entry["output"]))
-    for k, call in enumerate(entry["tool_calls"][: _NUMBERS - 1], 1):
-        made.append(Artifact(row.task_id, n * _NUMBERS + k, "tool", *place, call))
+        made.append(Artifact(row.task_id, n * _NUMBERS_PER_RECORD, "output", *place, entry["output"]))
+    for k, call in enumerate(entry["tool_calls"][: _NUMBERS_PER_RECORD - 1], 1):
+        made.append(Artifact(row.task_id, n * _NUMBERS_PER_RECORD + k, "tool", *place, call))
     return made
 
 
-def _begun_at(live: LiveTask) -> float:
+def _first_start(live: LiveTask) -> float:
     first = next((r["entry"]["started_at"] for r in live.records if r["type"] == "stage"), 0.0)
     return float(first)
 
 
-def _ended(row: TaskRow, status: TaskStatus, result: JsonObject, at: float) -> TaskRow:
+def _ended_row(row: TaskRow, status: TaskStatus, result: JsonObject, at: float) -> TaskRow:
     return TaskRow(
         row.task_id, row.tenant, row.owner, row.workflow, row.start, status, row.created_at, row.fingerprint,
         row.trace_id, row.durable, row.caller, row.metadata, finished_at=at, result=result,
     )  # fmt: skip
+
+
+# -- metrics (document 004, section 8.4) ---------------------------------------------------------------------
+
+
+class TaskMetrics:
+    """A listener to the records of Tasks.
+
+    Args:
+        tally: what is counted into.
+        wanted: the metrics that a workflow keeps, by its name.
+    """
+
+    def __init__(self, tally: MetricValues, wanted: Callable[[str], frozenset[str]]) -> None:
+        self._tally, self._wanted = tally, wanted
+
+    def __call__(self, live: LiveTask, record: JsonObject) -> None:
+        wanted, name = self._wanted(live.row.workflow), live.row.workflow
+        if record["type"] == "stage":
+            self._stage(wanted, name, record["entry"])
+            if not live.begun_at:
+                live.begun_at = record["entry"]["started_at"]
+                waited = max(live.begun_at - live.row.created_at, 0.0)
+                self._observe(wanted, "queue_latency", (name,), waited)
+        elif record["type"] == "end":
+            took = max(record["at"] - live.row.created_at, 0.0)
+            self._observe(wanted, "task_total_duration", (name, record["status"]), took)
+
+    def _stage(self, wanted: frozenset[str], name: str, entry: JsonObject) -> None:
+        took = entry["finished_at"] - entry["started_at"]
+        self._observe(wanted, "node_execution_duration", (name, entry["node_id"]), took)
+        if "node_execution_count" in wanted:
+            counter = self._tally.counter(METRICS["node_execution_count"][1])
+            counter[name, entry["node_id"], entry["status"]] += 1
+        for call in entry["tool_calls"]:
+            labels = (name, entry["node_id"], call["tool"])
+            self._observe(wanted, "tool_invocation_duration", labels, call["duration_ms"] / 1000)
+
+    def _observe(self, wanted: frozenset[str], metric: str, labels: Labels, seconds: float) -> None:
+        if metric in wanted:
+            self._tally.histogram(METRICS[metric][1])[labels].observe(seconds)
+
+
+# -- traces: a root and its stages, which are parents of the runs of agents ----------------------------------
+
+
+class TaskTrace(NamedTuple):
+    """The trace of a Task. Its agent is its workflow."""
+
+    run_id: str
+    trace_id: str
+    session_id: str
+    agent: str
+    status: str
+    events: Sequence[Event]
+    parent: str = ""
+    remote_span: str = ""
+    sampled: bool | None = None
+
+
+class TaskTraces:
+    """A listener to the records of Tasks.
+
+    Args:
+        export: takes the trace of one that has ended.
+    """
+
+    def __init__(self, export: Callable[[TracedRun], None]) -> None:
+        self._export = export
+
+    def __call__(self, live: LiveTask, record: JsonObject) -> None:
+        if record["type"] == "end":
+            self._export(task_trace(live, record))
+
+
+def task_trace(live: LiveTask, end: JsonObject) -> TaskTrace:
+    """The trace of a Task with this last record."""
+    row, caused_by = live.row, live.caused_by
+    return TaskTrace(
+        row.task_id, row.trace_id, row.task_id, row.workflow, end["status"], tuple(_trace_events(live, end)),
+        remote_span=caused_by.span_id, sampled=caused_by.sampled,
+    )  # fmt: skip
+
+
+def _trace_events(live: LiveTask, end: JsonObject) -> Iterator[Event]:
+    task = live.id
+    yield Event(task, 1, live.row.created_at, "task.started", {})
+    entries = [record["entry"] for record in live.records if record["type"] == "stage"]
+    for n, entry in enumerate(entries, 2):
+        yield Event(task, n, entry["finished_at"], "stage.finished", _stage_data(entry))
+    yield Event(task, len(entries) + 2, end["at"], "task.finished", {"status": end["status"]})
+
+
+def _stage_data(entry: JsonObject) -> JsonObject:
+    """Returns what happened in a stage, without content."""
+    told = {
+        "id": stage_path(task_path(entry["task"]), entry["stage_id"]),
+        "node": entry["node_id"],
+        "status": entry["status"],
+        "ok": entry["status"] != "failure",
+        "duration_ms": (entry["finished_at"] - entry["started_at"]) * 1000,
+    }
+    return {**told, "error": entry["error"]["code"]} if entry["error"] else told

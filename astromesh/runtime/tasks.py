@@ -1,26 +1,34 @@
 """The workflows of a runtime and their Tasks: every transport runs them here (workflow.md E55, E56).
 
-A Task of `accept` is on disk before the caller hears of it. It is the process's that has its lease; one that
-dies leaves it to the next one, which goes on from the records: only stages that are not among them run again.
+A Task of `accept` is on disk before the caller hears of it. It is the process's that has its lease; one
+that dies leaves it to the next one, which continues from the records: only stages that are not among them
+run again.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
-import secrets
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from socket import gethostname
 from typing import Protocol
 
 import structlog
 
-from astromesh.abc.durable import IdempotencyKey
-from astromesh.abc.events import EventSink
-from astromesh.abc.tasks import Artifact, TaskRow, TaskStatus, TaskStore
+from astromesh.durable.base import Artifact, IdempotencyKey, TaskRow, TaskStatus, TaskStore
+from astromesh.durable.leases import (
+    LEASE_SECONDS,
+    SWEEP_SECONDS,
+    PeriodicJob,
+    RetentionPolicy,
+    WorkerHeartbeat,
+    cancel_and_wait,
+    expiry_job,
+    worker_name,
+)
+from astromesh.durable.serialization import caller_of, caller_to_json
+from astromesh.durable.writer import retry_while_unavailable
 from astromesh.errors import (
     AstromeshError,
     InvalidInput,
@@ -30,60 +38,49 @@ from astromesh.errors import (
     StoreError,
     TaskNotFound,
 )
-from astromesh.runtime import ids
-from astromesh.runtime.kept_tasks import KeptTasks, answer_of
-from astromesh.runtime.loaded_workflows import LoadedWorkflows
-from astromesh.runtime.presence import Presence
-from astromesh.runtime.recorded import caller_of, caller_to_json
-from astromesh.runtime.retention import Kept, expire
-from astromesh.runtime.task_asked import Asked
-from astromesh.runtime.task_log import LiveTask, TaskRecords
-from astromesh.runtime.task_metrics import TaskMetrics
-from astromesh.runtime.task_replays import Replays
-from astromesh.runtime.task_traces import TaskTraces
-from astromesh.runtime.workflows import Host as WorkflowHost
-from astromesh.runtime.writer import ended, surely
+from astromesh.runtime.records import TaskRequest
+from astromesh.runtime.task_log import LiveTask, TaskMetrics, TaskRecords, TaskTraces
+from astromesh.runtime.task_view import TaskReplays, TaskView, task_json
+from astromesh.runtime.workflows import WorkflowHost, WorkflowRegistry
+from astromesh.telemetry import ids
+from astromesh.telemetry.events import EventSink
+from astromesh.telemetry.logs import OutageLog
 from astromesh.telemetry.metrics import Metrics
-from astromesh.telemetry.outages import Outages
-from astromesh.telemetry.traces import Traced
+from astromesh.telemetry.traces import TracedRun
 from astromesh.types import CallerContext, JsonObject
-from astromesh.workflow.cassette import Cassette
+from astromesh.workflow.base import NotJson, TaskResult, canonical
 from astromesh.workflow.engine import Engine
-from astromesh.workflow.evaluation import cases_of, judged
-from astromesh.workflow.result import TaskResult
-from astromesh.workflow.tape import Recorder
-from astromesh.workflow.values import NotJson, canonical
+from astromesh.workflow.evaluation import evaluate_case, select_cases
+from astromesh.workflow.recording import Recorder, Recording
 
-#: seconds after which a worker that is not heard of is dead, and between two signs of life
-LEASE, BEAT = 15.0, 1.0
 #: Tasks that one look takes over
-AT_ONCE = 50
-#: seconds between two looks for a Task that somebody waits for, and for one that another request has named
-_LOOK, _PATIENCE = 0.05, 2.0
-#: seconds between two tries where the queue is full
-_ROOM = 0.2
+MAX_TAKEOVERS = 50
+#: seconds between two polls for a Task that somebody waits for, and for one that another request has named
+_POLL_SECONDS, _NAMED_TASK_SECONDS = 0.05, 2.0
+#: seconds between two attempts where the queue is full
+_QUEUE_RETRY_SECONDS = 0.2
 
 log = structlog.get_logger("astromesh.workflows")
-outages = Outages(log, "task_store_away", "task_store_back")
+outages = OutageLog(log, "task_store_away", "task_store_back")
 
 
-class Host(WorkflowHost, Protocol):
+class TaskHost(WorkflowHost, Protocol):
     """What the Tasks need of the runtime."""
 
     metrics: Metrics
 
     @property
-    def kept(self) -> Kept: ...
+    def retention(self) -> RetentionPolicy: ...
 
     async def open_tasks(self) -> TaskStore: ...
 
-    async def named(self, key: IdempotencyKey, kept_as: str) -> str: ...
+    async def register_key(self, key: IdempotencyKey, candidate_id: str) -> str: ...
 
-    def export(self, run: Traced) -> None: ...
+    def export(self, run: TracedRun) -> None: ...
 
 
-def _logged(live: LiveTask, record: JsonObject) -> None:
-    """One line for each Task, as for each run."""
+def _log_task(live: LiveTask, record: JsonObject) -> None:
+    """Logs one line for each Task, as for each run."""
     if record["type"] == "end":
         row, error = live.row, record["error"] or {}
         log.info(
@@ -98,71 +95,79 @@ def _logged(live: LiveTask, record: JsonObject) -> None:
         )
 
 
-class Workflows:
+class WorkflowTasks:
     """Opened with the runtime; the store opens with the first Task.
 
     Args:
         presence: which workers of this machine live.
     """
 
-    def __init__(self, host: Host, presence: Presence) -> None:
-        self._host, self._presence = host, presence
-        self.worker = f"{gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+    def __init__(self, host: TaskHost, presence: WorkerHeartbeat) -> None:
+        self._host, self._heartbeat = host, presence
+        self.worker = worker_name()
         recorder = Recorder()
         self.records = TaskRecords(self.worker, host.clock, recorder)
-        self.loaded = LoadedWorkflows(host, self.records, recorder)
-        self.tasks = KeptTasks(self.loaded, self.records.live, self.store, self._stop)
-        self.replays = Replays(host, self.loaded, self.tasks)
+        self.loaded = WorkflowRegistry(host, self.records, recorder)
+        self.tasks = TaskView(self.loaded, self.records.live, self.store, self._stop)
+        self.replays = TaskReplays(host, self.loaded, self.tasks)
         self.records.listeners += [
             TaskMetrics(host.metrics.tally, self.loaded.metrics_of),
-            self.loaded.observed,
+            self.loaded.notify_observers,
             TaskTraces(host.export),
-            _logged,
+            _log_task,
         ]
         self._opening = asyncio.Lock()
-        self._keeping: asyncio.Task[None] | None = None
-        self._expiring: asyncio.Task[None] | None = None
+        self._maintenance = PeriodicJob(
+            self._maintain,
+            SWEEP_SECONDS,
+            lambda error: outages.failed(str(error)),
+            sleep=host.clock.sleep,
+            at_once=True,
+        )
+        self._expiry: PeriodicJob | None = None
         self._draining = False
 
     # -- life ----------------------------------------------------------------------------------------------
 
     async def load(self) -> None:
-        """Reads every folder; a broken one harms nobody else."""
+        """Reads every folder. A broken folder does not affect the others."""
         await self.loaded.load()
 
-    def take_up(self) -> None:
-        """Begins to work on what earlier processes have left, in the background."""
+    def resume_left(self) -> None:
+        """Starts to resume the Tasks of earlier processes, in the background."""
         if self.loaded:
-            self._keep()
+            self._start_maintenance()
 
     def drain(self) -> None:
-        """Takes no new Tasks."""
+        """Accepts no new Tasks."""
         self._draining = True
 
     @property
-    def answering(self) -> bool:
-        """Whether a Task goes on that somebody waits for, and nobody takes over."""
+    def has_callers(self) -> bool:
+        """Whether a Task with a waiting caller is active, which no other process can take over."""
         return any(one.work is not None and not one.row.durable for one in self.records.live.values())
 
     async def close(self) -> None:
-        """Takes no new Tasks; durable ones that run are left to whoever comes next."""
+        """Accepts no new Tasks and leaves durable ones to other processes."""
         self._draining = True
-        await ended(self._keeping)  # first, so that nothing is taken over any more
-        await ended(self._expiring)
+        await self._maintenance.close()  # first, so that nothing is taken over any more
+        if self._expiry is not None:
+            await self._expiry.close()
         for live in tuple(self.records.live.values()):
-            await ended(live.work)
+            await cancel_and_wait(live.work)
         await self.loaded.close()
-        if self._keeping is not None and self.records.store is not None:
+        if self._maintenance.started and self.records.store is not None:
             with suppress(StoreError):
-                await self.records.store.beat(self.worker, 0.0)
-            self._presence.leave(self.worker)
+                await self.records.store.heartbeat(self.worker, 0.0)
+            self._heartbeat.leave(self.worker)
 
     async def store(self) -> TaskStore:
         async with self._opening:
             if self.records.store is None:
                 self.records.store = store = await self._host.open_tasks()
                 delete = partial(_expire, store)
-                self._expiring = asyncio.create_task(expire(delete, self._host.clock, self._host.kept.days))
+                self._expiry = expiry_job(delete, self._host.clock, self._host.retention.days)
+                self._expiry.start()
             return self.records.store
 
     # -- running -------------------------------------------------------------------------------------------
@@ -170,12 +175,12 @@ class Workflows:
     async def run(
         self,
         name: str,
-        asked: Asked,
+        request: TaskRequest,
         *,
         caller: CallerContext | None = None,
         sinks: Sequence[EventSink] = (),
     ) -> TaskResult:
-        """Runs a Task to its end and keeps what it left. Cancelling the caller cancels the Task.
+        """Runs a Task to its end and stores its records. Cancelling the caller cancels the Task.
 
         Args:
             sinks: listeners to its events as they happen, those of models and tools too.
@@ -183,12 +188,12 @@ class Workflows:
         Raises:
             WorkflowNotFound, WorkflowUnavailable, InvalidInput, QueueFull: there is no Task then.
         """
-        engine = self.loaded.ready(name)
+        engine = self.loaded.require_engine(name)
         self._admit()
-        begin = self._begin(engine, asked, "task_" + ids.ulid())
+        begin = self._begin(engine, request, "task_" + ids.ulid())
         await self.store()
-        engine.require_room()
-        row = self._row(engine, asked, begin, caller, durable=False)
+        engine.require_capacity()
+        row = self._row(engine, request, begin, caller, durable=False)
         live = self.records.live[row.task_id] = LiveTask(row, [begin])
         live.work = asyncio.current_task()
         try:
@@ -198,57 +203,57 @@ class Workflows:
 
     async def _run(self, engine: Engine, live: LiveTask, sinks: Sequence[EventSink]) -> TaskResult:
         try:
-            result = await self._carried_out(engine, live, sinks)
+            result = await self._execute(engine, live, sinks)
         except asyncio.CancelledError:
             result = self._cancelled(live)
-            await asyncio.shield(self._noted(live, result))
+            await asyncio.shield(self._try_store_end(live, result))
             if live.cancelled and live.work is not None and live.work.uncancel() == 0:
                 return result
             raise
-        await self._noted(live, result)
+        await self._try_store_end(live, result)
         return result
 
-    async def _noted(self, live: LiveTask, result: TaskResult) -> None:
-        """A store that is away costs what the Task left, never its answer."""
+    async def _try_store_end(self, live: LiveTask, result: TaskResult) -> None:
+        """Stores the end of a Task. An unavailable store loses the records, never the answer."""
         try:
             await self.records.end(live, result)
         except StoreError as error:
             log.warning("task_not_kept", task_id=live.id, error=str(error))
 
     async def answer(
-        self, name: str, asked: Asked, key: IdempotencyKey, *, caller: CallerContext | None = None
+        self, name: str, request: TaskRequest, key: IdempotencyKey, *, caller: CallerContext | None = None
     ) -> JsonObject:
-        """A Task that its caller has named, when it has ended; asked for twice it is one. It is durable."""
-        row, store = await self.accept(name, asked, caller=caller, key=key), await self.store()
+        """Returns the ended durable Task of an `Idempotency-Key`. A repeated request is the same Task."""
+        row, store = await self.accept(name, request, caller=caller, key=key), await self.store()
         while not row.finished_at:
-            await asyncio.sleep(_LOOK)
+            await asyncio.sleep(_POLL_SECONDS)
             if (found := await store.get(row.task_id)) is None:
                 raise TaskNotFound(f"The Task {row.task_id!r} was erased.")
             row = found
-        said = answer_of(row)
+        said = task_json(row)
         return {key: said[key] for key in ("task_id", "workflow", "status", "output", "error", "metadata")}
 
-    async def _of_name(self, key: IdempotencyKey, task_id: str) -> tuple[str, TaskRow | None]:
-        """The id under which a Task of this name is kept, and the Task where there is one."""
-        kept = await self._host.named(key, task_id)
+    async def _find_by_key(self, key: IdempotencyKey, task_id: str) -> tuple[str, TaskRow | None]:
+        """Returns the Task id of a key, and the Task if it exists."""
+        kept = await self._host.register_key(key, task_id)
         if kept == task_id:
             return kept, None
-        store, tries = await self.store(), int(_PATIENCE / _LOOK)
+        store, tries = await self.store(), int(_NAMED_TASK_SECONDS / _POLL_SECONDS)
         for _ in range(tries):  # whoever has named it keeps it in a moment, or has died before
             if (row := await store.get(kept)) is not None:
                 return kept, row
-            await asyncio.sleep(_LOOK)
+            await asyncio.sleep(_POLL_SECONDS)
         return kept, None
 
     async def accept(
         self,
         name: str,
-        asked: Asked,
+        request: TaskRequest,
         *,
         caller: CallerContext | None = None,
         key: IdempotencyKey | None = None,
     ) -> TaskRow:
-        """A durable Task: on disk when this returns, and worked on from then.
+        """Accepts a durable Task: on disk when this returns, and executed from then.
 
         Args:
             key: the caller's own name of this request; the Task that has it already is answered.
@@ -257,26 +262,26 @@ class Workflows:
             StoreUnavailable, and as `run`: it was not accepted.
             IdempotencyConflict: the key was used with another body.
         """
-        engine = self.loaded.ready(name)
+        engine = self.loaded.require_engine(name)
         self._admit()
         task_id = "task_" + ids.ulid()
-        begin = self._begin(engine, asked, task_id)
+        begin = self._begin(engine, request, task_id)
         if key is not None:
-            kept, there = await self._of_name(key, task_id)
+            kept, there = await self._find_by_key(key, task_id)
             if there is not None:
                 return there
             begin = {**begin, "task_id": kept}
         store = await self.store()
-        self._keep()
+        self._start_maintenance()
         self._require_room(engine, name)
-        row = self._row(engine, asked, begin, caller, durable=True)
+        row = self._row(engine, request, begin, caller, durable=True)
         live = self.records.live[row.task_id] = LiveTask(row, [begin])  # which takes its place at once
         try:
             await store.accept(row, [begin])
         except BaseException:
             self._forget(live)
             raise
-        self._take_on(engine, live)
+        self._start_work(engine, live)
         return row
 
     def _require_room(self, engine: Engine, name: str) -> None:
@@ -291,7 +296,7 @@ class Workflows:
         if self._draining:
             raise ShuttingDown("The server is shutting down; send the request again.")
 
-    def _begin(self, engine: Engine, asked: Asked, task_id: str) -> JsonObject:
+    def _begin(self, engine: Engine, asked: TaskRequest, task_id: str) -> JsonObject:
         start = engine.project.plan(asked.start).start
         try:
             value = canonical(asked.input)
@@ -304,7 +309,7 @@ class Workflows:
     def _row(
         self,
         engine: Engine,
-        asked: Asked,
+        asked: TaskRequest,
         begin: JsonObject,
         caller: CallerContext | None,
         *,
@@ -316,15 +321,15 @@ class Workflows:
             begin["task_id"], told.tenant_id or "default", told.user_id or "anonymous", begin["workflow"],
             begin["start"], "queued", now, engine.project.fingerprint.value,
             asked.caused_by.trace_id or ids.trace_id(),
-            durable, caller_to_json(told), dict(asked.metadata), self.worker, now + LEASE,
+            durable, caller_to_json(told), dict(asked.metadata), self.worker, now + LEASE_SECONDS,
         )  # fmt: skip
 
-    def _take_on(self, engine: Engine, live: LiveTask) -> None:
+    def _start_work(self, engine: Engine, live: LiveTask) -> None:
         self.records.live[live.id] = live
         live.work = asyncio.create_task(self._work(engine, live))
 
     async def _work(self, engine: Engine, live: LiveTask) -> None:
-        """Works on a durable Task until it has ended, or somebody else has it."""
+        """Executes a durable Task until it ends or another worker takes it over."""
         try:
             await self._work_off(engine, live)
         except Exception as error:  # the border of a background run: it ends the Task, not the server
@@ -334,35 +339,33 @@ class Workflows:
             log.exception("task_crashed", task_id=live.id)
             why = {"code": "internal", "message": "The Task failed for an internal reason."}
             with suppress(AstromeshError):
-                await self._kept(live, self._failure(live, why))
+                await self._store_end(live, self._failure(live, why))
         finally:
             self._forget(live)
 
     async def _work_off(self, engine: Engine, live: LiveTask) -> None:
         try:
-            await self._kept(live, await self._patiently(engine, live))
+            await self._store_end(live, await self._execute_when_free(engine, live))
         except asyncio.CancelledError:
             if not live.cancelled:
                 raise
-            await self._kept(live, self._cancelled(live))
+            await self._store_end(live, self._cancelled(live))
 
-    async def _patiently(self, engine: Engine, live: LiveTask) -> TaskResult:
+    async def _execute_when_free(self, engine: Engine, live: LiveTask) -> TaskResult:
         if live.row.fingerprint != engine.project.fingerprint.value:
             message = "The workflow was changed while the Task was interrupted; send its input again."
             return self._failure(live, {"code": "manifest_changed", "message": message})
         while True:
             try:
-                return await self._carried_out(engine, live)
+                return await self._execute(engine, live)
             except QueueFull:
-                await self._host.clock.sleep(_ROOM)
+                await self._host.clock.sleep(_QUEUE_RETRY_SECONDS)
 
-    async def _carried_out(
-        self, engine: Engine, live: LiveTask, sinks: Sequence[EventSink] = ()
-    ) -> TaskResult:
+    async def _execute(self, engine: Engine, live: LiveTask, sinks: Sequence[EventSink] = ()) -> TaskResult:
         live.begun = True
         row = live.row
         if len(live.records) == 1:
-            self.loaded.observed(live, live.records[0])
+            self.loaded.notify_observers(live, live.records[0])
         result = await engine.resume(
             live.records,
             caller=caller_of(row.caller),
@@ -374,11 +377,11 @@ class Workflows:
             result.metadata["request"] = dict(row.metadata)
         return result
 
-    async def _kept(self, live: LiveTask, result: TaskResult) -> None:
-        await surely(partial(self.records.end, live, result))
+    async def _store_end(self, live: LiveTask, result: TaskResult) -> None:
+        await retry_while_unavailable(partial(self.records.end, live, result))
 
     def _cancelled(self, live: LiveTask) -> TaskResult:
-        """It was cancelled before its turn, or with its caller (E50)."""
+        """The result of a Task that was cancelled before its turn, or with its caller (E50)."""
         live.records.append({"type": "cancel", "reason": "cancelled"})
         return self._failure(live, {"code": "cancelled", "message": "The Task was cancelled."})
 
@@ -389,51 +392,43 @@ class Workflows:
     def _forget(self, live: LiveTask) -> None:
         self.records.live.pop(live.id, None)
         self.loaded.forget(live)
-        live.told()
+        live.notify()
 
     # -- keeping and taking over ---------------------------------------------------------------------------
 
-    def _keep(self) -> None:
-        if self._keeping is None:
-            self._presence.enter(self.worker)
-            self._keeping = asyncio.create_task(self._tend())
+    def _start_maintenance(self) -> None:
+        if not self._maintenance.started:
+            self._heartbeat.enter(self.worker)
+            self._maintenance.start()
 
-    async def _tend(self) -> None:
-        store = await surely(self.store)
-        while True:
-            try:
-                await self._look(store)
-            except (AstromeshError, OSError) as error:  # the next look may find it
-                outages.away(str(error))
-            else:
-                outages.back()
-            await self._host.clock.sleep(BEAT)
-
-    async def _look(self, store: TaskStore) -> None:
-        until = self._host.clock.now() + LEASE
-        for task_id in await store.beat(self.worker, until, tuple(self.records.live)):
+    async def _maintain(self) -> None:
+        """Renews the leases of this worker's Tasks, then takes over those of dead workers."""
+        store = await self.store()
+        until = self._host.clock.now() + LEASE_SECONDS
+        for task_id in await store.heartbeat(self.worker, until, tuple(self.records.live)):
             self._stop(task_id)
-        dead = await asyncio.to_thread(self._presence.dead)
-        taken = await store.take(self.worker, dead, until, AT_ONCE)
+        dead = await asyncio.to_thread(self._heartbeat.dead)
+        taken = await store.take(self.worker, dead, until, MAX_TAKEOVERS)
         for row in taken:
             if row.task_id not in self.records.live:
                 await self._take_over(store, row)
-        for worker in dead if len(taken) < AT_ONCE else ():  # else the dead have left more
-            self._presence.forget(worker)
+        for worker in dead if len(taken) < MAX_TAKEOVERS else ():  # else the dead have left more
+            self._heartbeat.forget(worker)
+        outages.succeeded()
 
     async def _take_over(self, store: TaskStore, row: TaskRow) -> None:
-        """What is not taken on here is taken over by whoever comes when its lease is over."""
+        """Takes over a Task. Without its workflow here, the Task waits until its lease expires."""
         if (engine := self.loaded.engine(row.workflow)) is None:
             log.warning("task_waits_for_its_workflow", task_id=row.task_id, workflow=row.workflow)
             return
         log.info("task_taken_up", task_id=row.task_id, workflow=row.workflow)
-        self._take_on(engine, LiveTask(row, await store.records(row.task_id)))
+        self._start_work(engine, LiveTask(row, await store.records(row.task_id)))
 
     def _stop(self, task_id: str) -> bool:
         live = self.records.live.get(task_id)
         if live is None:
             return False
-        if self.loaded.ready(live.row.workflow).cancel(task_id):
+        if self.loaded.require_engine(live.row.workflow).cancel(task_id):
             return True
         if live.work is not None and not live.cancelled:  # it waits for its turn
             live.cancelled = True
@@ -443,30 +438,30 @@ class Workflows:
     # -- evaluating ---------------------------------------------------------------------------------------
 
     async def evaluate(self, name: str, suite: str = "", tag: str = "") -> JsonObject:
-        """Runs the cases of evaluations.yaml, from their cassettes where they name one; kept as artifact.
+        """Runs the cases of evaluations.yaml, from their recordings where they name one; kept as artifact.
 
         Raises:
-            InvalidInput: no such suite, or a cassette that is none.
+            InvalidInput: no such suite, or a recording that is none.
         """
-        engine = self.loaded.ready(name)
+        engine = self.loaded.require_engine(name)
         project = engine.project
         reports = []
-        for case in cases_of(project, suite, tag):
-            asked, divergence = Asked(case.spec.input, case.spec.start), None
+        for case in select_cases(project, suite, tag):
+            asked, divergence = TaskRequest(case.spec.input, case.spec.start), None
             if case.spec.replay:
-                cassette = Cassette.read(project.folder / case.spec.replay)
-                report, result = await self.replays.played(name, cassette, asked.input, asked.start)
+                recording = Recording.read(project.folder / case.spec.replay)
+                report, result = await self.replays.run_recording(name, recording, asked.input, asked.start)
                 divergence = report["divergence"]
             else:
                 result = await self.run(name, asked)
-            reports.append(judged(project, case, result, divergence))
+            reports.append(evaluate_case(project, case, result, divergence))
         passed = all(report["passed"] for report in reports)
         found = {"workflow": name, "passed": passed, "cases": reports}
         return {**found, "evaluation_id": await self._keep_evaluation(engine, found)}
 
     async def _keep_evaluation(self, engine: Engine, found: JsonObject) -> str:
-        begin = self._begin(engine, Asked(), "eval_" + ids.ulid())
-        row, now = self._row(engine, Asked(), begin, None, durable=False), self._host.clock.now()
+        begin = self._begin(engine, TaskRequest(), "eval_" + ids.ulid())
+        row, now = self._row(engine, TaskRequest(), begin, None, durable=False), self._host.clock.now()
         status: TaskStatus = "success" if found["passed"] else "failure"
         row = replace(row, status=status, finished_at=now, result={"output": found}, worker="")
         kept = Artifact(row.task_id, 1, "evaluation", "", "", "", now, row.fingerprint, found)
@@ -480,6 +475,6 @@ async def _expire(store: TaskStore, before: float) -> None:
 
 
 def _is_lost(error: Exception) -> bool:
-    """Whether nothing else is wrong than that somebody else has the Task."""
+    """Whether the only error is that another worker has the Task."""
     alone = isinstance(error, ExceptionGroup) and error.split(LeaseLost)[1] is None
     return alone or isinstance(error, LeaseLost)

@@ -1,28 +1,40 @@
-"""Workflows of a runtime: `workflows/NAME/` of its configuration folder, with its agents for agent nodes."""
+"""The workflows of a runtime: one engine per folder in `workflows/`.
+
+With the runtime's agents for agent nodes.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
-from astromesh.abc.clock import Clock
-from astromesh.abc.deps import Deps, Resources
-from astromesh.abc.run import RunAgent
-from astromesh.errors import InvalidManifest
+import structlog
+
+from astromesh.durable.base import TaskRow
+from astromesh.errors import InvalidConfiguration, InvalidManifest, InvalidWorkflow, WorkflowUnavailable
 from astromesh.net.http import Http
-from astromesh.plugins import Plugins
+from astromesh.plugins import Deps, Plugins, Resources
 from astromesh.runtime.agent import Agent
-from astromesh.runtime.bootstrap import Bootstrapped
-from astromesh.runtime.workflow_folders import workflow_folder
+from astromesh.runtime.bootstrap import RuntimeState
+from astromesh.runtime.config_loader import workflow_folder, workflow_names, workflow_not_found
+from astromesh.runtime.task_log import LiveTask
+from astromesh.telemetry.clock import Clock
+from astromesh.tools.base import RunAgent
+from astromesh.types import JsonObject
+from astromesh.workflow.base import Gate, TaskLog
 from astromesh.workflow.engine import Engine
-from astromesh.workflow.layers import LayerStore
-from astromesh.workflow.seams import Gate, TaskLog
-from astromesh.workflow.stages import Kit
+from astromesh.workflow.inspector import Inspector
+from astromesh.workflow.memory import LayerStore
+from astromesh.workflow.observers import Observers
+from astromesh.workflow.project import enabled_metrics
+from astromesh.workflow.recording import Recorder, intercept_calls
+from astromesh.workflow.stages import StageResources
 
 
-class Host(Protocol):
+class WorkflowHost(Protocol):
     """What workflows need of the runtime."""
 
     config_dir: Path
@@ -34,7 +46,7 @@ class Host(Protocol):
     def env(self) -> Mapping[str, str]: ...
 
     @property
-    def opened(self) -> Bootstrapped: ...
+    def state(self) -> RuntimeState: ...
 
     @property
     def run_agent(self) -> RunAgent: ...
@@ -47,12 +59,12 @@ class Host(Protocol):
 
 
 async def open_workflow(  # noqa: PLR0913 (what an engine is opened with)
-    runtime: Host,
+    runtime: WorkflowHost,
     name: str,
     *,
     log: TaskLog | None = None,
     gate: Gate | None = None,
-    equip: Callable[[Kit], Kit] = lambda kit: kit,
+    intercept: Callable[[StageResources], StageResources] = lambda resources: resources,
     layers: Mapping[str, LayerStore] | None = None,
     resources: Resources | None = None,
     stages_at_once: int = 0,
@@ -69,14 +81,14 @@ async def open_workflow(  # noqa: PLR0913 (what an engine is opened with)
         InvalidWorkflow: all its faults at once.
     """
     folder = workflow_folder(runtime.config_dir, name)
-    resources = resources or runtime.opened.resources
+    resources = resources or runtime.state.resources
     deps = Deps(
-        http=await runtime.opened.resources.shared(Http, Http),
+        http=await runtime.state.resources.shared(Http, Http),
         clock=runtime.clock,
         data_dir=runtime.data_dir,
         config_dir=folder,
         resources=resources,
-        knowledge=runtime.opened.knowledge,
+        knowledge=runtime.state.knowledge,
         run_agent=runtime.run_agent,
     )
     return Engine.load(
@@ -91,8 +103,181 @@ async def open_workflow(  # noqa: PLR0913 (what an engine is opened with)
         clock=runtime.clock,
         log=log,
         gate=gate,
-        equip=equip,
+        intercept=intercept,
         layers=layers,
         stages_at_once=stages_at_once,
         overrides=overrides,
     )
+
+
+# The workflows of a runtime as they are loaded: an engine each, with what watches and inspects it.
+
+#: records as observers of plugins.yaml see them
+_OBSERVER_EVENTS = {
+    "begin": "task.started",
+    "stage": "stage.finished",
+    "cancel": "task.cancelled",
+    "end": "task.finished",
+}
+
+
+log = structlog.get_logger("astromesh.workflows")
+
+
+@dataclass(slots=True)
+class Workflow:
+    """One folder in `workflows/`: an engine, or what is wrong with it."""
+
+    name: str
+    engine: Engine | None = None
+    faults: tuple[InvalidManifest, ...] = ()
+    inspector: Inspector = field(default_factory=Inspector)
+    observers: Observers | None = None
+    metrics: frozenset[str] = frozenset()
+
+    def to_json(self) -> JsonObject:
+        if self.engine is None:
+            return {"name": self.name, "status": "broken", "errors": [str(f) for f in self.faults]}
+        spec = self.engine.project.workflow
+        starts = [node.id for node in spec.nodes if node.role == "start"]
+        return {
+            "name": self.name, "status": "ready", "description": spec.description, "starts": starts,
+            "default_start": self.engine.project.default_start, "nodes": len(spec.nodes),
+            "run_fingerprint": self.engine.project.fingerprint.value,
+            "warnings": [str(w) for w in self.engine.project.warnings],
+            "providers": self.engine.providers(),
+        }  # fmt: skip
+
+
+class WorkflowRegistry:
+    """The folders in `workflows/`, by name.
+
+    Args:
+        log: makes the Tasks of all engines durable.
+        recorder: writes down the calls of each stage.
+    """
+
+    def __init__(self, host: WorkflowHost, log: TaskLog, recorder: Recorder) -> None:
+        self._host, self._log, self._recorder = host, log, recorder
+        self._loaded: dict[str, Workflow] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._loaded)
+
+    # -- life ----------------------------------------------------------------------------------------------
+
+    async def load(self) -> None:
+        """Reads every folder; a broken one harms nobody else."""
+        for name in workflow_names(self._host.config_dir):
+            self._loaded[name] = await self._load(name, name)
+
+    async def open(self, name: str, overrides: Mapping[str, object] | None = None) -> Workflow:
+        """A workflow by its name, or by the path of its folder.
+
+        Args:
+            overrides: other settings than the files'; before any Task runs.
+
+        Raises:
+            WorkflowNotFound: there is none. InvalidWorkflow: all its faults at once.
+        """
+        folder = workflow_folder(self._host.config_dir, name)
+        if overrides or folder.name not in self._loaded:
+            replaced = self._loaded.get(folder.name)
+            if replaced is not None and replaced.observers is not None:
+                await replaced.observers.close()
+            self._loaded[folder.name] = await self._load(name, folder.name, overrides)
+        workflow = self._loaded[folder.name]
+        if workflow.engine is None:
+            raise InvalidWorkflow(workflow.faults)
+        return workflow
+
+    async def _load(self, place: str, name: str, overrides: Mapping[str, object] | None = None) -> Workflow:
+        workflow = Workflow(name)
+        try:
+            workflow.engine = await open_workflow(
+                self._host,
+                place,
+                log=self._log,
+                gate=partial(self._gate, workflow),
+                intercept=partial(intercept_calls, interceptor=self._recorder),
+                overrides=overrides,
+            )
+            project = workflow.engine.project
+            workflow.inspector = Inspector(project.workflow.task.pause_before)
+            workflow.observers, workflow.metrics = Observers(project.files), enabled_metrics(project.files)
+        except InvalidConfiguration as error:
+            workflow.faults = error.faults
+            log.error("workflow_unavailable", workflow=name, error=str(error))
+        return workflow
+
+    async def close(self) -> None:
+        for workflow in self._loaded.values():
+            if workflow.observers is not None:
+                await workflow.observers.close()
+            if workflow.engine is not None:
+                await workflow.engine.close()
+
+    # -- asking --------------------------------------------------------------------------------------------
+
+    def get(self, name: str) -> Workflow:
+        """Raises: WorkflowNotFound."""
+        if name not in self._loaded:
+            raise workflow_not_found(name, list(self._loaded))
+        return self._loaded[name]
+
+    def require_engine(self, name: str) -> Engine:
+        """Raises: WorkflowNotFound, WorkflowUnavailable."""
+        workflow = self.get(name)
+        if workflow.engine is None:
+            raise WorkflowUnavailable(
+                f"The workflow {name!r} has {len(workflow.faults)} fault(s): {workflow.faults[0]}"
+            )
+        return workflow.engine
+
+    def engine(self, name: str) -> Engine | None:
+        """None where there is no such workflow, or a broken one."""
+        workflow = self._loaded.get(name)
+        return workflow.engine if workflow is not None else None
+
+    def to_json(self) -> list[JsonObject]:
+        """Every workflow, those with faults too."""
+        return [workflow.to_json() for workflow in self._loaded.values()]
+
+    def metrics_of(self, name: str) -> frozenset[str]:
+        """The metrics that a workflow keeps."""
+        return self._loaded[name].metrics
+
+    def stages_in_progress(self) -> Mapping[tuple[str, ...], float]:
+        """Stages that run now, by workflow."""
+        return {
+            (workflow.name,): workflow.engine.stages_in_progress
+            for workflow in self._loaded.values()
+            if workflow.engine is not None and "stage_concurrency" in workflow.metrics
+        }
+
+    def paused_stages(self, row: TaskRow) -> list[Any]:
+        """The stages of a Task that wait for the inspector."""
+        workflow = self._loaded.get(row.workflow)
+        return workflow.inspector.waiting(row.task_id) if workflow is not None else []
+
+    # -- what its Tasks do ---------------------------------------------------------------------------------
+
+    def notify_observers(self, live: LiveTask, record: JsonObject) -> None:
+        """Tells the workflow's observers of a record that counts."""
+        observers = self._loaded[live.row.workflow].observers
+        if observers is not None:
+            about = {"task_id": live.id, "workflow": live.row.workflow}
+            observers.notify({**record, **about, "type": _OBSERVER_EVENTS[record["type"]]})
+
+    def forget(self, live: LiveTask) -> None:
+        """A Task that is worked on here no more."""
+        self._recorder.forget(live.id)
+        workflow = self._loaded.get(live.row.workflow)
+        if workflow is not None:
+            workflow.inspector.forget(live.id)
+
+    async def _gate(
+        self, workflow: Workflow, task: str, stage: str, input: Any, context: JsonObject | None
+    ) -> None:
+        self._recorder.begin(task, stage, context)
+        await workflow.inspector(task, stage, input, context)

@@ -1,1 +1,1 @@
-"""SQLite files, PostgreSQL, Redis: opened once and shared by adapters that do not know one another."""
+"""SQLite files, PostgreSQL and Redis, each opened once and shared by all stores of a runtime."""

@@ -1,4 +1,4 @@
-"""Numbered schema migrations and named queries, kept in `sql/` files beside the adapter that owns them."""
+"""Numbered schema migrations and named queries, stored in `sql/` files beside the store that owns them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
+from typing import Literal
 
 from astromesh.errors import ConfigError
 
@@ -74,6 +75,36 @@ def statements(script: str) -> Iterator[str]:
             pending = ""
     if pending.strip():
         raise ConfigError(f"A migration ends in the middle of a statement: {pending.strip()[:80]}")
+
+
+#: what PostgreSQL has and SQLite has not, or writes in another way
+_TO_SQLITE = (
+    (re.compile(r"\bastromesh\."), ""),
+    (re.compile(r"::\w+(\[\])?"), ""),
+    (re.compile(r"\$(\d+)"), r"?\1"),
+    (re.compile(r"\s+FOR UPDATE( SKIP LOCKED)?"), ""),
+    (re.compile(r"\bTRUE\b"), "1"),
+    (re.compile(r"\bFALSE\b"), "0"),
+)
+
+
+def to_sqlite(query: str) -> str:
+    """A query of PostgreSQL in SQLite's words: no schema, casts or row locks, `?1` for `$1`, 1 for TRUE."""
+    for pattern, replacement in _TO_SQLITE:
+        query = pattern.sub(replacement, query)
+    return query
+
+
+def store_queries(package: str, name: str, dialect: Literal["sqlite", "postgres"]) -> dict[str, str]:
+    """The queries of a store by name.
+
+    `sql/NAME.sql` holds what both databases share, written for PostgreSQL. `sql/DIALECT/NAME.sql` holds the
+    queries of one database alone.
+    """
+    shared = queries(package, f"sql/{name}.sql")
+    if dialect == "sqlite":
+        shared = {key: to_sqlite(query) for key, query in shared.items()}
+    return {**shared, **queries(package, f"sql/{dialect}/{name}.sql")}
 
 
 def queries(package: str, path: str) -> Mapping[str, str]:

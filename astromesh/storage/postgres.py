@@ -1,9 +1,9 @@
-"""A PostgreSQL database: one pool per database and process, shared by all that use it.
+"""A PostgreSQL database: one connection pool per database and process, shared by all stores.
 
-A connection is held for one statement or one short transaction, never while a model or a tool works. The
-pool connects when it is first used and again after the server was away: a call waits for the server, at most
-until its deadline. What was sent is repeated only where that is harmless: reads are, writes are not.
-All tables stand in the PostgreSQL schema `astromesh`.
+A connection is held for one statement or one short transaction, never while a model or a tool works. The pool
+connects at the first call, and again after the server was unavailable: a call waits for the server until its
+deadline. Reads are retried, because repeating them is harmless. Writes are not retried. All tables are in the
+PostgreSQL schema `astromesh`. Errors are translated here, by SQLSTATE (PostgreSQL manual, appendix A).
 """
 
 from __future__ import annotations
@@ -19,32 +19,123 @@ import asyncpg
 import structlog
 from asyncpg.pool import PoolConnectionProxy
 
-from astromesh.abc.deps import Deps
-from astromesh.errors import ConfigError, StoreUnavailable
+from astromesh.errors import AstromeshError, ConfigError, InvalidInput, StoreError, StoreUnavailable
+from astromesh.plugins import Deps
 from astromesh.storage.migrations import Schema
-from astromesh.storage.patience import NotSent, Unbroken, persistent
-from astromesh.storage.postgres_faults import FOREIGN, is_away, translated
+from astromesh.storage.retry import NotSent, ShieldedTasks, retry_until_deadline
+
+#: longest prefix first; the store as a whole cannot do it now
+_UNAVAILABLE = (
+    ("25006", "may only be read at present; try again"),
+    ("40", "met another transaction; try again"),
+    ("53100", "cannot grow: the disk is full"),
+    ("53300", "takes no more connections; try again"),
+    ("53", "is out of resources; try again"),
+    ("55P03", "is locked; try again"),
+    ("57", "is shutting down or starting up; try again"),
+    ("58", "reports a fault of its machine"),
+    ("08", "broke the connection; try again"),
+)
+
+
+#: the operator must change something
+_REFUSED = (
+    ("28", "refuses the login: check the user and the password in the URL"),
+    ("3D000", "does not exist on that server"),
+    ("42501", "refuses a permission: the user needs CREATE on the database, or to own its tables"),
+)
+
+
+#: not installed, files missing, not permitted
+_NO_EXTENSION = ("0A000", "58P01", "42501")
+
+
+#: the last is what the library says when it continues with a connection that the server has cut
+DRIVER_ERRORS = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
+
+
+_AWAY = ("08", "57P01", "57P02", "57P03", "53300")
+
+
+def is_away(error: BaseException) -> bool:
+    """Whether the server or the connection is gone, so that the same call may work in a moment."""
+    if isinstance(error, asyncpg.PostgresError):
+        return (error.sqlstate or "").startswith(_AWAY)
+    return isinstance(error, OSError | asyncpg.InterfaceError | asyncpg.InternalClientError)
+
+
+def translate_postgres_error(error: BaseException, name: str) -> AstromeshError:
+    """Args: name: what the operator calls the database, without its password."""
+    if isinstance(error, TimeoutError):
+        return StoreUnavailable(f"The database {name} did not answer in time; try again.")
+    if isinstance(error.__cause__, UnicodeEncodeError):  # refused before it was sent
+        return InvalidInput("The text holds half of a surrogate pair, which is no character.")
+    if type(error) is asyncpg.DataError:  # the library's own; it repeats the value
+        return StoreError(f"The database {name} was given a value of the wrong kind.")
+    if isinstance(error, asyncpg.PostgresError):
+        return _error_of_state(error, error.sqlstate or "", name)
+    return StoreUnavailable(f"The database {name} cannot be reached; try again.")
+
+
+def _error_of_state(error: asyncpg.PostgresError, state: str, name: str) -> AstromeshError:
+    if state.startswith(_NO_EXTENSION) and 'extension "vector"' in str(error.args[:1]):
+        return StoreError(
+            f"The database {name} lacks the extension pgvector: install it on the server, and let a "
+            "superuser run CREATE EXTENSION vector."
+        )
+    for prefix, said in _UNAVAILABLE:
+        if state.startswith(prefix):
+            return StoreUnavailable(f"The database {name} {said}.")
+    for prefix, said in _REFUSED:
+        if state.startswith(prefix):
+            return StoreError(f"The database {name} {said}.")
+    if isinstance(error, asyncpg.CharacterNotInRepertoireError):
+        return InvalidInput("A name or id holds the character NUL, which no name or id has.")
+    return StoreError(f"The database {name} refused a statement: {error.args[0] if error.args else state}")
+
 
 T = TypeVar("T")
+
+
 Connection: TypeAlias = "PoolConnectionProxy[Any]"
+
+
 #: something done with one connection
 Session: TypeAlias = Callable[[Connection], Awaitable[T]]
 
+
 SCHEMES = ("postgresql", "postgres")
+
+
 POOL_SIZE, STATEMENT_CACHE = 10, 256
+
+
 _NO_URL = "PostgreSQL needs a URL postgresql://USER@HOST/DATABASE, e.g. as storage.url."
+
+
 #: seconds an idle connection is kept
 _IDLE_SECONDS = 300.0
+
+
 #: seconds that start-up waits for a server, and that a migration may take there
-_PATIENCE, _MIGRATION_SECONDS = 2.0, 600.0
+_START_SECONDS, _MIGRATION_SECONDS = 2.0, 600.0
+
+
 #: held while tables are made or changed; any number that nobody else uses
 _MIGRATING = 0x61737472
+
+
 _VERSIONS = "CREATE TABLE astromesh.schemas (name TEXT PRIMARY KEY, version INTEGER NOT NULL)"
+
+
 _READ = "SELECT version FROM astromesh.schemas WHERE name = $1"
+
+
 _WRITE = (
     "INSERT INTO astromesh.schemas VALUES ($1, $2)"
     " ON CONFLICT (name) DO UPDATE SET version = excluded.version"
 )
+
 
 log = structlog.get_logger("astromesh.storage")
 
@@ -95,7 +186,7 @@ class Postgres:
         self._pool: asyncpg.Pool[Any] | None = None
         self._pending: list[Schema] = []
         self._migrating = asyncio.Lock()
-        self._writes = Unbroken()
+        self._writes = ShieldedTasks()
 
     async def __aenter__(self) -> Self:
         # connects when it is first used, so that a server may come up after this one
@@ -106,7 +197,7 @@ class Postgres:
             max_inactive_connection_lifetime=_IDLE_SECONDS,
             statement_cache_size=self.address.statement_cache,
             timeout=self._deadline,
-            reset=_keep_as_it_is,
+            reset=_no_reset,
             server_settings={"application_name": "astromesh"},
         )
         return self
@@ -119,7 +210,7 @@ class Postgres:
         try:
             async with asyncio.timeout(self._deadline):
                 await pool.close()
-        except FOREIGN:
+        except DRIVER_ERRORS:
             pool.terminate()
 
     async def read(self, query: str, *bound: object) -> list[asyncpg.Record]:
@@ -129,20 +220,20 @@ class Postgres:
             StoreUnavailable: the server did not answer before the deadline.
             StoreError: it refused the statement.
         """
-        return await self._do(partial(_fetched, query, bound), _retried)
+        return await self._do(partial(_fetch, query, bound), _may_repeat_read)
 
     async def write(self, query: str, *bound: object) -> list[asyncpg.Record]:
         """The rows of a statement that changes something. A cancel does not stop it half-way.
 
         Raises:
-            StoreUnavailable: the server is away; where the connection broke in the middle, whether it was
-                done is not known.
+            StoreUnavailable: the server is unavailable. If the connection broke during the write, nobody
+                knows whether it was done.
         """
-        return await self._writes.run(self._do(partial(_fetched, query, bound), _not_sent))
+        return await self._writes.run(self._do(partial(_fetch, query, bound), _may_repeat_write))
 
     async def decide(self, query: str, *bound: object) -> list[asyncpg.Record]:
         """`write` whose caller is told what came of it, cancelled or not."""
-        return await self._writes.finish(self._do(partial(_fetched, query, bound), _not_sent))
+        return await self._writes.finish(self._do(partial(_fetch, query, bound), _may_repeat_write))
 
     async def write_in_chunks(self, query: str, *bound: object, chunk: int) -> int:
         """A statement again and again until it answers no row, so that no transaction is long; as `write`.
@@ -160,7 +251,7 @@ class Postgres:
 
     async def write_many(self, query: str, rows: Sequence[Sequence[object]]) -> None:
         """A statement once for each row, all or none, in one round trip; as `write`."""
-        await self._writes.run(self._do(partial(_done_for_each, query, rows), _not_sent))
+        await self._writes.run(self._do(partial(_execute_many, query, rows), _may_repeat_write))
 
     async def transact(self, work: Session[T], *, deadline: float = 0) -> T:
         """`work` in one transaction; as `write`.
@@ -168,28 +259,28 @@ class Postgres:
         Args:
             deadline: seconds, for work that may take longer than a call does.
         """
-        return await self._writes.run(self._do(partial(_in_transaction, work), _not_sent, deadline))
+        return await self._writes.run(self._do(partial(_in_transaction, work), _may_repeat_write, deadline))
 
     async def look(self, work: Session[T]) -> T:
         """`work` in one transaction that only reads; as `read`."""
-        return await self._do(partial(_in_transaction, work), _retried)
+        return await self._do(partial(_in_transaction, work), _may_repeat_read)
 
     async def migrate(self, schema: Schema) -> None:
-        """Brings one schema up to date; where the server is away, before the first call that finds it.
+        """Brings one schema up to date; where the server is unavailable, before the first call that finds it.
 
         Raises:
             ConfigError: the database was written by a newer astromesh.
             StoreError: the tables cannot be made.
         """
-        probe = partial(_fetched, "SELECT 1", ())
+        probe = partial(_fetch, "SELECT 1", ())
         try:
-            await self._do(probe, _retried, _PATIENCE)
+            await self._do(probe, _may_repeat_read, _START_SECONDS)
         except StoreUnavailable as error:
             self._pending.append(schema)
             log.warning("database_away", database=self.address.name, error=str(error))
             return
         self._pending.append(schema)
-        await self._do(probe, _retried, _MIGRATION_SECONDS)
+        await self._do(probe, _may_repeat_read, _MIGRATION_SECONDS)
 
     async def ping(self) -> None:
         """Raises StoreUnavailable where the server does not answer."""
@@ -205,21 +296,23 @@ class Postgres:
 
     async def _do(self, work: Session[T], again: Callable[[BaseException], bool], deadline: float = 0) -> T:
         try:
-            return await persistent(partial(self._once, work), FOREIGN, again, deadline or self._deadline)
-        except FOREIGN as error:
-            raise translated(error, self.address.name) from error
+            return await retry_until_deadline(
+                partial(self._once, work), DRIVER_ERRORS, again, deadline or self._deadline
+            )
+        except DRIVER_ERRORS as error:
+            raise translate_postgres_error(error, self.address.name) from error
 
     async def _once(self, work: Session[T]) -> T:
         pool = self._opened
         try:
             connection = await pool.acquire()
-        except FOREIGN as error:
+        except DRIVER_ERRORS as error:
             raise NotSent(error) from error
         try:
             if self._pending:
                 await self._bring_up(connection)
             return await work(connection)
-        except (asyncio.CancelledError, NotSent, *FOREIGN) as error:
+        except (asyncio.CancelledError, NotSent, *DRIVER_ERRORS) as error:
             cause = error.cause if isinstance(error, NotSent) else error
             if isinstance(cause, asyncio.CancelledError) or is_away(cause):
                 connection.terminate()  # broken, or its answer may still come and nobody would wait for it
@@ -231,28 +324,28 @@ class Postgres:
         async with self._migrating:
             while self._pending:
                 try:
-                    await _in_transaction(partial(_migrated, self._pending[0]), connection)
-                except FOREIGN as error:
+                    await _in_transaction(partial(_migrate, self._pending[0]), connection)
+                except DRIVER_ERRORS as error:
                     raise NotSent(error) from error
                 self._pending.pop(0)
 
 
-def _retried(error: BaseException) -> bool:
+def _may_repeat_read(error: BaseException) -> bool:
     """For reads."""
     return is_away(error.cause if isinstance(error, NotSent) else error)
 
 
-def _not_sent(error: BaseException) -> bool:
+def _may_repeat_write(error: BaseException) -> bool:
     """For writes."""
     return isinstance(error, NotSent) and is_away(error.cause)
 
 
-async def _fetched(query: str, bound: tuple[object, ...], connection: Connection) -> list[asyncpg.Record]:
+async def _fetch(query: str, bound: tuple[object, ...], connection: Connection) -> list[asyncpg.Record]:
     rows: list[asyncpg.Record] = await connection.fetch(query, *bound)
     return rows
 
 
-async def _done_for_each(query: str, rows: Sequence[Sequence[object]], connection: Connection) -> None:
+async def _execute_many(query: str, rows: Sequence[Sequence[object]], connection: Connection) -> None:
     await connection.executemany(query, rows)
 
 
@@ -261,7 +354,7 @@ async def _in_transaction(work: Session[T], connection: Connection) -> T:
         return await work(connection)
 
 
-async def _keep_as_it_is(connection: asyncpg.Connection[Any]) -> None:
+async def _no_reset(connection: asyncpg.Connection[Any]) -> None:
     """Nobody leaves settings behind, so that giving a connection back costs no round trip."""
 
 
@@ -271,7 +364,7 @@ def _number(text: str, name: str, least: int) -> int:
     return int(text)
 
 
-async def _migrated(schema: Schema, connection: Connection) -> None:
+async def _migrate(schema: Schema, connection: Connection) -> None:
     """What is missing; of several processes one at a time."""
     await connection.execute("SELECT pg_advisory_xact_lock($1)", _MIGRATING)
     if await connection.fetchval("SELECT to_regclass('astromesh.schemas')") is None:
@@ -302,3 +395,22 @@ async def shared_postgres(deps: Deps, url: str = "") -> Postgres:
     address = Address.parse(url or deps.storage_url)
     opened: Postgres = await deps.resources.shared(("postgres", address), lambda: Postgres(address))
     return opened
+
+
+# PostgreSQL stores any character but NUL, which is escaped here.
+
+_NUL, _ESCAPE = "\x00", "\x1a"
+
+
+def escape_nul(text: str) -> str:
+    """A text without NUL; unchanged unless it holds NUL or SUBSTITUTE."""
+    if _NUL in text or _ESCAPE in text:
+        return text.replace(_ESCAPE, _ESCAPE + "1").replace(_NUL, _ESCAPE + "0")
+    return text
+
+
+def unescape_nul(text: str) -> str:
+    """What `escape_nul` was given."""
+    if _ESCAPE in text:
+        return text.replace(_ESCAPE + "0", _NUL).replace(_ESCAPE + "1", _ESCAPE)
+    return text

@@ -1,7 +1,8 @@
 """A Redis (or Valkey) server: one pool per URL and process, used through Lua scripts only.
 
-A script is atomic, is one round trip, and is sent once per server. A call waits for a server that is away, at
-most until its deadline; what was sent is repeated only where that is harmless: reads are, writes are not.
+A script is atomic, is one round trip, and is sent once per server. A call waits for a server that is
+unavailable, at most until its deadline; what was sent is repeated only where that is harmless: reads are,
+writes are not.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ from redis.exceptions import ConnectionError as Broken
 from redis.exceptions import TimeoutError as Silent
 from redis.maint_notifications import MaintNotificationsConfig
 
-from astromesh.abc.deps import Deps
 from astromesh.errors import AstromeshError, ConfigError, InvalidInput, StoreError, StoreUnavailable
-from astromesh.storage.patience import NotSent, Unbroken, persistent
+from astromesh.plugins import Deps
+from astromesh.storage.retry import NotSent, ShieldedTasks, retry_until_deadline
 
 SCHEMES = ("redis", "rediss", "unix")
 POOL_SIZE = 32
@@ -44,13 +45,13 @@ _NO_URL = "Redis needs a URL redis://HOST (with :PORT and /NUMBER), e.g. as redi
 #: seconds after which an idle connection is asked whether it still works
 _CHECK_SECONDS = 30
 
-Foreign: TypeAlias = type[BaseException] | tuple[type[BaseException], ...]
+DriverErrors: TypeAlias = type[BaseException] | tuple[type[BaseException], ...]
 
 #: something done with one connection
 Session: TypeAlias = Callable[[AbstractConnection], Awaitable[Any]]
 
 #: first match wins
-_SAYS: tuple[tuple[Foreign, type[AstromeshError], str], ...] = (
+_MESSAGES: tuple[tuple[DriverErrors, type[AstromeshError], str], ...] = (
     (AuthenticationError, StoreError, "refuses the login: check the user and the password in redis.url"),
     ((AuthorizationError, NoPermissionError), StoreError, "refuses a permission that astromesh needs"),
     (BusyLoadingError, StoreUnavailable, "is loading its data; try again"),
@@ -59,8 +60,8 @@ _SAYS: tuple[tuple[Foreign, type[AstromeshError], str], ...] = (
     ((TimeoutError, Silent), StoreUnavailable, "did not answer in time; try again"),
     ((Broken, OSError), StoreUnavailable, "cannot be reached; try again"),
 )
-_FOREIGN = (RedisError, OSError, UnicodeEncodeError)
-_NO_LOGIN = (AuthenticationError, AuthorizationError)
+_DRIVER_ERRORS = (RedisError, OSError, UnicodeEncodeError)
+_LOGIN_ERRORS = (AuthenticationError, AuthorizationError)
 
 
 class Script:
@@ -96,7 +97,7 @@ class Redis:
         self.name = f"{parts.hostname or 'localhost'}:{port}"
         self._url, self._deadline = url, deadline
         self._pool: BlockingConnectionPool | None = None
-        self._writes = Unbroken()
+        self._writes = ShieldedTasks()
 
     async def __aenter__(self) -> Self:
         # connects when it is first used, so that a server may come up after this one
@@ -134,8 +135,8 @@ class Redis:
         """What a script that changes something answers. A cancel does not stop it half-way.
 
         Raises:
-            StoreUnavailable: the server is away; where the connection broke in the middle, whether it was
-                done is not known.
+            StoreUnavailable: the server is unavailable. If the connection broke during the write, nobody
+                knows whether it was done.
         """
         return await self._writes.run(self._do(_evaluation(script, keys, args), _was_not_done))
 
@@ -155,15 +156,17 @@ class Redis:
 
     async def _do(self, work: Session, again: Callable[[BaseException], bool]) -> Any:
         try:
-            return await persistent(partial(self._once, work), _FOREIGN, again, self._deadline)
-        except _FOREIGN as error:
-            raise translated(error, self.name) from error
+            return await retry_until_deadline(
+                partial(self._once, work), _DRIVER_ERRORS, again, self._deadline
+            )
+        except _DRIVER_ERRORS as error:
+            raise translate_redis_error(error, self.name) from error
 
     async def _once(self, work: Session) -> Any:
         pool = self._opened
         try:
             connection = await pool.get_connection()  # type: ignore[no-untyped-call]
-        except _FOREIGN as error:
+        except _DRIVER_ERRORS as error:
             raise NotSent(error) from error
         try:
             return await work(connection)
@@ -180,26 +183,26 @@ class Redis:
 def _evaluation(script: Script, keys: Sequence[str], args: Sequence[str | bytes | float]) -> Session:
     async def evaluated(connection: AbstractConnection) -> Any:
         try:
-            return await _asked(connection, "EVALSHA", script.sha, len(keys), *keys, *args)
+            return await _send_command(connection, "EVALSHA", script.sha, len(keys), *keys, *args)
         except NoScriptError:
-            return await _asked(connection, "EVAL", script.text, len(keys), *keys, *args)
+            return await _send_command(connection, "EVAL", script.text, len(keys), *keys, *args)
 
     return evaluated
 
 
-async def _asked(connection: AbstractConnection, *words: str | bytes | float) -> Any:
+async def _send_command(connection: AbstractConnection, *words: str | bytes | float) -> Any:
     await connection.send_command(*words)
     return await connection.read_response()
 
 
 async def _ping(connection: AbstractConnection) -> Any:
-    return await _asked(connection, "PING")
+    return await _send_command(connection, "PING")
 
 
 def _is_away(error: BaseException) -> bool:
     """Whether the same call may work in a moment."""
     cause = error.cause if isinstance(error, NotSent) else error
-    return isinstance(cause, Broken | Silent | OSError) and not isinstance(cause, _NO_LOGIN)
+    return isinstance(cause, Broken | Silent | OSError) and not isinstance(cause, _LOGIN_ERRORS)
 
 
 def _was_not_done(error: BaseException) -> bool:
@@ -207,11 +210,11 @@ def _was_not_done(error: BaseException) -> bool:
     return isinstance(error, BusyLoadingError) or (isinstance(error, NotSent) and _is_away(error))
 
 
-def translated(error: BaseException, name: str) -> AstromeshError:
+def translate_redis_error(error: BaseException, name: str) -> AstromeshError:
     """Args: name: host and port, without the password."""
     if isinstance(error, UnicodeEncodeError):
         return InvalidInput("The text holds half of a surrogate pair, which is no character.")
-    for foreign, kind, said in _SAYS:
+    for foreign, kind, said in _MESSAGES:
         if isinstance(error, foreign):
             return kind(f"The server {name} {said}.")
     said = str(error).splitlines()[0][:200] if isinstance(error, ResponseError) else type(error).__name__

@@ -1,1 +1,1 @@
-"""What can be seen of a run: the event stream, traces, logs, metrics."""
+"""Observability: the event stream of runs, traces, logs, metrics and their export."""

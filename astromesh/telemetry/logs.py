@@ -1,8 +1,4 @@
-"""Structured logs: one line per run, JSON in production, never a secret.
-
-A line costs about as much as a model call's bookkeeping, so it is rendered by hand where nobody watches: the
-coloured columns of structlog are for terminals.
-"""
+"""Structured logs: one line per run, JSON in production, never a secret, and one line per outage."""
 
 from __future__ import annotations
 
@@ -12,38 +8,41 @@ import sys
 from collections.abc import Callable, MutableMapping
 from contextlib import suppress
 from functools import lru_cache
-from time import gmtime, strftime, time_ns
+from time import gmtime, monotonic, strftime, time_ns
 from typing import Any
 
 import orjson
 import structlog
 
 _SECRET_KEY = re.compile(r"(?i)(^|_)(authorization|api_?key|token|secret|password|cookie)$")
-#: tokens and keys by their look; values of what is called a secret; passwords in URLs (a port is none, unless
-#: a host comes behind it)
+#: tokens and keys by their form; values of keys that name secrets; passwords in URLs (not a port, unless a
+#: host follows it)
 _SECRET_TEXT = re.compile(
     r"(?i)\b(?:bearer\s+|sk-|am_)[a-z0-9._~+/=-]{8,}"
     r"|((?:\b|_)(?:password|passwd|secret|token|api[_-]?key)[\"']?\s*[=:]\s*[\"']?"
     r"|://[^/\s:@\"]*:(?!(?<!//:)(?:\d{1,5}|PORT)(?![^\s\"'/?#.,;:)\]])(?![^\s\"']*@)))"
     r"(?!\*|true\b|false\b|null\b|none\b)[^\s\"'&,;@]{4,}"
 )
-#: one of these is in every text that the pattern finds something in: most lines have none, and cost a tenth
-_SUSPECT = (
+#: every text that the pattern matches contains one of these; checking them first costs a tenth for most lines
+_SECRET_HINTS = (
     "bearer", "sk-", "am_", "passw", "secret", "token=", "token:", "token\"", "token'", "token ", "api_key",
     "api-key", "apikey", "://",
 )  # fmt: skip
 _Line = MutableMapping[str, Any]
 
 
-def blank_secrets(_logger: Any, _method: str, event: _Line) -> _Line:
-    """Blanks the values of secret-sounding keys; `redacted` does tokens, keys and passwords inside texts."""
-    for key in _secret_among(tuple(event)):
+def mask_secret_keys(_logger: Any, _method: str, event: _Line) -> _Line:
+    """Masks the values of keys that name secrets.
+
+    `redacting_renderer` masks tokens, keys and passwords inside texts.
+    """
+    for key in _secret_keys(tuple(event)):
         event[key] = "***"
     return event
 
 
-def stamped(_logger: Any, _method: str, event: _Line) -> _Line:
-    """The time in UTC, to the microsecond. structlog's own takes three times as long."""
+def add_timestamp(_logger: Any, _method: str, event: _Line) -> _Line:
+    """Adds the time in UTC, to the microsecond. structlog's processor takes three times as long."""
     seconds, micros = divmod(time_ns() // 1000, 1_000_000)
     event["timestamp"] = f"{_second(seconds)}.{micros:06}Z"
     return event
@@ -54,60 +53,60 @@ def _second(seconds: int) -> str:
     return strftime("%Y-%m-%dT%H:%M:%S", gmtime(seconds))
 
 
-def redacted(render: Callable[[Any, str, _Line], str]) -> Callable[[Any, str, _Line], str]:
-    """A renderer whose lines hold no token, no key and no password."""
+def redacting_renderer(render: Callable[[Any, str, _Line], str]) -> Callable[[Any, str, _Line], str]:
+    """Wraps a renderer so that its lines contain no token, key or password."""
 
     def rendered(logger: Any, method: str, event: _Line) -> str:
-        return without_secrets(render(logger, method, event))
+        return redact_secrets(render(logger, method, event))
 
     return rendered
 
 
-def without_secrets(line: str) -> str:
+def redact_secrets(line: str) -> str:
     folded = line.lower()
-    for suspect in _SUSPECT:
+    for suspect in _SECRET_HINTS:
         if suspect in folded:
             return _SECRET_TEXT.sub(r"\1***", line)
     return line
 
 
 def configure_logging(level: str = "info", form: str = "console") -> None:
-    """Our lines and those of libraries, alike, to stderr.
+    """Logs the lines of astromesh and of libraries to stderr in one form.
 
     Args:
-        level: `debug`, `info`, `warning` or `error`; of libraries `warning` at least.
+        level: `debug`, `info`, `warning` or `error`; libraries log at `warning` or above.
         form: `console` or `json`.
     """
     number = logging.getLevelNamesMapping()[level.upper()]
     structlog.configure(
         processors=[
             structlog.processors.add_log_level,
-            stamped,
+            add_timestamp,
             structlog.processors.format_exc_info,
-            blank_secrets,
-            redacted(_renderer(form)),
+            mask_secret_keys,
+            redacting_renderer(_renderer(form)),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(number),
         logger_factory=_Stderr,
         cache_logger_on_first_use=True,
     )
-    logging.basicConfig(level=max(number, logging.WARNING), handlers=[_OfLibraries()])
-    logging.getLogger("astromesh").setLevel(number)  # the graph engine logs as a library does
+    logging.basicConfig(level=max(number, logging.WARNING), handlers=[_LibraryHandler()])
+    logging.getLogger("astromesh").setLevel(number)  # the graph engine uses the standard library's logging
 
 
-class _OfLibraries(logging.Handler):
-    """What libraries log, as lines of ours."""
+class _LibraryHandler(logging.Handler):
+    """Passes log records of libraries to structlog."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
             about = {"logger": record.name, "exc_info": record.exc_info}
             structlog.get_logger().log(record.levelno, record.getMessage(), **about)
-        except Exception:  # noqa: BLE001 (the border of a log line: no library's text ends anything)
+        except Exception:  # noqa: BLE001 (a library's log record must not end the caller)
             self.handleError(record)
 
 
 class _Stderr:
-    """Writes each line to what stderr is by then, in one piece; a line that nobody can take is dropped."""
+    """Writes each line to the current stderr in one call; drops a line that cannot be written."""
 
     def __init__(self, *_: object) -> None: ...
 
@@ -140,6 +139,72 @@ def _plain(_logger: Any, _method: str, event: _Line) -> str:
 
 
 @lru_cache(maxsize=512)
-def _secret_among(keys: tuple[str, ...]) -> tuple[str, ...]:
-    """Those that sound secret; lines of one kind have the same keys."""
+def _secret_keys(keys: tuple[str, ...]) -> tuple[str, ...]:
+    """Returns the keys that name secrets; lines of one kind have the same keys."""
     return tuple(key for key in keys if _SECRET_KEY.search(key))
+
+
+# -- outages -----------------------------------------------------------------------------------------------
+
+#: seconds after which the same reason is logged again
+REPEAT_SECONDS = 60.0
+#: seconds without a failure that mean recovery: on a full disk, reads succeed while writes fail
+RECOVERY_SECONDS = 5.0
+#: remembered reasons; beyond them each reason has its own text and counts as new
+_MAX_REASONS = 64
+
+
+class OutageLog:
+    """Logs that a dependency fails, and that it has recovered.
+
+    A new reason is logged immediately, then once a minute while it persists.
+
+    Args:
+        log: the logger.
+        failed_event, recovered_event: names of the two log events.
+        now: seconds that never decrease.
+        context: names the dependency, in both lines.
+    """
+
+    __slots__ = (
+        "_context",
+        "_failed_event",
+        "_last_failure",
+        "_log",
+        "_now",
+        "_recovered_event",
+        "_reported",
+    )
+
+    def __init__(
+        self,
+        log: Any,
+        failed_event: str,
+        recovered_event: str,
+        now: Callable[[], float] = monotonic,
+        **context: str,
+    ) -> None:
+        self._log, self._failed_event, self._recovered_event, self._now, self._context = (
+            log,
+            failed_event,
+            recovered_event,
+            now,
+            context,
+        )
+        self._reported: dict[str, float] = {}
+        self._last_failure = 0.0
+
+    def failed(self, reason: str) -> None:
+        """Records a failed attempt."""
+        self._last_failure = now = self._now()
+        if now - self._reported.get(reason, -REPEAT_SECONDS) >= REPEAT_SECONDS:
+            if len(self._reported) >= _MAX_REASONS:
+                self._reported.clear()
+            self._reported[reason] = now
+            self._log.warning(self._failed_event, **self._context, error=reason)
+
+    def succeeded(self) -> None:
+        """Records a successful attempt; logs the recovery if none has failed for a moment."""
+        if self._reported and self._now() - self._last_failure >= RECOVERY_SECONDS:
+            self._reported.clear()
+            self._log.info(self._recovered_event, **self._context)

@@ -1,22 +1,114 @@
-"""Metrics, counted from the event stream.
+"""Metrics, counted from the event stream and merged over the worker processes of a server.
 
-Runs touch plain numbers; `exposition` makes metric families of them only when somebody scrapes.
-`COUNTERS`, `HISTOGRAMS` and the readings that the server adds are all there is: docs/operations.md explains
-each of them.
+`COUNTERS`, `HISTOGRAMS` and the readings that the server adds are all metrics; docs/operations.md explains
+each.
 """
 
 from __future__ import annotations
 
+import asyncio
 import operator
+import os
+from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from pathlib import Path
+from typing import NamedTuple, Self
 
-from astromesh.telemetry.tally import BUCKETS, Labels, Tally
+import orjson
+import structlog
+
 from astromesh.types import Event, JsonObject
 
-__all__ = ["BUCKETS", "COUNTERS", "HISTOGRAMS", "Metrics"]
+# -- values that can be added up ---------------------------------------------------------------------------
 
-#: name without the prefix: what it counts, its labels
+#: upper bounds in seconds
+BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+_BOUNDS = (*(str(b) for b in BUCKETS), "+Inf")
+#: separates the labels of a key in JSON; no label contains it
+_SEPARATOR = "\x1f"
+
+
+class Durations:
+    """A histogram of seconds."""
+
+    __slots__ = ("counts", "total")
+
+    def __init__(self) -> None:
+        self.counts = [0] * len(_BOUNDS)
+        self.total = 0.0
+
+    def observe(self, seconds: float) -> None:
+        self.counts[bisect_left(BUCKETS, seconds)] += 1
+        self.total += seconds
+
+    def buckets(self) -> list[tuple[str, float]]:
+        """Returns cumulative counts, as the exposition format requires."""
+        seen, found = 0, []
+        for bound, count in zip(_BOUNDS, self.counts, strict=True):
+            seen += count
+            found.append((bound, float(seen)))
+        return found
+
+    def add(self, counts: list[int], total: float) -> None:
+        self.counts = [a + b for a, b in zip(self.counts, counts, strict=True)]
+        self.total += total
+
+
+#: label values, in the order of the metric's label names
+Labels = tuple[str, ...]
+#: missing keys start at zero; half the cost of `Counter`, whose `+=` runs Python code
+Counts = defaultdict[Labels, float]
+Histogram = defaultdict[Labels, Durations]
+
+
+class MetricValues:
+    """Counters and histograms by name and labels."""
+
+    __slots__ = ("counts", "durations")
+
+    def __init__(self) -> None:
+        self.counts: dict[str, Counts] = {}
+        self.durations: dict[str, Histogram] = {}
+
+    def counter(self, name: str) -> Counts:
+        """Returns the counter of a name. Callers keep it, so that counting costs one addition."""
+        return self.counts.setdefault(name, Counts(int))
+
+    def histogram(self, name: str) -> Histogram:
+        return self.durations.setdefault(name, Histogram(Durations))
+
+    def to_json(self) -> JsonObject:
+        return {
+            "counts": {
+                name: {_SEPARATOR.join(labels): n for labels, n in counter.items()}
+                for name, counter in self.counts.items()
+            },
+            "durations": {
+                name: {_SEPARATOR.join(labels): [d.counts, d.total] for labels, d in found.items()}
+                for name, found in self.durations.items()
+            },
+        }
+
+    def add(self, values: JsonObject) -> Self:
+        """Adds the values that another process returned from `to_json`."""
+        for name, counts in values["counts"].items():
+            counter = self.counter(name)
+            for key, count in counts.items():
+                counter[_split_labels(key)] += count
+        for name, durations in values["durations"].items():
+            histogram = self.histogram(name)
+            for key, (counts, total) in durations.items():
+                histogram[_split_labels(key)].add(counts, total)
+        return self
+
+
+def _split_labels(key: str) -> Labels:
+    return tuple(key.split(_SEPARATOR))
+
+
+__all__ = ["BUCKETS", "COUNTERS", "HISTOGRAMS", "Metrics"]
+#: name without the prefix -> description, label names
 COUNTERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "runs": ("Finished runs.", ("status",)),
     "run_failures": ("Failed runs by error code.", ("code",)),
@@ -39,7 +131,7 @@ HISTOGRAMS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "workflow_task_duration_seconds": ("Time of a Task, its queue included.", ("workflow", "status")),
     "workflow_queue_seconds": ("From a Task's acceptance to its first stage.", ("workflow",)),
 }
-#: events that say how long a step took, and its name
+#: events with the duration of a step -> name of the step
 _STEPS = {
     "memory.loaded": "memory_build",
     "prompt.rendered": "prompt_render",
@@ -47,31 +139,31 @@ _STEPS = {
 }
 
 
-class Reading(NamedTuple):
-    """A number that is asked for when somebody scrapes.
+class MetricReading(NamedTuple):
+    """A number that is read at every scrape.
 
     Args:
         join: how the numbers of two processes of one server become one.
-        counts: it never goes down: a counter, else a gauge.
+        is_counter: whether it never decreases; otherwise it is a gauge.
     """
 
     name: str
-    about: str
+    description: str
     labels: tuple[str, ...]
     read: Callable[[], Mapping[Labels, float]]
-    join: Callable[[float, float], float] = operator.add
-    counts: bool = False
+    merge: Callable[[float, float], float] = operator.add
+    is_counter: bool = False
 
 
 class Metrics:
-    """The runtime's metrics; it listens to every run."""
+    """The metrics of a runtime; listens to every run."""
 
     wants_deltas = False
 
     def __init__(self) -> None:
-        #: runs in progress, and which run each is nested in
+        #: run in progress -> the run that it is nested in
         self._running: dict[str, str] = {}
-        self.tally = tally = Tally()
+        self.tally = tally = MetricValues()
         self._runs, self._failures = tally.counter("runs"), tally.counter("run_failures")
         self._tools, self._guardrails = tally.counter("tool_calls"), tally.counter("guardrail_actions")
         self._tokens, self._cost = tally.counter("tokens"), tally.counter("cost_usd")
@@ -81,7 +173,7 @@ class Metrics:
         self._models = tally.histogram("model_call_duration_seconds")
         self._first = tally.histogram("time_to_first_token_seconds")
         self._calls = tally.histogram("tool_call_duration_seconds")
-        self._on: dict[str, Callable[[Event], None]] = {
+        self._handlers: dict[str, Callable[[Event], None]] = {
             "run.started": self._started,
             "run.completed": self._completed,
             "run.failed": self._failed,
@@ -96,45 +188,45 @@ class Metrics:
             "tools.listed": self._listed,
             **dict.fromkeys(_STEPS, self._step),
         }
-        self._readings: list[Reading] = [
-            Reading("runs_in_progress", "Runs in progress.", (), lambda: {(): len(self._running)})
+        self._readings: list[MetricReading] = [
+            MetricReading("runs_in_progress", "Runs in progress.", (), lambda: {(): len(self._running)})
         ]
-        #: runs whose pattern is at work, and since when
+        #: run whose pattern is running -> start time
         self._orchestrating: dict[str, float] = {}
-        #: what the other processes of this server tell by `to_json`; asked for when somebody scrapes
-        self.others: Callable[[], Sequence[JsonObject]] = tuple
+        #: returns the `to_json` of the other processes of this server, at every scrape
+        self.other_workers: Callable[[], Sequence[JsonObject]] = tuple
 
-    def add(self, reading: Reading) -> None:
-        """Adds a number that is asked for when somebody scrapes."""
+    def add(self, reading: MetricReading) -> None:
+        """Adds a number that is read at every scrape."""
         self._readings.append(reading)
 
     def to_json(self, *, ended: bool = False) -> JsonObject:
-        """Everything, for another process of the server.
+        """Returns all values, for another process of the server.
 
         Args:
-            ended: this process is at its end: what stays of it is what it has counted.
+            ended: this process ends, so only its counters remain.
         """
-        readings = (one for one in self._readings if one.counts or not ended)
-        told = {one.name: [[list(key), n] for key, n in one.read().items()] for one in readings}
-        return {**self.tally.to_json(), "readings": told}
+        readings = (one for one in self._readings if one.is_counter or not ended)
+        values = {one.name: [[list(key), n] for key, n in one.read().items()] for one in readings}
+        return {**self.tally.to_json(), "readings": values}
 
     @property
-    def counting(self) -> frozenset[str]:
-        """The readings that never go down."""
-        return frozenset(one.name for one in self._readings if one.counts)
+    def counter_names(self) -> frozenset[str]:
+        """Names of the readings that never decrease."""
+        return frozenset(one.name for one in self._readings if one.is_counter)
 
     def send(self, event: Event) -> None:
-        handle = self._on.get(event.type)
+        handle = self._handlers.get(event.type)
         if handle is not None:
             handle(event)
 
-    def read(self) -> tuple[list[tuple[Reading, Mapping[Labels, float]]], Tally]:
-        """The readings and what was counted, of every process of the server."""
-        others = self.others()
-        readings = [(reading, _joined(reading, others)) for reading in self._readings]
+    def read(self) -> tuple[list[tuple[MetricReading, Mapping[Labels, float]]], MetricValues]:
+        """Returns the readings and the values of all processes of the server."""
+        others = self.other_workers()
+        readings = [(reading, _merge_reading(reading, others)) for reading in self._readings]
         if not others:
             return readings, self.tally
-        everybody = Tally().add(self.tally.to_json())
+        everybody = MetricValues().add(self.tally.to_json())
         for other in others:
             everybody.add(other)
         return readings, everybody
@@ -153,32 +245,32 @@ class Metrics:
         self._runs["completed",] += 1
         agent, metadata = event.data["agent"], event.data["metadata"]
         self._durations[agent,].observe(metadata["latency_ms"] / 1000)
-        self._spent(agent, metadata["usage"])
+        self._add_agent_usage(agent, metadata["usage"])
 
     def _failed(self, event: Event) -> None:
         self._failures[event.data["code"],] += 1
-        self._cut_short("failed", event)
+        self._ended_early("failed", event)
 
     def _cancelled(self, event: Event) -> None:
-        self._cut_short("cancelled", event)
+        self._ended_early("cancelled", event)
 
-    def _cut_short(self, status: str, event: Event) -> None:
+    def _ended_early(self, status: str, event: Event) -> None:
         self._running.pop(event.run_id, None)
         self._orchestrating.pop(event.run_id, None)
         self._runs[status,] += 1
-        self._spent(event.data["agent"], event.data["usage"])
+        self._add_agent_usage(event.data["agent"], event.data["usage"])
 
     def _waiting(self, event: Event) -> None:
-        self._rests(event.run_id)
+        self._forget_run(event.run_id)
 
-    def _rests(self, run_id: str) -> None:
-        """A run that waits is gone from here, with the runs nested in it."""
+    def _forget_run(self, run_id: str) -> None:
+        """Removes a waiting run and the runs nested in it."""
         self._running.pop(run_id, None)
         self._orchestrating.pop(run_id, None)
         for nested in [one for one, parent in self._running.items() if parent == run_id]:
-            self._rests(nested)
+            self._forget_run(nested)
 
-    def _spent(self, agent: str, usage: JsonObject) -> None:
+    def _add_agent_usage(self, agent: str, usage: JsonObject) -> None:
         self._agent_tokens[agent,] += usage["input_tokens"] + usage["output_tokens"]
         self._agent_cost[agent,] += usage["cost_usd"]
 
@@ -188,22 +280,24 @@ class Metrics:
         self._models[provider, model].observe(data["duration_ms"] / 1000)
         if data.get("first_token_ms") is not None:
             self._first[provider, model].observe(data["first_token_ms"] / 1000)
-        self._used((provider, model), usage, data.get("attempts", ()))
+        self._add_model_usage((provider, model), usage, data.get("attempts", ()))
 
     def _model_failed(self, event: Event) -> None:
         data = event.data
         if any(data["usage"].values()):
-            self._used((data["provider"], data["model"]), data["usage"], data["attempts"])
+            self._add_model_usage((data["provider"], data["model"]), data["usage"], data["attempts"])
 
-    def _used(self, by: tuple[str, str], usage: JsonObject, attempts: Sequence[JsonObject]) -> None:
-        """Books what a call has used on its model, but for what its failed tries have on theirs."""
+    def _add_model_usage(
+        self, by: tuple[str, str], usage: JsonObject, attempts: Sequence[JsonObject]
+    ) -> None:
+        """Adds a call's usage to its model, and the usage of failed attempts to theirs."""
         for attempt in attempts:
             if "usage" in attempt:
-                self._book(_named(attempt["provider"]), attempt["usage"], 1)
-                self._book(by, attempt["usage"], -1)
-        self._book(by, usage, 1)
+                self._add_usage(_provider_and_model(attempt["provider"]), attempt["usage"], 1)
+                self._add_usage(by, attempt["usage"], -1)
+        self._add_usage(by, usage, 1)
 
-    def _book(self, by: tuple[str, str], usage: JsonObject, sign: int) -> None:
+    def _add_usage(self, by: tuple[str, str], usage: JsonObject, sign: int) -> None:
         (provider, model), tokens = by, self._tokens
         tokens[provider, model, "input"] += sign * usage["input_tokens"]
         tokens[provider, model, "output"] += sign * usage["output_tokens"]
@@ -227,22 +321,103 @@ class Metrics:
 
     def _checked(self, event: Event) -> None:
         since = self._orchestrating.pop(event.run_id, None)
-        if since is not None:  # the output rules come right behind the pattern
+        if since is not None:  # the output rules run directly after the pattern
             self._steps["orchestration",].observe(event.ts - since - event.data["duration_ms"] / 1000)
         self._steps[f"guardrails.{event.data['stage']}",].observe(event.data["duration_ms"] / 1000)
 
 
-def _joined(reading: Reading, others: Sequence[JsonObject]) -> Mapping[Labels, float]:
-    """A reading of this process and of the others."""
+def _merge_reading(reading: MetricReading, others: Sequence[JsonObject]) -> Mapping[Labels, float]:
+    """Returns a reading of this process merged with those of the others."""
     found = dict(reading.read())
     for other in others:
         for labels, value in other["readings"].get(reading.name, ()):
             key = tuple(labels)
-            found[key] = reading.join(found[key], value) if key in found else value
+            found[key] = reading.merge(found[key], value) if key in found else value
     return found
 
 
-def _named(provider: str) -> tuple[str, str]:
-    """Provider and model of a name as it stands in attempts, `PROVIDER/MODEL`."""
+def _provider_and_model(provider: str) -> tuple[str, str]:
+    """Splits the name of an attempt, `PROVIDER/MODEL`."""
     name, _, model = provider.partition("/")
     return name, model
+
+
+# -- the worker processes of one server --------------------------------------------------------------------
+#
+# Each worker writes its values to a file, and the one that is scraped adds the files of the others. A worker
+# that ends leaves its file, so that counters never decrease; the parent empties the folder at the start.
+
+#: seconds between two writes
+WRITE_SECONDS = 1.0
+log = structlog.get_logger("astromesh.telemetry")
+
+
+class WorkerMetrics:
+    """Shares the metrics of one process; started in its event loop.
+
+    Args:
+        folder: that all processes of the server write to.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._file = folder / f"{os.getpid()}.json"
+        self._metrics = Metrics()
+        self._last_written = b""
+        self._writing: asyncio.Task[None] | None = None
+
+    def start(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        self._metrics.other_workers = self._others
+        self._writing = asyncio.create_task(self._write())
+
+    async def stop(self) -> None:
+        if self._writing is not None:
+            self._writing.cancel()
+            await asyncio.wait([self._writing])
+        await asyncio.to_thread(self._write_file, orjson.dumps(self._metrics.to_json(ended=True)))
+
+    async def _write(self) -> None:
+        while True:
+            await asyncio.sleep(WRITE_SECONDS)
+            values = orjson.dumps(self._metrics.to_json())
+            if values != self._last_written:
+                self._last_written = values
+                await asyncio.to_thread(self._write_file, values)
+
+    def _write_file(self, data: bytes) -> None:
+        part = self._file.with_suffix(".part")
+        try:
+            part.write_bytes(data)
+            part.replace(self._file)
+        except OSError as error:  # the next write may succeed
+            log.warning("metrics_not_shared", error=str(error))
+
+    def _others(self) -> list[JsonObject]:
+        """Reads the last values of the others: small files of a folder in memory or on the local disk."""
+        found = []
+        for file in self._file.parent.glob("*.json"):
+            if file != self._file:
+                try:
+                    found.append(self._read(file))
+                except (OSError, orjson.JSONDecodeError) as error:
+                    log.warning("metrics_not_read", file=file.name, error=str(error))
+        return found
+
+    def _read(self, file: Path) -> JsonObject:
+        """Reads one file; only its counters if the process has ended."""
+        values: JsonObject = orjson.loads(file.read_bytes())
+        if not _process_exists(int(file.stem)):
+            counting, readings = self._metrics.counter_names, values["readings"]
+            values["readings"] = {name: value for name, value in readings.items() if name in counting}
+        return values
+
+
+def _process_exists(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # the id belongs to another user's process by now
+        return False
+    return True

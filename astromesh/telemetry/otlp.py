@@ -1,9 +1,8 @@
-"""Export of traces by OTLP over HTTP, with the GenAI semantic names of OpenTelemetry, off the hot path.
+"""Exports traces by OTLP over HTTP with the GenAI semantic conventions of OpenTelemetry, off the hot path.
 
-A run that ends costs an append to a bounded queue; a thread makes spans of it and sends them in batches. What
-does not fit the queue is dropped and counted: a collector that is down harms no run. The headers, the
-compression and the certificates of the collector are those of OpenTelemetry's own environment variables
-(`OTEL_EXPORTER_OTLP_HEADERS`, …).
+An ended run costs an append to a bounded queue; a thread converts it to spans and sends them in batches.
+Runs beyond the queue are dropped and counted, so an unreachable collector harms no run. OpenTelemetry's
+environment variables (`OTEL_EXPORTER_OTLP_HEADERS`, …) set the headers, the compression and the certificates.
 """
 
 from __future__ import annotations
@@ -25,17 +24,17 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
 from pydantic import BaseModel, ConfigDict, Field
 
-from astromesh.abc.deps import Deps
-from astromesh.telemetry.traces import Traced, captured, failure, spans
+from astromesh.plugins import Deps
+from astromesh.telemetry.traces import TracedRun, build_spans, captured_content, failure_text
 from astromesh.types import JsonObject
 
-#: runs that wait, spans sent at once, seconds between two sends, seconds for what is left at the end
-_MOST, _BATCH, _PERIOD, _LAST = 2048, 512, 1.0, 3.0
+#: queued runs, spans per batch, seconds between two batches, seconds for the rest at the end
+_MAX_QUEUED_RUNS, _BATCH_SPANS, _SEND_SECONDS, _CLOSE_SECONDS = 2048, 512, 1.0, 3.0
 _PATH = "/v1/traces"
 
 
 class _Service(Resource):
-    """This service; the encoder hashes it for each span, the library's hash of it is its JSON each time."""
+    """This service. The encoder hashes it for each span; the library's own hash encodes it as JSON."""
 
     def __hash__(self) -> int:
         return id(self)
@@ -58,22 +57,22 @@ class OtlpOptions(BaseModel):
 
 
 class OtlpExporter:
-    """Sends the traces of runs that have ended.
+    """Sends the traces of ended runs.
 
     Args:
-        ratio: share of the traces that begin here; which ones follows from the trace id, so that all of a
-            trace goes or none. One that a caller began goes where the caller keeps it.
+        ratio: share of the traces that start here, selected by trace id, so that a trace is exported as a
+            whole or not at all. A trace that a caller started follows the caller's decision.
 
     Attributes:
-        dropped: runs that were not exported because too many waited.
+        dropped: runs that were not exported because the queue was full.
     """
 
     Options: type[BaseModel] = OtlpOptions
 
     def __init__(self, exporter: OTLPSpanExporter, ratio: float) -> None:
         self.dropped = 0
-        self._exporter, self._least = exporter, int(ratio * _TRACE_BITS)
-        self._waiting: deque[Traced] = deque()
+        self._exporter, self._sample_limit = exporter, int(ratio * _TRACE_BITS)
+        self._queue: deque[TracedRun] = deque()
         self._ending = threading.Event()
         self._failing = False
         self._thread = threading.Thread(target=self._work, name="astromesh-otlp", daemon=True)
@@ -84,48 +83,48 @@ class OtlpExporter:
         exporter = OTLPSpanExporter(endpoint=options.endpoint.rstrip("/").removesuffix(_PATH) + _PATH)
         return cls(exporter, options.sample_ratio)
 
-    def offer(self, run: Traced) -> None:
-        """Takes a run that has ended."""
+    def offer(self, run: TracedRun) -> None:
+        """Accepts an ended run."""
         if not self._is_sampled(run):
             return
-        if len(self._waiting) >= _MOST:
+        if len(self._queue) >= _MAX_QUEUED_RUNS:
             self.dropped += 1
             return
-        self._waiting.append(run)
+        self._queue.append(run)
 
-    def _is_sampled(self, run: Traced) -> bool:
-        """By whoever began the trace, else by its id (OpenTelemetry's `parentbased_traceidratio`)."""
-        return int(run.trace_id[16:], 16) < self._least if run.sampled is None else run.sampled
+    def _is_sampled(self, run: TracedRun) -> bool:
+        """Follows the caller's decision, else the trace id (OpenTelemetry's `parentbased_traceidratio`)."""
+        return int(run.trace_id[16:], 16) < self._sample_limit if run.sampled is None else run.sampled
 
     async def close(self) -> None:
-        """Sends what waits, for at most three seconds."""
+        """Sends the queued runs, for at most three seconds."""
         self._ending.set()
-        await asyncio.to_thread(self._thread.join, _LAST)
+        await asyncio.to_thread(self._thread.join, _CLOSE_SECONDS)
 
     # -- in the thread -------------------------------------------------------------------------------------
 
     def _work(self) -> None:
         ending = False
         while not ending:
-            ending = self._ending.wait(_PERIOD)
-            while self._waiting:
-                self._send(self._taken())
+            ending = self._ending.wait(_SEND_SECONDS)
+            while self._queue:
+                self._send(self._next_batch())
         self._exporter.shutdown()  # type: ignore[no-untyped-call]
 
-    def _taken(self) -> list[ReadableSpan]:
+    def _next_batch(self) -> list[ReadableSpan]:
         batch: list[ReadableSpan] = []
-        while self._waiting and len(batch) < _BATCH:
-            run = self._waiting.popleft()
+        while self._queue and len(batch) < _BATCH_SPANS:
+            run = self._queue.popleft()
             try:
-                batch += exported(run)
-            except Exception as error:  # noqa: BLE001 (plugin observer: one odd run stops no export)
+                batch += otel_spans(run)
+            except Exception as error:  # noqa: BLE001 (one invalid run must not stop the export)
                 log.warning("trace_not_exported", run_id=run.run_id, error=str(error))
         return batch
 
     def _send(self, batch: Sequence[ReadableSpan]) -> None:
         try:
             sent = self._exporter.export(batch) is SpanExportResult.SUCCESS
-        except Exception as error:  # noqa: BLE001 (plugin observer: the collector's fault is no run's)
+        except Exception as error:  # noqa: BLE001 (a fault of the collector must not end the thread)
             log.warning("traces_not_exported", error=str(error))
             sent = False
         if not sent and not self._failing:
@@ -136,13 +135,13 @@ class OtlpExporter:
 # -- spans of document 001 to those of OpenTelemetry ---------------------------------------------------------
 
 
-def exported(run: Traced) -> list[ReadableSpan]:
-    """The spans of a run as OpenTelemetry has them."""
-    return [_span(run, span) for span in spans(run)]
+def otel_spans(run: TracedRun) -> list[ReadableSpan]:
+    """Returns the spans of a run as OpenTelemetry spans."""
+    return [_span(run, span) for span in build_spans(run)]
 
 
-def _span(run: Traced, span: JsonObject) -> ReadableSpan:
-    name, attributes = _named(run, span)
+def _span(run: TracedRun, span: JsonObject) -> ReadableSpan:
+    name, attributes = _name_and_attributes(run, span)
     start = int(span["start"] * 1e9)
     failed = span["status"] == "error"
     return ReadableSpan(
@@ -152,20 +151,20 @@ def _span(run: Traced, span: JsonObject) -> ReadableSpan:
         resource=_SERVICE,
         attributes=attributes,
         kind=SpanKind.CLIENT if span["name"] == "llm.complete" else SpanKind.INTERNAL,
-        status=Status(StatusCode.ERROR, _why(run, span)) if failed else Status(StatusCode.OK),
+        status=Status(StatusCode.ERROR, _status_description(run, span)) if failed else Status(StatusCode.OK),
         start_time=start,
         end_time=start + int(span["duration_ms"] * 1e6),
         instrumentation_scope=_SCOPE,
     )
 
 
-def _why(run: Traced, span: JsonObject) -> str:
-    """What an error's status says: of a call its code, of the run and its pattern what ended them."""
-    return str(span["attributes"].get("error") or failure(run))
+def _status_description(run: TracedRun, span: JsonObject) -> str:
+    """Returns the description of an error status: of a call its code, else the error that ended the run."""
+    return str(span["attributes"].get("error") or failure_text(run))
 
 
-def _parent(run: Traced, span_id: str | None) -> SpanContext | None:
-    """The span above; over the root of a run that a caller's trace began, the caller's own."""
+def _parent(run: TracedRun, span_id: str | None) -> SpanContext | None:
+    """Returns the parent span; for the root span, the caller's span if there is one."""
     if span_id:
         return _context(run.trace_id, span_id)
     if not run.remote_span:
@@ -175,12 +174,12 @@ def _parent(run: Traced, span_id: str | None) -> SpanContext | None:
 
 
 def _context(trace_id: str, span_id: str) -> SpanContext:
-    """Our span ids are words; OpenTelemetry's have eight bytes."""
+    """Maps a span id to eight bytes, as OpenTelemetry requires."""
     number = int.from_bytes(blake2b(span_id.encode(), digest_size=8).digest())
     return SpanContext(int(trace_id, 16), number, is_remote=False, trace_flags=TraceFlags(1))
 
 
-def _named(run: Traced, span: JsonObject) -> tuple[str, Mapping[str, Any]]:
+def _name_and_attributes(run: TracedRun, span: JsonObject) -> tuple[str, Mapping[str, Any]]:
     kind, given = span["name"], span["attributes"]
     if kind == "agent.run":
         return f"invoke_agent {run.agent}", {
@@ -225,33 +224,35 @@ def _named(run: Traced, span: JsonObject) -> tuple[str, Mapping[str, Any]]:
     return kind, {f"astromesh.{key}": value for key, value in plain.items()}
 
 
-# -- what was captured, by the schemas of the GenAI conventions ----------------------------------------------
+# -- captured content, by the schemas of the GenAI conventions ---------------------------------------------
 
 _ROLES = {"input": "user", "output": "assistant"}
-#: why a model ended, where the conventions have another word for it
+#: finish reasons that have another name in the conventions
 _REASONS = {"tool_calls": "tool_call"}
 
 
-def _content(run: Traced) -> dict[str, str]:
-    """Query and answer of a run."""
-    said = captured(run.events)
+def _content(run: TracedRun) -> dict[str, str]:
+    """Returns query and answer of a run."""
+    said = captured_content(run.events)
     messages = {way: {"role": _ROLES[way], "content": text} for way, text in said.items()}
-    return {f"gen_ai.{way}.messages": _json([_shown(message)]) for way, message in messages.items()}
+    return {f"gen_ai.{way}.messages": _json([_otel_message(message)]) for way, message in messages.items()}
 
 
 def _messages(given: JsonObject) -> dict[str, str]:
-    """The messages of a model call."""
+    """Returns the messages of a model call."""
     ways = (way for way in _ROLES if way in given)
-    return {f"gen_ai.{way}.messages": _json([_shown(message) for message in given[way]]) for way in ways}
+    return {
+        f"gen_ai.{way}.messages": _json([_otel_message(message) for message in given[way]]) for way in ways
+    }
 
 
 def _call(given: JsonObject) -> dict[str, str]:
-    """Arguments and result of a tool call."""
+    """Returns arguments and result of a tool call."""
     parts = (part for part in ("arguments", "result") if part in given)
     return {f"gen_ai.tool.call.{part}": _text(given[part]) for part in parts}
 
 
-def _shown(message: JsonObject) -> JsonObject:
+def _otel_message(message: JsonObject) -> JsonObject:
     if "tool_call_id" in message:
         part = {"type": "tool_call_response", "id": message["tool_call_id"], "response": message["content"]}
         return {"role": message["role"], "parts": [part]}

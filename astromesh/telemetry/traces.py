@@ -1,19 +1,62 @@
-"""Traces: the events of the last runs, made into the span tree of document 001 when somebody reads them."""
+"""Traces: the events of runs as the span tree of document 001, and the caller's `traceparent` (W3C)."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
-from astromesh.telemetry.logs import without_secrets
-from astromesh.telemetry.runs import RunLog, RunLogs
-from astromesh.telemetry.stream import MODEL_CONTENT, TERMINAL, TOOL_CONTENT
+from astromesh.telemetry.events import MODEL_CONTENT, TERMINAL_EVENTS, TOOL_CONTENT
+from astromesh.telemetry.logs import redact_secrets
+from astromesh.telemetry.run_log import RunLog, RunLogs
 from astromesh.types import Event, JsonObject
+
+#: version ff is invalid; versions after 00 may add fields after the flags
+_TRACEPARENT = re.compile(
+    r"(?!ff)(?!00.{53}.)[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(?:-.*)?"
+)
+_SAMPLED = 1
+
+
+class TraceParent(NamedTuple):
+    """The caller's trace, its span in the trace, and whether it samples the trace.
+
+    Args:
+        trace_id: 32 hex digits, or empty.
+        span_id: 16 hex digits, or empty.
+        sampled: None: not decided.
+    """
+
+    trace_id: str = ""
+    span_id: str = ""
+    sampled: bool | None = None
+
+    @property
+    def header(self) -> str:
+        """The header value, as sent and stored; empty without a trace."""
+        return f"00-{self.trace_id}-{self.span_id}-{int(bool(self.sampled)):02x}" if self.trace_id else ""
+
+
+NO_TRACE_PARENT = TraceParent()
+
+
+def read_traceparent(header: str | None) -> TraceParent:
+    """What a header says.
+
+    `NO_TRACE_PARENT` where there is none or it is not valid: neither half is believed.
+    """
+    found = _TRACEPARENT.fullmatch(header.strip()) if header else None
+    if found is None:
+        return NO_TRACE_PARENT
+    trace, span, flags = found.groups()
+    if not trace.strip("0") or not span.strip("0"):
+        return NO_TRACE_PARENT
+    return TraceParent(trace, span, bool(int(flags, 16) & _SAMPLED))
 
 
 class TraceStore:
-    """The traces of the runs that are kept.
+    """The traces of the stored runs.
 
     Args:
         runs: their records.
@@ -23,7 +66,7 @@ class TraceStore:
         self._runs = runs
 
     def runs(self, trace_id: str, *, tenant: str, owner: str | None) -> list[RunLog]:
-        """The runs of a trace that this principal may see. `owner` None sees the tenant's."""
+        """Returns the runs of a trace that this principal may see. `owner` None: all of the tenant."""
         return [run for run in self._runs.of_trace(trace_id) if run.visible(tenant, owner)]
 
     def list(
@@ -36,7 +79,7 @@ class TraceStore:
         status: str = "",
         limit: int = 50,
     ) -> list[JsonObject]:
-        """The newest runs first, one line each."""
+        """Returns one record for each run, the newest first."""
         found = (
             run
             for run in self._runs.newest()
@@ -63,7 +106,7 @@ def _line(run: RunLog) -> JsonObject:
 
 # -- events to spans ---------------------------------------------------------------------------------------
 
-#: events that carry the duration of the step that they end: type -> (span name, attributes)
+#: events with the duration of the step that they end: type -> (span name, attributes)
 _STEPS: dict[str, tuple[str, tuple[str, ...]]] = {
     "guardrails.checked": ("guardrails", ("stage", "actions", "content")),
     "memory.loaded": ("memory_build", ("turns", "semantic", "episodic")),
@@ -74,42 +117,42 @@ _STEPS: dict[str, tuple[str, tuple[str, ...]]] = {
     "memory.persisted": ("memory_persist", ("turns",)),
     "stage.finished": ("workflow.stage", ("node", "status", "error")),
 }
-#: spans that others stand under, by the `id` of their event
-_NAMED = frozenset({"tool.call", "workflow.stage"})
-#: events that give a trace its shape, and nothing else
-_SHAPE = frozenset({"run.started", "tools.listed", *TERMINAL})
-#: events that say what was said in the call that ended right before: type -> (key of the call, attributes)
+#: spans with children, which name them by the `id` of the event
+_PARENT_SPANS = frozenset({"tool.call", "workflow.stage"})
+#: events that only give a trace its shape
+_SHAPE_EVENTS = frozenset({"run.started", "tools.listed", *TERMINAL_EVENTS})
+#: events with the content of the call that ended directly before: type -> (key of the call, attributes)
 _CONTENT: dict[str, tuple[str, tuple[str, ...]]] = {
     MODEL_CONTENT: ("step", ("input", "left_out", "output")),
     TOOL_CONTENT: ("id", ("arguments", "result")),
 }
-#: events that a trace holds whole
-_WHOLE = frozenset({*_STEPS, *_CONTENT})
-_INSIDE = frozenset({"llm.complete", "tool.call"})
-#: how a run ends that failed, and a Task
+#: events that a trace contains completely
+_WHOLE_EVENTS = frozenset({*_STEPS, *_CONTENT})
+_ORCHESTRATION_SPANS = frozenset({"llm.complete", "tool.call"})
+#: statuses of failed runs and Tasks
 _FAILED = frozenset({"failed", "failure"})
 
 
-def outline(events: Iterable[Event]) -> list[Event]:
-    """The events that a trace is made of, without what was said in them.
+def trace_events(events: Iterable[Event]) -> list[Event]:
+    """Returns the events that make up a trace, without their content.
 
     Those of `_STEPS` hold counts, names and durations, and what was said where content is captured; of the
     others only that they happened is kept.
     """
     return [
-        e if e.type in _WHOLE else Event(e.run_id, e.seq, e.ts, e.type, _why(e.data))
+        e if e.type in _WHOLE_EVENTS else Event(e.run_id, e.seq, e.ts, e.type, _failure_data(e.data))
         for e in events
-        if e.type in _WHOLE or e.type in _SHAPE
+        if e.type in _WHOLE_EVENTS or e.type in _SHAPE_EVENTS
     ]
 
 
-def _why(data: JsonObject) -> JsonObject:
-    """Code and text of what ended a run."""
+def _failure_data(data: JsonObject) -> JsonObject:
+    """Returns code and text of the error that ended a run."""
     return {"code": data["code"], "detail": data["detail"]} if "code" in data else {}
 
 
-class Traced(Protocol):
-    """A run that has events: one of this process, or one that was kept."""
+class TracedRun(Protocol):
+    """A run with its events: of this process, or stored."""
 
     @property
     def run_id(self) -> str: ...
@@ -132,7 +175,7 @@ class Traced(Protocol):
 
 
 class TraceExporter(Protocol):
-    """Sends traces elsewhere, off the hot path.
+    """Exports traces, off the hot path.
 
     Attributes:
         dropped: runs that were not exported because too many waited.
@@ -140,27 +183,27 @@ class TraceExporter(Protocol):
 
     dropped: int
 
-    def offer(self, run: Traced) -> None:
-        """Takes a run that has ended. Must not block and must not raise."""
+    def offer(self, run: TracedRun) -> None:
+        """Accepts an ended run. Must not block or raise."""
 
     async def close(self) -> None:
-        """Sends what waits, within a bound."""
+        """Sends the queued runs, within a time limit."""
 
 
-def failure(run: Traced) -> str:
-    """What ended a run that failed, for its operator: callers are not told of every error what it was."""
+def failure_text(run: TracedRun) -> str:
+    """Returns the error that ended a failed run, for the operator; callers do not see every error."""
     failed = next((e.data for e in reversed(run.events) if e.type == "run.failed"), {})
-    return without_secrets(": ".join(failed[key] for key in ("code", "detail") if failed.get(key)))
+    return redact_secrets(": ".join(failed[key] for key in ("code", "detail") if failed.get(key)))
 
 
-def captured(events: Iterable[Event]) -> dict[str, str]:
-    """Query (`input`) and answer (`output`) as the rules left them, where `capture_content` is set."""
+def captured_content(events: Iterable[Event]) -> dict[str, str]:
+    """Returns query (`input`) and answer (`output`) after the rules, if `capture_content` is set."""
     checked = (event.data for event in events if event.type == "guardrails.checked")
     return {data["stage"]: data["content"] for data in checked if "content" in data}
 
 
-def spans(run: Traced) -> list[JsonObject]:
-    """The spans of one run (document 001): agent.run over its steps, orchestration over models, tools."""
+def build_spans(run: TracedRun) -> list[JsonObject]:
+    """Returns the spans of one run (document 001): steps below agent.run, calls below orchestration."""
     if not run.events:
         return []
     first, last = run.events[0], run.events[-1]
@@ -186,30 +229,30 @@ def spans(run: Traced) -> list[JsonObject]:
     return found
 
 
-def _orchestration(run: Traced) -> tuple[Event, Event] | tuple[None, None]:
+def _orchestration(run: TracedRun) -> tuple[Event, Event] | tuple[None, None]:
     start = next((e for e in run.events if e.type == "tools.listed"), None)
     if start is None:
         return None, None
     after = run.events[run.events.index(start) :]
-    end = next((e for e in after if e.type == "guardrails.checked" or e.type in TERMINAL), after[-1])
+    end = next((e for e in after if e.type == "guardrails.checked" or e.type in TERMINAL_EVENTS), after[-1])
     return start, end
 
 
-def _step(run: Traced, event: Event) -> JsonObject:
+def _step(run: TracedRun, event: Event) -> JsonObject:
     name, attributes = _STEPS[event.type]
     data = event.data
     if name == "guardrails":
         name = f"guardrails.{data['stage']}"
     duration = float(data.get("duration_ms", 0.0))
-    parent = f"{run.run_id}.o" if name in _INSIDE else run.run_id
-    key = f"{run.run_id}.{data['id'] if name in _NAMED else event.seq}"
+    parent = f"{run.run_id}.o" if name in _ORCHESTRATION_SPANS else run.run_id
+    key = f"{run.run_id}.{data['id'] if name in _PARENT_SPANS else event.seq}"
     span = _span(run, key, parent, name, event.ts - duration / 1000, duration)
     span["attributes"] = {k: data[k] for k in attributes if k in data}
     span["status"] = "error" if data.get("ok") is False or event.type == "model.failed" else "ok"
     return span
 
 
-def _span(run: Traced, span_id: str, parent: str, name: str, start: float, duration: float) -> JsonObject:
+def _span(run: TracedRun, span_id: str, parent: str, name: str, start: float, duration: float) -> JsonObject:
     return {
         "span_id": span_id,
         "parent_id": parent or None,

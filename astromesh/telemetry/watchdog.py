@@ -1,4 +1,4 @@
-"""Watches the event loop: how late it is, and what held it up (reliability.md R12)."""
+"""Measures the lag of the event loop and logs what blocks it (reliability.md R12)."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from types import FrameType
 
 import structlog
 
-#: seconds between two looks, and from which on a block is named
-TICK, BLOCKED = 0.05, 0.1
-#: seconds that `worst()` looks back
-WINDOW = 15
-#: frames of the stack that are named: the innermost, then those of code that is no library's
+#: seconds between two ticks, and of a block that is logged
+TICK_SECONDS, BLOCKED_SECONDS = 0.05, 0.1
+#: seconds that `worst()` covers
+WINDOW_SECONDS = 15
+#: frames of the stack that are logged: the innermost, then those outside libraries
 _FRAMES = 3
 _LIBRARIES = tuple(
     dict.fromkeys(sysconfig.get_path(kind) + os.sep for kind in ("stdlib", "purelib", "platlib"))
@@ -28,18 +28,18 @@ log = structlog.get_logger("astromesh.watchdog")
 
 
 class Watchdog:
-    """Started in the thread of the event loop that it watches; one per loop.
+    """Watches one event loop; started in its thread.
 
     Attributes:
-        lag: seconds by which the loop was late when it last looked.
-        blocks: how often something held the loop for longer than `BLOCKED`.
+        lag: seconds by which the last tick was late.
+        blocks: how often the loop was blocked for longer than `BLOCKED_SECONDS`.
     """
 
     def __init__(self) -> None:
         self.lag = 0.0
         self.blocks = 0
-        #: the most of each of the last seconds, the one that goes on last, and when that began
-        self._seconds: deque[float] = deque([0.0], maxlen=WINDOW)
+        #: maximum lag of each of the last seconds, the current second last, and its start
+        self._seconds: deque[float] = deque([0.0], maxlen=WINDOW_SECONDS)
         self._since = 0.0
         self._seen = 0.0
         self._loop_thread = 0
@@ -47,7 +47,7 @@ class Watchdog:
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """Begins to watch the running loop."""
+        """Starts to watch the running loop."""
         self._loop_thread = threading.get_ident()
         self._seen = time.monotonic()
         self._tick(asyncio.get_running_loop(), self._seen)
@@ -59,7 +59,7 @@ class Watchdog:
             self._timer.cancel()
 
     def worst(self) -> float:
-        """The most seconds that the loop was late in the last `WINDOW` seconds, whoever asks how often."""
+        """Returns the maximum lag in the last `WINDOW_SECONDS` seconds."""
         return max(*self._seconds, self.lag)
 
     def _tick(self, loop: asyncio.AbstractEventLoop, due: float) -> None:
@@ -70,17 +70,17 @@ class Watchdog:
             self._since = now
         elif self.lag > self._seconds[-1]:
             self._seconds[-1] = self.lag
-        self._timer = loop.call_later(TICK, self._tick, loop, now + TICK)
+        self._timer = loop.call_later(TICK_SECONDS, self._tick, loop, now + TICK_SECONDS)
 
     # -- in the thread -------------------------------------------------------------------------------------
 
     def _watch(self) -> None:
         where = ""
-        while not self._ending.wait(TICK):
-            late = time.monotonic() - self._seen - TICK
-            if late > BLOCKED:
-                # what it is doing now; the last look before it goes on is the one that is named
-                where = _where(sys._current_frames().get(self._loop_thread)) or where  # noqa: SLF001
+        while not self._ending.wait(TICK_SECONDS):
+            late = time.monotonic() - self._seen - TICK_SECONDS
+            if late > BLOCKED_SECONDS:
+                # the current stack; the last one before the loop continues is logged
+                where = _format_stack(sys._current_frames().get(self._loop_thread)) or where  # noqa: SLF001
                 held = late
             elif where:
                 self.blocks += 1
@@ -88,7 +88,7 @@ class Watchdog:
                 where = ""
 
 
-def _where(frame: FrameType | None) -> str:
+def _format_stack(frame: FrameType | None) -> str:
     if frame is None:
         return ""
     inner, *outer = reversed(traceback.extract_stack(frame))

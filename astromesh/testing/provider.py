@@ -1,4 +1,4 @@
-"""A model that says what a script says."""
+"""A scripted model."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from astromesh.abc.clock import Clock, SystemClock
-from astromesh.abc.provider import Capabilities
+from astromesh.providers.base import Capabilities
+from astromesh.telemetry.clock import Clock, SystemClock
 from astromesh.types import CompletionRequest, CompletionResult, Delta, ToolCall, Usage
 
 _WORD = re.compile(r"\S+\s*|\s+")
@@ -34,8 +34,8 @@ class Reply:
     finish_reason: str = ""
 
 
-Answer: TypeAlias = "Reply | CompletionResult | str | ToolCall | Sequence[ToolCall] | BaseException"
-Line: TypeAlias = "Answer | Callable[[CompletionRequest], Answer | Awaitable[Answer]]"
+ScriptAnswer: TypeAlias = "Reply | CompletionResult | str | ToolCall | Sequence[ToolCall] | BaseException"
+ScriptLine: TypeAlias = "ScriptAnswer | Callable[[CompletionRequest], ScriptAnswer | Awaitable[ScriptAnswer]]"
 
 
 class ScriptedProvider:
@@ -46,17 +46,17 @@ class ScriptedProvider:
 
     Args:
         script: the lines.
-        repeat: after the last line, say it again instead of failing.
+        repeat: repeats the last line instead of failing.
         name: `provider/model`.
-        clock: what the delays of a `Reply` go by.
-        cost: US dollars that `estimated_cost` answers.
+        clock: for the delays of a `Reply`.
+        cost: US dollars that `estimated_cost` returns.
 
     `requests` holds every request in order; `closed_streams` counts streams that were left before their end.
     """
 
     def __init__(
         self,
-        *script: Line,
+        *script: ScriptLine,
         repeat: bool = False,
         name: str = "scripted/test-model",
         clock: Clock | None = None,
@@ -69,7 +69,7 @@ class ScriptedProvider:
         self.requests: list[CompletionRequest] = []
         self.closed_streams = 0
         self.closed = False
-        #: raised by `ping` where a test sets it
+        #: raised by `ping` if a test sets it
         self.down: BaseException | None = None
         self._script, self._repeat, self._cost = script, repeat, cost
         self._clock: Clock = clock or SystemClock()
@@ -126,14 +126,14 @@ class ScriptedProvider:
         return CompletionResult(
             content=content,
             tool_calls=tuple(reply.tool_calls),
-            usage=reply.usage or _counted(request, content),
+            usage=reply.usage or _word_usage(request, content),
             provider=self.provider,
             model=self.model,
             finish_reason=reply.finish_reason or ("tool_calls" if reply.tool_calls else "stop"),
         )
 
 
-def _reply(answer: Answer) -> Reply:
+def _reply(answer: ScriptAnswer) -> Reply:
     match answer:
         case Reply():
             return answer
@@ -151,7 +151,7 @@ def _reply(answer: Answer) -> Reply:
             return Reply(tool_calls=tuple(answer))
 
 
-def _counted(request: CompletionRequest, content: str) -> Usage:
-    """Words for tokens: deterministic, and good enough to add up."""
+def _word_usage(request: CompletionRequest, content: str) -> Usage:
+    """Counts words as tokens: deterministic, and sufficient for sums."""
     words = sum(len(message.content.split()) for message in request.messages)
     return Usage(input_tokens=words, output_tokens=len(content.split()))

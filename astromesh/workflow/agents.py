@@ -1,32 +1,38 @@
-"""Agent nodes: agents of the folder's agents.yaml, with any pattern, and agents of the runtime."""
+"""Agent nodes: agents of agents.yaml with their models of providers.yaml, and agents of the runtime."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import orjson
+from msgspec.structs import replace
 
-from astromesh.abc.deps import Deps
-from astromesh.abc.provider import ModelPort
-from astromesh.abc.run import Pattern, PatternTask, RunAgent, Terms
-from astromesh.config.workflow.agents import OwnAgent
-from astromesh.core.structured import AnswerSchema, repair
-from astromesh.errors import InvalidOutput
-from astromesh.graph.extract import extract_values
-from astromesh.node.ledger import RunLedger
-from astromesh.node.scope import Scope
-from astromesh.plugins import Plugins
-from astromesh.types import BrokeOff, CompletionRequest, CompletionResult, Delta, JsonObject, Message
-from astromesh.workflow.context import Package
-from astromesh.workflow.faults import StageFault
+from astromesh.config.workflow.agents import CredentialSpec, OwnAgent, ProviderSpec
+from astromesh.core.answer_schema import AnswerSchema, repair_message
+from astromesh.core.model_router import ModelRouter
+from astromesh.core.provider_health import Health
+from astromesh.errors import InvalidOutput, MissingKey
+from astromesh.graph.ledger import RunLedger
+from astromesh.graph.scope import Scope
+from astromesh.graph.structured_output import extract_values
+from astromesh.orchestration.base import Pattern, PatternTask
+from astromesh.plugins import Deps, Plugins
+from astromesh.providers.base import ModelPort
+from astromesh.tools.base import NestedRunOptions, RunAgent
+from astromesh.types import CompletionRequest, CompletionResult, Delta, JsonObject, Message, StreamBroken
+from astromesh.workflow.base import StageFault
+from astromesh.workflow.credentials import read_secret
+from astromesh.workflow.memory import ContextPackage
+from astromesh.workflow.project import Project
 from astromesh.workflow.tools import StagePort
 
 
-class AgentQuestion(NamedTuple):
-    """What an agent node asks.
+class AgentRequest(NamedTuple):
+    """The request of an agent node.
 
     Args:
         schema: of the answer, or None.
@@ -34,15 +40,15 @@ class AgentQuestion(NamedTuple):
     """
 
     input: Any
-    package: Package | None
+    package: ContextPackage | None
     schema: AnswerSchema | None
     port: StagePort
     scope: Scope
     stage: str
 
 
-class AgentAnswer(NamedTuple):
-    """What it answered. `repaired`: its text was no bare JSON, but held some (E47)."""
+class AgentResponse(NamedTuple):
+    """The response to an agent node. `repaired`: the JSON was extracted from other text (E47)."""
 
     output: Any
     usage: JsonObject
@@ -50,9 +56,9 @@ class AgentAnswer(NamedTuple):
 
 
 class StageAgent(Protocol):
-    """Answers for an agent node."""
+    """An agent behind an agent node."""
 
-    async def ask(self, asked: AgentQuestion) -> AgentAnswer: ...
+    async def ask(self, request: AgentRequest) -> AgentResponse: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,26 +69,26 @@ class FolderAgent:
     model: ModelPort
     pattern: Pattern
 
-    async def ask(self, asked: AgentQuestion) -> AgentAnswer:
-        ledger = RunLedger(parent=asked.scope.ledger)
-        scope = asked.scope.charging(ledger)
+    async def ask(self, request: AgentRequest) -> AgentResponse:
+        ledger = RunLedger(parent=request.scope.ledger)
+        scope = request.scope.with_ledger(ledger)
         config = self.spec.config
         sent = {k: v for k, v in config.model_dump(exclude={"max_tool_rounds"}).items() if v is not None}
-        schema = asked.schema.json_schema if asked.schema else None
-        model = _Configured(self.model, sent, schema)
+        schema = request.schema.json_schema if request.schema else None
+        model = _ConfiguredModel(self.model, sent, schema)
         messages: tuple[Message, ...] = (
             Message("system", self.spec.system_prompt),
-            Message("user", question(asked)),
+            Message("user", prompt_of(request)),
         )
-        text = await self._run(messages, model, asked.port, scope)
-        output, repaired, fault = read(text, asked.schema)
+        text = await self._run(messages, model, request.port, scope)
+        output, repaired, fault = parse_answer(text, request.schema)
         if fault and not repaired:
-            messages = (*messages, Message("assistant", text), repair(fault))
-            text = await self._run(messages, model, asked.port, scope)
-            output, repaired, fault = read(text, asked.schema)
+            messages = (*messages, Message("assistant", text), repair_message(fault))
+            text = await self._run(messages, model, request.port, scope)
+            output, repaired, fault = parse_answer(text, request.schema)
         if fault:
-            raise InvalidOutput(f"The agent's answer does not fit its schema: {fault}")
-        return AgentAnswer(output, ledger.usage.to_json(), repaired)
+            raise InvalidOutput(f"The agent's answer does not match its schema: {fault}")
+        return AgentResponse(output, ledger.usage.to_json(), repaired)
 
     async def _run(
         self, messages: tuple[Message, ...], model: ModelPort, port: StagePort, scope: Scope
@@ -98,37 +104,32 @@ class FolderAgent:
 
 @dataclass(frozen=True, slots=True)
 class RuntimeAgent:
-    """An agent of the runtime: the body of the stage is one run of it, without its stored conversation."""
+    """An agent of the runtime: the stage is one run of it, without its stored conversation."""
 
     name: str
     run_agent: RunAgent
 
-    async def ask(self, asked: AgentQuestion) -> AgentAnswer:
-        parent = asked.scope.tool_context(asked.scope.path.lstrip("@"), asked.stage)
-        answer = await self.run_agent(self.name, question(asked), {}, parent, Terms(history=()))
-        output, repaired, fault = read(str(answer["response"]), asked.schema)
+    async def ask(self, request: AgentRequest) -> AgentResponse:
+        parent = request.scope.tool_context(request.scope.path.lstrip("@"), request.stage)
+        answer = await self.run_agent(self.name, prompt_of(request), {}, parent, NestedRunOptions(history=()))
+        output, repaired, fault = parse_answer(str(answer["response"]), request.schema)
         if fault:
-            raise InvalidOutput(f"The answer of the agent {self.name!r} does not fit: {fault}")
+            raise InvalidOutput(f"The answer of the agent {self.name!r} does not match its schema: {fault}")
         usage = answer.get("metadata", {}).get("usage", {})
-        return AgentAnswer(output, usage if isinstance(usage, dict) else {}, repaired)
+        return AgentResponse(output, usage if isinstance(usage, dict) else {}, repaired)
 
 
-def place_of(path: str, stage: str) -> str:
-    """Where a Task of this path in its run is at a stage; the runs of the stage's agents stand under it."""
-    return f"{path}@{stage}".lstrip("/@")
-
-
-def question(asked: AgentQuestion) -> str:
-    """The user's message: the input, and what the context package holds."""
-    value = asked.input
+def prompt_of(request: AgentRequest) -> str:
+    """Returns the user message: the input and the items of the context package."""
+    value = request.input
     text = value if isinstance(value, str) else orjson.dumps(value, option=orjson.OPT_INDENT_2).decode()
-    if asked.package is None or not asked.package.items:
+    if request.package is None or not request.package.items:
         return text
-    return f"{text}\n\nContext:\n{asked.package.text}"
+    return f"{text}\n\nContext:\n{request.package.text}"
 
 
-def read(text: str, schema: AnswerSchema | None) -> tuple[Any, bool, str]:
-    """The value of an answer, whether it had to be taken out of other text, and what is wrong with it."""
+def parse_answer(text: str, schema: AnswerSchema | None) -> tuple[Any, bool, str]:
+    """Returns the value of an answer, whether it was extracted from other text, and what is wrong with it."""
     try:
         bare = orjson.loads(text)
     except orjson.JSONDecodeError:
@@ -138,14 +139,14 @@ def read(text: str, schema: AnswerSchema | None) -> tuple[Any, bool, str]:
             return bare, False, ""
         values = list(extract_values(text)) if "```" in text else []
         return (values[0], True, "") if values else (text, False, "")
-    found = schema.read(text)
+    found = schema.parse(text)
     return found.value, bare is None and not found.fault, found.fault
 
 
 async def open_agents(
     specs: Mapping[str, OwnAgent], models: Mapping[str, ModelPort], plugins: Plugins, deps: Deps
 ) -> dict[str, StageAgent]:
-    """Every agent of agents.yaml, by id."""
+    """Opens every agent of agents.yaml, by id."""
     opened: dict[str, StageAgent] = {}
     for name, spec in specs.items():
         pattern = await plugins.open("patterns", spec.pattern, spec.pattern_options, deps)
@@ -153,7 +154,7 @@ async def open_agents(
     return opened
 
 
-class _Configured:
+class _ConfiguredModel:
     """A model whose calls carry the agent's parameters and schema."""
 
     def __init__(self, model: ModelPort, parameters: Mapping[str, Any], schema: Any) -> None:
@@ -168,7 +169,115 @@ class _Configured:
 
     async def stream(
         self, request: CompletionRequest
-    ) -> AsyncGenerator[Delta | BrokeOff | CompletionResult, None]:
+    ) -> AsyncGenerator[Delta | StreamBroken | CompletionResult, None]:
         async with aclosing(self._model.stream(self._with(request))) as pieces:  # type: ignore[type-var]
             async for piece in pieces:
                 yield piece
+
+
+# -- models (E62) --------------------------------------------------------------------------------------------
+
+#: adapters under other names than their plugins'
+ADAPTER_PLUGINS: Mapping[str, str] = {"openai_compat": "openai"}
+
+
+class WorkflowModels:
+    """The models of providers.yaml with their fallbacks; `ports` holds them by id once they are open."""
+
+    def __init__(self, project: Project) -> None:
+        self._project = project
+        self._specs = {spec.id: spec for spec in project.providers.providers}
+        self._opened: dict[str, Any] = {}
+        self._missing: dict[str, MissingKey] = {}
+        self._health = Health()
+        self.ports: dict[str, ModelPort] = {}
+
+    async def open(self, plugins: Plugins, deps: Deps, env: Mapping[str, str]) -> None:
+        """Opens every model.
+
+        Raises:
+            ConfigError: a plugin is not installed, or its options are wrong.
+        """
+        credentials = {c.id: c for c in self._project.credentials.provider_credentials}
+        self._opened, self._missing, self._health = {}, {}, Health(clock=deps.clock)
+        for name, spec in self._specs.items():
+            try:
+                credential = credentials.get(spec.credential or "")
+                folder = self._project.folder
+                self._opened[name] = await _open_provider(spec, credential, plugins, deps, folder, env)
+            except MissingKey as error:
+                self._missing[name] = error
+        self.ports = {name: self._port(name, spec) for name, spec in self._specs.items()}
+
+    def _port(self, name: str, spec: ProviderSpec) -> ModelPort:
+        usable = [self._opened[one] for one in (name, *spec.fallback) if one in self._opened]
+        return (
+            ModelRouter(usable, health=self._health)
+            if usable
+            else MissingCredentialModel(self._missing[name])
+        )
+
+    def describe(self) -> list[JsonObject]:
+        """Returns `{id, adapter, model, version, credential, health}` of each model (document 004, 8.6).
+
+        `health` is None before the first run.
+        """
+        return [self._description(name, spec) for name, spec in self._specs.items()]
+
+    def _description(self, name: str, spec: ProviderSpec) -> JsonObject:
+        provider = self._opened.get(name)
+        now = self._health.clock.monotonic()
+        return {
+            "id": name,
+            "adapter": self._project.adapters.get(f"providers/{adapter_plugin(spec)}", spec.adapter),
+            "model": spec.model,
+            "version": spec.version,
+            "credential": "missing" if name in self._missing else spec.credential,
+            "health": self._health.monitor(provider).to_json(now) if provider is not None else None,
+        }
+
+
+def adapter_plugin(spec: ProviderSpec) -> str:
+    """Returns the name of the provider plugin of an adapter."""
+    return ADAPTER_PLUGINS.get(spec.adapter, spec.adapter)
+
+
+def adapter_origins(project: Project, plugins: Plugins) -> dict[str, str]:
+    """Returns the origin of a workflow's adapters, as `{group/name: module:Class distribution==version}`."""
+    named = {("providers", adapter_plugin(spec)) for spec in project.providers.providers}
+    named |= {("tools", tool.type) for tool in project.tools.tools if tool.type != "python"}
+    named |= {("patterns", agent.pattern) for agent in project.agents.values()}
+    return {f"{group}/{name}": plugins.origin(group, name) for group, name in sorted(named)}
+
+
+class MissingCredentialModel:
+    """A model whose credential is missing: every call raises (E62)."""
+
+    def __init__(self, error: MissingKey) -> None:
+        self._error = error
+
+    async def complete(self, request: CompletionRequest) -> CompletionResult:
+        raise MissingKey(str(self._error))
+
+    async def stream(self, request: CompletionRequest) -> AsyncGenerator[Delta | CompletionResult, None]:
+        yield await self.complete(request)
+
+
+async def _open_provider(
+    spec: ProviderSpec,
+    credential: CredentialSpec | None,
+    plugins: Plugins,
+    deps: Deps,
+    folder: Path,
+    env: Mapping[str, str],
+) -> Any:
+    options: dict[str, Any] = {"model": spec.model, "timeout": spec.timeout_s, **spec.options}
+    if spec.base_url:
+        options["endpoint"] = spec.base_url
+    if credential is not None:
+        options["api_key"] = read_secret(credential.auth, folder, env)
+    provider = await plugins.open("providers", adapter_plugin(spec), options, deps)
+    if not getattr(provider, "name", ""):
+        provider.provider, provider.name = spec.id, f"{spec.id}/{spec.model}"
+    deps.resources.on_close(provider.close)
+    return provider

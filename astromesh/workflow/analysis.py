@@ -1,4 +1,4 @@
-"""What can be known of a workflow before it runs (workflow.md section 3, static). Pure.
+"""Static analysis of a workflow: reachability, dominators and cycles (workflow.md section 3). Pure.
 
 Computed on the stages reachable from one start, because several starts may share stages (E12). Sets are
 integers, one bit per stage in topological order, so that workflows of thousands of stages cost milliseconds.
@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-Ways = Mapping[str, Sequence[str]]
+Successors = Mapping[str, Sequence[str]]
 
 
 @dataclass(frozen=True, slots=True)
 class Analysis:
-    """One start's part of a workflow.
+    """The part of a workflow that one start reaches.
 
     Args:
         order: the stages in topological order, the start first.
-        reach: stage → those behind it, without itself.
+        reach: stage → the stages that it reaches, without itself.
         dom: stage → its dominators, itself included.
         idom: stage → its immediate dominator; the start has none.
         pdom: stage → its post-dominators, itself included.
@@ -31,23 +31,23 @@ class Analysis:
     pdom: Mapping[str, frozenset[str]] = field(repr=False)
 
     def is_closing(self, merge: str) -> bool:
-        """Whether every way from the merge's anchor leads through it."""
+        """Returns whether every path from the merge's anchor leads through it."""
         return merge in self.pdom[self.idom[merge]]
 
     def recombiners(self, fork: str, merges: Iterable[str]) -> frozenset[str]:
-        """Merges reachable from a fork whose anchor is the fork or dominates it."""
+        """Returns the merges that a fork reaches and whose anchor is the fork or dominates it."""
         return frozenset(m for m in merges if m in self.reach[fork] and self.idom[m] in self.dom[fork])
 
     def open_at(self, stage: str, merges: Iterable[str]) -> tuple[str, ...]:
-        """Merges that a token at this stage can still reach, and whose anchor it has behind it (R3)."""
+        """Returns the merges that a token here may still reach and whose anchor it has passed (R3)."""
         behind = self.dom[stage] - {stage}
         return tuple(m for m in merges if m in self.reach[stage] and self.idom[m] in behind)
 
 
-def find_cycle(ways: Ways) -> tuple[str, ...]:
-    """A cycle as the stages along it, the first one again at the end; empty where there is none."""
+def find_cycle(successors: Successors) -> tuple[str, ...]:
+    """Returns a cycle as its stages, the first one repeated at the end; empty where there is none."""
     done: set[str] = set()
-    for root in ways:
+    for root in successors:
         if root in done:
             continue
         path: list[str] = []
@@ -65,26 +65,26 @@ def find_cycle(ways: Ways) -> tuple[str, ...]:
                 path.append(stage)
                 on_path.add(stage)
                 stack.append((stage, True))
-                stack.extend((after, False) for after in reversed(ways.get(stage, ())))
+                stack.extend((after, False) for after in reversed(successors.get(stage, ())))
     return ()
 
 
-def reachable(ways: Ways, starts: Iterable[str]) -> set[str]:
-    """Everything that can be reached from any of these, themselves included."""
+def reachable(successors: Successors, starts: Iterable[str]) -> set[str]:
+    """Returns every stage that any of these reaches, themselves included."""
     seen: set[str] = set()
     waiting = list(starts)
     while waiting:
         stage = waiting.pop()
         if stage not in seen:
             seen.add(stage)
-            waiting.extend(ways.get(stage, ()))
+            waiting.extend(successors.get(stage, ()))
     return seen
 
 
-def components(stages: Iterable[str], ways: Ways) -> list[set[str]]:
-    """Weakly connected components, in the order of their first stage."""
+def components(stages: Iterable[str], successors: Successors) -> list[set[str]]:
+    """Returns the weakly connected components, in the order of their first stage."""
     both: dict[str, list[str]] = {stage: [] for stage in stages}
-    for stage, after in ways.items():
+    for stage, after in successors.items():
         for other in after:
             both[stage].append(other)
             both[other].append(stage)
@@ -97,39 +97,39 @@ def components(stages: Iterable[str], ways: Ways) -> list[set[str]]:
     return found
 
 
-def analyse(ways: Ways, start: str) -> Analysis:
-    """Analyses what one start reaches.
+def analyze(successors: Successors, start: str) -> Analysis:
+    """Analyzes the part of a workflow that one start reaches.
 
     Args:
         ways: stage → the stages that its edges lead to; without a cycle.
         start: one of them.
     """
-    order = _topological(ways, start)
+    order = _topological(successors, start)
     bit = {stage: 1 << i for i, stage in enumerate(order)}
     before: dict[str, list[str]] = {stage: [] for stage in order}
     for stage in order:
-        for after in ways.get(stage, ()):
+        for after in successors.get(stage, ()):
             before[after].append(stage)
-    reach = _reach(order, ways, bit)
-    dom = _meet(order, before, bit)
-    pdom = _meet(tuple(reversed(order)), {s: list(ways.get(s, ())) for s in order}, bit)
+    reach = _reach(order, successors, bit)
+    dom = _dominators(order, before, bit)
+    pdom = _dominators(tuple(reversed(order)), {s: list(successors.get(s, ())) for s in order}, bit)
     return Analysis(
         order,
-        {s: _names(reach[s], order) for s in order},
-        {s: _names(dom[s], order) for s in order},
-        # dominators of a stage form a chain, and the topological order is theirs too
+        {s: _stages_of_bits(reach[s], order) for s in order},
+        {s: _stages_of_bits(dom[s], order) for s in order},
+        # the dominators of a stage form a chain in topological order
         {s: order[(dom[s] & ~bit[s]).bit_length() - 1] for s in order if dom[s] != bit[s]},
-        {s: _names(pdom[s], order) for s in order},
+        {s: _stages_of_bits(pdom[s], order) for s in order},
     )
 
 
-def _topological(ways: Ways, start: str) -> tuple[str, ...]:
+def _topological(successors: Successors, start: str) -> tuple[str, ...]:
     seen = {start}
     done: list[str] = []
     stack: list[tuple[str, int]] = [(start, 0)]
     while stack:
         stage, position = stack.pop()
-        after = ways.get(stage, ())
+        after = successors.get(stage, ())
         if position == len(after):
             done.append(stage)
             continue
@@ -140,17 +140,17 @@ def _topological(ways: Ways, start: str) -> tuple[str, ...]:
     return tuple(reversed(done))
 
 
-def _reach(order: Sequence[str], ways: Ways, bit: Mapping[str, int]) -> dict[str, int]:
+def _reach(order: Sequence[str], successors: Successors, bit: Mapping[str, int]) -> dict[str, int]:
     reach: dict[str, int] = {}
     for stage in reversed(order):
         reach[stage] = 0
-        for after in ways.get(stage, ()):
+        for after in successors.get(stage, ()):
             reach[stage] |= reach[after] | bit[after]
     return reach
 
 
-def _meet(order: Sequence[str], before: Ways, bit: Mapping[str, int]) -> dict[str, int]:
-    """What stands on every way here: itself, and what all that lead here have in common."""
+def _dominators(order: Sequence[str], before: Successors, bit: Mapping[str, int]) -> dict[str, int]:
+    """Returns the stages on every path to each stage: itself, and those that all its predecessors share."""
     found: dict[str, int] = {}
     for stage in order:
         common = -1 if before[stage] else 0
@@ -160,7 +160,7 @@ def _meet(order: Sequence[str], before: Ways, bit: Mapping[str, int]) -> dict[st
     return found
 
 
-def _names(bits: int, order: Sequence[str]) -> frozenset[str]:
+def _stages_of_bits(bits: int, order: Sequence[str]) -> frozenset[str]:
     names = []
     while bits:
         low = bits & -bits

@@ -1,4 +1,4 @@
-"""Whether a Task came to what a case of evaluations.yaml expects (workflow.md E58)."""
+"""Evaluates the result of a Task against a case of evaluations.yaml (workflow.md E58)."""
 
 from __future__ import annotations
 
@@ -10,41 +10,43 @@ import orjson
 
 from astromesh.config.workflow.operations import Assertion, EvaluationCase, EvaluationsFile
 from astromesh.errors import InvalidInput
-from astromesh.graph.output_schema import OutputSchema
+from astromesh.graph.structured_output import OutputSchema
 from astromesh.types import JsonObject
+from astromesh.workflow.base import TaskResult
 from astromesh.workflow.project import Project
-from astromesh.workflow.result import TaskResult
 
-#: in `ignore`: every key that ends with `_at`
+#: entry of `ignore` for every key that ends with `_at`
 TIMESTAMPS = "timestamps"
 _MISSING = object()
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A case with the suite that it stands in."""
+    """A case with the name of its suite."""
 
     suite: str
     spec: EvaluationCase
 
 
-def cases_of(project: Project, suite: str = "", tag: str = "") -> list[Case]:
-    """The cases of a workflow; of one suite, or of those with a tag.
+def select_cases(project: Project, suite: str = "", tag: str = "") -> list[Case]:
+    """Returns the cases of a workflow, of one suite, or of the suites with a tag.
 
     Raises:
-        InvalidInput: there are none.
+        InvalidInput: no suite matches.
     """
     suites = project.files.file("evaluations.yaml", EvaluationsFile).suites
     wanted = [one for one in suites if suite in ("", one.name) and (not tag or tag in one.tags)]
     if not wanted:
         known = ", ".join(one.name for one in suites) or "none"
-        raise InvalidInput(f"{project.name!r} has no such suite in evaluations.yaml; known: {known}.")
+        raise InvalidInput(f"{project.name!r} has no such suite in evaluations.yaml. Known suites: {known}.")
     return [Case(one.name, case) for one in wanted for case in one.cases]
 
 
-def judged(project: Project, case: Case, result: TaskResult, divergence: JsonObject | None) -> JsonObject:
-    """A case's report: it passes iff no assertion failed or could not be checked, and it did not diverge."""
-    checked = [_checked(project, assertion, result) for assertion in case.spec.assertions]
+def evaluate_case(
+    project: Project, case: Case, result: TaskResult, divergence: JsonObject | None
+) -> JsonObject:
+    """Returns a case's report: it passes if every assertion holds and its replay did not diverge."""
+    checked = [_check_assertion(project, assertion, result) for assertion in case.spec.assertions]
     return {
         "suite": case.suite, "case": case.spec.id, "task_id": result.task_id, "status": result.status,
         "path": list(result.path), "divergence": divergence, "assertions": checked,
@@ -52,60 +54,62 @@ def judged(project: Project, case: Case, result: TaskResult, divergence: JsonObj
     }  # fmt: skip
 
 
-def golden_of(result: TaskResult) -> JsonObject:
-    """What a golden file holds."""
+def golden_record(result: TaskResult) -> JsonObject:
+    """Returns the content of a golden file."""
     return {
         "task_id": result.task_id, "workflow": result.workflow, "status": result.status,
         "output": result.output, "error": result.error, "path": list(result.path),
     }  # fmt: skip
 
 
-def _checked(project: Project, assertion: Assertion, result: TaskResult) -> JsonObject:
+def _check_assertion(project: Project, assertion: Assertion, result: TaskResult) -> JsonObject:
     try:
         why = _CHECKS[assertion.type](project, assertion, result)
-    except Exception as error:  # noqa: BLE001 (the border of an assertion: what cannot be checked has failed)
+    except Exception as error:  # noqa: BLE001 (foreign data: an assertion that cannot be checked fails)
         why = f"could not be checked: {error}"
     return {"type": assertion.type, "passed": not why, "message": why}
 
 
-# -- the checks: why it fails, or an empty text --------------------------------------------------------------
+# -- checks: each returns why it fails, or an empty text -----------------------------------------------------
 
 
 def _status(project: Project, assertion: Assertion, result: TaskResult) -> str:
-    return _unless(result.status == assertion.expected, f"status is {result.status!r}", assertion)
+    return _failure_unless(result.status == assertion.expected, f"status is {result.status!r}", assertion)
 
 
 def _equals(project: Project, assertion: Assertion, result: TaskResult) -> str:
-    found = at(result.output, assertion.field_path)
-    return _unless(found == assertion.expected, f"{assertion.field_path} is {_shown(found)}", assertion)
+    found = value_at(result.output, assertion.field_path)
+    return _failure_unless(
+        found == assertion.expected, f"{assertion.field_path} is {_short_json(found)}", assertion
+    )
 
 
 def _contains(project: Project, assertion: Assertion, result: TaskResult) -> str:
-    found = at(result.output, assertion.field_path)
+    found = value_at(result.output, assertion.field_path)
     good = found is not _MISSING and assertion.expected in found
-    return _unless(good, f"{assertion.field_path} is {_shown(found)}", assertion)
+    return _failure_unless(good, f"{assertion.field_path} is {_short_json(found)}", assertion)
 
 
 def _schema_valid(project: Project, assertion: Assertion, result: TaskResult) -> str:
     schema = project.schema(assertion.schema_id)
     if schema is None:
-        return f"there is no schema {assertion.schema_id!r}"
+        return f"unknown schema {assertion.schema_id!r}"
     try:
-        OutputSchema(dict(schema)).validate(at(result.output, assertion.field_path))
+        OutputSchema(dict(schema)).validate(value_at(result.output, assertion.field_path))
     except ValueError as error:
         return str(error)
     return ""
 
 
-def _golden(project: Project, assertion: Assertion, result: TaskResult) -> str:
+def _matches_golden(project: Project, assertion: Assertion, result: TaskResult) -> str:
     file = project.folder / assertion.file
-    known = _without(orjson.loads(file.read_bytes()), assertion.ignore)
-    now = _without(golden_of(result), assertion.ignore)
-    return "" if known == now else f"differs from {file.name} at {difference(known, now)}"
+    known = _without_keys(orjson.loads(file.read_bytes()), assertion.ignore)
+    now = _without_keys(golden_record(result), assertion.ignore)
+    return "" if known == now else f"differs from {file.name} at {first_difference(known, now)}"
 
 
-def _path(project: Project, assertion: Assertion, result: TaskResult) -> str:
-    return _unless(list(result.path) == assertion.expected, f"path is {list(result.path)}", assertion)
+def _path_equals(project: Project, assertion: Assertion, result: TaskResult) -> str:
+    return _failure_unless(list(result.path) == assertion.expected, f"path is {list(result.path)}", assertion)
 
 
 _CHECKS: Mapping[str, Callable[[Project, Assertion, TaskResult], str]] = {
@@ -113,13 +117,13 @@ _CHECKS: Mapping[str, Callable[[Project, Assertion, TaskResult], str]] = {
     "equals": _equals,
     "contains": _contains,
     "schema_valid": _schema_valid,
-    "golden": _golden,
-    "path": _path,
+    "golden": _matches_golden,
+    "path": _path_equals,
 }
 
 
-def at(value: Any, path: str) -> Any:
-    """What stands at a dotted path, numbers for lists; the whole where the path is empty."""
+def value_at(value: Any, path: str) -> Any:
+    """Returns the value at a dotted path, with numbers for list positions; an empty path is the value."""
     for key in path.split(".") if path else ():
         if isinstance(value, Mapping) and key in value:
             value = value[key]
@@ -130,32 +134,32 @@ def at(value: Any, path: str) -> Any:
     return value
 
 
-def difference(known: Any, now: Any, path: str = "") -> str:
-    """The first place where two values differ."""
+def first_difference(known: Any, now: Any, path: str = "") -> str:
+    """Returns the first path at which two values differ, with both values."""
     if isinstance(known, Mapping) and isinstance(now, Mapping):
         for key in dict.fromkeys((*known, *now)):
             if known.get(key, _MISSING) != now.get(key, _MISSING):
-                return difference(
+                return first_difference(
                     known.get(key, _MISSING), now.get(key, _MISSING), f"{path}.{key}".lstrip(".")
                 )
     if isinstance(known, list) and isinstance(now, list) and len(known) == len(now):
         i = next(i for i, (a, b) in enumerate(zip(known, now, strict=True)) if a != b)
-        return difference(known[i], now[i], f"{path}.{i}".lstrip("."))
-    return f"{path}: {_shown(now)} instead of {_shown(known)}"
+        return first_difference(known[i], now[i], f"{path}.{i}".lstrip("."))
+    return f"{path}: {_short_json(now)} instead of {_short_json(known)}"
 
 
-def _without(value: Any, ignore: Iterable[str]) -> Any:
+def _without_keys(value: Any, ignore: Iterable[str]) -> Any:
     if isinstance(value, Mapping):
-        kept = {k: v for k, v in value.items() if k not in ignore}
+        remaining = {k: v for k, v in value.items() if k not in ignore}
         if TIMESTAMPS in ignore:
-            kept = {k: v for k, v in kept.items() if not k.endswith("_at")}
-        return {k: _without(v, ignore) for k, v in kept.items()}
-    return [_without(one, ignore) for one in value] if isinstance(value, list) else value
+            remaining = {k: v for k, v in remaining.items() if not k.endswith("_at")}
+        return {k: _without_keys(v, ignore) for k, v in remaining.items()}
+    return [_without_keys(one, ignore) for one in value] if isinstance(value, list) else value
 
 
-def _unless(good: bool, said: str, assertion: Assertion) -> str:
-    return "" if good else f"{said}, expected {_shown(assertion.expected)}"
+def _failure_unless(good: bool, actual: str, assertion: Assertion) -> str:
+    return "" if good else f"{actual}, expected {_short_json(assertion.expected)}"
 
 
-def _shown(value: Any) -> str:
+def _short_json(value: Any) -> str:
     return "missing" if value is _MISSING else orjson.dumps(value).decode()[:200]

@@ -1,4 +1,4 @@
-"""The inspector (workflow.md E54): Tasks wait before stages, are stepped, go on; nothing of them changes."""
+"""The inspector (workflow.md E54): pauses, steps and resumes Tasks without changing them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from astromesh.types import JsonObject
 
 
 @dataclass(slots=True)
-class _Waiting:
+class _PausedStage:
     task: str
     stage: str
     input: Any
@@ -23,35 +23,40 @@ class _Waiting:
 
 
 @dataclass(slots=True)
-class _Watched:
-    """Args: everywhere: before every stage; before: only these."""
+class _TaskWatch:
+    """The pauses of one Task.
 
-    everywhere: bool = False
+    Args:
+        all_stages: pauses before every stage.
+        before: pauses before these stages.
+    """
+
+    all_stages: bool = False
     before: frozenset[str] = frozenset()
-    waiting: list[_Waiting] = field(default_factory=list)
-    news: asyncio.Event = field(default_factory=asyncio.Event)
+    waiting: list[_PausedStage] = field(default_factory=list)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class Inspector:
-    """A gate that people open.
+    """A gate that an operator opens.
 
     Args:
         pause_before: stages that every Task waits before (`task.pause_before`).
     """
 
     def __init__(self, pause_before: Iterable[str] = ()) -> None:
-        self._always = frozenset(pause_before)
-        self._watched: dict[str, _Watched] = {}
+        self._pause_before = frozenset(pause_before)
+        self._watches: dict[str, _TaskWatch] = {}
 
     async def __call__(self, task: str, stage: str, input: Any, context: JsonObject | None) -> None:
-        watched = self._watched.get(task.partition("/")[0])
-        if stage in self._always:
-            watched = watched or self._of(task.partition("/")[0])
-        elif watched is None or not (watched.everywhere or stage in watched.before):
+        watched = self._watches.get(task.partition("/")[0])
+        if stage in self._pause_before:
+            watched = watched or self._watch(task.partition("/")[0])
+        elif watched is None or not (watched.all_stages or stage in watched.before):
             return
-        one = _Waiting(task, stage, input, context)
+        one = _PausedStage(task, stage, input, context)
         watched.waiting.append(one)
-        watched.news.set()
+        watched.changed.set()
         try:
             await one.released.wait()
         finally:
@@ -59,45 +64,51 @@ class Inspector:
                 watched.waiting.remove(one)
 
     def pause(self, run_id: str, before: Iterable[str] = ()) -> None:
-        """The Task waits before these stages; without any, before every stage from now on."""
-        watched, stages = self._of(run_id), frozenset(before)
+        """Pauses the Task before these stages; without any, before every stage from now on."""
+        watched, stages = self._watch(run_id), frozenset(before)
         watched.before |= stages
-        watched.everywhere = watched.everywhere or not stages
+        watched.all_stages = watched.all_stages or not stages
 
     def step(self, run_id: str) -> bool:
-        """The stage that waits longest runs, and the Task waits before the next; False where none waits."""
-        watched = self._watched.get(run_id)
+        """Runs the stage that has waited longest and pauses before the next.
+
+        Returns False where none waits.
+        """
+        watched = self._watches.get(run_id)
         if watched is None or not watched.waiting:
             return False
-        watched.everywhere = True
+        watched.all_stages = True
         watched.waiting.pop(0).released.set()
         return True
 
     def resume(self, run_id: str) -> bool:
-        """The Task goes on; it still waits where the manifest says so. False where it was not watched."""
-        watched = self._watched.get(run_id)
+        """Resumes the Task, which still pauses where the manifest says so.
+
+        Returns False where it had no pauses.
+        """
+        watched = self._watches.get(run_id)
         if watched is None:
             return False
-        watched.everywhere, watched.before = False, frozenset()
+        watched.all_stages, watched.before = False, frozenset()
         waiting, watched.waiting = watched.waiting, []
         for one in waiting:
             one.released.set()
         return True
 
     def waiting(self, run_id: str) -> list[JsonObject]:
-        """Stages that wait, with their input and context package."""
-        watched = self._watched.get(run_id)
+        """Returns the stages that wait, with their input and context package."""
+        watched = self._watches.get(run_id)
         return [one.to_json() for one in watched.waiting] if watched else []
 
-    async def paused(self, run_id: str) -> None:
-        """Answers when some stage of the Task waits."""
-        watched = self._of(run_id)
+    async def wait_until_paused(self, run_id: str) -> None:
+        """Waits until a stage of the Task is paused."""
+        watched = self._watch(run_id)
         while not watched.waiting:
-            watched.news.clear()
-            await watched.news.wait()
+            watched.changed.clear()
+            await watched.changed.wait()
 
     def forget(self, run_id: str) -> None:
-        self._watched.pop(run_id, None)
+        self._watches.pop(run_id, None)
 
-    def _of(self, run_id: str) -> _Watched:
-        return self._watched.setdefault(run_id, _Watched())
+    def _watch(self, run_id: str) -> _TaskWatch:
+        return self._watches.setdefault(run_id, _TaskWatch())

@@ -12,17 +12,17 @@ from typing import Any
 import orjson
 import structlog
 
-from astromesh.config.workflow.load import WorkflowFolder
+from astromesh.config.workflow.folder import WorkflowFolder
 from astromesh.config.workflow.operations import ObserverSpec
-from astromesh.graph.containers import FrozenDict, FrozenList
+from astromesh.graph.state import FrozenDict, FrozenList
 from astromesh.types import JsonObject
-from astromesh.workflow.observing import class_of, enabled
-from astromesh.workflow.tools import called
+from astromesh.workflow.operations import call_function
+from astromesh.workflow.validation import enabled_observers, observer_class
 
-#: events that wait for a slow plugin; the oldest are dropped beyond it, which is logged
-MOST = 10_000
-#: seconds that a workflow which is closed waits for its observers
-PATIENCE = 10.0
+#: events that wait for a slow plugin; beyond it the oldest is dropped and logged
+MAX_QUEUED_EVENTS = 10_000
+#: seconds that closing a workflow waits for its observers
+CLOSE_TIMEOUT = 10.0
 
 log = structlog.get_logger("astromesh.workflows")
 
@@ -31,85 +31,91 @@ class Observers:
     """The observers of one workflow; used in one event loop.
 
     Args:
-        folder: a sound one.
+        folder: a valid one.
     """
 
     def __init__(self, folder: WorkflowFolder) -> None:
-        self._observers = [_Observer(spec, _made(folder, spec)) for spec in enabled(folder)]
+        self._observers = [
+            _ObserverQueue(spec, _create_observer(folder, spec)) for spec in enabled_observers(folder)
+        ]
 
-    def tell(self, event: JsonObject) -> None:
-        """Queues a copy for each; never waits, never raises."""
+    def notify(self, event: JsonObject) -> None:
+        """Queues a copy of an event for each observer; never waits or raises."""
         if self._observers:
-            told = orjson.dumps(event)
+            encoded = orjson.dumps(event)
             for observer in self._observers:
-                observer.tell(told)
+                observer.notify(encoded)
 
-    async def settled(self) -> None:
-        """Answers when each has seen all that was told so far."""
+    async def drain(self) -> None:
+        """Waits until each observer has received every event so far."""
         for observer in self._observers:
-            await observer.settled()
+            await observer.drain()
 
     async def close(self) -> None:
         for observer in self._observers:
             await observer.close()
 
 
-class _Observer:
+class _ObserverQueue:
     def __init__(self, spec: ObserverSpec, plugin: Any) -> None:
         self._id, self._plugin = spec.id, plugin
-        self._queue: asyncio.Queue[bytes] = asyncio.Queue(MOST)
+        self._queue: asyncio.Queue[bytes] = asyncio.Queue(MAX_QUEUED_EVENTS)
         self._task: asyncio.Task[None] | None = None
 
-    def tell(self, event: bytes) -> None:
+    def notify(self, event: bytes) -> None:
         if self._task is None:
-            self._task = asyncio.create_task(self._work())
+            self._task = asyncio.create_task(self._deliver())
         if self._queue.full():
             self._queue.get_nowait()
             self._queue.task_done()
             log.warning("observer_too_slow", plugin=self._id)
         self._queue.put_nowait(event)
 
-    async def settled(self, patience: float | None = None) -> None:
-        """Args: patience: seconds; None: as long as it takes."""
+    async def drain(self, timeout: float | None = None) -> None:
+        """Waits until the queue is empty.
+
+        Args:
+            timeout: seconds; None: no limit.
+        """
         if self._task is None:
             return
         seen = asyncio.create_task(self._queue.join())
-        # not only for the queue: whoever has died will never empty it
-        await asyncio.wait([seen, self._task], timeout=patience, return_when=asyncio.FIRST_COMPLETED)
+        # waits for the task too: a task that has died never empties its queue
+        await asyncio.wait([seen, self._task], timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
         if not seen.done():
             seen.cancel()
             log.warning("observer_left_behind", plugin=self._id, events=self._queue.qsize())
 
     async def close(self) -> None:
-        await self.settled(PATIENCE)
+        await self.drain(CLOSE_TIMEOUT)
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
         close = getattr(self._plugin, "close", None)
         if close is not None:
-            await self._isolated(close)
+            await self._call_safely(close)
 
-    async def _work(self) -> None:
+    async def _deliver(self) -> None:
         while True:
             event = await self._queue.get()
             try:
-                await self._isolated(self._plugin.observe, frozen(orjson.loads(event)))
+                await self._call_safely(self._plugin.observe, freeze(orjson.loads(event)))
             finally:
                 self._queue.task_done()
 
-    async def _isolated(self, function: Any, *arguments: Any) -> None:
+    async def _call_safely(self, function: Any, *arguments: Any) -> None:
         try:
-            await called(function, *arguments)
-        except Exception as error:  # noqa: BLE001 (the border of a plugin observer)
+            await call_function(function, *arguments)
+        except Exception as error:  # noqa: BLE001 (foreign code: a plugin observer)
             log.warning("observer_failed", plugin=self._id, error=f"{type(error).__name__}: {error}")
 
 
-def frozen(value: Any) -> Any:
-    """A JSON value that cannot be changed."""
+def freeze(value: Any) -> Any:
+    """Returns an immutable copy of a JSON value."""
     if isinstance(value, dict):
-        return FrozenDict({key: frozen(one) for key, one in value.items()})
-    return FrozenList([frozen(one) for one in value]) if isinstance(value, list) else value
+        return FrozenDict({key: freeze(one) for key, one in value.items()})
+    return FrozenList([freeze(one) for one in value]) if isinstance(value, list) else value
 
 
-def _made(folder: WorkflowFolder, spec: ObserverSpec) -> Any:
-    return class_of(folder, spec)(dict(spec.config))
+def _create_observer(folder: WorkflowFolder, spec: ObserverSpec) -> Any:
+    return observer_class(folder, spec)(dict(spec.config))

@@ -1,21 +1,23 @@
-"""A workflow compiled for one start: everything that the rules look up while Tasks run. Pure."""
+"""A workflow compiled for one start: its stages, where their output leads, and its diagram. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from astromesh.config.workflow.nodes import NodeSpec, TaskSpec, WorkflowFile
-from astromesh.workflow.analysis import Analysis, analyse, reachable
+from astromesh.config.workflow.manifest import SELECTION_KEY, NodeSpec, SplitSpec, TaskSpec, WorkflowFile
+from astromesh.types import JsonObject
+from astromesh.workflow.analysis import Analysis, analyze, reachable
+from astromesh.workflow.base import StageFault
 
 FORKS = ("branch", "split")
-#: roles that may go on after a failure (E42); a decision only by its default edge (E40)
+#: roles that may continue after a failure (E42); a decision only by its default edge (E40)
 CONTINUING = ("start", "linear", "branch", "merge")
 
 
 class Edge(NamedTuple):
-    """An edge: `position` among all edges as declared; `label` the target where there is none."""
+    """An edge: `position` among all edges as declared; `label` is the target where the manifest has none."""
 
     position: int
     source: str
@@ -25,16 +27,16 @@ class Edge(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """An occurrence of a node.
+    """An occurrence of a node in the graph.
 
     Args:
         out: its edges, as declared.
-        open: merges that a token here may still reach with their anchor behind it (R3).
-        anchor: of a merge: its immediate dominator.
-        closing: of a merge: whether it post-dominates its anchor (R5).
-        recombined: of a fork: whether any merge may recombine its children (R6).
-        collector: of a split: the closing merge that fires with no input where there are no items (E25).
-        continues: whether a failed stage goes on with the previous output.
+        open: merges that a token here may still reach and whose anchor it has passed (R3).
+        anchor: immediate dominator of a merge.
+        closing: whether a merge post-dominates its anchor (R5).
+        recombined: whether any merge may recombine the children of a fork (R6).
+        collector: closing merge of a split, which fires without input if there are no items (E25).
+        continues: whether the Task continues with the previous output after a failure.
     """
 
     id: str
@@ -71,29 +73,29 @@ def edges_of(workflow: WorkflowFile) -> tuple[Edge, ...]:
     return tuple(Edge(i, e.from_, e.to, e.label or e.to) for i, e in enumerate(workflow.edges))
 
 
-def ways_of(workflow: WorkflowFile) -> dict[str, list[str]]:
-    """Stage → the stages that follow; every stage that stands in an edge, and nodes that stand in none."""
-    ways: dict[str, list[str]] = {}
+def successors_of(workflow: WorkflowFile) -> dict[str, list[str]]:
+    """Returns the stages that follow each stage, for every stage of an edge and every node without one."""
+    successors: dict[str, list[str]] = {}
     for edge in workflow.edges:
-        ways.setdefault(edge.from_, []).append(edge.to)
-        ways.setdefault(edge.to, [])
-    used = {stage.partition("#")[0] for stage in ways}
+        successors.setdefault(edge.from_, []).append(edge.to)
+        successors.setdefault(edge.to, [])
+    used = {stage.partition("#")[0] for stage in successors}
     for node in workflow.nodes:
         if node.id not in used:
-            ways.setdefault(node.id, [])
-    return ways
+            successors.setdefault(node.id, [])
+    return successors
 
 
 def compile_plan(workflow: WorkflowFile, start: str) -> Plan:
     """Compiles what one start reaches.
 
     Args:
-        workflow: a sound one.
+        workflow: a valid one.
         start: id of a start node.
     """
     nodes = {node.id: node for node in workflow.nodes}
-    ways = ways_of(workflow)
-    found = analyse(ways, start)
+    successors = successors_of(workflow)
+    found = analyze(successors, start)
     errors = {n.on_failure for n in workflow.nodes if n.on_failure}
     edges = edges_of(workflow)
     out: dict[str, list[Edge]] = {}
@@ -101,12 +103,12 @@ def compile_plan(workflow: WorkflowFile, start: str) -> Plan:
         out.setdefault(edge.source, []).append(edge)
     merges = tuple(s for s in found.order if nodes[s.partition("#")[0]].role == "merge" and s in found.idom)
     stages = {
-        s: _stage(s, nodes[s.partition("#")[0]], tuple(out.get(s, ())), found, merges, workflow.task)
+        s: _compile_stage(s, nodes[s.partition("#")[0]], tuple(out.get(s, ())), found, merges, workflow.task)
         for s in found.order
     }
     for exit_ in errors - stages.keys():  # reached by failures alone
         stages[exit_] = Stage(exit_, nodes[exit_.partition("#")[0]], ())
-    here = reachable(ways, [start])
+    here = reachable(successors, [start])
     inbound: dict[str, dict[tuple[str, str], int]] = {m: {} for m in merges}
     for edge in edges:
         if edge.target in inbound and edge.source in here:
@@ -114,7 +116,7 @@ def compile_plan(workflow: WorkflowFile, start: str) -> Plan:
     return Plan(start, stages, inbound, workflow.task)
 
 
-def _stage(
+def _compile_stage(
     id: str,
     node: NodeSpec,
     out: tuple[Edge, ...],
@@ -134,12 +136,111 @@ def _stage(
         closing=merge and found.is_closing(id),
         recombined=bool(recombiners),
         collector=next((m for m in merges if m in recombiners and m in found.pdom[id]), ""),
-        continues=_continues(node, task),
+        continues=_continues_on_failure(node, task),
     )
 
 
-def _continues(node: NodeSpec, task: TaskSpec) -> bool:
+def _continues_on_failure(node: NodeSpec, task: TaskSpec) -> bool:
     if node.role == "decision":
         return bool(node.continue_on_failure and node.default_edge)
     wanted = task.failure == "continue" if node.continue_on_failure is None else node.continue_on_failure
     return wanted and node.role in CONTINUING
+
+
+# -- diagram -------------------------------------------------------------------------------------------------
+
+#: role → brackets around its label
+_MERMAID_SHAPES: Mapping[str, tuple[str, str]] = {
+    "start": ("([", "])"),
+    "linear": ("[", "]"),
+    "decision": ("{", "}"),
+    "branch": ("[/", "\\]"),
+    "split": ("[[", "]]"),
+    "merge": ("[\\", "/]"),
+    "exit": ("((", "))"),
+}
+
+
+def to_mermaid(workflow: WorkflowFile) -> str:
+    """Returns a Mermaid flowchart: one shape per role, error edges dotted, ids as quoted labels."""
+    stages = list(successors_of(workflow))
+    nodes = {node.id: node for node in workflow.nodes}
+    for node in workflow.nodes:
+        if node.on_failure and node.on_failure not in stages:
+            stages.append(node.on_failure)
+    ids = {stage: f"n{i}" for i, stage in enumerate(stages)}
+    lines = ["flowchart TD", *(f"    {ids[s]}{_mermaid_node(s, nodes[s.partition('#')[0]])}" for s in stages)]
+    for edge in workflow.edges:
+        label = f'|"{edge.label}"|' if edge.label else ""
+        lines.append(f"    {ids[edge.from_]} -->{label} {ids[edge.to]}")
+    for stage in stages:
+        if target := nodes[stage.partition("#")[0]].on_failure:
+            lines.append(f'    {ids[stage]} -.->|"on_failure"| {ids[target]}')
+    return "\n".join(lines)
+
+
+def _mermaid_node(stage: str, node: NodeSpec) -> str:
+    opening, closing = _MERMAID_SHAPES[node.role]
+    kind = f"<br/>agent: {node.agent}" if node.kind == "agent" else ""
+    return f'{opening}"{stage}{kind}"{closing}'
+
+
+# -- routing -------------------------------------------------------------------------------------------------
+
+_DEFAULT_SPLIT = SplitSpec()
+
+
+class ForkChild(NamedTuple):
+    """A child of a fork: its edge, its position, and its input, which is its current output too."""
+
+    edge: Edge
+    position: int
+    value: Any
+
+
+def decide(stage: Stage, output: Any) -> tuple[Edge, Any]:
+    """Returns the selected edge and the current output of a decision (E39).
+
+    Raises:
+        StageFault: `invalid_decision` (E40).
+    """
+    key = stage.node.selection_key or SELECTION_KEY
+    if not isinstance(output, dict) or not isinstance(output.get(key), str):
+        raise StageFault("invalid_decision", f"The output must be an object with the text {key!r}.")
+    wanted = output[key]
+    for edge in stage.out:
+        if wanted == edge.label:
+            return edge, output.get("output", output)
+    known = ", ".join(repr(edge.label) for edge in stage.out)
+    raise StageFault("invalid_decision", f"There is no edge {wanted!r}. Known edges: {known}.")
+
+
+def fork_children(stage: Stage, output: Any) -> list[ForkChild]:
+    """Returns the children of a branch (E23) or split (E24).
+
+    Raises:
+        StageFault: `malformed_split`, `empty_split` or `limit_exceeded` (E18, E25, E26).
+    """
+    if stage.role == "branch":
+        return [ForkChild(edge, 0, output) for edge in stage.out]
+    split = stage.node.split or _DEFAULT_SPLIT
+    if split.mode == "per_edge":
+        found: JsonObject = output if isinstance(output, dict) else {}
+        parts = [ForkChild(edge, i, found.get(edge.label, output)) for i, edge in enumerate(stage.out)]
+    else:
+        items = _split_items(output, split.items_key)
+        if not items and split.on_empty == "fail":
+            raise StageFault("empty_split", f"The list {split.items_key!r} is empty (split.on_empty: fail).")
+        edges = len(stage.out)
+        parts = [ForkChild(stage.out[i % edges], i, item) for i, item in enumerate(items)]
+    if len(parts) > split.max_subtasks:
+        message = f"{len(parts)} subtasks exceed the limit of {split.max_subtasks} (split.max_subtasks)."
+        raise StageFault("limit_exceeded", message)
+    return parts
+
+
+def _split_items(output: Any, key: str) -> list[Any]:
+    items = output.get(key) if isinstance(output, dict) else None
+    if not isinstance(items, list):
+        raise StageFault("malformed_split", f"The output must be an object with the list {key!r}.")
+    return items

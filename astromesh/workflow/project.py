@@ -1,19 +1,36 @@
-"""A workflow's folder, read and checked as a whole: the snapshot that runs keep (workflow.md E16, E63)."""
+"""Loads and checks a workflow's folder as a whole: the snapshot that runs keep, and its settings."""
 
 from __future__ import annotations
 
+import hashlib
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any, TypeVar
 
-from astromesh.config.workflow.agents import AgentsFile, CredentialsFile, OwnAgent, ProvidersFile, ToolsFile
-from astromesh.config.workflow.files import WORKFLOW
-from astromesh.config.workflow.load import WorkflowFolder, read_folder
-from astromesh.config.workflow.memory import ContextProfile, MemoryFile, MemorySpec
-from astromesh.config.workflow.nodes import WorkflowFile
+import orjson
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from astromesh import __version__
+from astromesh.config.keys import did_you_mean, list_known
+from astromesh.config.workflow.agents import (
+    AgentsFile,
+    CredentialsFile,
+    OwnAgent,
+    ProvidersFile,
+    PythonTool,
+    ToolsFile,
+)
+from astromesh.config.workflow.folder import FILES, WORKFLOW, WorkflowFolder, read_folder
+from astromesh.config.workflow.manifest import ContextProfile, MemoryFile, MemorySpec, TaskSpec, WorkflowFile
 from astromesh.config.workflow.operations import (
+    METRICS,
+    METRICS_FILE,
+    MetricsFile,
     PolicyFile,
     PolicySpec,
     ProfilesFile,
@@ -30,24 +47,112 @@ from astromesh.errors import (
     SchemaValidationError,
 )
 from astromesh.types import JsonObject
-from astromesh.workflow import observing, profiling, references, structure
-from astromesh.workflow.fingerprint import Fingerprint, fingerprint_of
+from astromesh.workflow import validation
+from astromesh.workflow.base import digest
+from astromesh.workflow.credentials import read_secret
+from astromesh.workflow.operations import load_operation
 from astromesh.workflow.plan import Plan, compile_plan
-from astromesh.workflow.references import Known
-from astromesh.workflow.secrets import secret
+from astromesh.workflow.validation import KnownNames
 
-#: rules about files and names, and rules about what stands in a file; all others are about the DAG
-_LOADING = ("missing_", "unreadable", "rejected_", "unknown_")
-_VALUES = ("invalid_", "missing_key", "unknown_key")
-PROFILES = "cli_profiles.yaml"
-#: nothing but the folder itself
-NOTHING_KNOWN = Known()
-_STRUCTURAL = ("unknown_node", "unknown_edge", "missing_agent")
+# -- fingerprint ---------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Checked:
-    """A folder with all that is wrong with it."""
+class Fingerprint:
+    """Hashes of everything that a run depends on (workflow.md E52, E63).
+
+    Manifests are hashed as written: a reference to a secret counts, the secret itself does not (E62).
+
+    Args:
+        parts: `{engine, manifests, schemas, operations, models, adapters}`, hashes in hex.
+    """
+
+    parts: JsonObject
+
+    @cached_property
+    def value(self) -> str:
+        """Returns the SHA-256 of all parts."""
+        return digest(self.parts)
+
+    @property
+    def stamp(self) -> JsonObject:
+        """Returns the part of the metadata of every Task."""
+        return {"run_fingerprint": self.value}
+
+
+def fingerprint_of(
+    folder: WorkflowFolder, adapters: Mapping[str, str], overrides: Mapping[str, object]
+) -> Fingerprint:
+    """Computes the fingerprint of a valid folder, whose files it reads once more.
+
+    Args:
+        adapters: where its plugins come from, with their versions.
+        overrides: settings that were changed for the process.
+    """
+    models = folder.file("providers.yaml", ProvidersFile).providers
+    return Fingerprint(
+        {
+            "engine": __version__,
+            "manifests": _manifest_hashes(folder.folder),
+            "schemas": {name: digest(schema) for name, schema in folder.schemas.items()},
+            "operations": dict(_operation_hashes(folder)),
+            "models": {m.id: f"{m.adapter}/{m.model}@{m.version}" for m in models},
+            "adapters": dict(adapters),
+            **({"overrides": dict(overrides)} if overrides else {}),
+        }
+    )
+
+
+def _manifest_hashes(folder: Path) -> Mapping[str, str]:
+    return {name: _manifest_hash(folder / name) for name in FILES if (folder / name).exists()}
+
+
+def _manifest_hash(file: Path) -> str:
+    """Hashes a manifest in canonical JSON, so that neither comments nor layout count."""
+    content = yaml.load(file.read_bytes(), Loader=yaml.CSafeLoader)
+    option = orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS
+    return hashlib.sha256(orjson.dumps(content, default=str, option=option)).hexdigest()
+
+
+def _operation_hashes(folder: WorkflowFolder) -> Iterator[tuple[str, str]]:
+    """Hashes the file of each module that operations and tools come from."""
+    seen: set[Any] = set()
+    for place in _entrypoints(folder):
+        module = sys.modules.get(getattr(load_operation(folder.folder, place), "__module__", ""))
+        file = getattr(module, "__file__", None)
+        if file and file not in seen and Path(file).exists():
+            seen.add(file)
+            yield place.partition(":")[0], hashlib.sha256(Path(file).read_bytes()).hexdigest()
+
+
+def _entrypoints(folder: WorkflowFolder) -> Iterator[str]:
+    if folder.workflow:
+        yield from (node.op for node in folder.workflow.nodes if node.op)
+    for tool in folder.file("tools.yaml", ToolsFile).tools:
+        if isinstance(tool, PythonTool):
+            yield tool.entrypoint
+
+
+def enabled_metrics(folder: WorkflowFolder) -> frozenset[str]:
+    """Returns the metrics of a workflow's enabled profiles; without the file all of them."""
+    if METRICS_FILE not in folder.files:
+        return frozenset(METRICS)
+    profiles = folder.file(METRICS_FILE, MetricsFile).profiles
+    return frozenset(metric.name for profile in profiles if profile.enabled for metric in profile.metrics)
+
+
+#: prefixes of rules about files and names, and about values; all other rules are about the graph
+_LOADING_RULES = ("missing_", "unreadable", "rejected_", "unknown_")
+_VALUE_RULES = ("invalid_", "missing_key", "unknown_key")
+PROFILES_FILE = "cli_profiles.yaml"
+#: no names outside the folder
+NO_KNOWN_NAMES = KnownNames()
+_STRUCTURE_RULES = ("unknown_node", "unknown_edge", "missing_agent")
+
+
+@dataclass(frozen=True)
+class CheckedFolder:
+    """A folder with all of its faults and warnings."""
 
     folder: WorkflowFolder
     faults: tuple[InvalidManifest, ...]
@@ -56,7 +161,7 @@ class Checked:
 
 @dataclass(frozen=True)
 class Project:
-    """A sound workflow. Frozen: a run keeps the one that it started with.
+    """A valid workflow. Frozen: a run keeps the one that it started with.
 
     Args:
         adapters: where its plugins come from, with their versions.
@@ -73,7 +178,7 @@ class Project:
 
     @cached_property
     def fingerprint(self) -> Fingerprint:
-        """Of the files as they are when it is first asked for, which is before the first run."""
+        """The fingerprint of the files at the first access, which precedes the first run."""
         return fingerprint_of(self.files, self.adapters, self.overrides)
 
     @cached_property
@@ -117,34 +222,40 @@ class Project:
         return {}
 
     def plan(self, start: str | None = None) -> Plan:
-        """What a start reaches, compiled once.
+        """Returns the plan of a start, compiled once.
 
         Raises:
-            InvalidInput: it is no start node (E11).
+            InvalidInput: it is not a start node (E11).
         """
         wanted = start or self.default_start
         if wanted not in self._plans:
             starts = [node.id for node in self.workflow.nodes if node.role == "start"]
             if wanted not in starts:
-                raise InvalidInput(f"{wanted!r} is no start of {self.name!r}; there are {', '.join(starts)}.")
+                raise InvalidInput(
+                    f"{wanted!r} is not a start of {self.name!r}. Its starts: {', '.join(starts)}."
+                )
             self._plans[wanted] = compile_plan(self.workflow, wanted)
         return self._plans[wanted]
 
     def require_stages(self, names: Iterable[str]) -> None:
-        """Raises: InvalidInput: one of them is no stage."""
+        """Checks names of stages.
+
+        Raises:
+            InvalidInput: a name is not a stage.
+        """
         stages = {stage for edge in self.workflow.edges for stage in (edge.from_, edge.to)}
         if unknown := [name for name in names if name not in stages]:
-            raise InvalidInput(f"{unknown[0]!r} is no stage of {self.name!r}.")
+            raise InvalidInput(f"{unknown[0]!r} is not a stage of {self.name!r}.")
 
     def schema(self, reference: str | JsonObject | None) -> JsonObject | None:
-        """A schema by its id, or as it stands inline."""
+        """Returns a schema by its id, or the inline schema itself."""
         return self.files.schemas[reference] if isinstance(reference, str) else reference
 
 
 def check_folder(
-    folder: str | Path, known: Known = NOTHING_KNOWN, env: Mapping[str, str] | None = None
-) -> Checked:
-    """Everything that is wrong with a folder; nothing is raised.
+    folder: str | Path, known: KnownNames = NO_KNOWN_NAMES, env: Mapping[str, str] | None = None
+) -> CheckedFolder:
+    """Reads a folder and returns all of its faults and warnings; raises nothing.
 
     Args:
         known: what exists outside the folder.
@@ -154,46 +265,50 @@ def check_folder(
     faults = list(read.faults)
     warnings = list(read.warnings)
     if read.workflow is not None:
-        faults += [*references.faults(read, known), *profiling.faults(read), *observing.faults(read)]
-        found = structure.faults(read.workflow)
+        faults += [
+            *validation.reference_faults(read, known),
+            *validation.metric_faults(read),
+            *validation.observer_faults(read),
+        ]
+        found = validation.structure_faults(read.workflow)
         faults += [read.fault(WORKFLOW, f.rule, f.message, f.steps, f.hint) for f in found]
         if read.workflow.workflow != read.folder.resolve().name:
             message = f"must be the folder's name, {read.folder.resolve().name!r}"
             warnings.append(read.fault(WORKFLOW, "other_name", message, ("workflow",)))
-        warnings += _without_effect(read)
-        warnings += _without_secret(read, os.environ if env is None else env)
+        warnings += _ignored_settings(read)
+        warnings += _missing_secrets(read, os.environ if env is None else env)
         if not faults:
-            lint = structure.warnings(read.workflow)
+            lint = validation.structure_warnings(read.workflow)
             warnings += [read.fault(WORKFLOW, f.rule, f.message, f.steps, f.hint) for f in lint]
     ordered = sorted(faults, key=lambda fault: (fault.file, fault.line, fault.column))
-    return Checked(read, tuple(ordered), tuple(warnings))
+    return CheckedFolder(read, tuple(ordered), tuple(warnings))
 
 
-def _without_effect(read: WorkflowFolder) -> Iterator[InvalidManifest]:
-    """What is written but does nothing is told, never ignored in silence."""
-    for i, profile in enumerate(read.file(PROFILES, ProfilesFile).profiles):
+def _ignored_settings(read: WorkflowFolder) -> Iterator[InvalidManifest]:
+    """Yields a warning for each setting without effect."""
+    for i, profile in enumerate(read.file(PROFILES_FILE, ProfilesFile).profiles):
         if profile.default_config_dir:
-            message = "has no effect: the workflow's own folder holds the profile"
-            yield read.fault(PROFILES, "unsupported", message, ("profiles", i, "default_config_dir"))
+            message = "has no effect, because the workflow's own folder contains the profile"
+            yield read.fault(PROFILES_FILE, "unsupported", message, ("profiles", i, "default_config_dir"))
 
 
-def _without_secret(read: WorkflowFolder, env: Mapping[str, str]) -> Iterator[InvalidManifest]:
-    """Models whose credential is not there: a warning now, a failure of the stage that asks one (E62)."""
+def _missing_secrets(read: WorkflowFolder, env: Mapping[str, str]) -> Iterator[InvalidManifest]:
+    """Yields a warning for each model without its credential; a stage that calls it will fail (E62)."""
     credentials = read.file("provider_credentials.yaml", CredentialsFile).provider_credentials
     auths = {credential.id: credential.auth for credential in credentials}
     for i, spec in enumerate(read.file("providers.yaml", ProvidersFile).providers):
         if spec.credential in auths:
             try:
-                secret(auths[spec.credential], read.folder, env)
+                read_secret(auths[spec.credential], read.folder, env)
             except MissingKey as error:
                 at = ("providers", i, "credential")
                 yield read.fault("providers.yaml", "missing_secret", str(error), at)
 
 
 def load_project(
-    folder: str | Path, known: Known = NOTHING_KNOWN, env: Mapping[str, str] | None = None
+    folder: str | Path, known: KnownNames = NO_KNOWN_NAMES, env: Mapping[str, str] | None = None
 ) -> Project:
-    """A folder that can run.
+    """Loads a folder that can run.
 
     Raises:
         ManifestLoadError, SchemaValidationError, DAGValidationError: all faults at once; the type is that
@@ -201,22 +316,91 @@ def load_project(
     """
     checked = check_folder(folder, known, env)
     if checked.faults:
-        raise _gravest(checked.faults)(checked.faults)
+        raise _most_severe(checked.faults)(checked.faults)
     workflow = checked.folder.workflow
     assert workflow is not None
     return Project(workflow.workflow, Path(folder), workflow, checked.folder, checked.warnings)
 
 
-def _gravest(faults: tuple[InvalidManifest, ...]) -> type[InvalidWorkflow]:
-    kinds = {_type_of(fault.rule) for fault in faults}
+def _most_severe(faults: tuple[InvalidManifest, ...]) -> type[InvalidWorkflow]:
+    kinds = {_error_type(fault.rule) for fault in faults}
     return next(
         kind for kind in (ManifestLoadError, SchemaValidationError, DAGValidationError) if kind in kinds
     )
 
 
-def _type_of(rule: str) -> type[InvalidWorkflow]:
-    if rule.startswith(_VALUES):
+def _error_type(rule: str) -> type[InvalidWorkflow]:
+    if rule.startswith(_VALUE_RULES):
         return SchemaValidationError
-    if rule.startswith(_LOADING) and rule not in _STRUCTURAL:
+    if rule.startswith(_LOADING_RULES) and rule not in _STRUCTURE_RULES:
         return ManifestLoadError
     return DAGValidationError
+
+
+# -- settings for one process: `--set task.timeout_s=60` (document 004, section 8.9) -------------------------
+
+_Section = TypeVar("_Section", bound=BaseModel)
+#: keys that belong to another section
+_KEYS_OF_OTHER_FILES: Mapping[str, str] = {"task.timeout_s": "scheduler.task_timeout_s"}
+_SECTIONS: Mapping[str, type[BaseModel]] = {"task": TaskSpec, "scheduler": SchedulerSpec}
+SETTING_KEYS = tuple(
+    sorted(
+        (
+            *_KEYS_OF_OTHER_FILES,
+            *(f"{name}.{key}" for name, kind in _SECTIONS.items() for key in kind.model_fields),
+        )
+    )
+)
+
+
+def parse_settings(texts: Sequence[str]) -> dict[str, object]:
+    """Parses `KEY=VALUE`; a value that is not JSON is text.
+
+    Raises:
+        InvalidInput: the key is unknown, or `=` is missing.
+    """
+    found: dict[str, object] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals or key not in SETTING_KEYS:
+            hint = did_you_mean(key, SETTING_KEYS) or list_known(SETTING_KEYS)
+            raise InvalidInput(f"{text!r} is not a setting of the form KEY=VALUE. {hint}")
+        try:
+            found[_KEYS_OF_OTHER_FILES.get(key, key)] = orjson.loads(value)
+        except orjson.JSONDecodeError:
+            found[_KEYS_OF_OTHER_FILES.get(key, key)] = value
+    return found
+
+
+def with_settings(project: Project, settings: Mapping[str, object]) -> Project:
+    """Returns the project with other settings, which change its fingerprint.
+
+    Raises:
+        InvalidInput: a value that the key may not have.
+    """
+    if not settings:
+        return project
+    task = _with_section(project.workflow.task, "task", settings)
+    scheduler = _with_section(project.scheduler, "scheduler", settings)
+    workflow = project.workflow.model_copy(update={"task": task})
+    files = {
+        **project.files.files,
+        "workflow.yaml": workflow,
+        "scheduler.yaml": SchedulerFile(scheduler=scheduler),
+    }
+    return replace(
+        project, workflow=workflow, files=replace(project.files, files=files), overrides=dict(settings)
+    )
+
+
+def _with_section(spec: _Section, section: str, settings: Mapping[str, object]) -> _Section:
+    section_settings = {
+        key.partition(".")[2]: v for key, v in settings.items() if key.startswith(f"{section}.")
+    }
+    try:
+        return type(spec).model_validate_json(
+            orjson.dumps({**spec.model_dump(mode="json"), **section_settings})
+        )
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise InvalidInput(f"{section}.{'.'.join(map(str, first['loc']))}: {first['msg']}.") from error

@@ -12,50 +12,80 @@ from typing import Any
 
 import orjson
 
-from astromesh.abc.run import RunAgent
-from astromesh.abc.tool import Tool
-from astromesh.config.workflow.memory import ContextProfile
-from astromesh.config.workflow.nodes import MergeSpec
-from astromesh.core.structured import AnswerSchema
-from astromesh.graph.output_schema import OutputSchema
-from astromesh.node.runner import Call, Wrapper, bounded, unit, wrapped
-from astromesh.node.scope import Scope
-from astromesh.node.toolbox import ToolBox
-from astromesh.workflow.agents import AgentQuestion, RuntimeAgent, StageAgent
-from astromesh.workflow.context import GLOBAL, Package
-from astromesh.workflow.faults import StageFault, stage_error
-from astromesh.workflow.flow import Flow, Outcome
-from astromesh.workflow.joining import STRATEGIES, as_asked
-from astromesh.workflow.memory import RunMemory
-from astromesh.workflow.plan import FORKS, Stage
-from astromesh.workflow.policy import PolicyQuestion, denial
+from astromesh.config.workflow.manifest import ContextProfile, MergeSpec
+from astromesh.core.answer_schema import AnswerSchema
+from astromesh.errors import (
+    AllProvidersFailed,
+    AstromeshError,
+    DeadlineExceeded,
+    InvalidOutput,
+    ProviderError,
+    TemplateFailed,
+)
+from astromesh.graph.runner import Call, Wrapper, bounded, unit, wrapped
+from astromesh.graph.scope import Scope
+from astromesh.graph.structured_output import OutputSchema
+from astromesh.tools.base import RunAgent, Tool
+from astromesh.tools.results import describe
+from astromesh.tools.toolbox import ToolBox
+from astromesh.types import JsonObject
+from astromesh.workflow.agents import AgentRequest, RuntimeAgent, StageAgent
+from astromesh.workflow.base import Entry, Gate, NotJson, StageFault, canonical, private_copy
+from astromesh.workflow.memory import GLOBAL_PROFILE, ContextPackage, RunMemory
+from astromesh.workflow.merge import STRATEGIES, without_run_fields
+from astromesh.workflow.operations import call_function, load_operation
+from astromesh.workflow.plan import FORKS, Stage, decide, fork_children
 from astromesh.workflow.project import Project
-from astromesh.workflow.references import GLOBAL_CONTEXT, NO_CONTEXT, load_operation
-from astromesh.workflow.result import Entry
-from astromesh.workflow.routing import decide, shape
-from astromesh.workflow.seams import Gate
+from astromesh.workflow.state_machine import Outcome, StateMachine
 from astromesh.workflow.task import Task
-from astromesh.workflow.tools import StagePort, StageTools, called
-from astromesh.workflow.values import canonical, private
+from astromesh.workflow.tools import PolicyRequest, StagePort, StageTools, denial_reason
+from astromesh.workflow.validation import GLOBAL_CONTEXT, NO_CONTEXT
 
-_MERGE = MergeSpec()
-StageCall = Call["Job", Package | None, Outcome]
-_Wrapper = Wrapper["Job", Package | None, Outcome]
+#: exception → code of the stage's error, the most specific first (E46 to E49)
+_ERROR_CODES: Sequence[tuple[type[BaseException] | tuple[type[BaseException], ...], str]] = (
+    ((ProviderError, AllProvidersFailed), "provider_error"),
+    (InvalidOutput, "invalid_output"),
+    (NotJson, "invalid_output"),
+    (TemplateFailed, "template_failed"),
+    ((TimeoutError, DeadlineExceeded), "timeout"),
+)
 
 
-class Job:
-    """One execution of a stage: what the wrappers and the body work on."""
+def stage_error(error: BaseException) -> JsonObject:
+    """Returns `{code, message}`.
 
-    __slots__ = ("entry", "flow", "memory", "port", "scope", "task")
+    The message of a foreign exception does not contain what looks like a secret.
+    """
+    if isinstance(error, StageFault):
+        return {"code": error.code, "message": str(error)}
+    for kinds, code in _ERROR_CODES:
+        if isinstance(error, kinds):
+            return {"code": code, "message": str(error)}
+    if isinstance(error, AstromeshError):
+        return {"code": error.code, "message": str(error)}
+    return {"code": "operation_error", "message": describe(error)}
 
-    def __init__(self, task: Task, entry: Entry, flow: Flow, memory: RunMemory, scope: Scope) -> None:
-        self.task, self.entry, self.flow, self.memory, self.scope = task, entry, flow, memory, scope
+
+_DEFAULT_MERGE = MergeSpec()
+StageCall = Call["StageExecution", ContextPackage | None, Outcome]
+_Wrapper = Wrapper["StageExecution", ContextPackage | None, Outcome]
+
+
+class StageExecution:
+    """One execution of a stage, which its wrappers and its body share."""
+
+    __slots__ = ("entry", "machine", "memory", "port", "scope", "task")
+
+    def __init__(
+        self, task: Task, entry: Entry, machine: StateMachine, memory: RunMemory, scope: Scope
+    ) -> None:
+        self.task, self.entry, self.machine, self.memory, self.scope = task, entry, machine, memory, scope
         self.port: StagePort | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Kit:
-    """What stages are compiled from.
+class StageResources:
+    """The resources that stages are compiled from.
 
     Args:
         agents: of agents.yaml, opened; other names are the runtime's.
@@ -68,75 +98,74 @@ class Kit:
     gate: Gate | None = None
 
 
-def compile_stage(stage: Stage, kit: Kit) -> StageCall:
-    """The stage as a call that never raises: its outcome, or why it failed."""
-    body, plain = _body(stage, kit)
+def compile_stage(stage: Stage, resources: StageResources) -> StageCall:
+    """Compiles a stage into a call that never raises: it returns an outcome, successful or not."""
+    body, plain = _body(stage, resources)
     if not plain:
         body = bounded(body, stage.node.timeout_s, stage.id)
     call: StageCall = unit(body, _succeeded, _failed)
-    return wrapped(call, list(_wrappers(stage, kit, plain)))
+    return wrapped(call, list(_wrappers(stage, resources, plain)))
 
 
-def _succeeded(value: Any, job: Job, package: Package | None, ms: float) -> Outcome:
+def _succeeded(value: Any, job: StageExecution, package: ContextPackage | None, ms: float) -> Outcome:
     return Outcome(value)
 
 
-def _failed(error: BaseException, job: Job, package: Package | None, ms: float) -> Outcome:
+def _failed(error: BaseException, job: StageExecution, package: ContextPackage | None, ms: float) -> Outcome:
     return Outcome(error=stage_error(error))
 
 
 # -- wrappers, the first outermost -------------------------------------------------------------------------
-
-
-def _wrappers(stage: Stage, kit: Kit, plain: bool) -> list[_Wrapper]:
+def _wrappers(stage: Stage, resources: StageResources, plain: bool) -> list[_Wrapper]:
     wrappers: list[_Wrapper] = []
-    node, project = stage.node, kit.project
+    node, project = stage.node, resources.project
     if project.policies:
-        wrappers.append(_permitted(stage, kit))
+        wrappers.append(_policy_check(stage, resources))
     if schema := project.schema(node.schema_in):
-        wrappers.append(_checked_input(OutputSchema(schema), _name(node.schema_in)))
+        wrappers.append(_input_check(OutputSchema(schema), _schema_name(node.schema_in)))
     if node.context != NO_CONTEXT:
-        wrappers.append(_given_context(_profile(stage, kit), stage))
-    if kit.gate is not None:
-        wrappers.append(_gated(stage, kit.gate))
+        wrappers.append(_with_context(_context_profile(stage, resources), stage))
+    if resources.gate is not None:
+        wrappers.append(_with_gate(stage, resources.gate))
     if stage.role in (*FORKS, "decision"):
-        wrappers.append(_routed(stage))
-    if schema := project.schema(_schema_out(stage, kit)):
-        wrappers.append(_checked_output(OutputSchema(schema), _name(_schema_out(stage, kit))))
+        wrappers.append(_with_routing(stage))
+    if schema := project.schema(_schema_out(stage, resources)):
+        wrappers.append(_output_check(OutputSchema(schema), _schema_name(_schema_out(stage, resources))))
     return wrappers
 
 
-def _profile(stage: Stage, kit: Kit) -> ContextProfile:
+def _context_profile(stage: Stage, resources: StageResources) -> ContextProfile:
     named = stage.node.context
-    return GLOBAL if named == GLOBAL_CONTEXT else kit.project.profiles[named]
+    return GLOBAL_PROFILE if named == GLOBAL_CONTEXT else resources.project.profiles[named]
 
 
-def _schema_out(stage: Stage, kit: Kit) -> Any:
-    own = kit.project.agents.get(stage.node.agent or "")
-    return stage.node.schema_out or (own.schema_out if own else None)
+def _schema_out(stage: Stage, resources: StageResources) -> Any:
+    agent_spec = resources.project.agents.get(stage.node.agent or "")
+    return stage.node.schema_out or (agent_spec.schema_out if agent_spec else None)
 
 
-def _name(reference: Any) -> str:
+def _schema_name(reference: Any) -> str:
     return reference if isinstance(reference, str) else "inline"
 
 
-def _permitted(stage: Stage, kit: Kit) -> _Wrapper:
-    """E57: a denial is a failure of the stage and an event; no run changes what is denied."""
+def _policy_check(stage: Stage, resources: StageResources) -> _Wrapper:
+    """E57: a denial fails the stage and emits an event. It is known when the stage is compiled."""
     node = stage.node
-    asks = [PolicyQuestion("node", node.id, node.id)]
+    asks = [PolicyRequest("node", node.id, node.id)]
     if node.agent:
-        asks.append(PolicyQuestion("agent", node.agent, node.id))
+        asks.append(PolicyRequest("agent", node.agent, node.id))
     if node.context != NO_CONTEXT:
-        asks.append(PolicyQuestion("context", node.context, node.id))
-        profile = _profile(stage, kit)
-        asks += [PolicyQuestion("store", source.store, node.id) for source in profile.sources]
-    why = next((said for ask in asks if (said := denial(kit.project.policies, ask))), "")
+        asks.append(PolicyRequest("context", node.context, node.id))
+        profile = _context_profile(stage, resources)
+        asks += [PolicyRequest("store", source.store, node.id) for source in profile.sources]
+    reasons = (denial_reason(resources.project.policies, ask) for ask in asks)
+    why = next(filter(None, reasons), "")
 
     def wrap(call: StageCall) -> StageCall:
         if not why:
             return call
 
-        async def denied(job: Job, package: Package | None) -> Outcome:
+        async def denied(job: StageExecution, package: ContextPackage | None) -> Outcome:
             job.scope.events.emit("policy.denied", task=job.task.id, stage=stage.id, detail=why)
             return Outcome(error={"code": "policy_denied", "message": why})
 
@@ -145,9 +174,9 @@ def _permitted(stage: Stage, kit: Kit) -> _Wrapper:
     return wrap
 
 
-def _checked_input(schema: OutputSchema, name: str) -> _Wrapper:
+def _input_check(schema: OutputSchema, name: str) -> _Wrapper:
     def wrap(call: StageCall) -> StageCall:
-        async def checked(job: Job, package: Package | None) -> Outcome:
+        async def checked(job: StageExecution, package: ContextPackage | None) -> Outcome:
             job.entry.schema_in = name
             try:
                 schema.validate(job.entry.input)
@@ -160,11 +189,11 @@ def _checked_input(schema: OutputSchema, name: str) -> _Wrapper:
     return wrap
 
 
-def _checked_output(schema: OutputSchema, name: str) -> _Wrapper:
-    """E47."""
+def _output_check(schema: OutputSchema, name: str) -> _Wrapper:
+    """Checks the output against `schema_out` (E47)."""
 
     def wrap(call: StageCall) -> StageCall:
-        async def checked(job: Job, package: Package | None) -> Outcome:
+        async def checked(job: StageExecution, package: ContextPackage | None) -> Outcome:
             job.entry.schema_out = name
             outcome = await call(job, package)
             if outcome.error is None:
@@ -179,34 +208,34 @@ def _checked_output(schema: OutputSchema, name: str) -> _Wrapper:
     return wrap
 
 
-def _question(stage: Stage, value: Any) -> Any:
-    """What a stage asks models and memory: the same in every run that came to the same outputs."""
-    return as_asked(value) if stage.role == "merge" else value
+def _model_input(stage: Stage, value: Any) -> Any:
+    """Returns the input as models and memory see it: the same in every run with the same outputs."""
+    return without_run_fields(value) if stage.role == "merge" else value
 
 
-def _given_context(profile: ContextProfile, stage: Stage) -> _Wrapper:
+def _with_context(profile: ContextProfile, stage: Stage) -> _Wrapper:
     def wrap(call: StageCall) -> StageCall:
-        async def given(job: Job, package: Package | None) -> Outcome:
-            value = _question(stage, job.entry.input)
+        async def assembled(job: StageExecution, package: ContextPackage | None) -> Outcome:
+            value = _model_input(stage, job.entry.input)
             query = value if isinstance(value, str) else orjson.dumps(value).decode()
             try:
                 package = await job.memory.package(job.task, profile, query)
-            except Exception as error:  # noqa: BLE001 (the border of a stage)
+            except Exception as error:  # noqa: BLE001 (foreign code: an operation, tool or store fails its stage)
                 return Outcome(error=stage_error(error))
             job.entry.context_hash, job.entry.context_items = package.hash, package.ids
             return await call(job, package)
 
-        return given
+        return assembled
 
     return wrap
 
 
-def _gated(stage: Stage, gate: Gate) -> _Wrapper:
+def _with_gate(stage: Stage, gate: Gate) -> _Wrapper:
     def wrap(call: StageCall) -> StageCall:
-        async def gated(job: Job, package: Package | None) -> Outcome:
-            given = package.to_json() if package else None
+        async def gated(job: StageExecution, package: ContextPackage | None) -> Outcome:
+            context = package.to_json() if package else None
             try:
-                await gate(job.task.id, stage.id, private(job.entry.input), given)
+                await gate(job.task.id, stage.id, private_copy(job.entry.input), context)
             except StageFault as fault:
                 return Outcome(error=stage_error(fault))
             return await call(job, package)
@@ -216,11 +245,14 @@ def _gated(stage: Stage, gate: Gate) -> _Wrapper:
     return wrap
 
 
-def _routed(stage: Stage) -> _Wrapper:
-    """The output of a decision or fork says where to go; what it cannot say is a failure of the stage."""
+def _with_routing(stage: Stage) -> _Wrapper:
+    """Reads from the output of a decision or fork where to go.
+
+    An output that does not say fails the stage.
+    """
 
     def wrap(call: StageCall) -> StageCall:
-        async def routed(job: Job, package: Package | None) -> Outcome:
+        async def routed(job: StageExecution, package: ContextPackage | None) -> Outcome:
             outcome = await call(job, package)
             return outcome if outcome.error is not None else route(stage, outcome.output, job)
 
@@ -229,68 +261,67 @@ def _routed(stage: Stage) -> _Wrapper:
     return wrap
 
 
-def route(stage: Stage, output: Any, job: Job | None = None) -> Outcome:
-    """The outcome of a stage whose output is this; also for outputs that were recorded (`job` is None)."""
+def route(stage: Stage, output: Any, job: StageExecution | None = None) -> Outcome:
+    """Returns the outcome of a stage with this output; `job` is None for recorded outputs."""
     try:
         if stage.role == "decision":
             edge, current = decide(stage, output)
             return Outcome(current, edge=edge)
         if stage.role in FORKS:
-            parts = shape(stage, output)
-            error = job.flow.limit(job.task, len(parts)) if job else None
+            parts = fork_children(stage, output)
+            error = job.machine.fork_limit_error(job.task, len(parts)) if job else None
             return Outcome(output, error, parts=parts)
-    except Exception as error:  # noqa: BLE001 (the border of a stage)
+    except Exception as error:  # noqa: BLE001 (foreign code: an operation, tool or store fails its stage)
         return Outcome(output, stage_error(error))
     return Outcome(output)
 
 
 # -- bodies --------------------------------------------------------------------------------------------------
+_StageBody = Callable[[StageExecution, ContextPackage | None], Awaitable[Any]]
 
-_Body = Callable[[Job, Package | None], Awaitable[Any]]
 
-
-def _body(stage: Stage, kit: Kit) -> tuple[_Body, bool]:
-    """What the stage does, and whether that is so little that it needs no time limit."""
+def _body(stage: Stage, resources: StageResources) -> tuple[_StageBody, bool]:
+    """Returns the body of a stage, and whether it is so cheap that it needs no time limit."""
     node = stage.node
     if node.kind == "agent":
-        return _agent(stage, kit), False
+        return _agent_body(stage, resources), False
     if node.op:
-        return _operation(stage, kit), False
+        return _operation_body(stage, resources), False
     if stage.role == "merge":
-        combine = STRATEGIES[(node.merge or _MERGE).strategy]
+        combine = STRATEGIES[(node.merge or _DEFAULT_MERGE).strategy]
 
-        async def merged(job: Job, package: Package | None) -> Any:
+        async def merged(job: StageExecution, package: ContextPackage | None) -> Any:
             return combine([one["output"] for one in job.entry.input["inputs"]])
 
         return merged, True
 
-    async def identity(job: Job, package: Package | None) -> Any:
+    async def identity(job: StageExecution, package: ContextPackage | None) -> Any:
         return job.entry.input
 
     return identity, True
 
 
-def _box(names: Sequence[str], kit: Kit) -> ToolBox:
-    timeouts = {tool.id: tool.timeout_s for tool in kit.project.tools.tools}
-    return ToolBox([kit.tools[name] for name in names], timeouts=timeouts)
+def _toolbox(names: Sequence[str], resources: StageResources) -> ToolBox:
+    timeouts = {tool.id: tool.timeout_s for tool in resources.project.tools.tools}
+    return ToolBox([resources.tools[name] for name in names], timeouts=timeouts)
 
 
-def _operation(stage: Stage, kit: Kit) -> _Body:
-    """`op(input, context, tools)`: it gets a copy of the input, so that what it changes is its own."""
+def _operation_body(stage: Stage, resources: StageResources) -> _StageBody:
+    """Calls `op(input, context, tools)` with a copy of the input, which the operation may change."""
     node = stage.node
-    function = load_operation(kit.project.folder, node.op or "")
-    box = _box(node.tools, kit)
-    quick = inspect.iscoroutinefunction(function)
-    policies, on_error = kit.project.policies, node.tool_on_error
+    function = load_operation(resources.project.folder, node.op or "")
+    box = _toolbox(node.tools, resources)
+    is_async = inspect.iscoroutinefunction(function)
+    policies, on_error = resources.project.policies, node.tool_on_error
 
-    async def operation(job: Job, package: Package | None) -> Any:
+    async def operation(job: StageExecution, package: ContextPackage | None) -> Any:
         port = job.port = StagePort(box, node.id, policies, on_error)
         tools = StageTools(port, job.scope)
-        value = private(job.entry.input)
-        if quick:
+        value = private_copy(job.entry.input)
+        if is_async:
             result = await function(value, package, tools)
         else:
-            result = await called(function, value, package, tools)
+            result = await call_function(function, value, package, tools)
         if port.fault is not None:
             raise port.fault
         return canonical(result)
@@ -298,34 +329,34 @@ def _operation(stage: Stage, kit: Kit) -> _Body:
     return operation
 
 
-def _agent(stage: Stage, kit: Kit) -> _Body:
+def _agent_body(stage: Stage, resources: StageResources) -> _StageBody:
     node, name = stage.node, stage.node.agent or ""
-    own = kit.project.agents.get(name)
-    # a node's tools are those of the node that its agent also has
-    box = _box([tool for tool in node.tools if own is None or tool in own.tools], kit)
-    schema = kit.project.schema(_schema_out(stage, kit))
+    agent_spec = resources.project.agents.get(name)
+    # an agent node may use the tools that both the node and its agent name
+    box = _toolbox([tool for tool in node.tools if agent_spec is None or tool in agent_spec.tools], resources)
+    schema = resources.project.schema(_schema_out(stage, resources))
     answer_schema = AnswerSchema(schema) if schema else None
-    policies, on_error = kit.project.policies, node.tool_on_error
+    policies, on_error = resources.project.policies, node.tool_on_error
 
-    async def asked(job: Job, package: Package | None) -> Any:
-        agent = kit.agents.get(name)
+    async def respond(job: StageExecution, package: ContextPackage | None) -> Any:
+        agent = resources.agents.get(name)
         if agent is None:
-            if kit.run_agent is None:
-                raise StageFault("agent_not_found", f"Nothing here runs the runtime's agent {name!r}.")
-            agent = RuntimeAgent(name, kit.run_agent)
+            if resources.run_agent is None:
+                raise StageFault("agent_not_found", f"This engine cannot run the runtime's agent {name!r}.")
+            agent = RuntimeAgent(name, resources.run_agent)
         port = job.port = StagePort(box, node.id, policies, on_error)
         scope = job.scope.child(f"{job.task.path}@{stage.id}".lstrip("/"))
         answer = await agent.ask(
-            AgentQuestion(_question(stage, job.entry.input), package, answer_schema, port, scope, stage.id)
+            AgentRequest(_model_input(stage, job.entry.input), package, answer_schema, port, scope, stage.id)
         )
         job.entry.usage = {**answer.usage, "repaired": True} if answer.repaired else answer.usage
         return canonical(answer.output)
 
-    return asked
+    return respond
 
 
-def complete(job: Job, outcome: Outcome, now: float, output: Any) -> None:
-    """Writes into the entry of an execution what it came to."""
+def complete_entry(job: StageExecution, outcome: Outcome, now: float, output: Any) -> None:
+    """Writes the outcome of an execution into its entry."""
     entry = job.entry
     entry.finished_at = now
     if outcome.error is not None:

@@ -1,14 +1,14 @@
-"""Tasks as the rules see them. Unfrozen and slotted: a split makes ten thousand."""
+"""Tasks and joins as the rules see them; slotted, because a split may create ten thousand."""
 
 from __future__ import annotations
 
 from typing import Any, Literal
 
 from astromesh.types import JsonObject
-from astromesh.workflow.result import Entry, Status
+from astromesh.workflow.base import Entry, Status
 
 Lineage = Literal["root", "clone", "subtask", "merge"]
-#: a running Task has its token at a stage that is due or under way, a waiting one at a merge
+#: the token of a running Task is at a stage that is due or in progress, that of a waiting one at a merge
 State = Literal["running", "waiting", "forked", "ended", "merged", "cancelled"]
 
 #: position among siblings: edge, item
@@ -18,15 +18,15 @@ Order = tuple[tuple[int, int], ...]
 class Task:
     """One Task of a run.
 
-    `path` names it within the run by its lineage: `/clauses:review[3]` is subtask 3 of the split `clauses` on
-    the edge to `review`, `/=vote` what the merge `vote` made without closing. The root's path is empty. `id`
-    is the run's id and the path.
+    `path` names the Task within the run by its lineage: `/clauses:review[3]` is subtask 3 of the split
+    `clauses` on the edge to `review`; `/=vote` is the Task that the non-closing merge `vote` created. The
+    root's path is empty. `id` is the run's id and the path.
     """
 
     __slots__ = (
-        "brood", "came_by", "depth", "early", "edge", "entries", "error", "forked_from_seq", "id",
-        "index", "input", "into", "joins", "left", "lineage", "merged_from", "order", "output", "parent",
-        "path", "ran", "reason", "stage", "state", "status", "winner",
+        "children", "depth", "early_exit", "edge", "entered_by", "entries", "error", "executed",
+        "forked_from_seq", "id", "index", "input", "joins", "lineage", "live_children", "merged_from",
+        "merged_into", "order", "output", "parent", "path", "reason", "stage", "state", "status", "winner",
     )  # fmt: skip
 
     def __init__(self, id: str, path: str, lineage: Lineage, parent: Task | None, order: Order) -> None:
@@ -35,27 +35,28 @@ class Task:
         self.stage = ""
         self.state: State = "running"
         self.status: Status = "success"
-        #: what the next stage works on, and what the last one put out
+        #: input of the next stage, output of the last one
         self.input: Any = None
         self.output: Any = None
         self.error: JsonObject | None = None
         self.reason = ""
-        #: the edge by which it was made: target and label of a child
+        #: label of the edge that a child was created on
         self.edge = ""
         self.index = 0
         #: the edge by which the token came to its stage: (source, label)
-        self.came_by: tuple[str, str] = ("", "")
-        self.ran: set[str] = set()
+        self.entered_by: tuple[str, str] = ("", "")
+        self.executed: set[str] = set()
         self.entries: list[Entry] = []
         self.forked_from_seq = 0
         self.merged_from: tuple[str, ...] = ()
-        #: what has been forked off by the fork at `stage`, and how many of them live
-        self.brood: list[Task] = []
-        self.left = 0
+        #: Tasks that the fork at `stage` created, and how many of them live
+        self.children: list[Task] = []
+        self.live_children = 0
         self.winner: Task | None = None
-        #: the Task whose merge took it in; a successful early exit below it, if no merge succeeds (E7)
-        self.into: Task | None = None
-        self.early: Task | None = None
+        #: the scope of the merge that this Task ended in; a successful early exit below it, which counts if
+        #: no merge succeeds (E7)
+        self.merged_into: Task | None = None
+        self.early_exit: Task | None = None
         self.joins: dict[str, Join] | None = None
 
     @property
@@ -86,9 +87,9 @@ class Task:
 
 
 class Join:
-    """A merge within one scope: who waits, and how many tokens may still come (R2, R3).
+    """A merge within one scope: the Tasks that wait, and how many tokens may still arrive (R2, R3).
 
-    `pending` is kept up to date by every move of a token, so that no rule ever looks through all Tasks.
+    Every move of a token updates `pending`, so that no rule ever looks through all Tasks.
     """
 
     __slots__ = ("allow_empty", "failures", "fired", "merge", "pending", "scope", "waiting")

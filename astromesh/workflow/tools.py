@@ -1,41 +1,63 @@
-"""Tools of a workflow: tools.yaml as tools, and what one stage may call of them (workflow.md E46)."""
+"""Tools of a workflow: tools.yaml, what one stage may call, and the policies (workflow.md E46, E57)."""
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 from uuid import UUID, uuid5
 
 import orjson
 
-from astromesh.abc.deps import Deps
-from astromesh.abc.own_tasks import OwnTasks
-from astromesh.abc.python_calls import PythonCalls
-from astromesh.abc.threads import Threads
-from astromesh.abc.tool import Tool, ToolContext
 from astromesh.config.workflow.agents import BuiltinTool, PythonTool
 from astromesh.config.workflow.operations import PolicySpec
-from astromesh.graph.output_schema import OutputSchema
-from astromesh.node.scope import Scope
-from astromesh.node.toolbox import ToolBox
-from astromesh.plugins import Plugins
+from astromesh.graph.scope import Scope
+from astromesh.graph.structured_output import OutputSchema
+from astromesh.plugins import Deps, Plugins
+from astromesh.tools.base import Tool, ToolContext
+from astromesh.tools.toolbox import ToolBox
 from astromesh.types import JsonObject, ToolCall, ToolResult, ToolSpec
-from astromesh.workflow.faults import StageFault
-from astromesh.workflow.policy import PolicyQuestion, denial
+from astromesh.workflow.base import StageFault
+from astromesh.workflow.operations import call_function, load_operation
 from astromesh.workflow.project import Project
-from astromesh.workflow.references import load_operation
 
-#: operations and tools that are no coroutines block; they have threads of their own
-CALLS = PythonCalls(Threads(16, "astromesh-op"), OwnTasks())
-_CALLS = UUID("6ba7b812-9dad-11d1-80b4-00c04fd430c8")
-#: codes of results that are the caller's misuse, not the tool's own failure
-MISUSE = frozenset({"invalid_tool_call", "tool_not_permitted", "tool_rate_limited"})
-_ANY = {"type": "object"}
+
+class PolicyRequest(NamedTuple):
+    """A request of a node: for a tool, context, memory layer (`store`) or agent, or to run (`node`)."""
+
+    target: str
+    target_id: str
+    node: str
+
+
+def denial_reason(policies: Iterable[PolicySpec], request: PolicyRequest) -> str:
+    """Returns why a request is denied, or '': explicit deny, then allow, then the default (E57)."""
+    allowed, by_default = False, ""
+    for policy in policies:
+        for rule in policy.rules:
+            if rule.target != request.target or rule.target_id not in ("*", request.target_id):
+                continue
+            if rule.nodes and request.node not in rule.nodes:
+                continue
+            if rule.action == "deny":
+                reason = f": {rule.reason}" if rule.reason else ""
+                return f"The policy {policy.name!r} denies {request.target} {request.target_id!r}{reason}."
+            allowed = True
+        if policy.default == "deny":
+            by_default = (
+                f"The policy {policy.name!r} does not allow {request.target} {request.target_id!r} for the "
+                f"node {request.node!r}."
+            )
+    return "" if allowed else by_default
+
+
+_CALL_NAMESPACE = UUID("6ba7b812-9dad-11d1-80b4-00c04fd430c8")
+#: codes of results that mean misuse by the caller, not a failure of the tool
+_MISUSE_CODES = frozenset({"invalid_tool_call", "tool_not_permitted", "tool_rate_limited"})
+_ANY_OBJECT = {"type": "object"}
 
 
 class PythonFunction:
-    """`type: python`: a function called with the arguments; sync ones run in a thread."""
+    """`type: python`: calls a function with the arguments, in a thread unless it is a coroutine function."""
 
     def __init__(
         self, spec: ToolSpec, function: Callable[..., Any], answer: Mapping[str, Any] | None
@@ -44,24 +66,17 @@ class PythonFunction:
         self._answer = OutputSchema(dict(answer)) if answer else None
 
     async def call(self, arguments: dict[str, Any], context: ToolContext) -> Any:
-        result = await called(self._function, **arguments)
+        result = await call_function(self._function, **arguments)
         return result if self._answer is None else self._answer.validate(result)
 
 
-async def called(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-    """A function's answer, wherever it has to run."""
-    name = getattr(function, "__name__", type(function).__name__)
-    is_async = inspect.iscoroutinefunction(function)
-    return await CALLS.call(function, named, name, is_async=is_async, places=arguments)
-
-
 async def open_tools(project: Project, plugins: Plugins, deps: Deps) -> dict[str, Tool]:
-    """Every tool of tools.yaml, by id."""
-    return {spec.id: await _open(project, spec, plugins, deps) for spec in project.tools.tools}
+    """Opens every tool of tools.yaml, by id."""
+    return {spec.id: await _open_tool(project, spec, plugins, deps) for spec in project.tools.tools}
 
 
-async def _open(project: Project, spec: PythonTool | BuiltinTool, plugins: Plugins, deps: Deps) -> Tool:
-    arguments = project.schema(spec.schema_in) or _ANY
+async def _open_tool(project: Project, spec: PythonTool | BuiltinTool, plugins: Plugins, deps: Deps) -> Tool:
+    arguments = project.schema(spec.schema_in) or _ANY_OBJECT
     as_seen = ToolSpec(spec.id, spec.description or spec.id, arguments, spec.effect)
     if isinstance(spec, PythonTool):
         function = load_operation(project.folder, spec.entrypoint)
@@ -71,10 +86,10 @@ async def _open(project: Project, spec: PythonTool | BuiltinTool, plugins: Plugi
         if key in spec.model_fields_set:
             options[key] = getattr(spec, key)
     tool: Tool = await plugins.open("tools", spec.type, options, deps)
-    return _Renamed(tool, as_seen if spec.schema_in else None, spec.id)
+    return _RenamedTool(tool, as_seen if spec.schema_in else None, spec.id)
 
 
-class _Renamed:
+class _RenamedTool:
     """A tool under the id that tools.yaml gives it."""
 
     def __init__(self, tool: Tool, spec: ToolSpec | None, name: str) -> None:
@@ -87,9 +102,9 @@ class _Renamed:
 
 
 class StagePort:
-    """The tools of one execution of a stage, with the policy in front and its calls on record. A `ToolPort`.
+    """The tools of one execution of a stage: checks the policies and records the calls. A `ToolPort`.
 
-    A misuse, or a failure where `tool_on_error: fail`, ends the stage: `fault` says why.
+    A misuse, or a failure with `tool_on_error: fail`, ends the stage; `fault` says why.
 
     Args:
         box: the tools that the node names.
@@ -106,15 +121,15 @@ class StagePort:
         return self._box.specs()
 
     async def execute(self, call: ToolCall, context: ToolContext) -> ToolResult:
-        if why := denial(self._policies, PolicyQuestion("tool", call.name, self._node)):
+        if why := denial_reason(self._policies, PolicyRequest("tool", call.name, self._node)):
             result = ToolResult(call.id, call.name, why, False, "policy_denied")
         else:
             result = await self._box.execute(call, context)
-        self.calls.append(_record(call, result))
+        self.calls.append(_call_record(call, result))
         code = "" if result.ok else result.error
         if code == "policy_denied":
             self.fault = StageFault("policy_denied", result.content)
-        elif code in MISUSE:
+        elif code in _MISUSE_CODES:
             self.fault = StageFault("tool_misuse", result.content)
         elif code and self._fail:
             self.fault = StageFault("tool_failed", result.content)
@@ -123,7 +138,7 @@ class StagePort:
         return ToolResult(call.id, call.name, result.content, False, result.error, ends_run=True)
 
 
-def _record(call: ToolCall, result: ToolResult) -> JsonObject:
+def _call_record(call: ToolCall, result: ToolResult) -> JsonObject:
     return {
         "tool": call.name,
         "arguments": call.arguments,
@@ -137,8 +152,8 @@ def _record(call: ToolCall, result: ToolResult) -> JsonObject:
 class StageTools:
     """The third argument of an operation: `answer = await tools.call("law_lookup", query="…")`.
 
-    `answer.ok`, `answer.value`, `answer.error`, `answer.content`. A tool's own failure is an answer (E46);
-    calling a tool that the node does not name, or with wrong arguments, fails the stage.
+    The result has `ok`, `value`, `error` and `content`. A tool's own failure is a result (E46). Calling a
+    tool that the node does not name, or with wrong arguments, fails the stage.
     """
 
     def __init__(self, port: StagePort, scope: Scope) -> None:
@@ -149,9 +164,13 @@ class StageTools:
         return tuple(spec.name for spec in self._port.specs())
 
     async def call(self, name: str, /, **arguments: Any) -> ToolResult:
-        """Raises: an exception that ends the stage, for misuse; not to be caught."""
+        """Calls a tool.
+
+        Raises:
+            StageFault: misuse, which ends the stage. Operations must not catch it.
+        """
         text = orjson.dumps(arguments).decode()
-        call_id = uuid5(_CALLS, f"{self._scope.path}:{len(self._port.calls)}").hex
+        call_id = uuid5(_CALL_NAMESPACE, f"{self._scope.path}:{len(self._port.calls)}").hex
         result = await self._port.execute(
             ToolCall(call_id, name, text), self._scope.tool_context(call_id, name)
         )

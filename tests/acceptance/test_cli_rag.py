@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.acceptance.terminal import Terminal, astromesh, environment
-from tests.integration.rag_files import pdf, pipeline_file
+from tests.integration.knowledge.rag_files import pdf, pipeline_file
 from tests.platform.astromesh import PROGRAM
 
 DOCUMENTS, SECTIONS = 400, 12

@@ -144,12 +144,12 @@ def test_a_port_in_use_is_told_with_what_to_do(config: Path, server_process: Ser
 def test_faults_of_the_whole_are_told_all_at_once(config: Path, server_process: ServerFactory) -> None:
     runtime(config, "{api: {prot: 1}, auth: {mode: api_kee}}")
     said = refused(server_process(config, start=False))
-    assert "did you mean 'port'?" in said
-    assert "did you mean 'api_key'?" in said
+    assert "Did you mean `port`?" in said
+    assert "Did you mean `api_key`?" in said
 
 
 def test_a_missing_folder_is_told(tmp_path: Path, server_process: ServerFactory) -> None:
-    assert "there is no such folder" in refused(server_process(tmp_path / "nowhere", start=False))
+    assert "the folder does not exist" in refused(server_process(tmp_path / "nowhere", start=False))
 
 
 def test_a_broken_agent_is_a_warning_and_with_strict_a_refusal(

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import yaml
 
-from astromesh.testing.graph_api import signed, text_message, webhook
+from astromesh.testing.whatsapp import sign_webhook, text_message, webhook
 from tests.integration.agents_folder import manifest, write
-from tests.integration.channel_desk import HOOK, SECRET, channel_file
+from tests.integration.channels.whatsapp_server import HOOK, SECRET, channel_file
 from tests.platform.astromesh import ROOT
 from tests.platform.processes import Command, Server, fetch, free_port, plain_environment, port_is_open
 
@@ -27,7 +27,7 @@ class Graph:
         port = free_port()
         self._origin = f"http://127.0.0.1:{port}"
         self.api_base = f"{self._origin}/v23.0"
-        argv = [sys.executable, "-m", "astromesh.testing.graph_api", "--port", str(port)]
+        argv = [sys.executable, "-m", "astromesh.testing.whatsapp", "--port", str(port)]
         command = Command(argv, plain_environment(home), ROOT)
         self.server = Server(command, home / "graph.log", lambda: port_is_open(port))
 
@@ -44,7 +44,7 @@ def graph(tmp_path: Path) -> Iterator[Graph]:
 
 
 def post(url: str, data: Any) -> int:
-    body, headers = signed(SECRET, data)
+    body, headers = sign_webhook(SECRET, data)
     request = urllib.request.Request(url + HOOK, body, headers)
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with opener.open(request, timeout=30) as answer:

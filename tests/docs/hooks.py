@@ -11,7 +11,7 @@ import typer
 
 def manifest_faults(folder: Path) -> list[str]:
     """What the configuration loader finds wrong in a folder."""
-    config = importlib.import_module("astromesh.config.load")
+    config = importlib.import_module("astromesh.config.folder")
     return [str(fault) for fault in config.load(folder).every_fault()]
 
 

@@ -8,10 +8,10 @@ import orjson
 import pytest
 from starlette.datastructures import State
 
-from astromesh.api.errors import PUBLIC, STATUS, answer
-from astromesh.api.rest import rest_app
-from astromesh.api.ws import _FRAME_OF, _FRAMES, to_frame
-from astromesh.errors import AgentNotFoundError
+from astromesh.api.errors import error_response
+from astromesh.api.fastapi_app import create_fastapi_app
+from astromesh.api.ws import _ENCODERS, _FRAMES, to_frame
+from astromesh.errors import AgentNotFoundError, error_classes
 from astromesh.types import Event
 from tests.platform.astromesh import ROOT
 
@@ -24,7 +24,7 @@ _PAYLOADS = {
 
 
 def test_every_route_stands_there(subtests: pytest.Subtests) -> None:
-    app = rest_app(State())
+    app = create_fastapi_app(State())
     for path, methods in app.openapi()["paths"].items():
         for method in methods:
             with subtests.test(f"{method} {path}"):
@@ -33,10 +33,10 @@ def test_every_route_stands_there(subtests: pytest.Subtests) -> None:
 
 
 def test_the_description_has_errors_in_the_form_that_they_are_answered_in() -> None:
-    app = rest_app(State())
+    app = create_fastapi_app(State())
     operations = [o for methods in app.openapi()["paths"].values() for o in methods.values()]
     described = [o["responses"]["404"]["content"] for o in operations if "404" in o["responses"]]
-    answered = orjson.loads(answer(AgentNotFoundError("nobody", "")).body)
+    answered = orjson.loads(error_response(AgentNotFoundError("nobody", "")).body)
     assert described
     for content in described:
         assert content.keys() == {"application/problem+json"}
@@ -47,11 +47,12 @@ def test_the_description_has_errors_in_the_form_that_they_are_answered_in() -> N
 def test_every_error_code_stands_with_its_status(subtests: pytest.Subtests) -> None:
     rows = re.findall(r"^\| (\d{3}) \| ([^|]+) \|", PAGE, re.MULTILINE)
     documented = {code: int(status) for status, codes in rows for code in re.findall(r"`(\w+)`", codes)}
-    assert documented == {c: s for c, s in STATUS.items() if c not in PUBLIC} | {"internal": 500}
+    public = {kind.code: kind.status for kind in error_classes() if kind.public and not kind.public_code}
+    assert documented == public | {"internal": 500}
 
 
 def test_every_frame_stands_there(subtests: pytest.Subtests) -> None:
-    events = [Event("r", 1, 0.0, kind, _PAYLOADS) for kind in _FRAME_OF if kind != "frame"]
+    events = [Event("r", 1, 0.0, kind, _PAYLOADS) for kind in _ENCODERS if kind != "frame"]
     frames = [frame for event in events if (frame := to_frame(event))]
     for kind in (*(frame["type"] for frame in frames), *_FRAMES, "pong"):
         with subtests.test(kind):

@@ -7,8 +7,8 @@ from itertools import takewhile
 
 import typer
 
+from astromesh.access.scopes import DEFAULT_SCOPES, SCOPES
 from astromesh.cli.main import app as command_line
-from astromesh.runtime.scopes import CLIENT, SCOPES
 from tests.platform.astromesh import ROOT
 
 PAGE = (ROOT / "docs" / "cli.md").read_text()
@@ -42,4 +42,4 @@ def test_every_command_stands_in_the_table_and_no_other() -> None:
 def test_every_scope_stands_there_marked_where_a_key_has_it_unasked() -> None:
     rows = re.findall(r"^\| `([a-z]+(?::[a-z]+)?)` \| .+? \| (●?) ?\|$", PAGE, re.MULTILINE)
     assert {scope for scope, _ in rows} == set(SCOPES)
-    assert {scope for scope, mark in rows if mark} == set(CLIENT)
+    assert {scope for scope, mark in rows if mark} == set(DEFAULT_SCOPES)

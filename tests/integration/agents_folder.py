@@ -15,7 +15,7 @@ import yaml
 
 from astromesh.api.app import create_app
 from astromesh.api.auth import Auth
-from astromesh.cli.serve import settings
+from astromesh.cli.commands.serve import uvicorn_config
 from astromesh.config.runtime import RuntimeSpec
 from astromesh.plugins import Plugins
 from astromesh.runtime.engine import AgentRuntime
@@ -76,7 +76,7 @@ class _Quiet(uvicorn.Server):
 @asynccontextmanager
 async def served(runtime: AgentRuntime, auth: Auth | None = None) -> AsyncIterator[str]:
     """The runtime's app on a real port, with the settings of `astromesh serve`; answers `host:port`."""
-    config = settings(create_app(runtime, auth), RuntimeSpec())
+    config = uvicorn_config(create_app(runtime, auth), RuntimeSpec())
     config.loop = "none"
     server = _Quiet(config)
     with socket.socket() as listener:

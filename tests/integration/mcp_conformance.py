@@ -9,12 +9,12 @@ import orjson
 from mcp_types import AudioContent, EmbeddedResource, ImageContent, TextContent, TextResourceContents
 from pydantic import BaseModel
 
-from astromesh.abc.deps import Deps
-from astromesh.abc.tool import ToolContext
 from astromesh.errors import ToolError, ToolFailed
-from astromesh.mcp.client import MCPServer
-from astromesh.mcp.server import ToolServer
 from astromesh.net.http import Http
+from astromesh.plugins import Deps
+from astromesh.tools.base import ToolContext
+from astromesh.tools.mcp.client import MCPServer
+from astromesh.tools.mcp.server import ToolServer
 from astromesh.types import JsonObject
 
 #: one white pixel, and a sound of no length

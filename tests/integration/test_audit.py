@@ -15,18 +15,18 @@ from starlette.datastructures import State
 from starlette.testclient import TestClient
 from structlog.testing import capture_logs
 
+from astromesh.access.audit import AUDIT_FILE, KEY_FILE, AuditEntry, AuditFilter, AuditLog
 from astromesh.api.app import create_app
-from astromesh.api.audit import Audited
 from astromesh.api.auth import Auth
-from astromesh.api.rest import rest_app
-from astromesh.cli import audit as audit_command
-from astromesh.cli import keys as keys_command
+from astromesh.api.fastapi_app import create_fastapi_app
+from astromesh.api.middleware.audit import Audited
+from astromesh.cli.commands import audit as audit_command
+from astromesh.cli.commands import keys as keys_command
 from astromesh.errors import StoreUnavailable
-from astromesh.runtime.audit import FILE, KEY_FILE, AuditLog, Entry, Wanted
 from astromesh.testing import ManualClock, ScriptedProvider
 from astromesh.types import CallerContext
 from tests.integration.agents_folder import manifest, runtime_of, write
-from tests.integration.test_route_scopes import flat
+from tests.integration.api.test_route_scopes import flat
 
 #: routes that change things without a line in the audit log, and why
 ITSELF = {
@@ -44,7 +44,7 @@ SECRET = "the content nobody should see"
 
 
 def test_every_route_that_changes_something_is_audited_or_says_why_not() -> None:
-    routes = [route for route in flat(rest_app(State()).routes) if isinstance(route, APIRoute)]
+    routes = [route for route in flat(create_fastapi_app(State()).routes) if isinstance(route, APIRoute)]
     missing = [
         f"{method} {route.path}"
         for route in routes
@@ -118,7 +118,7 @@ def test_acts_are_noted_with_who_what_and_how_it_ended(client: TestClient, tmp_p
     assert everything[-3]["detail"] == "approve"
     assert {act["key"] for act in everything} == {"key-alice", "key-bob", "key-admin"}
     assert {act["at"] for act in everything} == {1000.0}
-    kept = (tmp_path / "data" / FILE).read_text()
+    kept = (tmp_path / "data" / AUDIT_FILE).read_text()
     assert SECRET not in kept
     assert len(kept.splitlines()) == len(everything)
 
@@ -145,7 +145,7 @@ def test_who_is_nobody_is_logged_and_fills_no_disk(client: TestClient, tmp_path:
     with capture_logs() as lines:
         client.delete(f"/v1/principals/{'x' * 5000}/data", headers=by("nobody"))
     assert [line["object"] for line in lines if line["event"] == "audit"] == ["x" * 200]
-    assert not (tmp_path / "data" / FILE).exists()
+    assert not (tmp_path / "data" / AUDIT_FILE).exists()
 
 
 def test_a_cancel_over_a_socket_is_noted(client: TestClient) -> None:
@@ -170,7 +170,7 @@ def test_of_an_erased_principal_a_pseudonym_stays_and_that_it_was_erased(
     client.delete("/v1/agents/helper/sessions/of-alice-2", headers=by("bob"))
     with capture_logs() as lines:
         assert client.delete("/v1/principals/alice/data", headers=by(eraser)).status_code == 200
-    kept = (tmp_path / "data" / FILE).read_text()
+    kept = (tmp_path / "data" / AUDIT_FILE).read_text()
     assert "alice" not in kept.replace("alicent", "")
     assert "alice" not in json.dumps([line for line in lines if line["event"] == "audit"])
     by_bob, by_alicent, by_alice = acts(client, action="session.erase")
@@ -202,23 +202,25 @@ def test_acts_that_are_noted_while_a_name_is_erased_are_not_lost(tmp_path: Path)
     audit = AuditLog(tmp_path)
     with ThreadPoolExecutor(4) as threads:
         work = [
-            threads.submit(AuditLog(tmp_path).append, Entry("a", str(n), "done", principal="ann", tenant="t"))
+            threads.submit(
+                AuditLog(tmp_path).append, AuditEntry("a", str(n), "done", principal="ann", tenant="t")
+            )
             for n in range(200)
         ]
-        work += [threads.submit(AuditLog(tmp_path).forget, "t", "ann") for _ in range(5)]
+        work += [threads.submit(AuditLog(tmp_path).pseudonymize, "t", "ann") for _ in range(5)]
     assert [task.exception() for task in work] == [None] * 205
-    audit.forget("t", "ann")
-    assert {act["object"] for act in audit.read("t", Wanted(limit=1000))} == {str(n) for n in range(200)}
-    assert b"ann" not in (tmp_path / FILE).read_bytes()
+    audit.pseudonymize("t", "ann")
+    assert {act["object"] for act in audit.read("t", AuditFilter(limit=1000))} == {str(n) for n in range(200)}
+    assert b"ann" not in (tmp_path / AUDIT_FILE).read_bytes()
 
 
 def test_a_disk_that_does_not_take_it_is_an_error_and_the_file_stays(tmp_path: Path) -> None:
     audit = AuditLog(tmp_path)
-    audit.append(Entry("a", "1", "done", principal="ann", tenant="t"))
-    (tmp_path / f"{FILE}.new").mkdir()
+    audit.append(AuditEntry("a", "1", "done", principal="ann", tenant="t"))
+    (tmp_path / f"{AUDIT_FILE}.new").mkdir()
     with pytest.raises(StoreUnavailable, match="could not be rewritten"):
-        audit.forget("t", "ann")
-    assert [act["principal"] for act in audit.read(None, Wanted())] == ["ann"]
+        audit.pseudonymize("t", "ann")
+    assert [act["principal"] for act in audit.read(None, AuditFilter())] == ["ann"]
 
 
 # -- the file ----------------------------------------------------------------------------------------------
@@ -227,34 +229,34 @@ def test_a_disk_that_does_not_take_it_is_an_error_and_the_file_stays(tmp_path: P
 def test_the_log_says_it_as_well_and_a_full_disk_stops_nobody(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with capture_logs() as lines:
-        AuditLog(tmp_path).note(Entry("key.create", "k", "done", principal="alice"))
-        AuditLog(tmp_path / "file").note(Entry("key.revoke", "k", "done"))
+        AuditLog(tmp_path).record(AuditEntry("key.create", "k", "done", principal="alice"))
+        AuditLog(tmp_path / "file").record(AuditEntry("key.revoke", "k", "done"))
     told = [{k: v for k, v in line.items() if k in ("event", "action", "principal")} for line in lines]
     assert told == [
         {"event": "audit", "action": "key.create", "principal": "alice"},
         {"event": "audit", "action": "key.revoke"},
         {"event": "audit_not_written"},
     ]
-    assert stat.S_IMODE((tmp_path / FILE).stat().st_mode) == 0o600
+    assert stat.S_IMODE((tmp_path / AUDIT_FILE).stat().st_mode) == 0o600
 
 
 def test_a_line_that_was_cut_hides_no_other_and_a_moved_file_begins_anew(tmp_path: Path) -> None:
     audit = AuditLog(tmp_path)
-    audit.note(Entry("a", "1", "done"))
-    with (tmp_path / FILE).open("a") as file:
+    audit.record(AuditEntry("a", "1", "done"))
+    with (tmp_path / AUDIT_FILE).open("a") as file:
         file.write('{"at": 1, "act\n')
-    audit.note(Entry("a", "2", "done"))
-    assert [act["object"] for act in audit.read(None, Wanted())] == ["2", "1"]
-    (tmp_path / FILE).rename(tmp_path / "old")
-    assert audit.read(None, Wanted()) == []
-    audit.note(Entry("a", "3", "done"))
-    assert [act["object"] for act in audit.read(None, Wanted())] == ["3"]
+    audit.record(AuditEntry("a", "2", "done"))
+    assert [act["object"] for act in audit.read(None, AuditFilter())] == ["2", "1"]
+    (tmp_path / AUDIT_FILE).rename(tmp_path / "old")
+    assert audit.read(None, AuditFilter()) == []
+    audit.record(AuditEntry("a", "3", "done"))
+    assert [act["object"] for act in audit.read(None, AuditFilter())] == ["3"]
 
 
 def test_making_and_revoking_keys_is_noted_without_the_key(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    wanted = keys_command.wanted("site", ["agents:run"], [], "web", "acme", 0)
+    wanted = keys_command.key_from_options("site", ["agents:run"], [], "web", "acme", 0)
     keys_command.create(tmp_path, wanted, as_json=True)
     key = json.loads(capsys.readouterr().out)
     keys_command.revoke(tmp_path, key["id"])
@@ -266,4 +268,4 @@ def test_making_and_revoking_keys_is_noted_without_the_key(
     ]
     assert found[0]["principal"].startswith("shell:")
     assert found[1]["detail"] == "agents:run"
-    assert key["token"] not in (tmp_path / FILE).read_text()
+    assert key["token"] not in (tmp_path / AUDIT_FILE).read_text()

@@ -19,9 +19,9 @@ import yaml
 from starlette.testclient import TestClient
 
 from astromesh.api.app import create_app
+from astromesh.cli.main import SECRETS_VARIABLE, load_secret_files
 from astromesh.cli.main import app as command_line
-from astromesh.cli.mounted import VARIABLE, take_in
-from astromesh.config.load import load
+from astromesh.config.folder import load
 from astromesh.errors import ConfigError
 from astromesh.plugins import Plugins
 from astromesh.telemetry.metrics import COUNTERS, HISTOGRAMS
@@ -227,17 +227,17 @@ def test_secrets_are_taken_in_from_files(tmp_path: Path) -> None:
     (tmp_path / "given").write_text("from a file")
     (tmp_path / "empty").write_text("\n")
     (tmp_path / "..data").mkdir()
-    env = {VARIABLE: str(tmp_path), "GIVEN": "by hand"}
-    take_in(env)
-    assert env == {VARIABLE: str(tmp_path), "GIVEN": "by hand", "OPENAI_API_KEY": "sk-from-a-file"}
+    env = {SECRETS_VARIABLE: str(tmp_path), "GIVEN": "by hand"}
+    load_secret_files(env)
+    assert env == {SECRETS_VARIABLE: str(tmp_path), "GIVEN": "by hand", "OPENAI_API_KEY": "sk-from-a-file"}
 
 
 @pytest.mark.parametrize("name", ["missing", "binary"])
 def test_secrets_that_cannot_be_read_are_told(tmp_path: Path, name: str) -> None:
     (tmp_path / "binary").mkdir()
     (tmp_path / "binary" / "key").write_bytes(b"\xff\xfe")
-    with pytest.raises(ConfigError, match=VARIABLE):
-        take_in({VARIABLE: str(tmp_path / name)})
+    with pytest.raises(ConfigError, match=SECRETS_VARIABLE):
+        load_secret_files({SECRETS_VARIABLE: str(tmp_path / name)})
 
 
 def test_scripts_can_be_run() -> None:

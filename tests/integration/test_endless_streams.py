@@ -13,12 +13,11 @@ import orjson
 import pytest
 from websockets.asyncio.client import connect
 
-from astromesh.abc.deps import Deps
 from astromesh.api.app import create_app
-from astromesh.api.border import PIECE
+from astromesh.api.middleware.limits import CHUNK_BYTES
 from astromesh.errors import AnswerTooLarge, ProviderError
-from astromesh.net.http import MAX_BODY, Http, Incoming
-from astromesh.plugins import Plugins
+from astromesh.net.http import MAX_BODY, Http, StreamingResponse
+from astromesh.plugins import Deps, Plugins
 from astromesh.runtime.engine import AgentRuntime
 from astromesh.testing import Reply, ScriptedProvider
 from astromesh.types import CompletionRequest, Delta, Message
@@ -135,7 +134,7 @@ async def test_bytes_around_the_text_are_bounded_by_themselves() -> None:
                 await read(incoming)
 
 
-async def read(incoming: Incoming) -> None:
+async def read(incoming: StreamingResponse) -> None:
     while await incoming.chunk():
         pass
 
@@ -169,7 +168,7 @@ async def test_a_run_whose_model_never_ends_fails_with_what_was_said(tmp_path: P
 async def test_long_answers_go_out_in_pieces_between_which_others_have_their_turn(
     tmp_path: Path, accept: str
 ) -> None:
-    text = "y" * (8 * PIECE)
+    text = "y" * (8 * CHUNK_BYTES)
     runtime = runtime_of(write(tmp_path, manifest()), ScriptedProvider(Reply(chunks=(text,))))
     app = create_app(runtime)
     sent: list[bytes] = []
@@ -204,14 +203,14 @@ async def test_long_answers_go_out_in_pieces_between_which_others_have_their_tur
         await app(scope, receive, send)
         other.cancel()
     assert text.encode() in b"".join(sent)
-    assert max(map(len, sent)) <= PIECE
-    full = [at for at, body in zip(turns, sent, strict=True) if len(body) == PIECE]
+    assert max(map(len, sent)) <= CHUNK_BYTES
+    full = [at for at, body in zip(turns, sent, strict=True) if len(body) == CHUNK_BYTES]
     assert len(full) >= 8
     assert full == sorted(set(full)), "nobody had a turn between two pieces"
 
 
 async def test_a_long_frame_goes_out_in_fragments(tmp_path: Path) -> None:
-    text = "é" * (4 * PIECE)
+    text = "é" * (4 * CHUNK_BYTES)
     runtime = runtime_of(write(tmp_path, manifest()), ScriptedProvider(Reply(chunks=(text,)), "next"))
     async with served(runtime) as at, connect(f"ws://{at}/v1/ws/agent/helper", max_size=None) as socket:
         await socket.send(json.dumps(BODY))
@@ -221,7 +220,7 @@ async def test_a_long_frame_goes_out_in_fragments(tmp_path: Path) -> None:
             longest = max(longest, *map(len, pieces))
             frame = json.loads(b"".join(pieces))
         assert frame["response"] == text
-        assert 0 < longest <= PIECE
+        assert 0 < longest <= CHUNK_BYTES
         await socket.send(json.dumps(BODY))
         while frame["type"] != "done" or frame["response"] == text:
             frame = json.loads(await asyncio.wait_for(socket.recv(), 30))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from astromesh.cli.validate import validate
+from astromesh.cli.commands.validate import validate
 from astromesh.testing import ScriptedProvider
 from tests.integration.agents_folder import manifest, runtime_of, write
 
@@ -43,7 +43,7 @@ def test_validate_finds_every_fault_of_a_graph_by_line_and_column(tmp_path, caps
     for line, column, words in (
         (6, 7, "must be a mapping, not 5"),
         (7, 23, "There is no kind of node 'promt'. Did you mean 'prompt'?"),
-        (9, 20, "unknown key; did you mean 'instructions'?"),
+        (9, 20, "unknown key. Did you mean 'instructions'?"),
         (11, 16, "timeout must be more than 0 s"),
         (12, 43, "There is no 'nothing' in the module 'astromesh.errors'"),
         (13, 31, "a transition to 'nowhere', which is not a node"),
@@ -66,11 +66,11 @@ def test_tools_and_roles_that_the_agent_does_not_have_are_its_faults(tmp_path, c
     folder = folder_of(tmp_path, spec, tools=tools, model=model)
     assert validate(folder, as_json=False) == 2
     told = capsys.readouterr().out
-    assert "names the tool 'serch'" in told
+    assert "uses the tool `serch`" in told
     assert "vo.graph.yaml:6:39" in told
-    assert "did you mean 'search'?" in told
-    assert "names the role 'carful'" in told
-    assert "did you mean 'careful'?" in told
+    assert "Did you mean `search`?" in told
+    assert "uses the role `carful`" in told
+    assert "Did you mean `careful`?" in told
 
 
 def test_a_sound_graph_is_fine(tmp_path, capsys):
@@ -81,5 +81,5 @@ async def test_at_serve_the_faults_of_a_graph_are_known_and_its_agent_points_the
     folder = folder_of(tmp_path, "  nodes:\n    - {name: a, kind: promt}\n")
     async with runtime_of(folder, ScriptedProvider()) as runtime:
         (fault,) = runtime.broken["runs"]
-    assert "the graph 'vo' has faults" in str(fault)
+    assert "the graph `vo` has faults" in str(fault)
     assert "vo.graph.yaml:6:23" in str(fault)

@@ -8,26 +8,26 @@ from pathlib import Path
 
 import pytest
 
-from astromesh.abc.clock import SystemClock
-from astromesh.cli.keys import create, list_keys
+from astromesh.access.keys import MAX_DAYS, ApiKeyRequest, ApiKeyStore
+from astromesh.cli.commands.keys import create, list_keys
 from astromesh.errors import InvalidInput
-from astromesh.runtime.keys import MOST_DAYS, KeyStore, NewKey
-from astromesh.storage.database import FILE, Database
+from astromesh.storage.sqlite import FILE, Database
+from astromesh.telemetry.clock import SystemClock
 from astromesh.testing import ManualClock
 
 
-def key(days: float) -> NewKey:
-    return NewKey("ops", frozenset({"metrics:read"}), "", "", days)
+def key(days: float) -> ApiKeyRequest:
+    return ApiKeyRequest("ops", frozenset({"metrics:read"}), "", "", days)
 
 
-@pytest.mark.parametrize("days", [99_999_999_999.0, MOST_DAYS + 1, float("inf"), float("nan"), -1.0])
+@pytest.mark.parametrize("days", [99_999_999_999.0, MAX_DAYS + 1, float("inf"), float("nan"), -1.0])
 def test_a_date_that_nobody_means_is_refused(tmp_path: Path, days: float) -> None:
     with pytest.raises(InvalidInput, match="36500 days at most"):
         create(tmp_path, key(days), as_json=True)
 
 
 def test_the_last_day_there_may_be_is_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    create(tmp_path, key(MOST_DAYS), as_json=True)
+    create(tmp_path, key(MAX_DAYS), as_json=True)
     made = json.loads(capsys.readouterr().out)
     list_keys(tmp_path, as_json=True)
     assert [line["expires_at"] for line in json.loads(capsys.readouterr().out)] == [made["expires_at"]]
@@ -41,7 +41,7 @@ def test_a_key_of_an_older_file_beyond_all_dates_is_listed(
 
     async def made() -> None:
         async with Database(tmp_path / FILE) as database:
-            await (await KeyStore.open(database, ManualClock(far))).create(key(1))
+            await (await ApiKeyStore.open(database, ManualClock(far))).create(key(1))
 
     asyncio.run(made())
     list_keys(tmp_path, as_json=as_json)

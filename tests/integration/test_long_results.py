@@ -45,7 +45,7 @@ async def test_a_long_result_is_cut_and_read_on(tmp_path: Path) -> None:
     assert first == story[4000:28000] + "\n[characters 4000 to 28000 of 50000]"
     assert second.startswith(story[28000:])
     assert "start must be between 0 and 49999" in beyond
-    assert "Nothing is kept as 'c9'" in unknown
+    assert "no stored result 'c9'" in unknown
     assert (whole.status_code, whole.text) == (200, story)
     assert (none.status_code, none.json()["code"]) == (410, "events_gone")
     assert nobodys.status_code == 404

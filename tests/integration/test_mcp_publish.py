@@ -18,7 +18,7 @@ from astromesh.api.app import create_app
 from astromesh.testing import ScriptedProvider
 from astromesh.types import CallerContext, ToolCall
 from tests.integration.agents_folder import manifest, runtime_of, write
-from tests.integration.mcp_places import mcp_yaml, serving
+from tests.integration.mcp_servers import mcp_yaml, serving
 from tests.unit.identity.tokens import AUDIENCE, ISSUER, SECRET, claims, signed
 
 
@@ -123,7 +123,7 @@ async def test_one_runtime_uses_the_agents_of_another(tmp_path: Path) -> None:
 def test_who_uses_none_of_it_loads_none_of_it() -> None:
     """The server, the command and the tools of an agent come without the SDK and without cryptography."""
     script = (
-        "import sys, astromesh.api.app, astromesh.mcp.tools, astromesh.tools.builtin\n"
+        "import sys, astromesh.api.app, astromesh.tools.mcp.toolset, astromesh.tools.kinds.builtin\n"
         "print(sorted({'mcp', 'httpx2', 'jwt', 'cryptography'} & sys.modules.keys()))"
     )
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

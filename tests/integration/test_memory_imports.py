@@ -9,14 +9,14 @@ import pytest
 
 _NAMES = {"asyncpg", "astromesh.graph.reasoning", "astromesh.workflow", "fastapi", "numpy", "redis", "rich"}
 _SHOWN = f"import sys; print(sorted({_NAMES} & sys.modules.keys()))"
-_LEAN = "from astromesh.cli import lean; lean.begin(); "
-_SERVE = _LEAN + "import astromesh.cli.main, astromesh.cli.serve"
+_LEAN = "from astromesh.cli import startup; startup.prepare_imports(); "
+_SERVE = _LEAN + "import astromesh.cli.main, astromesh.cli.commands.serve"
 _WORK = """
 import asyncio, os, tempfile
-from astromesh.cli.worker import app
+from astromesh.cli.worker_process import app
 async def live(runtime):
     async with runtime:
-        runtime.take_up()
+        runtime.resume_pending()
 with tempfile.TemporaryDirectory() as place:
     os.environ.update(ASTROMESH_CONFIG_DIR=place, ASTROMESH_DATA_DIR=place, ASTROMESH_TALLIES=place)
     asyncio.run(live(app().state.runtime))"""

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from astromesh.cli.doctor import Finding, code_of, look
-from astromesh.cli.printer import tell_of_fallback
+from astromesh.cli.commands.doctor import Finding, diagnose, exit_code_of
+from astromesh.cli.printer import print_fallback
 from astromesh.runtime.engine import AgentRuntime
-from astromesh.runtime.readiness import readiness
+from astromesh.runtime.monitoring import check_readiness
 from tests.integration.agents_folder import manifest, write
 
 
@@ -38,8 +38,8 @@ def agent_at(folder: Path, endpoint: str) -> Path:
 
 
 async def found(folder: Path) -> tuple[int, dict[str, Finding]]:
-    findings = await look((folder, folder / "data"))
-    return code_of(findings), {one.subject: one for one in findings}
+    findings = await diagnose((folder, folder / "data"))
+    return exit_code_of(findings), {one.subject: one for one in findings}
 
 
 async def test_doctor_marks_a_model_that_answers_401_though_the_agent_can_run(tmp_path: Path) -> None:
@@ -76,9 +76,9 @@ async def test_an_open_circuit_is_shown_and_leaves_the_server_ready_while_a_fall
     ):
         for _ in range(3):
             answer = await runtime.run("helper", "Hello?", "s")
-        seen = await readiness(runtime)
-    assert (seen.ready, seen.answers["provider:openai/m"].code) == (True, "circuit_open")
+        seen = await check_readiness(runtime)
+    assert (seen.ready, seen.results["provider:openai/m"].code) == (True, "circuit_open")
     capsys.readouterr()  # where another test has set up the log, its lines are there as well
-    tell_of_fallback(answer)
+    print_fallback(answer)
     line = capsys.readouterr().err.strip()
     assert line == "(openai/m failed: provider_unauthorized, status 401; answered by embedded/extractive)"

@@ -18,16 +18,17 @@ from importlib.metadata import distribution
 from pathlib import Path
 from typing import Any
 
-from astromesh.cli import serve, work
+from astromesh.cli.commands import serve, worker
 from astromesh.cli.main import main as command
-from astromesh.runtime import failpoints, task_log
+from astromesh.durable import failpoints
+from astromesh.runtime import task_log
 from tests.platform.network import NetworkGuard
 
 #: what the commands would import by and by
-IMPORTED = (serve, work)
+IMPORTED = (serve, worker)
 #: plugins that the servers of these tests open
 WANTED = {
-    "openai", "sqlite", "postgres", "dbos", "in_process", "internal", "react", "graph", "channels", "otlp",
+    "openai", "sqlite", "postgres", "in_process", "internal", "react", "graph", "channels", "otlp",
 }  # fmt: skip
 
 
@@ -43,9 +44,9 @@ def warm_up() -> None:
 def armed() -> None:
     """The places to die at, as the environment of this child names them."""
     if place := os.environ.get(failpoints.VARIABLE):
-        failpoints.passing = failpoints.armed(place)
+        failpoints.reach = failpoints.parse_failpoint(place)
     if place := os.environ.get(task_log.VARIABLE):
-        task_log.passing = failpoints.armed(place, task_log.PLACES)
+        task_log.reach = failpoints.parse_failpoint(place, task_log.PLACES)
 
 
 def become(order: dict[str, Any]) -> None:

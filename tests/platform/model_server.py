@@ -1,7 +1,8 @@
 """A model service inside the test's process that speaks the wire formats, as a script says.
 
 One scenario, told in the words of OpenAI (also at Azure's address), Anthropic, Ollama and Gemini. The
-official SDKs are held against it too (`tests/contract/test_provider.py`), so that it cannot drift into
+official SDKs are held against it too (`tests/contract/providers/test_provider.py`), so that it cannot
+drift into
 formats of its own.
 """
 

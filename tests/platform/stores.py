@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from astromesh.abc.clock import Clock
-from astromesh.abc.deps import Deps
+from astromesh.plugins import Deps
+from astromesh.telemetry.clock import Clock
 
 #: which fixture a backend's server is, and the field of Deps that names it
 SERVERS = {

@@ -9,7 +9,7 @@ import pytest
 
 from tests.conftest import ServerFactory
 from tests.platform.forked import ForkServer
-from tests.reliability.teller import LEASE
+from tests.reliability.payment_agent import LEASE
 
 
 @pytest.fixture(scope="session")

@@ -16,17 +16,17 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from astromesh.abc.tasks import TASK_ENDED
+from astromesh.access.scopes import Viewer
 from astromesh.durable import sqlite_tasks
+from astromesh.durable.base import ENDED_TASK_STATUSES
+from astromesh.durable.failpoints import parse_failpoint
 from astromesh.orchestration import patterns
 from astromesh.runtime import task_log
-from astromesh.runtime.failpoints import armed
-from astromesh.runtime.registry import Viewer
-from astromesh.runtime.task_asked import Asked
-from astromesh.storage.database import FILE
+from astromesh.runtime.records import TaskRequest
+from astromesh.storage.sqlite import FILE
 from astromesh.types import CompletionRequest
-from tests.integration.test_wf_sample import CONTRACT, lawyer
-from tests.integration.workflow_folder import runtime_with
+from tests.integration.workflow.folders import runtime_with
+from tests.integration.workflow.test_sample_project import CONTRACT, lawyer
 
 #: what each process would import by and by, imported once for all
 WARM = (sqlite_tasks, patterns)
@@ -46,10 +46,10 @@ async def work(
     async with runtime_with(config, model, data_dir=data) as runtime:
         workflows = runtime.workflows
         if accepts:
-            await workflows.accept(name, Asked({"text": CONTRACT}))
+            await workflows.accept(name, TaskRequest({"text": CONTRACT}))
         else:
-            workflows.take_up()
-        while (task := (await workflows.tasks.list(ANYBODY))[0])["status"] not in TASK_ENDED:
+            workflows.resume_left()
+        while (task := (await workflows.tasks.list(ANYBODY))[0])["status"] not in ENDED_TASK_STATUSES:
             await asyncio.sleep(0.005)
         trace = await workflows.tasks.trace(task["task_id"], ANYBODY)
         replay = await workflows.replays.replay(task["task_id"], ANYBODY) if replays else {}
@@ -70,7 +70,7 @@ def forked(
     if child == 0:
         try:
             if place:
-                task_log.passing = armed(place, task_log.PLACES)
+                task_log.reach = parse_failpoint(place, task_log.PLACES)
             told.write_text(json.dumps(asyncio.run(work(config, data, name, accepts, replays, calls))))
             os._exit(0)
         except BaseException:  # noqa: BLE001 (told to the parent process by the exit code)

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 import yaml
 
+from astromesh.access.scopes import Viewer
+from astromesh.durable.run_registry import RunFilter
 from astromesh.errors import DeadlineExceeded, Interrupted, RunNotFound
-from astromesh.runtime import ids
 from astromesh.runtime.engine import AgentRuntime
-from astromesh.runtime.registry import RunFilter, Viewer
+from astromesh.telemetry import ids
 from astromesh.testing import RecordingSink, RecordingTool, ScriptedProvider, plugin_of
 from astromesh.types import CallerContext, ToolCall
 from tests.integration.agents_folder import manifest, runtime_of, write
@@ -83,7 +84,7 @@ async def test_a_run_that_nobody_has_is_not_found(tmp_path):
             with pytest.raises(RunNotFound):
                 await runtime.runs.cancel(run_id, ME)
         store = await runtime.durable.open()
-        assert await store.ends_asked(0.0) == ()
+        assert await store.cancel_requests(0.0) == ()
 
 
 async def test_no_side_effect_begins_after_a_cancel_was_answered_in_the_whole_tree(tmp_path):

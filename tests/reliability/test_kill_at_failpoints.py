@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from astromesh.runtime.failpoints import PLACES, TOOL_INTENT, VARIABLE
+from astromesh.durable.failpoints import PLACES, TOOL_INTENT, VARIABLE
 from tests.reliability.calls import PATIENCE, call, events_of, until
-from tests.reliability.teller import LEASE, config
+from tests.reliability.payment_agent import LEASE, config
 
 
 @pytest.fixture(params=("sqlite", "postgres"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 
 from tests.reliability.calls import call, until
-from tests.reliability.teller import LEASE, config
+from tests.reliability.payment_agent import LEASE, config
 
 RUNS = 10
 PATIENCE = 60.0

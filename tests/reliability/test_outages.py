@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from tests.reliability.calls import PATIENCE, call, until
-from tests.reliability.teller import LEASE, agent
+from tests.reliability.payment_agent import LEASE, agent
 
 RUNS = 100
 

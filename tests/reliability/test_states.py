@@ -10,33 +10,32 @@ from typing import Any, get_args
 
 import pytest
 
-from astromesh.abc.deps import Deps
-from astromesh.abc.durable import (
-    ENDED,
-    Change,
-    Claim,
+from astromesh.durable.base import (
+    ENDED_STATUSES,
+    ConcurrencyPolicy,
     IdempotencyKey,
-    Policy,
+    JournalStep,
+    RunChange,
+    RunQuery,
     RunRow,
+    RunStatus,
     RunStore,
-    Status,
-    Step,
-    Wanted,
+    SegmentClaim,
 )
 from astromesh.errors import IdempotencyConflict, LeaseLost, SessionBusy
-from astromesh.plugins import Plugins
-from astromesh.telemetry.stream import TERMINAL
+from astromesh.plugins import Deps, Plugins
+from astromesh.telemetry.events import TERMINAL_EVENTS
 from astromesh.testing import ManualClock
 from astromesh.types import Event
 
 NOW, LEASE, MOST = 1_700_000_000.0, 10.0, 3
 #: where a run may be one step later, its segment being the same one; in a later segment it may be anywhere
 FORWARD = {
-    "queued": {"queued", "running", *ENDED},
-    "running": {"running", "waiting", *ENDED},
-    "waiting": {"waiting", *ENDED},
+    "queued": {"queued", "running", *ENDED_STATUSES},
+    "running": {"running", "waiting", *ENDED_STATUSES},
+    "waiting": {"waiting", *ENDED_STATUSES},
 }
-POLICIES: tuple[Policy, ...] = get_args(Policy)
+POLICIES: tuple[ConcurrencyPolicy, ...] = get_args(ConcurrencyPolicy)
 WORKERS = ("w1", "w2", "w3")
 STEPS, NEWEST = 350, 24
 
@@ -47,7 +46,7 @@ class Walk:
     def __init__(self, store: RunStore, clock: ManualClock, chance: Random) -> None:
         self.store, self.clock, self.chance = store, clock, chance
         self.was: dict[str, tuple[str, int]] = {}
-        self.claims: list[Claim] = []
+        self.claims: list[SegmentClaim] = []
         self.seen: dict[str, float] = {}
         self.reached: Counter[str] = Counter()
 
@@ -61,13 +60,13 @@ class Walk:
 
     def any_run(self) -> str:
         tops = [name for name in self.was if "." not in name]
-        going = [name for name in tops if self.was[name][0] not in ENDED]
+        going = [name for name in tops if self.was[name][0] not in ENDED_STATUSES]
         return self.chance.choice((going if self.chance.random() < 0.8 else tops[-6:]) or tops or ["run_0"])
 
     # -- what may happen -------------------------------------------------------------------------------------
 
     async def accept(self) -> None:
-        policy: Policy = self.chance.choice([*POLICIES, *POLICIES[:1] * 8])
+        policy: ConcurrencyPolicy = self.chance.choice([*POLICIES, *POLICIES[:1] * 8])
         now, number = self.clock.now(), len(self.was) + self.reached["refused"]
         row = RunRow(
             f"run_{number}", "acme", "ann", "support", f"s-{number % 9}", "t" * 32, "queued", now,
@@ -87,7 +86,7 @@ class Walk:
         segment = self.was.get(name, ("", 1))[1]
         row = await self.store.claim(name, segment, worker, {"support": MOST})
         if row is not None:
-            self.claims.append(Claim(name, segment, worker))
+            self.claims.append(SegmentClaim(name, segment, worker))
             self.seen[worker] = self.clock.now()
 
     async def commit(self) -> None:
@@ -96,7 +95,7 @@ class Walk:
             return
         present = [claim for claim in self.claims if self.was[claim.run_id] == ("running", claim.segment)]
         claim = self.chance.choice((present if self.chance.random() < 0.8 else []) or self.claims[-5:])
-        end: Status | None = self.chance.choice(
+        end: RunStatus | None = self.chance.choice(
             [None, None, None, None, "waiting", "waiting", "completed", "completed", "failed", "cancelled"]
         )
         row = await self.store.get(claim.run_id)
@@ -104,11 +103,11 @@ class Walk:
         holds = (row.status, row.segment, row.worker) == ("running", claim.segment, claim.worker)
         past = await self.store.events(claim.run_id)
         seq, now = (past[-1].seq if past else 0) + 1, self.clock.now()
-        change = Change(end, finished_at=now) if end in ENDED else None
+        change = RunChange(end, finished_at=now) if end in ENDED_STATUSES else None
         if end == "waiting":
-            change = Change("waiting", waiting_for={"kind": "approval"}, wake_at=now + 30)
+            change = RunChange("waiting", waiting_for={"kind": "approval"}, wake_at=now + 30)
         event = Event(claim.run_id, seq, now, f"run.{end}" if end else "node.started", {})
-        step = Step("react", seq, "model", "h", "done", {})
+        step = JournalStep("react", seq, "model", "h", "done", {})
         try:
             await self.store.commit(
                 claim, steps=[step], events=[event], change=change, nested=[self.below(claim.run_id)]
@@ -134,7 +133,7 @@ class Walk:
         """Time passes; some workers say so."""
         self.clock.advance(self.chance.choice([0.6, 0.6, 3.0]))
         for worker in self.chance.sample(WORKERS, 2):
-            await self.store.beat(worker)
+            await self.store.heartbeat(worker)
             self.seen[worker] = self.clock.now()
 
     async def die(self) -> None:
@@ -144,13 +143,13 @@ class Walk:
             self.clock.advance(LEASE / 2)
             for worker in WORKERS:
                 if worker != dead:
-                    await self.store.beat(worker)
+                    await self.store.heartbeat(worker)
                     self.seen[worker] = self.clock.now()
         await self.sweep()
 
     async def leave(self) -> None:
         worker = self.chance.choice(WORKERS)
-        await self.store.leave(worker)
+        await self.store.release_worker(worker)
         self.seen.pop(worker, None)
 
     async def sweep(self) -> None:
@@ -162,7 +161,7 @@ class Walk:
     # -- what always holds -----------------------------------------------------------------------------------
 
     async def rows(self) -> Sequence[RunRow]:
-        return (await self.store.list(Wanted("acme", limit=NEWEST)))[0]
+        return (await self.store.list(RunQuery("acme", limit=NEWEST)))[0]
 
     async def look(self) -> None:
         rows = {row.run_id: row for row in await self.rows()}
@@ -171,7 +170,7 @@ class Walk:
             before, segment = self.was.get(row.run_id, ("running", 1))
             assert (
                 row.status == before
-                if before in ENDED
+                if before in ENDED_STATUSES
                 else row.segment > segment or row.status in FORWARD[before]
             )
             assert row.segment >= segment
@@ -180,13 +179,13 @@ class Walk:
                 self.reached[row.status] += 1
             self.was[row.run_id] = row.status, row.segment
             top = rows.get(row.worker)
-            if top is not None and row.parent and top.status in ENDED and top.segment > 1:
-                assert row.status in ENDED
+            if top is not None and row.parent and top.status in ENDED_STATUSES and top.segment > 1:
+                assert row.status in ENDED_STATUSES
 
     async def check_ends(self, rows: Sequence[RunRow]) -> None:
         for row in rows:
-            said = [e.type for e in await self.store.events(row.run_id) if e.type in TERMINAL]
-            assert said == ([f"run.{row.status}"] if row.status in ENDED else [])
+            said = [e.type for e in await self.store.events(row.run_id) if e.type in TERMINAL_EVENTS]
+            assert said == ([f"run.{row.status}"] if row.status in ENDED_STATUSES else [])
 
 
 @pytest.fixture
@@ -208,5 +207,7 @@ async def test_whatever_happens_a_run_ends_once_and_moves_forward(
     walk: Any = Walk(store, clock, Random(seed))
     for _ in range(STEPS):
         await walk.step()
-    await walk.check_ends((await store.list(Wanted("acme", limit=1000)))[0])
-    assert all(walk.reached[state] > 1 for state in ("queued", "running", "waiting", *ENDED)), walk.reached
+    await walk.check_ends((await store.list(RunQuery("acme", limit=1000)))[0])
+    assert all(walk.reached[state] > 1 for state in ("queued", "running", "waiting", *ENDED_STATUSES)), (
+        walk.reached
+    )

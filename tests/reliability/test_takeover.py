@@ -12,10 +12,10 @@ from typing import Any
 
 import asyncpg
 
-from astromesh.runtime.failpoints import TOOL_DONE, VARIABLE
+from astromesh.durable.failpoints import TOOL_DONE, VARIABLE
 from tests.platform.astromesh import CHILD, PROGRAM, ROOT
 from tests.platform.processes import Command, Server, plain_environment
-from tests.reliability.teller import LEASE, config
+from tests.reliability.payment_agent import LEASE, config
 
 PATIENCE = 90.0
 

@@ -13,11 +13,11 @@ from pathlib import Path
 import httpx
 import pytest
 
+from astromesh.access.scopes import Viewer
 from astromesh.runtime import task_log
 from astromesh.runtime.engine import AgentRuntime
-from astromesh.runtime.registry import Viewer
 from tests.conftest import ServerFactory
-from tests.integration.workflow_folder import sample, small
+from tests.integration.workflow.folders import sample, small
 from tests.platform.astromesh import PROGRAM
 from tests.platform.processes import plain_environment
 

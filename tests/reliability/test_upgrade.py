@@ -6,10 +6,10 @@ import re
 import shutil
 from pathlib import Path
 
-from astromesh.runtime.failpoints import TOOL_DONE, VARIABLE
+from astromesh.durable.failpoints import TOOL_DONE, VARIABLE
 from tests.platform.astromesh import CHILD, ROOT
 from tests.reliability.calls import PATIENCE, call, events_of, until
-from tests.reliability.teller import LEASE, config
+from tests.reliability.payment_agent import LEASE, config
 
 
 def another_package(folder: Path) -> Path:

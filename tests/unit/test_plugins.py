@@ -8,9 +8,9 @@ from typing import Any, Self
 
 import pytest
 from pydantic import BaseModel
+from structlog.testing import capture_logs
 
-from astromesh.abc.deps import Deps
-from astromesh.plugins import Plugins
+from astromesh.plugins import Deps, Plugins
 
 
 class Plugin:
@@ -75,3 +75,15 @@ def test_plugins_of_other_distributions_are_found(tmp_path: Path, monkeypatch: p
     assert {"slow", "webhook"} <= {*plugins.names("tools")}
     assert not {"gone", "no"} & {*plugins.names("tools")}
     assert plugins.origin("tools", "slow") == "new:Tool extra==1.0"
+
+
+def test_a_renamed_group_is_accepted_with_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = distribution(tmp_path, "extra", "[astromesh.desks]\nmine = mine:Worker\n")
+    monkeypatch.syspath_prepend(str(folder))
+    with capture_logs() as logged:
+        assert Plugins().origin("inbox_workers", "mine") == "mine:Worker extra==1.0"
+        assert Plugins({"desks": {"yours": Plugin}}).load("inbox_workers", "yours") is Plugin
+    assert [(one["event"], one["group"], one["use"], one["distribution"]) for one in logged] == [
+        ("plugin_group_renamed", "astromesh.desks", "astromesh.inbox_workers", "extra"),
+        ("plugin_group_renamed", "astromesh.desks", "astromesh.inbox_workers", ""),
+    ]

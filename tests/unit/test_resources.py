@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from astromesh.abc.deps import Resources
 from astromesh.errors import StoreUnavailable
+from astromesh.plugins import Resources
 
 
 class Away:

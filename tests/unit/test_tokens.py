@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from astromesh.tokens import Correction, estimate, estimate_message, estimate_request
+from astromesh.tokens import TokenCorrection, estimate, estimate_message, estimate_request
 from astromesh.types import CompletionRequest, Image, Message, ToolCall, ToolSpec
 
 
@@ -40,7 +40,7 @@ def test_calls_pictures_tools_and_schemas_count():
 
 
 def test_a_correction_moves_towards_what_is_reported_and_survives_nonsense():
-    correction = Correction()
+    correction = TokenCorrection()
     assert correction.apply(100) == 100
     for _ in range(20):
         correction.learn(100, 150)

@@ -1,18 +1,18 @@
-"""Agents: what is loaded, and runs."""
+"""Agents: list, describe, draw and run them; their tools and providers."""
 
 from __future__ import annotations
 
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import PlainTextResponse
 
-from astromesh.api.access import runtime_of
-from astromesh.api.asked import RunBody
-from astromesh.api.declared import scope
-from astromesh.api.routes.durable import WaitingOut
-from astromesh.api.running import MAY_RUN, RUN, run
-from astromesh.api.schemas import RunOut, problems, takes
-from astromesh.runtime.agent import Agent
-from astromesh.runtime.drawing import mermaid_of
+from astromesh.api.auth import runtime_of
+from astromesh.api.dependencies import scope
+from astromesh.api.fast_routes import RUN_PATH, RUN_SCOPE, run
+from astromesh.api.requests import RunBody
+from astromesh.api.routes.runs import WaitingOut
+from astromesh.api.schemas import RunOut, problems, request_body
+from astromesh.runtime.agent import Agent, agent_diagram
+from astromesh.runtime.agent_tools import describe_tools
 from astromesh.runtime.engine import AgentRuntime
 from astromesh.types import JsonObject
 
@@ -20,16 +20,16 @@ router = APIRouter(tags=["agents"])
 
 
 router.post(
-    RUN,
+    RUN_PATH,
     summary="Run an agent",
-    openapi_extra=takes(RunBody),
+    openapi_extra=request_body(RunBody),
     response_model=None,
     responses={
         200: {"model": RunOut, "content": {"text/event-stream": {}}},
         202: {"model": WaitingOut, "description": "The run waits for a person."},
         **problems(401, 403, 404, 409, 413, 422, 429, 502, 503, 504),
     },
-    dependencies=[Depends(MAY_RUN)],
+    dependencies=[Depends(RUN_SCOPE)],
 )(run)
 
 
@@ -65,7 +65,7 @@ async def agent(name: str, request: Request) -> JsonObject:
 )
 async def graph(name: str, request: Request) -> str:
     """What an agent does, as a Mermaid diagram."""
-    return mermaid_of(runtime_of(request).agent(name))
+    return agent_diagram(runtime_of(request).agent(name))
 
 
 def _line(agent: Agent) -> JsonObject:
@@ -78,7 +78,7 @@ def _line(agent: Agent) -> JsonObject:
         "display_name": identity.display_name,
         "description": identity.description,
         "pattern": agent.pattern_name,
-        **_status(agent.tools.missing()),
+        **_status(agent.tools.missing_tools()),
     }
 
 
@@ -89,7 +89,7 @@ def _status(missing: tuple[str, ...]) -> JsonObject:
 
 def _details(agent: Agent) -> JsonObject:
     return {
-        "models": list(agent.needs),
+        "models": list(agent.model_names),
         "tools": [t.name for t in agent.tools.specs()],
         "guardrails": {
             "input": [g.type for g in agent.guardrails.input_rules],
@@ -104,3 +104,20 @@ def _details(agent: Agent) -> JsonObject:
 
 def _broken(runtime: AgentRuntime, name: str) -> JsonObject:
     return {"name": name, "status": "unavailable", "errors": [str(f) for f in runtime.broken[name]]}
+
+
+# Tools and providers of the loaded agents.
+
+tools_router = APIRouter(tags=["tools"])
+
+
+@tools_router.get("/v1/tools", summary="List tools", dependencies=[scope("tools:read")])
+async def tools(request: Request) -> JsonObject:
+    """Every tool that some agent may use, in function-calling form, with the agents that may."""
+    return {"tools": describe_tools(runtime_of(request).agents.values())}
+
+
+@tools_router.get("/v1/providers", summary="List providers", dependencies=[scope("agents:read")])
+async def providers(request: Request) -> JsonObject:
+    """Every model that some agent may use, with the state of its circuit breaker and its latency."""
+    return {"providers": runtime_of(request).state.health.snapshot()}

@@ -14,15 +14,15 @@ from fastapi import APIRouter, Request, Response
 from pydantic import ValidationError
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from astromesh.abc.deps import Deps
-from astromesh.api.access import runtime_of
-from astromesh.api.asked import RunBody
-from astromesh.api.declared import scope
+from astromesh.access.scopes import RUN, permits
+from astromesh.api.auth import runtime_of
+from astromesh.api.dependencies import scope
+from astromesh.api.requests import RunBody
 from astromesh.errors import AgentNotFoundError, Forbidden, InvalidInput, MissingExtra, NotFound
+from astromesh.plugins import Deps
 from astromesh.runtime.engine import AgentRuntime
 from astromesh.runtime.records import RunRequest
-from astromesh.runtime.scopes import RUN, permits
-from astromesh.telemetry.traceparent import read_traceparent
+from astromesh.telemetry.traces import read_traceparent
 from astromesh.types import CallerContext, JsonObject, ToolSpec
 
 router = APIRouter(tags=["mcp"])
@@ -42,7 +42,7 @@ _PARAMETERS: JsonObject = {
 }
 
 
-class _Handed(Response):
+class _DelegatedResponse(Response):
     """A response that another ASGI app makes."""
 
     def __init__(self, app: ASGIApp) -> None:
@@ -61,14 +61,14 @@ class _Handed(Response):
 )
 async def mcp(request: Request) -> Response:
     """MCP over streamable HTTP, without sessions and without a stream of our own, so that POST is all."""
-    return _Handed((await _serving(runtime_of(request))).asgi)
+    return _DelegatedResponse((await _mcp_server(runtime_of(request))).asgi)
 
 
-async def _serving(runtime: AgentRuntime) -> Any:
-    return await runtime.opened.resources.shared(_Handed, lambda: _Opened(runtime))
+async def _mcp_server(runtime: AgentRuntime) -> Any:
+    return await runtime.state.resources.shared(_DelegatedResponse, lambda: _McpServer(runtime))
 
 
-class _Opened:
+class _McpServer:
     """The MCP server of a runtime, opened once."""
 
     def __init__(self, runtime: AgentRuntime) -> None:
@@ -80,7 +80,7 @@ class _Opened:
         except MissingExtra as error:
             raise NotFound(f"This server publishes no MCP tools: {error}") from error
         options = plugin.Options(tools=_tools, call=_call)
-        return await plugin.open(options, Deps(resources=self._runtime.opened.resources))
+        return await plugin.open(options, Deps(resources=self._runtime.state.resources))
 
     async def __aexit__(self, *_: object) -> None:
         """The server closes with the runtime's resources, where it opened itself."""
@@ -95,7 +95,7 @@ def _tools(request: Request) -> Iterator[ToolSpec]:
             yield ToolSpec(name, description, _PARAMETERS, "external")
 
 
-def _own(arguments: JsonObject) -> JsonObject:
+def _run_arguments(arguments: JsonObject) -> JsonObject:
     """What a tool's caller may say of a run. Raises: InvalidInput: there is more."""
     if more := sorted(arguments.keys() - _PARAMETERS["properties"].keys()):
         raise InvalidInput(f"An agent takes the texts query and session_id, not {more[0][:64]!r}.")
@@ -111,7 +111,7 @@ async def _call(request: Request, name: str, arguments: JsonObject) -> str:
     if name not in runtime.agents and name not in runtime.broken:
         raise AgentNotFoundError(name, "tools/list has those that you may run.")
     try:
-        asked = RunBody.model_validate({"session_id": f"mcp-{uuid4().hex}", **_own(arguments)})
+        asked = RunBody.model_validate({"session_id": f"mcp-{uuid4().hex}", **_run_arguments(arguments)})
     except ValidationError as error:
         fault = error.errors(include_url=False, include_input=False)[0]
         raise InvalidInput(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}.") from error

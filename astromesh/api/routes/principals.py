@@ -8,21 +8,21 @@ import orjson
 from fastapi import APIRouter, Request
 from fastapi.responses import StreamingResponse
 
-from astromesh.api.access import caller_of, runtime_of
-from astromesh.api.audit import forget
-from astromesh.api.declared import audited, scope
+from astromesh.access.scopes import ADMIN
+from astromesh.api.auth import caller_of, runtime_of
+from astromesh.api.dependencies import audited, scope
 from astromesh.api.errors import public_failure
+from astromesh.api.middleware.audit import pseudonymise
 from astromesh.api.schemas import ErasedOut, problems
 from astromesh.errors import AstromeshError, NotFound
-from astromesh.runtime.principals import erase_principal, principal_data
-from astromesh.runtime.scopes import ADMIN
+from astromesh.runtime.personal_data import erase_principal, principal_data
 from astromesh.types import JsonObject
 
 router = APIRouter(tags=["principals"])
 
 
 #: bytes that go out together, about
-_PORTION = 65_536
+_CHUNK_BYTES = 65_536
 _LINES = "application/x-ndjson"
 
 
@@ -35,11 +35,11 @@ _LINES = "application/x-ndjson"
 )
 async def show(principal: str, request: Request) -> StreamingResponse:
     """Everything that was kept for a principal, a JSON object in each line; the last one is of kind `end`."""
-    tenant = _permitted(request, principal)
+    tenant = _authorised_tenant(request, principal)
     records = principal_data(runtime_of(request), tenant, principal)
     first = await anext(records, None)  # a store that is away is a problem, not the end of a stream
     return StreamingResponse(
-        _portions(_lines(first, records)), media_type=_LINES, headers={"cache-control": "no-store"}
+        _chunks(_lines(first, records)), media_type=_LINES, headers={"cache-control": "no-store"}
     )
 
 
@@ -54,13 +54,13 @@ async def erase(principal: str, request: Request) -> ErasedOut:
 
     The audit log keeps a pseudonym: that somebody was erased, and by whom, stays.
     """
-    tenant = _permitted(request, principal)
+    tenant = _authorised_tenant(request, principal)
     count = await erase_principal(runtime_of(request), tenant, principal)
-    await forget(request, tenant, principal)
+    await pseudonymise(request, tenant, principal)
     return ErasedOut(principal=principal, erased=count)
 
 
-def _permitted(request: Request, principal: str) -> str:
+def _authorised_tenant(request: Request, principal: str) -> str:
     """The tenant, where the caller is that principal or an admin; for others there is nothing."""
     caller = caller_of(request)
     if principal != caller.user_id and ADMIN not in caller.scopes:
@@ -85,11 +85,11 @@ async def _lines(first: JsonObject | None, others: AsyncIterator[JsonObject]) ->
         yield orjson.dumps({"kind": "end", "records": count})
 
 
-async def _portions(lines: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+async def _chunks(lines: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     portion = bytearray()
     async for line in lines:
         portion += line + b"\n"
-        if len(portion) >= _PORTION:
+        if len(portion) >= _CHUNK_BYTES:
             yield bytes(portion)
             portion.clear()
     yield bytes(portion)

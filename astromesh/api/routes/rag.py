@@ -8,22 +8,22 @@ from typing import Annotated, Any, Literal, Self
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
 
-from astromesh.abc.rag import Document, Ingested, Passage
-from astromesh.api.access import runtime_of
-from astromesh.api.asked import PLAIN
-from astromesh.api.declared import audited, scope
+from astromesh.api.auth import runtime_of
+from astromesh.api.dependencies import audited, scope
+from astromesh.api.requests import SINGLE_LINE
 from astromesh.errors import InvalidInput
-from astromesh.runtime.rag_pipelines import knowledge_of
+from astromesh.knowledge.base import Document, IngestReport, Passage
+from astromesh.runtime.bootstrap import pipeline_of
 from astromesh.types import JsonObject
 
 router = APIRouter(tags=["knowledge"])
 
 #: documents of one request, passages of one answer
-MOST_DOCUMENTS, MOST_PASSAGES = 500, 50
+MAX_DOCUMENTS, MAX_PASSAGES = 500, 50
 
-DocumentId = Annotated[str, StringConstraints(min_length=1, max_length=512, pattern=PLAIN)]
+DocumentId = Annotated[str, StringConstraints(min_length=1, max_length=512, pattern=SINGLE_LINE)]
 #: what a filter can ask for: a plain value, or any of several
-Wanted = str | int | float | bool | list[str | int | float | bool]
+FilterValue = str | int | float | bool | list[str | int | float | bool]
 
 
 class _Body(BaseModel):
@@ -64,10 +64,10 @@ class DocumentIn(_Body):
 
 
 class DocumentsIn(_Body):
-    documents: list[DocumentIn] = Field(default=[], max_length=MOST_DOCUMENTS)
+    documents: list[DocumentIn] = Field(default=[], max_length=MAX_DOCUMENTS)
     remove: list[DocumentId] = Field(
         default=[],
-        max_length=MOST_DOCUMENTS,
+        max_length=MAX_DOCUMENTS,
         description="Documents to be forgotten, before those are added.",
     )
 
@@ -84,8 +84,8 @@ class IngestedOut(BaseModel):
 
 class QueryIn(_Body):
     query: str = Field(min_length=1, max_length=10_000, examples=["How do I reset my password?"])
-    top_k: int | None = Field(None, ge=1, le=MOST_PASSAGES, description="Absent: the pipeline's own.")
-    filters: dict[str, Wanted] = Field(
+    top_k: int | None = Field(None, ge=1, le=MAX_PASSAGES, description="Absent: the pipeline's own.")
+    filters: dict[str, FilterValue] = Field(
         default={}, description="Only documents whose metadata has these values; `document` is the id."
     )
 
@@ -117,8 +117,8 @@ async def documents(pipeline: str, body: DocumentsIn, request: Request) -> JsonO
     """Adds, replaces and removes documents; what is unchanged costs nothing. Files of folders are no part."""
     if not body.documents and not body.remove:
         raise InvalidInput("There is nothing to do: give documents, or ids to remove.")
-    knowledge = knowledge_of(runtime_of(request).opened, pipeline)
-    removed = await knowledge.remove(body.remove) if body.remove else Ingested()
+    knowledge = pipeline_of(runtime_of(request).state, pipeline)
+    removed = await knowledge.remove(body.remove) if body.remove else IngestReport()
     done = await knowledge.ingest([_document(one) for one in body.documents])
     return {
         "pipeline": pipeline, "added": done.added, "changed": done.changed, "removed": removed.removed,
@@ -134,7 +134,7 @@ async def documents(pipeline: str, body: DocumentsIn, request: Request) -> JsonO
 )
 async def query(pipeline: str, body: QueryIn, request: Request) -> JsonObject:
     """The best passages, best first, each with its source. Nothing found is an empty list."""
-    knowledge = knowledge_of(runtime_of(request).opened, pipeline)
+    knowledge = pipeline_of(runtime_of(request).state, pipeline)
     found = await knowledge.query(body.query, top_k=body.top_k, filters=body.filters or None)
     return {"pipeline": pipeline, "passages": list(map(Passage.to_json, found))}
 

@@ -7,17 +7,17 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
-from astromesh.abc.stores import ConversationStore, SessionInfo
-from astromesh.api.access import caller_of, owner_filter, runtime_of
-from astromesh.api.asked import MOST_SEQ
-from astromesh.api.declared import audited, scope
+from astromesh.api.auth import caller_of, owner_filter, runtime_of
+from astromesh.api.dependencies import audited, scope
+from astromesh.api.requests import MAX_SEQ
 from astromesh.api.schemas import HistoryOut, SessionOut, SessionsOut, TurnOut
 from astromesh.errors import SessionNotFound
+from astromesh.memory.base import ConversationStore, SessionInfo
 from astromesh.types import SessionKey, Turn
 
 router = APIRouter(tags=["sessions"])
 Limit = Annotated[int, Query(ge=1, le=1000)]
-After = Annotated[int, Query(ge=0, le=MOST_SEQ)]
+After = Annotated[int, Query(ge=0, le=MAX_SEQ)]
 
 
 @router.get("/v1/agents/{name}/sessions", summary="List sessions", dependencies=[scope("sessions:read")])
@@ -48,7 +48,7 @@ async def history(
     after: After = 0,
 ) -> HistoryOut:
     """The turns of a session, oldest first."""
-    key, store = await _owned(request, name, session_id)
+    key, store = await _find_session(request, name, session_id)
     found = await store.page(key, after=after, limit=limit + 1)
     page = found[:limit]
     more = page[-1].seq if len(found) > limit else None
@@ -63,12 +63,12 @@ async def history(
 )
 async def erase(name: str, session_id: str, request: Request) -> Response:
     """Deletes a session with everything that was kept of it."""
-    key, _ = await _owned(request, name, session_id)
+    key, _ = await _find_session(request, name, session_id)
     await runtime_of(request).agent(name).memory.erase(key)
     return Response(status_code=204)
 
 
-async def _owned(request: Request, name: str, session_id: str) -> tuple[SessionKey, ConversationStore]:
+async def _find_session(request: Request, name: str, session_id: str) -> tuple[SessionKey, ConversationStore]:
     """The session's key and store, if this caller may see it; what is somebody else's does not exist."""
     caller = caller_of(request)
     store = runtime_of(request).agent(name).memory.conversations

@@ -9,25 +9,23 @@ import orjson
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-from astromesh.abc.tasks import Artifact, ArtifactType, Found
-from astromesh.api.access import caller_of, runtime_of, viewer_of
-from astromesh.api.asked import MOST_SEQ
-from astromesh.api.body import ClientGone, read, unless_gone
-from astromesh.api.declared import audited, scope
-from astromesh.api.idempotency import name_of
-from astromesh.api.outbox import Outbox
-from astromesh.api.schemas import problems, takes
-from astromesh.api.sse import EventStreamResponse
-from astromesh.runtime.task_asked import Asked
-from astromesh.telemetry.traceparent import read_traceparent
+from astromesh.api.auth import caller_of, runtime_of, viewer_of
+from astromesh.api.dependencies import audited, scope
+from astromesh.api.idempotency import idempotency_key
+from astromesh.api.requests import MAX_SEQ, ClientDisconnected, cancel_on_disconnect, read_body
+from astromesh.api.responses import EventBuffer, EventStreamResponse
+from astromesh.api.schemas import problems, request_body
+from astromesh.durable.base import Artifact, ArtifactFilter, ArtifactType
+from astromesh.runtime.records import TaskRequest
+from astromesh.telemetry.traces import read_traceparent
 from astromesh.types import JsonObject
 
 
-async def _loaded(request: Request) -> None:
+async def _load_workflows(request: Request) -> None:
     await runtime_of(request).load_workflows()
 
 
-router = APIRouter(tags=["workflows"], dependencies=[Depends(_loaded)])
+router = APIRouter(tags=["workflows"], dependencies=[Depends(_load_workflows)])
 _READING = problems(401, 403, 404, 409)
 _RUNNING = problems(401, 403, 404, 413, 422, 503)
 Status = Literal["", "queued", "running", "success", "failure", "partial"]
@@ -89,28 +87,30 @@ _REPLAY: TypeAdapter[ReplayBody] = TypeAdapter(ReplayBody)
 @router.get("/v1/workflows", summary="List the workflows", dependencies=[scope("workflows:read")])
 async def workflows(request: Request) -> JsonObject:
     """Every workflow of the configuration, those with faults too."""
-    return {"workflows": runtime_of(request).workflows.loaded.listed()}
+    return {"workflows": runtime_of(request).workflows.loaded.to_json()}
 
 
 @router.post(
     "/v1/workflows/{name}/run",
     summary="Run a workflow",
     response_model=TaskOut,
-    openapi_extra=takes(TaskBody),
+    openapi_extra=request_body(TaskBody),
     responses=_RUNNING,
     dependencies=[scope("workflows:run")],
 )
 async def run(name: str, request: Request) -> Response:
     """Runs a Task to its end. It is cancelled when the client goes away, unless it has an Idempotency-Key."""
-    body = await read(request, _TASK)
-    workflows, caller, asked = runtime_of(request).workflows, caller_of(request), _asked(body, request)
+    body = await read_body(request, _TASK)
+    workflows, caller, asked = runtime_of(request).workflows, caller_of(request), _task_request(body, request)
     try:
-        if (key := await name_of(request)) is not None:
-            return _json(await unless_gone(request, workflows.answer(name, asked, key, caller=caller)))
-        result = await unless_gone(request, workflows.run(name, asked, caller=caller))
-    except ClientGone:
+        if (key := await idempotency_key(request)) is not None:
+            return _json_response(
+                await cancel_on_disconnect(request, workflows.answer(name, asked, key, caller=caller))
+            )
+        result = await cancel_on_disconnect(request, workflows.run(name, asked, caller=caller))
+    except ClientDisconnected:
         return Response(status_code=499)
-    return _json(result.to_json())
+    return _json_response(result.to_json())
 
 
 @router.post(
@@ -118,20 +118,20 @@ async def run(name: str, request: Request) -> Response:
     summary="Accept a durable Task",
     status_code=202,
     response_model=TaskAcceptedOut,
-    openapi_extra=takes(TaskBody),
+    openapi_extra=request_body(TaskBody),
     responses=_RUNNING,
     dependencies=[scope("workflows:run")],
 )
 async def accept(name: str, request: Request) -> Response:
     """Answered when the Task is on disk: from then on it ends, whatever dies meanwhile."""
-    body = await read(request, _TASK)
+    body = await read_body(request, _TASK)
     row = await runtime_of(request).workflows.accept(
-        name, _asked(body, request), caller=caller_of(request), key=await name_of(request)
+        name, _task_request(body, request), caller=caller_of(request), key=await idempotency_key(request)
     )
     path = f"/v1/tasks/{row.task_id}"
     links = {"self": path, "events": f"{path}/events", "cancel": f"{path}/cancel"}
     # who sends it again, with its key, gets the same answer; what became of the Task is asked for by its id
-    return _json({"task_id": row.task_id, "status": "queued", "links": links}, 202)
+    return _json_response({"task_id": row.task_id, "status": "queued", "links": links}, 202)
 
 
 @router.get("/v1/tasks", summary="List Tasks", dependencies=[scope("workflows:read")])
@@ -185,10 +185,10 @@ async def artifacts(
     limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
 ) -> JsonObject:
     """Validated outputs, answers of tools, telemetry, evaluations; the oldest first."""
-    wanted = Found(task_id, node, type, since.timestamp() if since else 0.0, limit)
+    wanted = ArtifactFilter(task_id, node, type, since.timestamp() if since else 0.0, limit)
     viewer = viewer_of(caller_of(request))
     found = await runtime_of(request).workflows.tasks.artifacts(task_id, viewer, wanted)
-    return {"artifacts": [_shown(one) for one in found]}
+    return {"artifacts": [_artifact_json(one) for one in found]}
 
 
 @router.get(
@@ -202,10 +202,10 @@ async def artifacts(
 async def events(
     task_id: str,
     request: Request,
-    last_event_id: Annotated[int, Header(ge=0, le=MOST_SEQ, description="Resume behind this event.")] = 0,
+    last_event_id: Annotated[int, Header(ge=0, le=MAX_SEQ, description="Resume behind this event.")] = 0,
 ) -> Response:
     """Everything behind `Last-Event-ID`, then what comes, until the Task has ended."""
-    outbox = Outbox()
+    outbox = EventBuffer()
     request.app.state.followers.add(outbox)
     viewer, tasks = viewer_of(caller_of(request)), runtime_of(request).workflows.tasks
     leave = await tasks.follow(task_id, viewer, last_event_id, outbox, outbox.close)
@@ -228,13 +228,13 @@ async def cancel(task_id: str, request: Request) -> JsonObject:
     "/v1/tasks/{task_id}/pause",
     summary="Pause a Task before its next stage",
     response_model=TaskOut,
-    openapi_extra=takes(PauseBody, required=False),
+    openapi_extra=request_body(PauseBody, required=False),
     responses=_READING,
     dependencies=[audited("task.pause", "task_id"), scope("workflows:write")],
 )
 async def pause(task_id: str, request: Request) -> JsonObject:
     """Stages that run go on; the next ones wait, or only the named ones."""
-    body = await read(request, _PAUSE) if await request.body() else PauseBody()
+    body = await read_body(request, _PAUSE) if await request.body() else PauseBody()
     viewer = viewer_of(caller_of(request))
     return await runtime_of(request).workflows.tasks.pause(task_id, viewer, body.before)
 
@@ -266,28 +266,28 @@ async def resume(task_id: str, request: Request) -> JsonObject:
 @router.post(
     "/v1/tasks/{task_id}/replay",
     summary="Replay a Task offline",
-    openapi_extra=takes(ReplayBody, required=False),
+    openapi_extra=request_body(ReplayBody, required=False),
     responses={**_READING, **problems(422)},
     dependencies=[audited("task.replay", "task_id"), scope("workflows:write")],
 )
 async def replay(task_id: str, request: Request) -> JsonObject:
     """Runs an ended Task, or one stage of it, from its records: nobody is asked, nothing is kept."""
-    body = await read(request, _REPLAY) if await request.body() else ReplayBody()
+    body = await read_body(request, _REPLAY) if await request.body() else ReplayBody()
     viewer = viewer_of(caller_of(request))
     return await runtime_of(request).workflows.replays.replay(task_id, viewer, body.stage, body.task)
 
 
-def _asked(body: TaskBody, request: Request) -> Asked:
+def _task_request(body: TaskBody, request: Request) -> TaskRequest:
     caused_by = read_traceparent(request.headers.get("traceparent"))
-    return Asked(body.input, body.start, body.metadata, caused_by)
+    return TaskRequest(body.input, body.start, body.metadata, caused_by)
 
 
-def _shown(one: Artifact) -> JsonObject:
+def _artifact_json(one: Artifact) -> JsonObject:
     return {
         "type": one.type, "task": one.path, "node_id": one.node, "stage_id": one.stage,
         "created_at": one.created_at, "run_fingerprint": one.fingerprint, "content": one.content,
     }  # fmt: skip
 
 
-def _json(content: Any, status: int = 200) -> Response:
+def _json_response(content: Any, status: int = 200) -> Response:
     return Response(orjson.dumps(content), status, media_type="application/json")

@@ -1,6 +1,6 @@
 """agents.yaml, tools.yaml, providers.yaml and provider_credentials.yaml of a workflow.
 
-Another spelling of the runtime's own records: a model becomes a provider plugin's block, an agent a pattern.
+The engine opens a model as a provider plugin and an agent as a pattern.
 """
 
 from __future__ import annotations
@@ -10,13 +10,12 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag
 
 from astromesh.config.environment import VariableName
-from astromesh.config.fields import Count, JsonMap, Seconds
-from astromesh.config.workflow.nodes import SchemaRef
-from astromesh.config.workflow.part import FilePart, Id, Part
+from astromesh.config.records import Count, JsonMap, Seconds
+from astromesh.config.workflow.manifest import Id, ManifestFile, SchemaRef, Section
 from astromesh.types import Effect
 
 
-class AgentConfig(Part):
+class AgentConfig(Section):
     temperature: float | None = Field(None, ge=0, description="Sent with every call.")
     top_p: float | None = Field(None, gt=0, le=1, description="Sent with every call.")
     max_tokens: Count | None = Field(None, description="Most tokens of one answer.")
@@ -24,10 +23,10 @@ class AgentConfig(Part):
     max_tool_rounds: Count = Field(10, description="Rounds of tool calls before the answer.")
 
 
-class OwnAgent(Part):
+class OwnAgent(Section):
     id: Id = Field(description="Unique among the agents.")
     model: str = Field(min_length=1, description="Id of a model in providers.yaml.")
-    system_prompt: str = Field("", description="What the agent is told; plain text.")
+    system_prompt: str = Field("", description="System prompt; plain text.")
     pattern: str = Field("react", min_length=1, description="Name of the orchestration pattern.")
     pattern_options: JsonMap = Field(default_factory=dict, description="The pattern's own options.")
     schema_in: SchemaRef | None = Field(None, description="Of its input, where the node says nothing.")
@@ -37,16 +36,16 @@ class OwnAgent(Part):
     config: AgentConfig = AgentConfig()
 
 
-class AgentsFile(FilePart):
+class AgentsFile(ManifestFile):
     agents: tuple[OwnAgent, ...] = ()
 
 
 # -- tools -------------------------------------------------------------------------------------------------
 
 
-class ToolHead(Part):
+class ToolHead(Section):
     id: Id = Field(description="Unique among the tools; the name that models see.")
-    description: str = Field("", description="What the model is told.")
+    description: str = Field("", description="Description for the model.")
     schema_in: SchemaRef | None = Field(None, description="Of the arguments, type: object.")
     schema_out: SchemaRef | None = Field(None, description="Of the result.")
     timeout_s: Seconds = Field(30.0, description="Seconds that one call may take.")
@@ -63,7 +62,7 @@ class PythonTool(ToolHead):
 class BuiltinTool(ToolHead):
     type: str = Field(min_length=1, description="A kind of tool of the runtime: builtin, webhook, internal …")
     options: JsonMap = Field(default_factory=dict, description="The options of that kind.")
-    root: str | None = Field(None, description="Folder that file tools are kept in.")
+    root: str | None = Field(None, description="Folder that confines file tools.")
     allow_network: bool = Field(False, description="Whether the tool may use the network.")
     allow_shell: bool = Field(False, description="Whether the tool may run programs.")
 
@@ -78,31 +77,31 @@ ToolSpecs = Annotated[
 ]
 
 
-class ToolsFile(FilePart):
+class ToolsFile(ManifestFile):
     tools: tuple[ToolSpecs, ...] = ()
 
 
 # -- models ------------------------------------------------------------------------------------------------
 
 
-class ProviderSpec(Part):
+class ProviderSpec(Section):
     id: Id = Field(description="Unique among the models.")
     kind: Literal["llm"] = Field("llm", description="What it provides.")
     adapter: str = Field(min_length=1, description="Provider plugin: openai_compat, anthropic, ollama …")
     model: str = Field("", description="The model's name at the service.")
     base_url: str = Field("", description="The service's address; empty: its own.")
     credential: str | None = Field(None, description="Id in provider_credentials.yaml.")
-    fallback: tuple[str, ...] = Field((), description="Models that are asked when this one does not answer.")
+    fallback: tuple[str, ...] = Field((), description="Models that are called when this one fails.")
     version: str = Field("", description="Of the adapter's settings, free text.")
     timeout_s: Seconds = Field(60.0, description="Seconds of one model call.")
     options: JsonMap = Field(default_factory=dict, description="Further options of the plugin.")
 
 
-class ProvidersFile(FilePart):
+class ProvidersFile(ManifestFile):
     providers: tuple[ProviderSpec, ...] = ()
 
 
-class AuthSpec(Part):
+class AuthSpec(Section):
     type: Literal["api_key", "bearer", "encrypted"] = Field("api_key", description="What kind of secret.")
     source: Literal["env", "file"] = Field(description="Where it is.")
     env_var: VariableName | None = Field(
@@ -114,11 +113,11 @@ class AuthSpec(Part):
     key_file: str | None = Field(None, min_length=1, description="File with the key (encrypted).")
 
 
-class CredentialSpec(Part):
+class CredentialSpec(Section):
     id: Id = Field(description="Unique among the credentials.")
     provider: str = Field(min_length=1, description="Adapter that it is for.")
     auth: AuthSpec
 
 
-class CredentialsFile(FilePart):
+class CredentialsFile(ManifestFile):
     provider_credentials: tuple[CredentialSpec, ...] = ()

@@ -1,12 +1,12 @@
-"""The nodes, one module per concept. `KINDS` gives each class the name by which YAML calls it."""
+"""The nodes, one module per concept. `KINDS` maps the names that YAML uses to the classes."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
 
 from astromesh.graph.base import BaseNode
-from astromesh.graph.function import FunctionNode
 from astromesh.graph.nodes.autonomous import AutonomousNode
 from astromesh.graph.nodes.composite import FanOutNode, LoopNode, ParallelNode, RetryNode, SubgraphNode
+from astromesh.graph.nodes.function import FunctionNode, TransformNode
 from astromesh.graph.nodes.guard import GuardNode
 from astromesh.graph.nodes.human import HumanNode
 from astromesh.graph.nodes.prompt import PromptNode
@@ -22,7 +22,6 @@ from astromesh.graph.nodes.reasoning import (
 )
 from astromesh.graph.nodes.router import RouterNode
 from astromesh.graph.nodes.tool import ToolNode
-from astromesh.graph.nodes.transform import TransformNode
 
 KINDS: Mapping[str, type[BaseNode]] = MappingProxyType({
     "prompt": PromptNode,

@@ -1,7 +1,7 @@
-"""The reasoning nodes: PromptNodes with a purpose, default flags (document 002), a place for what they find.
+"""The reasoning nodes: PromptNodes with a purpose, default flags (document 002) and a place for findings.
 
-They speak with their own role, not as the assistant, and leave the conversation as it is: what they found
-stands in the state, in their output and in `output_key`. SynthesizeNode writes the answer, as the assistant.
+They ask in their own role, not as the assistant, and add nothing to the conversation: their findings stand in
+the state, in their output and in `output_key`. SynthesizeNode writes the answer, as the assistant.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ from collections.abc import Hashable
 from typing import Any, ClassVar, Unpack
 
 from astromesh.graph.base import NodeKeywords
-from astromesh.graph.extract import extract_object, extract_values
 from astromesh.graph.flags import NodeFlag
+from astromesh.graph.node_config import NodeConfig
 from astromesh.graph.nodes.prompt import PromptNode
 from astromesh.graph.records import NodeResult
 from astromesh.graph.state import GraphState
+from astromesh.graph.structured_output import extract_object, extract_values
 
 _NUMBERED = re.compile(r"^\s*(?:\d+[.)]|[-*•])\s+", re.MULTILINE)
 SEVERITIES = ("none", "low", "medium", "high")
@@ -25,29 +26,34 @@ class ReasoningNode(PromptNode):
     """A PromptNode that thinks for the graph and not for the reader.
 
     Args:
-        keywords: see `NodeKeywords`; `instructions` come after the node's own purpose.
+        keywords: See `NodeKeywords`. `instructions` come after the node's own purpose.
     """
 
-    voice: ClassVar[str] = "reasoning"
-    own: ClassVar[tuple[str, ...]] = ()
+    event_role: ClassVar[str] = "reasoning"
+    constructor_keys: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, name: str, **keywords: Unpack[NodeKeywords]) -> None:
-        super().__init__(name, role=self.voice, **keywords)
+        super().__init__(name, role=self.event_role, **keywords)
 
-    def _finish(self, result: NodeResult, state: GraphState) -> NodeResult:
-        result.messages_added = ()
-        if not result.error:
-            self._found(result, state)
+    async def execute(self, state: GraphState, config: NodeConfig) -> NodeResult:
+        result = await super().execute(state, config)
+        if not result.tool_calls:
+            self._finish(result, state)
         return result
 
-    def _found(self, result: NodeResult, state: GraphState) -> None:
-        """Puts what was found where it belongs and may choose the next node."""
+    def _finish(self, result: NodeResult, state: GraphState) -> None:
+        result.messages_added = ()
+        if not result.error:
+            self._store(result, state)
+
+    def _store(self, result: NodeResult, state: GraphState) -> None:
+        """Stores the findings in the state. It may choose the next node."""
 
 
 class ThinkNode(ReasoningNode):
-    """Analyses what is known, what is missing and what to do next. Output: the thought, a text."""
+    """Analyses what is known, what is missing and what to do next. The output is the thought, a text."""
 
-    voice = "think"
+    event_role = "think"
     default_flags: ClassVar[frozenset[Hashable]] = frozenset({NodeFlag.READONLY, NodeFlag.LIGHTWEIGHT})
     purpose = (
         "Think about the task: what is asked, what is known, what is missing, and what should happen next. "
@@ -56,34 +62,34 @@ class ThinkNode(ReasoningNode):
 
 
 class ReflectNode(ReasoningNode):
-    """Looks back on the work so far. Output: the reflection, also appended to `state.reflections`."""
+    """Reviews the work so far. The output is the reflection, which is appended to `state.reflections`."""
 
-    voice = "reflect"
+    event_role = "reflect"
     default_flags: ClassVar[frozenset[Hashable]] = frozenset({NodeFlag.STATEFUL, NodeFlag.OBSERVABLE})
     purpose = (
         "Look back on the work so far: what went well, what is wrong or missing, and what to do differently. "
         "Be brief and concrete."
     )
 
-    def _found(self, result: NodeResult, state: GraphState) -> None:
+    def _store(self, result: NodeResult, state: GraphState) -> None:
         state.reflections.append(result.output)
 
 
 class ObserveNode(ReasoningNode):
     """Notes what the conversation establishes.
 
-    Output: `{"entities": {...}, "facts": [...]}`; both are merged into the context under these names, and the
-    facts are appended to `state.observations`.
+    The output is `{"entities": {...}, "facts": [...]}`. Both are merged into the context under these names,
+    and the facts are appended to `state.observations`.
     """
 
-    voice = "observe"
+    event_role = "observe"
     default_flags: ClassVar[frozenset[Hashable]] = frozenset({NodeFlag.STATEFUL})
     purpose = (
         "Extract what the conversation and its tool results establish. Answer with one JSON object: "
         '{"entities": {"NAME": "WHAT IT IS"}, "facts": ["FACT"]}. State only what is supported.'
     )
 
-    def _found(self, result: NodeResult, state: GraphState) -> None:
+    def _store(self, result: NodeResult, state: GraphState) -> None:
         found = _object(result) or {"facts": [result.raw_output]}
         entities, facts = found.get("entities"), found.get("facts")
         entities = entities if isinstance(entities, dict) else dict.fromkeys(_list(entities), "")
@@ -96,9 +102,9 @@ class ObserveNode(ReasoningNode):
 
 
 class JustifyNode(ReasoningNode):
-    """Gives the reasons for a decision, for an audit. Output: the justification, a text."""
+    """Gives the reasons for a decision, for an audit. The output is the justification, a text."""
 
-    voice = "justify"
+    event_role = "justify"
     default_flags: ClassVar[frozenset[Hashable]] = frozenset(
         {NodeFlag.READONLY, NodeFlag.OBSERVABLE, NodeFlag.VERBOSE}
     )
@@ -111,16 +117,16 @@ class JustifyNode(ReasoningNode):
 class CritiqueNode(ReasoningNode):
     """Looks for faults in the work so far.
 
-    Output: `{"severity": "none | low | medium | high", "issues": [...]}`.
+    The output is `{"severity": "none | low | medium | high", "issues": [...]}`.
 
     Args:
-        revise: the node to go to when the critique is at least as severe as `threshold`.
+        revise: The next node if the critique is at least as severe as `threshold`.
         threshold: `low`, `medium` or `high`.
-        keywords: see `NodeKeywords`.
+        keywords: See `NodeKeywords`.
     """
 
-    voice = "critic"
-    own: ClassVar[tuple[str, ...]] = ("revise", "threshold")
+    event_role = "critic"
+    constructor_keys: ClassVar[tuple[str, ...]] = ("revise", "threshold")
     default_flags: ClassVar[frozenset[Hashable]] = frozenset({NodeFlag.READONLY, NodeFlag.OBSERVABLE})
     purpose = (
         "Criticise the work so far: errors, unsupported claims, gaps, unclear parts. Answer with one JSON "
@@ -134,64 +140,68 @@ class CritiqueNode(ReasoningNode):
             raise ValueError(
                 f"Node {name!r}: threshold is one of {', '.join(SEVERITIES)}, not {threshold!r}."
             )
-        super().__init__(name, **_also_to(keywords, revise))
+        super().__init__(name, **_with_route(keywords, revise))
         self.revise, self.threshold = revise, threshold
 
-    def given(self, key: str) -> Any:
-        return _without(self.routes, self.revise) if key == "routes" else super().given(key)
+    def constructor_value(self, key: str) -> Any:
+        return (
+            _without_added_route(self.routes, self.revise)
+            if key == "routes"
+            else super().constructor_value(key)
+        )
 
-    def _found(self, result: NodeResult, state: GraphState) -> None:
+    def _store(self, result: NodeResult, state: GraphState) -> None:
         found = _object(result) or {"issues": [result.raw_output]}
-        said = str(found.get("severity", "")).lower()
-        # a critique that does not say how severe it is has issues all the same
-        severity = said if said in SEVERITIES else "medium"
+        named = str(found.get("severity", "")).lower()
+        # a critique without a severity has issues all the same
+        severity = named if named in SEVERITIES else "medium"
         result.output = {**found, "severity": severity, "issues": _list(found.get("issues"))}
         if self.revise and SEVERITIES.index(severity) >= SEVERITIES.index(self.threshold):
             result.next_node = self.revise
 
 
 class PlanNode(ReasoningNode):
-    """Breaks the task into steps. Output: the list of steps, also written to `state.plan`."""
+    """Splits the task into steps. The output is the list of steps, which is also written to `state.plan`."""
 
-    voice = "planner"
+    event_role = "planner"
     default_flags: ClassVar[frozenset[Hashable]] = frozenset({NodeFlag.STATEFUL, NodeFlag.OBSERVABLE})
     purpose = (
         "Break the task into as few steps as it needs, each of which one worker can carry out by itself. "
         'Answer with one JSON array of short texts: ["STEP", "STEP"].'
     )
 
-    def _found(self, result: NodeResult, state: GraphState) -> None:
+    def _store(self, result: NodeResult, state: GraphState) -> None:
         result.output = steps_of(result.output)
         state.plan[:] = result.output
 
 
 class SynthesizeNode(ReasoningNode):
-    """Writes the final answer from everything that was found. Output: the answer, a text."""
+    """Writes the final answer from all findings. The output is the answer, a text."""
 
-    voice = ""
+    event_role = ""
     default_flags: ClassVar[frozenset[Hashable]] = frozenset({NodeFlag.OBSERVABLE})
     purpose = (
         "Write the final answer for the reader from everything found so far. Answer the question itself; "
         "do not describe how it was worked on. Say what could not be found out."
     )
 
-    def _finish(self, result: NodeResult, state: GraphState) -> NodeResult:
-        return result
+    def _finish(self, result: NodeResult, state: GraphState) -> None:
+        """Leaves the answer in the conversation."""
 
 
 class ValidateNode(ReasoningNode):
     """Judges whether the work so far meets its requirements.
 
-    Output: `{"valid": bool, "problems": [...]}`, checked against that schema.
+    The output is `{"valid": bool, "problems": [...]}`, checked against that schema.
 
     Args:
-        on_valid: the node to go to when it does.
-        on_invalid: the node to go to when it does not.
-        keywords: see `NodeKeywords`; `instructions` are the requirements.
+        on_valid: The next node if it does.
+        on_invalid: The next node if it does not.
+        keywords: See `NodeKeywords`. `instructions` are the requirements.
     """
 
-    voice = "validate"
-    own: ClassVar[tuple[str, ...]] = ("on_valid", "on_invalid")
+    event_role = "validate"
+    constructor_keys: ClassVar[tuple[str, ...]] = ("on_valid", "on_invalid")
     default_flags: ClassVar[frozenset[Hashable]] = frozenset({NodeFlag.READONLY, NodeFlag.VALIDATE_OUTPUT})
     purpose = (
         "Judge whether the work so far is correct, complete and meets the requirements. Answer with one JSON "
@@ -210,30 +220,30 @@ class ValidateNode(ReasoningNode):
         self, name: str, *, on_valid: str = "", on_invalid: str = "", **keywords: Unpack[NodeKeywords]
     ) -> None:
         keywords.setdefault("output_schema", self.schema)
-        super().__init__(name, **_also_to(keywords, on_valid, on_invalid))
+        super().__init__(name, **_with_route(keywords, on_valid, on_invalid))
         self.on_valid, self.on_invalid = on_valid, on_invalid
 
-    def given(self, key: str) -> Any:
+    def constructor_value(self, key: str) -> Any:
         if key == "routes":
-            return _without(self.routes, self.on_valid, self.on_invalid)
-        return super().given(key)
+            return _without_added_route(self.routes, self.on_valid, self.on_invalid)
+        return super().constructor_value(key)
 
-    def _found(self, result: NodeResult, state: GraphState) -> None:
+    def _store(self, result: NodeResult, state: GraphState) -> None:
         valid = isinstance(result.output, dict) and result.output.get("valid") is True
         result.next_node = self.on_valid if valid else self.on_invalid
 
 
-def _also_to(keywords: NodeKeywords, *targets: str) -> NodeKeywords:
-    """With the targets that the node itself may choose declared, so that they are checked and drawn."""
+def _with_route(keywords: NodeKeywords, *targets: str) -> NodeKeywords:
+    """Returns keywords that declare the node's own targets, so that they are checked and drawn."""
     return {**keywords, "routes": (*keywords.get("routes", ()), *filter(None, targets))}
 
 
-def _without(routes: tuple[str, ...], *targets: str) -> tuple[str, ...]:
+def _without_added_route(routes: tuple[str, ...], *targets: str) -> tuple[str, ...]:
     return routes[: len(routes) - sum(map(bool, targets))]
 
 
 def steps_of(output: Any) -> list[Any]:
-    """A plan as a list: a JSON array, an object with `steps` or `plan`, or the lines of a list in words."""
+    """Returns the steps of a plan: a JSON array, an object with `steps` or `plan`, or the lines of a list."""
     if not isinstance(output, str):
         return _steps_in(output) or []
     for value in extract_values(output):
@@ -254,7 +264,7 @@ def _steps_in(value: Any) -> list[Any] | None:
 
 
 def _object(result: NodeResult) -> dict[str, Any]:
-    """The JSON object in an answer, also one with prose around it."""
+    """Returns the JSON object in an answer, also with prose around it."""
     if isinstance(result.output, dict):
         return result.output
     return extract_object(str(result.output or "")) or {}

@@ -8,8 +8,8 @@ from typing import Any, ClassVar, Unpack
 
 import orjson
 
-from astromesh.graph.base import ASKING, BaseNode, NodeKeywords
-from astromesh.graph.config import NodeConfig
+from astromesh.graph.base import PROMPT_KEYWORDS, BaseNode, NodeKeywords
+from astromesh.graph.node_config import NodeConfig
 from astromesh.graph.records import NodeResult
 from astromesh.graph.state import GraphState
 from astromesh.types import Message, ToolCall, ToolResult
@@ -18,25 +18,26 @@ Arguments = Mapping[str, Any] | Callable[[GraphState], Mapping[str, Any]]
 
 
 class ToolNode(BaseNode):
-    """Calls tools without asking a model.
+    """Makes tool calls without asking a model.
 
-    Without `tool` it carries out what the last assistant message asks for: the step behind a PromptNode with
+    Without `tool` it makes the calls of the last assistant message: the step after a PromptNode with
     `tool_loop=False`. With `tool` it calls that one, and a failed call fails the node.
 
     Args:
-        tool: name of a tool, one of the engine's or of `tools`; empty for the calls that are pending.
-        arguments: of that call: a mapping, or a function of the state. By default the values of `input_keys`.
-        keywords: see `NodeKeywords`.
+        tool: The name of a tool, one of the engine's or of `tools`. Empty for the pending calls.
+        arguments: The arguments of that call: a mapping, or a function of the state. The default are the
+            values of `input_keys`.
+        keywords: See `NodeKeywords`.
     """
 
-    own = ("tool", "arguments")
-    ignores: ClassVar[frozenset[str]] = ASKING | {"model_override", "tool_loop"}
+    constructor_keys = ("tool", "arguments")
+    ignores: ClassVar[frozenset[str]] = PROMPT_KEYWORDS | {"model_override", "tool_loop"}
 
     def __init__(
         self, name: str, tool: str = "", arguments: Arguments | None = None, **keywords: Unpack[NodeKeywords]
     ) -> None:
         if tool or not keywords.get("tools"):
-            # no model chooses here: any of the engine's may be named or pending
+            # no model chooses here: any of the engine's tools may be named or pending
             keywords.setdefault("inject_tools", True)
         super().__init__(name, **keywords)
         self.tool, self.arguments = tool, arguments
@@ -44,13 +45,13 @@ class ToolNode(BaseNode):
     async def execute(self, state: GraphState, config: NodeConfig) -> NodeResult:
         if self.tool:
             return await self._call(state, config)
-        calls = pending(state.messages)
+        calls = pending_calls(state.messages)
         if not calls:
             return NodeResult(self.name, error=f"{self.name!r} has no tool call to carry out.")
         results = await config.call_tools(calls, state)
         answers = tuple(Message("tool", r.content, tool_call_id=r.call_id, name=r.name) for r in results)
-        # a failed call is the model's to correct, not the node's failure
-        return NodeResult(self.name, _values(results), messages_added=answers, is_answer=False)
+        # the model may correct a failed call: it is not the node's failure
+        return NodeResult(self.name, _values_of(results), messages_added=answers, is_answer=False)
 
     async def _call(self, state: GraphState, config: NodeConfig) -> NodeResult:
         arguments = self._arguments(state)
@@ -70,8 +71,8 @@ class ToolNode(BaseNode):
         return {key: state.context[key] for key in self.input_keys if key in state.context}
 
 
-def pending(messages: Sequence[Message]) -> tuple[ToolCall, ...]:
-    """The tool calls of the newest assistant message that have no result yet."""
+def pending_calls(messages: Sequence[Message]) -> tuple[ToolCall, ...]:
+    """Returns the tool calls of the newest assistant message that have no result yet."""
     answered: set[str] = set()
     for message in reversed(messages):
         if message.role == "tool":
@@ -83,6 +84,6 @@ def pending(messages: Sequence[Message]) -> tuple[ToolCall, ...]:
     return ()
 
 
-def _values(results: Sequence[ToolResult]) -> Any:
+def _values_of(results: Sequence[ToolResult]) -> Any:
     values = [r.value if r.ok else {"error": r.error, "message": r.content} for r in results]
     return values[0] if len(values) == 1 else values

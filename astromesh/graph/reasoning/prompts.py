@@ -1,26 +1,28 @@
-"""What the model is told and shown at each node that asks it.
+"""What the model is asked and shown at each node, and the one budgeted call that asks it.
 
-Every prompt begins with the agent's own system message. What was gathered stands behind the task as data.
+Every prompt begins with the agent's own system message. Gathered material follows the task as data.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import orjson
+from msgspec.structs import replace
 
-from astromesh.graph.reasoning.reading import LEVELS, STEP_KINDS
-from astromesh.graph.reasoning.state import Notes, ReasoningState
-from astromesh.types import JsonObject, Message
+from astromesh.errors import AstromeshError, BudgetExhausted
+from astromesh.graph.calls import ASSISTANT
+from astromesh.graph.node_config import NodeConfig
+from astromesh.graph.reasoning.parsing import LEVELS, STEP_KINDS, answer_in, fields_in, object_in, one_line
+from astromesh.graph.reasoning.state import Notes, ReasoningState, notes_of, rc_of
+from astromesh.graph.state import GraphState
+from astromesh.types import CompletionRequest, CompletionResult, JsonObject, Message, ToolCall, ToolSpec
 
-#: characters of gathered material in one prompt, and of one piece of it
-MATERIAL, PIECE = 24_000, 6_000
+#: Characters of gathered material in one prompt, and of one piece of it.
+MAX_MATERIAL, MAX_PIECE = 24_000, 6_000
 _JSON = "Answer with one JSON object and nothing else. Say results only, never how you thought."
-
-
-#: by any of which a proposed step is known
+#: A proposed step has one of these fields.
 STEP_FIELDS = ("kind", "next_step", "step")
 
 
@@ -28,20 +30,20 @@ class Purpose(NamedTuple):
     """What a node asks its model for.
 
     Args:
-        role: who speaks: the role of `model.roles`, and of the events.
-        told: the node's part of the system message.
-        schema: of the answer; None where a text is wanted, or a tool call.
-        fields: of the JSON that is read of the answer; none where it is a text for the user.
+        role: The role of `model.roles` and of the events.
+        instructions: The node's part of the system message.
+        schema: The schema of the answer. None for a text or a tool call.
+        fields: The fields that are read from the answer. None for a text for the user.
     """
 
     role: str
-    told: str
+    instructions: str
     schema: JsonObject | None = None
     fields: tuple[str, ...] = ()
 
 
-def _data(role: str, told: str, schema: JsonObject) -> Purpose:
-    return Purpose(role, told, schema, tuple(schema["properties"]))
+def _json_purpose(role: str, instructions: str, schema: JsonObject) -> Purpose:
+    return Purpose(role, instructions, schema, tuple(schema["properties"]))
 
 
 def _schema(title: str, properties: JsonObject) -> JsonObject:
@@ -64,7 +66,7 @@ def _one_of(names: Sequence[str]) -> JsonObject:
     return {"type": "string", "enum": list(names)}
 
 
-ANALYZE = _data(
+ANALYZE = _json_purpose(
     "planner",
     "Profile the task of the user; do not answer it. `complexity`: simple (one step answers it), moderate or "
     "complex. `risk`: what a wrong answer would cost. `tool_needs`: names of the tools below that it needs. "
@@ -86,26 +88,30 @@ ANALYZE = _data(
         },
     ),
 )
-EXECUTE = _data(
+
+EXECUTE = _json_purpose(
     "worker",
     "Carry out the step that is given below, and only that. `summary`: one line for a reader. `conclusions`: "
     "what is now established, each a line with its number or source. `open_questions`: what is missing. "
     f"State nothing that the material or sound knowledge does not support. {_JSON}",
     _schema("execute_reasoning_step", {"summary": _TEXT, "conclusions": _TEXTS, "open_questions": _TEXTS}),
 )
-EVALUATE = _data(
+
+EVALUATE = _json_purpose(
     "judge",
     "Judge whether the task can be answered well from what is known so far. `confidence`: from 0 to 1. "
     "`gaps`: what is missing, empty if nothing is. `done`: no further step would help. `mismatch`: this way "
     f"of working does not fit the task. {_JSON}",
     _schema("evaluate_progress", {"confidence": _NUMBER, "gaps": _TEXTS, "done": _FLAG, "mismatch": _FLAG}),
 )
+
 DRAFT = Purpose(
     "writer",
     "Write the answer for the user now. Rest it on what is established above and below; say plainly what is "
     "not known. Keep to the constraints. Write the answer alone, without remarks on how it came about.",
 )
-CRITIQUE = _data(
+
+CRITIQUE = _json_purpose(
     "critic",
     "Review the draft against the task, the constraints and what is known. `unsupported_claims`: the claims "
     "that nothing supports, word for word as they stand in the draft. `missing_constraints`: what the task "
@@ -121,6 +127,7 @@ CRITIQUE = _data(
         },
     ),
 )
+
 REVISE = Purpose(
     "writer",
     "Revise the draft by the findings below: take out or qualify what is unsupported, add what is missing, "
@@ -129,52 +136,50 @@ REVISE = Purpose(
 
 
 def select(strategies: Sequence[str]) -> Purpose:
-    """What the selector is asked: one of the strategies that have what they need."""
-    told = (
+    """Returns the question to the selector: one of the eligible strategies."""
+    instructions = (
         "Choose how to work on the task, by its profile. direct: one step is enough. decompose: it has "
         "several parts. react_tool_loop: tools must establish facts. critique_and_revise: an early draft, "
         f"criticised and revised. `reason`: one short line. {_JSON}"
     )
     schema = _schema("select_reasoning_strategy", {"strategy": _one_of(strategies), "reason": _TEXT})
-    return _data("planner", told, schema)
+    return _json_purpose("planner", instructions, schema)
 
 
-def propose(told: str, *, tools: bool) -> Purpose:
-    """What the planner is asked; where tools are offered it may call one instead."""
+def propose(instructions: str, *, tools: bool) -> Purpose:
+    """Returns the question to the planner. If tools are offered, it may call one instead."""
     kinds = ", ".join(STEP_KINDS)
-    told = (
-        f"{told} Propose the next step; do not answer the task. `kind`: {kinds}, or done where no step would "
-        f"help any more. `step`: a name of a few words. {_JSON}"
+    instructions = (
+        f"{instructions} Propose the next step; do not answer the task. `kind`: {kinds}, or done where no "
+        f"step would help any more. `step`: a name of a few words. {_JSON}"
     )
     if tools:
-        return Purpose("planner", f"{told} To use a tool, call it instead.", None, STEP_FIELDS)
+        return Purpose("planner", f"{instructions} To use a tool, call it instead.", None, STEP_FIELDS)
     properties = {"kind": _one_of((*STEP_KINDS, "done")), "step": _TEXT}
-    return Purpose("planner", told, _schema("propose_next_step", properties), STEP_FIELDS)
+    return Purpose("planner", instructions, _schema("propose_next_step", properties), STEP_FIELDS)
 
 
 # -- what is shown -----------------------------------------------------------------------------------------
-
-
 def conversation(
-    messages: Sequence[Message], task: str, told: str, material: str, *, transcript: bool
+    messages: Sequence[Message], task: str, instructions: str, material: str, *, transcript: bool
 ) -> tuple[Message, ...]:
-    """System message, history, task with its material, and the tool transcript where it is wanted."""
+    """Returns system message, history, the task with its material, and optionally the tool transcript."""
     last = max((i for i, m in enumerate(messages) if m.role == "user"), default=-1)
     before, since = messages[: max(last, 0)], messages[last + 1 :]
-    system = "\n\n".join([*(m.content for m in before if m.role == "system"), told])
+    system = "\n\n".join([*(m.content for m in before if m.role == "system"), instructions])
     history = [m for m in before if m.role != "system"]
-    asked = messages[last] if last >= 0 else Message("user")
-    question = replace(asked, content=f"{task}\n\n{material}" if material else task)
+    request = messages[last] if last >= 0 else Message("user")
+    question = replace(request, content=f"{task}\n\n{material}" if material else task)
     called = [m for m in since if m.role == "tool" or m.tool_calls] if transcript else []
     return (Message("system", system), *history, question, *called)
 
 
 def material_of(rc: ReasoningState, notes: Notes, messages: Sequence[Message] = (), **more: Any) -> str:
-    """What is known so far, as data behind the task.
+    """Returns what is known so far, as data after the task.
 
     Args:
-        messages: their tool results are written out; for calls that are not shown the transcript itself.
-        more: further parts by title: the step, the draft, the findings.
+        messages: Their tool results are written out, for calls that do not show the transcript itself.
+        more: Further parts by title: the step, the draft, the findings.
     """
     memory = rc.working_memory
     task = rc.normalized_input
@@ -189,8 +194,8 @@ def material_of(rc: ReasoningState, notes: Notes, messages: Sequence[Message] = 
         **_tool_results(messages),
         **{title.replace("_", " ").capitalize(): part for title, part in more.items()},
     }
-    shown = [f"{title}:\n{_shown(part)}" for title, part in parts.items() if part]
-    return "\n\n".join(shown)[:MATERIAL]
+    sections = [f"{title}:\n{_part_text(part)}" for title, part in parts.items() if part]
+    return "\n\n".join(sections)[:MAX_MATERIAL]
 
 
 def _tool_results(messages: Sequence[Message]) -> Mapping[str, str]:
@@ -199,8 +204,91 @@ def _tool_results(messages: Sequence[Message]) -> Mapping[str, str]:
     return {f"Result {i} of {m.name}": m.content for i, m in enumerate(results, 1)}
 
 
-def _shown(part: Any) -> str:
+def _part_text(part: Any) -> str:
     if isinstance(part, list | tuple):
         return "\n".join(f"- {item}" for item in part)
     text = part if isinstance(part, str) else orjson.dumps(part, default=str).decode()
-    return text[:PIECE]
+    return text[:MAX_PIECE]
+
+
+# -- the model call: budgeted, streamed under a role, never raising ----------------------------------------
+
+#: After this many failed calls in a row the model is not asked again.
+MAX_FAILURES = 3
+
+
+class Reply(NamedTuple):
+    """The answer of the model.
+
+    Args:
+        error: Why there is none, for the errors of the run. Empty if the budget was used up.
+        ok: Whether the model answered at all.
+    """
+
+    text: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    error: str = ""
+    ok: bool = False
+
+
+async def ask(
+    state: GraphState,
+    config: NodeConfig,
+    purpose: Purpose,
+    material: str = "",
+    *,
+    tools: tuple[ToolSpec, ...] = (),
+    tool_choice: str = "auto",
+) -> Reply:
+    """Makes one model call, or none if the budget is used up or the model has failed too often.
+
+    Args:
+        purpose: Who is asked for what.
+        material: What is known, shown after the task.
+        tools: The tools on offer. With them the transcript of earlier tool calls is shown.
+    """
+    rc, notes = rc_of(state), notes_of(state)
+    if not notes.budgets.has_model_calls_left or notes.failures >= MAX_FAILURES:
+        return Reply()
+    # purposes without a schema see the user's own text, with its line breaks
+    task = str(rc.input).strip() if purpose.schema is None else rc.normalized_input
+    instructions = f"{purpose.instructions}\n(node: {config.node.name})"
+    request = CompletionRequest(
+        conversation(state.messages, task, instructions, material, transcript=bool(tools)),
+        tools=tools,
+        tool_choice=tool_choice,
+        output_schema=purpose.schema,
+        role="" if purpose.role == ASSISTANT else purpose.role,
+    )
+    reply = await _call_model(config, request, purpose)
+    notes.failures = 0 if reply.ok else notes.failures + 1
+    return reply
+
+
+async def _call_model(config: NodeConfig, request: CompletionRequest, purpose: Purpose) -> Reply:
+    def shown(result: CompletionResult) -> str:
+        """Returns what listeners may see: the parts that the report may contain."""
+        return fields_in(result.content, purpose.fields) if purpose.fields else answer_in(result.content)
+
+    try:
+        result = await config.complete(request, role=purpose.role, visible_text=shown)
+    except BudgetExhausted:  # of a surrounding run: tokens or money
+        return Reply()
+    except AstromeshError as error:
+        return Reply(error=f"{config.node.name}: the model call failed: {one_line(str(error))}")
+    except Exception as error:  # noqa: BLE001 (boundary of a node: a model may raise anything, see behaviour 50)
+        return Reply(error=f"{config.node.name}: the model call failed: {type(error).__name__}.")
+    return Reply(result.content, result.tool_calls, ok=True)
+
+
+async def ask_object(
+    state: GraphState, config: NodeConfig, purpose: Purpose, material: str = ""
+) -> tuple[JsonObject | None, str]:
+    """Returns the JSON object of the answer, or None and the error. An empty one means a used-up budget."""
+    reply = await ask(state, config, purpose, material)
+    if not reply.ok:
+        return None, reply.error
+    found = object_in(reply.text, purpose.fields)
+    if found is None:
+        return None, f"{config.node.name}: the model's answer holds no JSON object of what was asked for."
+    return found, ""

@@ -1,11 +1,11 @@
-"""The answer, the summary and the 12 keys of final_output: put together by code alone, from safe parts."""
+"""The answer, the summary and the 12 keys of final_output, assembled by code alone from safe parts."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from astromesh.graph.reasoning.decisions import status_of
-from astromesh.graph.reasoning.reading import short
+from astromesh.graph.reasoning.parsing import one_line
+from astromesh.graph.reasoning.rules import status_of
 from astromesh.graph.reasoning.settings import BUDGETS
 from astromesh.graph.reasoning.state import Notes, ReasoningState
 from astromesh.types import JsonObject
@@ -14,21 +14,21 @@ KEYS = (
     "status", "answer", "reasoning_summary", "selected_strategy", "strategy_history", "termination_reason",
     "confidence", "knowledge_gaps", "trace_summary", "observations", "budget_used", "errors",
 )  # fmt: skip
-#: characters of a reasoning summary
-LONGEST_SUMMARY = 400
-_COUNTED = ("steps", "tool_calls", "critique_rounds", "model_calls")
-#: the node whose lines in the trace are decisions and not steps
+#: Characters of a reasoning summary.
+MAX_SUMMARY = 400
+_REPORTED_BUDGETS = ("steps", "tool_calls", "critique_rounds", "model_calls")
+#: The node whose lines in the trace are decisions and not steps.
 EVALUATION = "evaluate_progress"
 _TEXT: JsonObject = {"type": "string"}
 _TEXTS: JsonObject = {"type": "array", "items": _TEXT}
 _RECORDS: JsonObject = {"type": "array", "items": {"type": "object"}}
-#: what finalize_response is validated by
+#: The output schema of finalize_response.
 SCHEMA: JsonObject = {
     "type": "object",
     "properties": {
         "status": {"enum": ["ok", "partial", "invalid_input", "blocked", "failed"]},
         "answer": _TEXT,
-        "reasoning_summary": {"type": "string", "maxLength": LONGEST_SUMMARY},
+        "reasoning_summary": {"type": "string", "maxLength": MAX_SUMMARY},
         "selected_strategy": {"type": ["string", "null"]},
         "strategy_history": _RECORDS,
         "termination_reason": _TEXT,
@@ -42,23 +42,23 @@ SCHEMA: JsonObject = {
     "required": list(KEYS),
     "additionalProperties": False,
 }
-_WHY = {
+_REASON_TEXT = {
     "answer_ready": "the answer is supported",
     "budget_exhausted": "the budget for this task is used up",
     "insufficient_evidence": "there is not enough to rest an answer on",
     "tool_unavailable": "a tool that it needs may not be used here",
-    "strategy_unavailable": "no way of working on it could be chosen",
+    "strategy_unavailable": "no strategy for it could be selected",
     "invalid_input": "there is no task",
     "error": "something in it failed",
 }
 
 
 def final_output(rc: ReasoningState, notes: Notes, *, finished: bool, cut_short: str) -> JsonObject:
-    """The 12 keys.
+    """Returns the 12 keys.
 
     Args:
-        finished: the draft was written, criticised and, where that was due, revised.
-        cut_short: termination reason of a run that ended before it had decided to.
+        finished: The draft was written, criticised and, if required, revised.
+        cut_short: The termination reason of a run that ended before it decided to.
     """
     rc.termination_reason = reason = _reason(rc, notes, "" if finished else cut_short)
     settings = rc.engine_config
@@ -70,7 +70,7 @@ def final_output(rc: ReasoningState, notes: Notes, *, finished: bool, cut_short:
     rc.reasoning_summary = _summary(rc)
     return {
         "status": rc.status,
-        "answer": _answer(rc, makeshift=notes.makeshift),
+        "answer": _answer(rc, is_fallback=notes.is_fallback),
         "reasoning_summary": rc.reasoning_summary,
         "selected_strategy": rc.selected_strategy,
         "strategy_history": [dict(entry) for entry in rc.strategy_history],
@@ -89,29 +89,29 @@ def _reason(rc: ReasoningState, notes: Notes, cut_short: str) -> str:
         return rc.termination_reason
     if cut_short:
         return cut_short
-    if notes.makeshift:
-        return "insufficient_evidence" if notes.budgets.models_left else "budget_exhausted"
+    if notes.is_fallback:
+        return "insufficient_evidence" if notes.budgets.has_model_calls_left else "budget_exhausted"
     if rc.confidence < rc.engine_config["threshold"] or rc.knowledge_gaps:
         return "insufficient_evidence"
     return "strategy_unavailable" if notes.selection_failed else "answer_ready"
 
 
-def _answer(rc: ReasoningState, *, makeshift: bool) -> str:
+def _answer(rc: ReasoningState, *, is_fallback: bool) -> str:
     if rc.status == "invalid_input":
         return "There is no task here. Write what I should do."
-    said = rc.revised_answer or rc.draft_answer
-    if said is None or makeshift:  # put together anew: only now it is known why the run ended
-        return synthesis(rc)
-    if rc.status == "ok" or not rc.knowledge_gaps or all(gap in said for gap in rc.knowledge_gaps):
-        return said
-    return f"{said}\n\nNot established: {'; '.join(rc.knowledge_gaps)}"
+    answer = rc.revised_answer or rc.draft_answer
+    if answer is None or is_fallback:  # only now it is known why the run ended
+        return fallback_answer(rc)
+    if rc.status == "ok" or not rc.knowledge_gaps or all(gap in answer for gap in rc.knowledge_gaps):
+        return answer
+    return f"{answer}\n\nNot established: {'; '.join(rc.knowledge_gaps)}"
 
 
-def synthesis(rc: ReasoningState) -> str:
-    """What can be said without a model: what is established, and what is missing. Nothing is made up."""
-    why = _WHY.get(rc.termination_reason or "budget_exhausted", "it was stopped")
+def fallback_answer(rc: ReasoningState) -> str:
+    """Returns an answer without a model: what is established, and what is missing. Nothing is invented."""
+    why = _REASON_TEXT.get(rc.termination_reason or "budget_exhausted", "it was stopped")
     parts = [f"I could not finish this: {why}."]
-    known = [*rc.working_memory.get("partial_conclusions", ()), *_observed(rc)]
+    known = [*rc.working_memory.get("partial_conclusions", ()), *_tool_findings(rc)]
     if known:
         parts.append("What is established so far:\n" + "\n".join(f"- {line}" for line in known))
     missing = list(dict.fromkeys([*rc.knowledge_gaps, *rc.working_memory.get("open_questions", ())]))
@@ -120,9 +120,9 @@ def synthesis(rc: ReasoningState) -> str:
     return "\n\n".join(parts)
 
 
-def _observed(rc: ReasoningState) -> list[str]:
+def _tool_findings(rc: ReasoningState) -> list[str]:
     return [
-        f"{seen.get('tool') or seen['source']}: {short(seen['result'])}"
+        f"{seen.get('tool') or seen['source']}: {one_line(seen['result'])}"
         for seen in rc.observations
         if seen["success"]
     ]
@@ -137,8 +137,9 @@ def _summary(rc: ReasoningState) -> str:
     parts = [
         f"Took it for a {profile['complexity']} task of {profile['risk']} risk." if profile else "",
         f"Strategy: {path}.",
-        ", ".join(f"{used[key]} {key.replace('_', ' ')}" for key in _COUNTED) + ".",
+        ", ".join(f"{used[key]} {key.replace('_', ' ')}" for key in _REPORTED_BUDGETS) + ".",
         "Revised the draft." if rc.revised_answer else "",
-        f"Ended: {_WHY.get(rc.termination_reason or '', 'it was stopped')}. Confidence {rc.confidence:.2f}.",
+        f"Ended: {_REASON_TEXT.get(rc.termination_reason or '', 'it was stopped')}.",
+        f"Confidence {rc.confidence:.2f}.",
     ]
-    return short(" ".join(part for part in parts if part), LONGEST_SUMMARY)
+    return one_line(" ".join(part for part in parts if part), MAX_SUMMARY)

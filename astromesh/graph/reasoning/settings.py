@@ -13,7 +13,7 @@ ToolMode = Literal["none", "optional", "required"]
 OnDisallowed = Literal["partial", "block", "fail"]
 OnUnavailable = Literal["partial", "fail"]
 
-#: the five budgets and their defaults
+#: The five budgets and their defaults.
 BUDGETS: Mapping[str, int] = {
     "steps": 6,
     "tool_calls": 4,
@@ -24,7 +24,7 @@ BUDGETS: Mapping[str, int] = {
 
 
 class InvalidSettings(ConfigError, ValueError):
-    """The settings of a reasoning controller are wrong; the message names the key."""
+    """The settings of a reasoning controller are invalid. The message names the key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +32,12 @@ class StrategySpec:
     """A way of working.
 
     Args:
-        propose_prompt: what the planner is told when it proposes a step.
-        max_steps: after so many the strategy has nothing more to do; None for as many as the budget has.
-        tool_mode: whether steps may be tool calls; `required`: the strategy is nothing without a tool.
-        draft_after: steps after which a draft is written however sure the judge is; None: when it is sure.
-        require_critique: the strategy is nothing without a critique.
+        propose_prompt: What the planner is asked when it proposes a step.
+        max_steps: The limit of steps. None: as many as the budget allows.
+        tool_mode: Whether steps may be tool calls. `required`: the strategy is useless without a tool.
+        draft_after: The number of steps after which a draft is written in any case. None: when the judge is
+            sure.
+        require_critique: The strategy is useless without a critique.
     """
 
     propose_prompt: str
@@ -68,16 +69,17 @@ class ReasoningSettings:
     """How a controller works. Requests may narrow it, never widen it.
 
     Args:
-        strategies: names of `STRATEGIES` that may be chosen.
-        budgets: caps by the keys of `BUDGETS`; missing ones have their defaults.
-        threshold: confidence in [0, 1] from which an answer counts as supported.
-        stall_delta, stall_evaluations: it stalls when confidence gains less than this in so many evaluations.
-        allowed_tools: names of the run's tools that may be used; None for all of them.
-        on_disallowed: what a run counts as that ends because a tool was refused: `partial`, `block`, `fail`.
-        on_strategy_unavailable: `partial` or `fail`, where no strategy could be chosen for a complex task.
+        strategies: Names of `STRATEGIES` that may be chosen.
+        budgets: Caps by the keys of `BUDGETS`. Missing ones have their defaults.
+        threshold: The confidence in [0, 1] from which an answer counts as supported.
+        stall_delta, stall_evaluations: The run stalls if confidence gains less than this in so many
+            evaluations.
+        allowed_tools: Names of the run's tools that may be used. None: all of them.
+        on_disallowed: The status of a run that ends because a tool was refused: `partial`, `block`, `fail`.
+        on_strategy_unavailable: `partial` or `fail`, if no strategy could be chosen for a complex task.
 
     Raises:
-        InvalidSettings: an unknown strategy, budget or policy, or a number out of its range.
+        InvalidSettings: A strategy, budget or policy is unknown, or a number is out of range.
     """
 
     strategies: tuple[str, ...] = tuple(STRATEGIES)
@@ -94,15 +96,15 @@ class ReasoningSettings:
             raise InvalidSettings(problem)
 
     @classmethod
-    def of(cls, given: ReasoningSettings | Mapping[str, Any] | None) -> ReasoningSettings:
-        """Settings as they are, or from a mapping with the keys of the YAML (`tool_policy` included).
+    def of(cls, value: ReasoningSettings | Mapping[str, Any] | None) -> ReasoningSettings:
+        """Returns settings unchanged, or from a mapping with the keys of the YAML (`tool_policy` included).
 
         Raises:
-            InvalidSettings: an unknown key, or a value out of its range.
+            InvalidSettings: A key is unknown or a value is out of range.
         """
-        if isinstance(given, ReasoningSettings):
-            return given
-        values = dict(given or {})
+        if isinstance(value, ReasoningSettings):
+            return value
+        values = dict(value or {})
         policy = values.pop("tool_policy", None)
         if policy is not None:
             values.update(policy)
@@ -120,13 +122,13 @@ class ReasoningSettings:
 
     @property
     def max_iterations(self) -> int:
-        """Node executions that a run within these budgets cannot exceed, for the engine's own cap."""
+        """The node executions that a run within these budgets cannot exceed, for the engine's own limit."""
         caps = self.caps
         loops = caps["steps"] + caps["tool_calls"] + caps["strategy_switches"] + 1
         return 8 + 3 * loops + 2 * caps["strategy_switches"]
 
     def to_json(self) -> JsonObject:
-        """With plain lists and all five budgets."""
+        """Returns the settings with plain lists and all five budgets."""
         data: JsonObject = {name: getattr(self, name) for name in self.__slots__}
         data["budgets"], data["strategies"] = self.caps, list(self.strategies)
         data["allowed_tools"] = None if self.allowed_tools is None else list(self.allowed_tools)
@@ -134,7 +136,7 @@ class ReasoningSettings:
 
 
 def is_count(value: object) -> bool:
-    """Whether a value can be a budget: a whole number, not negative, and not True or False."""
+    """Whether a value can be a budget: a non-negative integer, and no bool."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 

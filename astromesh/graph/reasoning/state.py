@@ -1,22 +1,100 @@
-"""The 26 fields of a run (document 003), and what nodes note beside them."""
+"""The 26 fields of a run (document 003), its five budgets, and the notes of its nodes."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from astromesh.graph.reasoning.budgets import Budgets
-from astromesh.graph.reasoning.settings import STRATEGIES, StrategySpec
+from astromesh.graph.ledger import MODEL_KEYS, RunLedger
+from astromesh.graph.reasoning.settings import BUDGETS, STRATEGIES, StrategySpec, is_count
 from astromesh.graph.state import GraphState
 from astromesh.types import JsonObject
 
-#: where they stand in the graph's context
+# -- budgets, on the ledger that model and tool calls charge ------------------------------------------------
+
+
+class Budgets:
+    """Caps on a ledger, counted from now.
+
+    The ledger may have been used before (a controller inside another graph). That use does not count here,
+    and `close` restores the ledger's caps.
+
+    Args:
+        ledger: The ledger of the graph's run.
+        caps: What may be spent from now on, by key.
+    """
+
+    def __init__(self, ledger: RunLedger, caps: Mapping[str, int]) -> None:
+        self._ledger = ledger
+        self._before = {key: ledger.caps.get(key) for key in caps}
+        self._base = {key: ledger.used.get(key, 0) for key in caps}
+        for key, cap in caps.items():
+            most = self._base[key] + cap
+            ledger.caps[key] = min(most, ledger.caps.get(key, most))
+
+    def has_left(self, key: str) -> bool:
+        """Whether one more may be spent, here and in every surrounding run."""
+        return self._ledger.remaining(key) >= 1
+
+    def try_spend(self, key: str) -> bool:
+        return self._ledger.try_spend(key)
+
+    @property
+    def has_model_calls_left(self) -> bool:
+        """Whether another model call may be made. Tokens and cost count too."""
+        return not self._ledger.exhausted(MODEL_KEYS)
+
+    def used(self) -> dict[str, int]:
+        """Returns what was spent so far."""
+        return {key: int(self._ledger.used.get(key, 0) - base) for key, base in self._base.items()}
+
+    def close(self) -> None:
+        for key, cap in self._before.items():
+            if cap is None:
+                self._ledger.caps.pop(key, None)
+            else:
+                self._ledger.caps[key] = cap
+
+
+def narrow_caps(caps: Mapping[str, int], *overrides: Any) -> tuple[dict[str, int], list[str]]:
+    """Returns caps with a request's overrides, and what was wrong with these.
+
+    Args:
+        caps: The caps of the configuration.
+        overrides: Mappings by key, or None. They may lower a cap and not raise it.
+    """
+    merged, errors = dict(caps), []
+    for override in overrides:
+        if override is None:
+            continue
+        if not isinstance(override, Mapping):
+            errors.append("The budget must be an object of whole numbers; it is ignored.")
+            continue
+        for key, value in override.items():
+            if fault := _override_error(key, value, caps):
+                errors.append(fault)
+            if key in caps and is_count(value):
+                merged[key] = min(merged[key], value)
+    return merged, errors
+
+
+def _override_error(key: object, value: object, caps: Mapping[str, int]) -> str:
+    if key not in BUDGETS:
+        return f"There is no budget {str(key)[:40]!r}; it is ignored."
+    if not is_count(value):
+        return f"The budget {key!r} must be a whole number from 0; it is ignored."
+    cap = caps[str(key)]
+    return f"The budget {key!r} may not be raised above {cap}." if int(str(value)) > cap else ""
+
+
+#: Their keys in the graph's context.
 KEY, NOTES = "rc", "_rc_notes"
 
 
 @dataclass(slots=True)
 class ReasoningState:
-    """What a run knows; the fields, their order and their names are those of document 003."""
+    """What a run knows. The fields, their order and their names are those of document 003."""
 
     input: Any = ""
     normalized_input: str = ""
@@ -51,11 +129,11 @@ class ReasoningState:
 
     @property
     def strategy(self) -> StrategySpec:
-        """The selected one; before anything is selected the most cautious."""
+        """The selected strategy. Before a selection it is the most cautious one."""
         return STRATEGIES[self.selected_strategy or "decompose"]
 
     def note_error(self, error: str) -> None:
-        """Each error once: a model that fails the same way ten times says nothing new."""
+        """Adds an error unless it is already there: a model that fails ten times in the same way adds one."""
         if error and error not in self.errors:
             self.errors.append(error)
 
@@ -66,40 +144,40 @@ class ReasoningState:
 
 @dataclass(slots=True)
 class Notes:
-    """What nodes tell one another beside the fields; no part of any output.
+    """What nodes tell one another beside the fields. No part of it is output.
 
     Args:
-        budgets: on the run's ledger.
-        gains: what each evaluation since the last switch added to the confidence.
-        strategy_steps: taken since the last switch.
-        refused: why the newest proposal was refused (a termination reason), or empty.
-        done: the planner sees no useful step any more.
-        mismatch: the judge says that the strategy does not fit.
-        unjudged: something happened since the judge looked.
-        selection_failed: the strategy of a complex task had to be chosen by rule.
-        makeshift: the draft was put together without a model.
-        failures: model calls that failed in a row.
-        evidence: the texts of the evidence that came with the request, by source.
+        budgets: On the run's ledger.
+        gains: What each evaluation since the last switch added to the confidence.
+        strategy_steps: Steps since the last switch.
+        refusal: Why the newest proposal was refused (a termination reason), or empty.
+        done: The planner sees no useful step.
+        mismatch: The judge says that the strategy does not fit.
+        needs_evaluation: Something has happened since the last evaluation.
+        selection_failed: The strategy of a complex task was chosen by rule.
+        is_fallback: The draft was assembled without a model.
+        failures: Model calls that failed in a row.
+        evidence: The texts of the request's evidence, by source.
     """
 
     budgets: Budgets
     gains: list[float] = field(default_factory=list)
     strategy_steps: int = 0
-    refused: str = ""
+    refusal: str = ""
     done: bool = False
     mismatch: bool = False
-    unjudged: bool = True
+    needs_evaluation: bool = True
     selection_failed: bool = False
-    makeshift: bool = False
+    is_fallback: bool = False
     failures: int = 0
     evidence: list[tuple[str, str]] = field(default_factory=list)
 
 
 def rc_of(state: GraphState) -> ReasoningState:
-    """The run's fields."""
+    """Returns the fields of the run."""
     return cast(ReasoningState, state.context[KEY])
 
 
 def notes_of(state: GraphState) -> Notes:
-    """What nodes noted in this run."""
+    """Returns the notes of the run."""
     return cast(Notes, state.context[NOTES])

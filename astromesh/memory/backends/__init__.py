@@ -1,1 +1,1 @@
-"""Stores of conversations; one contract suite holds for all of them."""
+"""Stores of conversations and events, one module per database."""

@@ -1,27 +1,133 @@
-"""Conversations in the process, gone when it ends; at the bound the one unused for longest is forgotten."""
+"""Conversations and events in memory; they are lost when the process ends."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
-from typing import ClassVar, Self
+from collections.abc import Hashable, Sequence
+from itertools import count
+from typing import ClassVar, NamedTuple, Self
 
+import orjson
 from pydantic import BaseModel, ConfigDict, Field
 
-from astromesh.abc.clock import Clock, SystemClock
-from astromesh.abc.deps import Deps
-from astromesh.abc.leases import SessionLeases
-from astromesh.abc.stores import Recalled, SessionInfo, Summary
+from astromesh.durable.base import SessionLeases
 from astromesh.errors import SessionNotFound
-from astromesh.memory.backends.expiry import expiring
-from astromesh.types import SessionKey, Turn
+from astromesh.memory.base import (
+    EpisodicOptions,
+    OwnedEvent,
+    RecalledTurns,
+    SessionInfo,
+    Summary,
+    encode_events,
+)
+from astromesh.plugins import Deps
+from astromesh.storage.expiry import expire_periodically
+from astromesh.telemetry.clock import Clock, SystemClock
+from astromesh.types import JsonObject, SessionKey, Turn
+
+# -- events --------------------------------------------------------------------------------------------------
+
+
+class InMemoryEventOptions(EpisodicOptions):
+    max_sessions: int = Field(
+        10_000, ge=1, description="Sessions stored; beyond that, the least recently used is deleted."
+    )
+
+
+class _Event(NamedTuple):
+    number: int
+    owner: str
+    text: str
+    expires_at: float
+
+
+class InMemoryEvents:
+    """An EpisodicStore in memory."""
+
+    Options: ClassVar[type[BaseModel]] = InMemoryEventOptions
+
+    def __init__(self, options: InMemoryEventOptions, clock: Clock) -> None:
+        self._options, self._clock = options, clock
+        self._numbers = count(1)
+        self._events: OrderedDict[SessionKey, list[_Event]] = OrderedDict()
+
+    @classmethod
+    async def open(cls, options: InMemoryEventOptions, deps: Deps) -> Self:
+        store = cls(options, deps.clock)
+        await deps.resources.shared((cls, id(store)), lambda: expire_periodically(store.expire, deps.clock))
+        return store
+
+    async def record(self, key: SessionKey, owner: str, events: Sequence[JsonObject], *, now: float) -> None:
+        expires_at = now + self._options.ttl if self._options.ttl else 0.0
+        stored = self._events.setdefault(key, [])
+        stored += [_Event(next(self._numbers), owner, text, expires_at) for text in encode_events(events)]
+        del stored[: -self._options.keep]
+        self._events.move_to_end(key)
+        if len(self._events) > self._options.max_sessions:
+            self._events.popitem(last=False)
+
+    async def recent(
+        self, key: SessionKey, limit: int, *, owner: str | None = None
+    ) -> tuple[JsonObject, ...]:
+        now = self._clock.now()
+        found = [e for e in self._events.get(key, ()) if owner in (None, e.owner) and _is_alive(e, now)]
+        return tuple(orjson.loads(e.text) for e in found[-limit:]) if limit > 0 else ()
+
+    @property
+    def place(self) -> Hashable:
+        return id(self)
+
+    async def owned(
+        self, tenant: str, owner: str, *, after: int = 0, limit: int = 50
+    ) -> tuple[OwnedEvent, ...]:
+        now = self._clock.now()
+        found = [
+            OwnedEvent(e.number, key.agent, key.session_id, orjson.loads(e.text))
+            for key, events in self._events.items()
+            if key.tenant == tenant
+            for e in events
+            if e.owner == owner and e.number > after and _is_alive(e, now)
+        ]
+        return tuple(sorted(found, key=lambda one: one.number)[:limit])
+
+    async def erase(self, key: SessionKey) -> None:
+        self._events.pop(key, None)
+
+    async def erase_owner(self, tenant: str, owner: str) -> int:
+        keys = [key for key in self._events if key.tenant == tenant]
+        return sum(
+            self._replace_events(key, [e for e in self._events[key] if e.owner != owner]) for key in keys
+        )
+
+    async def expire(self, now: float) -> int:
+        return sum(
+            self._replace_events(key, [e for e in self._events[key] if _is_alive(e, now)])
+            for key in [*self._events]
+        )
+
+    async def ping(self) -> None:
+        """Never fails."""
+
+    async def close(self) -> None:
+        self._events.clear()
+
+    def _replace_events(self, key: SessionKey, remaining: list[_Event]) -> int:
+        gone = len(self._events[key]) - len(remaining)
+        self._events[key] = remaining
+        if not remaining:
+            del self._events[key]
+        return gone
+
+
+def _is_alive(event: _Event, now: float) -> bool:
+    return not 0 < event.expires_at <= now
 
 
 class InMemoryOptions(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     max_sessions: int = Field(
-        10_000, ge=1, description="Sessions kept; beyond that the one unused for longest is forgotten."
+        10_000, ge=1, description="Sessions stored; beyond that, the least recently used is deleted."
     )
 
 
@@ -40,39 +146,39 @@ class _Session:
 
 
 class InMemoryConversations:
-    """A ConversationStore without a file.
+    """A ConversationStore in memory.
 
     Args:
-        max_sessions: bound on what is kept.
+        max_sessions: sessions stored at most.
     """
 
     Options: ClassVar[type[BaseModel]] = InMemoryOptions
     leases: SessionLeases | None = None
 
     def __init__(self, max_sessions: int = 10_000, clock: Clock | None = None) -> None:
-        self._most = max_sessions
+        self._max_sessions = max_sessions
         self._clock: Clock = clock or SystemClock()
         self._sessions: OrderedDict[SessionKey, _Session] = OrderedDict()
 
     @classmethod
     async def open(cls, options: InMemoryOptions, deps: Deps) -> Self:
         store = cls(options.max_sessions, deps.clock)
-        await deps.resources.shared((cls, id(store)), lambda: expiring(store.expire, deps.clock))
+        await deps.resources.shared((cls, id(store)), lambda: expire_periodically(store.expire, deps.clock))
         return store
 
-    async def recall(self, key: SessionKey, limit: int) -> Recalled:
-        session = self._alive(key)
+    async def recall(self, key: SessionKey, limit: int) -> RecalledTurns:
+        session = self._live_session(key)
         if session is None:
-            return _NOTHING
+            return _NO_SESSION
         self._sessions.move_to_end(key)
         turns = tuple(session.turns[-limit:]) if limit > 0 else ()
-        return Recalled(turns, session.summary, session.owner, len(session.turns))
+        return RecalledTurns(turns, session.summary, session.owner, len(session.turns))
 
     async def append(
         self, key: SessionKey, owner: str, turns: Sequence[Turn], *, expires_at: float = 0.0, token: int = 0
     ) -> int:
         now = self._clock.now()
-        session = self._alive(key) or self._begin(key, owner, now)
+        session = self._live_session(key) or self._create_session(key, owner, now)
         if session.owner != owner:
             raise SessionNotFound(f"There is no session {key.session_id!r}.")
         last = len(session.turns)
@@ -85,20 +191,20 @@ class InMemoryConversations:
         return len(session.turns)
 
     async def written(self, key: SessionKey, run_id: str) -> bool:
-        session = self._alive(key)
+        session = self._live_session(key)
         return session is not None and any(turn.run_id == run_id for turn in session.turns)
 
     async def set_summary(self, key: SessionKey, summary: Summary) -> None:
-        session = self._alive(key)
+        session = self._live_session(key)
         if session is not None and _upto(session) < summary.upto <= len(session.turns):
             session.summary = summary
 
     async def page(self, key: SessionKey, *, after: int = 0, limit: int = 50) -> tuple[Turn, ...]:
-        session = self._alive(key)
+        session = self._live_session(key)
         return tuple(session.turns[after : after + limit]) if session else ()
 
     async def info(self, key: SessionKey) -> SessionInfo | None:
-        session = self._alive(key)
+        session = self._live_session(key)
         return session.info(key) if session else None
 
     async def sessions(
@@ -108,7 +214,7 @@ class InMemoryConversations:
             session.info(key)
             for key in list(self._sessions)
             if (key.tenant, key.agent) == (tenant, agent) and key.session_id > after
-            if (session := self._alive(key)) and owner in (None, session.owner)
+            if (session := self._live_session(key)) and owner in (None, session.owner)
         ]
         return tuple(sorted(found, key=lambda info: info.session_id)[:limit])
 
@@ -119,7 +225,7 @@ class InMemoryConversations:
             key
             for key in list(self._sessions)
             if key.tenant == tenant and (after is None or key > after)
-            if (session := self._alive(key)) and session.owner == owner
+            if (session := self._live_session(key)) and session.owner == owner
         ]
         return tuple(sorted(found)[:limit])
 
@@ -127,10 +233,10 @@ class InMemoryConversations:
         return self._sessions.pop(key, None) is not None
 
     async def erase_owner(self, tenant: str, owner: str) -> int:
-        return self._drop([k for k, s in self._sessions.items() if (k.tenant, s.owner) == (tenant, owner)])
+        return self._delete([k for k, s in self._sessions.items() if (k.tenant, s.owner) == (tenant, owner)])
 
     async def expire(self, now: float) -> int:
-        return self._drop([key for key, s in self._sessions.items() if 0 < s.expires_at <= now])
+        return self._delete([key for key, s in self._sessions.items() if 0 < s.expires_at <= now])
 
     async def ping(self) -> None:
         """Never fails."""
@@ -138,20 +244,20 @@ class InMemoryConversations:
     async def close(self) -> None:
         self._sessions.clear()
 
-    def _alive(self, key: SessionKey) -> _Session | None:
+    def _live_session(self, key: SessionKey) -> _Session | None:
         session = self._sessions.get(key)
         if session is not None and 0 < session.expires_at <= self._clock.now():
             del self._sessions[key]
             return None
         return session
 
-    def _begin(self, key: SessionKey, owner: str, now: float) -> _Session:
-        while len(self._sessions) >= self._most:
+    def _create_session(self, key: SessionKey, owner: str, now: float) -> _Session:
+        while len(self._sessions) >= self._max_sessions:
             self._sessions.popitem(last=False)
         session = self._sessions[key] = _Session(owner, now)
         return session
 
-    def _drop(self, keys: Sequence[SessionKey]) -> int:
+    def _delete(self, keys: Sequence[SessionKey]) -> int:
         for key in keys:
             del self._sessions[key]
         return len(keys)
@@ -161,4 +267,4 @@ def _upto(session: _Session) -> int:
     return session.summary.upto if session.summary else 0
 
 
-_NOTHING = Recalled()
+_NO_SESSION = RecalledTurns()

@@ -1,8 +1,8 @@
-"""Conversations in Redis or Valkey. Every script is in `lua/`; `common.lua` says what the keys are."""
+"""Conversations in Redis or Valkey. Every script is in `lua/`; `common.lua` describes the keys."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from importlib.resources import files
 from typing import Any, ClassVar, Self
@@ -10,24 +10,77 @@ from typing import Any, ClassVar, Self
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
-from astromesh.abc.clock import Clock
-from astromesh.abc.deps import Deps
-from astromesh.abc.stores import Recalled, SessionInfo, Summary
+from astromesh.durable.base import SessionLease
 from astromesh.errors import InvalidInput, LeaseLost, SessionNotFound
-from astromesh.memory.backends.expiry import expiring
-from astromesh.memory.backends.leases.redis import RedisLeases
+from astromesh.memory.base import RecalledTurns, SessionInfo, Summary
+from astromesh.plugins import Deps
+from astromesh.storage.expiry import expire_periodically
 from astromesh.storage.redis import Redis, Script, shared_redis
+from astromesh.telemetry.clock import Clock
 from astromesh.types import SessionKey, Turn
 
+# -- session leases ------------------------------------------------------------------------------------------
+
+#: seconds after its end until the server deletes a lease that was not released
+_LEASE_GRACE_SECONDS = 60.0
+#: results of the script `renew`
+_LEASE_STATES: dict[int, bool | None] = {0: False, 1: True, -1: None}
+
+
+class RedisLeases:
+    """SessionLeases on the server of the turns.
+
+    Args:
+        scripts: returns a script by its name.
+        name: returns the key of a session's lease.
+    """
+
+    shared = True
+
+    def __init__(
+        self,
+        server: Redis,
+        clock: Clock,
+        prefix: str,
+        scripts: Callable[[str], Script],
+        name: Callable[[SessionKey], str],
+    ) -> None:
+        self._server, self._clock, self._prefix, self._name = server, clock, prefix, name
+        self._take, self._renew = scripts("take"), scripts("renew")
+        self._release, self._interrupt = scripts("release"), scripts("interrupt")
+
+    def before_sharing(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Does nothing: the store is always shared."""
+
+    async def take(self, key: SessionKey, holder: str, seconds: float) -> int | None:
+        now = self._clock.now()
+        times = (now, now + seconds, int((seconds + _LEASE_GRACE_SECONDS) * 1000))
+        token = await self._server.write(self._take, (self._name(key),), self._prefix, holder, *times)
+        return int(token) or None
+
+    async def renew(self, held: Sequence[SessionLease], seconds: float) -> tuple[bool | None, ...]:
+        names = tuple(self._name(one.key) for one in held)
+        times = (self._clock.now() + seconds, int((seconds + _LEASE_GRACE_SECONDS) * 1000))
+        tokens = (one.token for one in held)
+        states = await self._server.write(self._renew, names, self._prefix, *times, *tokens)
+        return tuple(_LEASE_STATES[state] for state in states)
+
+    async def release(self, held: SessionLease) -> None:
+        await self._server.write(self._release, (self._name(held.key),), self._prefix, held.token)
+
+    async def interrupt(self, key: SessionKey) -> None:
+        await self._server.write(self._interrupt, (self._name(key),))
+
+
 _SEPARATOR = "\x1f"
-#: turns that are looked through in one round trip
+#: turns read in one round trip
 _TURNS_AT_ONCE = 500
-#: sessions deleted by one script, which nothing else runs beside
+#: sessions deleted by one script; the server runs nothing else meanwhile
 _CHUNK = 200
-#: seconds after its end at which the server drops a session that no sweeper has met
+#: seconds after its end until the server deletes a session that no sweep has deleted
 _GRACE = 86_400.0
-#: what `append` answers whose lease somebody else has
-_LOST = -2
+#: result of `append` without the session's lease
+_LEASE_LOST = -2
 
 
 def _script(name: str) -> Script:
@@ -71,24 +124,26 @@ class RedisConversations:
         """Raises: ConfigError: there is no URL."""
         server = await shared_redis(deps, options.url.get_secret_value())
         store: Self = await deps.resources.shared(
-            (cls, id(server), options.prefix), lambda: cls._opened(server, deps.clock, options.prefix)
+            (cls, id(server), options.prefix), lambda: cls._open_shared(server, deps.clock, options.prefix)
         )
         return store
 
     @classmethod
     @asynccontextmanager
-    async def _opened(cls, server: Redis, clock: Clock, prefix: str) -> AsyncIterator[Self]:
+    async def _open_shared(cls, server: Redis, clock: Clock, prefix: str) -> AsyncIterator[Self]:
         store = cls(server, clock, prefix)
-        async with expiring(store.expire, clock):
+        async with expire_periodically(store.expire, clock):
             yield store
 
-    async def recall(self, key: SessionKey, limit: int) -> Recalled:
+    async def recall(self, key: SessionKey, limit: int) -> RecalledTurns:
         found = await self._server.read(_RECALL, self._keys(key), max(limit, 0), self._clock.now())
         if found is None:
-            return _NOTHING
+            return _NO_SESSION
         owner, last_seq, text, upto, turns = found
         summary = Summary(text.decode(), int(upto)) if text is not None else None
-        return Recalled(_turns(turns, last_seq - len(turns) + 1), summary, owner.decode(), last_seq)
+        return RecalledTurns(
+            _decode_turns(turns, last_seq - len(turns) + 1), summary, owner.decode(), last_seq
+        )
 
     async def append(
         self, key: SessionKey, owner: str, turns: Sequence[Turn], *, expires_at: float = 0.0, token: int = 0
@@ -98,9 +153,11 @@ class RedisConversations:
         names: tuple[str | float, ...] = (self._prefix, *key, *_names(owner), token)
         times = (now, expires_at, max(left, 0))
         keys = (*self._keys(key), self._lease(key))
-        last: int = await self._server.decide(_APPEND, keys, *names, *times, *_packed(turns, now))
-        if last == _LOST:
-            raise LeaseLost(f"The session {key.session_id!r} has been taken over; send this message again.")
+        last: int = await self._server.decide(_APPEND, keys, *names, *times, *_encode_turns(turns, now))
+        if last == _LEASE_LOST:
+            raise LeaseLost(
+                f"Another process has taken over the session {key.session_id!r}. Send this message again."
+            )
         if last < 0:
             raise SessionNotFound(f"There is no session {key.session_id!r}.")
         return last
@@ -119,11 +176,11 @@ class RedisConversations:
 
     async def page(self, key: SessionKey, *, after: int = 0, limit: int = 50) -> tuple[Turn, ...]:
         found = await self._server.read(_PAGE, self._keys(key), after, limit, self._clock.now())
-        return _turns(found, after + 1)
+        return _decode_turns(found, after + 1)
 
     async def info(self, key: SessionKey) -> SessionInfo | None:
         found = await self._server.read(_INFO, self._keys(key), self._clock.now())
-        return _info(key.session_id.encode(), *found) if found else None
+        return _session_info(key.session_id.encode(), *found) if found else None
 
     async def sessions(
         self, tenant: str, agent: str, *, owner: str | None = None, after: str = "", limit: int = 50
@@ -131,7 +188,7 @@ class RedisConversations:
         names = _names(tenant, agent, owner or "", after)
         limits = (limit, self._clock.now(), int(owner is not None))
         found = await self._server.read(_LIST, (), self._prefix, *names, *limits)
-        return tuple(_info(*about) for about in found)
+        return tuple(_session_info(*row) for row in found)
 
     async def owned(
         self, tenant: str, owner: str, *, after: SessionKey | None = None, limit: int = 50
@@ -154,7 +211,7 @@ class RedisConversations:
         await self._server.ping()
 
     async def close(self) -> None:
-        """Nothing: the pool closes with the runtime's resources."""
+        """Does nothing: the pool closes with the runtime's resources."""
 
     async def _delete_in_chunks(self, script: Script, *bound: str | float) -> int:
         total = 0
@@ -172,30 +229,30 @@ class RedisConversations:
 
 def _names(*names: str) -> tuple[str, ...]:
     if any(_SEPARATOR in name for name in names):
-        raise InvalidInput("The name of a session, tenant or principal holds a control character.")
+        raise InvalidInput("The name of a session, tenant or principal contains a control character.")
     return names
 
 
-def _packed(turns: Sequence[Turn], now: float) -> list[bytes]:
+def _encode_turns(turns: Sequence[Turn], now: float) -> list[bytes]:
     try:
         return [
             orjson.dumps((t.role, t.content, round(t.created_at or now, 3), t.run_id, t.status, t.tokens))
             for t in turns
         ]
     except orjson.JSONEncodeError as error:
-        raise InvalidInput("The text holds half of a surrogate pair, which is no character.") from error
+        raise InvalidInput("The text contains half of a surrogate pair, which is not a character.") from error
 
 
-def _turns(packed: Sequence[bytes], first: int) -> tuple[Turn, ...]:
-    return tuple(_turn(seq, *orjson.loads(one)) for seq, one in enumerate(packed, first))
+def _decode_turns(packed: Sequence[bytes], first: int) -> tuple[Turn, ...]:
+    return tuple(_decode_turn(seq, *orjson.loads(one)) for seq, one in enumerate(packed, first))
 
 
-def _turn(seq: int, role: Any, content: str, *rest: Any) -> Turn:
+def _decode_turn(seq: int, role: Any, content: str, *rest: Any) -> Turn:
     return Turn(role, content, seq, *rest)
 
 
-def _info(session_id: bytes, owner: bytes, turns: int, created: bytes, updated: bytes) -> SessionInfo:
+def _session_info(session_id: bytes, owner: bytes, turns: int, created: bytes, updated: bytes) -> SessionInfo:
     return SessionInfo(session_id.decode(), owner.decode(), turns, float(created), float(updated))
 
 
-_NOTHING = Recalled()
+_NO_SESSION = RecalledTurns()

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from astromesh.cli.failure import exit_code, report
+from astromesh.cli.errors import exit_code, report
 from astromesh.errors import (
     AgentNotFoundError,
     AgentUnavailable,
@@ -30,7 +30,7 @@ from astromesh.errors import (
         (ConfigError("x"), 2),
         (AgentNotFoundError("x"), 2),
         (AgentUnavailable("x"), 2),
-        (AgentUnavailable("x", passing=True), 1),
+        (AgentUnavailable("x", temporary=True), 1),
         (InvalidInput("x"), 2),
         (GuardrailBlocked("topic_filter", "no"), 1),
         (AllProvidersFailed([ProviderTimeout("x")]), 1),

@@ -1,32 +1,10 @@
--- COLUMNS stands for the columns of a run in the order of `rows.COLUMNS`.
-
--- name: add
-INSERT INTO astromesh.runs (COLUMNS, queued_at) VALUES (VALUES, $31)
-
--- name: note
-INSERT INTO astromesh.runs (COLUMNS, queued_at) VALUES (VALUES, $31) ON CONFLICT (run_id) DO NOTHING
-
--- name: put_trace
-INSERT INTO astromesh.run_traces VALUES ($1, $2) ON CONFLICT (run_id) DO UPDATE SET events = excluded.events
-
--- name: trace
-SELECT COLUMNS, (SELECT events FROM astromesh.run_traces t WHERE t.run_id = r.run_id)
-FROM astromesh.runs r WHERE trace_id = $1 ORDER BY id
-
--- name: get
-SELECT COLUMNS FROM astromesh.runs WHERE run_id = $1
+-- Queries of runs of this database alone; the others are in `sql/runs.sql`.
 
 -- name: get_all
 SELECT COLUMNS FROM astromesh.runs WHERE run_id = ANY ($1::text[])
 
 -- name: lock
 SELECT COLUMNS FROM astromesh.runs WHERE run_id = $1 FOR UPDATE
-
--- name: list
-SELECT COLUMNS FROM astromesh.runs
-WHERE tenant = $1 AND ($2::text IS NULL OR owner = $2) AND ($3 = '' OR agent = $3)
-    AND ($4 = '' OR session_id = $4) AND ($5 = '' OR status = $5)
-ORDER BY id DESC LIMIT $6
 
 -- name: used
 -- What a nested run used is part of what the one above it used.
@@ -55,11 +33,7 @@ claimed AS (
     UPDATE astromesh.runs SET status = 'running', worker = claimer, wake_at = 0.0
     FROM asked
     WHERE runs.id = asked.id
-        AND NOT (ordered AND EXISTS (
-            SELECT 1 FROM astromesh.runs o
-            WHERE o.tenant = runs.tenant AND o.agent = runs.agent
-                AND o.session_id = runs.session_id AND o.id < runs.id
-                AND o.ordered AND o.status IN ('queued', 'running')))
+        AND FIRST_IN_SESSION
     RETURNING COLUMNS),
 alive AS (
     INSERT INTO astromesh.workers
@@ -78,28 +52,6 @@ FROM unnest($1::text[], $2::text[], $3::text[]) WITH ORDINALITY AS a (tenant, ag
             AND r.status IN ('queued', 'running') AND r.status = 'queued'
         ORDER BY r.id LIMIT 1) f
 
--- name: next_of
-SELECT run_id, segment FROM astromesh.runs
-WHERE status IN ('queued', 'running', 'waiting') AND durable AND status = 'queued' AND agent = $1 AND wake_at <= $2
-    AND NOT (ordered AND EXISTS (
-        SELECT 1 FROM astromesh.runs o
-        WHERE o.tenant = astromesh.runs.tenant AND o.agent = astromesh.runs.agent
-            AND o.session_id = astromesh.runs.session_id AND o.id < astromesh.runs.id
-            AND o.ordered AND o.status IN ('queued', 'running')))
-ORDER BY priority, id LIMIT 1
-
--- name: queued
-SELECT count(*) FROM astromesh.runs
-WHERE status IN ('queued', 'running', 'waiting') AND durable AND status = 'queued' AND agent = $1
-
--- name: running
--- Beside one run.
-SELECT count(*) FROM astromesh.runs
-WHERE status IN ('queued', 'running', 'waiting') AND durable AND status = 'running' AND agent = $1 AND run_id <> $2
-
--- name: agent
-SELECT agent FROM astromesh.runs WHERE run_id = $1
-
 -- name: lock_agent
 -- Who counts an agent's runs before one more begins lets nobody else begin one meanwhile.
 SELECT pg_advisory_xact_lock(hashtextextended(concat_ws(chr(31), 'agent', $1::text), 0))
@@ -107,11 +59,6 @@ SELECT pg_advisory_xact_lock(hashtextextended(concat_ws(chr(31), 'agent', $1::te
 -- name: lock_session
 -- Two that come at once to one session: the second sees the first.
 SELECT pg_advisory_xact_lock(hashtextextended(concat_ws(chr(31), 'session', $1::text, $2::text, $3::text), 0))
-
--- name: open_of_session
-SELECT COLUMNS FROM astromesh.runs
-WHERE tenant = $1 AND agent = $2 AND session_id = $3 AND ordered AND status IN ('queued', 'running')
-ORDER BY id FOR UPDATE
 
 -- name: join_in
 UPDATE astromesh.runs SET request = $2, priority = least(priority, $3) WHERE run_id = $1
@@ -158,70 +105,9 @@ SELECT run_id FROM held
         input_tokens, output_tokens, cached_tokens, cost_usd, estimated)
     WHERE r.run_id = c.run_id AND r.run_id IN (SELECT run_id FROM held))
 
--- name: put_step
-INSERT INTO astromesh.run_steps VALUES ($1, $2, $3, $4, $5, $6, $7)
-ON CONFLICT (run_id, path, n) DO UPDATE
-SET kind = excluded.kind, request_hash = excluded.request_hash, state = excluded.state, output = excluded.output
-
--- name: put_nested
--- One that has begun, once; one that has ended.
-INSERT INTO astromesh.runs (COLUMNS, queued_at) VALUES (VALUES, $31)
-ON CONFLICT (run_id) DO UPDATE SET status = excluded.status, finished_at = excluded.finished_at, result = excluded.result,
-    error = excluded.error, attempts = excluded.attempts, input_tokens = excluded.input_tokens,
-    output_tokens = excluded.output_tokens, cached_tokens = excluded.cached_tokens, cost_usd = excluded.cost_usd,
-    estimated = excluded.estimated
-WHERE excluded.finished_at > 0
-
--- name: nested_open
-SELECT COLUMNS FROM astromesh.runs WHERE NOT durable AND status = 'running' AND worker = $1 AND parent <> ''
-
 -- name: put_event
 INSERT INTO astromesh.run_events SELECT $1, $2, $3, $4, $5 WHERE EXISTS (SELECT 1 FROM astromesh.runs WHERE run_id = $1)
 ON CONFLICT (run_id, seq) DO NOTHING
-
--- name: steps
-SELECT path, n, kind, request_hash, state, output FROM astromesh.run_steps WHERE run_id = $1 ORDER BY path, n
-
--- name: put_last_event
-INSERT INTO astromesh.run_events
-SELECT $1, coalesce(max(seq), 0) + 1, $2, $3, $4 FROM astromesh.run_events WHERE run_id = $1
-
--- name: events
-SELECT seq, ts, type, data FROM astromesh.run_events WHERE run_id = $1 AND seq > $2 ORDER BY seq LIMIT $3
-
--- name: advance
-UPDATE astromesh.runs SET status = 'queued', segment = segment + 1, worker = '', waiting_for = NULL,
-    wake_at = 0.0, queued_at = $3
-WHERE run_id = $1 AND segment = $2 AND status = 'waiting' RETURNING COLUMNS
-
--- name: hand_back
-UPDATE astromesh.runs SET status = 'queued', segment = segment + 1, worker = '', queued_at = $4
-WHERE run_id = $1 AND segment = $2 AND worker = $3 AND status = 'running' RETURNING COLUMNS
-
--- name: end_idle
-UPDATE astromesh.runs SET status = $2, finished_at = $3, error = $4, waiting_for = NULL, wake_at = 0.0
-WHERE run_id = $1 AND status IN ('queued', 'running', 'waiting')
-
--- name: ask_end
-UPDATE astromesh.runs SET cancelling = TRUE WHERE run_id = $1 AND status = 'running'
-
--- name: cancelling
-SELECT run_id FROM astromesh.runs
-WHERE status IN ('queued', 'running', 'waiting') AND durable AND status = 'running' AND worker = $1 AND cancelling
-
--- name: beat
-INSERT INTO astromesh.workers VALUES ($1, $2) ON CONFLICT (worker) DO UPDATE SET seen_at = excluded.seen_at
-
--- name: leave
-DELETE FROM astromesh.workers WHERE worker = $1
-
--- name: forget_workers
-DELETE FROM astromesh.workers WHERE seen_at < $1
-
--- name: hand_over
-UPDATE astromesh.runs SET status = 'queued', segment = segment + 1, worker = '', queued_at = $2
-WHERE status IN ('queued', 'running', 'waiting') AND durable AND status = 'running' AND worker = $1
-RETURNING run_id, segment
 
 -- name: anything_due
 -- What `orphans`, `awake`, `lost` or `stale` may find, in one look: most often nothing.
@@ -236,41 +122,15 @@ SELECT EXISTS (
         WHERE NOT durable AND status = 'running' AND parent = ''
             AND worker NOT IN (SELECT worker FROM astromesh.workers WHERE seen_at > $2::float8))
 
--- name: orphans
-SELECT COLUMNS FROM astromesh.runs
-WHERE status IN ('queued', 'running', 'waiting') AND durable AND status = 'running'
-    AND worker NOT IN (SELECT worker FROM astromesh.workers WHERE seen_at > $1)
-LIMIT $2 FOR UPDATE SKIP LOCKED
-
--- name: requeue
-UPDATE astromesh.runs SET status = 'queued', segment = segment + 1, worker = '', waiting_for = NULL,
-    wake_at = 0.0, queued_at = $3
-WHERE run_id = $1 AND segment = $2 RETURNING run_id, segment
-
--- name: awake
-SELECT COLUMNS FROM astromesh.runs
-WHERE status IN ('queued', 'running', 'waiting') AND durable AND status = 'waiting' AND wake_at > 0.0
-    AND wake_at <= $1
-LIMIT $2 FOR UPDATE SKIP LOCKED
-
 -- name: stale
 UPDATE astromesh.runs SET queued_at = $2
 WHERE id IN (
     SELECT id FROM astromesh.runs
     WHERE status IN ('queued', 'running', 'waiting') AND durable AND status = 'queued' AND queued_at <= $1
         AND wake_at <= $2 AND NOT agent = ANY ($4::text[])
-        AND NOT (ordered AND EXISTS (
-            SELECT 1 FROM astromesh.runs o WHERE o.tenant = astromesh.runs.tenant AND o.agent = astromesh.runs.agent
-                AND o.session_id = astromesh.runs.session_id AND o.id < astromesh.runs.id
-                AND o.ordered AND o.status IN ('queued', 'running')))
+        AND FIRST_IN_SESSION
     ORDER BY priority, id LIMIT $3 FOR UPDATE SKIP LOCKED)
 RETURNING run_id, segment
-
--- name: waiting
-SELECT COLUMNS FROM astromesh.runs
-WHERE status IN ('queued', 'running', 'waiting') AND durable AND status = 'waiting' AND waiting_for IS NOT NULL
-    AND tenant = $1 AND ($2::text IS NULL OR owner = $2)
-ORDER BY id LIMIT $3
 
 -- name: expire
 DELETE FROM astromesh.runs WHERE id IN (
@@ -283,56 +143,10 @@ DELETE FROM astromesh.runs WHERE id IN (
         AND NOT EXISTS (SELECT 1 FROM astromesh.idempotency_keys k WHERE k.run_id = r.run_id)
     ORDER BY finished_at DESC LIMIT $2 OFFSET $1) RETURNING 1
 
--- name: expire_keys
-DELETE FROM astromesh.idempotency_keys WHERE expires_at <= $1
-
--- name: owned_open
-SELECT COLUMNS FROM astromesh.runs
-WHERE tenant = $1 AND owner = $2 AND status IN ('queued', 'running', 'waiting') ORDER BY id
-
 -- name: erase_owner
 DELETE FROM astromesh.runs
 WHERE tenant = $1 AND owner = $2 AND status IN ('completed', 'failed', 'cancelled') RETURNING 1
 
--- name: erase_keys
-DELETE FROM astromesh.idempotency_keys WHERE tenant = $1 AND owner = $2
-
 -- name: lock_key
 -- Two that come at once with one key: the second waits for the first.
 SELECT pg_advisory_xact_lock(hashtextextended(concat_ws(chr(31), $1::text, $2::text, $3::text, $4::text), 0))
-
--- name: key
-SELECT body_hash, run_id FROM astromesh.idempotency_keys
-WHERE tenant = $1 AND owner = $2 AND route = $3 AND key = $4 AND expires_at > $5
-
--- name: put_key
-INSERT INTO astromesh.idempotency_keys VALUES ($1, $2, $3, $4, $5, $6, $7)
-ON CONFLICT (tenant, owner, route, key) DO UPDATE
-SET body_hash = excluded.body_hash, run_id = excluded.run_id, expires_at = excluded.expires_at
-
--- name: free_key
-DELETE FROM astromesh.idempotency_keys WHERE run_id = $1
-
--- name: lost
--- Runs of one process that is dead.
-SELECT COLUMNS FROM astromesh.runs
-WHERE NOT durable AND status = 'running' AND parent = ''
-    AND worker NOT IN (SELECT worker FROM astromesh.workers WHERE seen_at > $1)
-LIMIT $2 FOR UPDATE SKIP LOCKED
-
--- name: ask_process
-INSERT INTO astromesh.run_ends VALUES ($1, $2, $3, $4, NULL)
-ON CONFLICT (run_id) DO UPDATE
-SET tenant = excluded.tenant, owner = excluded.owner, asked_at = excluded.asked_at, answer = NULL
-
--- name: asked_processes
-SELECT run_id, tenant, owner FROM astromesh.run_ends WHERE answer IS NULL AND asked_at > $1
-
--- name: answer_process
-UPDATE astromesh.run_ends SET answer = $2 WHERE run_id = $1
-
--- name: answered
-SELECT answer FROM astromesh.run_ends WHERE run_id = $1
-
--- name: forget_asked
-DELETE FROM astromesh.run_ends WHERE run_id = $1 OR asked_at < $2

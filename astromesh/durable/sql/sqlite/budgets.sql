@@ -1,3 +1,5 @@
+-- Queries of budgets of this database alone; the others are in `sql/budgets.sql`.
+
 -- name: add
 INSERT INTO budget_accounts AS a VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10)
 ON CONFLICT (kind, tenant, agent, name) DO UPDATE
@@ -6,40 +8,5 @@ SET tokens = a.tokens + excluded.tokens, cost_usd = a.cost_usd + excluded.cost_u
     expires_at = max(a.expires_at, excluded.expires_at)
 RETURNING tokens, cost_usd, tool_calls, wall_seconds
 
--- name: spent
-SELECT tokens, cost_usd, tool_calls, wall_seconds FROM budget_accounts
-WHERE kind = ?1 AND tenant = ?2 AND agent = ?3 AND name = ?4
-
--- name: clear
-DELETE FROM budget_holds
-WHERE kind = ?1 AND tenant = ?2 AND agent = ?3 AND name = ?4
-    AND (expires_at <= ?5 OR (run_id = ?6 AND holder <> ?7))
-
--- name: held
-SELECT coalesce(sum(tokens), 0), coalesce(sum(cost_usd), 0), coalesce(sum(tool_calls), 0),
-    coalesce(sum(wall_seconds), 0)
-FROM budget_holds
-WHERE kind = ?1 AND tenant = ?2 AND agent = ?3 AND name = ?4 AND expires_at > ?5
-
--- name: hold
-INSERT INTO budget_holds VALUES (
-    ?5, ?1, ?2, ?3, ?4, ?6, ?7, ?8, ?9, ?10, ?11, ?12
-)
-
--- name: let_go
-DELETE FROM budget_holds WHERE id = ?1
-
 -- name: renew
 UPDATE budget_holds SET expires_at = ?2 WHERE holder = ?1
-
--- name: leave
-DELETE FROM budget_holds WHERE holder = ?1
-
--- name: expire
-DELETE FROM budget_accounts WHERE expires_at > 0 AND expires_at <= ?1
-
--- name: expire_holds
-DELETE FROM budget_holds WHERE expires_at <= ?1
-
--- name: erase_owner
-DELETE FROM budget_accounts WHERE kind = 'session' AND tenant = ?1 AND owner = ?2 RETURNING 1

@@ -1,0 +1,107 @@
+"""Scopes: what a caller may do, and whose runs and sessions it may see (reliability.md S1)."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Iterable, Mapping
+from typing import NamedTuple
+
+from astromesh.errors import InvalidInput
+from astromesh.types import CallerContext
+
+
+class Viewer(NamedTuple):
+    """Whose runs are meant. `owner` None: all of the tenant's."""
+
+    tenant: str
+    owner: str | None
+
+
+ANONYMOUS_USER = "anonymous"
+
+
+#: scopes that open the sessions of others in the same tenant
+ANY_SESSION = frozenset({"admin", "sessions:any", "sessions:*"})
+
+
+def principal_of(caller: CallerContext | None) -> tuple[str, str]:
+    """Tenant and owner of what this caller starts."""
+    tenant = (caller.tenant_id if caller else "") or "default"
+    return tenant, (caller.user_id if caller else "") or ANONYMOUS_USER
+
+
+RUN = "agents:run"
+
+
+ADMIN = "admin"
+
+
+#: scope → what it allows. `FAMILY:*` is every scope of a family, `agents:run:NAME` runs of one agent.
+SCOPES: Mapping[str, str] = {
+    RUN: "run agents",
+    "agents:read": "list and describe agents, models and providers",
+    "runs:read": "list and follow one's own runs",
+    "runs:write": "cancel one's own runs, rate them",
+    "runs:decide": "decide for one's own runs that wait for a person",
+    "sessions:read": "list one's own sessions and read their history",
+    "sessions:write": "erase one's own sessions",
+    "sessions:any": "all of that for the sessions and runs of others in the same tenant",
+    "tools:read": "list tools with their schemas",
+    "rag:query": "search knowledge pipelines",
+    "rag:write": "add documents to knowledge pipelines, replace and remove them",
+    "workflows:run": "run workflows",
+    "workflows:read": "list workflows, read and follow one's own Tasks",
+    "workflows:write": "cancel, pause, step and replay one's own Tasks",
+    "traces:read": "read the traces of one's own runs",
+    "metrics:read": "read the metrics",
+    "audit:read": "read who did what in one's tenant",
+    ADMIN: "everything",
+}
+
+
+#: what a key is given when nothing is said: all that an application needs for its own users
+DEFAULT_SCOPES = (
+    RUN, "agents:read", "runs:read", "runs:write", "runs:decide", "sessions:read", "sessions:write",
+    "tools:read", "traces:read", "workflows:run", "workflows:read", "workflows:write",
+)  # fmt: skip
+
+
+def permits(granted: Collection[str], scope: str, resource: str = "") -> bool:
+    """Whether scopes cover a scope: literally, by `family:*`, for one resource, or as `admin`."""
+    if ADMIN in granted or scope in granted or f"{scope.partition(':')[0]}:*" in granted:
+        return True
+    return bool(resource) and f"{scope}:{resource}" in granted
+
+
+def permits_any(granted: Collection[str], scope: str) -> bool:
+    """Whether scopes cover a scope for at least one resource."""
+    return permits(granted, scope) or any(own.startswith(scope + ":") for own in granted)
+
+
+def limit_to_agents(scopes: Iterable[str], agents: Collection[str]) -> frozenset[str]:
+    """The scopes of a key: checked, and where agents are named, limited to runs of these.
+
+    Raises:
+        InvalidInput: a scope that does not exist, or one that allows more than the named agents.
+    """
+    wanted = frozenset(scopes) or frozenset(DEFAULT_SCOPES)
+    for scope in sorted(wanted):
+        _check_scope(scope)
+    if not agents:
+        return wanted
+    limited = wanted - {RUN}
+    if permits(limited, RUN):
+        broad = ", ".join(sorted(limited & {ADMIN, "agents:*"}))
+        raise InvalidInput(f"{broad} allows to run every agent; leave it out, or leave the agents out.")
+    return limited | {f"{RUN}:{name}" for name in agents}
+
+
+def _check_scope(scope: str) -> None:
+    family, _, rest = scope.partition(":")
+    if scope in SCOPES or (scope.startswith(RUN + ":") and scope != RUN + ":"):
+        return
+    if rest == "*" and any(known.startswith(family + ":") for known in SCOPES):
+        return
+    near = difflib.get_close_matches(scope, SCOPES, 1)
+    hint = f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(SCOPES)}."
+    raise InvalidInput(f"There is no scope {scope!r}. {hint}")

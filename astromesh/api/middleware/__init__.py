@@ -1,0 +1,1 @@
+"""ASGI middleware around every request, one module each."""

@@ -1,0 +1,91 @@
+"""Traces, metrics, the audit log, liveness and readiness."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated, cast
+
+from fastapi import APIRouter, Depends, Query, Request, Response
+from pydantic import BaseModel, Field
+
+from astromesh.access.audit import AuditFilter, AuditLog
+from astromesh.api.auth import RemoteScope, caller_of, runtime_of, viewer_of
+from astromesh.api.dependencies import scope
+from astromesh.api.health import LIVE, READY, live, ready
+from astromesh.api.routes.runs import Status
+from astromesh.errors import TraceNotFound
+from astromesh.telemetry.prometheus import exposition
+from astromesh.types import JsonObject
+
+router = APIRouter(tags=["observability"])
+
+
+class ActOut(BaseModel):
+    """Who did what to what, and how it ended."""
+
+    at: float = Field(description="Seconds since the epoch.")
+    action: str
+    object: str
+    outcome: str = Field(description="done, refused or failed.")
+    detail: str
+    principal: str
+    tenant: str
+    key: str = Field(description="The id of the API key.")
+
+
+class ActsOut(BaseModel):
+    acts: list[ActOut]
+
+
+@router.get("/v1/audit", summary="Audit log", response_model=ActsOut, dependencies=[scope("audit:read")])
+async def acts(
+    request: Request,
+    action: str = "",
+    principal: str = "",
+    object: str = "",
+    limit: Annotated[int, Query(ge=1, le=10_000)] = 100,
+) -> JsonObject:
+    """What was done in the caller's tenant, the newest first."""
+    log = cast(AuditLog, request.app.state.audit)
+    wanted = AuditFilter(action, principal, object, limit)
+    return {"acts": await asyncio.to_thread(log.read, caller_of(request).tenant_id, wanted)}
+
+
+# Whether the server lives, and whether it can work.
+
+health_router = APIRouter(tags=["health"])
+
+
+health_router.get(LIVE, summary="Liveness", response_model=JsonObject)(live)
+
+
+health_router.get(READY, summary="Readiness", response_model=JsonObject)(ready)
+
+
+@router.get("/v1/traces", summary="List traces", dependencies=[scope("traces:read")])
+async def traces(
+    request: Request,
+    agent: str = "",
+    session: str = "",
+    status: Status = "",
+    limit: Annotated[int, Query(ge=1, le=1000)] = 50,
+) -> JsonObject:
+    """The newest runs, one line each."""
+    viewer = viewer_of(caller_of(request))
+    return {"traces": await runtime_of(request).traces.list(viewer, agent, status, limit, session)}
+
+
+@router.get("/v1/traces/{trace_id}", summary="One trace", dependencies=[scope("traces:read")])
+async def trace(trace_id: str, request: Request) -> JsonObject:
+    """The span tree of one trace."""
+    caller = caller_of(request)
+    found = await runtime_of(request).traces.get(trace_id, viewer_of(caller))
+    if found is None:
+        raise TraceNotFound(f"There is no trace {trace_id!r}, or it is no longer kept.")
+    return found
+
+
+@router.get("/metrics", summary="Prometheus metrics", dependencies=[Depends(RemoteScope("metrics:read"))])
+async def metrics(request: Request) -> Response:
+    """The text exposition format of Prometheus."""
+    return Response(exposition(runtime_of(request).metrics), media_type="text/plain; version=0.0.4")

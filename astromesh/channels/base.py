@@ -1,0 +1,309 @@
+"""The protocols of channels: people who write through a messenger, and the inbox that stores their messages.
+
+A channel knows one messenger's wire format and nothing else. What is kept, in which order it is answered
+and when something is tried again is the runtime's, for all channels alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, Protocol
+
+from astromesh.types import CallerContext, Image, JsonObject
+
+#: where a message is on its way to a person, least first; a later state is never undone
+DeliveryState = Literal["accepted", "sent", "failed", "delivered", "read"]
+DELIVERY_STATES: tuple[DeliveryState, ...] = ("accepted", "sent", "failed", "delivered", "read")
+#: message: for the agent; unreadable: of a kind nobody can answer; fallback: ours, see `Channel.recall`
+MessageKind = Literal["message", "unreadable", "fallback"]
+
+
+class WebhookRequest(NamedTuple):
+    """A request to a channel's webhook. Header names in lower case; the body is raw, as it was signed."""
+
+    method: str
+    query: Mapping[str, str]
+    headers: Mapping[str, str]
+    body: bytes = b""
+
+
+class ConversationAddress(NamedTuple):
+    """A conversation's two ends: our address (a number's id) and the person's. The latter is never logged."""
+
+    account: str
+    user: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReceivedMessage:
+    """One message of a person.
+
+    Args:
+        id: the messenger's, unique within the channel.
+        text: what the agent is asked.
+        about: what else the messenger said, JSON values only: kind, attachment, place, profile name …
+        traceparent: where the trace of whoever passed it on stands (W3C Trace Context), or empty.
+    """
+
+    id: str
+    address: ConversationAddress
+    text: str = ""
+    kind: MessageKind = "message"
+    details: JsonObject = field(default_factory=dict)
+    traceparent: str = ""
+
+
+class DeliveryStatus(NamedTuple):
+    """The delivery status of a message of ours.
+
+    Args:
+        outside_window: it failed because the person has not written for too long.
+    """
+
+    id: str
+    address: ConversationAddress
+    state: DeliveryState
+    code: str = ""
+    outside_window: bool = False
+
+
+class WebhookContent(NamedTuple):
+    """The content of one webhook request."""
+
+    messages: tuple[ReceivedMessage, ...] = ()
+    statuses: tuple[DeliveryStatus, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedMessage:
+    """A message as the agent receives it, with its fetched attachments."""
+
+    text: str
+    images: tuple[Image, ...] = ()
+    details: JsonObject = field(default_factory=dict)
+
+
+class Channel(Protocol):
+    """One messenger. A `channels` plugin opens it; its name in channels.yaml stands in the webhook's path."""
+
+    #: what keys for addresses are derived from where the operator gives no `identity_key`
+    secret: str
+    #: our addresses; what comes to any other is left alone. Empty: every one is ours
+    addresses: Collection[str]
+    #: the answer to what cannot be read
+    unreadable_reply: str
+
+    def challenge(self, request: WebhookRequest) -> str:
+        """Returns the answer to the messenger's verification request, as plain text.
+
+        Raises:
+            Forbidden: it does not know the verify token.
+        """
+
+    def verify(self, request: WebhookRequest) -> None:
+        """Raises Unauthorized if the request is not signed with our secret."""
+
+    def parse(self, body: bytes) -> WebhookContent:
+        """Returns messages and statuses in order; unknown content is ignored.
+
+        Raises:
+            InvalidInput: the body is not of the format at all.
+        """
+
+    async def prepare(self, message: ReceivedMessage) -> PreparedMessage:
+        """Fetches the attachments of a message. The text names an attachment that cannot be fetched."""
+
+    async def acknowledge(self, message: ReceivedMessage) -> None:
+        """Shows the person that the message was seen and is being answered.
+
+        Raises:
+            ChannelError: nobody minds.
+        """
+
+    def split(self, text: str) -> tuple[str, ...]:
+        """Splits a reply into messages within the messenger's limit; an empty text has none."""
+
+    async def send(self, address: ConversationAddress, text: str) -> str:
+        """Sends one message and returns its id, empty where it has none.
+
+        Raises:
+            ChannelRejected: it will never be taken. OutsideWindow: only `recall` can reach the person.
+            ChannelError: another try may work.
+        """
+
+    async def ask_to_reply(self, address: ConversationAddress) -> str:
+        """Asks a person who has not written for long to write again, and returns the message's id.
+
+        Raises:
+            ChannelRejected: nothing is set up for that. ChannelError: as `send`.
+        """
+
+    async def close(self) -> None: ...
+
+
+# -- how a channel's messages become runs -------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelRunRequest:
+    """One run that a channel asks for.
+
+    Args:
+        key: the same for the same messages, also after a crash: the idempotency key.
+        context: variables for the prompt's template.
+        traceparent: of the first message that came with one.
+    """
+
+    agent: str
+    query: str
+    session_id: str
+    caller: CallerContext
+    key: str
+    context: Mapping[str, object] = field(default_factory=dict)
+    metadata: Mapping[str, object] = field(default_factory=dict)
+    images: tuple[Image, ...] = ()
+    traceparent: str = ""
+
+
+class AskAgent(Protocol):
+    """Runs an agent and returns its answer; injected, so that the inbox worker does not know runs."""
+
+    async def __call__(self, question: ChannelRunRequest) -> str: ...
+
+
+# -- the inbox ----------------------------------------------------------------------------------------------
+
+
+class InboundMessage(NamedTuple):
+    """A message as it is stored. Ids are keyed digests, contents are encrypted: nothing here names a person.
+
+    Args:
+        queue: of our address and the person; its messages are answered in their order.
+        address: encrypted; the latest one is kept with the queue.
+        due_at: seconds since the epoch; every letter of a queue moves the whole queue to its own.
+    """
+
+    channel: str
+    id: str
+    queue: str
+    tenant: str
+    principal: str
+    address: bytes
+    content: bytes
+    now: float
+    due_at: float
+
+
+class LeasedQueue(NamedTuple):
+    """A queue whose next messages this process answers until the lease ends.
+
+    Args:
+        attempts: how often this was tried in vain.
+        reply: encrypted; what was answered already and is still to be sent, from part `sent` on.
+        upto: last letter of what is being answered, 0 where nothing was begun.
+    """
+
+    queue: str
+    channel: str
+    principal: str
+    tenant: str
+    address: bytes
+    attempts: int
+    reply: bytes | None
+    sent: int
+    upto: int
+
+
+class PendingMessage(NamedTuple):
+    """A message that waits for its answer. `seq` grows along the queue."""
+
+    seq: int
+    id: str
+    content: bytes
+
+
+class DeliveryReport(NamedTuple):
+    """The state of a message of ours: digest of its id, and its index in `DELIVERY_STATES`."""
+
+    id: str
+    state: int
+    now: float
+    code: str = ""
+
+
+class Inbox(Protocol):
+    """Stores messages until they are answered. Every method is one transaction, on disk when it returns."""
+
+    async def put(self, messages: Sequence[InboundMessage]) -> int:
+        """Stores the messages that are new, and returns how many."""
+
+    async def take(
+        self, holder: str, channels: Sequence[str], now: float, until: float, limit: int
+    ) -> tuple[LeasedQueue, ...]:
+        """Leases free queues of these channels that are due, the longest due first."""
+
+    async def next_due(self, channels: Sequence[str]) -> float | None:
+        """Returns when the next queue is due, in seconds since the epoch, or None if no message waits."""
+
+    async def renew(self, holder: str, until: float) -> frozenset[str]:
+        """Renews every lease of a holder, and returns its queues."""
+
+    async def pending(self, queue: str, limit: int) -> tuple[PendingMessage, ...]:
+        """Returns the first messages of a queue that wait for an answer."""
+
+    async def begin(self, queue: str, holder: str, upto: int) -> bool:
+        """Stores which messages are answered together, for a crash. Returns False if the lease is lost."""
+
+    async def answer(self, queue: str, holder: str, reply: bytes, upto: int) -> bool:
+        """Stores the answer to the messages up to `upto` and deletes their contents.
+
+        False: the lease is lost.
+        """
+
+    async def record_sent(self, queue: str, holder: str, sent: int, report: DeliveryReport) -> bool:
+        """Stores that the parts up to `sent` were sent, the last with this id. False: the lease is lost."""
+
+    async def finish(self, queue: str, holder: str, now: float) -> None:
+        """Deletes the reply and releases the queue, which is due again if messages wait."""
+
+    async def release(self, queue: str, holder: str, due_at: float, attempts: int) -> None:
+        """Releases the queue unchanged; it is due again at `due_at`."""
+
+    async def report(self, reports: Sequence[DeliveryReport]) -> tuple[bool, ...]:
+        """Stores delivery states. Returns for each whether the message is ours and the state is new."""
+
+    async def delivery_status(self, id: str) -> tuple[int, str]:
+        """Returns the state of a message: its index in `DELIVERY_STATES`, and the code of a failure."""
+
+    async def erase(self, tenant: str, principal: str) -> int:
+        """Deletes everything of one person, and returns the number of messages and queues."""
+
+    async def expire(self, before: float) -> int:
+        """Deletes messages that were answered before a time, in seconds since the epoch."""
+
+    async def ping(self) -> None:
+        """Raises StoreUnavailable if the store does not answer."""
+
+    async def close(self) -> None: ...
+
+
+class InboxWorker(Protocol):
+    """Receives webhooks and answers the inbox."""
+
+    def challenge(self, channel: str, request: WebhookRequest) -> str:
+        """See `Channel.challenge`. Raises: ChannelNotFound."""
+
+    async def receive(self, channel: str, request: WebhookRequest) -> None:
+        """Stores the content of a webhook, on disk when it returns.
+
+        Raises:
+            ChannelNotFound: there is no such channel. Unauthorized: it is not signed.
+            InvalidInput: it is not of the messenger's format. StoreUnavailable: it is to be sent again.
+        """
+
+    async def erase(self, tenant: str, principal: str) -> int:
+        """Deletes everything that is stored of one person."""
+
+    async def close(self) -> None:
+        """Accepts nothing new, waits for active work, and releases the rest."""

@@ -1,0 +1,187 @@
+"""A configured channel: which messages belong to it, how they are encrypted, and which run they become.
+
+Phone numbers are few enough to be tried one by one, so a plain hash hides nothing. People are recognised by
+HMAC-SHA256 with a key of the operator (RFC 2104). What must be readable again is encrypted with AES-256-GCM
+(RFC 5116) and bound to its queue. Both keys are derived from one secret (HKDF, RFC 5869), separately for
+each channel.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from hashlib import sha256
+from os import urandom
+from typing import Any
+
+import orjson
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from astromesh.channels.base import (
+    Channel,
+    ChannelRunRequest,
+    ConversationAddress,
+    InboundMessage,
+    LeasedQueue,
+    MessageKind,
+    PendingMessage,
+    PreparedMessage,
+    ReceivedMessage,
+)
+from astromesh.errors import ConfigError
+from astromesh.types import CallerContext, JsonObject
+
+_NONCE, _KEY = 12, 32
+
+
+#: hex digits of a digest: 128 bits
+_DIGITS = 32
+
+
+class MessageCipher:
+    """Digests and encryption of one channel.
+
+    Args:
+        secret: `identity_key`, or what the channel has for one. With another secret, people are strangers
+            and what was encrypted cannot be read.
+        channel: its name.
+    """
+
+    def __init__(self, secret: str, channel: str) -> None:
+        self._digest = _derive_key(secret, f"astromesh {channel} digest")
+        self._cipher = AESGCM(_derive_key(secret, f"astromesh {channel} seal"))
+
+    def digest(self, *parts: str) -> str:
+        """Returns 32 hex digits, equal for equal texts."""
+        text = orjson.dumps(parts)
+        return hmac.new(self._digest, text, sha256).hexdigest()[:_DIGITS]
+
+    def encrypt(self, data: JsonObject, about: str) -> bytes:
+        """Args: about: what `decrypt` must name again."""
+        nonce = urandom(_NONCE)
+        return nonce + self._cipher.encrypt(nonce, orjson.dumps(data), about.encode())
+
+    def decrypt(self, encrypted: bytes, about: str) -> JsonObject:
+        """Raises: ConfigError: it was encrypted with another secret, or about something else."""
+        try:
+            data: JsonObject = orjson.loads(
+                self._cipher.decrypt(encrypted[:_NONCE], encrypted[_NONCE:], about.encode())
+            )
+        except InvalidTag as error:
+            raise ConfigError(
+                "The inbox holds messages that were encrypted with another identity_key. "
+                "Set that key again, or erase them."
+            ) from error
+        return data
+
+
+def _derive_key(secret: str, purpose: str) -> bytes:
+    return HKDF(SHA256(), _KEY, None, purpose.encode()).derive(secret.encode())
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelSetup:
+    """The keys of channels.yaml that every channel has.
+
+    Args:
+        agents: by our address; every other one is answered by `default_agent`.
+        debounce: seconds that a person must be silent before an answer is begun.
+        lease: seconds after which another process takes over what this one no longer works on.
+    """
+
+    default_agent: str
+    agents: Mapping[str, str] = field(default_factory=dict)
+    debounce: float = 0.0
+    tenant: str = "default"
+    identity_key: str = ""
+    failure_reply: str = ""
+    lease: float = 15.0
+
+
+class ConfiguredChannel:
+    """A channel with its setup and its cipher."""
+
+    def __init__(self, name: str, channel: Channel, setup: ChannelSetup) -> None:
+        self.name, self.channel, self.setup = name, channel, setup
+        self.cipher = MessageCipher(setup.identity_key or channel.secret, name)
+        self._ours = {*channel.addresses, *setup.agents} if channel.addresses else set[str]()
+
+    def is_ours(self, address: ConversationAddress) -> bool:
+        return not self._ours or address.account in self._ours
+
+    # -- in ------------------------------------------------------------------------------------------------
+
+    def to_inbox(self, message: ReceivedMessage, now: float) -> InboundMessage:
+        """A message as it is stored: nothing in it can be read without the key."""
+        address = message.address
+        queue = self.cipher.digest("queue", *address)
+        content = {"id": message.id, "text": message.text, "kind": message.kind, "about": message.details}
+        if message.traceparent:
+            content["traceparent"] = message.traceparent
+        return InboundMessage(
+            channel=self.name,
+            id=self.cipher.digest("message", message.id),
+            queue=queue,
+            tenant=self.setup.tenant,
+            principal=f"{self.name}:{self.cipher.digest('person', address.user)}",
+            address=self.cipher.encrypt({"ours": address.account, "theirs": address.user}, queue),
+            content=self.cipher.encrypt(content, queue),
+            now=now,
+            due_at=now + (self.setup.debounce if message.kind == "message" else 0.0),
+        )
+
+    def address(self, taken: LeasedQueue) -> ConversationAddress:
+        """Raises: ConfigError: the message was encrypted with another key."""
+        ends = self.cipher.decrypt(taken.address, taken.queue)
+        return ConversationAddress(ends["ours"], ends["theirs"])
+
+    def from_inbox(
+        self, kept: PendingMessage, taken: LeasedQueue, address: ConversationAddress
+    ) -> ReceivedMessage:
+        """Raises: ConfigError: the message was encrypted with another key."""
+        content = self.cipher.decrypt(kept.content, taken.queue)
+        kind: MessageKind = content["kind"]
+        trace = content.get("traceparent", "")
+        return ReceivedMessage(content["id"], address, content["text"], kind, content["about"], trace)
+
+    def reply(self, sealed: bytes, taken: LeasedQueue) -> tuple[str, ...]:
+        return tuple(self.cipher.decrypt(sealed, taken.queue)["parts"])
+
+    # -- the run -------------------------------------------------------------------------------------------
+
+    def question(
+        self,
+        taken: LeasedQueue,
+        address: ConversationAddress,
+        key: str,
+        prepared: list[PreparedMessage],
+        traceparent: str = "",
+    ) -> ChannelRunRequest:
+        """Joins several messages into one run: texts by newline, pictures in order."""
+        agent = self.setup.agents.get(address.account, self.setup.default_agent)
+        caller = CallerContext(
+            user_id=taken.principal,
+            tenant_id=taken.tenant,
+            scopes=frozenset({f"agents:run:{agent}"}),
+            metadata={"channel": self.name},
+        )
+        return ChannelRunRequest(
+            agent=agent,
+            query="\n".join(one.text for one in prepared),
+            session_id=f"{self.name}:{taken.queue}",
+            caller=caller,
+            key=key,
+            context=_prompt_context(self.name, [one.details for one in prepared]),
+            metadata={"channel": self.name, "message": key},
+            images=tuple(image for one in prepared for image in one.images),
+            traceparent=traceparent,
+        )
+
+
+def _prompt_context(channel: str, messages: list[JsonObject]) -> dict[str, Any]:
+    names = [about["profile_name"] for about in messages if about.get("profile_name")]
+    return {"channel": channel, "profile_name": names[-1] if names else "", "messages": messages}

@@ -1,0 +1,56 @@
+"""`astromesh schema`: JSON Schemas of the files, for editors."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from pathlib import Path
+
+import orjson
+
+from astromesh.cli.terminal import note, print_json
+from astromesh.config import schema as schemas
+from astromesh.errors import ConfigError, InvalidInput
+from astromesh.plugins import Plugins
+
+
+def schema(kind: str, folder: Path | None) -> None:
+    """Prints one kind's schema, or writes all; without either, lists the kinds.
+
+    Raises:
+        InvalidInput: there is no such kind.
+        ConfigError: the folder cannot be written.
+    """
+    if folder is not None:
+        for file in write_schemas(folder, [_kind_of(kind)] if kind else list(schemas.SCHEMA_FILES)):
+            note(f"wrote {file}")
+    elif kind:
+        print_json(schemas.schema(_kind_of(kind), Plugins()))
+    else:
+        print("\n".join(schemas.SCHEMA_FILES))
+
+
+def write_schemas(folder: Path, kinds: Sequence[str] = tuple(schemas.SCHEMA_FILES)) -> list[Path]:
+    """Writes `KIND.schema.json` for each kind; answers the files."""
+    plugins, written = Plugins(), []
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for kind in kinds:
+            file = folder / f"{schemas.SCHEMA_FILES[kind]}.schema.json"
+            options = orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
+            file.write_bytes(orjson.dumps(schemas.schema(kind, plugins), option=options))
+            written.append(file)
+    except OSError as error:
+        raise ConfigError(f"Cannot write {error.filename}: {error.strerror}.") from error
+    return written
+
+
+def _kind_of(kind: str) -> str:
+    """The kind, in whatever case, also by its file's name: `agent` is Agent."""
+    names = {name.lower(): name for name in schemas.SCHEMA_FILES}
+    names |= {file: name for name, file in schemas.SCHEMA_FILES.items()}
+    if found := names.get(kind.lower()):
+        return found
+    near = difflib.get_close_matches(kind.lower(), names, 1)
+    hint = f"Did you mean {names[near[0]]}?" if near else f"Known: {', '.join(schemas.SCHEMA_FILES)}."
+    raise InvalidInput(f"There is no kind {kind!r}. {hint}")

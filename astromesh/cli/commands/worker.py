@@ -1,0 +1,51 @@
+"""`astromesh worker`: durable runs and Tasks, beside the servers of one database, until a signal ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from pathlib import Path
+
+import uvloop
+
+from astromesh.cli.commands.validate import load_valid
+from astromesh.cli.shutdown import exit_within
+from astromesh.cli.terminal import note
+from astromesh.config.folder import Configuration
+from astromesh.durable.writer import retry_while_unavailable
+from astromesh.runtime.engine import AgentRuntime
+from astromesh.telemetry.logs import configure_logging
+
+#: seconds that runs under way get after SIGTERM; then another worker takes them up
+GRACE = 30.0
+
+
+def run_worker(folders: tuple[Path, Path]) -> None:
+    """Works until SIGTERM or Ctrl-C; then what is not done is handed over.
+
+    Args:
+        places: folders of the configuration and of the data.
+
+    Raises:
+        ConfigError: faults of the configuration.
+    """
+    configuration = load_valid(folders[0], strict=False)
+    spec = configuration.runtime.spec
+    configure_logging(spec.telemetry.log_level, spec.telemetry.log_format)
+    uvloop.run(_run_worker(folders, configuration))
+
+
+async def _run_worker(folders: tuple[Path, Path], configuration: Configuration) -> None:
+    runtime, ended = AgentRuntime(folders[0], data_dir=folders[1]), asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, ended.set)
+    await runtime.bootstrap(configuration)
+    try:
+        await retry_while_unavailable(runtime.durable.start)
+        if runtime.has_workflows:
+            runtime.workflows.resume_left()
+        note(f"astromesh works on durable runs as {runtime.durable.worker}  (Ctrl-C stops it)")
+        await ended.wait()
+    finally:
+        await runtime.close(GRACE)
+        exit_within()

@@ -1,0 +1,419 @@
+"""`astromesh workflow repl`: each line becomes a Task of a workflow (document 004, section 8.9).
+
+`Session` is what custom commands get as their second argument; its `ask` and `queue` are the engine's
+`run` and `submit`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import orjson
+import typer
+
+from astromesh.cli.commands.workflow import OPERATOR, parse_input
+from astromesh.cli.errors import RUN_FAILED, report
+from astromesh.cli.terminal import LineReader, note, write
+from astromesh.config.workflow.operations import CommandProfile, CustomCommand, InputMapping, ProfilesFile
+from astromesh.errors import AstromeshError, InvalidInput
+from astromesh.runtime.engine import AgentRuntime
+from astromesh.runtime.records import TaskRequest
+from astromesh.runtime.tasks import WorkflowTasks
+from astromesh.telemetry.events import EventSink
+from astromesh.telemetry.logs import configure_logging
+from astromesh.types import Event, JsonObject
+from astromesh.workflow.base import TaskResult
+from astromesh.workflow.operations import call_function, load_operation
+from astromesh.workflow.project import PROFILES_FILE, Project, parse_settings
+
+#: bytes of one attached file
+_MAX_ATTACHMENT_BYTES = 1 << 20
+
+
+def profile_of(project: Project, profile_id: str) -> CommandProfile:
+    """A profile of cli_profiles.yaml; without a name the first, without a file one that takes JSON or text.
+
+    Raises:
+        InvalidInput: there is none of this name.
+    """
+    profiles = project.files.file(PROFILES_FILE, ProfilesFile).profiles
+    if not profile_id:
+        plain = CommandProfile(id="default", input_mappings={"default": InputMapping(mode="json")})
+        return profiles[0] if profiles else plain
+    for profile in profiles:
+        if profile.id == profile_id:
+            return profile
+    known = ", ".join(profile.id for profile in profiles) or "none"
+    raise InvalidInput(f"{PROFILES_FILE} of {project.name!r} has no profile {profile_id!r}; known: {known}.")
+
+
+class Session:
+    """One session with one workflow. Custom commands get it as their second argument.
+
+    Args:
+        workspace: the folder that attachments must lie in.
+        start: a start node, None for the default one.
+    """
+
+    def __init__(
+        self,
+        workflows: WorkflowTasks,
+        project: Project,
+        profile: CommandProfile,
+        workspace: Path,
+        start: str | None = None,
+    ) -> None:
+        self.id = f"session-{uuid4().hex[:12]}"
+        self.profile, self.start = profile, start
+        self._workflows, self._project, self._workspace = workflows, project, workspace.resolve()
+        policies = profile.session_policies
+        self._file = project.folder / policies.history_file if policies.persist_history else None
+        self.history: deque[JsonObject] = deque(self._load_history(), maxlen=policies.max_history_items)
+        self.attachments: list[JsonObject] = []
+        self.queued_ids: list[str] = []
+        self.sinks: tuple[EventSink, ...] = ()
+        self.last: TaskRequest | None = None
+        self.line = ""
+
+    # -- asking ----------------------------------------------------------------------------------------------
+
+    def build_request(self, line: str) -> TaskRequest:
+        """What the engine is asked for a line; it takes the attachments along."""
+        self.line = line
+        attachments, self.attachments = self.attachments, []
+        mappings = self.profile.input_mappings
+        mapping = mappings.get(self.start or "", mappings.get("default", InputMapping()))
+        if mapping.mode != "chat":
+            if attachments:
+                raise InvalidInput("Attachments need a profile whose input mapping has mode: chat.")
+            return TaskRequest(parse_input(line) if mapping.mode == "json" else line, self.start)
+        value: JsonObject = {"text": line}
+        if mapping.attach_files_as_context and attachments:
+            value["attachments"] = attachments
+        if mapping.include_session_id:
+            value["session_id"] = self.id
+        if mapping.include_profile_id:
+            value["profile_id"] = self.profile.id
+        return TaskRequest(value, self.start)
+
+    async def ask(self, request: TaskRequest) -> TaskResult:
+        """Runs a Task to its end; `/retry` asks the same again."""
+        self.last = request
+        result = await self._workflows.run(self._project.name, request, sinks=self.sinks)
+        self._append_history(request, result.task_id, result.status, result.output)
+        return result
+
+    async def run(self, input: Any) -> TaskResult:
+        """For custom commands: a Task with this input."""
+        return await self.ask(TaskRequest(input, self.start))
+
+    async def queue(self, request: TaskRequest) -> str:
+        """Submits a durable Task and does not wait for it."""
+        self.last = request
+        row = await self._workflows.accept(self._project.name, request)
+        self.queued_ids.append(row.task_id)
+        self._append_history(request, row.task_id, "queued", None)
+        return row.task_id
+
+    async def queue_states(self) -> list[JsonObject]:
+        return [await self._workflows.tasks.state(task_id, OPERATOR) for task_id in self.queued_ids]
+
+    async def wait_for_queue(self) -> list[JsonObject]:
+        """Every submitted Task when it has ended."""
+        return [await self._workflows.tasks.ended(task_id, OPERATOR) for task_id in self.queued_ids]
+
+    # -- files -----------------------------------------------------------------------------------------------
+
+    def attach(self, path: str) -> JsonObject:
+        """Takes a text file along with the next line.
+
+        Raises:
+            InvalidInput: as `read`.
+        """
+        found = {"name": Path(path).name, "text": self.read(path)}
+        self.attachments.append(found)
+        return found
+
+    def read(self, path: str) -> str:
+        """A text file of the workspace.
+
+        Raises:
+            InvalidInput: it is none, it is too large, or it lies outside, by whatever link.
+        """
+        file = (self._workspace / path).resolve()
+        if not file.is_relative_to(self._workspace):
+            raise InvalidInput(f"{path} lies outside of the workspace {self._workspace}.")
+        try:
+            if file.stat().st_size > _MAX_ATTACHMENT_BYTES:
+                raise InvalidInput(f"{path} is larger than {_MAX_ATTACHMENT_BYTES >> 20} MiB.")
+            return file.read_text("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise InvalidInput(f"{path} is no text file that can be read: {error}.") from error
+
+    # -- history ---------------------------------------------------------------------------------------------
+
+    def _load_history(self) -> Sequence[JsonObject]:
+        if self._file is None or not self._file.exists():
+            return ()
+        found: list[JsonObject] = []
+        for line in self._file.read_bytes().splitlines():
+            try:
+                found.append(orjson.loads(line))
+            except orjson.JSONDecodeError:  # a line that a killed process did not finish
+                continue
+        return found
+
+    def _append_history(self, request: TaskRequest, task_id: str, status: str, output: Any) -> None:
+        entry = {
+            "at": time.time(), "session": self.id, "task_id": task_id, "status": status, "line": self.line,
+            "input": self._history_input(request.input), "output": output,
+        }  # fmt: skip
+        self.history.append(entry)
+        if self._file is not None:
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            with self._file.open("ab") as file:
+                file.write(orjson.dumps(entry, option=orjson.OPT_APPEND_NEWLINE))
+
+    def _history_input(self, input: Any) -> Any:
+        keep = self.profile.session_policies.persist_attachments
+        if keep or not isinstance(input, Mapping) or "attachments" not in input:
+            return input
+        return {**input, "attachments": [{"name": one["name"]} for one in input["attachments"]]}
+
+
+# `astromesh workflow repl`: lines become Tasks of a workflow (document 004, section 8.9).
+
+PROMPT = "> "
+
+
+#: characters of an input that /history shows
+_MAX_INPUT = 100
+
+
+def repl(
+    folders: tuple[Path, Path], name: str, profile: str, settings: list[str], workspace: Path, start: str
+) -> None:
+    """Reads lines until they end.
+
+    Args:
+        profile: of cli_profiles.yaml; empty: its first one.
+        settings: `KEY=VALUE`, for this process.
+        workspace: the folder that attachments must lie in.
+
+    Raises:
+        typer.Exit: 1 where nobody sat at the keyboard and something failed.
+    """
+    configure_logging("warning")
+    if asyncio.run(_talk(folders, name, profile, settings, workspace, start)):
+        raise typer.Exit(RUN_FAILED)
+
+
+async def _talk(
+    folders: tuple[Path, Path], name: str, profile: str, settings: list[str], workspace: Path, start: str
+) -> bool:
+    overrides = parse_settings(settings)
+    async with AgentRuntime(folders[0], data_dir=folders[1]) as runtime:
+        workflow = await runtime.workflows.loaded.open(name, overrides)
+        assert workflow.engine is not None
+        project = workflow.engine.project
+        project.plan(start or None)
+        session = Session(runtime.workflows, project, profile_of(project, profile), workspace, start or None)
+        console = Console(session, project, LineReader(PROMPT))
+        failed = await console.talk()
+        return failed and not console.interactive
+
+
+class Console:
+    """Takes the lines of one session, one after the other."""
+
+    def __init__(self, session: Session, project: Project, lines: LineReader) -> None:
+        self._session, self._project, self._lines = session, project, lines
+        self._rules = session.profile.presentation_rules
+        self._failed = self._ended = False
+        self._custom_commands: dict[str, CustomCommand] = {
+            name: command
+            for command in session.profile.custom_commands
+            for name in (command.name, *command.aliases)
+        }
+        if self._rules.show_system_messages:
+            session.sinks = (_Stages(),)
+
+    @property
+    def interactive(self) -> bool:
+        return self._lines.interactive
+
+    async def talk(self) -> bool:
+        """Answers whether anything failed."""
+        if self.interactive:
+            label = self._session.profile.label or self._project.name
+            note(f"{label}, {self._session.id}\n/help says what there is; Ctrl-C cancels a Task.")
+        while not self._ended and (line := await self._lines.next()) is not None:
+            if line:
+                await self._run_guarded(self._handle_line(line))
+        await self._run_guarded(self._finish_queue())
+        return self._failed
+
+    async def _run_guarded(self, work: Awaitable[None]) -> None:
+        """A line that fails or is cancelled (Ctrl-C) ends only itself."""
+        task = asyncio.ensure_future(work)
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGINT, task.cancel)
+        try:
+            await task
+        except AstromeshError as error:
+            report(error)
+            self._failed = True
+        except asyncio.CancelledError:
+            if not task.cancelled():
+                raise
+            note("cancelled")
+        finally:
+            loop.remove_signal_handler(signal.SIGINT)
+
+    async def _handle_line(self, line: str) -> None:
+        if not line.startswith("/"):
+            await self._ask(self._session.build_request(line))
+            return
+        name, _, argument = line[1:].partition(" ")
+        command = _COMMANDS.get(name)
+        if command is not None:
+            await command[1](self, argument.strip())
+        elif name in self._custom_commands:
+            await self._custom(self._custom_commands[name], argument.strip())
+        else:
+            raise InvalidInput(f"There is no command /{name}; /help lists them.")
+
+    # -- answers ---------------------------------------------------------------------------------------------
+
+    async def _ask(self, request: TaskRequest) -> None:
+        result = await self._session.ask(request)
+        self._failed = self._failed or result.status == "failure"
+        if result.error:
+            note(f"{result.error['code']}: {result.error['message']}", "red")
+        self._show(result.output)
+        for line in _overlay(result, self._session.profile) if self._rules.show_telemetry_inline else ():
+            note(line)
+
+    def _show(self, value: Any) -> None:
+        if value is None:
+            return
+        text = value if isinstance(value, str) else orjson.dumps(value, option=orjson.OPT_INDENT_2).decode()
+        lines = text.splitlines()
+        most = self._rules.truncate_output_lines
+        write("\n".join(lines[:most]) + "\n")
+        if len(lines) > most:
+            note(f"… {len(lines) - most} lines more (presentation_rules.truncate_output_lines)")
+
+    async def _custom(self, command: CustomCommand, argument: str) -> None:
+        function = load_operation(self._project.folder, command.entrypoint)
+        try:
+            answer = await call_function(function, argument, self._session)
+        except AstromeshError:
+            raise
+        except Exception as error:  # the border of a project's own command
+            raise InvalidInput(f"/{command.name} failed: {type(error).__name__}: {error}") from error
+        self._show(answer.output if isinstance(answer, TaskResult) else answer)
+
+    # -- commands --------------------------------------------------------------------------------------------
+
+    async def help(self, _: str) -> None:
+        for name, (about, _function) in _COMMANDS.items():
+            note(f"/{name:<10} {about}")
+        for own in self._session.profile.custom_commands:
+            names = ", ".join(f"/{name}" for name in (own.name, *own.aliases))
+            note(f"{names:<11} {own.description}{f' ({own.help})' if own.help else ''}")
+
+    async def attach(self, path: str) -> None:
+        found = self._session.attach(path)
+        note(f"{found['name']} goes with the next line")
+
+    async def history(self, _: str) -> None:
+        for entry in self._session.history:
+            asked = orjson.dumps(entry["input"]).decode()
+            write(f"{entry['task_id']}  {entry['status']:<8} {asked[:_MAX_INPUT]}\n")
+
+    async def retry(self, _: str) -> None:
+        await self._ask(self._last())
+
+    async def edit_last(self, text: str) -> None:
+        last = self._last()
+        if not text:
+            if not self.interactive:
+                raise InvalidInput("/edit-last needs a text where nobody sits at the keyboard.")
+            text = await self._lines.next(self._session.line) or ""
+        if isinstance(last.input, Mapping):
+            self._session.attachments = list(last.input.get("attachments", ()))
+        await self._ask(self._session.build_request(text))
+
+    async def queue(self, line: str) -> None:
+        if line:
+            note(f"{await self._session.queue(self._session.build_request(line))} is queued")
+            return
+        for state in await self._session.queue_states():
+            write(f"{state['task_id']}  {state['status']}\n")
+
+    async def quit(self, _: str) -> None:
+        self._ended = True
+
+    def _last(self) -> TaskRequest:
+        if self._session.last is None:
+            raise InvalidInput("Nothing was asked yet.")
+        return self._session.last
+
+    async def _finish_queue(self) -> None:
+        """What is queued ends first; Ctrl-C leaves it to the next process."""
+        for state in await self._session.wait_for_queue():
+            self._failed = self._failed or state["status"] == "failure"
+            note(f"{state['task_id']}: {state['status']}")
+            self._show(state["output"])
+
+
+_COMMANDS: Mapping[str, tuple[str, Callable[[Console, str], Awaitable[None]]]] = {
+    "help": ("says what there is", Console.help),
+    "attach": ("FILE: a text file of the workspace goes with the next line", Console.attach),
+    "history": ("what was asked, and what became of it", Console.history),
+    "retry": ("asks the last input again, as it was", Console.retry),
+    "edit-last": ("[TEXT]: asks the last line again with another text", Console.edit_last),
+    "queue": ("[LINE]: submits a Task and goes on; without a line: those submitted", Console.queue),
+    "quit": ("ends, when what is queued has ended (Ctrl-D, too)", Console.quit),
+}
+
+
+def _overlay(result: TaskResult, profile: Any) -> list[str]:
+    """What a Task took, in one line or in one for each stage."""
+    rules, told = profile.telemetry_overlays, result.metadata
+    if not rules.enabled:
+        return []
+    usage = told["usage"]
+    tokens = f", {usage['input_tokens']} + {usage['output_tokens']} tokens" if usage["input_tokens"] else ""
+    summary = f"{result.status}: {' → '.join(result.path)} ({told['latency_ms']:.0f} ms{tokens})"
+    if rules.level == "summary":
+        return [summary]
+    stages = [
+        f"  {entry.stage:<20} {entry.status:<8} {(entry.finished_at - entry.started_at) * 1000:.1f} ms"
+        for entry in result.trace
+    ]
+    return [summary, *stages]
+
+
+class _Stages:
+    """An EventSink that tells each stage as it begins."""
+
+    wants_deltas = False
+
+    def send(self, event: Event) -> None:
+        if event.type == "stage.started":
+            with suppress(OSError):  # what cannot be printed ends no Task
+                note(f"  {_describe_stage(event.data)} …")
+
+
+def _describe_stage(data: JsonObject) -> str:
+    return f"{data['stage']} of {data['task']}"

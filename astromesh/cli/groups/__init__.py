@@ -1,1 +1,0 @@
-"""The commands that have commands below them: `astromesh keys create` …, one module for each."""

@@ -1,0 +1,96 @@
+"""WebSockets as uvicorn speaks them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import structlog
+import websockets.http11
+from uvicorn.protocols.utils import ClientDisconnected
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.exceptions import InvalidState
+from websockets.http11 import Request
+
+from astromesh.api.middleware.limits import CHUNK_BYTES, MAX_HEADER_BYTES, MAX_TARGET_BYTES
+from astromesh.cli.http_protocol import closing_response
+from astromesh.errors import MalformedRequest
+
+log = structlog.get_logger("astromesh.api")
+_INVALID_TEXT = 1007
+#: characters of a text that has at most `CHUNK_BYTES` bytes
+_SHORT = CHUNK_BYTES // 4
+# the head of a handshake has been bounded as that of any other request: in all, and not by the line
+websockets.http11.MAX_LINE_LENGTH = MAX_HEADER_BYTES + MAX_TARGET_BYTES
+websockets.http11.MAX_NUM_HEADERS = MAX_HEADER_BYTES
+
+
+class TextSockets(WebSocketsSansIOProtocol):
+    """Text that is no UTF-8 closes a socket (RFC 6455, 8.1); of that uvicorn would write a traceback.
+
+    Long texts go out in fragments (5.4): written at once, they would keep every other run waiting.
+    A handshake comes whole, with the first bytes: what it does not open is refused then.
+    """
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if not self.handshake_initiated and not self.close_sent:
+            self._refuse()
+
+    def handle_connect(self, event: Request) -> None:
+        if self.conn.accept(event).status_code == 101:
+            super().handle_connect(event)
+        else:
+            self._refuse()
+
+    def _refuse(self) -> None:
+        """Answers what uvicorn would answer with a text, or, where the parser refuses it, not at all."""
+        self.handshake_complete = self.close_sent = True
+        fault = self.conn.handshake_exc
+        why = (fault and fault.__cause__) or fault
+        self.transport.write(closing_response(MalformedRequest(f"This handshake opens no WebSocket: {why}.")))
+        self.transport.close()
+
+    async def send(self, message: Any) -> None:
+        text = message.get("text")
+        if text is None:
+            await super().send(message)
+            if self.close_sent:  # an answer that denies a handshake completes it; uvicorn would log an error
+                self.handshake_complete = True
+        elif len(text) <= _SHORT or not self.handshake_complete or self.close_sent:
+            await super().send(message)
+        else:
+            await self._in_fragments(memoryview(text.encode()))
+
+    async def _in_fragments(self, text: memoryview) -> None:
+        for at in range(0, len(text), CHUNK_BYTES):
+            await self.writable.wait()
+            if self.disconnected or self.close_sent:
+                raise ClientDisconnected
+            last = at + CHUNK_BYTES >= len(text)
+            send = self.conn.send_continuation if at else self.conn.send_text
+            try:
+                send(bytes(text[at : at + CHUNK_BYTES]), fin=last)
+            except InvalidState as ended:
+                raise ClientDisconnected from ended
+            self.transport.write(b"".join(self.conn.data_to_send()))
+            if not last:
+                await asyncio.sleep(0)
+
+    def send_receive_event_to_app(self) -> None:
+        if self.curr_msg_data_type == "text" and not _is_text(self.frames):
+            log.warning("frame_is_no_text", client=self.client and self.client[0])
+            self.frames = []
+            if not self.close_sent:
+                self.conn.send_close(_INVALID_TEXT)
+                self.handle_parser_exception()
+            return
+        super().send_receive_event_to_app()
+
+
+def _is_text(frames: Any) -> bool:
+    try:
+        b"".join(frames).decode()
+    except UnicodeDecodeError:
+        return False
+    return True

@@ -1,0 +1,77 @@
+"""channels.yaml, kind ChannelConfig, and mcp.yaml, kind MCPConfig: messengers and MCP servers."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from astromesh.config.records import Block, Manifest, Metadata, Name, Record, Seconds, Secret
+
+
+class ChannelBlock(Block):
+    """A channel by its name; the other keys are the channel's own."""
+
+    default_agent: Name = Field(description="The agent that answers.")
+    agents: dict[str, Name] = Field({}, description="Other agents, by the address that received the message.")
+    debounce_ms: Annotated[int, Field(ge=0, le=60_000)] = Field(
+        0, description="Messages of one sender within this time are combined."
+    )
+    tenant: str = Field("default", min_length=1, description="Tenant of the senders.")
+    identity_key: Secret = Field(
+        Secret(""), description="Key of the senders' pseudonyms; absent: derived from the channel's secret."
+    )
+    failure_reply: str = Field(
+        "Sorry, something went wrong here. Please try again later.",
+        description="Reply after a failure; empty: no reply.",
+    )
+    lease_seconds: Seconds = Field(
+        15.0, description="Seconds after which another process takes over from one that died."
+    )
+
+
+class ChannelSpec(Record):
+    channels: dict[Name, ChannelBlock] = Field({}, description="Channels by name, e.g. whatsapp.")
+
+
+class ChannelManifest(Manifest):
+    kind: Literal["ChannelConfig"]
+    metadata: Metadata = Metadata.empty()
+    spec: ChannelSpec = ChannelSpec.empty()
+
+
+# -- mcp.yaml ------------------------------------------------------------------------------------------------
+
+
+class MCPServer(Record):
+    """One server: `url` and `headers` for http and sse; `command`, `args`, `env` and `cwd` for stdio."""
+
+    transport: Literal["http", "sse", "stdio"] = Field(
+        description="http: streamable HTTP; sse: the older HTTP transport; stdio: a child process."
+    )
+    url: str = Field("", description="Address of a server over http or sse.")
+    headers: dict[str, Secret] = Field(
+        default_factory=dict, description="Headers of every request (http, sse); their values are secret."
+    )
+    command: str = Field("", description="Program of a server over stdio.")
+    args: tuple[str, ...] = Field((), description="The program's arguments.")
+    env: dict[str, Secret] = Field(
+        default_factory=dict,
+        description="The program's environment, beside PATH, HOME and their like; values are secret.",
+    )
+    cwd: str = Field(
+        "",
+        description="Working directory, relative to the configuration; absent: that of astromesh.",
+    )
+    forward_identity: bool = Field(False, description="Send the caller's token with each call (http, sse).")
+    timeout_seconds: Seconds = Field(30.0, description="Seconds one call may take.")
+
+
+class MCPSpec(Record):
+    servers: dict[Name, MCPServer] = Field(default_factory=dict, description="Servers by name.")
+
+
+class MCPManifest(Manifest):
+    kind: Literal["MCPConfig"]
+    metadata: Metadata = Metadata.empty()
+    spec: MCPSpec = MCPSpec.empty()

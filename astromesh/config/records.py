@@ -1,0 +1,122 @@
+"""Base classes and field types of all configuration records: strict, frozen, closed to unknown keys."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, cast
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    PrivateAttr,
+    SecretStr,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+)
+from pydantic_core import CoreSchema, core_schema
+
+#: name of an agent, pipeline or server: part of URLs and file names, and a model's name for OpenAI clients
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+#: function name that providers accept
+ToolName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+#: at most ten years: longer times are mistakes, and timers count whole nanoseconds
+Seconds = Annotated[float, Field(gt=0, le=315_360_000)]
+Count = Annotated[int, Field(ge=1)]
+Ratio = Annotated[float, Field(ge=0, le=1)]
+Amount = Annotated[float, Field(ge=0)]
+JsonMap = dict[str, Any]
+
+
+class Record(BaseModel):
+    """A mapping in YAML: rejects unknown keys, converts no types, frozen.
+
+    Validators are built with the first use: most records are parts of others, or of files that are not there.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, defer_build=True)
+
+    @classmethod
+    def empty(cls) -> Self:
+        """Returns the record of an empty mapping without building a validator."""
+        return cast(Self, cls.model_construct())
+
+
+class Block(Record):
+    """A mapping that names a plugin; keys that the record does not declare belong to the plugin's `Options`.
+
+    Those keys are neither printed nor dumped: only the plugin knows which of them are secret.
+    """
+
+    model_config = ConfigDict(extra="allow")
+
+    _options: BaseModel | None = PrivateAttr(default=None)
+
+    @property
+    def options(self) -> Any:
+        """The plugin's validated `Options`, ready for `plugin.open(options, deps)`."""
+        return self._options
+
+    def bind(self, options: BaseModel | None) -> None:
+        """Stores the validated options; called once, at load."""
+        self._options = options
+
+    def plugin_value(self, key: str) -> Any:
+        """Returns a key of the plugin as written in YAML, or None."""
+        return (self.model_extra or {}).get(key)
+
+    def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
+        return ((key, value) for key, value in super().__repr_args__() if key in type(self).model_fields)
+
+    @model_serializer(mode="wrap")
+    def _without_plugin_keys(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {key: value for key, value in dump(self).items() if key in type(self).model_fields}
+
+
+class Secret(SecretStr):
+    """Text that prints as `***`; only `get_secret_value()` returns it."""
+
+    def _display(self) -> str:
+        return "***"
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        as_stars = core_schema.plain_serializer_function_ser_schema(str, when_used="json")
+        return {**super().__get_pydantic_core_schema__(source, handler), "serialization": as_stars}
+
+
+# -- the head of every file: apiVersion, kind, metadata, spec ------------------------------------------------
+
+ApiVersion = Literal["astromesh/v1"]
+
+
+class Metadata(Record):
+    """Name and labels; the name is optional where a folder can contain only one such file."""
+
+    name: Name | Literal[""] = Field("", description="Unique among all files of this kind.")
+    version: str = Field("", description="Version of this manifest, free text; quote it.")
+    namespace: str = Field("", description="Group of agents, free text.")
+    labels: dict[str, str] = Field(default_factory=dict, description="Free key-value pairs.")
+
+
+class NamedMetadata(Metadata):
+    name: Name = Field(description="Unique among all files of this kind; part of URLs.")
+
+
+class Manifest(Record):
+    """One file."""
+
+    apiVersion: ApiVersion = Field(description="Always astromesh/v1.")  # noqa: N815 (the YAML key)
+
+    _file: Path = PrivateAttr(default=Path())
+
+    @property
+    def file(self) -> Path:
+        """The file that it was read from; relative paths in it start in this file's folder."""
+        return self._file
+
+    def read_from(self, file: Path) -> None:
+        """Stores the validated options; called once, at load."""
+        self._file = file

@@ -1,0 +1,260 @@
+"""Reads a workflow's folder: which files it has, every file, and every fault at once (workflow.md E16)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import orjson
+
+from astromesh.config.base import Node, Place, Steps, format_path, node_from_value
+from astromesh.config.keys import did_you_mean
+from astromesh.config.parser import read_file
+from astromesh.config.records import JsonMap
+from astromesh.config.validation import salvage
+from astromesh.config.workflow.agents import AgentsFile, CredentialsFile, ProvidersFile, ToolsFile
+from astromesh.config.workflow.manifest import MANIFEST_VERSION, ManifestFile, MemoryFile, WorkflowFile
+from astromesh.config.workflow.operations import (
+    EvaluationsFile,
+    MetricsFile,
+    ObserversFile,
+    PolicyFile,
+    ProfilesFile,
+    SchedulerFile,
+)
+from astromesh.errors import InvalidManifest
+
+WORKFLOW = "workflow.yaml"
+#: file → its record; only the first is required, the others where something refers to them
+FILES: Mapping[str, type[ManifestFile]] = {
+    WORKFLOW: WorkflowFile,
+    "agents.yaml": AgentsFile,
+    "tools.yaml": ToolsFile,
+    "memory.yaml": MemoryFile,
+    "providers.yaml": ProvidersFile,
+    "provider_credentials.yaml": CredentialsFile,
+    "policy.yaml": PolicyFile,
+    "scheduler.yaml": SchedulerFile,
+    "metrics.yaml": MetricsFile,
+    "plugins.yaml": ObserversFile,
+    "evaluations.yaml": EvaluationsFile,
+    "cli_profiles.yaml": ProfilesFile,
+}
+#: file names of other documents → the file that holds their settings here
+REJECTED: Mapping[str, str] = {
+    "execution.yaml": "scheduler.yaml",
+    "persistent_memory.yaml": "memory.yaml",
+}
+#: folder of the JSON Schemas; the file's stem is the schema's id
+SCHEMAS = "schemas"
+
+
+_File = TypeVar("_File", bound=ManifestFile)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkflowFolder:
+    """A folder as read.
+
+    Args:
+        files: file name → record; where the file has faults, of the part that has none.
+        roots: file name → its content, with places.
+        schemas: schema id → JSON Schema.
+    """
+
+    folder: Path
+    files: Mapping[str, ManifestFile] = field(default_factory=dict)
+    roots: Mapping[str, Node] = field(default_factory=dict)
+    schemas: Mapping[str, JsonMap] = field(default_factory=dict)
+    faults: tuple[InvalidManifest, ...] = ()
+    warnings: tuple[InvalidManifest, ...] = ()
+
+    @property
+    def workflow(self) -> WorkflowFile | None:
+        found = self.files.get(WORKFLOW)
+        return found if isinstance(found, WorkflowFile) else None
+
+    def file(self, name: str, kind: type[_File]) -> _File:
+        """Returns a file's record; the defaults where the file does not exist (E17)."""
+        found = self.files.get(name)
+        return found if isinstance(found, kind) else kind()
+
+    def fault(self, file: str, rule: str, message: str, steps: Steps = (), hint: str = "") -> InvalidManifest:
+        """Creates a fault at a place of one of its files."""
+        root = self.roots.get(file)
+        place = root.place_of(steps, key=False) if root is not None else Place()
+        return rule_fault(self.folder / file, rule, message, place, steps, hint)
+
+
+def rule_fault(
+    file: Path, rule: str, message: str, place: Place = Place(), steps: Steps = (), hint: str = ""
+) -> InvalidManifest:
+    """Creates a fault with the name of the broken rule."""
+    return InvalidManifest(
+        message,
+        file=str(file),
+        line=place.line,
+        column=place.column,
+        key=format_path(steps),
+        hint=hint,
+        rule=rule,
+    )
+
+
+def read_folder(folder: str | Path, env: Mapping[str, str] | None = None) -> WorkflowFolder:
+    """Reads a folder. Faults are part of the result; raises nothing.
+
+    Args:
+        folder: with `workflow.yaml`, the other files of `FILES` and `schemas/*.json`.
+        env: environment variables for `${VAR}`; absent: the process's own.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        return WorkflowFolder(
+            folder, faults=(rule_fault(folder, "missing_folder", "the folder does not exist"),)
+        )
+    return _FolderReader(folder, os.environ if env is None else env).run()
+
+
+class _FolderReader:
+    """Reads one folder."""
+
+    def __init__(self, folder: Path, env: Mapping[str, str]) -> None:
+        self._folder, self._env = folder, env
+        self._files: dict[str, ManifestFile] = {}
+        self._roots: dict[str, Node] = {}
+        self._schemas: dict[str, JsonMap] = {}
+        self._faults: list[InvalidManifest] = []
+
+    def run(self) -> WorkflowFolder:
+        for name in FILES:
+            if (self._folder / name).exists():
+                self._file(name)
+            elif name == WORKFLOW:
+                self._faults.append(
+                    rule_fault(self._folder / name, "missing_file", "the file does not exist")
+                )
+        for name, right in REJECTED.items():
+            if (self._folder / name).exists():
+                message = f"is not a file of a workflow; its settings belong into {right}"
+                self._faults.append(rule_fault(self._folder / name, "rejected_file", message))
+        for path in sorted((self._folder / SCHEMAS).glob("*.json")):
+            self._schema(path)
+        faults = tuple({str(fault): fault for fault in self._faults}.values())
+        return WorkflowFolder(
+            self._folder, self._files, self._roots, self._schemas, faults, tuple(self._unread_files())
+        )
+
+    def _file(self, name: str) -> None:
+        path = self._folder / name
+        document = read_file(path, self._env)
+        self._faults += [_with_rule(fault, "unreadable") for fault in document.faults]
+        if document.node is None:
+            return
+        self._roots[name] = root = _with_empty_lists(_without_extension_keys(document.node))
+        if not isinstance(root.value, dict):
+            self._faults.append(rule_fault(path, "invalid_value", "must be a mapping", root.place))
+            return
+        if self._other_version(path, root):
+            return
+        salvaged = salvage(FILES[name], root, path)
+        self._faults += [_with_rule(fault, _rule_of(fault)) for fault in salvaged.faults]
+        if salvaged.record is not None:
+            self._files[name] = salvaged.record
+
+    def _other_version(self, path: Path, root: Node) -> bool:
+        version = root.get("version")
+        if version is None or not isinstance(version.value, int) or version.value == MANIFEST_VERSION:
+            return False
+        message = f"unknown version {version.value}; this astromesh reads version {MANIFEST_VERSION}"
+        hint = _migration_hint(version.value)
+        self._faults.append(rule_fault(path, "unknown_version", message, version.place, ("version",), hint))
+        return True
+
+    def _schema(self, path: Path) -> None:
+        try:
+            text = path.read_bytes()
+            schema = orjson.loads(text)
+        except OSError as error:
+            self._faults.append(rule_fault(path, "unreadable", f"cannot be read: {error.strerror}"))
+        except orjson.JSONDecodeError as error:
+            place = Place(error.lineno, error.colno)
+            self._faults.append(rule_fault(path, "unreadable", f"is not valid JSON: {error.msg}", place))
+        else:
+            if isinstance(schema, dict):
+                self._schemas[path.stem] = schema
+            else:
+                self._faults.append(rule_fault(path, "invalid_schema", "must be a JSON object", Place(1, 1)))
+
+    def _unread_files(self) -> Iterator[InvalidManifest]:
+        for path in sorted(self._folder.glob("*.y*ml")):
+            if path.name not in FILES and path.name not in REJECTED:
+                yield rule_fault(path, "stranger", "is not read", hint=did_you_mean(path.name, FILES))
+
+
+def _migration_hint(version: int) -> str:
+    """Returns the hint for a file of another version."""
+    if version > MANIFEST_VERSION:
+        return "migration: install the newer astromesh that it needs (`pip install --upgrade astromesh`)."
+    return f"migration: write `version: {MANIFEST_VERSION}` and validate the workflow again."
+
+
+#: keys with free-form content
+_FREE_FORM_KEYS = (
+    "metadata",
+    "options",
+    "config",
+    "pattern_options",
+    "schema_in",
+    "schema_out",
+    "input",
+    "expected",
+)
+
+
+def _without_extension_keys(root: Node) -> Node:
+    """Returns the document without keys that begin with `x-` (E16)."""
+    for key, node in list(root.entries.items()):
+        if isinstance(key, str) and isinstance(root.value, dict) and key.startswith("x-"):
+            root = root.without((key,))
+        elif node.entries and key not in _FREE_FORM_KEYS:
+            inner = _without_extension_keys(node)
+            if inner is not node:
+                root = root.with_replaced((key,), inner)
+    return root
+
+
+def _with_empty_lists(root: Node) -> Node:
+    """Replaces lists without a value by empty lists, such as `edges:` (E14, E17)."""
+    for key, node in list(root.entries.items()):
+        if node.value is None and key in ("edges", "agents", "tools", "providers", "policies", "plugins"):
+            empty = node_from_value([])
+            empty.place = node.place
+            root = root.with_entry(str(key), empty)
+    return root
+
+
+def _with_rule(fault: InvalidManifest, rule: str) -> InvalidManifest:
+    fault.rule = rule
+    return fault
+
+
+#: start of a validation message → rule
+_RULES = (("unknown key", "unknown_key"), ("required key is missing", "missing_key"))
+
+
+def _rule_of(fault: InvalidManifest) -> str:
+    return next((rule for start, rule in _RULES if fault.message.startswith(start)), "invalid_value")
+
+
+def json_schema_of(name: str) -> JsonMap:
+    """Returns the JSON Schema of one of the files."""
+    whole: dict[str, Any] = FILES[name].model_json_schema(by_alias=True)
+    whole["patternProperties"] = {"^x-": {}}
+    for definition in whole.get("$defs", {}).values():
+        if definition.get("additionalProperties") is False:
+            definition["patternProperties"] = {"^x-": {}}
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **whole}

@@ -1,0 +1,189 @@
+"""workflow.yaml and memory.yaml, and the base classes of all files of a workflow."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from astromesh.config.records import Count, JsonMap, Record, Seconds
+
+#: id of a node, agent, tool or profile; `#`, `/` and `:` separate ids from suffixes
+Id = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+#: the only version of the files
+MANIFEST_VERSION = 1
+
+
+class Section(Record):
+    """A mapping in a workflow's files; ignores keys that begin with `x-`."""
+
+
+class ManifestFile(Section):
+    """A whole file."""
+
+    version: int = Field(MANIFEST_VERSION, description="Version of the file's form.")
+
+
+# -- workflow.yaml: nodes, edges, and the settings of Tasks (document 004, sections 1 to 4) ------------------
+
+Role = Literal["start", "linear", "decision", "branch", "split", "merge", "exit"]
+Kind = Literal["agent", "deterministic"]
+Strategy = Literal["list", "first", "concat", "majority", "op", "agent"]
+Layer = Literal["task", "project", "global"]
+#: a stage: a node's id, or `id#tag` for a further occurrence of the node
+StageId = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}(#[A-Za-z0-9_-]{1,64})?$")]
+SchemaRef = str | JsonMap
+SELECTION_KEY = "selected_edge"
+ITEMS_KEY = "subtask_inputs"
+
+
+class MergeSpec(Section):
+    strategy: Strategy = Field("list", description="How the inputs are combined into one output.")
+    on_failure: Literal["continue", "halt"] = Field(
+        "continue", description="halt: the stage fails when an input failed; its operation does not run."
+    )
+    min_success: int = Field(1, ge=0, description="Minimum number of successful inputs.")
+
+
+class BranchSpec(Section):
+    on_exit: Literal["cancel_siblings", "wait_all"] = Field(
+        "cancel_siblings", description="What happens to the other clones when one has ended successfully."
+    )
+
+
+class SplitSpec(Section):
+    mode: Literal["per_edge", "items"] = Field(
+        "per_edge", description="One subtask per edge, or one per item of a list, round robin over the edges."
+    )
+    items_key: str = Field(ITEMS_KEY, min_length=1, description="Key of the output that holds the items.")
+    on_empty: Literal["fail", "continue"] = Field(
+        "fail", description="Whether an empty list fails the stage."
+    )
+    on_failure: Literal["wait", "fail_fast"] = Field(
+        "wait", description="fail_fast: the first failed subtask cancels those that still run."
+    )
+    max_subtasks: Count = Field(1000, description="More items fail the stage with limit_exceeded.")
+
+
+class NodeSpec(Section):
+    """A node; its occurrences in the edges (`id`, `id#tag`) are the stages."""
+
+    id: Id = Field(description="Unique among the nodes.")
+    name: str = Field("", description="For people; empty: the id.")
+    kind: Kind = Field(description="Whether a model is involved.")
+    role: Role = Field(description="How it routes.")
+    default: bool = Field(False, description="Start only: where Tasks begin by default.")
+    agent: str | None = Field(None, description="Of agents.yaml or of the runtime; required iff kind: agent.")
+    op: str | None = Field(
+        None,
+        pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$",
+        description="module:function of a deterministic node, called with (input, context, tools); "
+        "absent: the input is the output.",
+    )
+    schema_in: SchemaRef | None = Field(None, description="Id of a schema file, or an inline JSON Schema.")
+    schema_out: SchemaRef | None = Field(None, description="Id of a schema file, or an inline JSON Schema.")
+    context: str = Field(min_length=1, description="A context profile, 'global' or 'none'.")
+    tools: tuple[str, ...] = Field((), description="Tools that the stage may call.")
+    continue_on_failure: bool | None = Field(
+        None, description="Continue with the previous output; absent: as task.failure says."
+    )
+    always_fail: bool = Field(False, description="Exit only: Tasks that end here have failed.")
+    merge: MergeSpec | None = Field(None, description="Merge only.")
+    branch: BranchSpec | None = Field(None, description="Branch only.")
+    split: SplitSpec | None = Field(None, description="Split only.")
+    default_edge: str | None = Field(None, description="Decision only: edge taken if the decision fails.")
+    selection_key: str | None = Field(
+        None, min_length=1, description=f"Decision only: key that names the edge; absent: {SELECTION_KEY}."
+    )
+    on_failure: StageId | None = Field(
+        None, description="An always_fail exit that Tasks go to when this fails."
+    )
+    tool_on_error: Literal["continue", "fail"] = Field(
+        "continue", description="Whether a tool's own error fails the stage."
+    )
+    idempotent: bool = Field(False, description="Whether an interrupted stage may simply run again.")
+    timeout_s: Seconds = Field(300.0, description="Seconds that one execution may take.")
+    metadata: JsonMap = Field(default_factory=dict, description="Free; a list under 'tags' tags its memory.")
+
+
+class EdgeSpec(Section):
+    from_: StageId = Field(alias="from", description="The stage that it leaves.")
+    to: StageId = Field(description="The stage that it leads to.")
+    label: str | None = Field(
+        None, min_length=1, description="Label that a decision selects; absent: the target's id."
+    )
+
+
+class StatusRules(Section):
+    clone_failures: Literal["log", "partial"] = Field(
+        "log", description="Effect of a failed clone on a Task that another clone completed."
+    )
+    subtask_failures: Literal["log", "partial"] = Field(
+        "partial", description="Effect of a failed subtask on a Task whose others succeeded."
+    )
+
+
+class MemoryRules(Section):
+    write: tuple[Layer, ...] = Field(("task",), description="Layers that each stage's output is written to.")
+
+
+class TaskSpec(Section):
+    history_retention: str = Field(
+        "all", pattern=r"^(all|none|last:[1-9][0-9]{0,5})$", description="all, none or last:N entries."
+    )
+    failure: Literal["stop", "continue"] = Field("stop", description="Default effect of a failed stage.")
+    status: StatusRules = StatusRules()
+    memory: MemoryRules = MemoryRules()
+    pause_before: tuple[StageId, ...] = Field((), description="Stages before which the inspector pauses.")
+    max_depth: Count = Field(8, description="Forks within forks.")
+    max_live_tasks: Count = Field(1000, description="Tasks of one run that live at once.")
+
+
+class WorkflowFile(ManifestFile):
+    version: int = Field(description="Version of the file's form: 1.")
+    workflow: Id = Field(description="The workflow's name: that of its folder.")
+    description: str = Field("", description="For people.")
+    nodes: tuple[NodeSpec, ...] = Field(min_length=1, description="What stages do.")
+    edges: tuple[EdgeSpec, ...] = Field(description="Edges between stages; null: none.")
+    task: TaskSpec = TaskSpec()
+
+    def node(self, stage: str) -> NodeSpec:
+        """Returns the node of a stage."""
+        wanted = stage.partition("#")[0]
+        return next(node for node in self.nodes if node.id == wanted)
+
+
+# -- memory.yaml: three stores and the context profiles ------------------------------------------------------
+
+
+class StoreSpec(Section):
+    type: Literal["in_memory", "sqlite", "jsonl"] = Field("in_memory", description="Where items are stored.")
+    path: str | None = Field(
+        None, min_length=1, description="File, relative to the workflow's folder; for sqlite and jsonl."
+    )
+    max_items: Count = Field(10_000, description="Maximum of items; older ones are dropped.")
+
+
+class SourceSpec(Section):
+    store: Layer = Field(description="Which layer is read.")
+    tags: tuple[str, ...] = Field((), description="Only items with any of these tags; empty: all.")
+
+
+class ContextProfile(Section):
+    id: Id = Field(description="Unique among the profiles; not 'global' or 'none'.")
+    max_tokens: Count = Field(2000, description="Maximum of estimated tokens of a package.")
+    retrieval_policy: Literal["recency", "semantic", "hybrid"] = Field(
+        "recency", description="How items are chosen."
+    )
+    sources: tuple[SourceSpec, ...] = Field(min_length=1, description="Layers that are read.")
+
+
+class MemorySpec(Section):
+    task_store: StoreSpec = StoreSpec()
+    project_store: StoreSpec = StoreSpec()
+    global_store: StoreSpec = StoreSpec()
+    context_profiles: tuple[ContextProfile, ...] = ()
+
+
+class MemoryFile(ManifestFile):
+    memory: MemorySpec = MemorySpec()

@@ -1,0 +1,681 @@
+"""The protocols of stored runs, Tasks, budgets and session leases, and of the durable backends.
+
+A run is a row. A durable run is accepted when its row is on disk and is worked off in segments: a segment
+starts when the run is dispatched and ends when the run has ended or waits for a person or a timer. Its log
+holds steps, keyed by their place in the run, and events, in order; a run that is resumed takes finished steps
+from that log. A claim of (run, segment) by a live worker is a fencing token, and every commit names it. A
+Task is held by lease. Budget amounts are reserved before a call and settled after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, Protocol
+
+from msgspec import Struct
+from msgspec import field as struct_field
+
+from astromesh.types import Event, JsonObject, SessionKey, Usage
+
+#: what is counted, in the order of `BudgetAmounts`
+BUDGET_KEYS = ("tokens", "cost_usd", "tool_calls", "wall_seconds")
+
+
+class BudgetAmounts(NamedTuple):
+    """Input and output tokens, US dollars, calls, seconds."""
+
+    tokens: float = 0.0
+    cost_usd: float = 0.0
+    tool_calls: float = 0.0
+    wall_seconds: float = 0.0
+
+
+class BudgetCaps(NamedTuple):
+    """The limits of an account; None: no limit."""
+
+    tokens: float | None = None
+    cost_usd: float | None = None
+    tool_calls: float | None = None
+    wall_seconds: float | None = None
+
+
+class BudgetAccount(NamedTuple):
+    """What is counted together.
+
+    Args:
+        kind: a session as long as it is used, or a day of one principal.
+        name: the session's id, or `DATE PRINCIPAL`.
+        owner: principal whose data this is.
+        expires_at: seconds since the epoch; 0 for never.
+    """
+
+    kind: Literal["session", "day"]
+    tenant: str
+    agent: str
+    name: str
+    owner: str
+    expires_at: float = 0.0
+
+
+class BudgetHold(NamedTuple):
+    """Who holds a reservation.
+
+    Args:
+        id: names it alone.
+        run_id: a run that reserves in another process has left its older reservations behind.
+        holder: process that lives for as long as it renews.
+        expires_at: seconds since the epoch at which it ends where nobody has renewed it.
+    """
+
+    id: str
+    run_id: str
+    holder: str
+    expires_at: float
+
+
+class BudgetCharge(NamedTuple):
+    """Added to what an account has spent.
+
+    Args:
+        hold: id of the reservation that ends with it.
+    """
+
+    account: BudgetAccount
+    amounts: BudgetAmounts
+    hold: str = ""
+
+
+class Reservation(NamedTuple):
+    """Granted while no limit is reached. With `hold` it is a reservation, without it a charge."""
+
+    account: BudgetAccount
+    amounts: BudgetAmounts
+    caps: BudgetCaps
+    hold: BudgetHold | None = None
+
+
+class BudgetRefusal(NamedTuple):
+    """The account and the key whose limit is reached; `reserved`: others may release some of it."""
+
+    account: BudgetAccount
+    key: str
+    reserved: bool = False
+
+
+class BudgetStore(Protocol):
+    """Accounts in a database.
+
+    Raises (all of them):
+        StoreUnavailable: the database does not answer now.
+    """
+
+    async def reserve(
+        self, reservations: Sequence[Reservation], settled: Sequence[BudgetCharge] = ()
+    ) -> BudgetRefusal | None:
+        """Charges what is settled, then grants all reservations or none. Returns why it grants none."""
+
+    async def spent(self, account: BudgetAccount) -> BudgetAmounts:
+        """Returns what is spent, reservations included."""
+
+    async def renew(self, holder: str, expires_at: float) -> None:
+        """Renews the reservations of a process."""
+
+    async def release_holder(self, holder: str) -> None:
+        """Ends the reservations of a process."""
+
+    async def expire(self) -> None:
+        """Deletes expired accounts and reservations."""
+
+    async def erase_owner(self, tenant: str, owner: str) -> int:
+        """Deletes the session accounts of a principal.
+
+        The account of its day stays, so that erasing resets no limit.
+        """
+
+
+# -- runs ----------------------------------------------------------------------------------------------------
+
+#: what happens to a run that comes while another of its session is queued or running (`sessions.concurrency`)
+ConcurrencyPolicy = Literal["enqueue", "reject", "interrupt", "merge"]
+
+
+RunStatus = Literal["queued", "running", "waiting", "completed", "failed", "cancelled"]
+
+
+#: `value`: what the run was told from outside: its memory, its admitted query
+StepKind = Literal["model", "tool", "value", "wait"]
+
+
+#: `intent`: about to happen, may have happened. `done`: its output is known. `unknown`: a person must look.
+StepState = Literal["intent", "done", "unknown"]
+
+
+#: no agent has a bound of its runs
+NO_AGENT_LIMITS: Mapping[str, int] = {}
+
+
+ENDED_STATUSES: frozenset[str] = frozenset({"completed", "failed", "cancelled"})
+
+
+class RunRow(Struct, frozen=True):
+    """One run as it is stored. Times in seconds since the epoch, 0 for never.
+
+    Args:
+        parent: `RUN.CALL` that a nested run was started by, else empty.
+        durable: it was accepted for good; otherwise the row is a note of a run that lived in one process.
+        request: what was asked, without what an input rule redacts once step 3 is done (S10).
+        manifest: the agent's manifest as it was when the run was accepted (R16).
+        caller: user, tenant, roles, scopes, metadata; never a token.
+        deadline_at: when it must have ended; enforced also where its worker is dead.
+        wake_at: of a waiting run: when its time is over; of a queued one: before this it does not begin, and
+            what merges with it may come.
+        segment: number of the segment that runs or is due, from 1; the fencing token.
+        worker: who works on it now; of a run nested in a durable one, the run at the top of its tree.
+        priority: lower comes first.
+        waiting_for: of a waiting run: the approval that it waits for.
+        ordered: it begins when no older ordered run of its session is queued or running.
+    """
+
+    run_id: str
+    tenant: str
+    owner: str
+    agent: str
+    session_id: str
+    trace_id: str
+    status: RunStatus
+    created_at: float
+    parent: str = ""
+    durable: bool = False
+    request: JsonObject = struct_field(default_factory=dict)
+    manifest: JsonObject | None = None
+    caller: JsonObject = struct_field(default_factory=dict)
+    finished_at: float = 0.0
+    deadline_at: float = 0.0
+    wake_at: float = 0.0
+    segment: int = 1
+    worker: str = ""
+    priority: int = 0
+    cancelling: bool = False
+    result: JsonObject | None = None
+    error: JsonObject | None = None
+    usage: Usage = Usage()
+    attempts: tuple[JsonObject, ...] = ()
+    waiting_for: JsonObject | None = None
+    ordered: bool = False
+
+    @property
+    def nested(self) -> bool:
+        """Whether the run is part of a durable run, whose claim covers it."""
+        return bool(self.parent and self.worker)
+
+
+class JournalStep(NamedTuple):
+    """One started or finished step of a durable run.
+
+    Args:
+        path: the branch of the run's tree that made it, e.g. `react/tool:call_1` (R17).
+        n: which one of its path, from 1.
+        request_hash: SHA-256 hex digits of what was asked; another one under the same key is a divergence.
+        output: JSON value; of an intent what is known so far, or None.
+    """
+
+    path: str
+    n: int
+    kind: StepKind
+    request_hash: str
+    state: StepState
+    output: JsonObject | None = None
+
+
+class RunChange(NamedTuple):
+    """The changes of a row in one commit; None leaves a field unchanged."""
+
+    status: RunStatus | None = None
+    request: JsonObject | None = None
+    result: JsonObject | None = None
+    error: JsonObject | None = None
+    usage: Usage | None = None
+    attempts: tuple[JsonObject, ...] | None = None
+    waiting_for: JsonObject | None = None
+    wake_at: float | None = None
+    deadline_at: float | None = None
+    finished_at: float | None = None
+
+
+class SegmentClaim(NamedTuple):
+    """The right to execute a segment; the store checks it at every commit."""
+
+    run_id: str
+    segment: int
+    worker: str
+
+
+class IdempotencyKey(NamedTuple):
+    """A caller's `Idempotency-Key` with its scope: the same key of another caller is a different key.
+
+    Args:
+        body_hash: SHA-256 hex digits of the request; the body itself is not kept (S10).
+    """
+
+    tenant: str
+    owner: str
+    route: str
+    key: str
+    body_hash: str
+    expires_at: float
+
+
+class CancelRequest(NamedTuple):
+    """A request to cancel a run of another process.
+
+    `owner` None: the caller may cancel the runs of everybody.
+    """
+
+    run_id: str
+    tenant: str
+    owner: str | None
+
+
+class RunQuery(NamedTuple):
+    """The filter of a list; empty fields match everything of the tenant. `owner` None: everybody's runs."""
+
+    tenant: str
+    owner: str | None = None
+    agent: str = ""
+    session: str = ""
+    status: str = ""
+    limit: int = 50
+
+
+class RunStore(Protocol):
+    """Runs, steps, events and workers in a database.
+
+    Raises (all of them):
+        StoreUnavailable: the database does not answer now.
+    """
+
+    async def accept(
+        self, run: RunRow, key: IdempotencyKey | None = None, policy: ConcurrencyPolicy = "enqueue"
+    ) -> RunRow:
+        """Stores a new run; returns it, or the run that has the same key and body.
+
+        Args:
+            policy: against the ordered runs of its session that are queued or running: it comes behind them
+                (enqueue), is refused (reject), they end or are asked to (interrupt). With `merge` it becomes
+                part of one of the same owner that is queued and has not reached its `wake_at`: that one is
+                answered.
+
+        Raises:
+            IdempotencyConflict: the key was used with another body.
+            SessionBusy: by `reject`.
+        """
+
+    async def reserve_key(self, key: IdempotencyKey, candidate_id: str) -> str:
+        """Stores a key for something that is not a run of this store.
+
+        Returns the id that the key was first stored with.
+
+        Raises:
+            IdempotencyConflict: the key was used with another body.
+        """
+
+    async def archive(self, runs: Sequence[tuple[RunRow, Sequence[Event]]]) -> None:
+        """Stores the rows of runs that were not durable, with the events of their traces.
+
+        A run that there is already only gets its trace.
+        """
+
+    async def trace(self, trace_id: str) -> tuple[tuple[RunRow, tuple[Event, ...]], ...]:
+        """Returns the runs of a trace in order of creation, each with the archived events."""
+
+    async def get(self, run_id: str) -> RunRow | None: ...
+
+    async def list(self, filter: RunQuery) -> tuple[tuple[RunRow, ...], Usage]:
+        """Returns the newest runs first, and the usage of all that match; each tree of runs counts once."""
+
+    async def claim(
+        self, run_id: str, segment: int, worker: str, limits: Mapping[str, int] = NO_AGENT_LIMITS
+    ) -> RunRow | None:
+        """Claims a segment for a worker. Returns None if the segment is not due.
+
+        It is not due where the run has ended, is worked on by another worker, is at another segment, was
+        cancelled before it began (then the row has become `cancelled`), is ordered and not the first of
+        its session, or has not reached its `wake_at`. A worker that has it already, and asks because the
+        answer was lost, gets it again.
+
+        Args:
+            limits: of agents, how many of their runs may be running over all workers.
+        """
+
+    async def next_in_session(self, run: RunRow) -> tuple[str, int] | None:
+        """Returns the oldest queued ordered run of the same session, and its segment."""
+
+    async def next_of_agent(self, agent: str) -> tuple[str, int] | None:
+        """Returns the next run of an agent by priority and age, and its segment."""
+
+    async def queued(self, agent: str) -> int:
+        """Returns the number of queued runs of an agent."""
+
+    async def commit(
+        self, claim: SegmentClaim, *, steps: Sequence[JournalStep] = (), events: Sequence[Event] = (),
+        change: RunChange | None = None, nested: Sequence[RunRow] = (),
+    ) -> None:  # fmt: skip
+        """Writes steps, events and the row in one transaction. A step replaces an earlier one with its key.
+
+        An event whose number is there is the same one, from a commit whose answer was lost. With the end of
+        a run end those nested in it.
+
+        Args:
+            events: of the run, and of those nested in it.
+            nested: runs nested in this one that have begun, or have ended.
+
+        Raises:
+            LeaseLost: somebody else works on the run, or it has ended; nothing is written.
+        """
+
+    async def steps(self, run_id: str) -> tuple[JournalStep, ...]: ...
+
+    async def events(self, run_id: str, after: int = 0, limit: int = 1000) -> tuple[Event, ...]:
+        """Returns the events after `after`, in order."""
+
+    async def advance(self, run_id: str, segment: int, steps: Sequence[JournalStep] = ()) -> RunRow | None:
+        """Moves a run from `waiting` to `queued` in the next segment. Returns None if it was not waiting.
+
+        Args:
+            steps: the decision, kept in the same transaction.
+        """
+
+    async def requeue(self, claim: SegmentClaim) -> RunRow | None:
+        """Moves a claimed run from `running` to `queued` in the next segment.
+
+        Returns None if the claim is lost.
+        """
+
+    async def cancel(self, run_id: str) -> RunRow | None:
+        """Requests the end of a run.
+
+        A run that nobody executes ends at once. Returns None if there is no run.
+        """
+
+    async def cancelling(self, worker: str) -> tuple[str, ...]:
+        """Returns the runs of this worker whose end was requested."""
+
+    async def request_cancel(self, run_id: str, tenant: str, owner: str | None) -> None:
+        """Requests that the process of a run that is not durable ends it.
+
+        `owner` None may end everybody's runs.
+        """
+
+    async def cancel_requests(self, since: float) -> tuple[CancelRequest, ...]:
+        """Returns the unanswered requests after that time."""
+
+    async def answer_cancel(self, run_id: str, line: JsonObject | None) -> None:
+        """Acknowledges a request (None), and later stores the result of the run."""
+
+    async def cancel_answer(self, run_id: str) -> tuple[bool, JsonObject | None]:
+        """Returns whether a process has acknowledged the request, and the result of the run."""
+
+    async def delete_cancel(self, run_id: str, before: float) -> None:
+        """Deletes a request, and all requests before that time."""
+
+    async def heartbeat(self, worker: str) -> None:
+        """Renews the lease of a worker."""
+
+    async def release_worker(self, worker: str) -> tuple[tuple[str, int], ...]:
+        """Ends a worker. Its runs are queued again in a new segment and returned for dispatch."""
+
+    async def overdue(
+        self,
+        lease: float,
+        limit: int = 100,
+        *,
+        queued: float = 0.0,
+        limits: Mapping[str, int] = NO_AGENT_LIMITS,
+    ) -> tuple[tuple[str, int], ...]:
+        """Returns the runs that must be dispatched, as (run_id, segment).
+
+        Those of workers not heard of for `lease` seconds (queued again in a new segment), queued longer than
+        `queued` seconds (0: than `lease`) and claimable, and waiting beyond `wake_at`. Those beyond
+        `deadline_at` without a live worker have failed. So have runs of dead processes that are not durable,
+        and their keys are free.
+        """
+
+    async def waiting(self, tenant: str, owner: str | None, limit: int = 100) -> tuple[RunRow, ...]:
+        """Returns the runs that wait for a person, the oldest first."""
+
+    async def expire(self, before: float, max_runs: int) -> int:
+        """Deletes runs that ended before that time, and the oldest beyond `max_runs`. Returns how many."""
+
+    async def erase_owner(self, tenant: str, owner: str) -> int:
+        """Deletes the ended runs of one principal with steps, events and keys.
+
+        Requests the end of the others.
+        """
+
+    async def ping(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+#: works off one segment; a second call for the same one finds it claimed and does nothing
+RunSegment = Callable[[str, int], Awaitable[None]]
+
+
+class DurableBackend(Protocol):
+    """Dispatches segments to the processes of a database: at least once, one per session at a time."""
+
+    async def start(self, work: RunSegment) -> None:
+        """Starts to dispatch to this process. `work` runs in the event loop that called."""
+
+    async def dispatch(self, run: RunRow) -> None:
+        """Queues the segment of a row.
+
+        A repeated call has no effect. Another process may receive the segment.
+        """
+
+    async def drain(self) -> None:
+        """Accepts no new segments; active ones continue."""
+
+    async def close(self) -> None: ...
+
+
+# -- session leases (reliability.md R2) ----------------------------------------------------------------------
+
+
+class SessionLease(NamedTuple):
+    """A lease that a holder has.
+
+    Args:
+        token: fencing token; every lease has its own, and `ConversationStore.append` checks it.
+    """
+
+    key: SessionKey
+    token: int
+
+
+class SessionLeases(Protocol):
+    """Who may write to which session, in the store that keeps its turns.
+
+    Raises (all of them):
+        StoreUnavailable: the store does not answer now.
+    """
+
+    @property
+    def shared(self) -> bool:
+        """False while no other process uses the store; the lock of this process is enough then."""
+
+    def before_sharing(self, work: Callable[[], Awaitable[None]]) -> None:
+        """`work` is awaited when `shared` has become True, before any other process gets a lease."""
+
+    async def take(self, key: SessionKey, holder: str, seconds: float) -> int | None:
+        """Returns the token of a new lease, or None while another holder has the session."""
+
+    async def renew(self, held: Sequence[SessionLease], seconds: float) -> tuple[bool | None, ...]:
+        """Renews leases.
+
+        Returns for each: False; True if another holder requests an interrupt; None if lost.
+        """
+
+    async def release(self, held: SessionLease) -> None:
+        """Releases a lease; one that is lost stays lost."""
+
+    async def interrupt(self, key: SessionKey) -> None:
+        """Requests that the holder releases the session."""
+
+
+# -- Tasks of workflows --------------------------------------------------------------------------------------
+
+#: as a Task ends (document 004, section 1.1), and what it is before
+TaskStatus = Literal["queued", "running", "success", "failure", "partial"]
+
+
+ENDED_TASK_STATUSES: frozenset[str] = frozenset({"success", "failure", "partial"})
+
+
+ArtifactType = Literal["output", "tool", "telemetry", "cassette", "evaluation"]
+
+
+@dataclass(frozen=True, slots=True)
+class TaskRow:
+    """One Task of a user. Times in seconds since the epoch, 0 for never.
+
+    Args:
+        durable: accepted for good before it ran.
+        fingerprint: of the manifests, operations and models that it began with (workflow.md E52).
+        caller: user, tenant, roles, scopes, metadata; never a token.
+        worker, lease_until: who works on it, and until when that counts.
+        result: once it has ended: `{output, error, metadata, tasks}`.
+    """
+
+    task_id: str
+    tenant: str
+    owner: str
+    workflow: str
+    start: str
+    status: TaskStatus
+    created_at: float
+    fingerprint: str = ""
+    trace_id: str = ""
+    durable: bool = False
+    caller: JsonObject = field(default_factory=dict)
+    metadata: JsonObject = field(default_factory=dict)
+    worker: str = ""
+    lease_until: float = 0.0
+    cancelling: bool = False
+    finished_at: float = 0.0
+    result: JsonObject | None = None
+
+
+class Artifact(NamedTuple):
+    """An artifact of a Task.
+
+    Args:
+        n: which one of its Task, from 1.
+        path: lineage of the Task within the run, empty for the root.
+        node, stage: what made it; empty for the whole Task.
+        fingerprint: that of the run.
+    """
+
+    task_id: str
+    n: int
+    type: ArtifactType
+    path: str
+    node: str
+    stage: str
+    created_at: float
+    fingerprint: str
+    content: Any
+
+
+class ArtifactFilter(NamedTuple):
+    """The filter of a list of artifacts; empty fields match any. `since`: seconds since the epoch."""
+
+    task_id: str = ""
+    node: str = ""
+    type: str = ""
+    since: float = 0.0
+    limit: int = 1000
+
+
+class TaskChange(NamedTuple):
+    """One commit of the holder of a Task.
+
+    Args:
+        first: number of the first of the records, from 1.
+        end: status and result where the Task has ended.
+    """
+
+    task_id: str
+    worker: str
+    first: int = 0
+    records: Sequence[JsonObject] = ()
+    artifacts: Sequence[Artifact] = ()
+    end: tuple[TaskStatus, JsonObject, float] | None = None
+
+
+class TaskStore(Protocol):
+    """Tasks, records and artifacts in a database.
+
+    Raises (all of them):
+        StoreUnavailable: the database does not answer now.
+    """
+
+    async def accept(
+        self, row: TaskRow, records: Sequence[JsonObject], artifacts: Sequence[Artifact] = ()
+    ) -> None:
+        """Stores a Task with its records so far, in one transaction."""
+
+    async def commit(self, change: TaskChange) -> None:
+        """A commit whose answer was lost may be repeated, except for the end of a Task.
+
+        Raises:
+            LeaseLost: somebody else works on the Task, or it has ended; nothing is written.
+        """
+
+    async def get(self, task_id: str) -> TaskRow | None: ...
+
+    async def list(
+        self, tenant: str, owner: str | None, workflow: str = "", status: str = "", limit: int = 50
+    ) -> tuple[TaskRow, ...]:
+        """The newest first."""
+
+    async def records(self, task_id: str, after: int = 0) -> tuple[JsonObject, ...]:
+        """Returns the records after the first `after` ones, in order."""
+
+    async def artifacts(self, tenant: str, owner: str | None, filter: ArtifactFilter) -> tuple[Artifact, ...]:
+        """Returns artifacts by time, the oldest first."""
+
+    async def take(self, worker: str, dead: Sequence[str], until: float, limit: int) -> tuple[TaskRow, ...]:
+        """Makes the worker the holder of durable Tasks whose holder is dead or whose lease has expired.
+
+        A worker that has not renewed a lease of its own is such a holder, too.
+
+        Args:
+            dead: workers that are known to be.
+        """
+
+    async def heartbeat(
+        self, worker: str, until: float, tasks: Collection[str] | None = None
+    ) -> tuple[str, ...]:
+        """Renews the leases of a worker. Returns those of its Tasks whose end was requested.
+
+        Args:
+            tasks: those that it works on, which alone are meant; None: all.
+        """
+
+    async def cancel(self, task_id: str) -> bool:
+        """Requests the end of a Task. Returns False if it has ended."""
+
+    async def expire(self, before: float) -> int:
+        """Deletes Tasks that ended before that time; returns how many."""
+
+    async def erase_owner(self, tenant: str, owner: str) -> int:
+        """Deletes the ended Tasks of one principal with records and artifacts.
+
+        Requests the end of the others.
+        """
+
+    async def ping(self) -> None: ...
+
+    async def close(self) -> None: ...

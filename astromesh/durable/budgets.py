@@ -1,0 +1,278 @@
+"""Budgets of sessions and of principals by the day, exact over processes and restarts: reservations.
+
+Charges and their accounts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import UTC, datetime
+from functools import partial
+from typing import Literal, NamedTuple
+
+import structlog
+
+from astromesh.durable.base import (
+    BUDGET_KEYS,
+    BudgetAccount,
+    BudgetAmounts,
+    BudgetCaps,
+    BudgetCharge,
+    BudgetHold,
+    BudgetRefusal,
+    BudgetStore,
+    Reservation,
+)
+from astromesh.durable.leases import HEARTBEAT_SECONDS, LEASE_SECONDS, PeriodicJob
+from astromesh.errors import AstromeshError, BudgetExhausted
+from astromesh.telemetry.clock import Clock
+from astromesh.types import SessionKey
+
+
+class Entry(NamedTuple):
+    """What happens to one account in a transaction."""
+
+    account: BudgetAccount
+    settled: BudgetAmounts
+    want: Reservation | None
+    #: ids of reservations that end
+    ended: tuple[str, ...] = ()
+
+
+def entries_of(wants: Sequence[Reservation], settled: Sequence[BudgetCharge]) -> list[Entry]:
+    """One entry for each account, in the one order in which all processes lock them."""
+    sums: dict[tuple[str, ...], BudgetAmounts] = {}
+    accounts: dict[tuple[str, ...], BudgetAccount] = {}
+    ended: dict[tuple[str, ...], tuple[str, ...]] = {}
+    for account, amounts, hold in settled:
+        name = _account_key(account)
+        accounts[name] = account
+        sums[name] = add_amounts(sums.get(name, BudgetAmounts()), amounts)
+        ended[name] = (*ended.get(name, ()), *((hold,) if hold else ()))
+    wanted = {_account_key(want.account): want for want in wants}
+    accounts |= {name: want.account for name, want in wanted.items()}
+    return [
+        Entry(accounts[n], sums.get(n, BudgetAmounts()), wanted.get(n), ended.get(n, ()))
+        for n in sorted(accounts)
+    ]
+
+
+def refusal_of(spent: BudgetAmounts, held: BudgetAmounts, want: Reservation) -> BudgetRefusal | None:
+    """Why a want is not granted beside what is spent and what is reserved."""
+    if key := exhausted_key(spent, want):
+        return BudgetRefusal(want.account, key)
+    if key := exhausted_key(add_amounts(spent, held), want):
+        return BudgetRefusal(want.account, key, reserved=True)
+    return None
+
+
+def exhausted_key(before: BudgetAmounts, want: Reservation) -> str:
+    """The first key of which nothing is left, or an empty string."""
+    for key, spent, cap in zip(BUDGET_KEYS, before, want.caps, strict=True):
+        if cap is not None and spent >= cap:
+            return key
+    return ""
+
+
+def add_amounts(one: BudgetAmounts, other: BudgetAmounts) -> BudgetAmounts:
+    return BudgetAmounts(*(a + b for a, b in zip(one, other, strict=True)))
+
+
+def negate(amounts: BudgetAmounts) -> BudgetAmounts:
+    return BudgetAmounts(*(-amount for amount in amounts))
+
+
+def _account_key(account: BudgetAccount) -> tuple[str, ...]:
+    return account[:4]
+
+
+# -- the process ---------------------------------------------------------------------------------------------
+
+
+class BudgetLimit(NamedTuple):
+    """One of them."""
+
+    kind: Literal["session", "day"]
+    caps: BudgetCaps
+
+
+#: seconds after which what is settled is written, and between two looks for accounts whose time is over
+_SETTLE_SECONDS, _EXPIRY_SECONDS = 0.05, 3600.0
+
+
+#: seconds for which the account of a session is kept behind its last use, and of a day after its end
+_SESSION_SECONDS, _DAY_SECONDS = 30 * 86_400.0, 86_400.0
+
+
+#: seconds between two attempts of an accepted run while others have reserved the rest, and those that a plain
+#: one is told to wait
+RETRY_SECONDS, RETRY_AFTER_SECONDS = 0.25, 5.0
+
+
+log = structlog.get_logger("astromesh.budgets")
+
+
+class ReservedByOthers(BudgetExhausted):
+    """Nothing is left now, and something may be when the calls of others have ended."""
+
+
+class Budgets:
+    """The accounts as this process uses them.
+
+    Args:
+        store: opens the store, or answers the open one.
+    """
+
+    def __init__(self, store: Callable[[], Awaitable[BudgetStore]], clock: Clock) -> None:
+        self._open, self.clock = store, clock
+        self._opening = asyncio.Lock()
+        self._store: BudgetStore | None = None
+        self._settled: list[BudgetCharge] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._writing: asyncio.Task[None] | None = None
+        self._requests: set[asyncio.Future[BudgetRefusal | None]] = set()
+        self._expired_at = float("-inf")
+        #: this process, by a name that no other has, and ids of what it holds
+        self._holder, self._hold_ids = f"b_{secrets.token_hex(8)}", set[str]()
+        self._renewal = PeriodicJob(
+            self._renew, HEARTBEAT_SECONDS, self._renewal_failed, needed=lambda: bool(self._hold_ids)
+        )
+
+    def hold(self, run_id: str) -> BudgetHold:
+        """A new reservation of a run of this process."""
+        return BudgetHold(secrets.token_hex(12), run_id, self._holder, self.clock.now() + LEASE_SECONDS)
+
+    async def reserve(self, wants: Sequence[Reservation]) -> None:
+        """Raises: BudgetExhausted: nothing is left in one of the accounts."""
+        store = await self._opened()
+        await self._expire(store)
+        settled, self._settled = self._settled, []
+        asking = asyncio.ensure_future(self._reserve(store, wants, settled))
+        self._requests.add(asking)
+        asking.add_done_callback(self._requests.discard)
+        try:
+            refusal = await asyncio.shield(asking)
+        except asyncio.CancelledError:  # the store does it all the same
+            asking.add_done_callback(partial(self._release, wants))
+            raise
+        if refusal is not None:
+            raise self._exhausted(refusal)
+        if held := {want.hold.id for want in wants if want.hold}:
+            self._hold_ids |= held
+            self._renewal.start()
+
+    async def _reserve(
+        self, store: BudgetStore, wants: Sequence[Reservation], settled: list[BudgetCharge]
+    ) -> BudgetRefusal | None:
+        try:
+            return await store.reserve(wants, settled)
+        except BaseException:  # nobody knows whether it was granted
+            self._settled = settled + _release_charges(wants) + self._settled
+            raise
+
+    def _release(self, wants: Sequence[Reservation], asked: asyncio.Future[BudgetRefusal | None]) -> None:
+        """Who asked for it is gone."""
+        if not asked.cancelled() and asked.exception() is None and asked.result() is None:
+            self.settle(_release_charges(wants))
+
+    async def erase_owner(self, tenant: str, owner: str) -> int:
+        return await (await self._opened()).erase_owner(tenant, owner)
+
+    def settle(self, charges: Sequence[BudgetCharge]) -> None:
+        """Books what calls have cost, and ends what was reserved for them."""
+        self._settled += charges
+        self._hold_ids -= {charge.hold for charge in charges}
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(_SETTLE_SECONDS, self._begin)
+
+    async def flush(self) -> None:
+        """Returns when everything settled is in the store, or that does not answer."""
+        while going := {*self._requests, *([self._writing] if self._writing else ())}:
+            await asyncio.wait(going)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        await self._write()
+
+    async def close(self) -> None:
+        """Everything settled is in the store, and nothing is reserved by this process any more."""
+        await self._renewal.close()
+        await self.flush()
+        if self._store is None:
+            return
+        try:
+            await self._store.release_holder(self._holder)
+        except AstromeshError as error:  # it ends when nobody renews it
+            log.warning("budgets_not_left", error=str(error))
+
+    async def _opened(self) -> BudgetStore:
+        async with self._opening:
+            if self._store is None:
+                self._store = await self._open()
+            return self._store
+
+    def _begin(self) -> None:
+        self._timer = None
+        self._writing = asyncio.create_task(self._write_soon())
+
+    async def _write_soon(self) -> None:
+        try:
+            await self._write()
+        finally:
+            self._writing = None
+
+    async def _write(self) -> None:
+        if not self._settled:
+            return
+        try:
+            await self.reserve(())
+        except AstromeshError as error:  # the next one takes it along; until then it counts as reserved
+            log.warning("budgets_not_settled", count=len(self._settled), error=str(error))
+
+    async def _renew(self) -> None:
+        await (await self._opened()).renew(self._holder, self.clock.now() + LEASE_SECONDS)
+
+    def _renewal_failed(self, error: Exception) -> None:
+        """The next renewal may succeed; until then the holds stand."""
+        log.warning("budgets_not_renewed", count=len(self._hold_ids), error=str(error))
+
+    async def _expire(self, store: BudgetStore) -> None:
+        if self.clock.monotonic() - self._expired_at > _EXPIRY_SECONDS:
+            self._expired_at = self.clock.monotonic()
+            await store.expire()
+
+    def _exhausted(self, refusal: BudgetRefusal) -> BudgetExhausted:
+        account, key, reserved = refusal
+        session = account.kind == "session"
+        whose = f"spec.budgets.{'per_session' if session else 'per_principal_daily'} of {account.agent!r}"
+        if reserved:
+            span = "this session's" if session else "today's"
+            return ReservedByOthers(
+                f"Runs under way have reserved the rest of {span} budget of {key}; send this again in a "
+                f"moment ({whose}).",
+                retry_after=RETRY_AFTER_SECONDS,
+            )
+        if session:
+            return BudgetExhausted(
+                f"The budget of {key} for this session is used up; begin another session ({whose})."
+            )
+        left = _DAY_SECONDS - self.clock.now() % _DAY_SECONDS
+        return BudgetExhausted(
+            f"Today's budget of {key} is used up; a new one begins at midnight UTC ({whose}).",
+            retry_after=left,
+        )
+
+
+def _release_charges(wants: Sequence[Reservation]) -> list[BudgetCharge]:
+    """What ends reservations of which nothing was spent."""
+    return [BudgetCharge(want.account, BudgetAmounts(), want.hold.id) for want in wants if want.hold]
+
+
+def account_of(limit: BudgetLimit, key: SessionKey, owner: str, now: float) -> BudgetAccount:
+    if limit.kind == "session":
+        return BudgetAccount("session", key.tenant, key.agent, key.session_id, owner, now + _SESSION_SECONDS)
+    today = datetime.fromtimestamp(now, UTC).date().isoformat()
+    ends = now - now % _DAY_SECONDS + _DAY_SECONDS
+    return BudgetAccount("day", key.tenant, key.agent, f"{today} {owner}", owner, ends + _DAY_SECONDS)

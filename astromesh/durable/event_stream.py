@@ -1,0 +1,146 @@
+"""The events of a durable run: written to disk first, then sent to listeners (api.md, Events).
+
+A resumed run repeats what its record answers. An event whose type and data (without times) are already on
+disk is dropped, as often as it is there.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from time import time
+from typing import Any, Protocol
+
+import orjson
+
+from astromesh.graph.calls import ASSISTANT
+from astromesh.telemetry.events import LONG_EVENTS, MODEL_DELTA, TERMINAL_EVENTS, EventSink, send_to_sinks
+from astromesh.telemetry.run_log import RunLog
+from astromesh.types import Event, JsonObject
+
+RESTARTED = "model.restarted"
+#: the last event of a segment is one of these
+_LAST_EVENTS = TERMINAL_EVENTS | {"run.waiting"}
+#: what differs whenever the same thing is done again
+_TIMES = frozenset({"duration_ms", "latency_ms"})
+_KEY_OPTIONS = orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS
+
+
+class EventWriter(Protocol):
+    """Takes events to disk."""
+
+    @property
+    def closed(self) -> bool: ...
+
+    def event(self, event: Event, *, last: bool = False) -> None: ...
+
+
+class DurableStream:
+    """An `EventStream` whose listeners hear what is on disk. Deltas are always made: anybody may come later.
+
+    Args:
+        past: the events that are on disk, in order.
+        log: the run's record in this process, for traces.
+        own: listeners that count and want every event at once, e.g. the metrics.
+        again: listeners that want every event at once, also where it was said before: they start anew.
+    """
+
+    streaming = True
+
+    def __init__(
+        self,
+        run_id: str,
+        writer: EventWriter,
+        log: RunLog,
+        own: Iterable[EventSink],
+        past: Sequence[Event] = (),
+        again: Iterable[EventSink] = (),
+    ) -> None:
+        self.run_id = run_id
+        self.seq = self.written = past[-1].seq if past else 0
+        self._writer, self._log = writer, log
+        self._live_sinks, self._replay_sinks = tuple(own), tuple(again)
+        self._sinks: tuple[EventSink, ...] = ()
+        self._past = past
+        self._repeats = Counter(_key(event.type, event.data) for event in past)
+        self._answered: set[int] = set()
+        log.events.extend(past)
+
+    def add(self, sink: EventSink) -> None:
+        self._sinks = (*self._sinks, sink)
+
+    def remove(self, sink: EventSink) -> None:
+        self._sinks = tuple(s for s in self._sinks if s is not sink)
+
+    def emit(self, type: str, /, **data: Any) -> None:
+        if self._writer.closed:
+            return
+        if self._past and (self._is_repeated(type, data) or self._past[-1].type in TERMINAL_EVENTS):
+            self._send_now(self._replay_sinks, Event(self.run_id, self.seq, time(), type, data))
+            return
+        self.seq = seq = self.seq + 1
+        event = Event(self.run_id, seq, time(), type, data)
+        self._log.events.append(event)
+        if type in LONG_EVENTS or not seq & 255:
+            self._log.measure(event)
+        self._send_now((*self._live_sinks, *self._replay_sinks), event)
+        self._writer.event(event, last=type in _LAST_EVENTS)
+
+    def deliver(self, events: Sequence[Event]) -> None:
+        """Hands events on that are on disk now."""
+        if not events:
+            return
+        self.written = events[-1].seq
+        for event in events:
+            for broken in send_to_sinks(self._sinks, event):
+                self.remove(broken)
+
+    def _send_now(self, sinks: Iterable[EventSink], event: Event) -> None:
+        for broken in send_to_sinks(sinks, event):
+            self._live_sinks = tuple(s for s in self._live_sinks if s is not broken)
+            self._replay_sinks = tuple(s for s in self._replay_sinks if s is not broken)
+
+    # -- a run that is resumed ----------------------------------------------------------------------
+
+    @property
+    def last_step(self) -> int:
+        """Number of the newest model call that was begun."""
+        steps = (event.data["step"] for event in self._past if event.type in ("model.started", MODEL_DELTA))
+        return max(steps, default=0)
+
+    def replay_step(self, step: int) -> None:
+        """A model call that the record answers: what it says now was said."""
+        self._answered.add(step)
+
+    def restart_step(self, step: int) -> None:
+        """A model call that is made again: the deltas of its first try are void."""
+        self._repeats -= Counter(
+            _key(e.type, e.data) for e in self._past if e.type == MODEL_DELTA and e.data["step"] == step
+        )
+        self.emit(RESTARTED, step=step)
+
+    @property
+    def partial_text(self) -> str:
+        """The text of the newest step of the run's own voice, as far as it was heard."""
+        text, step = "", 0
+        for event in self._past:
+            data = event.data
+            if event.type == RESTARTED and data["step"] == step:
+                text = ""
+            elif event.type == MODEL_DELTA and data["role"] == ASSISTANT:
+                text, step = (text if data["step"] == step else "") + data["content"], data["step"]
+        return text
+
+    def _is_repeated(self, type: str, data: JsonObject) -> bool:
+        if data.get("step") in self._answered and type.startswith("model."):
+            return True
+        key = _key(type, data)
+        if self._repeats[key] <= 0:
+            return False
+        self._repeats[key] -= 1
+        return True
+
+
+def _key(type: str, data: JsonObject) -> bytes:
+    kept = {name: value for name, value in data.items() if name not in _TIMES}
+    return type.encode() + orjson.dumps(kept, default=str, option=_KEY_OPTIONS)

@@ -1,0 +1,50 @@
+"""Places where a process can be made to die, for the tests of `reliability.md`.
+
+    ASTROMESH_FAILPOINT=NAME[:N]     SIGKILL at the N-th (default: first) passing of that place
+
+Read once, when this module is loaded; without it `reach` is an empty function. Only durable runs pass.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Sequence
+from itertools import count
+
+#: the places, in the order in which a run passes them
+ACCEPTED = "accepted"
+BEFORE_MODEL, AFTER_MODEL = "before_model", "after_model"
+TOOL_INTENT, TOOL_DONE = "tool_intent", "tool_done"
+BEFORE_STEP_11, AFTER_STEP_11 = "before_step_11", "after_step_11"
+BEFORE_LAST_EVENT = "before_last_event"
+PLACES = (
+    ACCEPTED, BEFORE_MODEL, AFTER_MODEL, TOOL_INTENT, TOOL_DONE, BEFORE_STEP_11, AFTER_STEP_11,
+    BEFORE_LAST_EVENT,
+)  # fmt: skip
+VARIABLE = "ASTROMESH_FAILPOINT"
+
+
+def _ignore(place: str) -> None:
+    """Nobody asked for a failure."""
+
+
+def parse_failpoint(wanted: str, places: Sequence[str] = PLACES) -> Callable[[str], None]:
+    """What kills the process where `wanted`, as NAME or NAME:N, says.
+
+    Raises:
+        ValueError: there is no such place; a test that kills nowhere would prove nothing.
+    """
+    name, _, which = wanted.partition(":")
+    if name not in places:
+        raise ValueError(f"There is no place {name!r} to die at. Known: {', '.join(places)}.")
+    passed, at = count(1), int(which or 1)
+
+    def maybe_die(place: str) -> None:
+        if place == name and next(passed) == at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return maybe_die
+
+
+reach: Callable[[str], None] = parse_failpoint(os.environ[VARIABLE]) if os.environ.get(VARIABLE) else _ignore

@@ -1,0 +1,381 @@
+"""The record of a durable run: it answers finished steps and stores new ones.
+
+Steps are keyed by (path, n): the branch of the run's tree that made them, and their number in that branch.
+They are never keyed by time, so concurrent branches keep their own results (R17). A finished step answers
+only the same request. Another request in its place is a `Divergence` that ends the run.
+
+    record of the step           model call                     tool call
+    --------------------------   ----------------------------   ---------------------------------------------
+    none                         called, then recorded          effect `read`, repeatable: as a model call;
+                                                                else intent first, then called and recorded
+    intent                       called again under its         `read`, repeatable: called again; else a perso
+                                 number, `model.restarted`      decides whether to call it again
+    done                         as recorded                    as recorded
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from typing import Any, Protocol, TypeVar
+
+from astromesh.durable import failpoints, serialization
+from astromesh.durable.approvals import ApprovalWaits
+from astromesh.durable.base import JournalStep, RunRow, StepKind, StepState
+from astromesh.durable.event_stream import DurableStream
+from astromesh.durable.writer import SegmentWriter
+from astromesh.errors import Divergence, OutcomeUnknown, StoreError, UpstreamError
+from astromesh.graph.journal import AskModel, CallTool, ReplayTool
+from astromesh.telemetry.events import MODEL_DELTA
+from astromesh.telemetry.ids import derived_run_id
+from astromesh.tools.base import HumanQuestion, ToolPort
+from astromesh.types import (
+    CompletionRequest,
+    CompletionResult,
+    Event,
+    JsonObject,
+    ToolCall,
+    ToolResult,
+    ToolSpec,
+)
+
+T = TypeVar("T")
+
+
+class ReplayListener(Protocol):
+    """Learns what a model answered before the run was resumed."""
+
+    def record_replay(self, request: CompletionRequest, result: CompletionResult) -> None: ...
+
+
+LoadEvents = Callable[[str], Awaitable[Sequence[Event]]]
+
+
+class StepLog:
+    """The record of a run and of all that is nested in it.
+
+    Args:
+        row: of the run that was accepted.
+        steps: those on disk.
+        waiting: asks people.
+        past: the events of a run of the tree that earlier segments have left.
+        postpone: ends the segment, to begin another one soon.
+
+    `failure` is the divergence that was found: whatever the run makes of it, it has failed. `suspended`: the
+    segment ends here; nothing begins any more.
+    """
+
+    def __init__(
+        self,
+        row: RunRow,
+        writer: SegmentWriter,
+        waiting: ApprovalWaits,
+        steps: tuple[JournalStep, ...],
+        past: LoadEvents,
+        postpone: Callable[[], None],
+    ) -> None:
+        self.run_id, self.agent, self.accepted_at = row.run_id, row.agent, row.created_at
+        self.manifest: JsonObject = row.manifest or {}
+        self.writer, self.waiting, self.past = writer, waiting, past
+        self.postpone = postpone
+        self.failure: Divergence | None = None
+        self.suspended = False
+        self._steps = {(step.path, step.n): step for step in steps}
+        self._passed: dict[str, int] = {}
+        #: done steps of models and tools that this segment has added
+        self._added_calls: list[JournalStep] = []
+
+    def number(self, path: str) -> int:
+        """Which one of its path a step is that begins now.
+
+        Raises:
+            asyncio.CancelledError: the segment ends.
+        """
+        if self.suspended:
+            raise asyncio.CancelledError
+        n = self._passed[path] = self._passed.get(path, 0) + 1
+        return n
+
+    def has_next(self, path: str) -> bool:
+        """Whether the record holds the step that begins next on this path."""
+        return (path, self._passed.get(path, 0) + 1) in self._steps
+
+    def find(self, path: str, n: int, request_hash: str) -> JournalStep | None:
+        """Raises: Divergence: there is a step, and it was another request."""
+        if self.failure is not None:
+            raise self.failure
+        step = self._steps.get((path, n))
+        if step is not None and step.request_hash != request_hash:
+            self.failure = Divergence(
+                f"The run cannot be taken up again: step {n} of {path!r} asks for something else than its "
+                "record. Start it anew."
+            )
+            raise self.failure
+        return step
+
+    def add(self, step: JournalStep) -> None:
+        self.writer.step(step)
+
+    async def write(self, step: JournalStep) -> None:
+        """Adds a step and returns when it is on disk, with everything before it."""
+        if step.state == "done":
+            self._added_calls.append(step._replace(output=None))
+        self.writer.step(step)
+        await self.writer.flush()
+
+    def drop_outputs(self, *, always: bool) -> None:
+        """Takes out what models and tools have said, raw, when nobody will take the run up again.
+
+        Args:
+            always: also where no run is nested in it, whose agent might have output rules.
+        """
+        told = (step for step in self._steps.values() if step.kind in _CALL_KINDS and step.state == "done")
+        heard = (*told, *self._added_calls)
+        if always or any(_NESTED in step.path for step in heard):
+            for step in heard:
+                self.writer.step(step._replace(output=None))
+
+
+class RunJournal:
+    """The journal of one run: the accepted one, or one nested in it.
+
+    Args:
+        place: where in the tree of the accepted run this one stands; empty for itself.
+        model: learns what was answered.
+    """
+
+    _stream: DurableStream | None = None
+    _last_step: int = 0
+
+    def __init__(self, step_log: StepLog, place: str, run_id: str, model: ReplayListener) -> None:
+        self.step_log, self.place, self.run_id, self._model = step_log, place, run_id, model
+
+    def attach(self, stream: DurableStream) -> None:
+        """The run's events go here; steps are numbered behind those that it has seen."""
+        self._stream, self._last_step = stream, stream.last_step
+
+    def at(self, path: str) -> str:
+        return f"{self.place}/{path}" if self.place and path else self.place or path
+
+    def next_step_number(self, step: int) -> int:
+        """A number for a model call that no other call of this run has, before a crash or after it."""
+        self._last_step = max(self._last_step + 1, step)
+        return self._last_step
+
+    def nested(self, path: str, call_id: str, agent: str) -> tuple[str, str]:
+        """Place and id of a run that is started here: the same ones when it is started again."""
+        place = f"{self.at(path)}{_NESTED}{agent}:{call_id}"
+        place = f"{place}#{self.step_log.number(place)}"
+        return place, derived_run_id(self.step_log.run_id, place)
+
+    # -- model calls ---------------------------------------------------------------------------------------
+
+    async def model(
+        self, scope: Any, step: int, request: CompletionRequest, role: str, ask: AskModel
+    ) -> CompletionResult:
+        path, digest = self.at(scope.path) or "model", serialization.model_hash(request, role)
+        n = self.step_log.number(path)
+        found = self.step_log.find(path, n, digest)
+        if found is not None and found.state == "done":
+            return self._answer(scope, found.output or {}, request, role)
+        number = self._begin(found, step)
+
+        def entry(state: StepState, **output: Any) -> JournalStep:
+            return JournalStep(path, n, "model", digest, state, {"step": number, **output})
+
+        self.step_log.add(entry("intent"))
+        failpoints.reach(failpoints.BEFORE_MODEL)
+        try:
+            with self.step_log.waiting.calling():
+                result = await ask(number)
+        except UpstreamError as error:
+            if not isinstance(error, StoreError):
+                await self.step_log.write(entry("done", failure=serialization.failure_to_json(error)))
+            raise
+        await self.step_log.write(entry("done", result=serialization.completion_to_json(result)))
+        failpoints.reach(failpoints.AFTER_MODEL)
+        return result
+
+    def _begin(self, found: JournalStep | None, step: int) -> int:
+        if found is None:
+            return self.next_step_number(step)
+        number: int = (found.output or {}).get("step", step)
+        self._last_step = max(self._last_step, number)
+        if self._stream is not None:
+            self._stream.restart_step(number)
+        return number
+
+    def _answer(
+        self, scope: Any, output: JsonObject, request: CompletionRequest, role: str
+    ) -> CompletionResult:
+        number = output["step"]
+        self._last_step = max(self._last_step, number)
+        scope.ledger.spend("model_calls")
+        if (failure := output.get("failure")) is not None:
+            raise serialization.failure_of(failure)
+        result = serialization.completion_of(output["result"])
+        scope.ledger.add_usage(result.usage)
+        self._model.record_replay(request, result)
+        if self._stream is not None:
+            self._stream.replay_step(number)
+            _emit_again(scope, number, role, result)
+        return result
+
+    # -- tool calls ----------------------------------------------------------------------------------------
+
+    async def tool(
+        self, scope: Any, tools: ToolPort, call: ToolCall, do: CallTool, retell: ReplayTool
+    ) -> ToolResult:
+        context = scope.tool_context(call.id, call.name)
+        spec = next((s for s in tools.specs() if s.name == call.name), None)
+        if spec is not None and not spec.recorded:
+            return await do(context)
+        path, digest = f"{self.at(scope.path)}/tool:{call.id}", serialization.tool_hash(call)
+        n = self.step_log.number(path)
+        found = self.step_log.find(path, n, digest)
+        if found is not None and found.state == "done":
+            result = serialization.result_of(call, found.output or {})
+            retell(result)
+            return result
+        handle = ToolCallStep(
+            self.step_log, JournalStep(path, n, "tool", digest, "intent"), call, found, scope.agent
+        )
+        with self.step_log.waiting.calling():
+            result = await do(replace(context, step=handle))
+        await self.step_log.write(
+            handle.step._replace(state="done", output=serialization.result_to_json(result))
+        )
+        failpoints.reach(failpoints.TOOL_DONE)
+        return result
+
+    # -- people --------------------------------------------------------------------------------------------
+
+    async def person(self, scope: Any, ticket: str, asked: HumanQuestion) -> JsonObject:
+        path = f"{self.at(scope.path)}/human:{ticket}".lstrip("/")
+        about = serialization.to_plain_json(asked.arguments)
+        return await self._decided(path, asked._replace(arguments=about, agent=scope.agent))
+
+    async def identity(self, asked: HumanQuestion) -> bool:
+        """Asks for the caller's token once more than it was shown so far; False where it is refused."""
+        path = self.at("identity")
+        while True:
+            if (await self._decided(path, asked))["decision"] != "approve":
+                return False
+
+    async def _decided(self, path: str, asked: HumanQuestion) -> JsonObject:
+        n = self.step_log.number(path)
+        found = self.step_log.find(path, n, "")
+        with self.step_log.waiting.calling():  # a question stands within the work that it interrupts
+            return await self.step_log.waiting.decision(
+                JournalStep(path, n, "wait", "", "intent"), asked, found
+            )
+
+    # -- what the run is told from outside -----------------------------------------------------------------
+
+    def once(
+        self,
+        name: str,
+        make: Callable[[], T],
+        to_json: Callable[[T], JsonObject],
+        of_json: Callable[[JsonObject], T],
+    ) -> T:
+        """`value` of what is made at once."""
+        path = self.at(name)
+        found = self.step_log.find(path, 1, "")
+        if found is not None and found.output is not None:
+            return of_json(found.output)
+        made = make()
+        self.step_log.add(JournalStep(path, 1, _VALUE, "", "done", to_json(made)))
+        return made
+
+    async def value(
+        self,
+        name: str,
+        make: Callable[[], Awaitable[T]],
+        to_json: Callable[[T], JsonObject],
+        of_json: Callable[[JsonObject], T],
+    ) -> T:
+        """Something that may differ when it is asked for again: once made, it stays as it was."""
+        path = self.at(name)
+        found = self.step_log.find(path, 1, "")
+        if found is not None and found.output is not None:
+            return of_json(found.output)
+        with self.step_log.waiting.calling():
+            made = await make()
+        self.step_log.add(JournalStep(path, 1, _VALUE, "", "done", to_json(made)))
+        return made
+
+    async def require_lease(self) -> None:
+        """Returns when the lease was still held a moment ago: before what others will see.
+
+        Raises:
+            Divergence: the run has hidden one.
+        """
+        if self.step_log.failure is not None:
+            raise self.step_log.failure
+        await self.step_log.writer.require_lease()
+
+
+class ToolCallStep:
+    """`RecordedToolCall` of one call.
+
+    Args:
+        step: its intent.
+        found: what the record held of it.
+        agent: that calls.
+    """
+
+    def __init__(
+        self, book: StepLog, step: JournalStep, call: ToolCall, found: JournalStep | None, agent: str
+    ) -> None:
+        self.step = step
+        self._book, self._call, self._found, self._agent = book, call, found, agent
+
+    async def record_intent(self, spec: ToolSpec) -> None:
+        if spec.repeatable:
+            return
+        if self._found is not None:
+            await self._ask_whether_again()
+        await self._book.write(self.step)
+        failpoints.reach(failpoints.TOOL_INTENT)
+
+    async def ask(self, request: HumanQuestion) -> JsonObject:
+        path = f"{self.step.path}/{request.kind}"
+        n = self._book.number(path)
+        found = self._book.find(path, n, self.step.request_hash)
+        return await self._book.waiting.decision(
+            JournalStep(path, n, "wait", self.step.request_hash, "intent"),
+            request._replace(agent=self._agent),
+            found,
+        )
+
+    def has_request(self, kind: str) -> bool:
+        return self._book.has_next(f"{self.step.path}/{kind}")
+
+    async def _ask_whether_again(self) -> None:
+        """The process died in the middle of this call; nobody knows what came of it."""
+        self._book.add(self.step._replace(state="unknown"))
+        said = await self.ask(
+            HumanQuestion("unknown_outcome", self._call.name, serialization.arguments_of(self._call))
+        )
+        if said["decision"] != "approve":
+            raise OutcomeUnknown(
+                f"The tool {self._call.name!r} was called when the server stopped. What it does may have "
+                "happened; it was not called again."
+            )
+
+
+_VALUE: StepKind = "value"
+_CALL_KINDS = ("model", "tool")
+#: of a path: what follows is the place of a run within a run
+_NESTED = "/run:"
+
+
+def _emit_again(scope: Any, step: int, role: str, result: CompletionResult) -> None:
+    """Takes the run's voice to where it was: the stream drops what was said."""
+    emit = scope.events.emit
+    emit("model.started", step=step, role=role)
+    if scope.events.streaming and result.content:
+        emit(MODEL_DELTA, step=step, role=role, content=result.content)
+    emit("model.finished", step=step, role=role, usage=result.usage.to_json())

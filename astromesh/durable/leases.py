@@ -1,0 +1,186 @@
+"""Leases: how long a silent process keeps what it works on, and the jobs that renew, sweep and expire.
+
+A process leases five things: runs and Tasks (as a worker), queues of the inbox and budget holds (as a
+holder), and sessions (by a fencing token). Each store keeps its leases in tables of its own. The duration,
+the intervals and the loop stand here:
+
+    what             renewed every          a dead process is found by
+    --------------   --------------------   --------------------------------------------------
+    runs             `HEARTBEAT_SECONDS`    the sweep of any worker, and `WorkerHeartbeat.dead`
+    Tasks            `SWEEP_SECONDS`        as runs
+    budget holds     `HEARTBEAT_SECONDS`    the next reservation: an expired hold does not count
+    sessions         `REQUEST_SECONDS`      the next message of the session
+    inbox queues     a third of the lease   the poll of any process (`channels.NAME.lease_seconds`)
+
+A process of the same data folder is found at once: the system unlocks its file when it dies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import secrets
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from socket import gethostname
+from typing import Any, NamedTuple
+
+import structlog
+
+from astromesh.errors import AstromeshError
+from astromesh.storage.private_files import private_folder
+from astromesh.telemetry.clock import Clock
+
+#: seconds after which a process that renews nothing loses what it holds; all processes of a database use the
+#: same value
+LEASE_SECONDS = float(os.environ.get("ASTROMESH_LEASE_SECONDS", "10"))
+#: seconds between two renewals, between two sweeps for what dead processes left, and between two looks for
+#: requests to end something
+HEARTBEAT_SECONDS, SWEEP_SECONDS, REQUEST_SECONDS = LEASE_SECONDS / 5, 1.0, 0.5
+#: seconds between two deletions of what is older than the retention
+EXPIRY_SECONDS = 60.0
+DAY_SECONDS = 86_400.0
+
+FOLDER = "workers"
+_HIDDEN_PREFIX = "."
+
+log = structlog.get_logger("astromesh.runs")
+
+
+def worker_name() -> str:
+    """A name that no other worker has, with host and process for the operator."""
+    return f"{gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+
+
+async def cancel_and_wait(task: asyncio.Task[Any] | None) -> None:
+    """Cancels a task and waits until it has ended."""
+    if task is not None:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+class PeriodicJob:
+    """Calls `work` at intervals in a task of its own. An error is reported, and the next call follows.
+
+    Args:
+        seconds: between two calls.
+        failed: receives the error of a store or a file.
+        needed: the job ends when this returns False; `start` begins it again.
+        sleep: waits for so many seconds, e.g. `Clock.sleep`.
+        at_once: calls before it waits for the first time.
+    """
+
+    def __init__(
+        self,
+        work: Callable[[], Awaitable[object]],
+        seconds: float,
+        failed: Callable[[Exception], None],
+        *,
+        needed: Callable[[], bool] = lambda: True,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        at_once: bool = False,
+    ) -> None:
+        self._work, self._seconds, self._failed = work, seconds, failed
+        self._needed, self._sleep, self._at_once = needed, sleep, at_once
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def started(self) -> bool:
+        """Whether the job was ever started."""
+        return self._task is not None
+
+    def start(self) -> None:
+        """Starts the job. A job that runs continues."""
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._run())
+
+    async def close(self) -> None:
+        """Cancels the job and waits for its end."""
+        await cancel_and_wait(self._task)
+
+    async def _run(self) -> None:
+        if self._at_once:
+            await self._call()
+        while self._needed():
+            await self._sleep(self._seconds)
+            await self._call()
+
+    async def _call(self) -> None:
+        try:
+            await self._work()
+        except (AstromeshError, OSError) as error:
+            self._failed(error)
+
+
+class RetentionPolicy(NamedTuple):
+    """How long ended runs and Tasks are stored: `days` after their end, and at most so many `runs`."""
+
+    days: float = 30.0
+    runs: int = 10_000
+
+
+def expiry_job(delete: Callable[[float], Awaitable[object]], clock: Clock, days: float) -> PeriodicJob:
+    """The job that deletes what is older than `days`.
+
+    Args:
+        delete: deletes what ended before a time, in seconds since the epoch.
+    """
+    return PeriodicJob(
+        lambda: delete(clock.now() - days * DAY_SECONDS),
+        EXPIRY_SECONDS,
+        lambda error: log.warning("runs_not_expired", error=str(error)),
+        sleep=clock.sleep,
+    )
+
+
+class WorkerHeartbeat:
+    """The live workers of one data folder: a locked file each. No call waits for the disk.
+
+    Args:
+        data_dir: the folder that the processes of one installation share.
+    """
+
+    def __init__(self, data_dir: Path) -> None:
+        self._folder = data_dir / FOLDER
+        self._own: dict[str, int] = {}
+
+    def enter(self, worker: str) -> None:
+        """Marks a worker of this process as alive until `leave` or the end of the process."""
+        if worker in self._own:
+            return
+        private_folder(self._folder)
+        hidden = self._folder / f"{_HIDDEN_PREFIX}{worker}"  # nobody finds it before it is locked
+        opened = os.open(hidden, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        self._own[worker] = opened
+        hidden.rename(self._folder / worker)
+
+    def leave(self, worker: str) -> None:
+        opened = self._own.pop(worker, None)
+        if opened is not None:
+            (self._folder / worker).unlink(missing_ok=True)
+            os.close(opened)
+
+    def dead(self) -> list[str]:
+        """Returns the workers whose process has ended without `leave`."""
+        files = self._folder.iterdir() if self._folder.exists() else ()
+        others = (f for f in files if f.name not in self._own and not f.name.startswith(_HIDDEN_PREFIX))
+        return [file.name for file in others if self._is_dead(file)]
+
+    def forget(self, worker: str) -> None:
+        """Removes a dead worker whose work was taken over."""
+        (self._folder / worker).unlink(missing_ok=True)
+
+    def _is_dead(self, file: Path) -> bool:
+        try:
+            opened = os.open(file, os.O_RDWR | os.O_CLOEXEC)
+        except (FileNotFoundError, PermissionError):  # it has just left; or belongs to another user
+            return False
+        try:
+            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return os.fstat(opened).st_nlink > 0  # else it has left just now
+        except BlockingIOError:
+            return False
+        finally:
+            os.close(opened)

@@ -1,0 +1,41 @@
+-- Queries of Tasks that are the same in every database. COLUMNS and VALUES stand for the columns of a Task.
+
+-- name: accept
+INSERT INTO astromesh.tasks (COLUMNS) VALUES (VALUES)
+
+-- name: add_record
+INSERT INTO astromesh.task_records (task_id, n, record) VALUES ($1, $2, $3)
+ON CONFLICT (task_id, n) DO UPDATE SET record = excluded.record
+
+-- name: add_artifact
+INSERT INTO astromesh.task_artifacts (task_id, n, type, path, node, stage, created_at, fingerprint, content)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)
+ON CONFLICT (task_id, n) DO UPDATE SET content = excluded.content
+
+-- name: get
+SELECT COLUMNS FROM astromesh.tasks WHERE task_id = $1
+
+-- name: list
+SELECT COLUMNS FROM astromesh.tasks
+WHERE tenant = $1 AND ($2::text IS NULL OR owner = $2) AND ($3 = '' OR workflow = $3)
+  AND ($4 = '' OR status = $4)
+ORDER BY created_at DESC, task_id DESC LIMIT $5
+
+-- name: records
+SELECT record FROM astromesh.task_records WHERE task_id = $1 AND n > $2 ORDER BY n
+
+-- name: artifacts
+SELECT a.task_id, a.n, a.type, a.path, a.node, a.stage, a.created_at, a.fingerprint, a.content
+FROM astromesh.task_artifacts a JOIN astromesh.tasks t ON t.task_id = a.task_id
+WHERE t.tenant = $1 AND ($2::text IS NULL OR t.owner = $2) AND ($3 = '' OR a.task_id = $3)
+  AND ($4 = '' OR a.node = $4) AND ($5 = '' OR a.type = $5) AND a.created_at >= $6
+ORDER BY a.created_at, a.task_id, a.n LIMIT $7
+
+-- name: cancelling
+SELECT task_id FROM astromesh.tasks WHERE worker = $1 AND finished_at = 0 AND cancelling = 1
+
+-- name: expired
+SELECT task_id FROM astromesh.tasks WHERE finished_at > 0 AND finished_at < $1 LIMIT 500
+
+-- name: owned
+SELECT task_id FROM astromesh.tasks WHERE tenant = $1 AND owner = $2 AND finished_at > 0

@@ -1,0 +1,210 @@
+"""Writes what a durable run does: in order, in batches, under the fencing token of its segment.
+
+Steps, events and changes of the row that queue up during a transaction go into the next one. Events that
+nobody waits for (deltas) are written within 25 ms. A store that is unavailable is retried until it answers.
+A lost lease ends the writer: nothing of this segment counts any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from time import monotonic
+from typing import NamedTuple, TypeVar
+
+import structlog
+
+from astromesh.durable.base import JournalStep, RunChange, RunRow, RunStore, SegmentClaim
+from astromesh.errors import LeaseLost, StoreError
+from astromesh.telemetry.logs import OutageLog
+from astromesh.types import Event
+
+T = TypeVar("T")
+
+#: seconds that an event waits for others, and between two tries at a store that is unavailable
+DELAY_SECONDS, RETRY_SECONDS = 0.025, 0.2
+#: seconds for which a commit has shown that the lease is held
+_LEASE_CHECK_SECONDS = 0.5
+_NO_CHANGE = RunChange()
+#: changes nothing, and is refused where the lease is lost
+_CHECK_LEASE = RunChange(wake_at=0.0)
+
+#: of the store of runs, for all in this process who try again
+outages = OutageLog(structlog.get_logger("astromesh.durable"), "run_store_away", "run_store_back")
+
+
+async def retry_while_unavailable(work: Callable[[], Awaitable[T]]) -> T:
+    """Retries `work` while the store is unavailable, so that no accepted run is lost."""
+    while True:
+        try:
+            answer = await work()
+        except StoreError as error:
+            outages.failed(str(error))
+            await asyncio.sleep(RETRY_SECONDS)
+        else:
+            outages.succeeded()
+            return answer
+
+
+class _Batch(NamedTuple):
+    steps: Sequence[JournalStep]
+    events: Sequence[Event]
+    change: RunChange | None
+    nested: Sequence[RunRow]
+    mark: int
+
+
+class SegmentWriter:
+    """The one writer of a segment.
+
+    Args:
+        lost: called once, when another worker has the run.
+        written: called after each transaction with its events.
+
+    Attributes:
+        last: the event that ends the segment, once it was made.
+    """
+
+    def __init__(
+        self,
+        store: RunStore,
+        claim: SegmentClaim,
+        lost: Callable[[], None],
+        written: Callable[[Sequence[Event]], None],
+    ) -> None:
+        self.claim = claim
+        self._store, self._lost, self._written = store, lost, written
+        self._steps: dict[tuple[str, int], JournalStep] = {}
+        self._events: list[Event] = []
+        self._change: RunChange | None = None
+        self._nested: dict[str, RunRow] = {}
+        self.last: Event | None = None
+        self._added = 0
+        self._waiting: list[tuple[int, asyncio.Future[None]]] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._lease_seen_at = -_LEASE_CHECK_SECONDS
+        self.closed = False
+
+    def step(self, step: JournalStep) -> None:
+        """Adds a step; it goes with what comes next."""
+        self._steps[step.path, step.n] = step
+        self._add()
+
+    def event(self, event: Event, *, last: bool = False) -> None:
+        """Adds an event. The `last` one goes with the change that ends the segment, and not before."""
+        if last:
+            self.last = event
+            return
+        self._events.append(event)
+        self._add()
+
+    def nested(self, run: RunRow) -> None:
+        """Adds the row of a nested run, before its first event and when it has ended."""
+        self._nested[run.run_id] = run
+        self._add()
+
+    def change(self, change: RunChange) -> None:
+        """Adds a change of the row; later values take the place of earlier ones."""
+        news = {name: value for name, value in change._asdict().items() if value is not None}
+        self._change = (self._change or _NO_CHANGE)._replace(**news)
+        self._add()
+
+    async def flush(self) -> None:
+        """Returns when everything added so far is on disk. Never returns if the lease is lost."""
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((self._added, done))
+        self._begin()
+        await done
+
+    async def require_lease(self) -> None:
+        """Returns when every step is on disk and the lease was just held. Never returns if it is lost.
+
+        Most often the step before this has just shown it, and events alone are left; those may come later.
+        """
+        shown = monotonic() - self._lease_seen_at < _LEASE_CHECK_SECONDS
+        if shown and self._task is None and not (self._steps or self._change or self._nested or self.closed):
+            return
+        self.change(_CHECK_LEASE)
+        await self.flush()
+
+    async def finish(self, change: RunChange) -> bool:
+        """Writes the last transaction with the last event. Returns False if the lease is lost."""
+        if self.closed:
+            return False
+        if self.last is not None:
+            self._events.append(self.last)
+        self.change(change)
+        flushed = asyncio.ensure_future(self.flush())
+        while not flushed.done() and not self.closed:
+            await asyncio.wait([flushed], timeout=RETRY_SECONDS)
+        ended = flushed.done()
+        flushed.cancel()
+        self.close()
+        return ended
+
+    def close(self) -> None:
+        """Stops writing."""
+        self.closed = True
+        self._steps, self._events, self._change, self._nested = {}, [], None, {}
+        if self._timer is not None:
+            self._timer.cancel()
+
+    # -- transactions --------------------------------------------------------------------------------------
+
+    def _add(self) -> None:
+        self._added += 1
+        if self._timer is None and self._task is None and not self.closed:
+            self._timer = asyncio.get_running_loop().call_later(DELAY_SECONDS, self._begin)
+
+    def _begin(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._task is None and not self.closed:
+            self._task = asyncio.create_task(self._drain())
+
+    async def _drain(self) -> None:
+        try:
+            while not self.closed and (self._has_more or self._waiting):
+                batch = self._take()
+                if not await self._commit(batch):
+                    self.close()
+                    self._lost()
+                    return
+                self._written(batch.events)
+                self._resolve(batch.mark)
+        finally:
+            self._task = None
+
+    @property
+    def _has_more(self) -> bool:
+        return bool(self._steps or self._events or self._change or self._nested)
+
+    def _take(self) -> _Batch:
+        steps, nested = tuple(self._steps.values()), tuple(self._nested.values())
+        batch = _Batch(steps, self._events, self._change, nested, self._added)
+        self._steps, self._events, self._change, self._nested = {}, [], None, {}
+        return batch
+
+    async def _commit(self, batch: _Batch) -> bool:
+        steps, events, change, nested, _ = batch
+        if not (steps or events or change or nested):
+            return True
+        write = partial(
+            self._store.commit, self.claim, steps=steps, events=events, change=change, nested=nested
+        )
+        sent = monotonic()
+        try:
+            await retry_while_unavailable(write)
+        except LeaseLost:
+            return False
+        self._lease_seen_at = sent
+        return True
+
+    def _resolve(self, mark: int) -> None:
+        for upto, done in self._waiting:
+            if upto <= mark and not done.done():
+                done.set_result(None)
+        self._waiting = [one for one in self._waiting if one[0] > mark]

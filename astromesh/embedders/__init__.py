@@ -1,1 +1,0 @@
-"""Texts to vectors: services, and one that needs no network."""

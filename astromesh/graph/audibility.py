@@ -1,0 +1,196 @@
+"""Which words of the model listeners may hear. Every rule about it stands in this module.
+
+When a graph is compiled, `audibility_in_graph` gives each node a level:
+
+    STREAMED       every path leads straight to the end: the node streams token by token
+    WHEN_COMPLETE  the answer, unless the node fails: sent once it is complete, without text beside tool calls
+    INTERMEDIATE   another node follows: the text is the node's own and not the answer
+    INTERNAL       a node that runs this one makes something else of its text
+    HIDDEN         a guard or a human may still refuse the text: nobody hears it before
+
+During a run, `visible_part` applies the level to each model call. An answer that was not streamed is sent at
+the end of the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from enum import IntEnum
+from typing import Any, TypeAlias, cast
+
+from astromesh.graph.calls import ASSISTANT
+from astromesh.graph.edges import OnError, OnGuardFail, OnToolCall
+from astromesh.graph.flags import NodeFlag
+from astromesh.graph.records import END
+from astromesh.graph.topology import GraphView, is_graph, may_refuse, reachable, targets
+from astromesh.graph.transitions import ERROR_KEY
+from astromesh.types import CompletionResult
+
+
+class Audibility(IntEnum):
+    """What listeners may hear of a node's model calls. A higher level lets less through."""
+
+    STREAMED = 0
+    WHEN_COMPLETE = 1
+    INTERMEDIATE = 2
+    INTERNAL = 3
+    HIDDEN = 4
+
+
+#: Returns the part of an answer that listeners may see.
+VisibleText: TypeAlias = Callable[[CompletionResult], str]
+
+# -- one model call ----------------------------------------------------------------------------------------
+
+
+def visible_part(
+    audibility: Audibility, role: str, name: str, visible_text: VisibleText | None
+) -> tuple[str, VisibleText | None]:
+    """Returns the role that events report for a model call, and the part of its answer that they show.
+
+    Args:
+        role: The role in which the node asks.
+        name: The node's name. It replaces the role `assistant` where the text is not the answer.
+        visible_text: The part that the node itself has chosen, or None.
+    """
+    if audibility is Audibility.HIDDEN:
+        return (name if role == ASSISTANT else role), _nothing
+    if role != ASSISTANT or audibility is Audibility.STREAMED:
+        return role, visible_text
+    if audibility is Audibility.INTERNAL:
+        return name, visible_text
+    if visible_text is not None:
+        return role, visible_text
+    return (role, _text_without_calls) if audibility is Audibility.WHEN_COMPLETE else (name, None)
+
+
+def _nothing(result: CompletionResult) -> str:
+    return ""
+
+
+def _text_without_calls(result: CompletionResult) -> str:
+    return "" if result.tool_calls else result.content
+
+
+# -- the level of each node, when a graph is compiled ------------------------------------------------------
+
+
+class AudibilityMap:
+    """The levels of nodes and graphs. One that is used in several places has the highest of its levels.
+
+    The keys are identities. The map keeps the objects alive: nodes may create their children anew each time.
+    """
+
+    def __init__(self) -> None:
+        self._found: dict[int, tuple[object, Audibility]] = {}
+
+    def get(self, part: object) -> Audibility:
+        """Returns the level of a node or graph. An unknown one is INTERNAL."""
+        return self._found.get(id(part), (None, Audibility.INTERNAL))[1]
+
+    def restrict(self, part: object, audibility: Audibility) -> bool:
+        """Raises a level. Returns False if the known level is at least as high."""
+        if (known := self._found.get(id(part))) is not None and known[1] >= audibility:
+            return False
+        self._found[id(part)] = (part, audibility)
+        return True
+
+
+def audibility_in_graph(graph: GraphView, least: Audibility = Audibility.STREAMED) -> AudibilityMap:
+    """Returns the levels of all nodes of a graph, nested ones included.
+
+    Args:
+        least: The level of the node that runs the graph. No level inside is lower.
+    """
+    found = AudibilityMap()
+    _classify_graph(graph, least, found)
+    return found
+
+
+def audibility_in_node(node: Any, least: Audibility) -> AudibilityMap:
+    """Returns the levels of a node that another node runs, and of everything inside it."""
+    found = AudibilityMap()
+    _classify_node(node, Audibility.STREAMED, least, found)
+    return found
+
+
+def nodes_before_guards(graph: GraphView) -> frozenset[str]:
+    """Returns the nodes that a guard or a human follows. Their output is no answer before it has run."""
+    return frozenset(
+        name for name in graph.nodes if _refused_later(graph, targets(graph, name) - {END, name})
+    )
+
+
+def _classify_graph(graph: GraphView, least: Audibility, found: AudibilityMap) -> None:
+    found.restrict(graph, least)
+    if graph.mode != "autonomous":
+        for node in graph.nodes.values():
+            _classify_node(node, _by_targets(graph, node), least, found)
+        return
+    guarded = any(map(may_refuse, graph.nodes.values()))
+    for node in graph.nodes.values():
+        unguarded = Audibility.STREAMED if node.is_terminal else Audibility.INTERNAL
+        _classify_node(node, Audibility.HIDDEN if guarded else unguarded, least, found)
+
+
+def _classify_node(node: Any, by_place: Audibility, least: Audibility, found: AudibilityMap) -> None:
+    own = max(by_place, _by_keywords(node))
+    if node.decides_streaming and own < Audibility.HIDDEN:
+        own = Audibility.STREAMED
+    audibility = max(own, least)
+    if not found.restrict(node, audibility):
+        return
+    inside = Audibility.INTERNAL if audibility is Audibility.INTERMEDIATE else audibility
+    children = tuple(node.children())
+    guarded = any(may_refuse(child) for child in children if not is_graph(child))
+    for child in children:
+        level = max(inside, Audibility.STREAMED if node.streams_child(child) else Audibility.INTERNAL)
+        if is_graph(child):
+            _classify_graph(cast(GraphView, child), level, found)
+        else:
+            _classify_node(child, Audibility.STREAMED, Audibility.HIDDEN if guarded else level, found)
+
+
+_OUTPUT_CHANGING_FLAGS = frozenset({NodeFlag.SUMMARIZE_OUTPUT, NodeFlag.VALIDATE_OUTPUT})
+
+
+def _by_keywords(node: Any) -> Audibility:
+    if node.guards:
+        return Audibility.HIDDEN
+    if node.postprocessor or _OUTPUT_CHANGING_FLAGS & node.flags:
+        return Audibility.INTERMEDIATE
+    return Audibility.WHEN_COMPLETE if NodeFlag.RETRYABLE in node.flags else Audibility.STREAMED
+
+
+def _by_targets(graph: GraphView, node: Any) -> Audibility:
+    after_calls, after_failure, after_answer = (names - {END} for names in _targets_by_outcome(graph, node))
+    if _refused_later(graph, after_answer | after_failure):
+        return Audibility.HIDDEN
+    if after_answer:
+        return Audibility.INTERMEDIATE
+    if after_failure or _refused_later(graph, after_calls):
+        return Audibility.WHEN_COMPLETE
+    return Audibility.STREAMED
+
+
+def _targets_by_outcome(graph: GraphView, node: Any) -> Iterator[set[str]]:
+    """Yields where a node leads after tool calls, after a failure, and after an answer."""
+    edges = graph.get_edges_from(node.name)
+    yield {e.target for e in edges if isinstance(e.condition, OnToolCall)}
+    yield {
+        *(e.target for e in edges if isinstance(e.condition, OnError)),
+        *(t for key, t in node.transitions.items() if key == ERROR_KEY),
+    }
+    no_answer = (OnToolCall, OnError) if node.guards else (OnToolCall, OnError, OnGuardFail)
+    yield {
+        *(e.target for e in edges if not isinstance(e.condition, no_answer)),
+        *(t for key, t in node.transitions.items() if key != ERROR_KEY),
+        *node.routes,
+        node.default_next or END,
+    }
+
+
+def _refused_later(graph: GraphView, starts: set[str]) -> bool:
+    """Whether a guard or a human stands on a path from these nodes on."""
+    ahead = reachable(starts, lambda name: targets(graph, name))
+    return any(name in graph.nodes and may_refuse(graph.nodes[name]) for name in ahead)

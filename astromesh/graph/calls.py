@@ -1,0 +1,348 @@
+"""Model calls and tool calls of a run, with their events and charges. No other module makes them.
+
+The role `assistant` writes the answer of the run: its deltas may become token frames. Other roles (planner,
+judge, worker, critic) are calls that a pattern makes for itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import aclosing
+from functools import partial
+from time import perf_counter
+from typing import Any, NamedTuple, Protocol
+
+import orjson
+
+from astromesh.errors import AstromeshError, BudgetExhausted, ProviderUnavailable
+from astromesh.graph.journal import Journal
+from astromesh.graph.ledger import MODEL_KEYS, RunLedger
+from astromesh.graph.runner import together
+from astromesh.graph.scope import NO_EVENTS, Scope, ToolCallRecord
+from astromesh.providers.base import ModelPort
+from astromesh.telemetry.clock import ms_since
+from astromesh.telemetry.events import Emitter, RetractableEmitter
+from astromesh.tokens import estimate_request, estimate_size, utf8_size
+from astromesh.tools.base import ToolContext, ToolPort
+from astromesh.types import (
+    CompletionRequest,
+    CompletionResult,
+    Delta,
+    JsonObject,
+    StreamBroken,
+    ToolCall,
+    ToolResult,
+    Usage,
+    attach_usage,
+    attached_attempts,
+    attached_usage,
+)
+
+ASSISTANT = "assistant"
+#: The tool calls of one model turn that run concurrently, and that are made at all.
+MAX_CONCURRENT_CALLS, MAX_CALLS = 16, 128
+#: The characters that are shown of a name made up by a model. No tool of ours has a longer name.
+_MAX_NAME = 64
+_TOO_MANY_CALLS = f"A turn may call at most {MAX_CALLS} tools; this call was not made."
+_NO_MORE_CALLS = "The run's budget of tool calls is used up. Answer with what you have."
+
+
+class UsageCounter(Protocol):
+    """Counts what its own model calls cost, beside the ledger."""
+
+    def add_usage(self, usage: Usage) -> None: ...
+
+
+def call_model(
+    scope: Scope,
+    model: ModelPort,
+    request: CompletionRequest,
+    *,
+    role: str = ASSISTANT,
+    visible_text: Callable[[CompletionResult], str] | None = None,
+    counter: UsageCounter | None = None,
+) -> Coroutine[Any, Any, CompletionResult]:
+    """Makes one model call: reserves it in the ledger, streams it to listeners, charges its usage.
+
+    A call that fails is charged, too, with what the provider has reported, else with an estimate.
+
+    Args:
+        visible_text: Returns the part of the answer that listeners may see. They receive it as one delta when
+            the answer is complete.
+        counter: Receives the usage of a successful call.
+
+    Raises:
+        BudgetExhausted: Tokens, cost or model calls are used up. The call is not made.
+        AllProvidersFailed, ProviderError: The model failed.
+    """
+    step = scope.next_step()
+    if scope.events is NO_EVENTS:
+        return call_model_silently(scope.ledger, model, request, counter)
+    call = _ModelCall(scope, model, request, role, visible_text, counter)
+    return call.make(step) if scope.journal is None else call.make_once(step, scope.journal)
+
+
+class _ModelCall(NamedTuple):
+    """A model call that listeners see."""
+
+    scope: Scope
+    model: ModelPort
+    request: CompletionRequest
+    role: str
+    visible_text: Callable[[CompletionResult], str] | None
+    counter: UsageCounter | None
+
+    async def make_once(self, step: int, journal: Journal) -> CompletionResult:
+        """Makes the call unless the journal of a durable run holds its result."""
+        ask = self._replace(counter=None).make
+        result = await journal.model(self.scope, step, self.request, self.role, ask)
+        if self.counter is not None:
+            self.counter.add_usage(result.usage)
+        return result
+
+    async def make(self, step: int) -> CompletionResult:
+        scope, model, request, role, _, counter = self
+        ledger, events = scope.ledger, scope.events
+        received: list[str] = []
+        _reserve(ledger)
+        events.emit("model.started", step=step, role=role, tools=len(request.tools))
+        started = perf_counter()
+        try:
+            if events.streaming:
+                result, first_ms = await self._stream(step, received)
+            else:
+                result, first_ms = await model.complete(request), None
+        except BaseException as error:
+            _charge_failed(ledger, error, request, received)
+            _emit_failed(scope, step, role, error, started)
+            if scope.capture is not None:
+                scope.capture.model(step, request, None)
+            raise
+        ledger.add_usage(result.usage)
+        _emit_finished(events, step, role, result, first_ms)
+        if scope.capture is not None:
+            scope.capture.model(step, request, result)
+        if counter is not None:
+            counter.add_usage(result.usage)
+        return result
+
+    async def _stream(self, step: int, received: list[str]) -> tuple[CompletionResult, float | None]:
+        """Returns the result, and the milliseconds to the first delta, None where there was none."""
+        result: CompletionResult | None = None
+        events, visible_text = self.scope.events, self.visible_text
+        started, first_ms = perf_counter(), None
+        async with aclosing(self.model.stream(self.request)) as pieces:  # type: ignore[type-var]
+            async for piece in pieces:
+                if isinstance(piece, Delta):
+                    if first_ms is None:
+                        first_ms = ms_since(started)
+                    received.append(piece.content)
+                    if visible_text is None:
+                        events.emit("model.delta", step=step, role=self.role, content=piece.content)
+                elif not isinstance(piece, StreamBroken):
+                    result = piece
+                elif visible_text is not None or _retract(events, step):
+                    piece.discarded, first_ms = True, None
+        if result is None:
+            raise ProviderUnavailable("The model's stream ended without a result.")
+        if visible_text is not None and (content := visible_text(result)):
+            events.emit("model.delta", step=step, role=self.role, content=content)
+        return result, first_ms
+
+
+async def call_model_silently(
+    ledger: RunLedger, model: ModelPort, request: CompletionRequest, counter: UsageCounter | None = None
+) -> CompletionResult:
+    """Makes one model call without events; reserves and charges it as `call_model` does.
+
+    Raises:
+        BudgetExhausted: Tokens, cost or model calls are used up. The call is not made.
+        AllProvidersFailed, ProviderError: The model failed.
+    """
+    _reserve(ledger)
+    try:
+        result = await model.complete(request)
+    except BaseException as error:
+        _charge_failed(ledger, error, request)
+        raise
+    ledger.add_usage(result.usage)
+    if counter is not None:
+        counter.add_usage(result.usage)
+    return result
+
+
+def _charge_failed(
+    ledger: RunLedger, error: BaseException, request: CompletionRequest, received: Sequence[str] = ()
+) -> None:
+    """Charges a call without a result: what its provider has reported, else an estimate.
+
+    A call that failed before its first text was refused or never arrived. It costs nothing. A cancelled call
+    is charged, because the provider may have worked on it.
+
+    Args:
+        received: The pieces of text that came.
+    """
+    usage = attached_usage(error)
+    if usage is None and (received or isinstance(error, asyncio.CancelledError)):
+        output = estimate_size(utf8_size("".join(received)))
+        usage = Usage(estimate_request(request), output, estimated=True)
+        attach_usage(error, usage)
+    if usage is not None:
+        ledger.add_usage(usage)
+
+
+def _emit_failed(scope: Scope, step: int, role: str, error: BaseException, started: float) -> None:
+    """Emits `model.failed`: which providers were asked, how each failed, and the cost.
+
+    The end of a segment of a durable run cancels a call that is made again later. It is no failure.
+    """
+    if scope.journal is not None and isinstance(error, asyncio.CancelledError):
+        return
+    attempts = list(attached_attempts(error))
+    provider, _, model = (attempts[-1]["provider"] if attempts else "").partition("/")
+    scope.events.emit(
+        "model.failed",
+        step=step,
+        role=role,
+        provider=provider,
+        model=model,
+        error=_code_of(error),
+        usage=(attached_usage(error) or Usage()).to_json(),
+        attempts=attempts,
+        duration_ms=ms_since(started),
+    )
+
+
+def _code_of(error: BaseException) -> str:
+    if isinstance(error, AstromeshError):
+        return error.code
+    return "cancelled" if isinstance(error, asyncio.CancelledError) else "internal"
+
+
+def _reserve(ledger: RunLedger) -> None:
+    if ledger.parent is None and not ledger.caps:  # no cap can be exceeded
+        ledger.used["model_calls"] = ledger.used.get("model_calls", 0) + 1
+        return
+    if key := ledger.exhausted(MODEL_KEYS):
+        raise BudgetExhausted(f"The run's budget of {key} is used up.")
+    ledger.spend("model_calls")
+
+
+def _emit_finished(
+    events: Emitter, step: int, role: str, result: CompletionResult, first_ms: float | None
+) -> None:
+    streamed = {} if first_ms is None else {"first_token_ms": first_ms}
+    events.emit(
+        "model.finished",
+        step=step,
+        role=role,
+        provider=result.provider,
+        model=result.model,
+        usage=result.usage.to_json(),
+        attempts=list(result.attempts),
+        duration_ms=round(result.latency_ms, 3),
+        tool_calls=len(result.tool_calls),
+        **streamed,
+    )
+
+
+def _retract(events: Emitter, step: int) -> bool:
+    """Whether the listeners have seen nothing of a broken stream, so that another answer may begin."""
+    return isinstance(events, RetractableEmitter) and events.retract(step)
+
+
+async def call_tools(
+    scope: Scope, calls: Sequence[ToolCall], make: Callable[[ToolCall], Coroutine[Any, Any, ToolResult]]
+) -> list[ToolResult]:
+    """Makes all tool calls of one model turn and returns one result per call, in their order.
+
+    At most `MAX_CONCURRENT_CALLS` run at a time. Calls beyond `MAX_CALLS` are refused.
+
+    Args:
+        make: Makes one call.
+    """
+    accepted = calls[:MAX_CALLS]
+    done = await together(
+        [*map(make, accepted)]
+        if len(accepted) <= MAX_CONCURRENT_CALLS
+        else _limit_concurrency(accepted, make)
+    )
+    scope.note_untrusted(result.name for result in done if result.untrusted)
+    refused = [ToolResult(c.id, c.name, _TOO_MANY_CALLS, False, "too_many_calls") for c in calls[MAX_CALLS:]]
+    return [*done, *refused] if refused else done
+
+
+def _limit_concurrency(
+    calls: Sequence[ToolCall], make: Callable[[ToolCall], Coroutine[Any, Any, ToolResult]]
+) -> list[Coroutine[Any, Any, ToolResult]]:
+    turn = asyncio.Semaphore(MAX_CONCURRENT_CALLS)
+
+    async def in_turn(call: ToolCall) -> ToolResult:
+        async with turn:
+            return await make(call)
+
+    return [in_turn(call) for call in calls]
+
+
+async def call_tool(scope: Scope, tools: ToolPort, call: ToolCall) -> ToolResult:
+    """Makes one tool call with its events. A failed tool is a result with `ok=False`, never an exception."""
+    if (journal := scope.journal) is not None:
+        call_now, replay = partial(_call, scope, tools, call), partial(_replay, scope, tools, call)
+        return await journal.tool(scope, tools, call, call_now, replay)
+    return await _call(scope, tools, call, scope.tool_context(call.id, call.name))
+
+
+async def _call(scope: Scope, tools: ToolPort, call: ToolCall, context: ToolContext) -> ToolResult:
+    emit, name = scope.events.emit, _visible_name(scope, tools, call)
+    emit("tool.started", id=call.id, name=name, arguments=_parsed_arguments(call.arguments))
+    scope.tools_called.append(name)
+    started = perf_counter()
+    if scope.ledger.try_spend("tool_calls"):
+        result = await tools.execute(call, context)
+    else:
+        result = ToolResult(call.id, call.name, _NO_MORE_CALLS, False, "budget_exhausted")
+    duration = ms_since(started)
+    emit(
+        "tool.finished", id=call.id, name=name, ok=result.ok, duration_ms=duration, **_outcome_fields(result)
+    )
+    if scope.capture is not None:
+        scope.capture.tool(call, result)
+    if scope.tool_records is not None:
+        scope.tool_records.append(ToolCallRecord(name, call, result.ok, result.content))
+    return result
+
+
+def _replay(scope: Scope, tools: ToolPort, call: ToolCall, result: ToolResult) -> None:
+    """Emits and charges a call that a durable run made before it was resumed."""
+    name = _visible_name(scope, tools, call)
+    scope.events.emit("tool.started", id=call.id, name=name, arguments=_parsed_arguments(call.arguments))
+    scope.tools_called.append(name)
+    scope.ledger.spend("tool_calls")
+    scope.events.emit("tool.finished", id=call.id, name=name, ok=result.ok, **_outcome_fields(result))
+    if scope.tool_records is not None:
+        scope.tool_records.append(ToolCallRecord(name, call, result.ok, result.content))
+
+
+def _visible_name(scope: Scope, tools: ToolPort, call: ToolCall) -> str:
+    """Returns the name that others may see. A name that no tool has was made up by the model."""
+    name = call.name
+    if scope.visible_name is None and len(name) <= _MAX_NAME:
+        return name
+    if any(spec.name == name for spec in tools.specs()):
+        return name
+    return (name if scope.visible_name is None else scope.visible_name(name))[:_MAX_NAME]
+
+
+def _outcome_fields(result: ToolResult) -> JsonObject:
+    marks: JsonObject = {} if result.ok else {"error": result.error}
+    if result.untrusted:
+        marks["untrusted"] = True
+    return marks
+
+
+def _parsed_arguments(arguments: str) -> object:
+    try:
+        return orjson.loads(arguments or "{}")
+    except orjson.JSONDecodeError:
+        return arguments

@@ -1,0 +1,122 @@
+"""Functions as nodes: FunctionNode with its decorator `@node`, and TransformNode."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable
+from typing import Any, ClassVar, Unpack
+
+from astromesh.graph.base import MODEL_KEYWORDS, PROMPT_KEYWORDS, BaseNode, NodeKeywords
+from astromesh.graph.node_config import NodeConfig
+from astromesh.graph.records import NodeResult
+from astromesh.graph.state import GraphState
+from astromesh.graph.validation import positional_arity
+
+Function = Callable[..., Any]
+
+
+class FunctionNode(BaseNode):
+    """A function as a node. A plain function runs in the event loop: keep it short, or make it async.
+
+    Args:
+        function: Takes `(state)` or `(state, config)`. Returns a NodeResult, or any value as the output.
+    """
+
+    constructor_keys = ("function",)
+    ignores: ClassVar[frozenset[str]] = PROMPT_KEYWORDS
+
+    def __init__(self, name: str, function: Function, **keywords: Unpack[NodeKeywords]) -> None:
+        keywords.setdefault("description", (inspect.getdoc(function) or "").partition("\n")[0])
+        super().__init__(name, **keywords)
+        self.function = function
+        self.arity = positional_arity(function, f"Node {name!r}", most=2)
+        self.is_async = inspect.iscoroutinefunction(function)
+        if self.arity == 1:  # without a config it reaches neither model nor tools
+            self.ignores = MODEL_KEYWORDS - {"tool_loop"}  # type: ignore[misc]  # of this node
+
+    async def execute(self, state: GraphState, config: NodeConfig) -> NodeResult:
+        value = self.function(state) if self.arity == 1 else self.function(state, config)
+        if self.is_async or hasattr(value, "__await__"):
+            value = await value
+        return as_result(self.name, value)
+
+    @property
+    def plain_function(self) -> Function | None:
+        """The function if it is everything that the node does: not async, and of the state alone."""
+        is_all = type(self).execute is FunctionNode.execute and not self.is_async and self.arity == 1
+        return self.function if is_all else None
+
+    def body(self) -> Callable[..., Awaitable[Any]]:
+        """Returns the function itself if it is async: one coroutine less than `execute`."""
+        return self.function if self.is_async else self.execute
+
+
+def node(name: str, **keywords: Unpack[NodeKeywords]) -> Callable[[Function], FunctionNode]:
+    """Makes a function a node: `@node("validate", flags={NodeFlag.RETRYABLE})`."""
+
+    def decorate(function: Function) -> FunctionNode:
+        return FunctionNode(name, function, **keywords)
+
+    return decorate
+
+
+def as_result(name: str, value: Any) -> NodeResult:
+    """Returns a value as a result: itself if it is one, else with the value as the output."""
+    if isinstance(value, NodeResult):
+        value.node_name = value.node_name or name
+        return value
+    return NodeResult(name, value)
+
+
+# -- TransformNode: a pure step from value to value --------------------------------------------------------
+
+
+class TransformNode(BaseNode):
+    """Makes a new value from older ones, without a model.
+
+    Args:
+        transform: A function of `(value)` or `(value, state)`, sync or async. The value is that of the one
+            input key, a dict of the values of several, or without input keys the output of the last node.
+        keywords: See `NodeKeywords`.
+    """
+
+    constructor_keys = ("transform",)
+    ignores: ClassVar[frozenset[str]] = MODEL_KEYWORDS
+
+    def __init__(self, name: str, transform: Callable[..., Any], **keywords: Unpack[NodeKeywords]) -> None:
+        super().__init__(name, **keywords)
+        self.transform = transform
+        self._arity = positional_arity(transform, f"Node {name!r}", most=2)
+
+    async def execute(self, state: GraphState, config: NodeConfig) -> NodeResult:
+        value = declared_input(self, state)
+        made = self.transform(value) if self._arity == 1 else self.transform(value, state)
+        result = as_result(self.name, await made if inspect.isawaitable(made) else made)
+        if result.output is value and not may_answer(value, state):  # passed on unchanged
+            result.is_answer = False
+        return result
+
+
+def declared_input(node: BaseNode, state: GraphState) -> Any:
+    """Returns the input of a node: its one input key, a dict of its input keys, or the last output.
+
+    Raises:
+        KeyError: A declared input does not exist.
+    """
+    keys = node.input_keys
+    if not keys:
+        last = state.last_result
+        return state.question if last is None else last.output
+    missing = [key for key in keys if key not in state.context]
+    if missing:
+        raise KeyError(f"{node.name!r} needs {', '.join(missing)} in the context, which no node has written.")
+    return state.context[keys[0]] if len(keys) == 1 else {key: state.context[key] for key in keys}
+
+
+def may_answer(value: Any, state: GraphState) -> bool:
+    """Whether a value that a node passes on can be the answer.
+
+    Neither the question nor a tool's result can.
+    """
+    source = next((r for r in reversed(state.node_history) if r.output is value), None)
+    return value is not state.question if source is None else source.is_answer

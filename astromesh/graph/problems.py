@@ -1,0 +1,269 @@
+"""What can be wrong with a graph before it runs. Each check yields sentences that know their location."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Self, cast
+
+from astromesh.graph.base import BaseNode
+from astromesh.graph.flags import NodeFlag
+from astromesh.graph.nodes.autonomous import SKIPPABLE_GUARD
+from astromesh.graph.nodes.guard import GuardNode
+from astromesh.graph.records import END, ERROR_NODE
+from astromesh.graph.topology import GraphView, declared_targets, is_graph, reachable, targets
+
+#: Keys and positions as in the plain form of a graph. Nodes of a list stand by position or by name.
+Location = tuple[str | int, ...]
+
+
+class Problem(str):
+    """A sentence. `location` is its place in the graph, `message` the sentence without that place."""
+
+    __slots__ = ("location", "message")
+
+    location: Location
+    message: str
+
+    def __new__(cls, text: str, location: Location = (), message: str = "") -> Self:
+        made = super().__new__(cls, text)
+        made.location, made.message = location, message or text
+        return made
+
+    def within(self, prefix: str, *at: str | int) -> Problem:
+        """Returns the problem as seen from outside."""
+        return Problem(f"{prefix}: {self}", (*at, *self.location), self.message)
+
+
+def within(problem: str, prefix: str, *at: str | int) -> Problem:
+    """Returns a problem of a part as one of the whole. A plain sentence gets the location of the part."""
+    nested = problem if isinstance(problem, Problem) else Problem(problem)
+    return nested.within(prefix, *at)
+
+
+def location_in(data: Any, at: Location, lists: frozenset[str]) -> Location:
+    """Returns the location of a problem in the plain form of a graph, without steps that do not exist there.
+
+    Args:
+        data: The plain form.
+        lists: Keys whose values are nodes. A node may be named without such a key.
+    """
+    steps: list[str | int] = []
+    for step in at:
+        found = _resolve_step(data, step, lists)
+        for key in found:
+            data = data[key]
+        steps += found
+    return tuple(steps)
+
+
+def _resolve_step(data: Any, step: str | int, lists: frozenset[str]) -> Location:
+    if isinstance(data, dict):
+        if step in data:
+            return (step,)
+        for key in lists & data.keys():
+            if isinstance(data[key], dict) and data[key].get("name") == step:
+                return (key,)
+            if isinstance(data[key], list) and (below := _resolve_step(data[key], step, lists)):
+                return (key, *below)
+    elif isinstance(data, list):
+        if isinstance(step, int):
+            return (step,) if step < len(data) else ()
+        for index, item in enumerate(data):
+            if isinstance(item, dict) and item.get("name") == step:
+                return (index,)
+    return ()
+
+
+class SeenParts:
+    """The nodes and graphs above the current part, and all parts that were checked."""
+
+    def __init__(self) -> None:
+        self.ancestors: list[int] = []
+        self.checked: set[int] = set()
+
+
+def problems(graph: GraphView) -> list[str]:
+    """Returns every problem of a graph and of everything nested in it."""
+    return [*_problems(graph, SeenParts())]
+
+
+def problems_of_parts(graph: GraphView) -> list[str]:
+    """Returns the problems of single nodes and names of a graph, some of whose nodes could not be made."""
+    if not graph.nodes:
+        return []
+    parts = (
+        (_entry, _finalizer)
+        if graph.mode == "autonomous"
+        else (_entry, _finalizer, _unknown_targets, _unknown_sources)
+    )
+    return [*_nodes(graph, SeenParts()), *(problem for find in parts for problem in find(graph))]
+
+
+def _problems(graph: GraphView, seen: SeenParts) -> Iterator[str]:
+    if not graph.nodes:
+        yield f"The graph {graph.name!r} has no nodes."
+        return
+    for find in (_entry, _finalizer):
+        yield from find(graph)
+    seen.ancestors.append(id(graph))
+    yield from _nodes(graph, seen)
+    seen.ancestors.pop()
+    for find in AUTONOMOUS_CHECKS if graph.mode == "autonomous" else STATIC_CHECKS:
+        yield from find(graph)
+
+
+def _entry(graph: GraphView) -> Iterator[str]:
+    if graph.entry not in graph.nodes:
+        yield Problem(f"The entry {graph.entry!r} is not a node.", ("entry",))
+    marked = [n.name for n in graph.nodes.values() if n.has_flag(NodeFlag.ENTRY)]
+    if len(marked) > 1:
+        at = ("nodes", marked[1], "is_entry")
+        yield Problem(f"Several nodes are marked as the entry: {', '.join(marked)}.", at)
+
+
+def _finalizer(graph: GraphView) -> Iterator[str]:
+    if graph.finalizer and graph.finalizer not in graph.nodes:
+        yield Problem(f"The finalizer {graph.finalizer!r} is not a node.", ("finalizer",))
+
+
+def _nodes(graph: GraphView, seen: SeenParts) -> Iterator[str]:
+    for node in graph.nodes.values():
+        at = ("nodes", node.name)
+        if node.inherit_context_from and node.inherit_context_from not in graph.nodes:
+            text = f"Node {node.name!r} inherits from {node.inherit_context_from!r}, which is not a node."
+            yield Problem(text, (*at, "inherit_context_from"))
+        yield from (within(problem, f"Node {node.name!r}", *at) for problem in inner_problems(node, seen))
+
+
+def _ignored_keywords(node: BaseNode) -> Iterator[str]:
+    """Yields keywords that were passed and would be ignored silently."""
+    summed = {"model_override"} if node.has_flag(NodeFlag.SUMMARIZE_OUTPUT) else set()
+    if idle := [key for key in node.ignored_keywords() if key not in summed]:
+        text = f"{', '.join(idle)}: not used by a {type(node).__name__}."
+        yield Problem(text, (idle[0],))
+    if "guards" in node.handles and "strategy" not in node.ignores:
+        return  # a PromptNode puts the rest into its prompt and its request
+    if node.output_schema is not None and not node.has_flag(NodeFlag.VALIDATE_OUTPUT) and _is_built_in(node):
+        text = "output_schema: add the flag VALIDATE_OUTPUT, so that the output is checked."
+        yield Problem(text, ("output_schema",))
+    if node.inherit_context_from and not (_INHERITING & node.flags) and not _has_prompt(node):
+        text = "inherit_context_from: this node has no prompt to add the output to."
+        yield Problem(text, ("inherit_context_from",))
+
+
+def _is_built_in(node: BaseNode) -> bool:
+    return type(node).__module__.startswith("astromesh.graph.")
+
+
+def _has_prompt(node: BaseNode) -> bool:
+    return "model_override" not in node.ignores or not _is_built_in(node)
+
+
+_INHERITING = frozenset({NodeFlag.CACHEABLE, NodeFlag.ISOLATED_CONTEXT})
+
+
+def _ignored_routes(node: BaseNode) -> Iterator[str]:
+    keys = [key for key in ("transitions", "default_next") if getattr(node, key)]
+    if keys:
+        text = f"{', '.join(keys)}: not used, because the node that runs this one decides what follows."
+        yield Problem(text, (keys[0],))
+
+
+def inner_problems(node: BaseNode, seen: SeenParts) -> Iterator[str]:
+    """Yields the problems of a node by itself, and of the nodes and graphs that it runs."""
+    if id(node) in seen.checked:
+        return
+    seen.checked.add(id(node))
+    yield from node.problems()
+    if node.has_flag(NodeFlag.VALIDATE_OUTPUT) and node.output_schema is None:
+        yield Problem("flags: VALIDATE_OUTPUT, but there is no output_schema.", ("flags",))
+    yield from _ignored_keywords(node)
+    for child in node.children():
+        if isinstance(child, BaseNode):
+            yield from (within(problem, child.name, child.name) for problem in _ignored_routes(child))
+            inner = inner_problems(child, seen)
+            yield from (within(problem, child.name, child.name) for problem in inner)
+        elif id(child) in seen.ancestors:
+            yield Problem(f"The graph {child.name!r} contains itself.", ("graph",))
+        elif is_graph(child):
+            below = _problems(cast(GraphView, child), seen)
+            yield from (within(problem, child.name, "graph") for problem in below)
+
+
+def _unknown_targets(graph: GraphView) -> Iterator[str]:
+    for name, node in graph.nodes.items():
+        edge_targets = {e.target for e in graph.get_edges_from(name)}
+        for target in sorted(targets(graph, name) - {END}):
+            if target not in graph.nodes:
+                how = "an edge" if target in edge_targets else "a transition"
+                text = f"Node {node.name!r} has {how} to {target!r}, which is not a node."
+                yield Problem(text, _location_of_target(graph, name, target))
+
+
+def _location_of_target(graph: GraphView, name: str, target: str) -> Location:
+    """Returns where a target is written: an edge of the graph, or a keyword of the node."""
+    for index, edge in enumerate(graph.edges):
+        if (edge.source, edge.target) == (name, target):
+            return ("edges", index, "to")
+    node = graph.nodes[name]
+    key = next((k for k, to in node.transitions.items() if to == target), None)
+    if key is not None:
+        return ("nodes", name, "transitions", str(key))
+    return ("nodes", name, "default_next" if node.default_next == target else "routes")
+
+
+def _unknown_sources(graph: GraphView) -> Iterator[str]:
+    for index, edge in enumerate(graph.edges):
+        if edge.source not in graph.nodes:
+            text = f"The edge {edge} starts at {edge.source!r}, which is not a node."
+            yield Problem(text, ("edges", index, "from"))
+
+
+def _unreachable(graph: GraphView) -> Iterator[str]:
+    starts = [graph.entry, ERROR_NODE, *([graph.finalizer] if graph.finalizer else [])]
+    lost = graph.nodes.keys() - reachable(starts, lambda name: targets(graph, name))
+    for name in sorted(lost):
+        yield Problem(f"Node {name!r} is never reached.", ("nodes", name))
+
+
+def _shadowed(graph: GraphView) -> Iterator[str]:
+    for name in graph.nodes:
+        edges = graph.get_edges_from(name)
+        first = next((i for i, e in enumerate(edges) if e.condition is None), len(edges))
+        for edge in edges[first + 1 :]:
+            text = f"The edge {edge} is never tried: {edges[first]} is unconditional and comes first."
+            yield Problem(text, ("edges", next(i for i, e in enumerate(graph.edges) if e is edge)))
+
+
+def _endless_loops(graph: GraphView) -> Iterator[str]:
+    sources: dict[str, list[str]] = {}
+    for name in graph.nodes:
+        for target in targets(graph, name):
+            sources.setdefault(target, []).append(name)
+    ends = reachable([END], lambda name: sources.get(name, ()))
+    for name in sorted(reachable([graph.entry], lambda n: declared_targets(graph, n)) - ends):
+        if name in graph.nodes:
+            yield Problem(f"From node {name!r} no path leads to an end.", ("nodes", name))
+
+
+def _ignored_edges(graph: GraphView) -> Iterator[str]:
+    """Yields edges of an autonomous graph, whose path the model chooses."""
+    if graph.edges:
+        edges = ", ".join(map(str, graph.edges))
+        yield Problem(
+            f"The graph {graph.name!r} is autonomous; its edges would be ignored: {edges}.", ("edges",)
+        )
+    for node in graph.nodes.values():
+        at = ("nodes", node.name)
+        yield from (within(problem, f"Node {node.name!r}", *at) for problem in _ignored_routes(node))
+
+
+def _skippable(graph: GraphView) -> Iterator[str]:
+    """Yields guards in a pool. The model can leave out what it chooses."""
+    for node in graph.nodes.values():
+        if isinstance(node, GuardNode) and node.name != graph.finalizer:
+            yield Problem(f"Node {node.name!r}: {SKIPPABLE_GUARD}", ("nodes", node.name))
+
+
+AUTONOMOUS_CHECKS = (_ignored_edges, _skippable)
+STATIC_CHECKS = (_unknown_targets, _unknown_sources, _unreachable, _shadowed, _endless_loops)

@@ -1,0 +1,225 @@
+"""The scope of a run: what every unit of work in it shares."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+from astromesh.graph.journal import Journal
+from astromesh.graph.ledger import RunLedger
+from astromesh.telemetry.clock import Clock, SystemClock
+from astromesh.telemetry.events import Emitter, NullEmitter
+from astromesh.tools.base import ToolContext
+from astromesh.types import (
+    CallerContext,
+    CompletionRequest,
+    CompletionResult,
+    SessionKey,
+    ToolCall,
+    ToolResult,
+)
+
+
+class Capture(Protocol):
+    """Receives the content of model and tool calls, for traces, if the operator enables it.
+
+    `scope.capture` is None in all other runs. The implementation is `astromesh.runtime.content_capture`. Each
+    method is called after the event that ends the call.
+    """
+
+    def model(self, step: int, request: CompletionRequest, result: CompletionResult | None) -> None:
+        """Receives a model call. `result` is None if it failed."""
+
+    def tool(self, call: ToolCall, result: ToolResult) -> None: ...
+
+
+T = TypeVar("T")
+#: The emitter of a scope without listeners.
+NO_EVENTS = NullEmitter()
+_CLOCK: Clock = SystemClock()
+
+
+class ToolCallRecord(NamedTuple):
+    """A tool call that was made: the name that others may see, and the result that the model has read."""
+
+    name: str
+    call: ToolCall
+    ok: bool
+    result: str
+
+
+class _RunAttribute(Protocol[T]):
+    """An attribute that all scopes of a run share. Each of them can read and write it."""
+
+    def __get__(self, scope: Any, owner: type[Any]) -> T: ...
+
+    def __set__(self, scope: Any, value: T) -> None: ...
+
+
+def _run_attribute(name: str) -> Any:
+    """Returns a `_RunAttribute` that is read without a Python call. A run reads them about thirty times."""
+
+    def write(scope: Scope, value: object) -> None:
+        setattr(scope.common, name, value)
+
+    return property(attrgetter(f"common.{name}"), write)
+
+
+@dataclass(slots=True)
+class _RunData:
+    """The attributes that the scopes of one run share."""
+
+    run_id: str
+    agent: str
+    session: SessionKey
+    caller: CallerContext | None
+    trace_id: str
+    events: Emitter
+    clock: Clock
+    deadline: float | None
+    depth: int
+    retries: list[int]
+    steps: list[int]
+    sampled: bool | None = None
+    uncancelled: list[str] = field(default_factory=list)
+    untrusted: list[str] = field(default_factory=list)
+    tools_called: list[str] = field(default_factory=list)
+    tool_records: list[ToolCallRecord] | None = None
+    capture: Capture | None = None
+    visible_name: Callable[[str], str] | None = None
+    journal: Journal | None = None
+    accounts: object | None = None
+    #: The number of tool calls without a model, by path.
+    call_ids: dict[str, int] = field(default_factory=dict)
+
+
+class Scope:
+    """A run as one of its parts sees it. Nested units get a child with a longer path.
+
+    Args:
+        events: The emitter of the run. `NO_EVENTS` if nobody can listen.
+        deadline: The `clock.monotonic()` at which the run ends, or None.
+        retries: The retry budget of the whole run, over all layers. Children share it.
+        depth: The number of agents above this run.
+
+    Attributes:
+        tool_records: A list that receives each tool call, or None.
+        capture: Receives the content of calls, or None.
+        visible_name: Returns the part of a name made up by the model that others may see. None: all of it.
+        journal: The record of a durable run. None in every other run.
+        accounts: The stored budgets that the run is charged to (`runtime.budgets`), or None.
+        uncancelled: Names of tools that continue although their call was cancelled.
+        untrusted: Names of tools whose untrusted text the model has read. This list, `uncancelled` and
+            `retries` belong to the whole tree of runs.
+        sampled: Whether the caller's trace is kept. None: nobody has decided.
+        path: The place in the run's tree, e.g. `react/lookup`. Recorded steps are keyed by it.
+
+    Only path and ledger belong to one scope. All other attributes belong to the run, so that a child costs
+    little: every model call has one.
+    """
+
+    __slots__ = ("common", "ledger", "path")
+
+    run_id: _RunAttribute[str] = _run_attribute("run_id")
+    agent: _RunAttribute[str] = _run_attribute("agent")
+    session: _RunAttribute[SessionKey] = _run_attribute("session")
+    caller: _RunAttribute[CallerContext | None] = _run_attribute("caller")
+    trace_id: _RunAttribute[str] = _run_attribute("trace_id")
+    sampled: _RunAttribute[bool | None] = _run_attribute("sampled")
+    events: _RunAttribute[Emitter] = _run_attribute("events")
+    clock: _RunAttribute[Clock] = _run_attribute("clock")
+    deadline: _RunAttribute[float | None] = _run_attribute("deadline")
+    depth: _RunAttribute[int] = _run_attribute("depth")
+    retries: _RunAttribute[list[int]] = _run_attribute("retries")
+    uncancelled: _RunAttribute[list[str]] = _run_attribute("uncancelled")
+    untrusted: _RunAttribute[list[str]] = _run_attribute("untrusted")
+    steps: _RunAttribute[list[int]] = _run_attribute("steps")
+    tools_called: _RunAttribute[list[str]] = _run_attribute("tools_called")
+    tool_records: _RunAttribute[list[ToolCallRecord] | None] = _run_attribute("tool_records")
+    capture: _RunAttribute[Capture | None] = _run_attribute("capture")
+    visible_name: _RunAttribute[Callable[[str], str] | None] = _run_attribute("visible_name")
+    journal: _RunAttribute[Journal | None] = _run_attribute("journal")
+    accounts: _RunAttribute[object | None] = _run_attribute("accounts")
+
+    def __init__(  # noqa: PLR0913 (one keyword for each thing that a run is made of)
+        self,
+        run_id: str = "",
+        *,
+        agent: str = "",
+        session: SessionKey = SessionKey("", "", ""),
+        caller: CallerContext | None = None,
+        trace_id: str = "",
+        events: Emitter | None = None,
+        ledger: RunLedger | None = None,
+        clock: Clock | None = None,
+        deadline: float | None = None,
+        retries: int = 8,
+        depth: int = 0,
+    ) -> None:
+        self.path = ""
+        self.ledger = ledger or RunLedger()
+        self.common = _RunData(
+            run_id, agent, session, caller, trace_id, events or NO_EVENTS, clock or _CLOCK, deadline, depth,
+            [retries], [0],
+        )  # fmt: skip
+
+    def child(self, name: str) -> Scope:
+        """Returns the scope of `path/name` in the same run."""
+        nested = Scope.__new__(Scope)
+        nested.common, nested.ledger = self.common, self.ledger
+        nested.path = f"{self.path}/{name}" if self.path else name
+        return nested
+
+    def with_ledger(self, ledger: RunLedger) -> Scope:
+        """Returns a scope of the same place with another ledger. It must be a child of this one's."""
+        other = Scope.__new__(Scope)
+        other.common, other.ledger, other.path = self.common, ledger, self.path
+        return other
+
+    def call_id(self) -> str:
+        """Returns an id for a tool call that no model made.
+
+        It is unique in the run, and the same after a resume.
+        """
+        numbers = self.common.call_ids
+        n = numbers[self.path] = numbers.get(self.path, 0) + 1
+        return f"{self.path.replace('/', '.')}_{n}"
+
+    def next_step(self) -> int:
+        """Returns the number of the next model call of the run, from 1."""
+        steps = self.steps
+        steps[0] += 1
+        return steps[0]
+
+    def note_untrusted(self, names: Iterable[str]) -> None:
+        """Adds names of untrusted tools.
+
+        Call it after all calls of a turn: they are made before the model reads.
+        """
+        seen = self.untrusted
+        seen += [name for name in dict.fromkeys(names) if name not in seen]
+
+    def take_retry(self) -> bool:
+        """Takes one attempt from the retry budget of the run. Returns False if none is left."""
+        retries = self.retries
+        if retries[0] <= 0:
+            return False
+        retries[0] -= 1
+        return True
+
+    def tool_context(self, call_id: str, tool: str = "") -> ToolContext:
+        return ToolContext(
+            run_id=self.run_id,
+            call_id=call_id,
+            agent=self.agent,
+            session=self.session,
+            caller=self.caller,
+            trace_id=self.trace_id,
+            path=self.path,
+            deadline=self.deadline,
+            events=self.events,
+            run=self,
+            tool=tool,
+        )

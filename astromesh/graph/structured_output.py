@@ -1,0 +1,196 @@
+"""Structured output: JSON in a model's text, and the schemas that an output must fit."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache, partial
+from json import JSONDecodeError, JSONDecoder
+from types import UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints, is_typeddict
+
+from astromesh.tools.json_schema import schema_validator
+
+_DECODER = JSONDecoder()
+#: The number of places that are tried. A text with more is an attack on the parser.
+_MAX_ATTEMPTS = 64
+_OBJECTS = re.compile(r"\{")
+_VALUES = re.compile(r"[{\[]")
+
+
+def extract_object(text: str, key: str = "") -> dict[str, Any] | None:
+    """Returns the first JSON object in a text, or the first that has a key.
+
+    The decoder starts at each opening brace, so that braces in strings, escapes and nesting do not mislead
+    it.
+
+    Args:
+        text: The answer of a model.
+        key: What the object must have, or empty.
+    """
+    return next((found for found in _values_in(text, _OBJECTS) if not key or key in found), None)
+
+
+def extract_values(text: str) -> Iterator[Any]:
+    """Yields the whole text as JSON, or else every object and array in it that no earlier one contains."""
+    try:
+        yield _DECODER.decode(text.strip())
+    except (JSONDecodeError, RecursionError):
+        yield from _values_in(text, _VALUES)
+
+
+def whole_object(text: str) -> dict[str, Any] | None:
+    """Returns the JSON object that a text is, with or without a code fence, or None."""
+    body = text.strip()
+    if body.startswith("```") and body.endswith("```"):
+        body = body.strip("`").removeprefix("json").strip()
+    if not body.startswith("{"):
+        return None
+    try:
+        return _DECODER.decode(body)  # type: ignore[no-any-return]  # what starts with a brace is an object
+    except (JSONDecodeError, RecursionError):
+        return None
+
+
+def placed_objects(text: str) -> Iterator[tuple[int, int, Any]]:
+    """Yields start, end and value of every JSON object in a text that is not part of an earlier one."""
+    return _positions_in(text, _OBJECTS)
+
+
+def _values_in(text: str, opening: re.Pattern[str]) -> Iterator[Any]:
+    return (value for _, _, value in _positions_in(text, opening))
+
+
+def _positions_in(text: str, opening: re.Pattern[str]) -> Iterator[tuple[int, int, Any]]:
+    end = 0
+    for _ in range(_MAX_ATTEMPTS):
+        start = opening.search(text, end)
+        if start is None:
+            return
+        try:
+            found, end = _DECODER.raw_decode(text, start.start())
+        except (JSONDecodeError, RecursionError):
+            end = start.end()
+        else:
+            yield start.start(), end, found
+
+
+# -- output schemas: pydantic models, dataclasses, TypedDicts and JSON Schemas behind one interface --------
+
+
+class OutputSchema:
+    """The form that an output must have.
+
+    Args:
+        schema: A pydantic model, a dataclass, a TypedDict or another type with a JSON form, or a JSON Schema.
+
+    Raises:
+        TypeError: It is none of these.
+    """
+
+    def __init__(self, schema: Any) -> None:
+        self._check: Callable[[Any], Any]
+        if isinstance(schema, Mapping):
+            self.json_schema: dict[str, Any] = dict(schema)
+            self._check = partial(_validate_json, _validator(self.json_schema))
+        else:
+            adapter = _adapter(schema)
+            self.json_schema = adapter.json_schema()
+            self._check = adapter.validate_python
+
+    def validate(self, value: Any) -> Any:
+        """Returns the value as the schema's type. A JSON Schema leaves it unchanged.
+
+        Raises:
+            ValueError: It does not fit. The message names the faults with their places.
+        """
+        return self._check(value)  # pydantic's ValidationError is a ValueError
+
+    def parse(self, text: str) -> Any:
+        """Returns the value in a model's text: JSON, also in a code fence or in prose.
+
+        Raises:
+            ValueError: The text holds no JSON, or none that fits.
+        """
+        misfit = ValueError("There is no JSON in the answer.")
+        for value in extract_values(text):
+            try:
+                return self.validate(value)
+            except ValueError as error:
+                misfit = error
+        raise misfit
+
+
+@lru_cache(maxsize=256)
+def _schema_of_type(schema: type) -> OutputSchema:
+    return OutputSchema(schema)
+
+
+#: Compiled JSON Schemas by identity. The schema is stored too, so that its identity is not reused.
+_MAPPING_SCHEMAS: dict[int, tuple[Mapping[str, Any], OutputSchema]] = {}
+_MAX_MAPPING_SCHEMAS = 256
+
+
+def output_schema(schema: Any) -> OutputSchema:
+    """Returns the reader of a schema. Types and JSON Schemas are compiled once per process."""
+    if isinstance(schema, type):
+        return _schema_of_type(schema)
+    if not isinstance(schema, Mapping):
+        return OutputSchema(schema)
+    known = _MAPPING_SCHEMAS.get(id(schema))
+    if known is None:
+        if len(_MAPPING_SCHEMAS) >= _MAX_MAPPING_SCHEMAS:
+            _MAPPING_SCHEMAS.clear()
+        known = _MAPPING_SCHEMAS[id(schema)] = schema, OutputSchema(schema)
+    return known[1]
+
+
+def _validate_json(validator: Any, value: Any) -> Any:
+    faults = [
+        f"{'.'.join(str(part) for part in fault.instance_path) or 'output'}: {fault.message}"
+        for fault in validator.iter_errors(value)
+    ]
+    if faults:
+        raise ValueError("; ".join(faults[:8]))
+    return value
+
+
+def _validator(schema: dict[str, Any]) -> Any:
+    try:
+        return schema_validator(schema)
+    except ValueError as error:
+        raise TypeError(f"output_schema is not a JSON Schema: {error}") from error
+
+
+def _adapter(schema: Any) -> Any:
+    # loaded on first use: graphs without typed outputs never need pydantic, and it doubles the time to import
+    pydantic = importlib.import_module("pydantic")
+    try:
+        return pydantic.TypeAdapter(_pydantic_type(schema))
+    except pydantic.PydanticUserError as error:
+        raise TypeError(f"output_schema {schema!r} has no JSON form: {error}") from error
+
+
+def _pydantic_type(hint: Any) -> Any:
+    """Returns the type with `typing.TypedDict`s in the form that pydantic can read before Python 3.12."""
+    if sys.version_info >= (3, 12):
+        return hint
+    if is_typeddict(hint) and type(hint).__module__ == "typing":
+        extensions = importlib.import_module("typing_extensions")
+        hints = get_type_hints(hint, include_extras=True)
+        fields = {name: _pydantic_field(hint, name, kind) for name, kind in hints.items()}
+        return extensions.TypedDict(hint.__name__, fields)
+    origin, args = get_origin(hint), tuple(map(_pydantic_type, get_args(hint)))
+    if not args or args == get_args(hint):
+        return hint
+    return Union[args] if origin in (Union, UnionType) else origin[args]  # noqa: UP007
+
+
+def _pydantic_field(owner: Any, name: str, hint: Any) -> Any:
+    if get_origin(hint) in (typing.Required, typing.NotRequired):
+        return get_origin(hint)[_pydantic_type(get_args(hint)[0])]
+    inner = _pydantic_type(hint)
+    return inner if name in owner.__required_keys__ else typing.NotRequired[inner]

@@ -1,0 +1,222 @@
+"""Paths through a graph as sets of names, and the graph in words or as a Mermaid flowchart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Protocol
+
+from astromesh.graph.edges import Edge, describe_condition
+from astromesh.graph.flags import NodeFlag
+from astromesh.graph.records import END, ERROR_NODE
+
+
+class GraphView(Protocol):
+    """What these functions, the checks and the writer read of a graph. `PromptGraph` implements it.
+
+    Its nodes are `BaseNode`s. They have no type here, because the base class imports this module indirectly.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def mode(self) -> str: ...
+
+    @property
+    def routing(self) -> str: ...
+
+    @property
+    def entry(self) -> str: ...
+
+    @property
+    def finalizer(self) -> str: ...
+
+    @property
+    def nodes(self) -> Mapping[str, Any]: ...
+
+    @property
+    def edges(self) -> tuple[Edge, ...]: ...
+
+    def get_edges_from(self, name: str) -> tuple[Edge, ...]: ...
+
+
+def is_graph(part: Any) -> bool:
+    """Whether a child of a node is a graph, and not a node."""
+    return hasattr(part, "get_edges_from")
+
+
+def declared_targets(graph: GraphView, name: str) -> set[str]:
+    """Returns the targets of a node's edges, transitions and default, or the end if it has no other."""
+    node = graph.nodes.get(name)
+    if node is None:
+        return set()
+    edges = graph.get_edges_from(name)
+    targets = {e.target for e in edges} | set(node.transitions.values())
+    if node.default_next:
+        targets.add(node.default_next)
+    elif not any(e.condition is None for e in edges):
+        targets.add(END)
+    return targets
+
+
+def targets(graph: GraphView, name: str) -> set[str]:
+    """Returns the declared targets, and those that only the model can choose."""
+    node = graph.nodes.get(name)
+    return declared_targets(graph, name) | set(node.routes if node else ())
+
+
+def reachable(start: Iterable[str], step: Callable[[str], Iterable[str]]) -> set[str]:
+    """Returns everything that can be reached, the start included."""
+    seen, pending = set(start), list(start)
+    while pending:
+        for name in step(pending.pop()):
+            if name not in seen:
+                seen.add(name)
+                pending.append(name)
+    return seen
+
+
+def is_protected(graph: GraphView, name: str) -> bool:
+    node = graph.nodes.get(name)
+    return node is not None and contains_protected(node)
+
+
+def contains_protected(node: Any) -> bool:
+    """Whether a node is a guard or a human, or runs one somewhere inside."""
+    return any(inner.protected for inner in _nested_nodes(node))
+
+
+def may_refuse(node: Any) -> bool:
+    """Whether a node may refuse earlier text: it is protected, or something in it has guards."""
+    return any(inner.protected or inner.guards for inner in _nested_nodes(node))
+
+
+def _nested_nodes(node: Any) -> Iterator[Any]:
+    """Yields a node and everything that it runs, each once, however deep."""
+    seen: set[int] = set()
+    pending: list[Any] = [node]
+    while pending:
+        one = pending.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        if is_graph(one):
+            pending.extend(one.nodes.values())
+        else:
+            yield one
+            pending.extend(one.children())
+
+
+def reachable_around(graph: GraphView, starts: Iterable[str], guards: set[str]) -> set[str]:
+    """Returns what can be reached from these nodes on paths that pass none of these guards."""
+    return reachable(starts, lambda name: () if name in guards else targets(graph, name))
+
+
+def exposed(graph: GraphView, starts: Iterable[str]) -> dict[str, set[str]]:
+    """Returns by guard what can be reached without passing it.
+
+    A change must not let any of these sets grow.
+    """
+    guards = [n.name for n in graph.nodes.values() if contains_protected(n)]
+    return {guard: reachable_around(graph, starts, {guard}) - {guard} for guard in guards}
+
+
+def routable(graph: GraphView, name: str) -> set[str]:
+    """Returns the targets that the model may name at a node: the declared ones, without paths around a guard.
+
+    Edges and transitions are the author's own choice. A target that stands only in `routes`, or the end of a
+    terminal node, must not be one that edges reach only through a guard or a human.
+    """
+    node = graph.nodes[name]
+    declared = {e.target for e in graph.get_edges_from(name)} | set(node.transitions.values())
+    by_model = set(node.routes) | ({END} if node.is_terminal else set())
+    guards = {n.name for n in graph.nodes.values() if contains_protected(n)} - {name}
+    if not guards or not by_model:
+        return declared | by_model
+    ahead = declared_targets(graph, name)
+    free = reachable(ahead, lambda n: () if n in guards else targets(graph, n))
+    every = reachable(ahead, lambda n: targets(graph, n))
+    return declared | {s for s in by_model if s in free or s not in every}
+
+
+# -- a graph in words, and as a Mermaid flowchart ----------------------------------------------------------
+
+
+def describe(graph: GraphView) -> str:
+    """Returns each node with its class, flags and targets, one line each."""
+    head = f"{graph.name} ({graph.mode}): {len(graph.nodes)} nodes, entry {graph.entry}"
+    lines = [head + (f", finalizer {graph.finalizer}" if graph.finalizer else "")]
+    for node in graph.nodes.values():
+        lines.append(f"  {node.name}: {_class_and_flags(node)}")
+        if graph.mode != "autonomous":
+            lines += [
+                f"    → {target}{f' [{label}]' if label else ''}"
+                for target, label in _targets_with_labels(graph, node)
+            ]
+    return "\n".join(lines)
+
+
+def mermaid(graph: GraphView) -> str:
+    """Returns a Mermaid flowchart. Names are quoted, so that any name can be drawn."""
+    ids = {name: f"n{i}" for i, name in enumerate(graph.nodes)}
+    lines = ["flowchart TD", *(f"    {ids[n.name]}{_box(n)}" for n in graph.nodes.values())]
+    if graph.mode == "autonomous":
+        return "\n".join(
+            [*lines, '    model{"the model chooses"}', *(f"    model --> {i}" for i in ids.values())]
+        )
+    lines += ["    start((start))", '    end__(("end"))']
+    if graph.entry in ids:
+        lines.append(f"    start --> {ids[graph.entry]}")
+    for node in graph.nodes.values():
+        for target, label in _targets_with_labels(graph, node):
+            to = "end__" if target == END else ids.setdefault(target, f"n{len(ids)}")
+            lines.append(f"    {ids[node.name]} -->" + (f'|"{_quoted(label)}"| {to}' if label else f" {to}"))
+    lines += [f'    {i}["{_quoted(name)} (missing)"]' for name, i in ids.items() if name not in graph.nodes]
+    if graph.finalizer in ids:
+        lines.append(f"    stop((stop)) -.-> {ids[graph.finalizer]}")
+    return "\n".join(lines)
+
+
+def _targets_with_labels(graph: GraphView, node: Any) -> Iterator[tuple[str, str]]:
+    edges = graph.get_edges_from(node.name)
+    yield from ((edge.target, _label(edge)) for edge in edges)
+    yield from ((target, str(key)) for key, target in node.transitions.items())
+    yield from ((target, "model") for target in node.routes)
+    if node.default_next:
+        yield node.default_next, "default"
+    elif END in declared_targets(graph, node.name) and not any(e.target == END for e in edges):
+        yield END, "otherwise" if edges or node.transitions or node.routes else ""
+
+
+def _label(edge: Edge) -> str:
+    if edge.label or edge.condition is None:
+        return edge.label
+    return describe_condition(edge.condition)
+
+
+def _class_and_flags(node: Any) -> str:
+    flags = sorted(f.name if isinstance(f, NodeFlag) else str(f) for f in node.flags)
+    return type(node).__name__ + (f" {{{', '.join(flags)}}}" if flags else "")
+
+
+_SHAPES = (("{{", "}}"), ("([", "])"), ("[", "]"))
+
+
+def _box(node: Any) -> str:
+    kind = 0 if node.protected else 1 if node.is_terminal or node.name == ERROR_NODE else 2
+    left, right = _SHAPES[kind]
+    label = _quoted(node.name)
+    inner = [child.name for child in node.children()]
+    if inner:
+        label += f"<br/>({_quoted(', '.join(inner))})"
+    return f'{left}"{label}"{right}'
+
+
+#: What Mermaid interprets: entities (`#quot;`, `&quot;`), Markdown between backticks, tags.
+_ESCAPES = str.maketrans({
+    "#": "#35;", "`": "#96;", "&": "&amp;", '"': "&quot;", "<": "&lt;", ">": "&gt;",
+})  # fmt: skip
+
+
+def _quoted(text: str) -> str:
+    return text.translate(_ESCAPES)

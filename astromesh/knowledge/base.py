@@ -1,0 +1,290 @@
+"""The knowledge protocols: documents, chunks, passages, embedders, chunk stores and semantic stores."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, TypeAlias
+
+from astromesh.types import JsonObject, SemanticResult, SessionKey
+
+#: called with the number of finished documents and the number of all documents
+ProgressCallback: TypeAlias = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A source text.
+
+    Args:
+        id: stable name within the pipeline, e.g. the path relative to the folder.
+        media_type: e.g. `text/markdown`.
+        data: a file of that type instead of `text`; the pipeline converts it to text.
+    """
+
+    id: str
+    text: str
+    title: str = ""
+    media_type: str = "text/markdown"
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    data: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A piece of a document. `start` and `end` are character offsets into the document's text."""
+
+    document: str
+    text: str
+    start: int
+    end: int
+    heading: str = ""
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """A found chunk with its citation. `score` is in [0, 1], higher is better."""
+
+    chunk: Chunk
+    score: float
+
+    def to_json(self) -> JsonObject:
+        """The passage with its document, heading, and character offsets into the document's text."""
+        chunk = self.chunk
+        return {
+            "document": chunk.document,
+            "title": chunk.metadata.get("title", ""),
+            "heading": chunk.heading,
+            "start": chunk.start,
+            "end": chunk.end,
+            "score": round(self.score, 4),
+            "text": chunk.text,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class IngestReport:
+    """The result of an ingest, in numbers of documents."""
+
+    added: int = 0
+    changed: int = 0
+    removed: int = 0
+    unchanged: int = 0
+
+
+class Chunker(Protocol):
+    """Cuts a document into chunks; `document.text[chunk.start : chunk.end] == chunk.text` for each."""
+
+    #: changes whenever the same document would be cut differently; it is then cut again
+    fingerprint: str
+
+    def split(self, document: Document) -> Sequence[Chunk]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentVersion:
+    """The stored version of a document.
+
+    Args:
+        hash: of the content and of the chunker's fingerprint.
+        stamp: of the source's file, e.g. its times and size; empty for documents that a caller ingested.
+    """
+
+    hash: str
+    stamp: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class IndexedDocument:
+    """A document with its chunks, ready to be stored.
+
+    Args:
+        vectors: one for each chunk, or none at all.
+    """
+
+    document: Document
+    known: DocumentVersion
+    chunks: tuple[Chunk, ...]
+    vectors: tuple[array[float], ...] = ()
+
+
+class ChunkStore(Protocol):
+    """The chunks of one pipeline."""
+
+    async def known(self) -> Mapping[str, DocumentVersion]:
+        """Every stored document by its id."""
+
+    async def replace(self, documents: Sequence[IndexedDocument]) -> None:
+        """Replaces the documents stored under these ids, all or none."""
+
+    async def touch(self, stamps: Mapping[str, str]) -> None:
+        """Stores new stamps of documents whose content has not changed."""
+
+    async def remove(self, ids: Sequence[str]) -> None: ...
+
+    async def search(
+        self,
+        query: str,
+        *,
+        top_k: int,
+        filters: Mapping[str, Any] | None = None,
+        vector: array[float] | None = None,
+    ) -> tuple[Passage, ...]:
+        """Returns the best passages, best first. Any text is a valid query.
+
+        Args:
+            query: its words are searched; empty for vectors only.
+            vector: the nearest vectors of the same embedder are searched, too. With words, both rankings are
+                fused by reciprocal rank fusion.
+        """
+
+    async def settle(self) -> None:
+        """Builds missing indexes. Callers call it after an ingest."""
+
+    async def ping(self) -> None:
+        """Raises: StoreError: the store does not answer."""
+
+
+class ChunkStores(Protocol):
+    """What a `vector_stores` plugin opens; `deps.embedder` makes the vectors that it stores."""
+
+    async def collection(self, pipeline: str) -> ChunkStore: ...
+
+    async def close(self) -> None: ...
+
+
+class Embedder(Protocol):
+    """Embeds texts as unit vectors of `dimensions` floats."""
+
+    #: 0 until the first answer if the size is not configured
+    dimensions: int
+    #: False for hashing embedders: near vectors mean similar words, not similar meaning
+    semantic: bool
+    #: names the vector space, e.g. `openai/MODEL`; vectors of different spaces are never compared
+    fingerprint: str
+
+    async def embed(self, texts: Sequence[str]) -> Sequence[array[float]]:
+        """Returns one vector (typecode `f`) for each text, in their order. Any number of texts is allowed.
+
+        Raises:
+            ProviderError: the service does not answer, or not with vectors.
+        """
+
+    async def ping(self) -> None:
+        """Raises: ProviderError: the service does not answer."""
+
+    async def close(self) -> None: ...
+
+
+class KnowledgePipeline(Protocol):
+    """A RAG pipeline as tools and routes see it."""
+
+    name: str
+
+    async def query(
+        self, query: str, *, top_k: int | None = None, filters: Mapping[str, Any] | None = None
+    ) -> tuple[Passage, ...]:
+        """Returns the best passages, best first, each with its source.
+
+        Args:
+            query: any text.
+            top_k: passages at most; None for the pipeline's `retrieval.top_k`.
+            filters: metadata values that a document must have; a list means any of its values.
+                `document` is the document's id.
+        """
+
+    async def ingest(
+        self, documents: Sequence[Document], progress: ProgressCallback | None = None
+    ) -> IngestReport:
+        """Adds or replaces these documents; documents with an unchanged hash are skipped."""
+
+    async def ingest_path(self, path: Path, progress: ProgressCallback | None = None) -> IngestReport:
+        """Ingests a file, or all files of a folder that can be read."""
+
+    async def remove(self, ids: Sequence[str]) -> IngestReport:
+        """Removes documents that a caller ingested; unknown ids are ignored."""
+
+    async def refresh(self, progress: ProgressCallback | None = None) -> IngestReport:
+        """Reads the configured sources again; documents of deleted files are removed."""
+
+    async def ping(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+class DocumentReader(Protocol):
+    """What a `readers` plugin is: it converts one kind of file to Markdown."""
+
+    #: changes whenever the same file would be read differently; it is then read again
+    fingerprint: str
+
+    def read(self, data: bytes) -> tuple[str, JsonObject]:
+        """Returns the text and the file's own metadata (`title`, …).
+
+        Raises:
+            ValueError: the file is broken or of another kind; the message says why.
+        """
+
+
+class OwnedPassage(NamedTuple):
+    """A passage in the data export of a principal. Args: number: the value of `after` for the next page."""
+
+    number: int
+    agent: str
+    content: str
+    metadata: JsonObject
+
+
+class SemanticStore(Protocol):
+    """Passages found by meaning or words. Every search names tenant, agent and owner, and finds only theirs.
+
+    Args:
+        place: where the passages are stored; equal for stores of several agents that share it.
+    """
+
+    @property
+    def place(self) -> Hashable: ...
+
+    async def add(
+        self, tenant: str, agent: str, owner: str, passages: Sequence[tuple[str, JsonObject]]
+    ) -> None:
+        """Stores passages with their metadata; the same content again replaces the metadata of its passage.
+
+        Args:
+            passages: content and metadata. `source` names the origin in a word, `session_id` and `run_id`
+                name the conversation.
+        """
+
+    async def search(
+        self, tenant: str, agent: str, owner: str, query: str, *, top_k: int = 5, threshold: float = 0.0
+    ) -> tuple[SemanticResult, ...]:
+        """Returns the best passages, best first. Any text is a valid query.
+
+        Args:
+            threshold: least score: the cosine if there are vectors, else the share of the query's words.
+
+        Raises:
+            ProviderError: the query cannot be embedded now.
+            StoreUnavailable: the store does not answer.
+        """
+
+    async def owned(
+        self, tenant: str, owner: str, *, after: int = 0, limit: int = 50
+    ) -> tuple[OwnedPassage, ...]:
+        """Returns passages of one principal with number > after, of all agents of the place, by number."""
+
+    async def erase(self, key: SessionKey) -> int:
+        """Deletes the passages of one session and returns their number."""
+
+    async def erase_owner(self, tenant: str, owner: str) -> int:
+        """Deletes the passages of one principal and returns their number."""
+
+    async def ping(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+Vector: TypeAlias = "array[float]"

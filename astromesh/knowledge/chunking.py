@@ -1,0 +1,240 @@
+"""Chunkers: `recursive` (paragraphs, lines, sentences, words), `sentence` and `markdown` (sections).
+
+A text is cut at the coarsest separators that make the pieces small enough. Neighbours are then joined up to
+the limit, so that every chunk is a slice of its document. Sizes are estimated tokens (`astromesh.tokens`).
+markdown-it reads the blocks of Markdown (CommonMark), so that a `#` in a code block is no heading; only its
+line numbers are used.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import ClassVar, NamedTuple, Self, TypeAlias
+
+from markdown_it import MarkdownIt
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from astromesh.knowledge.base import Chunk, Document
+from astromesh.plugins import Deps
+from astromesh.tokens import estimate
+
+PARAGRAPH = re.compile(r"\n[ \t]*\n\s*")
+LINE = re.compile(r"\n")
+#: the end of a sentence with closing quotes and brackets; CJK full stops need no space behind them
+SENTENCE = re.compile(r"[.!?…]+[\"'”’)\]]*\s+|[。！？]+[”’」』）]*\s*")
+WORD = re.compile(r"\s+")
+Separators: TypeAlias = tuple[re.Pattern[str], ...]
+
+
+class Span(NamedTuple):
+    """A slice of a text, in characters."""
+
+    start: int
+    end: int
+
+
+def split_span(text: str, span: Span, limit: int, separators: Separators) -> Iterator[Span]:
+    """Tiles a span with pieces of at most `limit` tokens, cut at the coarsest possible separators."""
+    if estimate(text[span.start : span.end]) <= limit:
+        yield span
+    elif separators:
+        for part in cut_span(text, span, separators[0]):
+            yield from split_span(text, part, limit, separators[1:])
+    else:  # one endless word: a character has at most four bytes, and four bytes are a token
+        for start in range(span.start, span.end, limit):
+            yield Span(start, min(start + limit, span.end))
+
+
+def cut_span(text: str, span: Span, separator: re.Pattern[str]) -> Iterator[Span]:
+    """Tiles a span with the text between separators; a separator belongs to the piece before it."""
+    start = span.start
+    for found in separator.finditer(text, span.start, span.end):
+        if start < found.end() < span.end:
+            yield Span(start, found.end())
+            start = found.end()
+    yield Span(start, span.end)
+
+
+def join_spans(text: str, parts: Sequence[Span], limit: int, overlap: int) -> Iterator[Span]:
+    """Joins neighbours up to `limit` tokens; each chunk begins with up to `overlap` tokens of the last."""
+    sizes = [estimate(text[part.start : part.end]) for part in parts]
+    first = 0
+    while first < len(parts):
+        last, size = first, sizes[first]
+        while last + 1 < len(parts) and size + sizes[last + 1] <= limit:
+            last += 1
+            size += sizes[last]
+        yield Span(parts[first].start, parts[last].end)
+        if last + 1 == len(parts):
+            return
+        begin = _step_back(sizes, first, last, min(overlap, limit - sizes[last + 1]))
+        # a chunk begins at its first piece that is not blank, and the next one behind it
+        first = max(begin, _first_words(text, parts, first, last) + 1)
+
+
+def _step_back(sizes: Sequence[int], first: int, last: int, overlap: int) -> int:
+    """The first piece of the next chunk: `last` + 1, less the pieces that fit into the overlap."""
+    begin, left = last + 1, overlap
+    while begin - 1 > first and sizes[begin - 1] <= left:
+        begin -= 1
+        left -= sizes[begin]
+    return begin
+
+
+def _first_words(text: str, parts: Sequence[Span], first: int, last: int) -> int:
+    """The first piece that is not blank, or `last`."""
+    return next((i for i in range(first, last) if not text[parts[i].start : parts[i].end].isspace()), last)
+
+
+def trim_span(text: str, span: Span) -> Span:
+    """The span without white space at both ends; empty (start == end) if there is nothing else."""
+    start, end = span
+    while start < end and text[start].isspace():
+        start += 1
+    while end > start and text[end - 1].isspace():
+        end -= 1
+    return Span(start, end)
+
+
+# -- by size -------------------------------------------------------------------------------------------------
+
+RECURSIVE: Separators = (PARAGRAPH, LINE, SENTENCE, WORD)
+
+
+class ChunkOptions(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    max_tokens: int = Field(300, ge=8, le=100_000, description="Most tokens of a chunk, estimated.")
+    overlap: int = Field(40, ge=0, description="Tokens at the end of a chunk that the next one repeats.")
+
+    @model_validator(mode="after")
+    def _overlap_is_smaller(self) -> Self:
+        if self.overlap >= self.max_tokens:
+            raise ValueError("overlap must be less than max_tokens")
+        return self
+
+
+class RecursiveChunker:
+    """Cuts at paragraphs if that is enough, else at lines, sentences, words."""
+
+    Options = ChunkOptions
+    separators: ClassVar[Separators] = RECURSIVE
+
+    def __init__(self, options: ChunkOptions) -> None:
+        self._options = options
+        self.fingerprint = f"{type(self).__name__}/1/{options.max_tokens}/{options.overlap}"
+
+    @classmethod
+    async def open(cls, options: ChunkOptions, deps: Deps) -> Self:
+        return cls(options)
+
+    def split(self, document: Document) -> Sequence[Chunk]:
+        return self.split_span(document, Span(0, len(document.text)), "")
+
+    def split_span(self, document: Document, span: Span, heading: str) -> list[Chunk]:
+        """The chunks of a part of the document, all under one heading."""
+        text, limit = document.text, self._options.max_tokens
+        parts = list(self.parts(text, span, limit))
+        spans = (trim_span(text, joined) for joined in join_spans(text, parts, limit, self._options.overlap))
+        return [
+            Chunk(document.id, text[start:end], start, end, heading, document.metadata)
+            for start, end in spans
+            if start < end
+        ]
+
+    def parts(self, text: str, span: Span, limit: int) -> Sequence[Span]:
+        """The smallest pieces, which are then joined."""
+        return tuple(split_span(text, span, limit, self.separators))
+
+
+class SentenceChunker(RecursiveChunker):
+    """Never cuts inside a sentence that fits; overlaps whole sentences."""
+
+    def parts(self, text: str, span: Span, limit: int) -> Sequence[Span]:
+        sentences = (
+            s for paragraph in cut_span(text, span, PARAGRAPH) for s in cut_span(text, paragraph, SENTENCE)
+        )
+        return tuple(piece for s in sentences for piece in split_span(text, s, limit, (WORD,)))
+
+
+# -- by sections of Markdown ---------------------------------------------------------------------------------
+
+SEPARATOR = " > "
+_LINE_END = re.compile(r"\r\n?|\n")
+_MARKUP = re.compile(r"[*_`]+|!?\[([^\]]*)\]\([^)]*\)")
+_FRONT_MATTER = re.compile(r"\A---[ \t]*\r?\n.*?^(?:---|\.\.\.)[ \t]*(?:\r?\n|\Z)", re.DOTALL | re.MULTILINE)
+# inline markup is not needed; parsing blocks only is several times faster
+_PARSER = MarkdownIt("commonmark").enable("table")
+
+
+_PARSER.core.ruler.enableOnly(["normalize", "block"])
+
+
+class Heading(NamedTuple):
+    """Args: start: offset of its line. end: offset behind its last line. level: 1 to 6."""
+
+    level: int
+    title: str
+    start: int
+    end: int
+
+
+class Section(NamedTuple):
+    """A heading and the text under it, up to the next heading. `body`: offset behind the heading."""
+
+    path: str
+    span: Span
+    body: int
+
+
+class MarkdownChunker(RecursiveChunker):
+    """One chunk per section; long sections are cut further, empty sections left out."""
+
+    def split(self, document: Document) -> Sequence[Chunk]:
+        found = [
+            chunk
+            for section in sections(document.text)
+            if _says_something(document.text, section)
+            for chunk in self.split_span(document, section.span, section.path)
+        ]
+        return found or super().split(document)  # a document of headings only
+
+
+def sections(text: str) -> Iterator[Section]:
+    """The sections of a text in order; the text before the first heading has an empty path."""
+    found = headings(text)
+    start = front_matter(text).end
+    yield Section("", Span(start, found[0].start if found else len(text)), start)
+    path: list[Heading] = []
+    for index, heading in enumerate(found):
+        path = [above for above in path if above.level < heading.level] + [heading]
+        end = found[index + 1].start if index + 1 < len(found) else len(text)
+        yield Section(SEPARATOR.join(h.title for h in path), Span(heading.start, end), heading.end)
+
+
+def headings(text: str) -> list[Heading]:
+    """Every heading outside of quotations, lists and code blocks."""
+    start = front_matter(text).end
+    lines = [start, *(end.end() for end in _LINE_END.finditer(text, start)), len(text)]
+    tokens = _PARSER.parse(text[start:])
+    return [
+        Heading(int(token.tag[1]), _plain(tokens[i + 1].content), lines[token.map[0]], lines[token.map[1]])
+        for i, token in enumerate(tokens)
+        if token.type == "heading_open" and token.level == 0 and token.map
+    ]
+
+
+def front_matter(text: str) -> Span:
+    """The YAML block between `---` lines at the start of a file; empty if there is none."""
+    found = _FRONT_MATTER.match(text)
+    return Span(0, found.end()) if found else Span(0, 0)
+
+
+def _plain(title: str) -> str:
+    return " ".join(_MARKUP.sub(lambda m: m[1] or "", title).split())
+
+
+def _says_something(text: str, section: Section) -> bool:
+    start, end = trim_span(text, Span(section.body, section.span.end))
+    return start < end

@@ -1,0 +1,404 @@
+"""A RAG pipeline: documents are cut into chunks, embedded, stored, and found again (document 001).
+
+Documents are indexed a batch at a time, each batch whole or not at all; a process that dies leaves whole
+batches behind, and the next ingest continues with the missing documents. Folders are scanned again when a
+query arrives, at most once per second and in a thread, so that added, changed and removed files count without
+a restart. A query waits for the refresh at most `REFRESH_TIMEOUT` seconds; then it is answered from the
+current index.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import orjson
+import structlog
+
+from astromesh.errors import AstromeshError, ConfigError, InvalidInput, ProviderError
+from astromesh.knowledge.base import (
+    Chunk,
+    Chunker,
+    ChunkStore,
+    Document,
+    DocumentReader,
+    DocumentVersion,
+    Embedder,
+    IndexedDocument,
+    IngestReport,
+    Passage,
+    ProgressCallback,
+)
+from astromesh.knowledge.loaders import Folder, folder_of, load_document, no_reader
+from astromesh.telemetry.clock import Clock, SystemClock
+
+T = TypeVar("T")
+#: documents that are cut and stored together, and texts that are embedded together
+BATCH = 32
+EMBEDDED_TOGETHER = 512
+#: called with the number of documents that are finished since the last call
+ProgressStep = Callable[[int], None]
+
+
+class Indexer:
+    """Args: embedder: None for a pipeline that finds words only."""
+
+    def __init__(self, store: ChunkStore, chunker: Chunker, embedder: Embedder | None) -> None:
+        self._store, self._chunker, self._embedder = store, chunker, embedder
+        #: changes whenever the same document would be stored differently
+        self.fingerprint = chunker.fingerprint + (f" {embedder.fingerprint}" if embedder else "")
+
+    async def write(
+        self,
+        documents: Sequence[tuple[Document, str]],
+        known: Mapping[str, DocumentVersion],
+        step: ProgressStep,
+    ) -> IngestReport:
+        """Stores what is new or has changed.
+
+        Args:
+            documents: each with its stamp.
+            known: what the store holds.
+
+        Raises:
+            StoreError: the index cannot be written.
+            ProviderError: the texts cannot be embedded.
+        """
+        total = IngestReport()
+        for some in batches(documents):
+            fresh, stamps = await asyncio.to_thread(self._find_changes, some, known)
+            if fresh:
+                await self._store.replace(await self._embed(fresh))
+            if stamps:
+                await self._store.touch(stamps)
+            changed = sum(one.document.id in known for one in fresh)
+            total = add_results(total, IngestReport(len(fresh) - changed, changed, 0, len(some) - len(fresh)))
+            step(len(some))
+        return total
+
+    def _find_changes(
+        self, documents: Iterable[tuple[Document, str]], known: Mapping[str, DocumentVersion]
+    ) -> tuple[list[IndexedDocument], dict[str, str]]:
+        """Returns the documents to store, and the new stamps of unchanged documents."""
+        fresh, stamps = [], {}
+        for document, stamp in documents:
+            version = DocumentVersion(_hash(document, self.fingerprint), stamp)
+            before = known.get(document.id)
+            if before is None or before.hash != version.hash:
+                fresh.append(IndexedDocument(document, version, tuple(self._chunker.split(document))))
+            elif before.stamp != stamp:
+                stamps[document.id] = stamp
+        return fresh, stamps
+
+    async def _embed(self, documents: Sequence[IndexedDocument]) -> Sequence[IndexedDocument]:
+        if self._embedder is None:
+            return documents
+        texts = [embedded_text(one.document, chunk) for one in documents for chunk in one.chunks]
+        vectors: list[array[float]] = []
+        for some in batches(texts, EMBEDDED_TOGETHER):
+            vectors += await self._embedder.embed(some)
+        ends = _running_totals(len(one.chunks) for one in documents)
+        return [
+            replace(one, vectors=tuple(vectors[end - len(one.chunks) : end]))
+            for one, end in zip(documents, ends, strict=True)
+        ]
+
+
+def embedded_text(document: Document, chunk: Chunk) -> str:
+    """The text that is embedded for a chunk: its text under its headings, or under the document's title."""
+    return f"{chunk.heading or document.title}\n\n{chunk.text}"
+
+
+def check_ids(ids: Sequence[str], known: Mapping[str, DocumentVersion]) -> None:
+    """Raises: InvalidInput: an id is empty, occurs twice, or belongs to a file of the folders."""
+    taken = set()
+    for name in ids:
+        if name in known and known[name].stamp:
+            raise InvalidInput(f"The document {name!r} comes from a folder; change the file there.")
+        if not name or name in taken:
+            raise InvalidInput(f"Document ids must be unique and not empty; {name!r} is not.")
+        taken.add(name)
+
+
+def batches(items: Sequence[T], size: int = BATCH) -> Iterator[Sequence[T]]:
+    return (items[start : start + size] for start in range(0, len(items), size))
+
+
+def add_results(one: IngestReport, other: IngestReport) -> IngestReport:
+    return IngestReport(
+        one.added + other.added,
+        one.changed + other.changed,
+        one.removed + other.removed,
+        one.unchanged + other.unchanged,
+    )
+
+
+def _hash(document: Document, fingerprint: str) -> str:
+    content = orjson.dumps([fingerprint, document.title, document.text, dict(document.metadata)])
+    return blake2b(content, digest_size=16).hexdigest()
+
+
+def _running_totals(counts: Iterable[int]) -> Iterator[int]:
+    total = 0
+    for count in counts:
+        total += count
+        yield total
+
+
+# -- the pipeline --------------------------------------------------------------------------------------------
+
+Mode = Literal["lexical", "vector", "hybrid"]
+#: least seconds between two scans of the folders, and least time between them as a multiple of a scan's time
+SCAN_INTERVAL = 1.0
+SCAN_SHARE = 20.0
+#: seconds that a query waits for a refresh
+REFRESH_TIMEOUT = 2.0
+log = structlog.get_logger("astromesh.rag")
+
+
+class RAGPipeline:
+    """The implementation of `KnowledgePipeline`.
+
+    Args:
+        name: of the pipeline, as tools refer to it.
+        store: holds this pipeline's chunks and nothing else.
+        chunker: cuts documents.
+        sources: path and glob of each folder.
+        readers: the reader of a kind of file, by its name (`html`, `pdf`); raises MissingExtra.
+        embedder: makes vectors; needed by every mode but `lexical`.
+        mode: how passages are found.
+        top_k: passages that a query returns by default.
+        clock: for the pause between two scans of the folders.
+
+    Raises:
+        ConfigError: the mode needs an embedder.
+    """
+
+    def __init__(  # noqa: PLR0913 (what a pipeline is made of)
+        self,
+        name: str,
+        store: ChunkStore,
+        chunker: Chunker,
+        *,
+        sources: Sequence[tuple[Path, str | Sequence[str]]] = (),
+        readers: Callable[[str], DocumentReader] | None = None,
+        embedder: Embedder | None = None,
+        mode: Mode = "lexical",
+        top_k: int = 5,
+        clock: Clock | None = None,
+    ) -> None:
+        if mode != "lexical" and embedder is None:
+            raise ConfigError(f"The pipeline {name!r} has 'mode: {mode}', which needs 'embeddings'.")
+        self.name = name
+        self._store, self._embedder, self._mode, self._top_k = store, embedder, mode, top_k
+        self._indexer = Indexer(store, chunker, embedder)
+        self._readers = readers or no_reader
+        self._folders = _folders(sources, self._readers)
+        self._clock = clock or SystemClock()
+        self._last_scan: dict[str, str] | None = None
+        self._next_scan = float("-inf")
+        self._refresh_task: asyncio.Task[None] | None = None
+        self._write_lock = asyncio.Lock()
+
+    async def query(
+        self, query: str, *, top_k: int | None = None, filters: Mapping[str, Any] | None = None
+    ) -> tuple[Passage, ...]:
+        """Returns the best passages, best first, after a refresh of the folders.
+
+        Raises:
+            StoreError: the index cannot be read.
+            ProviderError: the query cannot be embedded; in mode `hybrid`, its words are searched instead.
+        """
+        if self._folders and self._clock.monotonic() >= self._next_scan:
+            await self._refresh_if_idle()
+        vector = await self._embed_query(query)
+        words = "" if self._mode == "vector" else query
+        return await self._store.search(words, top_k=top_k or self._top_k, filters=filters, vector=vector)
+
+    async def ingest(
+        self, documents: Sequence[Document], progress: ProgressCallback | None = None
+    ) -> IngestReport:
+        """Adds or replaces documents of a caller.
+
+        Raises:
+            InvalidInput: two documents have one id, an id belongs to a file of the folders, or a file cannot
+                be read.
+            MissingExtra: a file needs a reader that is not installed.
+            ProviderError: they cannot be embedded; batches stored before stay.
+        """
+        async with self._write_lock:
+            known = await self._store.known()
+            check_ids([document.id for document in documents], known)
+            step = _progress_counter(len(documents), progress)
+            texts = await asyncio.to_thread(lambda: [load_document(one, self._readers) for one in documents])
+            done = await self._indexer.write([(one, "") for one in texts], known, step)
+            await self._store.settle()
+            return done
+
+    async def ingest_path(self, path: Path, progress: ProgressCallback | None = None) -> IngestReport:
+        """Adds or replaces the documents of a file or a folder; their ids are paths in that folder.
+
+        Raises:
+            InvalidInput: nothing can be read, or an id belongs to a file of the sources.
+            MissingExtra: a file needs a reader that is not installed.
+        """
+        async with self._write_lock:
+            folder = await asyncio.to_thread(folder_of, path, self._readers)
+            stamps = await asyncio.to_thread(folder.scan)
+            known = await self._store.known()
+            check_ids(list(stamps), known)
+            total, step, found = IngestReport(), _progress_counter(len(stamps), progress), 0
+            for some in batches(list(stamps)):
+                read = await asyncio.to_thread(_read_folder, folder, some, stamps)
+                found += len(read)
+                total = add_results(
+                    total, await self._indexer.write([(one, "") for one in read], known, step)
+                )
+                step(len(some) - len(read))
+            if not found:
+                raise InvalidInput(f"No file at {path} can be read.")
+            await self._store.settle()
+            return total
+
+    async def remove(self, ids: Sequence[str]) -> IngestReport:
+        """Removes documents that a caller ingested.
+
+        Raises:
+            InvalidInput: an id belongs to a file of the folders.
+        """
+        names = list(dict.fromkeys(ids))
+        async with self._write_lock:
+            known = await self._store.known()
+            check_ids(names, known)
+            there = [name for name in names if name in known]
+            if there:
+                await self._store.remove(there)
+            return IngestReport(removed=len(there))
+
+    async def refresh(self, progress: ProgressCallback | None = None) -> IngestReport:
+        """Updates the index from the folders' files; documents of deleted files are removed.
+
+        Raises:
+            StoreError: the index cannot be written.
+            ProviderError: the texts cannot be embedded.
+            MissingExtra: a file needs a reader that is not installed.
+        """
+        async with self._write_lock:
+            started = self._clock.monotonic()
+            stamps = await asyncio.to_thread(self._scan)
+            took = self._clock.monotonic() - started
+            self._next_scan = self._clock.monotonic() + max(SCAN_INTERVAL, SCAN_SHARE * took)
+            if stamps == self._last_scan:
+                return IngestReport(unchanged=len(stamps))
+            done = await self._index_changes(stamps, progress)
+            self._last_scan = stamps
+            return done
+
+    async def ping(self) -> None:
+        await self._store.ping()
+
+    async def close(self) -> None:
+        """Cancels a running refresh; the store closes with the runtime's resources."""
+        if self._refresh_task is not None and not self._refresh_task.done():
+            self._refresh_task.cancel()
+            await asyncio.wait([self._refresh_task])
+
+    async def _embed_query(self, query: str) -> array[float] | None:
+        if self._mode == "lexical" or self._embedder is None or not query.strip():
+            return None
+        try:
+            return (await self._embedder.embed([query]))[0]
+        except ProviderError as error:
+            if self._mode == "vector":
+                raise
+            log.warning("query_not_embedded", pipeline=self.name, error=str(error))
+            return None
+
+    async def _refresh_if_idle(self) -> None:
+        """Waits a while for a refresh, unless the index is being written."""
+        if self._write_lock.locked():
+            return
+        self._next_scan = self._clock.monotonic() + SCAN_INTERVAL
+        self._refresh_task = asyncio.create_task(self._refresh_quietly())
+        await asyncio.wait([self._refresh_task], timeout=REFRESH_TIMEOUT)
+
+    async def _refresh_quietly(self) -> None:
+        try:
+            await self.refresh()
+        except AstromeshError as error:
+            log.warning("knowledge_not_refreshed", pipeline=self.name, error=str(error))
+
+    def _scan(self) -> dict[str, str]:
+        version = self._indexer.fingerprint
+        return {
+            name: f"{version} {stamp}" for folder in self._folders for name, stamp in folder.scan().items()
+        }
+
+    async def _index_changes(
+        self, stamps: Mapping[str, str], progress: ProgressCallback | None
+    ) -> IngestReport:
+        known = await self._store.known()
+        changed = [name for name, stamp in stamps.items() if name not in known or known[name].stamp != stamp]
+        vanished = _vanished(known, stamps)
+        total = IngestReport(unchanged=len(stamps) - len(changed))
+        step = _progress_counter(len(changed), progress)
+        for some in batches(changed):
+            read = await asyncio.to_thread(self._read_documents, some, stamps)
+            unreadable = set(some) - {document.id for document, _ in read}
+            vanished += [name for name in some if name in known and name in unreadable]
+            total = add_results(total, await self._indexer.write(read, known, step))
+            step(len(unreadable))
+        if vanished:
+            await self._store.remove(vanished)
+        await self._store.settle()
+        return add_results(total, IngestReport(removed=len(vanished)))
+
+    def _read_documents(self, ids: Iterable[str], stamps: Mapping[str, str]) -> list[tuple[Document, str]]:
+        found = [(name, self._folder_of(name).read(name, stamps[name])) for name in ids]
+        return [(document, stamps[name]) for name, document in found if document is not None]
+
+    def _folder_of(self, name: str) -> Folder:
+        return next(folder for folder in self._folders if folder.owns(name))
+
+
+def _folders(
+    sources: Sequence[tuple[Path, str | Sequence[str]]], readers: Callable[[str], DocumentReader]
+) -> tuple[Folder, ...]:
+    """Ids are paths within the folder; with several folders, each id begins with the folder's name."""
+    if len(sources) == 1:
+        return (Folder(*sources[0], readers=readers),)
+    names = [path.name for path, _ in sources]
+    prefixes = [f"{name}/" if names.count(name) == 1 else f"{name}-{i}/" for i, name in enumerate(names, 1)]
+    return tuple(
+        Folder(path, globs, prefix, readers=readers)
+        for (path, globs), prefix in zip(sources, prefixes, strict=True)
+    )
+
+
+def _read_folder(folder: Folder, ids: Iterable[str], stamps: Mapping[str, str]) -> list[Document]:
+    return [one for name in ids if (one := folder.read(name, stamps[name])) is not None]
+
+
+def _vanished(known: Mapping[str, DocumentVersion], stamps: Mapping[str, str]) -> list[str]:
+    """Documents of files that no longer exist; documents of callers have no stamp."""
+    return [name for name, version in known.items() if version.stamp and name not in stamps]
+
+
+def _progress_counter(total: int, progress: ProgressCallback | None) -> Callable[[int], None]:
+    """Returns a function that adds up steps and calls `progress` with the sum."""
+    done = 0
+
+    def step(more: int) -> None:
+        nonlocal done
+        done += more
+        if progress is not None:
+            progress(done, total)
+
+    if progress is not None:
+        progress(0, total)
+    return step

@@ -1,0 +1,148 @@
+"""Readers of file formats: HTML and PDF as Markdown.
+
+Of web pages, headings, paragraphs, lists, tables and code stay; menus, scripts and forms are left out. Chunks
+are cut from the Markdown: their offsets are offsets into it, not into the page's source. Each page of a PDF
+file stands under a heading `Page N`, so that a passage names its page.
+"""
+
+from __future__ import annotations
+
+import codecs
+import io
+import re
+import struct
+import zlib
+from collections.abc import Iterator
+
+from pypdf import PdfReader as File
+from pypdf.errors import PyPdfError
+from selectolax.lexbor import LexborHTMLParser, LexborNode
+
+from astromesh.types import JsonObject
+
+_LEFT_OUT = (
+    "script, style, noscript, template, svg, canvas, iframe, object, nav, footer, aside, form, button,"
+    " select, dialog, [hidden], [aria-hidden=true], [role=navigation]"
+)
+_MAIN = "main, [role=main], article"
+_BLOCKS = frozenset((
+    "address", "article", "blockquote", "body", "caption", "dd", "details", "div", "dl", "dt", "fieldset",
+    "figcaption", "figure", "header", "hr", "main", "ol", "p", "section", "summary", "table", "ul",
+))  # fmt: skip
+_HEADINGS = {f"h{level}": "#" * level + " " for level in range(1, 7)}
+#: text before a tag's text, beside blocks and headings
+_BEFORE = {"li": "\n- ", "tr": "\n", "td": " | ", "th": " | ", "br": "\n"}
+_CHARSET = re.compile(rb"<meta[^>]+charset\s*=\s*[\"']?\s*([a-zA-Z0-9_:-]+)", re.IGNORECASE)
+_MARKS = ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
+_SPACES = re.compile(r"[ \t\r\n\f]+")
+_AROUND_LINES = re.compile(r"[ \t]*\n[ \t]*")
+_EMPTY_LINES = re.compile(r"\n{3,}")
+_FIRST_CELL = re.compile(r"^ ?\| ", re.MULTILINE)
+_LIKE_HEADING = re.compile(r"^(#{1,6}\s)", re.MULTILINE)
+
+
+class HtmlReader:
+    """The reader `html`."""
+
+    fingerprint = "html/1"
+
+    def read(self, data: bytes) -> tuple[str, JsonObject]:
+        page = LexborHTMLParser(_decode(data))
+        title = page.css_first("title")
+        metadata = {"title": _SPACES.sub(" ", title.text()).strip()} if title is not None else {}
+        for node in page.css(_LEFT_OUT):
+            node.decompose()
+        mains = page.css(_MAIN)
+        root = mains[0] if len(mains) == 1 else page.body
+        if root is None:
+            raise ValueError("it contains no page")
+        return _text(root), {key: value for key, value in metadata.items() if value}
+
+
+def _decode(data: bytes) -> str:
+    """Decodes by the byte order mark, by <meta>, as UTF-8, else as windows-1252, which accepts any byte."""
+    for mark, encoding in _MARKS:
+        if data.startswith(mark):
+            return data.decode(encoding, "replace")
+    declared = _CHARSET.search(data[:2048])
+    for encoding in (declared[1].decode("ascii") if declared else "", "utf-8"):
+        try:
+            return data.decode(encoding)
+        except (LookupError, UnicodeDecodeError):
+            pass
+    return data.decode("cp1252", "replace")
+
+
+def _text(root: LexborNode) -> str:
+    plain: list[str] = []
+    parts: list[str] = []
+    for piece, verbatim in _pieces(root):
+        if verbatim:
+            code = piece.strip("\n")
+            parts += (_tidy("".join(plain)), f"```\n{code}\n```" if code.strip() else "")
+            plain = []
+        else:
+            plain.append(piece)
+    parts.append(_tidy("".join(plain)))
+    return "\n\n".join(filter(None, parts))
+
+
+def _tidy(text: str) -> str:
+    text = _AROUND_LINES.sub("\n", text)
+    return _FIRST_CELL.sub("", _EMPTY_LINES.sub("\n\n", text)).strip()
+
+
+def _pieces(root: LexborNode) -> Iterator[tuple[str, bool]]:
+    """Yields texts in order, and whether each is verbatim. A stack replaces recursion: pages can be deep."""
+    waiting: list[LexborNode | str] = [root]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, str):
+            yield node, False
+        elif node.is_text_node:
+            yield _SPACES.sub(" ", _LIKE_HEADING.sub(r"\\\1", node.text_content or "")), False
+        elif node.tag == "pre":
+            yield node.text(), True
+        else:
+            tag = node.tag or ""
+            around = "\n\n" if tag in _BLOCKS or tag in _HEADINGS else ""
+            yield around + _HEADINGS.get(tag, "") + _BEFORE.get(tag, ""), False
+            waiting.append(around)
+            waiting += reversed(list(node.iter(include_text=True)))
+
+
+# -- PDF -----------------------------------------------------------------------------------------------------
+
+#: errors that pypdf raises for broken files
+_BROKEN = (
+    PyPdfError, ArithmeticError, AssertionError, AttributeError, LookupError, NotImplementedError, OSError,
+    RecursionError, TypeError, ValueError, struct.error, zlib.error,
+)  # fmt: skip
+#: a word that a line break cut in two
+_CUT_WORD = re.compile(r"(?<=[a-zß-ÿ])-\n(?=[a-zß-ÿ])")
+
+
+class PdfReader:
+    """The reader `pdf`."""
+
+    fingerprint = "pdf/1"
+
+    def read(self, data: bytes) -> tuple[str, JsonObject]:
+        try:
+            file = File(io.BytesIO(data))
+            if file.is_encrypted and not file.decrypt(""):
+                raise ValueError("it is encrypted")
+            pages = [page.extract_text() for page in file.pages]
+            metadata = {"title": file.metadata.title, "author": file.metadata.author} if file.metadata else {}
+        except _BROKEN as error:
+            raise ValueError(f"it is not a readable PDF file: {error}") from error
+        text = "\n\n".join(_page(number, page) for number, page in enumerate(pages, 1) if page.strip())
+        if not text:
+            raise ValueError("it contains no text; scanned pages need text recognition first")
+        return text, {key: str(value).strip() for key, value in metadata.items() if value}
+
+
+def _page(number: int, text: str) -> str:
+    body = _LIKE_HEADING.sub(r"\\\1", _CUT_WORD.sub("", text)).strip()
+    # stores reject half of a surrogate pair
+    return f"# Page {number}\n\n{body.encode('utf-8', 'replace').decode()}"

@@ -1,0 +1,300 @@
+"""Semantic memory in SQLite, searched by `knowledge.sqlite_search`.
+
+One file holds the passages of all agents that name it. A scope (tenant, agent, owner) is a word of the
+full-text index, so that a search never reads the words of others. Functions that take a connection run in the
+database's threads.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections import Counter
+from collections.abc import AsyncIterator, Hashable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, ClassVar, NamedTuple, Self
+
+import orjson
+from pydantic import BaseModel, Field
+
+from astromesh.knowledge.base import Embedder, OwnedPassage
+from astromesh.knowledge.passages import (
+    TRIM_EVERY,
+    PassageRow,
+    Scope,
+    SemanticOptions,
+    prepare_passages,
+    to_result,
+    vector_space,
+)
+from astromesh.knowledge.ranking import candidate_count, fuse_results
+from astromesh.knowledge.sqlite_search import Corpus, PassageSearch
+from astromesh.knowledge.words import terms
+from astromesh.plugins import Deps
+from astromesh.storage.expiry import expire_periodically
+from astromesh.storage.migrations import Schema, queries
+from astromesh.storage.sqlite import Database, shared_database
+from astromesh.telemetry.clock import Clock
+from astromesh.types import JsonObject, SemanticResult, SessionKey
+
+_PACKAGE = "astromesh.knowledge"
+SCHEMA = Schema("passages", _PACKAGE, "sql/sqlite/passages")
+SQL = queries(_PACKAGE, "sql/sqlite/passages.sql")
+
+#: word counts are renewed after so many new passages of the file, or removals of the scope
+_COUNTED_FOR = 500
+#: passages deleted in one transaction
+_CHUNK = 500
+
+
+class SqliteOptions(SemanticOptions):
+    path: str = Field("semantic.db", min_length=1, description="Database file, relative to the data folder.")
+    cache_mb: int = Field(
+        256,
+        ge=1,
+        description="Megabytes of vectors kept in memory; what does not fit is read for each query.",
+    )
+
+
+class SemanticQuery(NamedTuple):
+    """Args: vector: of the query, float32, empty for words only; now: seconds since the epoch."""
+
+    scope: Scope
+    terms: tuple[str, ...]
+    vector: bytes
+    space: str
+    top_k: int
+    threshold: float
+    now: float
+
+
+class AddRequest(NamedTuple):
+    """Args: max_passages: passages that the scope may hold."""
+
+    scope: Scope
+    passages: Sequence[PassageRow]
+    max_passages: int
+
+
+class SqlitePassages:
+    """A SemanticStore over one SQLite file.
+
+    Args:
+        table: the passages of the file, shared by all agents that use it.
+        embedder: None for words only.
+    """
+
+    Options: ClassVar[type[BaseModel]] = SqliteOptions
+
+    def __init__(
+        self, table: PassageTable, options: SqliteOptions, embedder: Embedder | None, clock: Clock
+    ) -> None:
+        self._table, self._options, self._embedder, self._clock = table, options, embedder, clock
+
+    @classmethod
+    async def open(cls, options: SqliteOptions, deps: Deps) -> Self:
+        """Raises: StoreUnavailable: the file cannot be used. ConfigError: a newer astromesh wrote it."""
+        database = await shared_database(deps, options.path)
+        table: PassageTable = await deps.resources.shared(
+            (cls, database.path), lambda: PassageTable.open_shared(database, options.cache_mb, deps.clock)
+        )
+        return cls(table, options, deps.embedder, deps.clock)
+
+    async def add(
+        self, tenant: str, agent: str, owner: str, passages: Sequence[tuple[str, JsonObject]]
+    ) -> None:
+        rows = await prepare_passages(passages, self._embedder, self._clock.now(), self._options.ttl)
+        if rows:
+            request = AddRequest(Scope(tenant, agent, owner), rows, self._options.max_passages)
+            await self._table.database.write(self._table.add, request)
+
+    async def search(
+        self, tenant: str, agent: str, owner: str, query: str, *, top_k: int = 5, threshold: float = 0.0
+    ) -> tuple[SemanticResult, ...]:
+        vector, space = b"", ""
+        if self._embedder is not None:
+            embedded = (await self._embedder.embed([query]))[0]
+            vector, space = embedded.tobytes(), vector_space(self._embedder, len(embedded))
+        scope, now = Scope(tenant, agent, owner), self._clock.now()
+        request = SemanticQuery(scope, terms(query), vector, space, top_k, threshold, now)
+        return await self._table.database.read(self._table.search, request)
+
+    @property
+    def place(self) -> Hashable:
+        return self._table
+
+    async def owned(
+        self, tenant: str, owner: str, *, after: int = 0, limit: int = 50
+    ) -> tuple[OwnedPassage, ...]:
+        bound = (tenant, owner, after, self._clock.now(), limit)
+        rows = await self._table.database.read(_owned, bound)
+        return tuple(OwnedPassage(row[0], row[1], row[2], orjson.loads(row[3])) for row in rows)
+
+    async def erase(self, key: SessionKey) -> int:
+        return await self._table.delete("of_session", *key)
+
+    async def erase_owner(self, tenant: str, owner: str) -> int:
+        return await self._table.erase_owner(tenant, owner)
+
+    async def expire(self, now: float) -> int:
+        return await self._table.expire(now)
+
+    async def ping(self) -> None:
+        await self._table.database.ping()
+
+    async def close(self) -> None:
+        """Does nothing: the database closes with the runtime's resources."""
+
+
+class PassageTable:
+    """The passages of one file. `add` runs in the writer's thread, `search` in the reader's.
+
+    Args:
+        max_bytes: bytes of vectors in memory.
+    """
+
+    def __init__(self, database: Database, max_bytes: int) -> None:
+        self.database = database
+        self._search = PassageSearch(SQL, max_bytes)
+        self._added: Counter[int] = Counter()
+
+    @classmethod
+    @asynccontextmanager
+    async def open_shared(cls, database: Database, cache_mb: int, clock: Clock) -> AsyncIterator[Self]:
+        await database.migrate(SCHEMA)
+        table = cls(database, cache_mb * 1024 * 1024)
+        async with expire_periodically(table.expire, clock):
+            yield table
+
+    async def expire(self, now: float) -> int:
+        return await self.delete("expired", now)
+
+    async def erase_owner(self, tenant: str, owner: str) -> int:
+        count = await self.delete("of_owner", tenant, owner)
+        await self.database.write(_erase_scopes, (tenant, owner))
+        return count
+
+    async def delete(self, name: str, *bound: object) -> int:
+        """Deletes the passages that a query finds, then their words from the full-text index.
+
+        Args:
+            name: a query in `passages.sql` that finds passages; its last argument is a limit.
+        """
+        total = 0
+        while count := await self.database.write(_delete, (name, (*bound, _CHUNK))):
+            total += count
+        if total:
+            await self.database.write(_forget_words, None)
+        return total
+
+    def add(self, connection: sqlite3.Connection, items: Sequence[AddRequest]) -> Sequence[None]:
+        for scope, passages, max_passages in items:
+            number, _ = _scope(connection, scope) or _create_scope(connection, scope)
+            for passage in passages:
+                _upsert(connection, number, passage)
+            self._trim(connection, number, len(passages), max_passages)
+        return [None] * len(items)
+
+    def _trim(self, connection: sqlite3.Connection, number: int, count: int, max_passages: int) -> None:
+        self._added[number] += count
+        if self._added[number] >= min(TRIM_EVERY, max_passages):
+            del self._added[number]
+            _drop_passages(connection, "beyond", (number, max_passages))
+
+    def search(
+        self, connection: sqlite3.Connection, items: Sequence[SemanticQuery]
+    ) -> Sequence[tuple[SemanticResult, ...]]:
+        return [self._search_one(connection, item) for item in items]
+
+    def _search_one(self, connection: sqlite3.Connection, query: SemanticQuery) -> tuple[SemanticResult, ...]:
+        scope = _scope(connection, query.scope)
+        if scope is None:
+            return ()
+        (number, removed), limit = scope, candidate_count(query.top_k)
+        corpus = _corpus(connection, number, removed)
+        candidates = self._search.propose(connection, corpus, query.terms, limit)
+        near: list[tuple[int, float]] = []
+        cosines: dict[int, float] = {}
+        if query.vector:
+            key, dimensions = (number, query.space), len(query.vector) // 4
+            index = self._search.index(connection, key, removed, dimensions)
+            near = index.nearest(query.vector, limit)
+            cosines = index.cosines(candidates.ranks, query.vector)
+        if candidates.ranks.keys() <= cosines.keys():
+            by_words = list(candidates.ranks.items())  # only the order counts: vectors give the scores
+        else:
+            by_words = self._search.score(connection, corpus, candidates, len(query.terms))
+        best = fuse_results(near, by_words, cosines, top_k=limit, threshold=query.threshold)
+        return _results(connection, number, best, query)
+
+
+def _corpus(connection: sqlite3.Connection, number: int, removed: int) -> Corpus:
+    """The passages of a scope; in a file of one scope, BM25 need not count the scope's word."""
+    only = connection.execute(SQL["scopes"]).fetchone()[0] == 1
+    newest = connection.execute(SQL["newest"]).fetchone()[0] or 0
+    return Corpus(
+        (newest // _COUNTED_FOR, removed // _COUNTED_FOR),
+        columns="content : ",
+        scope="" if only else f'scope : "{number}" AND ',
+        newest_first=True,
+    )
+
+
+def _scope(connection: sqlite3.Connection, scope: Scope) -> tuple[int, int] | None:
+    """Number and removal counter of a scope."""
+    row: tuple[int, int] | None = connection.execute(SQL["scope"], scope).fetchone()
+    return row
+
+
+def _create_scope(connection: sqlite3.Connection, scope: Scope) -> tuple[int, int]:
+    return connection.execute(SQL["make_scope"], scope).lastrowid or 0, 0
+
+
+def _results(
+    connection: sqlite3.Connection, number: int, best: Sequence[tuple[int, float]], query: SemanticQuery
+) -> tuple[SemanticResult, ...]:
+    """The best passages that have not expired."""
+    listed = orjson.dumps([one for one, _ in best]).decode()
+    rows = connection.execute(SQL["passages"], (number, listed, query.now))
+    found = {one: (content, metadata) for one, content, metadata in rows}
+    alive = [(*found[one], score) for one, score in best if one in found]
+    return tuple(to_result(*one) for one in alive[: query.top_k])
+
+
+def _upsert(connection: sqlite3.Connection, number: int, passage: PassageRow) -> None:
+    """Stores a passage, or the new source of one that is stored; another vector makes it a new passage."""
+    same = connection.execute(SQL["same"], (number, passage.hash)).fetchone()
+    if same is not None and (passage.vector is None or same[1] == passage.space):
+        source = (passage.session_id, passage.metadata, passage.created_at, passage.expires_at)
+        connection.execute(SQL["update_source"], (same[0], *source))
+        return
+    if same is not None:
+        _drop_passages(connection, "one", (same[0],))
+    added = connection.execute(SQL["add"], (number, *passage)).lastrowid
+    connection.execute(SQL["add_words"], (added, number, passage.content))
+
+
+def _owned(
+    connection: sqlite3.Connection, items: Sequence[tuple[object, ...]]
+) -> Sequence[list[tuple[Any, ...]]]:
+    return [connection.execute(SQL["owned"], bound).fetchall() for bound in items]
+
+
+def _delete(connection: sqlite3.Connection, items: Sequence[tuple[str, tuple[object, ...]]]) -> Sequence[int]:
+    return [_drop_passages(connection, name, bound) for name, bound in items]
+
+
+def _drop_passages(connection: sqlite3.Connection, name: str, bound: tuple[object, ...]) -> int:
+    rows = connection.execute(SQL[name], bound).fetchall()
+    connection.executemany(SQL["drop_words"], rows)
+    connection.executemany(SQL["drop"], [row[:1] for row in rows])
+    return len(rows)
+
+
+def _erase_scopes(connection: sqlite3.Connection, items: Sequence[tuple[str, str]]) -> Sequence[None]:
+    connection.executemany(SQL["erase_scopes"], items)
+    return [None] * len(items)
+
+
+def _forget_words(connection: sqlite3.Connection, items: Sequence[None]) -> Sequence[None]:
+    connection.execute(SQL["forget_words"])
+    return [None] * len(items)

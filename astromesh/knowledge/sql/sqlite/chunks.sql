@@ -1,0 +1,98 @@
+-- name: known
+SELECT id, hash, stamp FROM documents
+
+-- name: put_document
+INSERT INTO documents (id, hash, stamp, metadata) VALUES (?, ?, ?, ?)
+
+-- name: put_chunk
+INSERT INTO chunks (document, start, "end") VALUES (?, ?, ?)
+
+-- name: put_words
+INSERT INTO words (rowid, title, heading, body) VALUES (?, ?, ?, ?)
+
+-- name: touch
+UPDATE documents SET stamp = ? WHERE id = ?
+
+-- name: drop_document
+DELETE FROM documents WHERE id = ?
+
+-- name: drop_words
+DELETE FROM words WHERE rowid IN (SELECT id FROM chunks WHERE document = ?)
+
+-- name: drop_chunks
+DELETE FROM chunks WHERE document = ?
+
+-- name: put_vector
+INSERT INTO vectors (chunk, embedder, vector) VALUES (?, ?, ?)
+
+-- name: drop_vectors
+DELETE FROM vectors WHERE chunk IN (SELECT id FROM chunks WHERE document = ?)
+
+-- name: count_removal
+UPDATE removals SET count = count + 1
+
+-- name: state
+SELECT (SELECT count FROM removals), (SELECT max(id) FROM chunks)
+
+-- name: count
+SELECT count(*) FROM (SELECT 1 FROM words WHERE words MATCH ? LIMIT ?)
+
+-- name: ranked
+SELECT row, rank FROM (
+    SELECT rowid AS row, -bm25(words, 2.0, 3.0, 1.0) AS rank FROM words WHERE words MATCH ? LIMIT ?
+)
+ORDER BY rank DESC, row
+LIMIT ?
+
+-- name: ranked_of
+SELECT row, rank FROM (
+    SELECT rowid AS row, -bm25(words, 2.0, 3.0, 1.0) AS rank
+    FROM words
+    WHERE words MATCH ?1 AND (SELECT document FROM chunks WHERE chunks.id = words.rowid) IN (SELECT value FROM json_each(?4))
+    LIMIT ?2
+)
+ORDER BY rank DESC, row
+LIMIT ?3
+
+-- name: some
+SELECT rowid FROM words WHERE words MATCH ? LIMIT ?
+
+-- name: some_of
+SELECT rowid
+FROM words
+WHERE words MATCH ?1 AND (SELECT document FROM chunks WHERE chunks.id = words.rowid) IN (SELECT value FROM json_each(?3))
+LIMIT ?2
+
+-- name: has_term
+SELECT rowid FROM words WHERE words MATCH ? AND rowid IN (SELECT value FROM json_each(?))
+
+-- name: has_term_between
+SELECT rowid FROM words WHERE words MATCH ? AND rowid BETWEEN ? AND ?
+
+-- name: documents_with
+SELECT id FROM documents WHERE NOT EXISTS (
+    SELECT 1 FROM json_each(?) AS filter
+    WHERE NOT EXISTS (
+        SELECT 1 FROM json_each(filter.value) AS wanted
+        WHERE (filter.key = 'document' AND wanted.value = documents.id)
+        OR EXISTS (
+            SELECT 1 FROM json_each(documents.metadata) AS has
+            LEFT JOIN json_each(CASE has.type WHEN 'array' THEN has.value ELSE json_array(has.value) END) AS one
+            WHERE has.key = filter.key AND one.value = wanted.value
+        )
+    )
+)
+
+-- name: chunks_of
+SELECT id FROM chunks WHERE document IN (SELECT value FROM json_each(?))
+
+-- name: vector_ids
+SELECT chunk FROM vectors WHERE embedder = ? AND chunk <= ?
+
+-- name: vectors
+SELECT chunk, vector FROM vectors WHERE embedder = ? AND chunk > ? AND length(vector) = ? ORDER BY chunk
+
+-- name: passage
+SELECT chunks.document, words.body, chunks.start, chunks."end", words.heading, documents.metadata
+FROM chunks JOIN words ON words.rowid = chunks.id JOIN documents ON documents.id = chunks.document
+WHERE chunks.id = ?

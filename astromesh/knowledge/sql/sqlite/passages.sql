@@ -1,0 +1,94 @@
+-- Every search and every change names a scope: tenant, agent and owner.
+
+-- name: scope
+SELECT id, removed FROM scopes WHERE tenant = ? AND agent = ? AND owner = ?
+
+-- name: make_scope
+INSERT INTO scopes (tenant, agent, owner) VALUES (?, ?, ?)
+
+-- name: same
+SELECT id, space FROM passages WHERE scope = ? AND hash = ?
+
+-- name: update_source
+-- The same content again is the same passage, with its newest source.
+UPDATE passages SET session_id = ?2, metadata = ?3, created_at = ?4, expires_at = ?5 WHERE id = ?1
+
+-- name: add
+INSERT INTO passages (scope, hash, session_id, content, metadata, created_at, expires_at, space, vector)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
+
+-- name: add_words
+INSERT INTO passage_words (rowid, scope, content) VALUES (?, ?, ?)
+
+-- name: drop
+DELETE FROM passages WHERE id = ?
+
+-- name: drop_words
+INSERT INTO passage_words (passage_words, rowid, scope, content) VALUES ('delete', ?, ?, ?)
+
+-- name: forget_words
+-- Deleted passages leave their words in older segments of the index until they are merged.
+INSERT INTO passage_words (passage_words) VALUES ('optimize')
+
+-- name: vectors
+SELECT id, vector FROM passages WHERE scope = ? AND space = ? AND id > ? AND length(vector) = ? ORDER BY id
+
+-- name: vector_ids
+SELECT id FROM passages WHERE scope = ? AND space = ? AND id <= ?
+
+-- name: scopes
+-- One, or several.
+SELECT count(*) FROM (SELECT 1 FROM scopes LIMIT 2)
+
+-- name: newest
+SELECT max(id) FROM passages
+
+-- name: count
+SELECT count(*) FROM (SELECT 1 FROM passage_words WHERE passage_words MATCH ? LIMIT ?)
+
+-- name: ranked
+-- Of more matches than are ranked, the newest are.
+SELECT row, rank FROM (
+    SELECT rowid AS row, -bm25(passage_words, 0.0, 1.0) AS rank
+    FROM passage_words WHERE passage_words MATCH ? ORDER BY rowid DESC LIMIT ?
+)
+ORDER BY rank DESC, row DESC
+LIMIT ?
+
+-- name: some
+SELECT rowid FROM passage_words WHERE passage_words MATCH ? ORDER BY rowid DESC LIMIT ?
+
+-- name: has_term
+SELECT rowid FROM passage_words WHERE passage_words MATCH ? AND rowid IN (SELECT value FROM json_each(?))
+
+-- name: has_term_between
+SELECT rowid FROM passage_words WHERE passage_words MATCH ? AND rowid BETWEEN ? AND ?
+
+-- name: passages
+SELECT id, content, metadata FROM passages
+WHERE +scope = ? AND id IN (SELECT value FROM json_each(?)) AND (expires_at = 0 OR expires_at > ?)
+
+-- name: owned
+-- Of all agents: the one query that names no agent.
+SELECT p.id, s.agent, p.content, p.metadata FROM passages p JOIN scopes s ON s.id = p.scope
+WHERE s.tenant = ? AND s.owner = ? AND p.id > ? AND (p.expires_at = 0 OR p.expires_at > ?) ORDER BY p.id LIMIT ?
+
+-- name: beyond
+SELECT id, scope, content FROM passages WHERE scope = ?1 ORDER BY id DESC LIMIT -1 OFFSET ?2
+
+-- name: one
+SELECT id, scope, content FROM passages WHERE id = ?
+
+-- name: of_session
+SELECT id, scope, content FROM passages
+WHERE session_id = ?3 AND scope IN (SELECT id FROM scopes WHERE tenant = ?1 AND agent = ?2) LIMIT ?4
+
+-- name: of_owner
+SELECT p.id, p.scope, p.content FROM passages p JOIN scopes s ON s.id = p.scope
+WHERE s.tenant = ? AND s.owner = ? LIMIT ?
+
+-- name: expired
+SELECT id, scope, content FROM passages WHERE expires_at > 0 AND expires_at <= ? LIMIT ?
+
+-- name: erase_scopes
+DELETE FROM scopes WHERE tenant = ? AND owner = ? AND NOT EXISTS (SELECT 1 FROM passages WHERE scope = scopes.id)

@@ -1,1 +1,0 @@
-"""Episodic memory: what happened in a session."""

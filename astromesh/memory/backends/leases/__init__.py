@@ -1,1 +1,0 @@
-"""Session leases beside the turns they guard, by store."""

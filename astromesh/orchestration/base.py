@@ -1,0 +1,69 @@
+"""The pattern protocol, its task and its outcome (document 001, step 7)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol, runtime_checkable
+
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from astromesh.providers.base import ModelPort
+from astromesh.tools.base import ToolPort
+from astromesh.types import JsonObject, Message, ToolSpec, Usage
+
+
+class PatternTask(Struct, frozen=True):
+    """The input of step 7: everything that a pattern may read.
+
+    Args:
+        messages: system message first, then history, last the user's message.
+        tools: from step 6.
+        max_iterations: model calls of one tool loop.
+        context: the request's own template variables.
+    """
+
+    messages: tuple[Message, ...]
+    tools: tuple[ToolSpec, ...] = ()
+    max_iterations: int = 10
+    context: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Outcome(Struct, frozen=True):
+    """The result of step 7.
+
+    Args:
+        text: the answer; never a raw tool result, never the question.
+        stop_reason: `completed`, `max_iterations`, … (graph.md section 2, Stops).
+        iterations: model calls of the pattern's loop.
+        error: message of a pattern that failed, else empty.
+        metadata: added to the metadata of the run, e.g. `reasoning`.
+    """
+
+    text: str
+    stop_reason: str = "completed"
+    iterations: int = 0
+    usage: Usage = Usage()
+    error: str = ""
+    metadata: JsonObject = field(default_factory=dict)
+
+    def with_text(self, text: str) -> Outcome:
+        """The same outcome with another text."""
+        return replace(self, text=text)
+
+
+class Pattern(Protocol):
+    """An orchestration pattern (document 001, step 7): model_fn and tool_fn in, the final answer out.
+
+    `scope` is the run's `astromesh.graph.scope.Scope`.
+    """
+
+    async def run(self, task: PatternTask, model: ModelPort, tools: ToolPort, scope: Any) -> Outcome: ...
+
+
+@runtime_checkable
+class Drawable(Protocol):
+    """A pattern that can be drawn, as graphs can."""
+
+    def to_mermaid(self, iterations: int) -> str:
+        """A Mermaid diagram, for an agent with this `max_iterations`."""

@@ -1,1 +1,0 @@
-"""The pattern `reasoning`: the controller of `astromesh.graph.reasoning` inside a run of the pipeline."""

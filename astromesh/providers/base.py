@@ -1,0 +1,73 @@
+"""The model protocols: a provider is one endpoint with one model."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from astromesh.types import CompletionRequest, CompletionResult, Delta, StreamBroken
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """Features and quality of a model, for the router's strategies and the pipeline.
+
+    Args:
+        json: whether it supports output schemas. The embedded provider does not.
+        context_window: tokens; 0 if unknown.
+        quality: 0 to 100, for `quality_first`.
+        priced: whether `estimated_cost` knows a price; a free endpoint has the known price 0.
+        language_model: False for a stand-in; every strategy uses it last.
+    """
+
+    tools: bool = True
+    streaming: bool = True
+    vision: bool = False
+    json: bool = True
+    context_window: int = 0
+    quality: float = 50.0
+    priced: bool = True
+    language_model: bool = True
+
+
+class Provider(Protocol):
+    """One model behind one endpoint. It translates all errors to `ProviderError`s."""
+
+    #: `provider/model`, e.g. `openai/gpt-4o-mini`: the name of the breaker, of metrics and of errors
+    name: str
+    #: the configured provider name, e.g. `openai`, and the model's, e.g. `gpt-4o-mini`
+    provider: str
+    model: str
+    capabilities: Capabilities
+
+    async def complete(self, request: CompletionRequest) -> CompletionResult: ...
+
+    def stream(self, request: CompletionRequest) -> AsyncIterator[Delta | CompletionResult]:
+        """Yields the provider's deltas, then exactly one CompletionResult with the whole answer.
+
+        Closing the async generator closes the model's connection. A stream that ends early raises an error.
+        """
+
+    def estimated_cost(self, request: CompletionRequest) -> float:
+        """Returns the estimated cost of a request in US dollars; 0.0 if no price is known."""
+
+    async def ping(self) -> str | None:
+        """Checks the endpoint. Returns what could not be checked, e.g. the key; None if all is well.
+
+        Spends no tokens.
+
+        Raises:
+            ProviderError: the endpoint does not answer.
+        """
+
+    async def close(self) -> None: ...
+
+
+class ModelPort(Protocol):
+    """A model as runs see it: a Provider, the model router, or a wrapper."""
+
+    async def complete(self, request: CompletionRequest) -> CompletionResult: ...
+
+    def stream(self, request: CompletionRequest) -> AsyncIterator[Delta | StreamBroken | CompletionResult]:
+        """Yields as a provider does, and `StreamBroken` if an answer ends early and another model answers."""

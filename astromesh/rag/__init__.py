@@ -1,1 +1,0 @@
-"""Knowledge: documents from folders, cut into passages, found again with their source."""

@@ -1,0 +1,218 @@
+"""Runs with an `Idempotency-Key`: the same key and body is the same run, once.
+
+Here are the runs that are not durable (durable ones take their key when they are accepted). Such a run's
+row is on disk before it starts, with the key, and has the result before anybody is answered. A second
+caller with the key waits for that row, in whatever process it is. The run continues when its callers leave:
+they will come back for the answer. When its process dies the row fails (`interrupted`) and the key may be
+used again: what the run's tools had done until then stays done. Who needs more than that asks for a durable
+run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from functools import partial
+
+import structlog
+
+from astromesh.access.scopes import Viewer
+from astromesh.durable.base import ENDED_STATUSES, IdempotencyKey, RunChange, RunRow, SegmentClaim
+from astromesh.durable.run_registry import RunRegistry, outcome_of
+from astromesh.durable.worker import RunWorker
+from astromesh.durable.writer import retry_while_unavailable
+from astromesh.errors import (
+    AllProvidersFailed,
+    AstromeshError,
+    EventsGone,
+    GuardrailBlocked,
+    LeaseLost,
+    RunNotFound,
+)
+from astromesh.runtime.records import RunAnswer
+from astromesh.runtime.stored_runs import answer_of
+from astromesh.telemetry.clock import Clock
+from astromesh.telemetry.events import EventSink
+from astromesh.telemetry.run_log import RunLog
+from astromesh.types import Event, JsonObject
+
+#: seconds for which a key is kept
+KEY_SECONDS = 86_400.0
+#: seconds between two polls at the row of another process: the first, the longest
+_FIRST_POLL_SECONDS, _MAX_POLL_SECONDS = 0.02, 0.25
+
+Work = Callable[[], Awaitable[RunAnswer]]
+Leave = Callable[[], None]
+
+log = structlog.get_logger("astromesh.runs")
+
+
+class IdempotentRuns:
+    """The runs with keys of one process.
+
+    Args:
+        registry: knows the events of those that run here.
+    """
+
+    def __init__(self, durable: RunWorker, registry: RunRegistry, clock: Clock) -> None:
+        self._durable, self._registry, self._clock = durable, registry, clock
+        self._local: dict[str, _SharedRun] = {}
+
+    async def answer(
+        self,
+        key: IdempotencyKey,
+        run: RunLog,
+        work: Work,
+        sinks: Sequence[EventSink],
+        *,
+        abandoned: bool = False,
+    ) -> RunAnswer:
+        """Returns the answer to a key: of `work`, or of the run that already has the key.
+
+        Args:
+            run: the record of the run that `work` would be.
+            sinks: listen to `work` from its first event; they are shown the events of the other run.
+            abandoned: the run is cancelled when nobody waits for it any more.
+
+        Raises:
+            IdempotencyConflict: the key was used with another body.
+            AstromeshError: what ended the run.
+        """
+        await self._durable.start()
+        row = self._row(run)
+        kept = await self._durable.store.accept(row, key)
+        if kept.run_id == row.run_id:
+            self._local[row.run_id] = _SharedRun(
+                asyncio.create_task(self._perform(row, run, work)), abandoned
+            )
+            return await self._local[row.run_id].result()
+        shown = await self._follow(kept, sinks)
+        try:
+            if (call := self._local.get(kept.run_id)) is not None:
+                return await call.result()
+            row = await self._wait_for_end(kept)
+            for sink in sinks:
+                if sink not in shown:
+                    sink.send(last_event(row))
+            return answer_of(row, kept.run_id)
+        finally:
+            for leave in filter(None, shown.values()):
+                leave()
+
+    def _row(self, run: RunLog) -> RunRow:
+        return RunRow(
+            run.run_id, run.tenant, run.owner, run.agent, run.session_id, run.trace_id, "running",
+            self._clock.now(), worker=self._durable.worker,
+        )  # fmt: skip
+
+    async def _perform(self, row: RunRow, run: RunLog, work: Work) -> RunAnswer:
+        try:
+            answer = await work()
+        except AstromeshError as error:
+            await self._settle(row, run, error_details(error))
+            raise
+        except asyncio.CancelledError:  # everybody who waited has gone
+            await asyncio.shield(self._settle(row, run, {}))
+            raise
+        else:
+            await self._settle(row, run, {})
+            return answer
+        finally:
+            self._local.pop(row.run_id, None)
+
+    async def _settle(self, row: RunRow, run: RunLog, details: JsonObject) -> None:
+        result, error = outcome_of(run)
+        change = RunChange(
+            status=run.status,  # type: ignore[arg-type]
+            result=result,
+            error={**error, "more": details} if error else None,
+            usage=run.meter.usage,
+            attempts=tuple(run.attempts),
+            finished_at=self._clock.now(),
+        )
+        claim = SegmentClaim(row.run_id, row.segment, row.worker)
+        try:
+            await retry_while_unavailable(partial(self._durable.store.commit, claim, change=change))
+        except LeaseLost:  # this process was thought dead; its callers here get their answer all the same
+            log.warning("named_run_given_up", run_id=row.run_id)
+
+    # -- the second caller ---------------------------------------------------------------------------------
+
+    async def _follow(self, kept: RunRow, sinks: Sequence[EventSink]) -> dict[EventSink, Leave | None]:
+        """Shows the events of a run of this process; of those elsewhere only the last one is known.
+
+        Returns who is shown them, and what ends that.
+        """
+        shown = {}
+        for sink in sinks:
+            with suppress(RunNotFound, EventsGone):
+                viewer = Viewer(kept.tenant, kept.owner)
+                shown[sink] = await self._registry.follow(kept.run_id, viewer, 0, sink)
+        return shown
+
+    async def _wait_for_end(self, row: RunRow) -> RunRow:
+        """Returns the row once the run has ended."""
+        pause, store = _FIRST_POLL_SECONDS, self._durable.store
+        while row.status not in ENDED_STATUSES:
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _MAX_POLL_SECONDS)
+            found = await retry_while_unavailable(partial(store.get, row.run_id))
+            if found is None:
+                raise RunNotFound(f"The run {row.run_id!r} was erased.")
+            row = found
+        return row
+
+
+class _SharedRun:
+    """An active run and its callers.
+
+    Args:
+        abandoned: it is cancelled when the last of them has gone.
+    """
+
+    def __init__(self, task: asyncio.Task[RunAnswer], abandoned: bool) -> None:
+        self._task, self._abandoned = task, abandoned
+        self._callers = 0
+        task.add_done_callback(_retrieve_error)
+
+    async def result(self) -> RunAnswer:
+        self._callers += 1
+        try:
+            return await asyncio.shield(self._task)
+        finally:
+            self._callers -= 1
+            if self._abandoned and not self._callers and not self._task.done():
+                self._task.cancel()
+                with suppress(asyncio.CancelledError):
+                    await self._task
+
+
+def _retrieve_error(task: asyncio.Task[RunAnswer]) -> None:
+    """Retrieves the error of a run without callers; it is stored in the row."""
+    if not task.cancelled():
+        task.exception()
+
+
+def error_details(error: AstromeshError) -> JsonObject:
+    """Returns the fields of a problem document beside code and detail, for a repeated answer."""
+    if isinstance(error, GuardrailBlocked):
+        return {"guardrail": error.guardrail}
+    if isinstance(error, AllProvidersFailed):
+        failures = [
+            {"provider": f.provider, "code": f.code, "status": f.upstream_status} for f in error.failures
+        ]
+        return {"failures": failures}
+    seconds = getattr(error, "retry_after", 0.0)
+    return {"retry_after": seconds} if seconds else {}
+
+
+def last_event(row: RunRow) -> Event:
+    """Builds the last event of a run of another process."""
+    data = row.result if row.status == "completed" and row.result else {}
+    if row.status != "completed":
+        said = (row.result or {}).get("response", "")
+        data = {"response": said, "agent": row.agent, "usage": row.usage.to_json()}
+    if row.error is not None:
+        data = {"code": row.error["code"], "detail": row.error["detail"], **data}
+    return Event(row.run_id, 1, row.finished_at, f"run.{row.status}", data)

@@ -1,0 +1,141 @@
+"""The desk of the channels that are set up: opened by servers alone, so that no command answers people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import count
+from typing import Any
+
+from astromesh.access.scopes import principal_of
+from astromesh.channels.base import AskAgent, ChannelRunRequest, Inbox, InboxWorker
+from astromesh.config.connections import ChannelBlock
+from astromesh.durable.base import IdempotencyKey, RunRow
+from astromesh.errors import (
+    AgentUnavailable,
+    GuardrailBlocked,
+    RateLimited,
+    RunFailed,
+    SessionBusy,
+    Unavailable,
+)
+from astromesh.net.http import Http
+from astromesh.plugins import Deps
+from astromesh.runtime.engine import AgentRuntime
+from astromesh.runtime.records import RunRequest
+from astromesh.runtime.stored_runs import wait_for_run
+from astromesh.telemetry.traces import read_traceparent
+
+
+async def open_inbox_worker(runtime: AgentRuntime) -> InboxWorker | None:
+    """The desk of an open runtime, which it closes with; None where channels.yaml names no channel.
+
+    Raises:
+        StoreUnavailable, ConfigError: the inbox cannot be opened.
+    """
+    opened = runtime.state
+    blocks = opened.configuration.channels.spec.channels
+    if not blocks:
+        return None
+    deps = await _deps(runtime)
+    inbox = await _inbox(runtime, deps)
+    channels = {
+        name: (await _channel(runtime, name, block, deps), _setup(block)) for name, block in blocks.items()
+    }
+    plugin = runtime.plugins.load("inbox_workers", "channels")
+    options = plugin.Options(inbox=inbox, channels=channels, ask=channel_runner(runtime))
+    desk: InboxWorker = await plugin.open(options, deps)
+    opened.resources.on_close(desk.close)
+    opened.checks["store:inbox"] = inbox.ping
+    opened.erasers.append(desk.erase)
+    return desk
+
+
+def channel_runner(runtime: AgentRuntime) -> AskAgent:
+    """How a channel's question becomes a run. The one place that knows.
+
+    The run is durable, and named by its messages: asked again after a crash, it is the same run. One that
+    could not begin is asked under another name the next time.
+    """
+
+    async def ask(question: ChannelRunRequest) -> str:
+        agent = runtime.agent(question.agent)
+        request = RunRequest(
+            question.query,
+            question.session_id,
+            dict(question.context),
+            dict(question.metadata),
+            question.images,
+            caused_by=read_traceparent(question.traceparent),
+        )
+        for attempt in count():
+            key = _run_key(question, attempt, runtime.clock.now())
+            row = await runtime.accept(agent, request, caller=question.caller, key=key)
+            if not _may_retry(row):
+                return await _answer(runtime, row)
+        raise AssertionError("a name that is new is found")
+
+    return ask
+
+
+async def _answer(runtime: AgentRuntime, row: RunRow) -> str:
+    """Raises: ApprovalRequired: a person must decide first; ask again."""
+    try:
+        return (await wait_for_run(runtime.runs, runtime.durable.store, row, ())).response
+    except RunFailed as failed:
+        if failed.code == GuardrailBlocked.code:
+            raise GuardrailBlocked(str(failed.details.get("guardrail", "")), str(failed)) from failed
+        if failed.code in _RETRYABLE_CODES:
+            raise Unavailable(str(failed)) from failed
+        raise
+
+
+def _may_retry(row: RunRow) -> bool:
+    return row.status == "failed" and (row.error or {}).get("code") in _RETRYABLE_CODES
+
+
+def _run_key(question: ChannelRunRequest, attempt: int, now: float) -> IdempotencyKey:
+    key = f"{question.key}#{attempt}" if attempt else question.key
+    return IdempotencyKey(
+        *principal_of(question.caller), f"channel {question.agent}", key, "", now + _KEY_SECONDS
+    )
+
+
+#: codes of runs that failed for what passes
+_RETRYABLE_CODES = frozenset({Unavailable.code, AgentUnavailable.code, SessionBusy.code, RateLimited.code})
+#: seconds that the name of a run is kept; a messenger repeats a webhook for a week
+_KEY_SECONDS = 8 * 86_400.0
+
+
+async def _deps(runtime: AgentRuntime) -> Deps:
+    opened = runtime.state
+    return Deps(
+        http=await opened.resources.shared(Http, Http),
+        clock=runtime.clock,
+        data_dir=runtime.data_dir,
+        config_dir=opened.configuration.folder,
+        storage_url=opened.configuration.runtime.spec.storage.url.get_secret_value(),
+        resources=opened.resources,
+    )
+
+
+async def _inbox(runtime: AgentRuntime, deps: Deps) -> Inbox:
+    """In the runtime's own store, which several servers share where that is PostgreSQL."""
+    kind = "postgres" if deps.storage_url.startswith("postgres") else "sqlite"
+    inbox: Inbox = await runtime.plugins.open("inboxes", kind, {}, deps)
+    return inbox
+
+
+async def _channel(runtime: AgentRuntime, name: str, block: ChannelBlock, deps: Deps) -> Any:
+    return await runtime.plugins.load("channels", name).open(block.options, deps)
+
+
+def _setup(block: ChannelBlock) -> Mapping[str, Any]:
+    return {
+        "default_agent": block.default_agent,
+        "agents": block.agents,
+        "debounce": block.debounce_ms / 1000,
+        "tenant": block.tenant,
+        "identity_key": block.identity_key.get_secret_value(),
+        "failure_reply": block.failure_reply,
+        "lease": block.lease_seconds,
+    }

@@ -1,0 +1,353 @@
+"""Tasks of this process and of the store as callers see them: state, events, artifacts, replays."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+from astromesh.access.scopes import Viewer
+from astromesh.durable.base import ENDED_TASK_STATUSES, Artifact, ArtifactFilter, TaskRow, TaskStore
+from astromesh.errors import Conflict, InvalidInput, NotDurable, NotWaiting, StoreError, TaskNotFound
+from astromesh.plugins import Resources
+from astromesh.runtime.task_log import LiveTask
+from astromesh.runtime.workflows import WorkflowHost, WorkflowRegistry, open_workflow
+from astromesh.telemetry.events import EventSink
+from astromesh.types import JsonObject
+from astromesh.workflow.base import TaskResult
+from astromesh.workflow.engine import Engine
+from astromesh.workflow.inspector import Inspector
+from astromesh.workflow.projection import TaskProjection
+from astromesh.workflow.recording import Recording
+from astromesh.workflow.replay import Replay, is_timing_dependent, recorded_layers
+
+#: seconds between two polls at a Task that another process works on
+_REMOTE_POLL_SECONDS = 0.2
+
+
+#: records behind the n first ones; what is set with the next ones, None where nobody here works on it
+RecordSource = Callable[[int], Awaitable[tuple[Sequence[JsonObject], asyncio.Event | None]]]
+
+
+class TaskFollower:
+    """Sends the events after `after`, then new ones, until the Task has ended.
+
+    Args:
+        sink: closed behind the last event.
+    """
+
+    def __init__(
+        self,
+        source: RecordSource,
+        retold: TaskProjection,
+        after: int,
+        sink: EventSink,
+        end: Callable[[], None],
+    ) -> None:
+        self._source, self._retold, self._after, self._sink, self._end = source, retold, after, sink, end
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> Callable[[], None]:
+        """Returns a function that ends it."""
+        self._task = asyncio.create_task(self._follow())
+        return self._task.cancel  # type: ignore[return-value]
+
+    async def _follow(self) -> None:
+        seen = 0
+        try:
+            while True:
+                records, news = await self._read(seen)
+                seen += len(records)
+                for event in self._retold.apply(records):
+                    if event.seq > self._after:
+                        self._sink.send(event)
+                if records and records[-1]["type"] == "end":
+                    return
+                await _wait_for_records(news)
+        finally:
+            self._end()
+
+    async def _read(self, seen: int) -> tuple[Sequence[JsonObject], asyncio.Event | None]:
+        try:
+            return await self._source(seen)
+        except StoreError:  # it may be there again
+            return (), None
+
+
+async def _wait_for_records(news: asyncio.Event | None) -> None:
+    if news is not None:
+        await news.wait()
+        return
+    await asyncio.sleep(_REMOTE_POLL_SECONDS)
+
+
+# -- queries and actions -------------------------------------------------------------------------------------
+
+#: seconds between two polls at a Task that another process works on, and that a cancel waits for its end
+_POLL_SECONDS, _CANCEL_SECONDS = 0.25, 10.0
+
+
+class TaskView:
+    """Queries and actions on Tasks.
+
+    Args:
+        live: those that this process works on.
+        store: opens the store, or answers the open one.
+        stop: starts to end a Task of this process.
+    """
+
+    def __init__(
+        self,
+        workflows: WorkflowRegistry,
+        live: Mapping[str, LiveTask],
+        store: Callable[[], Awaitable[TaskStore]],
+        stop: Callable[[str], bool],
+    ) -> None:
+        self._workflows, self._live, self._store, self._stop = workflows, live, store, stop
+
+    def in_progress(self) -> Mapping[tuple[str, ...], float]:
+        """Counts queued and running Tasks by workflow and state."""
+        found: dict[tuple[str, ...], float] = {}
+        for live in self._live.values():
+            workflow = self._workflows.get(live.row.workflow)
+            if workflow.engine is not None and "task_concurrency" in workflow.metrics:
+                state = "running" if workflow.engine.is_running(live.id) else "queued"
+                found[live.row.workflow, state] = found.get((live.row.workflow, state), 0.0) + 1
+        return found
+
+    async def task(self, task_id: str, viewer: Viewer) -> TaskRow:
+        """Raises: TaskNotFound: there is none, or not for this caller."""
+        live = self._live.get(task_id)
+        row = (
+            live.row
+            if live is not None and not live.row.durable
+            else await (await self._store()).get(task_id)
+        )
+        if row is None or row.tenant != viewer.tenant or viewer.owner not in (None, row.owner):
+            raise TaskNotFound(f"There is no Task {task_id!r}.")
+        return row
+
+    async def state(self, task_id: str, viewer: Viewer) -> JsonObject:
+        """A Task as callers see it, with the stages that wait for the inspector."""
+        row = await self.task(task_id, viewer)
+        waiting = self._workflows.paused_stages(row)
+        live = self._live.get(task_id)
+        running = live is not None and live.begun and row.status == "queued"
+        return {**task_json(row), "status": "running" if running else row.status, "paused": waiting}
+
+    async def list(
+        self, viewer: Viewer, workflow: str = "", status: str = "", limit: int = 50
+    ) -> list[JsonObject]:
+        """Returns stored Tasks, the newest first."""
+        rows = await (await self._store()).list(*viewer, workflow, status, limit)
+        return [task_json(row) for row in rows]
+
+    async def trace(self, task_id: str, viewer: Viewer) -> JsonObject:
+        """Every entry by `seq`, every descendant, from the records so far."""
+        row = await self.task(task_id, viewer)
+        retold = self.retold(row)
+        retold.apply(await self.records(row))
+        return {**task_json(row), "tasks": retold.tasks, "trace": retold.trace}
+
+    async def artifacts(self, task_id: str, viewer: Viewer, found: ArtifactFilter) -> tuple[Artifact, ...]:
+        await self.task(task_id, viewer)
+        return await (await self._store()).artifacts(*viewer, found._replace(task_id=task_id))
+
+    async def follow(self, task_id: str, viewer: Viewer, after: int, sink: EventSink, end: Any) -> Any:
+        """Events behind `after`, then what comes. Returns a function that ends it.
+
+        Args:
+            end: called behind the last event.
+        """
+        row = await self.task(task_id, viewer)
+
+        async def source(seen: int) -> tuple[Sequence[JsonObject], asyncio.Event | None]:
+            live = self._live.get(task_id)
+            if live is not None:
+                return live.records[seen:], live.changed
+            return await (await self._store()).records(task_id, seen), None
+
+        return TaskFollower(source, self.retold(row), after, sink, end).start()
+
+    async def recording(self, task_id: str, viewer: Viewer) -> Recording:
+        """A Task that has ended, as a recording."""
+        row = await self.task(task_id, viewer)
+        if row.status not in ENDED_TASK_STATUSES:
+            raise Conflict(f"The Task {task_id!r} has not ended; it can be replayed when it has.")
+        plan = self._plan(row)
+        return Recording.from_records(plan, await self.records(row), row.status, row.fingerprint)
+
+    async def records(self, row: TaskRow) -> Sequence[JsonObject]:
+        live = self._live.get(row.task_id)
+        return tuple(live.records) if live else await (await self._store()).records(row.task_id)
+
+    def _plan(self, row: TaskRow) -> Any:
+        engine = self._workflows.require_engine(row.workflow)
+        if engine.project.fingerprint.value != row.fingerprint:
+            raise Conflict(f"The workflow {row.workflow!r} has changed since the Task {row.task_id!r} ran.")
+        return engine.project.plan(row.start)
+
+    def retold(self, row: TaskRow) -> TaskProjection:
+        return TaskProjection(self._plan(row), row.task_id)
+
+    # -- acting on them -------------------------------------------------------------------------------------
+
+    async def cancel(self, task_id: str, viewer: Viewer) -> JsonObject:
+        """Ends a Task and its descendants with status failure, reason cancelled.
+
+        An ended Task stays as it is.
+        """
+        row = await self.task(task_id, viewer)
+        if row.status not in ENDED_TASK_STATUSES:
+            if row.durable:
+                await (await self._store()).cancel(task_id)
+            live = self._live.get(task_id)
+            self._stop(task_id)
+            await self._ended(task_id, live)
+        return await self.state(task_id, viewer)
+
+    async def ended(self, task_id: str, viewer: Viewer) -> JsonObject:
+        """Waits for the end of a Task and returns it."""
+        row = await self.task(task_id, viewer)
+        if row.status not in ENDED_TASK_STATUSES:
+            await self._ended(task_id, self._live.get(task_id), None)
+        return await self.state(task_id, viewer)
+
+    async def _ended(
+        self, task_id: str, live: LiveTask | None, patience: float | None = _CANCEL_SECONDS
+    ) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(patience):
+                while live is not None and self._live.get(task_id) is live:
+                    await live.changed.wait()
+                while live is None:
+                    row = await (await self._store()).get(task_id)
+                    if row is None or row.status in ENDED_TASK_STATUSES:
+                        return
+                    await asyncio.sleep(_POLL_SECONDS)
+
+    async def pause(self, task_id: str, viewer: Viewer, before: Iterable[str] = ()) -> JsonObject:
+        inspector = await self._require_inspector(task_id, viewer)
+        inspector.pause(task_id, before)
+        return await self.state(task_id, viewer)
+
+    async def step(self, task_id: str, viewer: Viewer) -> JsonObject:
+        """Raises: NotWaiting: no stage of the Task waits."""
+        if not (await self._require_inspector(task_id, viewer)).step(task_id):
+            raise NotWaiting(f"No stage of the Task {task_id!r} waits; pause it first.")
+        return await self.state(task_id, viewer)
+
+    async def resume(self, task_id: str, viewer: Viewer) -> JsonObject:
+        if not (await self._require_inspector(task_id, viewer)).resume(task_id):
+            raise NotWaiting(f"The Task {task_id!r} is not paused.")
+        return await self.state(task_id, viewer)
+
+    async def _require_inspector(self, task_id: str, viewer: Viewer) -> Inspector:
+        row = await self.task(task_id, viewer)
+        if task_id not in self._live:
+            if row.status in ENDED_TASK_STATUSES:
+                raise Conflict(f"The Task {task_id!r} has ended.")
+            raise NotDurable(f"The Task {task_id!r} is worked on by another process; ask that one.")
+        return self._workflows.get(row.workflow).inspector
+
+
+def task_json(row: TaskRow) -> JsonObject:
+    """Returns a Task as the API shows it (api.md)."""
+    result = row.result or {}
+    stamp = {"run_fingerprint": row.fingerprint, "trace_id": row.trace_id}
+    return {
+        "task_id": row.task_id,
+        "workflow": row.workflow,
+        "status": row.status,
+        "output": result.get("output"),
+        "error": result.get("error"),
+        "metadata": {**stamp, **result.get("metadata", {})},
+        "durable": row.durable,
+        "created_at": row.created_at,
+        "finished_at": row.finished_at or None,
+    }
+
+
+# -- replays: ended Tasks run again from their records, without calls and without stored results -------------
+
+#: stages at once beyond those that were recorded
+_EXTRA_STAGES = 50
+
+
+class TaskReplays:
+    """Replays of the Tasks of a runtime."""
+
+    def __init__(self, host: WorkflowHost, workflows: WorkflowRegistry, tasks: TaskView) -> None:
+        self._host, self._workflows, self._tasks = host, workflows, tasks
+
+    async def replay(self, task_id: str, viewer: Viewer, stage: str = "", path: str = "") -> JsonObject:
+        """Runs an ended Task, or one stage of it, again from its records: offline, into a scratch record.
+
+        Args:
+            stage: only this one, of the Task at `path` of its lineage.
+
+        Raises:
+            Conflict: the Task has not ended, or the workflow has changed since.
+        """
+        row = await self._tasks.task(task_id, viewer)
+        recording = await self._tasks.recording(task_id, viewer)
+        if stage:
+            return await self._replay_stage(row, recording, stage, path)
+        return await self.replay_recording(row.workflow, recording)
+
+    async def replay_recording(self, name: str, recording: Recording) -> JsonObject:
+        """Replays a recording; see `Replay.report`."""
+        report, _ = await self.run_recording(name, recording, recording.input, recording.start)
+        return report
+
+    async def run_recording(
+        self, name: str, recording: Recording, input: Any, start: str | None
+    ) -> tuple[JsonObject, TaskResult]:
+        """Args: input, start: the recorded ones, or others."""
+        plan = self._workflows.require_engine(name).project.plan(recording.start)
+        replay = Replay(recording, timing_dependent=is_timing_dependent(plan))
+        resources = Resources()
+        engine = await self._replay_engine(name, replay, recording, resources)
+        try:
+            result = await engine.run(input, start, task_id="replay")
+        finally:
+            await engine.close()
+            await resources.close()
+        return replay.report(result), result
+
+    async def _replay_engine(
+        self, name: str, replay: Replay, recording: Recording, resources: Resources
+    ) -> Engine:
+        """Returns an engine without model calls and without a log."""
+        return await open_workflow(
+            self._host,
+            name,
+            resources=resources,
+            log=replay,
+            gate=replay.gate,
+            intercept=replay.intercept_calls,
+            layers=recorded_layers(recording.memory),
+            stages_at_once=max(len(recording.stages), 1) + _EXTRA_STAGES,
+        )
+
+    async def _replay_stage(self, row: TaskRow, recording: Recording, stage: str, path: str) -> JsonObject:
+        retold = self._tasks.retold(row)
+        retold.apply(await self._tasks.records(row))
+        entry = next((e for e in retold.trace if e["stage_id"] == stage and e["task"] == path), None)
+        if entry is None:
+            raise InvalidInput(f"The Task {row.task_id!r} has no stage {stage!r} at {path!r}.")
+        record = next(
+            r for r in retold.records if r["entry"]["task"] == path and r["entry"]["stage_id"] == stage
+        )
+        alone = tuple(s for s in recording.stages if (s["task"], s["stage"]) == (path, stage))
+        replay = Replay(replace(recording, stages=alone))
+        resources = Resources()
+        engine = await self._replay_engine(row.workflow, replay, recording, resources)
+        try:
+            outcome = await engine.rerun_stage(row.start, entry, record.get("context"))
+        finally:
+            await engine.close()
+            await resources.close()
+        return {"recorded": entry, "scratch": outcome, "divergence": replay.divergence}

@@ -1,0 +1,41 @@
+"""Deletes expired rows periodically while a store is open."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+
+import structlog
+
+from astromesh.errors import StoreError
+from astromesh.telemetry.clock import Clock
+
+#: seconds between two sweeps
+EXPIRY_PERIOD = 60.0
+#: seconds after its end until a lease that was not released is deleted
+LEASE_GRACE_SECONDS = 3600.0
+
+log = structlog.get_logger("astromesh.memory")
+
+
+@asynccontextmanager
+async def expire_periodically(expire: Callable[[float], Awaitable[int]], clock: Clock) -> AsyncIterator[None]:
+    """Args: expire: deletes what has expired at a time in seconds since the epoch; returns the number."""
+    task = asyncio.create_task(_expire_forever(expire, clock))
+    try:
+        yield
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+async def _expire_forever(expire: Callable[[float], Awaitable[int]], clock: Clock) -> None:
+    while True:
+        try:
+            if count := await expire(clock.now()):
+                log.info("sessions_expired", count=count)
+        except StoreError as error:  # the next sweep tries again
+            log.warning("sessions_not_expired", error=str(error))
+        await clock.sleep(EXPIRY_PERIOD)

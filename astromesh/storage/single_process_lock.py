@@ -1,0 +1,108 @@
+"""Detects whether this process is the only one that uses a file.
+
+A single process does not take leases. When a second process starts, it creates a mark. The first process
+sees the mark, puts what it holds under leases, and releases its exclusive lock. From then on all processes
+take leases until they restart. The lock belongs to the operating system (flock) and ends with its process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import structlog
+
+from astromesh.errors import AstromeshError, StoreUnavailable
+
+if sys.platform != "win32":
+    import fcntl
+
+#: seconds between two polls for the mark of another process, and between two tries for the lock
+LOOK_SECONDS, _TRY_SECONDS = 0.1, 0.02
+#: seconds that a new process waits for the exclusive one
+JOIN_SECONDS = 5.0
+
+log = structlog.get_logger("astromesh.storage")
+
+
+class SingleProcessLock:
+    """An async context manager.
+
+    Args:
+        file: the shared file; the lock and the mark are created beside it.
+
+    Attributes:
+        alone: nobody else uses the file.
+        before_sharing: awaited when another process comes; it continues once this has ended.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self._lock_file, self._mark = file.with_name(f"{file.name}-sole"), file.with_name(f"{file.name}-many")
+        self.exclusive = False
+        self.before_sharing: list[Callable[[], Awaitable[None]]] = []
+        self._lock = -1
+        self._watching: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        """Raises: StoreUnavailable: the process that uses the file does not release it."""
+        if sys.platform == "win32":  # no such lock there: nobody is ever alone
+            return self
+        self._lock = os.open(self._lock_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            if self._locked(fcntl.LOCK_EX):
+                self._mark.unlink(missing_ok=True)
+                self.exclusive = True
+                self._watching = asyncio.create_task(self._watch())
+            else:
+                await self._join()
+        except BaseException:
+            os.close(self._lock)
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.wait([self._watching])
+        if self._lock >= 0:
+            os.close(self._lock)
+
+    async def _join(self) -> None:
+        try:
+            async with asyncio.timeout(JOIN_SECONDS):
+                while not self._locked(fcntl.LOCK_SH):
+                    self._mark.touch()  # again and again: who starts alone removes it
+                    await asyncio.sleep(_TRY_SECONDS)
+        except TimeoutError as error:
+            raise StoreUnavailable(
+                f"Another process uses {self._lock_file.name.removesuffix('-sole')} and does not answer."
+            ) from error
+
+    async def _watch(self) -> None:
+        while not self._mark.exists():  # noqa: ASYNC110 (another process makes it)
+            await asyncio.sleep(LOOK_SECONDS)
+        self.exclusive = False
+        while True:
+            try:
+                for ready in self.before_sharing:
+                    await ready()
+                break
+            except AstromeshError as error:  # the other process waits meanwhile
+                log.warning("sharing_delayed", file=self._lock_file.name, error=str(error))
+                await asyncio.sleep(LOOK_SECONDS)
+        self._locked(fcntl.LOCK_SH)
+        log.info("file_shared", file=self._lock_file.name)
+
+    def _locked(self, kind: int) -> bool:
+        try:
+            fcntl.flock(self._lock, kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True

@@ -1,0 +1,213 @@
+"""A SQLite file with one writer thread and one reader thread: the event loop never waits for the disk.
+
+In WAL mode readers do not wait for the writer, and several processes may use the file. `synchronous=NORMAL`
+is the default: a commit survives the death of the process (kill -9), and the file stays consistent after a
+loss of power, which may undo the last commits. FULL also survives a loss of power and costs one sync of the
+disk per transaction (docs/memory.md has the figures). Deleted content is overwritten (`secure_delete`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import time
+from collections.abc import Coroutine, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+
+from astromesh.errors import StoreUnavailable
+from astromesh.plugins import Deps
+from astromesh.storage.migrations import Schema, migrate
+from astromesh.storage.private_files import private_file, private_folder
+from astromesh.storage.writer_thread import ConnectionThread, Item, Result, Work
+
+FILE = "astromesh.db"
+SQLITE_URL = "sqlite:///"
+#: the documented default: the data folder, wherever that was put
+DEFAULT_URL = "sqlite:///.astromesh/astromesh.db"
+
+#: seconds that SQLite itself waits for a lock, so that two processes hand over without the lane's pause
+_LOCK_SECONDS = 0.02
+#: bytes that a ping tries to write where a write has failed
+_PING_BYTES = 16 * 1024
+
+_PRAGMAS = (
+    "journal_mode = WAL",
+    "wal_autocheckpoint = 4000",
+    "journal_size_limit = 67108864",
+    "cache_size = -8000",
+    "temp_store = MEMORY",
+    "secure_delete = ON",
+    "trusted_schema = OFF",
+)
+
+
+class Database:
+    """An async context manager; used by one event loop.
+
+    Args:
+        path: the file; it and its folder are made when missing.
+        deadline: seconds a caller waits for a locked database before it gets StoreUnavailable.
+        synchronous: NORMAL survives a crash of the process, FULL also a loss of power.
+    """
+
+    def __init__(
+        self, path: Path, *, deadline: float = 5.0, synchronous: Literal["NORMAL", "FULL"] = "NORMAL"
+    ) -> None:
+        self.path = path
+        self._deadline = deadline
+        self._synchronous = synchronous
+        self._lanes: tuple[ConnectionThread, ConnectionThread] | None = None
+
+    async def __aenter__(self) -> Self:
+        writer = ConnectionThread(self.path.name, self._open_writer, "BEGIN IMMEDIATE", self._deadline)
+        try:
+            await writer.submit(_read_schema, None)  # makes the file and its WAL before anybody reads
+        except BaseException:
+            await writer.stop()
+            raise
+        self._lanes = writer, ConnectionThread(self.path.name, self._open_reader, "BEGIN", self._deadline)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        writer, reader = self._opened
+        await reader.stop()
+        await writer.stop()
+
+    def read(self, work: Work[Item, Result], item: Item) -> asyncio.Future[Result]:
+        """Runs `work` in a read transaction, together with what else is queued.
+
+        Raises (when awaited):
+            StoreUnavailable: locked beyond the deadline, unreadable, closed.
+            StoreError: a statement was refused.
+        """
+        return self._opened[1].submit(work, item)
+
+    def write(self, work: Work[Item, Result], item: Item) -> asyncio.Future[Result]:
+        """Runs `work` in a write transaction, together with what else is queued; done means committed."""
+        return self._opened[0].submit(work, item)
+
+    def write_or_withdraw(self, work: Work[Item, Result], item: Item) -> Coroutine[Any, Any, Result]:
+        """`write` that is not done where its caller is cancelled before it begins, and then is awaited."""
+        return self._opened[0].submit_or_withdraw(work, item)
+
+    def post(self, work: Work[Item, Any], item: Item) -> None:
+        """`write` for what nobody awaits, off the hot path; a failure is logged."""
+        self._opened[0].post(work, item)
+
+    async def change(self, statement: str, *bound: object) -> int:
+        """One statement in the writing thread; returns how many rows it changed."""
+        return await self.write(_count_changes, (statement, bound))
+
+    async def change_in_chunks(self, statement: str, *bound: object, chunk: int) -> int:
+        """A statement again and again until it changes nothing, so that no transaction is long.
+
+        Args:
+            chunk: its last argument: how many rows it may change at once.
+        """
+        total = 0
+        while count := await self.change(statement, *bound, chunk):
+            total += count
+        return total
+
+    async def migrate(self, schema: Schema) -> None:
+        """Brings one schema up to date.
+
+        Raises:
+            ConfigError: the file was written by a newer astromesh.
+        """
+        await self.write(migrate, schema)
+
+    async def ping(self) -> None:
+        """Raises StoreUnavailable where the file cannot be read, or locked for writing.
+
+        Where a write has failed, on a full disk for one, it tries to write, until that works.
+        """
+        writer = self._opened[0]
+        ails = writer.unavailable
+        await asyncio.gather(
+            self.read(_read_schema, None), self.write(_write_pages if ails else _read_schema, None)
+        )
+        if ails:
+            writer.unavailable = False
+
+    async def scrub(self) -> None:
+        """Empties the write-ahead log, so that nothing that was erased is left in it.
+
+        Raises:
+            StoreUnavailable: somebody reads from the log for longer than the deadline.
+        """
+        give_up = time.monotonic() + self._deadline
+        while await self._opened[0].submit(_truncate_log, None, outside=True):
+            if time.monotonic() >= give_up:
+                raise StoreUnavailable(f"The log of {self.path.name} is in use; try again.")
+            await asyncio.sleep(_LOCK_SECONDS)
+
+    @property
+    def _opened(self) -> tuple[ConnectionThread, ConnectionThread]:
+        if self._lanes is None:
+            raise RuntimeError("Enter the database first: async with Database(path) as database.")
+        return self._lanes
+
+    def _open_writer(self) -> sqlite3.Connection:
+        private_folder(self.path.parent)
+        private_file(self.path)  # its log and index have the modes that it has
+        return self._connect(*_PRAGMAS, f"synchronous = {self._synchronous}")
+
+    def _open_reader(self) -> sqlite3.Connection:
+        return self._connect(*_PRAGMAS[1:], "query_only = ON")
+
+    def _connect(self, *pragmas: str) -> sqlite3.Connection:
+        connection = sqlite3.connect(self.path, timeout=_LOCK_SECONDS, isolation_level=None)
+        try:
+            for pragma in pragmas:
+                connection.execute(f"PRAGMA {pragma}")
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+
+async def shared_database(deps: Deps, path: str = "") -> Database:
+    """The database of a file, opened once per runtime.
+
+    Args:
+        path: as written in YAML, relative to the data folder; empty for the runtime's own file.
+    """
+    file = (deps.data_dir / path if path else default_file(deps)).absolute()
+    opened: Database = await deps.resources.shared(("sqlite", file), lambda: Database(file))
+    return opened
+
+
+def default_file(deps: Deps) -> Path:
+    """The runtime's own file."""
+    if deps.storage_url.startswith(SQLITE_URL) and deps.storage_url != DEFAULT_URL:
+        return Path(deps.storage_url.removeprefix(SQLITE_URL))
+    return deps.data_dir / FILE
+
+
+def _count_changes(
+    connection: sqlite3.Connection, items: Sequence[tuple[str, tuple[object, ...]]]
+) -> Sequence[int]:
+    return [connection.execute(statement, bound).rowcount for statement, bound in items]
+
+
+def _truncate_log(connection: sqlite3.Connection, items: Sequence[None]) -> Sequence[bool]:
+    """Whether the log is still there."""
+    return [bool(connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]) for _ in items]
+
+
+def _read_schema(connection: sqlite3.Connection, items: Sequence[None]) -> Sequence[None]:
+    connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+    return items
+
+
+def _write_pages(connection: sqlite3.Connection, items: Sequence[None]) -> Sequence[None]:
+    """Writes some pages, and gives them back in the same transaction."""
+    connection.execute("CREATE TABLE ping (room BLOB)")
+    connection.execute("INSERT INTO ping VALUES (zeroblob(?))", (_PING_BYTES,))
+    connection.execute("DROP TABLE ping")
+    return items

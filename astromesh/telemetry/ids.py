@@ -1,0 +1,61 @@
+"""Ids of runs and traces."""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from os import register_at_fork, urandom
+from time import time_ns
+
+_ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
+_PAIRS = [a + b for a in _ALPHABET for b in _ALPHABET]
+#: five bits of each byte as a letter: sixteen random bytes give 80 random bits
+_LETTERS = (_ALPHABET * 8).encode()
+_ID_BYTES, _BATCH = 16, 256
+#: random bytes of one system call: each call releases the interpreter's lock, and under load waiting for the
+#: lock takes longer than everything else that an id needs
+_unused: list[bytes] = []
+register_at_fork(after_in_child=_unused.clear)
+
+
+def ulid() -> str:
+    """26 characters, sortable by time to the millisecond, 80 random bits (ulid/spec, Crockford base 32)."""
+    now = time_ns() // 1_000_000
+    made = "".join([_PAIRS[(now >> shift) & 1023] for shift in (40, 30, 20, 10, 0)])
+    return made + _random_bytes().translate(_LETTERS).decode()
+
+
+def run_id() -> str:
+    return "run_" + ulid()
+
+
+def created_at(run: str) -> float:
+    """Returns when a run's id was created, in seconds since the epoch; 0 for a foreign id."""
+    digits = [_ALPHABET.find(letter) for letter in run.removeprefix("run_")[:10]]
+    if not run.startswith("run_") or len(digits) < 10 or -1 in digits:
+        return 0.0
+    value = 0
+    for digit in digits:
+        value = value << 5 | digit
+    return value / 1000
+
+
+def trace_id() -> str:
+    """32 hex digits (W3C Trace Context)."""
+    return _random_bytes().hex()
+
+
+def derived_run_id(above: str, place: str) -> str:
+    """Returns the id of a run nested in a durable one; it is the same after a resume."""
+    digest = int.from_bytes(sha256(f"{above}\n{place}".encode()).digest()[:10])
+    return above[:14] + "".join([_PAIRS[(digest >> shift) & 1023] for shift in range(70, -1, -10)])
+
+
+def _random_bytes() -> bytes:
+    """Returns 16 fresh random bytes; thread-safe."""
+    try:
+        return _unused.pop()
+    except IndexError:
+        fresh = urandom(_ID_BYTES * _BATCH)
+        first, *more = [fresh[at : at + _ID_BYTES] for at in range(0, len(fresh), _ID_BYTES)]
+        _unused.extend(more)
+        return first

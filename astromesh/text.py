@@ -1,0 +1,90 @@
+"""Text buffers for streamed output, and the characters of a text that nobody sees."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+#: pieces that are stored one by one; otherwise an answer of 100,000 deltas would be 100,000 strings
+_SINGLE_PIECES = 512
+
+
+class TextBuffer:
+    """Collects pieces of a text; uses little more memory than the text itself.
+
+    `io.StringIO` does not: CPython 3.11 keeps up to 100,000 written strings before it joins them.
+    """
+
+    __slots__ = ("_blocks", "_pieces")
+
+    def __init__(self) -> None:
+        self._blocks: list[str] = []
+        self._pieces: list[str] = []
+
+    def write(self, piece: str) -> None:
+        pieces = self._pieces
+        pieces.append(piece)
+        if len(pieces) == _SINGLE_PIECES:
+            self._blocks.append("".join(pieces))
+            pieces.clear()
+
+    def getvalue(self) -> str:
+        return "".join((*self._blocks, *self._pieces))
+
+
+# Characters that nobody sees, and texts without them.
+#
+# What guardrails look for is looked for in what people see: the scanners for words and for personal data fold
+# up to `LONGEST_INVISIBLE_RUN` unseen characters in a row to nothing. More of them in a row are taken as
+# they stand, so
+# that a stream need not wait for their end.
+
+#: longest run of blanks or invisible characters that scanners fold; they fold no longer run
+LONGEST_INVISIBLE_RUN = 8
+#: inside of a character class: Default_Ignorable_Code_Point (Unicode 16, DerivedCoreProperties.txt); control
+#: characters that are no White_Space (PropList.txt); format characters (Cf) that are neither of the two and
+#: stand before no number or word to be seen (Prepended_Concatenation_Mark)
+INVISIBLE = (
+    "\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u3164"
+    "\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufff8\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff"
+    "\x00-\x08\x0e-\x1f\x7f-\x84\x86-\x9f"
+    "\u070f\ufff9-\ufffb\U00013430-\U0001343f"
+)
+#: inside of a character class: line ends, and all else that is White_Space, or blank as Braille's is
+LINE_ENDS = "\n\r\x0b\x0c\x85\u2028\u2029"
+SPACES = " \t\u00a0\u1680\u2000-\u200a\u202f\u205f\u2800\u3000"
+#: inside a character class: control characters (Unicode's Cc), as a readable pattern
+CONTROL_CHARACTERS = r"\x00-\x1f\x7f-\x9f"
+_INVISIBLE = re.compile(f"[{INVISIBLE}]")
+_ASCII_INVISIBLE = re.compile("[\x00-\x08\x0e-\x1f\x7f]")
+_INVISIBLE_RUN = re.compile(f"[{INVISIBLE}]+")
+_VISIBLE = re.compile(f"[^{INVISIBLE}{LINE_ENDS}{SPACES}]")
+
+
+def has_invisible(text: str) -> bool:
+    """Whether a text contains invisible characters."""
+    if text.isprintable():
+        # only marks and fillers are both invisible and printable
+        return not text.isascii() and _INVISIBLE.search(text) is not None
+    return (_ASCII_INVISIBLE if text.isascii() else _INVISIBLE).search(text) is not None
+
+
+def is_blank(text: str) -> bool:
+    """Whether a text has no visible character."""
+    return _VISIBLE.search(text) is None
+
+
+def visible_text(text: str) -> tuple[str, Sequence[int]]:
+    """Returns the visible text, and the original position of each of its characters."""
+    parts: list[str] = []
+    origin: list[int] = []
+    at = 0
+    for run in _INVISIBLE_RUN.finditer(text):
+        start, end = run.span()
+        if end - start <= LONGEST_INVISIBLE_RUN:
+            parts.append(text[at:start])
+            origin += range(at, start)
+            at = end
+    parts.append(text[at:])
+    origin += range(at, len(text))
+    return "".join(parts), origin

@@ -1,0 +1,328 @@
+"""Python functions as tools: their JSON Schema from type hints and docstring, and the tool around them.
+
+Stands below the graph and the `tools` adapters because both offer plain functions to models. Loading it loads
+pydantic: who may never meet a function (the graph, for its import time) loads it on first use.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from types import NoneType, UnionType
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+
+import docstring_parser
+import orjson
+from pydantic import BaseModel, ConfigDict, Field, PydanticUserError, ValidationError, create_model
+from pydantic.json_schema import GenerateJsonSchema
+from pydantic_core import PydanticSerializationError, SchemaError
+
+from astromesh.errors import ConfigError, InvalidToolCall
+from astromesh.tools.base import ToolContext
+from astromesh.tools.executor import DetachedTasks, FunctionExecutor, ThreadPool
+from astromesh.types import Effect, JsonObject, ToolSpec
+
+# Blocking functions have a thread pool of their own, so that file and DNS work in the default executor never
+# waits for them. The first calls start its threads.
+_EXECUTOR = FunctionExecutor(ThreadPool(32, "astromesh-tool"), DetachedTasks())
+
+
+class _Arguments(BaseModel):
+    model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True, protected_namespaces=())
+
+
+class _SchemaGenerator(GenerateJsonSchema):
+    """Omits a default that has no JSON form from the schema, without a warning."""
+
+    ignored_warning_kinds = {"skipped-choice", "non-serializable-default"}  # noqa: RUF012 (pydantic's own form)
+
+    def encode_default(self, dft: Any) -> Any:
+        """Raises: PydanticSerializationError: pydantic then omits the default."""
+        encoded = super().encode_default(dft)
+        try:
+            orjson.dumps(encoded)
+        except TypeError as error:
+            raise PydanticSerializationError(str(error)) from error
+        return encoded
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """Binds a model's arguments to a call of a Python function.
+
+    Args:
+        spec: what the model sees.
+        model: validates the arguments; field `pN` has the alias of the N-th parameter.
+        names: field of the model to parameter of the function.
+        contexts: the parameters annotated `ToolContext`, which the model does not see.
+    """
+
+    spec: ToolSpec
+    model: type[BaseModel]
+    names: Mapping[str, str]
+    contexts: tuple[str, ...] = ()
+
+    def bind(self, arguments: Mapping[str, Any], context: ToolContext) -> dict[str, Any]:
+        """Returns keyword arguments with their Python types.
+
+        Raises:
+            InvalidToolCall: the message names every invalid argument.
+        """
+        try:
+            valid = self.model.model_validate(arguments)
+        except ValidationError as error:
+            raise InvalidToolCall(_validation_message(self.spec.name, error)) from error
+        # an omitted argument keeps the default object of the function
+        bound = {self.names[field]: getattr(valid, field) for field in valid.model_fields_set}
+        for name in self.contexts:
+            bound[name] = context
+        return bound
+
+
+class FunctionTool:
+    """A Python function as a tool: async functions run on the event loop, others in the tools' thread pool.
+
+    Args:
+        function: with type hints; its docstring's first paragraph and its parameters' lines describe it.
+            A parameter annotated `ToolContext`, optional or not, receives the call's context and is hidden
+            from the model.
+        name, description: instead of the function's own.
+        effect: `read` may be repeated after a crash; `write` and `external` may not.
+        executor: runs the calls; None: the executor of the process.
+
+    Raises:
+        ConfigError: the function cannot be a tool: positional-only or variadic parameters, unknown types, or
+            hints, defaults or schemas that raise.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        *,
+        name: str = "",
+        description: str = "",
+        effect: Effect = "read",
+        executor: FunctionExecutor | None = None,
+    ) -> None:
+        self.function, self._executor = function, executor or _EXECUTOR
+        self.signature = read_signature(function, name=name, description=description, effect=effect)
+        self.spec = self.signature.spec
+        with _config_errors(f"The tool {self.spec.name!r} cannot be offered"):
+            self._async = _is_async(function)
+
+    async def call(self, arguments: dict[str, Any], context: ToolContext) -> Any:
+        bound = self.signature.bind(arguments, context)
+        return await self._executor.call(
+            self.function, bound, self.spec.name, context.report_uncancellable, is_async=self._async
+        )
+
+
+def tool_schema(
+    function: Callable[..., Any], *, name: str = "", description: str = "", effect: Effect = "read"
+) -> ToolSpec:
+    """Returns the tool specification of a Python function.
+
+    Args:
+        function: sync or async, with type hints.
+        name: instead of the function's own.
+        description: instead of the docstring's.
+        effect: of a call.
+
+    Raises:
+        ConfigError: the function cannot be a tool.
+    """
+    return read_signature(function, name=name, description=description, effect=effect).spec
+
+
+def read_signature(
+    function: Callable[..., Any], *, name: str = "", description: str = "", effect: Effect = "read"
+) -> Signature:
+    """Reads a function once, for its schema and for its calls; see `tool_schema`."""
+    with _config_errors("The function has no name that can be read"):
+        tool_name = name or _name(function)
+    with _config_errors(f"The tool {tool_name!r} cannot be offered"):
+        return _read_function(function, tool_name, description, effect)
+
+
+def _read_function(
+    function: Callable[..., Any], tool_name: str, description: str, effect: Effect
+) -> Signature:
+    _check_callable(function, tool_name)
+    hints, doc = _hints(function, tool_name), _docstring(function)
+    described = {p.arg_name: " ".join((p.description or "").split()) for p in doc.params}
+    fields: dict[str, Any] = {}
+    names: dict[str, str] = {}
+    contexts: list[str] = []
+    for index, parameter in enumerate(_parameters(function, tool_name)):
+        hint = hints.get(parameter.name, Any)
+        if _is_context(hint):
+            contexts.append(parameter.name)
+            continue
+        if _holds_context(hint):
+            raise ConfigError(
+                f"The parameter {parameter.name!r} of the tool {tool_name!r} holds a ToolContext among "
+                "others: annotate it ToolContext or ToolContext | None."
+            )
+        # `pN`: a parameter may be named `copy` or `_x`, a field of a pydantic model may not
+        fields[f"p{index}"] = (hint, _field(parameter, described.get(parameter.name, "")))
+        names[f"p{index}"] = parameter.name
+    model, schema = _argument_model(tool_name, fields, names)
+    spec = ToolSpec(tool_name, description or _summary(doc), schema, effect)
+    orjson.dumps(spec.description)  # rejects half a surrogate pair
+    return Signature(spec, model, names, tuple(contexts))
+
+
+@contextmanager
+def _config_errors(fault: str) -> Iterator[None]:
+    """Translates errors of foreign code: hints, defaults and hooks of types may raise anything."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise ConfigError(f"{fault}: {_error_text(error)}") from error
+
+
+def _error_text(error: BaseException) -> str:
+    """Returns the text of an error in one line."""
+    if isinstance(error, PydanticUserError):
+        return error.message
+    try:
+        text = " ".join(str(error).split())
+    except Exception:  # noqa: BLE001 (a foreign `__str__` may raise anything)
+        text = ""
+    if isinstance(error, SchemaError):  # nested in the parts of the model
+        return text.rpartition("SchemaError: ")[2]
+    return f"{type(error).__name__}: {text}"
+
+
+def _is_context(hint: Any) -> bool:
+    """Whether the hint is `ToolContext` or a subclass, also optional, annotated or as an alias."""
+    origin = get_origin(hint)
+    if origin is Annotated:
+        return _is_context(get_args(hint)[0])
+    if origin is Union or origin is UnionType:
+        kinds = [kind for kind in get_args(hint) if kind is not NoneType]
+        return bool(kinds) and all(map(_is_context, kinds))
+    if isinstance(hint, type):
+        return issubclass(hint, ToolContext)
+    alias = getattr(hint, "__supertype__", None) or getattr(hint, "__value__", None)  # NewType, TypeAliasType
+    return alias is not None and _is_context(alias)
+
+
+def _holds_context(hint: Any) -> bool:
+    return _is_context(hint) or any(map(_holds_context, get_args(hint)))
+
+
+def _is_async(function: Callable[..., Any]) -> bool:
+    return inspect.iscoroutinefunction(inspect.unwrap(function)) or inspect.iscoroutinefunction(
+        getattr(function, "__call__", None)  # noqa: B004 (asks whether the call is async, not whether it exists)
+    )
+
+
+def _check_callable(function: Callable[..., Any], tool_name: str) -> None:
+    """Rejects functions that would fail, or return a useless value, when a model calls them."""
+    bare = inspect.unwrap(function.func if isinstance(function, partial) else function)
+    target = bare if inspect.isroutine(bare) or isinstance(bare, type) else type(bare).__call__
+    if inspect.isgeneratorfunction(target) or inspect.isasyncgenfunction(target):
+        raise ConfigError(
+            f"The tool {tool_name!r} is a generator: return one value, e.g. a list, without yield."
+        )
+    if _is_unbound(bare):
+        owner, _, method = bare.__qualname__.rpartition(".")
+        raise ConfigError(
+            f"The tool {tool_name!r} is a method without its object: offer a bound one, such as "
+            f"`{method} = {owner.rpartition('.')[2]}(…).{method}` in the module."
+        )
+
+
+def _is_unbound(function: Callable[..., Any]) -> bool:
+    """Whether this is an unbound method, which expects `self`."""
+    if not inspect.isfunction(function) or "." not in function.__qualname__.rpartition("<locals>.")[2]:
+        return False
+    first = next(iter(inspect.signature(function).parameters.values()), None)
+    return first is not None and first.name in ("self", "cls") and first.default is first.empty
+
+
+def _name(function: Callable[..., Any]) -> str:
+    inner = function.func if isinstance(function, partial) else function
+    return getattr(inner, "__name__", "") or type(inner).__name__
+
+
+def _hints(function: Callable[..., Any], tool_name: str) -> dict[str, Any]:
+    inner = function.func if isinstance(function, partial) else function
+    target = inner if inspect.isroutine(inner) else type(inner).__call__
+    try:
+        return get_type_hints(inspect.unwrap(target), include_extras=True)
+    except NameError as error:
+        raise ConfigError(
+            f"The tool {tool_name!r} has a type hint that cannot be resolved: {error}."
+        ) from error
+
+
+def _parameters(function: Callable[..., Any], tool_name: str) -> list[inspect.Parameter]:
+    parameters = list(inspect.signature(function).parameters.values())
+    for parameter in parameters:
+        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            raise ConfigError(
+                f"The tool {tool_name!r} has the parameter {parameter}: models pass arguments by name, "
+                "so positional-only and variadic parameters cannot be offered."
+            )
+    return parameters
+
+
+def _field(parameter: inspect.Parameter, description: str) -> Any:
+    default = ... if parameter.default is parameter.empty else parameter.default
+    return Field(default, alias=parameter.name, description=description or None)
+
+
+def _argument_model(
+    tool_name: str, fields: Mapping[str, Any], names: Mapping[str, str]
+) -> tuple[type[BaseModel], JsonObject]:
+    """Returns the validator of the arguments and its JSON Schema.
+
+    Raises: ConfigError: names the parameter.
+    """
+    try:
+        return _model_and_schema(tool_name, fields)
+    except (Exception, SystemExit):
+        for field, parameter in names.items():
+            of = f"The parameter {parameter!r} of the tool {tool_name!r}"
+            with _config_errors(f"{of} has a hint or default that cannot be used"):
+                _model_and_schema(tool_name, {field: fields[field]})
+        raise
+
+
+def _model_and_schema(tool_name: str, fields: Mapping[str, Any]) -> tuple[type[BaseModel], JsonObject]:
+    model = create_model(tool_name, __base__=_Arguments, **fields)
+    schema = model.model_json_schema(by_alias=True, schema_generator=_SchemaGenerator)
+    schema.pop("title", None)
+    for field in schema.get("properties", {}).values():
+        field.pop("title", None)
+    orjson.dumps(schema)  # as it is sent to models
+    return model, {**schema, "type": "object", "properties": schema.get("properties", {})}
+
+
+def _docstring(function: Callable[..., Any]) -> docstring_parser.Docstring:
+    text = inspect.getdoc(function) or ""
+    try:
+        return docstring_parser.parse(text)
+    except Exception:  # noqa: BLE001 (the parser raises e.g. IndexError): the docstring is used as it is
+        whole = docstring_parser.Docstring()
+        whole.short_description = text
+        return whole
+
+
+def _summary(doc: docstring_parser.Docstring) -> str:
+    return "\n\n".join(part.strip() for part in (doc.short_description, doc.long_description) if part)
+
+
+def _validation_message(tool: str, error: ValidationError) -> str:
+    faults = "; ".join(
+        f"{'.'.join(str(part) for part in fault['loc']) or 'arguments'}: {fault['msg']}"
+        for fault in error.errors(include_url=False, include_context=False, include_input=False)
+    )
+    return f"The arguments of {tool!r} are not valid: {faults}"

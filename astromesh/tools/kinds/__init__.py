@@ -1,0 +1,1 @@
+"""The tool kinds that YAML declares, one module each; loaded by entry point."""

@@ -1,0 +1,310 @@
+"""`type: builtin`: the tools that ship with astromesh; `builtin: NAME` selects one."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import stat
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+import orjson
+from msgspec.structs import replace
+from pydantic import BaseModel, ConfigDict, Field
+
+from astromesh.errors import InvalidToolCall, NetError, NetTimeout, ToolFailed, ToolTimeout
+from astromesh.net.http import Http
+from astromesh.plugins import Deps
+from astromesh.telemetry.clock import Clock
+from astromesh.tools.base import Tool, ToolContext
+from astromesh.tools.functions import FunctionTool
+from astromesh.tools.kinds.calculator import calculate
+from astromesh.tools.result_cache import ResultCache
+from astromesh.types import JsonObject
+
+
+class FileRoot:
+    """A folder whose paths cannot leave it.
+
+    Every part of a path is opened relative to the folder before it, and never through a symbolic link, so a
+    change between a check and its use has no effect.
+    """
+
+    def __init__(self, folder: Path, max_bytes: int) -> None:
+        self._folder, self._max_bytes = folder, max_bytes
+
+    async def read(self, path: str) -> str:
+        """Returns the text of a file. Raises: ToolFailed: it is missing, too large, or not text."""
+        return await asyncio.to_thread(self._read, path)
+
+    async def write(self, path: str, content: str) -> int:
+        """Writes a file and creates its folders; returns its size in bytes. Raises: ToolFailed."""
+        return await asyncio.to_thread(self._write, path, content)
+
+    def _read(self, path: str) -> str:
+        folder, name = self._open(path, make=False)
+        try:
+            with os.fdopen(os.open(name, os.O_RDONLY | _SAFE_FLAGS, dir_fd=folder), "rb") as file:
+                if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                    raise ToolFailed(f"{path!r} is not a file.")
+                content = file.read(self._max_bytes + 1)
+        except OSError as error:
+            raise _os_error(path, error) from error
+        finally:
+            os.close(folder)
+        if len(content) > self._max_bytes:
+            raise ToolFailed(f"{path!r} has more than {self._max_bytes} bytes.")
+        try:
+            return content.decode()
+        except UnicodeDecodeError as error:
+            raise ToolFailed(f"{path!r} is not a text file.") from error
+
+    def _write(self, path: str, content: str) -> int:
+        data = content.encode("utf-8", "replace")
+        if len(data) > self._max_bytes:
+            raise ToolFailed(f"The text has {len(data)} bytes; the limit is {self._max_bytes}.")
+        folder, name = self._open(path, make=True)
+        draft = f".{name}.{os.getpid()}.{id(data):x}"
+        try:
+            _require_regular_file(path, name, folder)
+            handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _SAFE_FLAGS, 0o644, dir_fd=folder)
+            try:
+                with os.fdopen(handle, "wb") as file:
+                    file.write(data)
+                os.replace(draft, name, src_dir_fd=folder, dst_dir_fd=folder)
+            except OSError:
+                os.unlink(draft, dir_fd=folder)
+                raise
+        except OSError as error:
+            raise _os_error(path, error) from error
+        finally:
+            os.close(folder)
+        return len(data)
+
+    def _open(self, path: str, *, make: bool) -> tuple[int, str]:
+        """Returns the handle of a file's folder and the file's name."""
+        *folders, name = _path_parts(path)
+        try:
+            if make:
+                self._folder.mkdir(parents=True, exist_ok=True)
+            handle = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
+        except OSError as error:
+            raise _os_error(".", error) from error
+        for part in folders:
+            try:
+                inner = _open_folder(part, handle, make=make)
+            except OSError as error:
+                raise _os_error(path, error) from error
+            finally:
+                os.close(handle)
+            handle = inner
+        return handle, name
+
+
+_SAFE_FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+def _open_folder(part: str, handle: int, *, make: bool) -> int:
+    if make:
+        with suppress(FileExistsError):
+            os.mkdir(part, 0o755, dir_fd=handle)
+    return os.open(part, os.O_RDONLY | os.O_DIRECTORY | _SAFE_FLAGS, dir_fd=handle)
+
+
+def _require_regular_file(path: str, name: str, folder: int) -> None:
+    try:
+        mode = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISREG(mode):
+        raise ToolFailed(f"{path!r} is not a file.")
+
+
+def _path_parts(path: str) -> tuple[str, ...]:
+    parts = tuple(part for part in path.split("/") if part not in ("", "."))
+    if not parts or ".." in parts or path.startswith(("/", "~")) or "\0" in path or "\\" in path:
+        raise ToolFailed(f"{path[:200]!r} is not a path inside the folder. Write it like 'notes/today.txt'.")
+    if max(map(len, parts)) > 200 or len(parts) > 32:
+        raise ToolFailed("The path is too long.")
+    return parts
+
+
+def _os_error(path: str, error: OSError) -> ToolFailed:
+    """Returns the error of a path, without the location of the folder."""
+    return ToolFailed(f"{path!r}: {error.strerror or type(error).__name__}.")
+
+
+# `type: builtin`: tools that need no writing; `builtin: NAME` says which.
+
+#: headers that a model may not set: they select the target or the sender of a request
+_RESERVED_HEADERS = frozenset(
+    {"host", "content-length", "transfer-encoding", "connection", "cookie", "proxy-authorization"}
+)
+#: a policy limits the time of a call; this limit only ends calls without one
+_TIMEOUT_SECONDS = 60.0
+#: characters of a stored result that one call reads
+_READ_CHARACTERS = 24_000
+Method = Literal["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"]
+
+
+class BuiltinTool:
+    """Opens one of the tools that ship with astromesh."""
+
+    class Options(BaseModel):
+        model_config = ConfigDict(extra="forbid")
+
+        builtin: Literal[
+            "http_request", "current_time", "calculator", "read_file", "write_file", "read_result"
+        ] = Field(description="Which tool.")
+        root: str = Field(
+            "",
+            description="read_file, write_file: the folder they stay in, from the configuration's; absent: "
+            "`files` in the data folder.",
+        )  # fmt: skip
+        max_bytes: int = Field(
+            1_048_576, ge=1, description="Bytes of a file, and of an answer to http_request."
+        )
+        methods: tuple[Method, ...] = Field(
+            ("GET", "HEAD"), min_length=1, description="http_request: methods that a model may use."
+        )
+
+    @classmethod
+    async def open(cls, options: Options, deps: Deps) -> Tool:
+        root = FileRoot(_root_folder(options.root, deps), options.max_bytes)
+        match options.builtin:
+            case "http_request":
+                return http_request(deps.http, options.methods, options.max_bytes)
+            case "current_time":
+                return current_time(deps.clock)
+            case "calculator":
+                return _trusted(FunctionTool(calculator))
+            case "read_file":
+                return read_file(root)
+            case "write_file":
+                return write_file(root)
+            case "read_result":
+                return read_result(await deps.resources.shared(ResultCache, lambda: ResultCache(deps.clock)))
+
+
+def _trusted(tool: FunctionTool) -> FunctionTool:
+    """Marks a tool whose results contain no foreign text."""
+    tool.spec = replace(tool.spec, trusted=True)
+    return tool
+
+
+def _root_folder(root: str, deps: Deps) -> Path:
+    return deps.config_dir / root if root else deps.data_dir / "files"
+
+
+async def calculator(expression: str) -> JsonObject:
+    """Calculates an arithmetic expression, e.g. `(3 + 4) * sqrt(2)`.
+
+    Args:
+        expression: numbers, + - * / // % **, parentheses, pi, e, functions like sqrt, log, sin, min, round
+    """
+    return {"result": calculate(expression)}
+
+
+def current_time(clock: Clock) -> FunctionTool:
+    async def current_time(timezone: str = "UTC") -> JsonObject:
+        """Tells the date and time.
+
+        Args:
+            timezone: an IANA name, e.g. Europe/Berlin
+        """
+        try:
+            zone = ZoneInfo(timezone)
+        except (ZoneInfoNotFoundError, ValueError, OSError) as error:
+            raise InvalidToolCall(f"There is no time zone {timezone[:64]!r}.") from error
+        now = datetime.fromtimestamp(clock.now(), UTC).astimezone(zone)
+        return {
+            "time": now.isoformat(timespec="seconds"),
+            "weekday": now.strftime("%A"),
+            "timezone": timezone,
+        }
+
+    return _trusted(FunctionTool(current_time))
+
+
+def read_file(root: FileRoot) -> FunctionTool:
+    async def read_file(path: str) -> str:
+        """Reads a text file.
+
+        Args:
+            path: inside the folder, e.g. notes/today.txt
+        """
+        return await root.read(path)
+
+    return FunctionTool(read_file)
+
+
+def write_file(root: FileRoot) -> FunctionTool:
+    async def write_file(path: str, content: str) -> JsonObject:
+        """Writes a whole text file, in place of what was there.
+
+        Args:
+            path: inside the folder, e.g. notes/today.txt
+            content: the whole text
+        """
+        return {"path": path, "bytes": await root.write(path, content)}
+
+    return _trusted(FunctionTool(write_file, effect="write"))
+
+
+def read_result(kept: ResultCache) -> FunctionTool:
+    async def read_result(id: str, context: ToolContext, start: int = 0) -> str:
+        """Continues to read a tool's result that was cut.
+
+        Args:
+            id: the id in the note at the end of the result
+            start: the first character, e.g. where the result was cut
+        """
+        found = kept.find(context.run_id, id)
+        if found is None:
+            raise InvalidToolCall(f"This run has no stored result {id[:64]!r}, or it has expired.")
+        if not 0 <= start < len(found.text):
+            raise InvalidToolCall(f"start must be between 0 and {len(found.text) - 1}.")
+        end = min(start + _READ_CHARACTERS, len(found.text))
+        return f"{found.text[start:end]}\n[characters {start} to {end} of {found.characters}]"
+
+    return FunctionTool(read_result)
+
+
+def http_request(http: Http, methods: tuple[str, ...], max_bytes: int) -> FunctionTool:
+    async def http_request(
+        url: str, method: str = "GET", headers: dict[str, str] | None = None, body: Any = None
+    ) -> JsonObject:
+        """Sends an HTTP request to a public host.
+
+        Args:
+            url: http or https
+            method: one of the allowed methods
+            headers: of the request
+            body: a text, or a value to send as JSON
+        """
+        if method not in methods:
+            raise InvalidToolCall(f"The method must be one of {', '.join(methods)}.")
+        named = {name.lower(): value for name, value in (headers or {}).items()}
+        if taken := sorted(named.keys() & _RESERVED_HEADERS):
+            raise InvalidToolCall(f"The header {taken[0]!r} cannot be set.")
+        if any(not value.isprintable() or not name.isascii() for name, value in named.items()):
+            raise InvalidToolCall("A header contains invalid characters.")
+        data = body.encode() if isinstance(body, str) else None if body is None else orjson.dumps(body)
+        if data is not None and not isinstance(body, str):
+            named.setdefault("content-type", "application/json")
+        try:
+            answer = await http.fetch_untrusted(
+                method, url, body=data, headers=named, timeout=_TIMEOUT_SECONDS, limit=max_bytes
+            )
+        except NetTimeout as error:
+            raise ToolTimeout(str(error)) from error
+        except NetError as error:
+            raise ToolFailed(str(error)) from error
+        kind = answer.headers.get("content-type", "")
+        text = answer.body.decode("utf-8", "replace")
+        return {"status": answer.status, "content_type": kind, "url": answer.url, "body": text}
+
+    return FunctionTool(http_request, effect="read" if {*methods} <= {"GET", "HEAD"} else "external")

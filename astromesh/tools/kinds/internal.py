@@ -1,0 +1,94 @@
+"""`type: internal`: a Python function as a tool."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import jsonschema_rs
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from astromesh.errors import ConfigError
+from astromesh.plugins import Deps
+from astromesh.tools.functions import FunctionTool
+
+
+class InternalTool:
+    """Opens `module:name` as a tool: schema from the signature, description from the docstring."""
+
+    class Options(BaseModel):
+        model_config = ConfigDict(extra="forbid")
+
+        function: str = Field(
+            pattern=r"^[\w.]+:[\w.]+$",
+            description="The function as `module:name`, found on the Python path, in the folder of the "
+            "configuration and in the one above it.",
+        )
+
+        @field_validator("function")
+        @classmethod
+        def _can_be_offered(cls, function: str) -> str:
+            """Imports the function at load, so that a missing one is reported with its line."""
+            try:
+                tool = FunctionTool(load_function(function))
+                jsonschema_rs.meta.validate(dict(tool.spec.parameters))
+            except ConfigError as error:
+                raise ValueError(str(error)) from error
+            except jsonschema_rs.ValidationError as error:
+                raise ValueError(
+                    f"The parameters of {function!r} are not a JSON Schema: {error.message}"
+                ) from error
+            return function
+
+    @classmethod
+    async def open(cls, options: Options, deps: Deps) -> FunctionTool:
+        """Raises: ConfigError: the function cannot be imported, or cannot be offered as a tool."""
+        return FunctionTool(load_function(options.function))
+
+
+def load_function(reference: str) -> Callable[..., Any]:
+    """Imports the function that `module:name` names.
+
+    Raises:
+        ConfigError: says whether the module, the name or the import itself is wrong.
+    """
+    module_name, _, path = reference.partition(":")
+    try:
+        found: Any = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise ConfigError(_missing_module(reference, module_name, error)) from error
+    except (Exception, SystemExit) as error:  # foreign code may raise anything at import
+        raise ConfigError(
+            f"Importing {module_name!r} for {reference!r} failed: {type(error).__name__}: {error}"
+        ) from error
+    try:
+        for part in path.split("."):
+            if not hasattr(found, part):
+                raise ConfigError(f"The module {module_name!r} has no {path!r}{_nearest(found, part)}.")
+            found = getattr(found, part)
+    except ConfigError:
+        raise
+    except (Exception, SystemExit) as error:  # a module's `__getattr__` and properties are the operator's too
+        raise ConfigError(
+            f"Reading {path!r} of {module_name!r} failed: {type(error).__name__}: {error}"
+        ) from error
+    if not callable(found):
+        raise ConfigError(f"{reference!r} is not a function but {type(found).__name__}.")
+    function: Callable[..., Any] = found
+    return function
+
+
+def _nearest(place: object, name: str) -> str:
+    near = difflib.get_close_matches(name, dir(place), n=1)
+    return f" (did you mean {near[0]!r}?)" if near else ""
+
+
+def _missing_module(reference: str, module: str, error: ModuleNotFoundError) -> str:
+    if error.name and (module == error.name or module.startswith(f"{error.name}.")):
+        return (
+            f"There is no module {error.name!r} for {reference!r} on the Python path. "
+            f"Put {error.name}.py next to the configuration folder, or install the package that has it."
+        )
+    return f"Importing {module!r} for {reference!r} failed: it needs the module {error.name!r}."

@@ -1,0 +1,464 @@
+"""MCP servers: `ToolServer` for your own functions behind guards, `MCPService` and `MCPPublisher` for agents.
+
+server = ToolServer("reports", auth=AuthMiddleware(secret=os.environ["JWT_SECRET"], audience="reports"))
+
+@server.tool(guards=[HasRole("analyst")])
+async def revenue(quarter: str, ctx: RequestContext) -> dict[str, float]:
+"Revenue of a quarter, e.g. 2026Q1."
+return await figures(quarter, ctx.client.subject)
+
+app = server.app()  # ASGI, at /mcp; or server.run(port=8001)
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol, TypeVar, get_args
+
+import orjson
+import structlog
+import uvicorn
+from mcp.server.context import ServerRequestContext
+from mcp.server.lowlevel.server import Server
+from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
+from mcp.server.transport_security import TransportSecuritySettings
+from mcp_types import (
+    CallToolRequestParams,
+    CallToolResult,
+    ContentBlock,
+    ListToolsResult,
+    PaginatedRequestParams,
+    TextContent,
+    ToolAnnotations,
+)
+from mcp_types import Tool as WireTool
+from pydantic import BaseModel, ConfigDict, Field, SecretStr
+from starlette.applications import Starlette
+from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from astromesh import __version__
+from astromesh.access.jwt import JwtOptions, JwtVerifier, open_verifier
+from astromesh.errors import AstromeshError, ConfigError, Forbidden, InvalidToolCall, Overloaded, Unauthorized
+from astromesh.net.http import Http
+from astromesh.plugins import Deps
+from astromesh.telemetry.clock import Clock, SystemClock
+from astromesh.tools.base import ToolContext
+from astromesh.tools.functions import FunctionTool
+from astromesh.types import CallerContext, JsonObject, ToolSpec
+
+_BLOCKS = get_args(ContentBlock)
+log = structlog.get_logger("astromesh.tools.mcp.server")
+#: returns the tools that a request may see
+ListTools = Callable[[Request], Iterable[ToolSpec]]
+#: makes one call of a request: tool, arguments; the caller receives the text of an AstromeshError
+CallTool = Callable[[Request, str, JsonObject], Awaitable[Any]]
+
+
+class MCPService:
+    """Serves MCP while it is open. Requests are independent, so any worker can answer them.
+
+    Args:
+        name, version: of the server, for its clients.
+        hosts: `Host` headers that are answered; None for all.
+    """
+
+    def __init__(
+        self, name: str, version: str, tools: ListTools, call: CallTool, hosts: Iterable[str] | None = None
+    ) -> None:
+        self._tools, self._call = tools, call
+        server: Server[Any] = Server(
+            name, version=version, on_list_tools=self._on_list, on_call_tool=self._on_call
+        )
+        security = TransportSecuritySettings(
+            enable_dns_rebinding_protection=hosts is not None, allowed_hosts=list(hosts or ()),
+            allowed_origins=[f"{scheme}://{host}" for host in hosts or () for scheme in ("http", "https")],
+        )  # fmt: skip
+        self._manager = StreamableHTTPSessionManager(
+            server, stateless=True, json_response=True, security_settings=security
+        )
+        self._leave = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def asgi(self) -> ASGIApp:
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            # whitespace around a value is not part of it (RFC 9110, 5.5); not every server strips it
+            headers = [(name, value.strip()) for name, value in scope["headers"]]
+            await self._manager.handle_request({**scope, "headers": headers}, receive, send)
+
+        return app
+
+    async def open(self) -> None:
+        """Starts the server in its own task, since the SDK must leave its scopes in one task."""
+        ready = asyncio.Event()
+        self._task = asyncio.create_task(self._hold(ready), name="mcp serving")
+        await ready.wait()
+
+    async def close(self) -> None:
+        self._leave.set()
+        if self._task is not None:
+            await asyncio.wait({self._task})
+
+    async def _hold(self, ready: asyncio.Event) -> None:
+        try:
+            async with self._manager.run():
+                ready.set()
+                await self._leave.wait()
+        finally:
+            ready.set()
+
+    async def _on_list(
+        self, context: ServerRequestContext[Any, Request], params: PaginatedRequestParams | None
+    ) -> ListToolsResult:
+        return ListToolsResult(tools=[_wire_tool(spec) for spec in self._tools(_request(context))])
+
+    async def _on_call(
+        self, context: ServerRequestContext[Any, Request], params: CallToolRequestParams
+    ) -> CallToolResult:
+        try:
+            value = await self._call(_request(context), params.name, dict(params.arguments or {}))
+        except AstromeshError as error:
+            return _wire_result(str(error), failed=True)
+        except Exception:  # the boundary of a tool call: a handler's error ends the call and is not revealed
+            log.exception("mcp_tool_crashed", tool=params.name)
+            return _wire_result(f"The tool {params.name!r} failed for an internal reason.", failed=True)
+        return _wire_result(value)
+
+
+def _request(context: ServerRequestContext[Any, Request]) -> Request:
+    assert context.request is not None, "streamable HTTP has a request for every message"
+    return context.request
+
+
+def _wire_tool(spec: ToolSpec) -> WireTool:
+    hints = ToolAnnotations(read_only_hint=spec.effect == "read")
+    return WireTool(
+        name=spec.name, description=spec.description, input_schema=dict(spec.parameters), annotations=hints
+    )
+
+
+def _wire_result(value: Any, *, failed: bool = False) -> CallToolResult:
+    """Returns a result: text unchanged, objects also as structured content, content blocks unchanged."""
+    blocks = [value] if isinstance(value, _BLOCKS) else value
+    if isinstance(blocks, list) and blocks and all(isinstance(block, _BLOCKS) for block in blocks):
+        return CallToolResult(content=blocks, is_error=failed)
+    text = value if isinstance(value, str) else _to_json(value)
+    structured = None
+    if isinstance(value, dict):
+        with suppress(orjson.JSONDecodeError):
+            structured = orjson.loads(text)
+    return CallToolResult(
+        content=[TextContent(type="text", text=text)], structured_content=structured, is_error=failed
+    )
+
+
+def _to_json(value: Any) -> str:
+    return orjson.dumps(value, default=_jsonable, option=orjson.OPT_NON_STR_KEYS).decode()
+
+
+def _jsonable(value: Any) -> Any:
+    if hasattr(value, "model_dump"):
+        return value.model_dump(mode="json")
+    return list(value) if isinstance(value, set | frozenset) else str(value)
+
+
+# -- the plugin `publishers: mcp` ----------------------------------------------------------------------------
+
+
+class MCPPublisher:
+    """Opens a `MCPService`, which closes with the runtime."""
+
+    class Options(BaseModel):
+        model_config = ConfigDict(extra="forbid")
+
+        tools: Callable[..., Any] = Field(description="The tools that a request may see.")
+        call: Callable[..., Any] = Field(description="One call: request, tool, arguments.")
+
+    @classmethod
+    async def open(cls, options: Options, deps: Deps) -> MCPService:
+        serving = MCPService("astromesh", __version__, options.tools, options.call)
+        await serving.open()
+        deps.resources.on_close(serving.close)
+        return serving
+
+
+# -- callers -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ClientContext:
+    """The caller by its token; `subject` is empty without a token.
+
+    Args:
+        claims: all of the token's.
+    """
+
+    subject: str = ""
+    tenant: str = ""
+    roles: frozenset[str] = frozenset()
+    scopes: frozenset[str] = frozenset()
+    claims: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def authenticated(self) -> bool:
+        return bool(self.subject)
+
+
+ANONYMOUS = ClientContext()
+
+
+@dataclass(frozen=True, slots=True)
+class RequestContext(ToolContext):
+    """The context that a handler receives in a parameter of this type; hidden from models."""
+
+    client: ClientContext = ANONYMOUS
+
+
+def client_from_caller(caller: CallerContext) -> ClientContext:
+    """Returns the client of a verified token."""
+    return ClientContext(
+        caller.user_id, caller.tenant_id, caller.roles, caller.scopes, caller.metadata.get("claims", {})
+    )
+
+
+# -- authentication ------------------------------------------------------------------------------------------
+
+#: key of the client in a request's ASGI scope
+CLIENT_SCOPE_KEY = "astromesh.client"
+
+
+class AuthMiddleware:
+    """Verifies tokens as the runtime does (`astromesh.access.jwt`).
+
+    Args:
+        secret: shared with the issuer, for HS256, 32 bytes or more.
+        jwks_url: of the issuer's keys, for RS256 and ES256.
+        issuer, audience: required `iss` and `aud`; the audience should be this server.
+        required: whether a request without a token is rejected; otherwise it is anonymous and guards decide.
+
+    Raises:
+        ConfigError: no key to verify tokens with, or a weak secret.
+    """
+
+    def __init__(  # noqa: PLR0913 (the requirements of a token)
+        self,
+        *,
+        secret: str = "",
+        jwks_url: str = "",
+        issuer: str = "",
+        audience: str = "",
+        roles_claim: str = "roles",
+        required: bool = True,
+        clock: Clock | None = None,
+    ) -> None:
+        self._options = JwtOptions(
+            secret=SecretStr(secret), jwks_url=jwks_url, issuer=issuer, audience=audience,
+            roles_claim=roles_claim,
+        )  # fmt: skip
+        self._clock, self._required = clock or SystemClock(), required
+        self._verifier: JwtVerifier | None = None
+        if secret or not jwks_url:  # rejects a weak secret here, not at the first request
+            JwtVerifier(self._options.model_copy(update={"jwks_url": ""}), None, self._clock)
+
+    @asynccontextmanager
+    async def opened(self) -> AsyncIterator[None]:
+        """Opens the verifier for the duration of the context."""
+        async with Http() as http:
+            self._verifier = open_verifier(self._options, Deps(http=http, clock=self._clock))
+            yield
+
+    def around(self, app: ASGIApp) -> ASGIApp:
+        """Wraps an app in this check."""
+
+        async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
+            if scope["type"] == "http":
+                try:
+                    scope[CLIENT_SCOPE_KEY] = await self.client(Headers(scope=scope))
+                except (Unauthorized, Overloaded) as error:
+                    await _auth_error(error)(scope, receive, send)
+                    return
+            await app(scope, receive, send)
+
+        return guarded
+
+    async def client(self, headers: Headers) -> ClientContext:
+        """Returns the client of a request.
+
+        Raises:
+            Unauthorized: a required token is missing, or a token is invalid.
+            Overloaded: its issuer's keys cannot be fetched.
+        """
+        scheme, _, token = headers.get("authorization", "").partition(" ")
+        if not scheme and not self._required:
+            return ANONYMOUS
+        if scheme.lower() != "bearer" or not token.strip():
+            raise Unauthorized("Send a token as 'Authorization: Bearer TOKEN'.")
+        if self._verifier is None:
+            raise Overloaded("The server is not open yet.")
+        return client_from_caller(await self._verifier.caller(token.strip()))
+
+
+def _auth_error(error: AstromeshError) -> JSONResponse:
+    """Returns the response of RFC 6750, section 3."""
+    if isinstance(error, Overloaded):
+        return JSONResponse({"error": "temporarily_unavailable"}, 503, {"retry-after": "1"})
+    told = {"error": "invalid_token", "error_description": str(error)}
+    return JSONResponse(told, 401, {"www-authenticate": 'Bearer error="invalid_token"'})
+
+
+# -- guards: rules that a client must pass before a tool is called -------------------------------------------
+
+
+class Guard(Protocol):
+    """One rule."""
+
+    def refusal(self, client: ClientContext) -> str:
+        """Returns why the client is rejected, or an empty string if it passes."""
+
+
+class RequireAuth:
+    """Passes clients with a token."""
+
+    def refusal(self, client: ClientContext) -> str:
+        return "" if client.authenticated else "This tool needs a token."
+
+
+class _NamesGuard:
+    def __init__(self, *names: str) -> None:
+        if not names or not all(names):
+            raise ConfigError(f"{type(self).__name__} needs one or more names.")
+        self.names = names
+
+
+class HasRole(_NamesGuard):
+    """Passes clients with one of these roles."""
+
+    def refusal(self, client: ClientContext) -> str:
+        if client.roles.intersection(self.names):
+            return ""
+        return f"This tool needs the role {' or '.join(self.names)}."
+
+
+class HasAllRoles(_NamesGuard):
+    """Passes clients with every one of these roles."""
+
+    def refusal(self, client: ClientContext) -> str:
+        missing = [name for name in self.names if name not in client.roles]
+        return f"This tool needs the roles {', '.join(self.names)}." if missing else ""
+
+
+class HasScope(_NamesGuard):
+    """Passes clients with every one of these scopes."""
+
+    def refusal(self, client: ClientContext) -> str:
+        missing = [name for name in self.names if name not in client.scopes]
+        return f"This tool needs the scope {' and '.join(self.names)}." if missing else ""
+
+
+#: hosts of a server without authentication; pages of other sites reach it under other names only
+LOCAL_HOSTS = ("127.0.0.1:*", "localhost:*", "[::1]:*", "127.0.0.1", "localhost")
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+class _GuardedTool(NamedTuple):
+    tool: FunctionTool
+    guards: tuple[Guard, ...]
+
+
+class _AsgiEndpoint:
+    """An ASGI app as an object: starlette wraps plain functions."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._app(scope, receive, send)
+
+
+class ToolServer:
+    """A server of tools.
+
+    Args:
+        name: of the server, for its clients.
+        auth: verifies tokens; None accepts every client, for servers on loopback.
+        guards: of every tool, before its own.
+        allowed_hosts: `Host` headers that are answered, `host:*` for any port; absent: those of this machine
+            without `auth`, all with it.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        auth: AuthMiddleware | None = None,
+        guards: Iterable[Guard] = (),
+        allowed_hosts: Iterable[str] | None = None,
+    ) -> None:
+        self.name, self._auth, self._guards = name, auth, tuple(guards)
+        self._hosts = LOCAL_HOSTS if allowed_hosts is None and auth is None else allowed_hosts
+        self._tools: dict[str, _GuardedTool] = {}
+
+    def tool(
+        self, *, name: str = "", description: str = "", guards: Iterable[Guard] = ()
+    ) -> Callable[[Function], Function]:
+        """Registers a function as a tool: schema from its type hints, description from its docstring.
+
+        A parameter annotated `RequestContext` gets the call's context, its `client` above all.
+
+        Args:
+            guards: that a client must pass, all of them, in this order.
+
+        Raises:
+            ConfigError: the function cannot be a tool, or the name is taken.
+        """
+
+        def offer(function: Function) -> Function:
+            tool = FunctionTool(function, name=name, description=description)
+            if tool.spec.name in self._tools:
+                raise ConfigError(f"The server {self.name!r} has two tools named {tool.spec.name!r}.")
+            self._tools[tool.spec.name] = _GuardedTool(tool, (*self._guards, *guards))
+            return function
+
+        return offer
+
+    def app(self, path: str = "/mcp") -> Starlette:
+        """Returns the server as an ASGI app."""
+
+        @asynccontextmanager
+        async def lifespan(app: Starlette) -> AsyncIterator[None]:
+            serving = MCPService(self.name, __version__, self._specs, self._call, self._hosts)
+            async with AsyncExitStack() as stack:
+                if self._auth is not None:
+                    await stack.enter_async_context(self._auth.opened())
+                await serving.open()
+                stack.push_async_callback(serving.close)
+                inner = self._auth.around(serving.asgi) if self._auth is not None else serving.asgi
+                app.router.routes.append(Route(path, _AsgiEndpoint(inner), methods=["POST"]))
+                yield
+
+        return Starlette(lifespan=lifespan)
+
+    def run(self, host: str = "127.0.0.1", port: int = 8001, path: str = "/mcp") -> None:
+        """Serves until interrupted."""
+        uvicorn.run(self.app(path), host=host, port=port, log_level="warning")
+
+    def _specs(self, _: Request) -> Sequence[ToolSpec]:
+        return [guarded.tool.spec for guarded in self._tools.values()]
+
+    async def _call(self, request: Request, name: str, arguments: JsonObject) -> Any:
+        guarded = self._tools.get(name)
+        if guarded is None:
+            raise InvalidToolCall(f"There is no tool {name[:64]!r}.")
+        client: ClientContext = request.scope.get(CLIENT_SCOPE_KEY, ANONYMOUS)
+        for guard in guarded.guards:
+            if refusal := guard.refusal(client):
+                log.info("mcp_call_refused", tool=name, client=client.subject, guard=type(guard).__name__)
+                raise Forbidden(f"Forbidden: {refusal}")
+        return await guarded.tool.call(arguments, RequestContext(tool=name, client=client))

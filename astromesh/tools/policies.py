@@ -1,0 +1,260 @@
+"""The policies between a model's tool call and the tool, one wrapper each.
+
+A layer takes the rest of the way and returns it guarded, or as it was where its rule does not apply. The
+order, outermost first, is document 001's (step 9):
+
+    permission → rate limit → arguments (read, checked) → approval → identity → what else was given →
+    idempotency → intent (of durable runs) → timeout → tool
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
+
+from msgspec import structs
+
+from astromesh.errors import (
+    InvalidToolCall,
+    ToolDenied,
+    ToolFailed,
+    ToolPermissionError,
+    ToolRateLimitError,
+)
+from astromesh.telemetry.clock import Clock
+from astromesh.tools.base import HumanQuestion, Tool, ToolContext, ToolPolicy, ToolSource
+from astromesh.tools.rate_limit import SlidingWindow
+from astromesh.tools.results import argument_error, argument_validator, parse_arguments, timeout_error
+from astromesh.types import Effect, JsonObject, ToolCall, ToolSpec
+
+#: calls a tool with the arguments as JSON text or as an object, and the context of the call
+Invoke: TypeAlias = Callable[[Any, ToolContext], Awaitable[Any]]
+Layer: TypeAlias = Callable[[Invoke, "DeclaredTool"], Invoke]
+
+
+@dataclass(frozen=True, slots=True)
+class DeclaredTool:
+    """A tool as an agent declares it.
+
+    Args:
+        spec: what the model sees; name, description, parameters and effect as declared.
+        tool: that does the work.
+        policy: how it may be used.
+    """
+
+    spec: ToolSpec
+    tool: Tool
+    policy: ToolPolicy = field(default_factory=ToolPolicy)
+
+
+@dataclass(frozen=True, slots=True)
+class DeclaredSource:
+    """Several tools that one block of an agent declares, e.g. those of an MCP server.
+
+    Args:
+        name: of the block; a permission for it permits all of its tools.
+        effect: as the block declares for all tools; None: as the tool declares.
+    """
+
+    name: str
+    source: ToolSource
+    policy: ToolPolicy = field(default_factory=ToolPolicy)
+    effect: Effect | None = None
+
+    def declared(self) -> tuple[DeclaredTool, ...]:
+        """Returns the currently offered tools."""
+        return tuple(self._declare(tool) for tool in self.source.current())
+
+    def _declare(self, tool: Tool) -> DeclaredTool:
+        spec = structs.replace(tool.spec, effect=self.effect) if self.effect else tool.spec
+        if self.policy.idempotency == "key":
+            spec = structs.replace(spec, repeatable=True)
+        return DeclaredTool(spec, tool, self.policy)
+
+
+def apply_layers(tool: DeclaredTool, layers: Sequence[Layer]) -> Invoke:
+    """Wraps a tool in all policies, the first one outermost."""
+    invoke: Invoke = tool.tool.call
+    for layer in reversed(layers):
+        invoke = layer(invoke, tool)
+    return invoke
+
+
+def permission(agent: str, permitted: Collection[str] | None) -> Layer:
+    """Rejects tools that the agent's `permissions` do not name; None permits all."""
+
+    def layer(invoke: Invoke, tool: DeclaredTool) -> Invoke:
+        if permitted is None or tool.spec.name in permitted:
+            return invoke
+
+        async def refuse(arguments: Any, context: ToolContext) -> Any:
+            raise ToolPermissionError(tool.spec.name, agent)
+
+        return refuse
+
+    return layer
+
+
+def rate_limit(clock: Clock) -> Layer:
+    """Rejects calls beyond the tool's limit, counted by tenant and caller."""
+    windows: dict[str, SlidingWindow] = {}  # a source's tools are layered anew when its list changes
+
+    def layer(invoke: Invoke, tool: DeclaredTool) -> Invoke:
+        if tool.policy.rate_limit is None:
+            return invoke
+        window = windows.setdefault(tool.spec.name, SlidingWindow(tool.policy.rate_limit))
+
+        async def limited(arguments: Any, context: ToolContext) -> Any:
+            who = (context.session.tenant, context.caller.user_id if context.caller else "")
+            wait = window.take(who, clock.monotonic())
+            if wait > 0.0:
+                raise ToolRateLimitError(tool.spec.name, wait)
+            return await invoke(arguments, context)
+
+        return limited
+
+    return layer
+
+
+def arguments(invoke: Invoke, tool: DeclaredTool) -> Invoke:
+    """Parses the JSON and validates it against the tool's schema, which is compiled once."""
+    name, validator = tool.spec.name, argument_validator(tool.spec)
+
+    async def checked(given: str | JsonObject, context: ToolContext) -> Any:
+        read = parse_arguments(ToolCall(context.call_id, name, given)) if isinstance(given, str) else given
+        if not validator.is_valid(read):
+            raise InvalidToolCall(argument_error(name, validator, read))
+        return await invoke(read, context)
+
+    return checked
+
+
+def idempotency(invoke: Invoke, tool: DeclaredTool) -> Invoke:
+    """Sets the idempotency key of a call, which stays the same when a run resumes."""
+    if tool.policy.idempotency == "none":
+        return invoke
+
+    async def keyed(given: Any, context: ToolContext) -> Any:
+        key = f"{context.run_id}/{context.call_id}"
+        return await invoke(given, replace(context, idempotency_key=key))
+
+    return keyed
+
+
+def approval(if_tainted: bool) -> Layer:
+    """Asks a person before a call; they may change its arguments, or answer in place of the tool.
+
+    Args:
+        if_tainted: also before a call with an external effect in a turn that has read untrusted text.
+    """
+
+    def layer(invoke: Invoke, tool: DeclaredTool) -> Invoke:
+        taints = if_tainted and tool.spec.effect == "external"
+        if tool.policy.approval == "none" and not taints:
+            return invoke
+        name, validator = tool.spec.name, argument_validator(tool.spec)
+
+        async def approved(given: JsonObject, context: ToolContext) -> Any:
+            if not _needs_approval(tool.policy, given) and not (taints and _is_tainted(context)):
+                return await invoke(given, context)
+            if context.step is None:
+                raise ToolFailed(
+                    f"The tool {name!r} needs a person's approval, which only durable runs can wait for."
+                )
+            why = _taint_reason(context) if taints else ""
+            asked = HumanQuestion("approval", name, given, why, parameters=dict(tool.spec.parameters))
+            said = await context.step.ask(asked)
+            if said["decision"] == "answer":
+                return said.get("answer")
+            if said["decision"] != "approve":
+                raise ToolDenied(_DENIED[said["decision"]].format(name))
+            wanted = said.get("arguments", given)
+            if not validator.is_valid(wanted):
+                raise InvalidToolCall(argument_error(name, validator, wanted))
+            return await invoke(wanted, context)
+
+        return approved
+
+    return layer
+
+
+def _needs_approval(policy: ToolPolicy, given: JsonObject) -> bool:
+    return policy.approval == "required" and (policy.approve_if is None or policy.approve_if(given))
+
+
+def _is_tainted(context: ToolContext) -> bool:
+    # a question that was asked before the run resumed is asked again, even if a branch is slower now
+    return bool(context.untrusted) or (context.step is not None and context.step.has_request("approval"))
+
+
+def _taint_reason(context: ToolContext) -> str:
+    """Returns the hint to a person about a call in a turn that has read untrusted text."""
+    if not context.untrusted:
+        return ""
+    return f"The turn has read text that may mislead it, of: {', '.join(context.untrusted)}."
+
+
+_DENIED = {
+    "deny": "A person has refused this call of {!r}. Do not try it again.",
+    "expired": "Nobody approved this call of {!r} in time.",
+}
+
+
+def identity(invoke: Invoke, tool: DeclaredTool) -> Invoke:
+    """Waits for the caller's token if a resumed run has lost it."""
+    if not tool.spec.as_caller:
+        return invoke
+    name = tool.spec.name
+
+    async def identified(given: JsonObject, context: ToolContext) -> Any:
+        # a token may be lost again; then the next question is a new one
+        while context.step is not None and context.caller is not None and context.caller.lacks_token:
+            said = await context.step.ask(identity_question(name, context.caller.user_id, given))
+            if said["decision"] != "approve":
+                raise ToolDenied(_DENIED[said["decision"]].format(name))
+        return await invoke(given, context)
+
+    return identified
+
+
+def identity_question(name: str, user: str, arguments: JsonObject | None = None) -> HumanQuestion:
+    """Returns the question for a caller's token. `name`: of the tool or source that needs it."""
+    question = f"{name!r} acts in the name of {user!r}: whoever that is resumes the run with their token."
+    return HumanQuestion("identity", name, arguments, question)
+
+
+def intent(invoke: Invoke, tool: DeclaredTool) -> Invoke:
+    """Records the intent of a durable run before a call that may not happen twice."""
+    if tool.spec.effect == "read":
+        return invoke
+
+    async def intended(given: Any, context: ToolContext) -> Any:
+        if context.step is not None:
+            await context.step.record_intent(tool.spec)
+        return await invoke(given, context)
+
+    return intended
+
+
+def time_limit(invoke: Invoke, tool: DeclaredTool) -> Invoke:
+    """Cancels a call that takes too long; a function that blocks its thread is abandoned."""
+    name, seconds = tool.spec.name, tool.policy.timeout_seconds
+    if seconds is None:
+        return invoke
+
+    async def timed(given: Any, context: ToolContext) -> Any:
+        try:
+            async with asyncio.timeout(seconds) as limit:
+                return await invoke(given, context)
+        except TimeoutError as error:
+            if not limit.expired():  # raised by the tool itself
+                raise
+            raise timeout_error(
+                error,
+                f"The tool {name!r} did not answer within {seconds:g} s and was given up; "
+                "what it began may have happened.",
+            ) from error
+
+    return timed

@@ -1,0 +1,241 @@
+"""What a model wrote becomes arguments, and whatever a tool does becomes exactly one result.
+
+Shared by every `ToolPort`: `ToolBox` for graphs that stand alone, the tool registry for agents.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import difflib
+import json
+import re
+from collections.abc import Awaitable, Callable, Sequence
+from time import perf_counter
+from typing import Any, TypeAlias
+
+import orjson
+from msgspec import Struct, structs
+
+from astromesh.errors import (
+    ConfigError,
+    InvalidToolCall,
+    LimitReached,
+    ToolBusy,
+    ToolError,
+    ToolFailed,
+    ToolTimeout,
+)  # fmt: skip
+from astromesh.telemetry.clock import ms_since
+from astromesh.tools.json_schema import is_too_costly, schema_validator
+from astromesh.types import JsonObject, ToolCall, ToolResult, ToolSpec
+
+#: stores a complete result and returns its id
+StoreText: TypeAlias = Callable[[str], str]
+#: characters of a result that the model receives; more would push the conversation out of its window
+MAX_RESULT = 100_000
+#: characters of one error that the model receives
+_MAX_ERROR = 500
+_MAX_ERRORS = 8
+
+# Exceptions of foreign libraries often quote what they sent.
+_SECRETS = re.compile(
+    r"(?i)(\bbearer\s+|\bbasic\s+|\bsk-|\b(?:api[_-]?key|access[_-]?token|token|secret|password)[\"']?\s*[=:]\s*[\"']?"
+    r"|://[^/\s:@]*:)[^\s\"'&@,;]{3,}"
+)
+
+
+async def result_of(
+    call: ToolCall,
+    value: Awaitable[Any],
+    max_characters: int = MAX_RESULT,
+    store: StoreText | None = None,
+    untrusted: bool = False,
+) -> ToolResult:
+    """Awaits a tool call; returns its value or its error as the one result of the call.
+
+    Args:
+        call: as the model requested it.
+        value: the running call.
+        max_characters: of the text that the model receives.
+        keep: stores a longer text completely and returns its id.
+        untrusted: whether the tool's text, also of its errors, comes from a third party.
+
+    Raises:
+        LimitReached: of the run; it is not an error of the tool.
+        asyncio.CancelledError: the run was cancelled.
+    """
+    started = perf_counter()
+    try:
+        answer = await value
+        content = to_text(answer, max_characters, store)
+    except LimitReached:
+        raise
+    except ToolError as error:
+        return failed_result(call, error, started, untrusted)
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        # the run was not cancelled: the tool leaked the cancellation of a task of its own
+        return failed_result(call, ToolFailed(f"The tool {call.name!r} was cancelled from within."), started)
+    except GeneratorExit:  # the caller is gone
+        raise
+    except BaseException as error:  # noqa: BLE001 (any error of a tool is the result of its call)
+        return failed_result(
+            call, ToolFailed(f"The tool {call.name!r} failed: {describe(error)}"), started, untrusted
+        )
+    return ToolResult(
+        call.id, call.name, content, duration_ms=ms_since(started), value=answer, untrusted=untrusted
+    )
+
+
+def failed_result(
+    call: ToolCall, error: ToolError, started: float = 0.0, untrusted: bool = False
+) -> ToolResult:
+    """Returns an error as the model receives it.
+
+    Args:
+        started: `perf_counter()` of the call, 0.0 if it did not start.
+        untrusted: whether the tool's own text is; other errors have texts of astromesh.
+    """
+    duration = ms_since(started) if started else 0.0
+    foreign_words = untrusted and error.code == ToolFailed.code
+    text = text_of(error)
+    if error.code != InvalidToolCall.code:  # that one quotes only what the model itself wrote
+        text = _SECRETS.sub(r"\1***", text)
+    return ToolResult(call.id, call.name, text, False, error.code, duration, untrusted=foreign_words)
+
+
+def timeout_error(error: TimeoutError, message: str) -> ToolError:
+    """Returns the error of an exceeded time limit.
+
+    Args:
+        limited: raised by `asyncio.timeout`; its cause is the call's reaction to the cancellation.
+        otherwise: message for a call that had started.
+    """
+    cause = error.__cause__
+    reason = cause.args[0] if cause is not None and cause.args else None
+    return reason if isinstance(reason, ToolBusy) else ToolTimeout(message)
+
+
+def describe(error: BaseException) -> str:
+    """Returns type and message of a foreign exception, without stack and secrets."""
+    message = _SECRETS.sub(r"\1***", text_of(error)[: 2 * _MAX_ERROR])[:_MAX_ERROR]
+    return f"{type(error).__name__}: {message}" if message else type(error).__name__
+
+
+def text_of(error: BaseException) -> str:
+    """Returns the text of an exception, or an empty string if `__str__` fails."""
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001 (a foreign `__str__` may raise anything)
+        return ""
+
+
+# -- arguments ---------------------------------------------------------------------------------------------
+
+
+def parse_arguments(call: ToolCall) -> JsonObject:
+    """Returns the arguments of a call.
+
+    Raises:
+        InvalidToolCall: they are not a JSON object; the message tells the model what to send.
+    """
+    text = call.arguments.strip()
+    try:
+        arguments = orjson.loads(text) if text else {}
+    except orjson.JSONDecodeError as error:
+        raise InvalidToolCall(
+            f"The arguments of {call.name!r} are not valid JSON ({error}). Send one JSON object."
+        ) from error
+    if arguments is None:  # some models write this for no arguments
+        return {}
+    if not isinstance(arguments, dict):
+        raise InvalidToolCall(f"The arguments of {call.name!r} must be a JSON object, not {text[:80]}.")
+    return arguments
+
+
+def argument_validator(spec: ToolSpec) -> Any:
+    """Returns a compiled JSON Schema validator of a tool's arguments.
+
+    Raises:
+        ConfigError: the schema is not a JSON Schema, refers to another document, or is too costly to check.
+    """
+    if is_too_costly(spec.parameters):
+        raise ConfigError(
+            f"The parameters of the tool {spec.name!r} are too costly to check: their references lead to the "
+            "same place in too many ways."
+        )
+    try:
+        return schema_validator(spec.parameters)
+    except ValueError as error:
+        raise ConfigError(f"The parameters of the tool {spec.name!r} are no JSON Schema: {error}") from error
+
+
+def argument_error(tool: str, validator: Any, arguments: JsonObject) -> str:
+    """Returns the faults of arguments as a message to the model, or an empty string."""
+    faults = schema_errors(validator, arguments)
+    return f"The arguments of {tool!r} are not valid: {faults}. Correct them and call again."
+
+
+def schema_errors(validator: Any, arguments: JsonObject) -> str:
+    """Returns the faults of arguments, each with its place."""
+    faults = [
+        f"{'.'.join(str(part) for part in fault.instance_path) or 'arguments'}: {_short(fault.message)}"
+        for fault in validator.iter_errors(arguments)
+    ]
+    more = f"; and {len(faults) - _MAX_ERRORS} more" if len(faults) > _MAX_ERRORS else ""
+    return "; ".join(faults[:_MAX_ERRORS]) + more
+
+
+def unknown_tool(name: str, known: Sequence[str]) -> str:
+    """Returns a message to the model that names the most similar tool."""
+    name = name[:64]
+    if not known:
+        return f"There is no tool {name!r}; no tools are available. Answer without tools."
+    folded = {tool.casefold(): tool for tool in known}
+    near = difflib.get_close_matches(name.casefold(), folded, 1, 0.0)
+    return f"There is no tool {name!r}. Did you mean {folded[near[0]]!r}? Available: {', '.join(known)}."
+
+
+# -- text of results ---------------------------------------------------------------------------------------
+
+
+def to_text(value: Any, max_characters: int = MAX_RESULT, store: StoreText | None = None) -> str:
+    """Returns a tool's value as text for the model: strings unchanged, everything else as JSON."""
+    text = value if isinstance(value, str) else _json(value)
+    if not text.isascii():  # half a surrogate pair cannot be encoded
+        text = text.encode("utf-8", "replace").decode()
+    if len(text) <= max_characters:
+        return text
+    where = f", kept as {store(text)!r}" if store else ""
+    return f"{text[:max_characters]}\n[cut: the result has {len(text)} characters{where}]"
+
+
+_OPTIONS = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
+
+
+def _json(value: Any) -> str:
+    try:
+        return orjson.dumps(value, default=_jsonable, option=_OPTIONS).decode()
+    except orjson.JSONEncodeError:  # integers beyond 64 bits, half surrogate pairs
+        return json.dumps(value, default=_jsonable)
+
+
+def _jsonable(value: Any) -> Any:
+    if hasattr(value, "model_dump"):  # a pydantic model, recognized without importing pydantic
+        return value.model_dump(mode="json")
+    if isinstance(value, Struct):
+        return structs.asdict(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.asdict(value)
+    if isinstance(value, set | frozenset | tuple):
+        return list(value)
+    if isinstance(value, bytes | bytearray):
+        return bytes(value).decode("utf-8", "replace")
+    return str(value)
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _MAX_ERROR else f"{text[:_MAX_ERROR]}…"

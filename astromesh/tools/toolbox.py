@@ -1,0 +1,147 @@
+"""A `ToolPort` over plain tools: arguments are read and checked, calls are timed, failures become results.
+
+Every call gets exactly one result. What the model did wrong (an unknown tool, arguments that are no JSON or
+are invalid) comes back as a corrective result that says what would have been right. Permissions, rate limits
+and approval are wrappers around this.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeAlias, cast
+
+from astromesh.errors import ConfigError, InvalidToolCall
+from astromesh.tools.base import Tool, ToolContext, ToolPort
+from astromesh.tools.results import (
+    argument_error,
+    argument_validator,
+    failed_result,
+    parse_arguments,
+    result_of,
+    timeout_error,
+    unknown_tool,
+)
+from astromesh.types import JsonObject, ToolCall, ToolResult, ToolSpec
+
+#: a tool, or a Python function that becomes one by its type hints and docstring
+ToolLike: TypeAlias = "Tool | Callable[..., Any]"
+
+TIMEOUT = 30.0
+
+
+class ToolBox:
+    """A `ToolPort` over tools by name.
+
+    Args:
+        tools: tools and Python functions; names must differ.
+        timeout: seconds of one call; None: limited by the run.
+        timeouts: seconds by tool name, instead of `timeout`.
+
+    Raises:
+        ConfigError: two tools of one name, or a function that cannot be a tool.
+    """
+
+    def __init__(
+        self,
+        tools: Iterable[ToolLike] = (),
+        *,
+        timeout: float | None = TIMEOUT,
+        timeouts: Mapping[str, float] | None = None,
+    ) -> None:
+        self._timeout, self._timeouts = timeout, dict(timeouts or {})
+        self._tools: dict[str, Tool] = {}
+        self._validators: dict[str, Any] = {}
+        for tool in map(as_tool, tools):
+            if tool.spec.name in self._tools:
+                raise ConfigError(f"There are two tools named {tool.spec.name!r}.")
+            self._tools[tool.spec.name] = tool
+        self._specs = tuple(tool.spec for tool in self._tools.values())
+
+    def specs(self) -> tuple[ToolSpec, ...]:
+        return self._specs
+
+    async def execute(self, call: ToolCall, context: ToolContext) -> ToolResult:
+        return await result_of(call, self._run(call, context))
+
+    async def _run(self, call: ToolCall, context: ToolContext) -> Any:
+        tool = self._find(call.name)
+        return await self._call(tool, self._check(tool.spec, parse_arguments(call)), context)
+
+    def _find(self, name: str) -> Tool:
+        tool = self._tools.get(name)
+        if tool is None:
+            raise InvalidToolCall(unknown_tool(name, tuple(self._tools)))
+        return tool
+
+    def _check(self, spec: ToolSpec, arguments: JsonObject) -> JsonObject:
+        validator = self._validators.get(spec.name)
+        if validator is None:
+            validator = self._validators[spec.name] = argument_validator(spec)
+        if not validator.is_valid(arguments):
+            raise InvalidToolCall(argument_error(spec.name, validator, arguments))
+        return arguments
+
+    async def _call(self, tool: Tool, arguments: JsonObject, context: ToolContext) -> Any:
+        seconds = self._timeouts.get(tool.spec.name, self._timeout)
+        try:
+            async with asyncio.timeout(seconds) as limit:
+                return await tool.call(arguments, context)
+        except TimeoutError as error:
+            if not limit.expired():  # the tool's own TimeoutError
+                raise
+            said = f"The tool {tool.spec.name!r} did not answer within {seconds:g} s."
+            raise timeout_error(error, said) from error
+
+
+class JoinedTools:
+    """Joins two ports; the first port wins if both have a tool of one name.
+
+    Args:
+        first, second: in the order of their tools for the model.
+    """
+
+    def __init__(self, first: ToolPort, second: ToolPort) -> None:
+        self._first, self._second = first, second
+        own = first.specs()
+        self._names = frozenset(spec.name for spec in own)
+        self._specs = (*own, *(spec for spec in second.specs() if spec.name not in self._names))
+
+    def specs(self) -> tuple[ToolSpec, ...]:
+        return self._specs
+
+    async def execute(self, call: ToolCall, context: ToolContext) -> ToolResult:
+        port = self._first if call.name in self._names else self._second
+        return await port.execute(call, context)
+
+
+class NoTools:
+    """A `ToolPort` without tools."""
+
+    def specs(self) -> tuple[ToolSpec, ...]:
+        return ()
+
+    async def execute(self, call: ToolCall, context: ToolContext) -> ToolResult:
+        return failed_result(call, InvalidToolCall(unknown_tool(call.name, ())))
+
+
+def tool_port(tools: ToolPort | Iterable[ToolLike] | None) -> ToolPort:
+    """Returns a port over a port, a list of tools and functions, or None."""
+    if tools is None:
+        return NoTools()
+    if hasattr(tools, "execute"):
+        return cast("ToolPort", tools)
+    return ToolBox(tools)
+
+
+def as_tool(tool: ToolLike) -> Tool:
+    """Returns a tool unchanged, or a Python function as a tool."""
+    if hasattr(tool, "spec") and hasattr(tool, "call"):
+        return tool
+    if not callable(tool):
+        raise ConfigError(f"{tool!r} is neither a tool nor a function.")
+    # imported on first use: it imports pydantic, which graphs without Python functions do not need
+    functions = importlib.import_module("astromesh.tools.functions")
+    made: Tool = functions.FunctionTool(tool)
+    return made

@@ -1,0 +1,236 @@
+"""Shared by the modules of a workflow: JSON values, entries and results of Tasks, Task log and gate."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+import orjson
+
+from astromesh.types import JsonObject
+
+_PLAIN = (str, int, float, bool, type(None))
+
+
+class NotJson(ValueError):
+    """A value that has no JSON form."""
+
+
+def canonical(value: Any) -> Any:
+    """Returns an unshared copy of a value in JSON form: tuples become lists.
+
+    Raises:
+        NotJson: the value has no JSON form; the message says why.
+    """
+    if type(value) in (str, bool, type(None)):
+        return value
+    try:
+        return orjson.loads(orjson.dumps(value))
+    except (orjson.JSONEncodeError, TypeError) as error:
+        raise NotJson(f"is not a JSON value: {error}") from error
+
+
+def private_copy(value: Any) -> Any:
+    """Returns a copy, which its receiver may change, of a canonical value."""
+    return value if type(value) in _PLAIN else orjson.loads(orjson.dumps(value))
+
+
+def digest(value: Any) -> str:
+    """Returns the SHA-256 of a value in canonical JSON (sorted keys)."""
+    return hashlib.sha256(orjson.dumps(value, option=orjson.OPT_SORT_KEYS)).hexdigest()
+
+
+class StageFault(Exception):
+    """A stage failed with its own code, for example because its output does not say where to go."""
+
+    def __init__(self, code: str, message: str) -> None:
+        self.code = code
+        super().__init__(message)
+
+
+def task_path(task: str) -> str:
+    """Returns the path of a Task within its run, from its id; ids of runs contain no slash."""
+    _, slash, rest = task.partition("/")
+    return slash + rest
+
+
+def parent_path(path: str) -> str:
+    """Returns the path of the Task that this one descends from."""
+    return path.rpartition("/")[0]
+
+
+def stage_path(path: str, stage: str) -> str:
+    """Returns the path of a stage of a Task, which is the prefix of its agents' runs."""
+    return f"{path}@{stage}".lstrip("/@")
+
+
+Status = Literal["success", "failure", "partial"]
+#: statuses only ever get worse (R7)
+RANK: Mapping[str, int] = {"success": 0, "partial": 1, "failure": 2}
+
+
+def worst(*statuses: Status) -> Status:
+    return max(statuses, key=RANK.__getitem__)
+
+
+class Entry:
+    """One execution of a stage in the history (E51), immutable once written.
+
+    Times are seconds since the epoch.
+    """
+
+    __slots__ = (
+        "context_hash", "context_items", "edge", "error", "finished_at", "input", "output", "schema_in",
+        "schema_out", "seq", "stage", "started_at", "status", "task", "tool_calls", "usage",
+    )  # fmt: skip
+
+    def __init__(self, task: str, stage: str, input: Any, started_at: float) -> None:
+        self.task, self.stage, self.input, self.started_at = task, stage, input, started_at
+        self.seq = 0
+        self.status: Status = "success"
+        self.output: Any = None
+        self.error: JsonObject | None = None
+        self.edge = ""
+        self.tool_calls: tuple[JsonObject, ...] = ()
+        self.context_hash = ""
+        self.context_items: tuple[str, ...] = ()
+        self.schema_in = self.schema_out = ""
+        self.usage: JsonObject | None = None
+        self.finished_at = 0.0
+
+    @property
+    def node(self) -> str:
+        return self.stage.partition("#")[0]
+
+    def to_json(self) -> JsonObject:
+        return {
+            "seq": self.seq,
+            "task": self.task,
+            "stage_id": self.stage,
+            "node_id": self.node,
+            "status": self.status,
+            "input": self.input,
+            "output": self.output,
+            "error": self.error,
+            "edge": self.edge,
+            "tool_calls": list(self.tool_calls),
+            "context_hash": self.context_hash,
+            "context_items": list(self.context_items),
+            "schema_in": self.schema_in,
+            "schema_out": self.schema_out,
+            "usage": self.usage,
+            "started_at": self.started_at,
+            "finished_at": self.finished_at,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Entry:
+        entry = cls(data["task"], data["stage_id"], data["input"], data["started_at"])
+        for key in (
+            "seq",
+            "status",
+            "output",
+            "error",
+            "edge",
+            "context_hash",
+            "schema_in",
+            "schema_out",
+            "usage",
+        ):
+            setattr(entry, key, data[key])
+        entry.finished_at = data["finished_at"]
+        entry.tool_calls, entry.context_items = tuple(data["tool_calls"]), tuple(data["context_items"])
+        return entry
+
+
+@dataclass(frozen=True, slots=True)
+class TaskResult:
+    """The result of a Task that a user started.
+
+    Args:
+        status: by R7.
+        output: output of its exit, or `{"subtasks": […]}` of a split without a merge.
+        error: `{code, message, stage}` where it failed.
+        tasks: final state of the Task and all its descendants, by path.
+        trace: every entry, by `seq`.
+    """
+
+    task_id: str
+    workflow: str
+    status: Status
+    output: Any = None
+    error: JsonObject | None = None
+    tasks: tuple[JsonObject, ...] = field(default=(), repr=False)
+    trace: tuple[Entry, ...] = field(default=(), repr=False)
+    metadata: JsonObject = field(default_factory=dict, repr=False)
+
+    @property
+    def history(self) -> dict[str, list[Entry]]:
+        """Entries by node (document 004, section 1.1)."""
+        found: dict[str, list[Entry]] = {}
+        for entry in self.trace:
+            found.setdefault(entry.node, []).append(entry)
+        return found
+
+    @property
+    def path(self) -> tuple[str, ...]:
+        """The stages in the order in which they ended."""
+        return tuple(entry.stage for entry in self.trace)
+
+    def full_history(self, path: str) -> tuple[Entry, ...]:
+        """Returns the entries of a Task and, up to each fork, of its ancestors, in order."""
+        by_path = {task["path"]: task for task in self.tasks}
+        wanted: dict[str, float] = {}
+        limit = float("inf")
+        while path in by_path:
+            wanted[path] = limit
+            limit = min(limit, by_path[path]["forked_from_seq"])
+            if not path:
+                break
+            path = parent_path(path)
+        return tuple(e for e in self.trace if e.task in wanted and e.seq <= wanted[e.task])
+
+    def to_json(self) -> JsonObject:
+        return {
+            "task_id": self.task_id,
+            "workflow": self.workflow,
+            "status": self.status,
+            "output": self.output,
+            "error": self.error,
+            "metadata": self.metadata,
+        }
+
+    def with_trace(self) -> JsonObject:
+        trace = [entry.to_json() for entry in self.trace]
+        return {**self.to_json(), "tasks": list(self.tasks), "trace": trace}
+
+
+def result_metadata(result: TaskResult, latency_ms: float, trace_id: str = "") -> JsonObject:
+    """Returns the `metadata` of a response: path, usage, latency and trace id (docs/api.md)."""
+    usage = {"input_tokens": 0, "output_tokens": 0, "cached_tokens": 0, "cost_usd": 0.0}
+    for entry in result.trace:
+        for key in usage:
+            usage[key] += (entry.usage or {}).get(key, 0)
+    metadata = {"path": list(result.path), "usage": usage, "latency_ms": round(latency_ms, 3)}
+    return {**metadata, "trace_id": trace_id} if trace_id else metadata
+
+
+class TaskLog(Protocol):
+    """Stores the records of runs, so that a killed run repeats only its interrupted stages (E56).
+
+    A record is a JSON object. The first is `{type: begin, task_id, workflow, start, input}`. A
+    `{type: stage, entry}` follows for each stage (`Entry.to_json`) in the order in which they count, perhaps
+    `{type: cancel, reason}`, and last `{type: end, status, …}`. Routes, clones, merges and memory are
+    computed again from the records.
+    """
+
+    async def commit(self, task_id: str, records: Sequence[JsonObject]) -> None:
+        """Stores records, in this order, in one commit. They count once this has returned."""
+
+
+class Gate(Protocol):
+    """Awaited before each stage, which begins when it returns. The inspector is one (E54)."""
+
+    async def __call__(self, task: str, stage: str, input: Any, context: JsonObject | None) -> None: ...

@@ -1,0 +1,94 @@
+"""Secrets of provider_credentials.yaml: from the environment or a file, plain or encrypted (workflow.md E62).
+
+An encrypted secret is a Fernet token (https://github.com/fernet/spec), written by `astromesh keys encrypt`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from astromesh.config.workflow.agents import AuthSpec
+from astromesh.errors import InvalidInput, MissingKey
+
+
+def read_secret(auth: AuthSpec, folder: Path, env: Mapping[str, str]) -> str:
+    """Reads the secret of a credential; only the adapter may receive it.
+
+    Raises:
+        MissingKey: the variable or file does not exist, is empty, or was encrypted with another key.
+    """
+    if auth.source == "env":
+        found, where = env.get(auth.env_var or "", ""), f"the environment variable {auth.env_var}"
+    else:
+        file = folder / (auth.file_path or "")
+        where = f"the file {file.name}"
+        try:
+            found = _value_at(file.read_text(), auth.file_key)
+        except (OSError, KeyError, TypeError, orjson.JSONDecodeError) as error:
+            raise MissingKey(f"There is no credential in {where}.") from error
+    if not found:
+        raise MissingKey(f"There is no credential in {where}.")
+    return decrypt_secret(found, _key(auth, folder, env), where) if auth.type == "encrypted" else found
+
+
+def encrypt_secret(text: str, key: str) -> str:
+    """Encrypts a text into a Fernet token.
+
+    Args:
+        key: 32 bytes in URL-safe base64.
+
+    Raises:
+        InvalidInput: the key has another form.
+    """
+    return str(_fernet(key).encrypt(text.encode()).decode())
+
+
+def decrypt_secret(token: str, key: str, where: str) -> str:
+    try:
+        return str(_fernet(key).decrypt(token.strip().encode()).decode())
+    except (_fernet_module().InvalidToken, InvalidInput) as error:
+        raise MissingKey(
+            f"The credential in {where} cannot be decrypted. Its key_env or key_file contains another key."
+        ) from error
+
+
+def new_key() -> str:
+    return str(_fernet_module().Fernet.generate_key().decode())
+
+
+def _fernet(key: str) -> Any:
+    try:
+        return _fernet_module().Fernet(key.strip())
+    except ValueError as error:
+        raise InvalidInput("A key must be 32 bytes in URL-safe base64. Create one with --new-key.") from error
+
+
+def _fernet_module() -> Any:
+    # imported on first use: a server without encrypted credentials does not need it
+    return importlib.import_module("cryptography.fernet")
+
+
+def _key(auth: AuthSpec, folder: Path, env: Mapping[str, str]) -> str:
+    if auth.key_env:
+        found = env.get(auth.key_env, "")
+        if not found:
+            raise MissingKey(f"There is no key in the environment variable {auth.key_env}.")
+        return found
+    if not auth.key_file:
+        raise MissingKey("auth.type: encrypted needs key_env or key_file.")
+    try:
+        return (folder / auth.key_file).read_text()
+    except OSError as error:
+        raise MissingKey(f"There is no key in the file {Path(auth.key_file).name}.") from error
+
+
+def _value_at(text: str, key: str | None) -> str:
+    if not key:
+        return text.strip()
+    return str(reduce(lambda value, part: value[part], key.split("."), orjson.loads(text)))

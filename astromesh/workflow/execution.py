@@ -1,0 +1,417 @@
+"""One run of a workflow: carries out the commands of the state machine, stage by stage.
+
+Stages run within the slots that all runs of an engine share. Each is committed to the Task log and reported
+to the listeners.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+
+from astromesh.config.workflow.manifest import TaskSpec
+from astromesh.graph.scope import Scope
+from astromesh.telemetry.clock import Clock
+from astromesh.telemetry.events import Emitter
+from astromesh.types import JsonObject
+from astromesh.workflow.base import Entry, TaskLog, TaskResult
+from astromesh.workflow.memory import RunMemory
+from astromesh.workflow.plan import Plan, Stage
+from astromesh.workflow.stages import StageCall, StageExecution, complete_entry, route
+from astromesh.workflow.state_machine import (
+    CancelStage,
+    Command,
+    CompleteRun,
+    EmitEvent,
+    Outcome,
+    StartStage,
+    StateMachine,
+)
+from astromesh.workflow.task import Task
+
+
+class StageSlots:
+    """The stages that may run at once, over all Tasks of an engine (E55); first come, first served.
+
+    One request is for one stage. A waiting Task holds no slot.
+
+    Args:
+        limit: stages that run at once.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = self._free = limit
+        self._waiting: deque[Execution] = deque()
+
+    @property
+    def in_use(self) -> int:
+        """Stages that run now."""
+        return self._limit - self._free
+
+    @property
+    def has_waiters(self) -> bool:
+        """Whether a run waits for a slot."""
+        return bool(self._waiting)
+
+    def request(self, execution: Execution) -> None:
+        """Starts one stage of a run as soon as a slot is free."""
+        if self._free:
+            self._free -= 1
+            execution.begin_stage()
+        else:
+            self._waiting.append(execution)
+
+    def release(self) -> None:
+        """Passes the slot of a stage that has ended to the run that waits longest."""
+        if self._waiting:
+            self._waiting.popleft().begin_stage()
+        else:
+            self._free += 1
+
+    def withdraw(self, execution: Execution) -> None:
+        """Removes every request of a run that has ended."""
+        self._waiting = deque(one for one in self._waiting if one is not execution)
+
+
+#: stages that one worker runs before it yields to the event loop, if none of them waits for anything
+_STAGES_PER_YIELD = 32
+
+log = structlog.get_logger("astromesh.workflows")
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutionSetup:
+    """What the runs of one engine share.
+
+    Args:
+        call: the compiled call of a stage.
+        log: commits each stage before it counts; None for runs that are not durable.
+        timeout: seconds that a run may take; 0: no limit.
+    """
+
+    name: str
+    plan: Plan
+    call: Callable[[Stage], StageCall]
+    slots: StageSlots
+    clock: Clock
+    log: TaskLog | None = None
+    timeout: float = 0.0
+    metadata: Mapping[str, Any] | None = None
+
+
+class Execution:
+    """One run of a workflow, from its first stage to its last.
+
+    Args:
+        scope: id, events, caller, deadline and ledger of the run.
+        memory: what its stages remember; None where it is neither read nor stored.
+    """
+
+    def __init__(self, setup: ExecutionSetup, scope: Scope, memory: RunMemory | None) -> None:
+        self._setup, self._scope, self._memory = setup, scope, memory
+        self._empty = RunMemory({}, (), {})
+        self.machine = StateMachine(setup.plan, scope.run_id)
+        self.trace: list[Entry] = []
+        self._ready: deque[StartStage] = deque()
+        self._workers: dict[str, asyncio.Task[None]] = {}
+        self._cancelled_workers: set[asyncio.Task[None]] = set()
+        self._uncommitted: list[tuple[JsonObject, StageExecution | None, Outcome | str]] = []
+        self._committing = False
+        self._ended = asyncio.Event()
+        self._events: Emitter = scope.events
+        self._group: asyncio.TaskGroup | None = None
+        self._done = False
+
+    # -- lifecycle -------------------------------------------------------------------------------------------
+
+    async def begin(self, input: Any) -> TaskResult:
+        """Runs to the end. Cancelling the caller cancels the run."""
+        if self._setup.log is not None:
+            record = {"type": "begin", "task_id": self.machine.run_id, "workflow": self._setup.name,
+                      "start": self._setup.plan.start, "input": input}  # fmt: skip
+            await self._setup.log.commit(self.machine.run_id, [record])
+        return await self._run_commands(self.machine.begin(input))
+
+    async def resume(self, records: Iterable[Mapping[str, Any]]) -> TaskResult:
+        """Continues where the records end: only stages that are not in them run (E56)."""
+        recorded = list(records)
+        commands = self._replay(recorded)
+        if len(recorded) > 1:
+            self._warn_of_repeats(commands)
+        return await self._run_commands(commands)
+
+    def _warn_of_repeats(self, commands: Iterable[Command]) -> None:
+        """Logs interrupted stages that run a second time and are not marked `idempotent`."""
+        for command in commands:
+            if isinstance(command, StartStage):
+                node = self._setup.plan.stages[command.task.stage].node
+                if (node.op or node.agent) and not node.idempotent:
+                    log.warning("stage_may_run_twice", task_id=command.task.id, stage=command.task.stage)
+
+    def cancel(self, reason: str = "cancelled") -> None:
+        """Cancels the run, which ends with status failure and this reason."""
+        if self._setup.log is None:
+            self._dispatch(self.machine.cancel(reason))
+        else:
+            self._commit({"type": "cancel", "reason": reason}, None, reason)
+
+    async def _run_commands(self, commands: Sequence[Command]) -> TaskResult:
+        self._events.emit("task.started", task=self.machine.run_id, start=self._setup.plan.start)
+        try:
+            async with asyncio.TaskGroup() as group:
+                self._group = group
+                self._begin_commit()  # a run may be cancelled while its first record is committed
+                timer = group.create_task(self._enforce_timeout()) if self._setup.timeout else None
+                self._dispatch(commands)
+                await self._ended.wait()
+                if timer is not None:
+                    timer.cancel()
+        finally:
+            self._done = True
+            self._setup.slots.withdraw(self)
+        return await self._result()
+
+    async def _enforce_timeout(self) -> None:
+        await self._setup.clock.sleep(self._setup.timeout)
+        self.cancel("timeout")
+
+    async def _result(self) -> TaskResult:
+        root = self.machine.root
+        if self._memory is not None:
+            await self._memory.commit()
+        if self._setup.log is not None:
+            record = {"type": "end", "status": root.status, "output": root.output, "error": root.error}
+            await self._setup.log.commit(self.machine.run_id, [record])
+        return TaskResult(
+            self.machine.run_id,
+            self._setup.name,
+            root.status,
+            None if root.status == "failure" and root.error and root.state == "cancelled" else root.output,
+            root.error,
+            tuple(task.to_json() for task in self.machine.tasks.values()),
+            tuple(self.trace),
+            dict(self._setup.metadata or {}),
+        )
+
+    # -- commands --------------------------------------------------------------------------------------------
+
+    def _dispatch(self, commands: Sequence[Command]) -> None:
+        for command in commands:
+            match command:
+                case StartStage():
+                    self._ready.append(command)
+                    self._setup.slots.request(self)
+                case CancelStage():
+                    self._cancel_stage(command.task)
+                case EmitEvent():
+                    self._events.emit(command.type, **command.data)
+                case CompleteRun():
+                    self._done = True
+                    self._setup.slots.withdraw(self)
+                    self._ended.set()
+
+    def _cancel_stage(self, task: Task) -> None:
+        under_way = self._workers.pop(task.path, None)
+        if under_way is not None and under_way is not asyncio.current_task():
+            self._cancelled_workers.add(under_way)
+            under_way.cancel()
+
+    # -- stages ----------------------------------------------------------------------------------------------
+
+    def begin_stage(self) -> None:
+        if self._group is None or self._done:
+            self._setup.slots.release()
+            return
+        worker = self._group.create_task(self._run_stages())
+        # not in a `finally`: a worker that is cancelled before its first step never reaches it
+        worker.add_done_callback(self._release_slot)
+
+    def _release_slot(self, worker: asyncio.Task[None]) -> None:
+        self._setup.slots.release()
+
+    async def _run_stages(self) -> None:
+        """Runs one stage, and each single successor of it, until another run waits for the slot."""
+        me = asyncio.current_task()
+        assert me is not None
+        command: StartStage | None = self._ready.popleft() if self._ready else None
+        for count in itertools.count(1):
+            if command is None or command.task.state != "running":
+                return
+            command = self._continue_with(await self._execute_or_cancel(command, me))
+            if count % _STAGES_PER_YIELD == 0:
+                await asyncio.sleep(0)
+
+    def _continue_with(self, commands: Sequence[Command]) -> StartStage | None:
+        """Carries out the commands after a stage. Returns a single further stage, which the worker runs."""
+        runs = [command for command in commands if isinstance(command, StartStage)]
+        if len(runs) != 1 or self._setup.slots.has_waiters:
+            self._dispatch(commands)
+            return None
+        self._dispatch([command for command in commands if command is not runs[0]])
+        return runs[0]
+
+    async def _execute_or_cancel(self, command: StartStage, me: asyncio.Task[None]) -> Sequence[Command]:
+        try:
+            return await self._execute(command, me)
+        except asyncio.CancelledError:
+            if me not in self._cancelled_workers:
+                raise
+            task = command.task  # the Task was cancelled, not the run
+            self._events.emit(
+                "stage.finished", task=task.id, stage=task.stage, status="failure", error="cancelled"
+            )
+            return ()
+        finally:
+            self._workers.pop(command.task.path, None)
+            if me in self._cancelled_workers:
+                self._cancelled_workers.discard(me)
+                me.uncancel()
+
+    async def _execute(self, command: StartStage, me: asyncio.Task[None]) -> Sequence[Command]:
+        task = command.task
+        stage = self._setup.plan.stages[task.stage]
+        now = self._setup.clock.now
+        entry = Entry(task.path, stage.id, task.input, now())
+        job = StageExecution(task, entry, self.machine, self._memory or self._empty, self._scope)
+        self._events.emit("stage.started", task=task.id, stage=stage.id)
+        if command.error is not None:
+            outcome = Outcome(error=command.error)
+        else:
+            self._workers[task.path] = me
+            outcome = await self._setup.call(stage)(job, None)
+            self._workers.pop(task.path, None)
+        return self._complete_stage(job, stage, outcome)
+
+    def _complete_stage(self, job: StageExecution, stage: Stage, outcome: Outcome) -> Sequence[Command]:
+        output = outcome.output
+        if stage.role == "decision" and outcome.edge is not None:
+            # in the form that the stage returned, so that the record leads to the same edge again
+            output = _recorded_decision(stage, outcome)
+        if stage.role == "exit" and outcome.error is not None:
+            outcome = outcome._replace(error={**outcome.error, "output": job.entry.input})
+        complete_entry(job, outcome, self._setup.clock.now(), output)
+        if self._setup.log is None:
+            return self._apply(job, outcome)
+        self._commit({"type": "stage", "entry": job.entry.to_json()}, job, outcome)
+        return ()
+
+    def _apply(self, job: StageExecution, outcome: Outcome) -> Sequence[Command]:
+        """Applies an outcome to the state; the stage counts from here on."""
+        if job.task.state != "running":
+            return ()
+        commands = self._apply_to_state(job, outcome)
+        entry = job.entry
+        self._events.emit(
+            "stage.finished",
+            task=job.task.id,
+            stage=entry.stage,
+            status=entry.status,
+            duration_ms=round((entry.finished_at - entry.started_at) * 1000, 3),
+            **({"error": entry.error["code"]} if entry.error else {}),
+        )
+        return commands
+
+    def _apply_to_state(self, job: StageExecution, outcome: Outcome) -> list[Command]:
+        entry, task, machine = job.entry, job.task, self.machine
+        machine.seq += 1
+        entry.seq = machine.seq
+        self.trace.append(entry)
+        task.entries.append(entry)
+        _trim_history(task, self._setup.plan.task)
+        if self._memory is not None and outcome.error is None:
+            self._memory.remember(task, entry)
+        commands = machine.finish_stage(task, outcome)
+        if self._memory is not None:
+            self._merge_memory(commands)
+        return commands
+
+    def _merge_memory(self, commands: Sequence[Command]) -> None:
+        assert self._memory is not None
+        for command in commands:
+            if isinstance(command, EmitEvent) and command.type == "merge.fired":
+                start = len(self.machine.run_id)
+                into = self.machine.tasks[command.data["task"][start:]]
+                inputs = [self.machine.tasks[one[start:]] for one in command.data["inputs"]]
+                self._memory.merge(into, [one for one in inputs if one is not into], self.machine.seq)
+
+    # -- durability ------------------------------------------------------------------------------------------
+
+    def _commit(self, record: JsonObject, job: StageExecution | None, outcome: Outcome | str) -> None:
+        self._uncommitted.append((record, job, outcome))
+        self._begin_commit()
+
+    def _begin_commit(self) -> None:
+        if self._uncommitted and not self._committing and self._group is not None:
+            self._committing = True
+            self._group.create_task(self._commit_all())
+
+    async def _commit_all(self) -> None:
+        """Commits all stages that have ended meanwhile at once, then applies them in this order."""
+        assert self._setup.log is not None
+        try:
+            while self._uncommitted:
+                batch, self._uncommitted = self._uncommitted, []
+                await self._setup.log.commit(self.machine.run_id, [record for record, _, _ in batch])
+                for _, job, outcome in batch:
+                    if job is None or isinstance(outcome, str):
+                        self._dispatch(self.machine.cancel(str(outcome)))
+                    else:
+                        self._dispatch(self._apply(job, outcome))
+        finally:
+            self._committing = False
+
+    def _replay(self, records: Iterable[Mapping[str, Any]]) -> list[Command]:
+        due: dict[str, StartStage] = {}
+        ended: list[Command] = []
+        for record in records:
+            commands: list[Command] = []
+            match record["type"]:
+                case "begin":
+                    commands = self.machine.begin(record["input"])
+                case "cancel":
+                    commands = self.machine.cancel(record["reason"])
+                case "stage":
+                    due.pop(record["entry"]["task"], None)
+                    commands = self._replayed(Entry.from_json(record["entry"]))
+            for command in commands:
+                if isinstance(command, StartStage):
+                    due[command.task.path] = command
+                elif isinstance(command, CancelStage):
+                    due.pop(command.task.path, None)
+                elif isinstance(command, CompleteRun):
+                    ended.append(command)
+        return [*due.values(), *ended]
+
+    def _replayed(self, entry: Entry) -> list[Command]:
+        task = self.machine.tasks[entry.task]
+        if task.state != "running":
+            return []
+        entry.input = task.input  # shared with the Task, as in the run that wrote the record
+        stage = self._setup.plan.stages[entry.stage]
+        outcome = Outcome(entry.output, entry.error) if entry.error else route(stage, entry.output)
+        return self._apply_to_state(
+            StageExecution(task, entry, self.machine, self._empty, self._scope), outcome
+        )
+
+
+def _recorded_decision(stage: Stage, outcome: Outcome) -> Any:
+    key = stage.node.selection_key or "selected_edge"
+    assert outcome.edge is not None
+    output = outcome.output
+    if isinstance(output, dict) and output.get(key) == outcome.edge.label and "output" not in output:
+        return output
+    return {key: outcome.edge.label, "output": output}
+
+
+def _trim_history(task: Task, rules: TaskSpec) -> None:
+    """Trims a Task's own history to `last:N` or `none`; the trace of the run stays whole."""
+    retention = rules.history_retention
+    if retention != "all":
+        limit = 1 if retention == "none" else int(retention.partition(":")[2])
+        del task.entries[:-limit]

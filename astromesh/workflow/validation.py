@@ -1,0 +1,564 @@
+"""Checks a workflow's folder: the structure of its graph, and names that one file takes from another (E15).
+
+Each structural rule is a function of the manifest that yields its findings; `STRUCTURE_RULES` lists them
+(workflow.md sections 1, 4 and E15).
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from astromesh.config.base import Steps
+from astromesh.config.keys import did_you_mean, list_known
+from astromesh.config.workflow.agents import AgentsFile, CredentialsFile, ProvidersFile, PythonTool, ToolsFile
+from astromesh.config.workflow.folder import SCHEMAS, WORKFLOW, WorkflowFolder
+from astromesh.config.workflow.manifest import MemoryFile, NodeSpec, WorkflowFile
+from astromesh.config.workflow.operations import (
+    METRICS,
+    METRICS_FILE,
+    MetricsFile,
+    ObserversFile,
+    ObserverSpec,
+    PolicyFile,
+    ProfilesFile,
+)
+from astromesh.errors import InvalidManifest
+from astromesh.tools.json_schema import schema_validator
+from astromesh.workflow.analysis import analyze, components, find_cycle, reachable
+from astromesh.workflow.operations import load_operation
+from astromesh.workflow.plan import successors_of
+
+NO_CONTEXT, GLOBAL_CONTEXT = "none", "global"
+
+
+class KnownNames(NamedTuple):
+    """Names outside the folder that its files may refer to. None: unknown, so that every name is accepted.
+
+    Args:
+        agents: of the runtime, beside those of agents.yaml.
+        models: of Python or the runtime, beside those of providers.yaml.
+        adapters, patterns: what is installed.
+    """
+
+    agents: Collection[str] | None = None
+    models: Collection[str] | None = ()
+    adapters: Collection[str] | None = None
+    patterns: Collection[str] | None = None
+
+
+class Reference(NamedTuple):
+    """A name that a file refers to: its kind and its place."""
+
+    kind: str
+    name: str
+    file: str
+    steps: Steps
+
+
+def reference_faults(folder: WorkflowFolder, known: KnownNames) -> Iterator[InvalidManifest]:
+    """Yields a fault for each unknown name, duplicate id and invalid schema."""
+    yield from _schema_faults(folder)
+    yield from _duplicate_ids(folder)
+    spaces = _namespaces(folder, known)
+    for named in _references(folder):
+        space = spaces[named.kind]
+        if space is None or named.name in space:
+            continue
+        message = f"unknown {named.kind} `{named.name}`"
+        hint = did_you_mean(named.name, space) or list_known(space)
+        yield folder.fault(named.file, f"unknown_{named.kind}", message, named.steps, hint)
+    yield from _operation_faults(folder)
+    yield from _unenforceable_flags(folder)
+
+
+def _namespaces(folder: WorkflowFolder, known: KnownNames) -> Mapping[str, Collection[str] | None]:
+    own = {agent.id for agent in folder.file("agents.yaml", AgentsFile).agents}
+    models = {model.id for model in folder.file("providers.yaml", ProvidersFile).providers}
+    profiles = {p.id for p in folder.file("memory.yaml", MemoryFile).memory.context_profiles}
+    credentials = folder.file("provider_credentials.yaml", CredentialsFile).provider_credentials
+    workflow = folder.workflow
+    return {
+        "agent": None if known.agents is None else own | set(known.agents),
+        "model": None if known.models is None else models | set(known.models),
+        "tool": {tool.id for tool in folder.file("tools.yaml", ToolsFile).tools},
+        "schema": set(folder.schemas),
+        "context": profiles | {NO_CONTEXT, GLOBAL_CONTEXT},
+        "credential": {credential.id for credential in credentials},
+        "node": {node.id for node in workflow.nodes} if workflow else None,
+        "stage": _stage_names(folder),
+        "store": ("task", "project", "global"),
+        "adapter": known.adapters,
+        "pattern": known.patterns,
+    }
+
+
+def _stage_names(folder: WorkflowFolder) -> set[str]:
+    workflow = folder.workflow
+    return {stage for edge in workflow.edges for stage in (edge.from_, edge.to)} if workflow else set()
+
+
+def _references(folder: WorkflowFolder) -> Iterator[Reference]:
+    """Yields every reference from one file to another."""
+    if folder.workflow:
+        for i, node in enumerate(folder.workflow.nodes):
+            at: Steps = ("nodes", i)
+            if node.agent:
+                yield Reference("agent", node.agent, WORKFLOW, (*at, "agent"))
+            yield Reference("context", node.context, WORKFLOW, (*at, "context"))
+            yield from (Reference("tool", t, WORKFLOW, (*at, "tools", k)) for k, t in enumerate(node.tools))
+            yield from _schema_references(node, WORKFLOW, at)
+        for i, stage in enumerate(folder.workflow.task.pause_before):
+            yield Reference("stage", stage, WORKFLOW, ("task", "pause_before", i))
+    yield from _agent_references(folder)
+    yield from _model_references(folder)
+    yield from _policy_references(folder)
+
+
+def _agent_references(folder: WorkflowFolder) -> Iterator[Reference]:
+    for i, agent in enumerate(folder.file("agents.yaml", AgentsFile).agents):
+        at: Steps = ("agents", i)
+        yield Reference("model", agent.model, "agents.yaml", (*at, "model"))
+        yield Reference("pattern", agent.pattern, "agents.yaml", (*at, "pattern"))
+        yield Reference("context", agent.context, "agents.yaml", (*at, "context"))
+        yield from (Reference("tool", t, "agents.yaml", (*at, "tools", k)) for k, t in enumerate(agent.tools))
+        yield from _schema_references(agent, "agents.yaml", at)
+    for i, tool in enumerate(folder.file("tools.yaml", ToolsFile).tools):
+        yield from _schema_references(tool, "tools.yaml", ("tools", i))
+
+
+def _model_references(folder: WorkflowFolder) -> Iterator[Reference]:
+    for i, model in enumerate(folder.file("providers.yaml", ProvidersFile).providers):
+        at: Steps = ("providers", i)
+        yield Reference("adapter", model.adapter, "providers.yaml", (*at, "adapter"))
+        if model.credential:
+            yield Reference("credential", model.credential, "providers.yaml", (*at, "credential"))
+        yield from (
+            Reference("model", other, "providers.yaml", (*at, "fallback", k))
+            for k, other in enumerate(model.fallback)
+        )
+
+
+def _policy_references(folder: WorkflowFolder) -> Iterator[Reference]:
+    for i, policy in enumerate(folder.file("policy.yaml", PolicyFile).policies):
+        for k, rule in enumerate(policy.rules):
+            at: Steps = ("policies", i, "rules", k)
+            if rule.target_id != "*":
+                yield Reference(rule.target, rule.target_id, "policy.yaml", (*at, "target_id"))
+            yield from (
+                Reference("node", n, "policy.yaml", (*at, "nodes", j)) for j, n in enumerate(rule.nodes)
+            )
+
+
+def _schema_references(record: Any, file: str, at: Steps) -> Iterator[Reference]:
+    for key in ("schema_in", "schema_out"):
+        if isinstance(name := getattr(record, key), str):
+            yield Reference("schema", name, file, (*at, key))
+
+
+#: file → its list whose ids must be unique
+_ID_LISTS: Mapping[str, tuple[type[Any], str]] = {
+    "agents.yaml": (AgentsFile, "agents"),
+    "tools.yaml": (ToolsFile, "tools"),
+    "providers.yaml": (ProvidersFile, "providers"),
+    "provider_credentials.yaml": (CredentialsFile, "provider_credentials"),
+    "plugins.yaml": (ObserversFile, "plugins"),
+    "cli_profiles.yaml": (ProfilesFile, "profiles"),
+}
+
+
+def _duplicate_ids(folder: WorkflowFolder) -> Iterator[InvalidManifest]:
+    for file, (kind, key) in _ID_LISTS.items():
+        seen: set[str] = set()
+        for i, one in enumerate(getattr(folder.file(file, kind), key)):
+            if one.id in seen:
+                yield folder.fault(file, "duplicate_id", f"duplicate id `{one.id}`", (key, i, "id"))
+            seen.add(one.id)
+
+
+def _schema_faults(folder: WorkflowFolder) -> Iterator[InvalidManifest]:
+    for name, schema in folder.schemas.items():
+        if message := schema_fault(schema):
+            text = f"is not a valid JSON Schema: {message}"
+            yield folder.fault(f"{SCHEMAS}/{name}.json", "invalid_schema", text)
+    if folder.workflow:
+        for i, node in enumerate(folder.workflow.nodes):
+            for key in ("schema_in", "schema_out"):
+                inline = getattr(node, key)
+                if isinstance(inline, dict) and (message := schema_fault(inline)):
+                    text = f"is not a valid JSON Schema: {message}"
+                    yield folder.fault(WORKFLOW, "invalid_schema", text, ("nodes", i, key))
+
+
+def schema_fault(schema: Mapping[str, Any]) -> str:
+    """Returns why a schema is not a valid JSON Schema, or an empty text."""
+    try:
+        schema_validator(schema)
+    except ValueError as error:
+        return str(error).splitlines()[0]
+    return ""
+
+
+def _unenforceable_flags(folder: WorkflowFolder) -> Iterator[InvalidManifest]:
+    """Yields a fault for each restriction of a Python function, which cannot be enforced."""
+    root = folder.roots.get("tools.yaml")
+    for i, node in root.children("tools") if root else ():
+        if node.text("type") in ("", "python"):
+            for key in ("root", "allow_network", "allow_shell"):
+                if key in node.entries:
+                    message = f"{key} cannot be enforced for type: python"
+                    yield folder.fault("tools.yaml", "unkeepable", message, ("tools", i, key))
+
+
+# -- operations ----------------------------------------------------------------------------------------------
+def _operation_faults(folder: WorkflowFolder) -> Iterator[InvalidManifest]:
+    named: list[tuple[str, str, Steps]] = []
+    if folder.workflow:
+        named += [
+            (node.op, WORKFLOW, ("nodes", i, "op")) for i, node in enumerate(folder.workflow.nodes) if node.op
+        ]
+    for i, tool in enumerate(folder.file("tools.yaml", ToolsFile).tools):
+        if isinstance(tool, PythonTool):
+            named.append((tool.entrypoint, "tools.yaml", ("tools", i, "entrypoint")))
+    for i, profile in enumerate(folder.file("cli_profiles.yaml", ProfilesFile).profiles):
+        for k, command in enumerate(profile.custom_commands):
+            at = ("profiles", i, "custom_commands", k, "entrypoint")
+            named.append((command.entrypoint, "cli_profiles.yaml", at))
+    for name, file, steps in named:
+        try:
+            load_operation(folder.folder, name)
+        except LookupError as error:
+            yield folder.fault(file, "unknown_op", str(error.args[0]), steps)
+
+
+# -- observers and metrics -----------------------------------------------------------------------------------
+
+_OBSERVERS_FILE = "plugins.yaml"
+
+
+def observer_faults(folder: WorkflowFolder) -> Iterator[InvalidManifest]:
+    """Yields a fault for each observer whose class does not exist (E15)."""
+    for i, spec in enumerate(folder.file(_OBSERVERS_FILE, ObserversFile).plugins):
+        try:
+            if spec.enabled and not inspect.isclass(observer_class(folder, spec)):
+                yield folder.fault(
+                    _OBSERVERS_FILE, "unknown_plugin", "is not a class", ("plugins", i, "module")
+                )
+        except LookupError as error:
+            yield folder.fault(
+                _OBSERVERS_FILE, "unknown_plugin", str(error.args[0]), ("plugins", i, "module")
+            )
+
+
+def enabled_observers(folder: WorkflowFolder) -> Iterator[ObserverSpec]:
+    """Returns the enabled observers."""
+    return (spec for spec in folder.file(_OBSERVERS_FILE, ObserversFile).plugins if spec.enabled)
+
+
+def observer_class(folder: WorkflowFolder, spec: ObserverSpec) -> Any:
+    """Returns an observer's class. Raises LookupError where it does not exist."""
+    module, _, name = spec.module.rpartition(".")
+    return load_operation(folder.folder, f"{module}:{name}")
+
+
+def metric_faults(folder: WorkflowFolder) -> Iterator[InvalidManifest]:
+    """Yields a fault for each unknown metric or wrong type in metrics.yaml (document 004, section 8.4)."""
+    for i, profile in enumerate(folder.file(METRICS_FILE, MetricsFile).profiles):
+        for k, metric in enumerate(profile.metrics):
+            at = ("profiles", i, "metrics", k)
+            if metric.name not in METRICS:
+                hint = did_you_mean(metric.name, METRICS) or list_known(METRICS)
+                message = f"unknown metric `{metric.name}`"
+                yield folder.fault(METRICS_FILE, "unknown_metric", message, (*at, "name"), hint)
+            elif metric.type != METRICS[metric.name][0]:
+                message = f"{metric.name} is a {METRICS[metric.name][0]}, not a {metric.type}"
+                yield folder.fault(METRICS_FILE, "wrong_metric_type", message, (*at, "type"))
+
+
+# -- structure: each rule checks the valid part of workflow.yaml ---------------------------------------------
+
+
+class Finding(NamedTuple):
+    """A fault in workflow.yaml."""
+
+    rule: str
+    message: str
+    steps: Steps
+    hint: str = ""
+
+
+class Degrees(NamedTuple):
+    """Minimum and maximum of inbound and outbound edges; None: no maximum."""
+
+    least_in: int
+    most_in: int | None
+    least_out: int
+    most_out: int | None
+
+
+DEGREES: Mapping[str, Degrees] = {
+    "start": Degrees(0, 0, 1, 1),
+    "linear": Degrees(1, 1, 1, 1),
+    "decision": Degrees(1, 1, 2, None),
+    "branch": Degrees(1, 1, 2, None),
+    "split": Degrees(1, 1, 1, None),
+    "merge": Degrees(2, None, 1, 1),
+    "exit": Degrees(1, None, 0, 0),
+}
+#: key of a node → roles that may have it, and its value when absent
+ONLY_ON: Mapping[str, tuple[tuple[str, ...], object]] = {
+    "default": (("start",), False),
+    "always_fail": (("exit",), False),
+    "merge": (("merge",), None),
+    "branch": (("branch",), None),
+    "split": (("split",), None),
+    "default_edge": (("decision",), None),
+    "selection_key": (("decision",), None),
+    "on_failure": (("start", "linear", "decision", "branch", "split", "merge"), None),
+}
+#: roles without a model
+DETERMINISTIC = ("start", "exit")
+#: roles that cannot continue after a failure, and why
+NEVER_CONTINUES = {
+    "exit": "no stage follows an exit",
+    "split": "its output defines the subtasks",
+}
+Rule = Callable[[WorkflowFile], Iterator[Finding]]
+
+
+def _nodes_with_steps(workflow: WorkflowFile) -> Iterator[tuple[NodeSpec, Steps]]:
+    for i, node in enumerate(workflow.nodes):
+        yield node, ("nodes", i)
+
+
+def unique_ids(workflow: WorkflowFile) -> Iterator[Finding]:
+    first: dict[str, int] = {}
+    for node, at in _nodes_with_steps(workflow):
+        if first.setdefault(node.id, int(at[1])) != at[1]:
+            yield Finding("duplicate_id", f"duplicate node `{node.id}`", (*at, "id"),
+                          f"Write `{node.id}#2` for another occurrence in the edges.")  # fmt: skip
+
+
+def known_stages(workflow: WorkflowFile) -> Iterator[Finding]:
+    known = {node.id for node in workflow.nodes}
+    for i, edge in enumerate(workflow.edges):
+        for key, stage in (("from", edge.from_), ("to", edge.to)):
+            if stage.partition("#")[0] not in known:
+                message = f"unknown node `{stage.partition('#')[0]}`"
+                yield Finding("unknown_node", message, ("edges", i, key))
+
+
+def starts(workflow: WorkflowFile) -> Iterator[Finding]:
+    """E11, E14: exactly one default start, at least one exit."""
+    found = [(node, at) for node, at in _nodes_with_steps(workflow) if node.role == "start"]
+    defaults = [(node, at) for node, at in found if node.default]
+    if not found:
+        yield Finding("no_start", "no node has role: start", ("nodes",))
+    elif not defaults:
+        yield Finding("no_default_start", "no start has default: true", (*found[0][1], "id"),
+                      f"Set default: true on `{found[0][0].id}`.")  # fmt: skip
+    for _, at in defaults[1:]:
+        message = f"`{defaults[0][0].id}` is already the default start"
+        yield Finding("two_default_starts", message, (*at, "default"), "Keep default: true on one of them.")
+    if not any(node.role == "exit" for node in workflow.nodes):
+        yield Finding("no_exit", "no node has role: exit", ("nodes",))
+
+
+def keys_of_roles(workflow: WorkflowFile) -> Iterator[Finding]:
+    for node, at in _nodes_with_steps(workflow):
+        for key, (roles, absent) in ONLY_ON.items():
+            if node.role not in roles and getattr(node, key) != absent:
+                message = f"{key} is for role: {' or '.join(roles)}, not {node.role}"
+                yield Finding("wrong_role", message, (*at, key))
+
+
+def kinds(workflow: WorkflowFile) -> Iterator[Finding]:
+    for node, at in _nodes_with_steps(workflow):
+        if node.kind == "agent":
+            if node.role in DETERMINISTIC:
+                yield Finding("must_be_deterministic", f"a {node.role} node must be kind: deterministic",
+                              (*at, "kind"))  # fmt: skip
+            if not node.agent:
+                yield Finding("missing_agent", "kind: agent needs the key 'agent'", (*at, "id"))
+            if node.op:
+                yield Finding("wrong_kind", "op is for kind: deterministic", (*at, "op"))
+        elif node.agent:
+            yield Finding("wrong_kind", "agent is for kind: agent", (*at, "agent"))
+        if node.role == "exit" and node.tools:
+            yield Finding("exit_with_tools", "an exit cannot have tools", (*at, "tools"))
+
+
+def merges(workflow: WorkflowFile) -> Iterator[Finding]:
+    for node, at in _nodes_with_steps(workflow):
+        if node.role != "merge":
+            continue
+        strategy = node.merge.strategy if node.merge else "list"
+        wanted = "agent" if node.kind == "agent" else "op" if node.op else ""
+        if wanted and strategy != wanted:
+            yield Finding("merge_strategy", f"strategy: {strategy} does not use the node's {wanted}",
+                          (*at, "merge", "strategy"), f"Write strategy: {wanted}.")  # fmt: skip
+        elif not wanted and strategy in ("op", "agent"):
+            yield Finding("merge_strategy", f"strategy: {strategy} needs the key {strategy!r}",
+                          (*at, "merge", "strategy"))  # fmt: skip
+
+
+def continuing(workflow: WorkflowFile) -> Iterator[Finding]:
+    for node, at in _nodes_with_steps(workflow):
+        if not node.continue_on_failure:
+            continue
+        if why := NEVER_CONTINUES.get(node.role):
+            yield Finding("cannot_continue", f"a {node.role} cannot continue_on_failure: {why}",
+                          (*at, "continue_on_failure"))  # fmt: skip
+        elif node.role == "decision" and not node.default_edge:
+            yield Finding("cannot_continue", "a decision can continue_on_failure only with a default_edge",
+                          (*at, "continue_on_failure"))  # fmt: skip
+
+
+def error_exits(workflow: WorkflowFile) -> Iterator[Finding]:
+    """E43: `on_failure` names an exit that always fails."""
+    by_id = {node.id: node for node in workflow.nodes}
+    for node, at in _nodes_with_steps(workflow):
+        if node.on_failure is None:
+            continue
+        target = by_id.get(node.on_failure.partition("#")[0])
+        if target is None:
+            yield Finding("unknown_node", f"unknown node `{node.on_failure}`", (*at, "on_failure"))
+        elif target.role != "exit" or not target.always_fail:
+            message = f"`{node.on_failure}` is not an exit with always_fail: true"
+            yield Finding("no_error_exit", message, (*at, "on_failure"))
+
+
+def decisions(workflow: WorkflowFile) -> Iterator[Finding]:
+    """E9: labels are unique; `default_edge` is one of them."""
+    by_id = {node.id: node for node in workflow.nodes}
+    seen: dict[tuple[str, str], int] = {}
+    for i, edge in enumerate(workflow.edges):
+        node = by_id.get(edge.from_.partition("#")[0])
+        if node is not None and node.role == "decision":
+            label = edge.label or edge.to
+            if seen.setdefault((edge.from_, label), i) != i:
+                message = f"duplicate label `{label}` on the edges of `{edge.from_}`"
+                yield Finding("duplicate_label", message, ("edges", i, "label"))
+    for node, at in _nodes_with_steps(workflow):
+        labels = {e.label or e.to for e in workflow.edges if e.from_.partition("#")[0] == node.id}
+        if node.role == "decision" and node.default_edge and node.default_edge not in labels:
+            message = f"unknown edge `{node.default_edge}`; the edges are {', '.join(sorted(labels))}"
+            yield Finding("unknown_edge", message, (*at, "default_edge"))
+
+
+def parallel_edges(workflow: WorkflowFile) -> Iterator[Finding]:
+    """E8: two edges between the same pair only from a decision to a merge or exit, with different labels."""
+    roles = {node.id: node.role for node in workflow.nodes}
+    seen: set[tuple[str, str]] = set()
+    for i, edge in enumerate(workflow.edges):
+        pair = (edge.from_, edge.to)
+        ends = roles.get(edge.from_.partition("#")[0]), roles.get(edge.to.partition("#")[0])
+        if pair in seen and not (ends[0] == "decision" and ends[1] in ("merge", "exit")):
+            message = f"duplicate edge from `{edge.from_}` to `{edge.to}`"
+            yield Finding(
+                "parallel_edge", message, ("edges", i), f"Lead to another occurrence: `{edge.to}#2`."
+            )
+        seen.add(pair)
+
+
+def degrees(workflow: WorkflowFile) -> Iterator[Finding]:
+    """Per occurrence (E31); an exit may be reached by `on_failure` alone."""
+    into, out = Counter(e.to for e in workflow.edges), Counter(e.from_ for e in workflow.edges)
+    failing = {node.on_failure for node in workflow.nodes}
+    where = {node.id: (node, at) for node, at in _nodes_with_steps(workflow)}
+    for stage in {**successors_of(workflow), **dict.fromkeys(s for s in failing if s)}:
+        found = where.get(stage.partition("#")[0])
+        if found is None:
+            continue
+        node, at = found
+        least_in, most_in, least_out, most_out = DEGREES[node.role]
+        if stage in failing and node.role == "exit":
+            least_in = 0
+        for count, minimum, maximum, what in (
+            (into[stage], least_in, most_in, "inbound"),
+            (out[stage], least_out, most_out, "outbound"),
+        ):
+            if count < minimum or (maximum is not None and count > maximum):
+                allowed = str(minimum) if maximum == minimum else f"{minimum} or more"
+                hint = (
+                    f"Use `{node.id}#2` for another occurrence."
+                    if maximum is not None and count > maximum > 0
+                    else ""
+                )
+                message = f"the {node.role} `{stage}` has {count} {what} edges; it needs {allowed}"
+                yield Finding(f"{what}_degree", message, (*at, "id"), hint)
+
+
+def acyclic(workflow: WorkflowFile) -> Iterator[Finding]:
+    """E13: the edges form no cycle."""
+    cycle = find_cycle(successors_of(workflow))
+    if cycle:
+        i = next(i for i, e in enumerate(workflow.edges) if (e.from_, e.to) == (cycle[0], cycle[1]))
+        message = f"the edges form a cycle: {' → '.join(cycle)}"
+        yield Finding("cycle", message, ("edges", i), "Put loops into a stage: an agent's pattern may loop.")
+
+
+def connected(workflow: WorkflowFile) -> Iterator[Finding]:
+    """E10: every component has a start and an exit; every stage is reached; every start reaches an exit."""
+    successors = successors_of(workflow)
+    roles = {node.id: node.role for node in workflow.nodes}
+    where = {node.id: at for node, at in _nodes_with_steps(workflow)}
+    for node in workflow.nodes:
+        if node.on_failure:
+            successors.setdefault(node.on_failure, [])
+            for stage in [s for s in successors if s.partition("#")[0] == node.id]:
+                successors[stage] = [*successors[stage], node.on_failure]
+    if any(stage.partition("#")[0] not in roles for stage in successors):
+        return
+    begin = [stage for stage in successors if roles[stage.partition("#")[0]] == "start"]
+    for part in components(successors, successors):
+        has = {roles[stage.partition("#")[0]] for stage in part}
+        if missing := [role for role in ("start", "exit") if role not in has]:
+            stage = min(part)
+            message = f"the part with {', '.join(sorted(part)[:5])} has no {' and no '.join(missing)}"
+            yield Finding("component", message, (*where[stage.partition("#")[0]], "id"))
+    for stage in sorted(successors.keys() - reachable(successors, begin)):
+        yield Finding("unreachable", f"no start leads to `{stage}`", (*where[stage.partition("#")[0]], "id"))
+    for start in begin:
+        if not any(roles[s.partition("#")[0]] == "exit" for s in reachable(successors, [start])):
+            yield Finding("no_way_out", f"`{start}` reaches no exit", (*where[start.partition("#")[0]], "id"))
+
+
+STRUCTURE_RULES: tuple[Rule, ...] = (
+    unique_ids, known_stages, starts, keys_of_roles, kinds, merges, continuing, error_exits, decisions,
+    parallel_edges, degrees, acyclic, connected,
+)  # fmt: skip
+
+
+def structure_faults(workflow: WorkflowFile) -> list[Finding]:
+    """Returns every fault of the structure."""
+    return [finding for rule in STRUCTURE_RULES for finding in rule(workflow)]
+
+
+def structure_warnings(workflow: WorkflowFile) -> list[Finding]:
+    """Returns warnings for a workflow without faults (E5, E7)."""
+    nodes = {node.id: (node, at) for node, at in _nodes_with_steps(workflow)}
+    successors = successors_of(workflow)
+    found: dict[str, Finding] = {}
+    for start in [node.id for node in workflow.nodes if node.role == "start"]:
+        analysis = analyze(successors, start)
+        for stage in analysis.order:
+            node, at = nodes[stage.partition("#")[0]]
+            if node.role != "merge" or stage not in analysis.idom:
+                continue
+            anchor = nodes[analysis.idom[stage].partition("#")[0]][0]
+            strategy = node.merge.strategy if node.merge else "list"
+            if anchor.role == "decision" and strategy == "list":
+                message = (
+                    f"`{stage}` merges the arms of the decision `{anchor.id}`, so that its list has one entry"
+                )
+                found[stage] = Finding(
+                    "xor_join", message, (*at, "id"), "strategy: first passes it on unchanged."
+                )
+            elif anchor.role in ("branch", "split") and not analysis.is_closing(stage):
+                message = f"an arm of `{anchor.id}` bypasses the merge `{stage}`"
+                hint = "A Task that exits there counts only if no merge succeeds."
+                found[stage] = Finding("bypassed_merge", message, (*at, "id"), hint)
+    return list(found.values())

@@ -1,0 +1,647 @@
+"""One suite for every store of runs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from astromesh.durable.base import (
+    IdempotencyKey,
+    JournalStep,
+    RunChange,
+    RunQuery,
+    RunRow,
+    RunStore,
+    SegmentClaim,
+)
+from astromesh.errors import IdempotencyConflict, LeaseLost, SessionBusy
+from astromesh.plugins import Plugins
+from astromesh.testing import ManualClock
+from astromesh.types import Event, Usage
+from tests.platform.stores import deps_of
+
+NOW, LEASE = 1_700_000_000.0, 10.0
+KEY = IdempotencyKey("acme", "ann", "runs/support", "k-1", "hash", NOW + 86_400)
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock(NOW)
+
+
+@pytest.fixture(params=("sqlite", "postgres"))
+async def store(
+    request: pytest.FixtureRequest, tmp_path: Path, clock: ManualClock
+) -> AsyncIterator[RunStore]:
+    deps = deps_of(request, clock, tmp_path)
+    opened = await Plugins().open("run_stores", request.param, {}, deps)
+    yield opened
+    await opened.close()
+    await deps.resources.close()
+
+
+def run(name: str = "run_1", **more) -> RunRow:
+    row = RunRow(
+        name, "acme", "ann", "support", "s-1", "t" * 32, "queued", NOW,
+        durable=True, request={"query": "Hello λ \x00"}, manifest={"kind": "Agent"},
+        caller={"user_id": "ann"},
+    )  # fmt: skip
+    return replace(row, **more)
+
+
+def event(seq: int, name: str = "node.started", run_id: str = "run_1", **data) -> Event:
+    return Event(run_id, seq, NOW + seq, name, data)
+
+
+async def running(store: RunStore, name: str = "run_1", worker: str = "w1", **more) -> SegmentClaim:
+    await store.accept(run(name, **more))
+    claimed = await store.claim(name, 1, worker)
+    assert claimed is not None
+    return SegmentClaim(name, claimed.segment, worker)
+
+
+# -- accepting -----------------------------------------------------------------------------------------------
+
+
+async def test_an_accepted_run_is_there_as_it_was_given(store):
+    given = run(priority=3, deadline_at=NOW + 60, usage=Usage(3, 4, 1, 0.5, True), attempts=({"a": 1},))
+    assert await store.accept(given) == given
+    assert await store.get("run_1") == given
+    assert await store.get("run_2") is None
+
+
+async def test_fifty_duplicates_at_once_are_one_run(store):
+    """R5: everybody is answered the run that was first."""
+    rows = await asyncio.gather(*(store.accept(run(f"run_{n}"), KEY) for n in range(50)))
+    assert len({row.run_id for row in rows}) == 1
+    assert len((await store.list(RunQuery("acme")))[0]) == 1
+
+
+async def test_a_key_with_another_body_is_a_conflict_and_of_somebody_else_another_key(store):
+    await store.accept(run(), KEY)
+    with pytest.raises(IdempotencyConflict, match="k-1"):
+        await store.accept(run("run_2"), KEY._replace(body_hash="other"))
+    for n, other in enumerate((KEY._replace(owner="bob"), KEY._replace(tenant="b"), KEY._replace(route="r"))):
+        assert (await store.accept(run(f"run_other_{n}"), other)).run_id == f"run_other_{n}"
+    assert await store.get("run_2") is None
+
+
+async def test_a_key_is_kept_until_its_time_is_over(store, clock):
+    await store.accept(run(), KEY)
+    clock.advance(86_401)
+    assert (await store.accept(run("run_2"), KEY._replace(body_hash="other"))).run_id == "run_2"
+
+
+async def test_a_key_may_name_what_is_no_run(store, clock):
+    """The first id is kept; another body is a conflict; it ends with its time."""
+    ids = await asyncio.gather(*(store.reserve_key(KEY, f"task_{n}") for n in range(10)))
+    assert len(set(ids)) == 1
+    with pytest.raises(IdempotencyConflict, match="k-1"):
+        await store.reserve_key(KEY._replace(body_hash="other"), "task_x")
+    clock.advance(86_401)
+    assert await store.reserve_key(KEY, "task_y") == "task_y"
+
+
+# -- working -------------------------------------------------------------------------------------------------
+
+
+async def test_one_of_many_workers_gets_a_segment(store):
+    await store.accept(run())
+    claims = await asyncio.gather(*(store.claim("run_1", 1, f"w{n}") for n in range(10)))
+    won = [claimed for claimed in claims if claimed is not None]
+    assert len(won) == 1
+    assert won[0].status == "running"
+    assert await store.claim("run_1", 2, "w1") is None
+
+
+async def test_steps_events_and_row_are_written_together_or_not_at_all(store):
+    claim = await running(store)
+    step = JournalStep("react/tool:1", 1, "tool", "h", "intent")
+    await store.commit(claim, steps=[step], events=[event(1), event(2, text="λ\x00")])
+    await store.commit(
+        claim,
+        steps=[step._replace(state="done", output={"value": [1, "x"]})],
+        events=[event(3)],
+        change=RunChange(request={"query": "redacted"}, usage=Usage(5, 6)),
+    )
+    assert await store.steps("run_1") == (step._replace(state="done", output={"value": [1, "x"]}),)
+    assert [(e.seq, e.type, e.data) for e in await store.events("run_1", 1)] == [
+        (2, "node.started", {"text": "λ\x00"}),
+        (3, "node.started", {}),
+    ]
+    assert [e.seq for e in await store.events("run_1", 0, 2)] == [1, 2]
+    row = await store.get("run_1")
+    assert (row.request, row.usage, row.status) == ({"query": "redacted"}, Usage(5, 6), "running")
+
+    stranger = claim._replace(worker="w2")
+    for change in (None, RunChange("completed")):
+        with pytest.raises(LeaseLost, match="run_1"):
+            await store.commit(stranger, steps=[step], events=[event(4)], change=change)
+    assert len(await store.events("run_1")) == 3
+    assert (await store.get("run_1")).status == "running"
+
+
+async def test_nothing_is_written_behind_the_end(store):
+    """R4: a run ends once."""
+    claim = await running(store)
+    done = RunChange("completed", result={"response": "Hi"}, finished_at=NOW + 1)
+    await store.commit(claim, events=[event(1, "run.completed")], change=done)
+    with pytest.raises(LeaseLost):
+        await store.commit(claim, events=[event(2)], change=RunChange("failed"))
+    assert (await store.cancel("run_1")).status == "completed"
+    assert await store.claim("run_1", 1, "w2") is None
+    assert await store.advance("run_1", 1) is None
+    row = await store.get("run_1")
+    assert (row.status, row.result, row.finished_at) == ("completed", {"response": "Hi"}, NOW + 1)
+
+
+async def test_branches_keep_their_own_steps(store):
+    """R17: a step is found by its path, whenever it was made."""
+    claim = await running(store)
+    steps = [JournalStep(f"graph/{b}", n, "model", f"{b}{n}", "done", {"b": b}) for n in (1, 2) for b in "ba"]
+    await asyncio.gather(*(store.commit(claim, steps=[step]) for step in steps))
+    assert {(s.path, s.n): s.request_hash for s in await store.steps("run_1")} == {
+        ("graph/a", 1): "a1", ("graph/a", 2): "a2", ("graph/b", 1): "b1", ("graph/b", 2): "b2",
+    }  # fmt: skip
+
+
+# -- waiting -------------------------------------------------------------------------------------------------
+
+
+async def test_a_decision_counts_once(store):
+    claim = await running(store)
+    await store.commit(claim, change=RunChange("waiting", waiting_for={"tool": "pay"}, wake_at=NOW + 60))
+    assert [r.waiting_for for r in await store.waiting("acme", "ann")] == [{"tool": "pay"}]
+    assert await store.waiting("acme", "bob") == await store.waiting("other", None) == ()
+    decided = JournalStep("wait", 1, "wait", "", "done", {"decision": "approve"})
+    rows = await asyncio.gather(*(store.advance("run_1", 1, [decided]) for _ in range(5)))
+    (row,) = [row for row in rows if row is not None]
+    assert (row.status, row.segment, row.waiting_for, row.wake_at) == ("queued", 2, None, 0.0)
+    assert await store.steps("run_1") == (decided,)
+    assert await store.waiting("acme", None) == ()
+
+
+async def test_who_waits_too_long_is_woken(store, clock):
+    claim = await running(store)
+    await store.commit(claim, change=RunChange("waiting", waiting_for={"tool": "pay"}, wake_at=NOW + 60))
+    clock.advance(59)
+    assert await store.overdue(LEASE) == ()
+    clock.advance(1)
+    assert await store.overdue(LEASE) == (("run_1", 2),)
+    assert await store.overdue(LEASE) == ()
+
+
+# -- workers -------------------------------------------------------------------------------------------------
+
+
+async def test_a_dead_workers_runs_are_taken_over_and_it_cannot_write_any_more(store, clock):
+    claim = await running(store)
+    await running(store, "run_2", "w2")
+    clock.advance(LEASE - 1)
+    await store.heartbeat("w2")
+    assert await store.overdue(LEASE) == ()
+    clock.advance(2)
+    assert await store.overdue(LEASE) == (("run_1", 2),)
+    with pytest.raises(LeaseLost):
+        await store.commit(claim, events=[event(1)])
+    taken = await store.claim("run_1", 2, "w2")
+    assert (taken.segment, taken.worker) == (2, "w2")
+
+
+async def test_several_sweepers_take_a_run_over_once(store, clock):
+    await running(store)
+    clock.advance(LEASE + 1)
+    found = await asyncio.gather(*(store.overdue(LEASE) for _ in range(5)))
+    assert [due for one in found for due in one] == [("run_1", 2)]
+
+
+async def test_what_was_accepted_and_never_dispatched_is_found(store, clock):
+    await store.accept(run())
+    assert await store.overdue(LEASE) == ()
+    clock.advance(LEASE + 1)
+    assert await store.overdue(LEASE) == (("run_1", 1),)
+    assert await store.overdue(LEASE) == ()
+
+
+async def test_a_deadline_holds_for_the_runs_of_the_dead(store, clock):
+    claim = await running(store)
+    await store.commit(claim, events=[event(1)], change=RunChange(deadline_at=NOW + 5))
+    clock.advance(LEASE + 1)
+    assert await store.overdue(LEASE) == ()
+    row = await store.get("run_1")
+    assert (row.status, row.error["code"]) == ("failed", "deadline_exceeded")
+    last = (await store.events("run_1"))[-1]
+    assert (last.seq, last.type, last.data["code"]) == (2, "run.failed", "deadline_exceeded")
+
+
+async def test_a_worker_hands_one_run_back(store):
+    """It is due in a new segment, for anybody; who no longer has it cannot."""
+    claim = await running(store)
+    assert await store.requeue(claim._replace(worker="w2")) is None
+    row = await store.requeue(claim)
+    assert (row.status, row.segment, row.worker) == ("queued", 2, "")
+    assert await store.requeue(claim) is None
+    with pytest.raises(LeaseLost):
+        await store.commit(claim, events=[event(1)])
+    assert (await store.claim("run_1", 2, "w2")).worker == "w2"
+
+
+async def test_a_worker_that_leaves_hands_its_runs_over(store):
+    claim = await running(store)
+    assert await store.release_worker("w1") == (("run_1", 2),)
+    with pytest.raises(LeaseLost):
+        await store.commit(claim)
+    assert (await store.claim("run_1", 2, "w2")).worker == "w2"
+
+
+# -- order in a session --------------------------------------------------------------------------------------
+
+
+async def test_ordered_runs_of_a_session_begin_one_after_the_other(store):
+    """Whoever claims, in whatever order: only the oldest begins, and the next one when it has ended."""
+    for n in (1, 2, 3):
+        await store.accept(run(f"run_{n}", ordered=True))
+    await store.accept(run("run_other", session_id="s-2", ordered=True))
+    claims = await asyncio.gather(*(store.claim(f"run_{n}", 1, f"w{n}") for n in (3, 2, 1)))
+    assert [claimed and claimed.run_id for claimed in claims] == [None, None, "run_1"]
+    assert await store.claim("run_other", 1, "w1") is not None
+    assert await store.claim("run_2", 1, "w2") is None
+    await store.commit(SegmentClaim("run_1", 1, "w1"), change=RunChange("completed", finished_at=NOW))
+    assert await store.next_in_session(claims[2]) == ("run_2", 1)
+    assert await store.claim("run_3", 1, "w3") is None
+    assert await store.claim("run_2", 1, "w2") is not None
+    assert await store.next_in_session(claims[2]) == ("run_3", 1)
+
+
+async def test_a_run_that_waits_for_a_person_lets_the_next_one_of_its_session_begin(store):
+    claim = await running(store, ordered=True)
+    await store.accept(run("run_2", ordered=True))
+    await store.commit(claim, change=RunChange("waiting", waiting_for={"tool": "pay"}, wake_at=NOW + 60))
+    assert await store.claim("run_2", 1, "w2") is not None
+
+
+async def test_what_must_wait_for_an_older_run_is_not_overdue(store, clock):
+    """Where the worker of the older one is dead, that one is due, and the younger one behind it."""
+    await running(store, ordered=True)
+    await store.accept(run("run_2", ordered=True))
+    clock.advance(5)
+    assert await store.overdue(LEASE, queued=2.0) == ()
+    clock.advance(LEASE)
+    assert await store.overdue(LEASE, queued=2.0) == (("run_1", 2),)
+    taken = await store.claim("run_1", 2, "w2")
+    assert await store.claim("run_2", 1, "w2") is None
+    await store.commit(SegmentClaim("run_1", 2, "w2"), change=RunChange("completed", finished_at=NOW))
+    assert await store.next_in_session(taken) == ("run_2", 1)
+
+
+async def test_runs_of_a_session_that_are_not_ordered_begin_at_once(store):
+    """Rows of an older version."""
+    await running(store)
+    await store.accept(run("run_2"))
+    assert await store.claim("run_2", 1, "w2") is not None
+
+
+# -- what is nested ------------------------------------------------------------------------------------------
+
+
+def below(name: str = "nested", **more: Any) -> RunRow:
+    top: dict[str, Any] = {"durable": False, "request": {}, "manifest": None, "status": "running"}
+    return run(name, **{**top, "parent": "run_1.call_1", "worker": "run_1", **more})
+
+
+async def test_a_nested_run_is_written_with_the_run_at_the_top(store, clock):
+    """Under that one's claim; begun once, ended once; nobody takes it for a lost one or works on it."""
+    claim = await running(store)
+    await store.commit(claim, nested=[below()], events=[event(1), event(1, "run.started", "nested")])
+    await store.commit(claim, nested=[below(created_at=NOW + 9)], events=[event(2, "tool.started", "nested")])
+    assert await store.get("nested") == below()
+    assert [(e.seq, e.type) for e in await store.events("nested")] == [
+        (1, "run.started"),
+        (2, "tool.started"),
+    ]
+    assert [e.seq for e in await store.events("run_1")] == [1]
+    clock.advance(LEASE + 1)
+    assert await store.overdue(LEASE) == (("run_1", 2),)
+    assert await store.claim("nested", 1, "w2") is None
+    assert (await store.get("nested")).status == "running"
+    done = below(status="completed", finished_at=NOW + 3, result={"response": "Hi"}, usage=Usage(3, 4))
+    with pytest.raises(LeaseLost):
+        await store.commit(claim, nested=[done], events=[event(3, "run.completed", "nested")])
+    taken = await store.claim("run_1", 2, "w2")
+    claim = SegmentClaim("run_1", taken.segment, "w2")
+    await store.commit(claim, nested=[done], events=[event(3, "run.completed", "nested")])
+    await store.commit(claim, nested=[below()])
+    assert await store.get("nested") == done
+    assert len(await store.events("nested")) == 3
+
+
+async def test_what_is_nested_ends_with_the_run_at_the_top(store):
+    """Whichever way that one ends without it: cancelled while it waits, failed in a later segment."""
+    claim = await running(store)
+    await store.commit(claim, nested=[below()], change=RunChange("waiting", waiting_for={"kind": "approval"}))
+    await store.cancel("run_1")
+    assert (await store.get("nested")).status == "cancelled"
+    assert [e.type for e in await store.events("nested")] == ["run.cancelled"]
+    claim = await running(store, "run_2", session_id="s-2")
+    await store.commit(claim, nested=[below("other", parent="run_2.c", worker="run_2")])
+    await store.release_worker("w1")
+    taken = await store.claim("run_2", 2, "w2")
+    failed = RunChange("failed", error={"code": "x", "detail": "y"}, finished_at=NOW + 5)
+    await store.commit(SegmentClaim("run_2", taken.segment, "w2"), change=failed)
+    assert (await store.get("other")).status == "failed"
+    assert (await store.events("other"))[-1].type == "run.failed"
+
+
+# -- cancelling ----------------------------------------------------------------------------------------------
+
+
+# -- sessions and queues -------------------------------------------------------------------------------------
+
+
+async def test_a_run_is_refused_while_another_of_its_session_is_queued_or_running(store):
+    """`reject`: of ten at once one is let in; one that waits for a person is in nobody's way."""
+    rows = [run(f"run_{n}", ordered=True) for n in range(10)]
+    answers = await asyncio.gather(
+        *(store.accept(row, policy="reject") for row in rows), return_exceptions=True
+    )
+    (kept,) = [answer for answer in answers if isinstance(answer, RunRow)]
+    assert sum(isinstance(answer, SessionBusy) for answer in answers) == 9
+    await store.claim(kept.run_id, 1, "w1")
+    with pytest.raises(SessionBusy):
+        await store.accept(run("run_x", ordered=True), policy="reject")
+    assert (
+        await store.accept(run("run_y", session_id="s-2", ordered=True), policy="reject")
+    ).run_id == "run_y"
+    await store.commit(
+        SegmentClaim(kept.run_id, 1, "w1"), change=RunChange("waiting", waiting_for={"kind": "approval"})
+    )
+    assert (await store.accept(run("run_z", ordered=True), policy="reject")).run_id == "run_z"
+
+
+async def test_a_newer_run_ends_the_older_ones_of_its_session(store):
+    """`interrupt`: one that nobody works on has ended, the worker of another is told."""
+    await running(store, ordered=True)
+    await store.accept(run("run_2", ordered=True))
+    await store.accept(run("run_3", ordered=True, session_id="s-2"))
+    await store.accept(run("run_4", ordered=True), policy="interrupt")
+    states = [(await store.get(f"run_{n}")).status for n in (1, 2, 3, 4)]
+    assert states == ["running", "cancelled", "queued", "queued"]
+    assert await store.cancelling("w1") == ("run_1",)
+    assert (await store.events("run_2"))[-1].type == "run.cancelled"
+
+
+async def test_messages_within_a_window_become_one_run(store, clock):
+    """`merge`: in the order in which they came, with one id for all, until the window closes."""
+    window = {"ordered": True, "wake_at": NOW + 0.5}
+    first = await store.accept(run("run_0", request={"query": "m0"}, **window), policy="merge")
+    more = [run(f"run_{n}", request={"query": f"m{n}"}, **window) for n in range(1, 20)]
+    assert {row.run_id for row in await asyncio.gather(*(store.accept(r, policy="merge") for r in more))} == {
+        "run_0"
+    }
+    told = (await store.get(first.run_id)).request["query"].split("\n")
+    assert told[0] == "m0"
+    assert sorted(told) == sorted(f"m{n}" for n in range(20))
+    assert await store.claim("run_0", 1, "w1") is None
+    assert await store.overdue(LEASE, queued=0.1) == ()
+    clock.advance(0.6)
+    late = run("run_x", request={"query": "late"}, ordered=True, wake_at=NOW + 1.1)
+    assert (await store.accept(late, policy="merge")).run_id == "run_x"
+    assert await store.overdue(LEASE, queued=0.1) == (("run_0", 1),)
+    begun = await store.claim("run_0", 1, "w1")
+    assert begun is not None
+    assert (begun.wake_at, begun.request["query"].count("\n")) == (0.0, 19)
+
+
+async def test_twenty_messages_at_once_become_one_run(store):
+    """Nobody was first: one of them is."""
+    rows = [run(f"run_{n}", request={"query": f"m{n}"}, ordered=True, wake_at=NOW + 0.5) for n in range(20)]
+    kept = await asyncio.gather(*(store.accept(row, policy="merge") for row in rows))
+    assert len({row.run_id for row in kept}) == 1
+    assert len((await store.list(RunQuery("acme")))[0]) == 1
+
+
+async def test_what_is_not_of_the_same_kind_or_owner_is_not_merged(store):
+    window: dict[str, Any] = {"ordered": True, "wake_at": NOW + 0.5}
+    await store.accept(run(**window), policy="merge")
+    for name, more in (
+        ("other_owner", {"owner": "bob"}),
+        ("other_session", {"session_id": "s-2"}),
+        ("own_history", {"request": {"query": "x", "history": []}}),
+        ("kept_nowhere", {"request": {"query": "x", "persist": False}}),
+    ):
+        assert (await store.accept(run(name, **{**window, **more}), policy="merge")).run_id == name
+    again = await store.accept(run("again", **window), KEY, policy="merge")
+    assert again.run_id == "run_1"
+    assert (await store.accept(run("again", **window), KEY, policy="merge")).run_id == "run_1"
+    assert (await store.get("run_1")).request["query"].count("\n") == 1, "a duplicate says nothing again"
+
+
+async def test_no_more_runs_of_an_agent_are_running_than_may(store):
+    """Over all workers, however many ask at once; others are not counted, and the next one is by priority."""
+    for n in range(8):
+        await store.accept(run(f"run_{n}", session_id=f"s-{n}", priority=-n))
+    limits = {"support": 3}
+    claims = await asyncio.gather(*(store.claim(f"run_{n}", 1, f"w{n}", limits) for n in range(8)))
+    (done, *_) = begun = [row for row in claims if row is not None]
+    assert len(begun) == 3
+    await store.accept(run("other", agent="sales"))
+    assert await store.claim("other", 1, "w1", limits) is not None
+    assert await store.queued("support") == 5
+    assert await store.overdue(LEASE, queued=0.0001, limits=limits) == ()
+    claim = SegmentClaim(done.run_id, 1, done.worker)
+    await store.commit(claim, change=RunChange("completed", finished_at=NOW))
+    left = [n for n in range(8) if f"run_{n}" not in {row.run_id for row in begun}]
+    assert await store.next_of_agent("support") == (f"run_{max(left)}", 1)
+    assert await store.claim(f"run_{max(left)}", 1, "w1", limits) is not None
+    assert await store.next_of_agent("nobody") is None
+
+
+async def test_what_is_overdue_comes_by_priority(store, clock):
+    for n, priority in enumerate((5, 0, -5)):
+        await store.accept(run(f"run_{n}", priority=priority, session_id=f"s-{n}"))
+    clock.advance(3)
+    assert await store.overdue(LEASE, 1, queued=2.0) == (("run_2", 1),)
+    assert await store.overdue(LEASE, 1, queued=2.0) == (("run_1", 1),)
+
+
+async def test_cancel_ends_what_nobody_works_on_at_once(store):
+    await store.accept(run())
+    assert (await store.cancel("run_1")).status == "cancelled"
+    assert [e.type for e in await store.events("run_1")] == ["run.cancelled"]
+    assert await store.claim("run_1", 1, "w1") is None
+    assert (await store.cancel("run_1")).status == "cancelled"
+    assert len(await store.events("run_1")) == 1
+    assert await store.cancel("run_9") is None
+
+
+async def test_cancel_tells_the_worker_and_holds_where_it_is_dead(store, clock):
+    await running(store)
+    row = await store.cancel("run_1")
+    assert (row.status, row.cancelling) == ("running", True)
+    assert await store.cancelling("w1") == ("run_1",)
+    assert await store.cancelling("w2") == ()
+    clock.advance(LEASE + 1)
+    assert await store.overdue(LEASE) == ()
+    assert (await store.get("run_1")).status == "cancelled"
+
+
+# -- lists, retention, erasing -------------------------------------------------------------------------------
+
+
+async def test_lists_are_by_tenant_owner_and_filter_newest_first(store):
+    for n, more in enumerate(
+        ({}, {"owner": "bob"}, {"agent": "sales"}, {"session_id": "s-2"}, {"tenant": "b"})
+    ):
+        await store.accept(run(f"run_{n}", usage=Usage(10**n, 0), **more))
+
+    async def listed(wanted: RunQuery):
+        rows, used = await store.list(wanted)
+        return [row.run_id[-1] for row in rows], used.input_tokens
+
+    assert await listed(RunQuery("acme")) == (["3", "2", "1", "0"], 1111)
+    assert await listed(RunQuery("acme", "ann")) == (["3", "2", "0"], 1101)
+    assert await listed(RunQuery("acme", agent="sales")) == (["2"], 100)
+    assert await listed(RunQuery("acme", session="s-2")) == (["3"], 1000)
+    assert await listed(RunQuery("acme", status="failed")) == ([], 0)
+    assert await listed(RunQuery("acme", limit=2)) == (["3", "2"], 1111)
+
+
+async def test_a_nested_runs_usage_is_counted_once(store):
+    await store.accept(run("run_1", usage=Usage(10, 1)))
+    await store.accept(run("run_2", agent="helper", parent="run_1.call_1", usage=Usage(4, 1)))
+    assert (await store.list(RunQuery("acme")))[1].input_tokens == 10
+    assert (await store.list(RunQuery("acme", agent="helper")))[1].input_tokens == 4
+
+
+async def test_notes_of_plain_runs_are_kept_once(store):
+    plain = run("run_1", status="completed", durable=False, finished_at=NOW + 1)
+    for _ in range(2):
+        await store.archive([(plain, [event(1, data="x")])])
+    rows, _ = await store.list(RunQuery("acme"))
+    assert [(row.run_id, row.durable, row.status) for row in rows] == [("run_1", False, "completed")]
+    assert await store.trace(plain.trace_id) == ((plain, (event(1, data="x"),)),)
+    assert await store.trace("other") == ()
+
+
+async def test_notes_of_many_runs_are_kept_each_with_its_own_trace(store):
+    plain = [
+        run(f"run_{n:03}", trace_id=f"trace_{n}", status="completed", durable=False, finished_at=NOW + n)
+        for n in range(70)
+    ]
+    notes = [(one, [event(1, run_id=one.run_id, data=one.run_id)]) for one in plain]
+    await store.archive(notes[:33])
+    await store.archive(notes[20:])
+    rows, _ = await store.list(RunQuery("acme", limit=100))
+    assert rows == tuple(reversed(plain))
+    for one, events in notes:
+        assert await store.trace(one.trace_id) == ((one, tuple(events)),)
+
+
+async def test_a_note_may_have_keys_that_are_no_text(store):
+    await store.archive([(run("run_1", status="completed", durable=False), [event(1, counts={1: "one"})])])
+    assert (await store.trace(run("run_1").trace_id))[0][1] == (event(1, counts={"1": "one"}),)
+
+
+async def test_old_runs_and_too_many_go_with_their_logs(store):
+    for n in range(6):
+        claim = await running(store, f"run_{n}")
+        done = RunChange("completed", finished_at=NOW + n)
+        steps = [JournalStep("a", 1, "model", "h", "done", {})]
+        await store.commit(claim, steps=steps, events=[event(1, run_id=f"run_{n}")], change=done)
+    await running(store, "run_9")
+    assert await store.expire(NOW + 2, 100) == 2
+    assert await store.expire(0.0, 3) == 1
+    rows, _ = await store.list(RunQuery("acme"))
+    assert [row.run_id for row in rows] == ["run_9", "run_5", "run_4", "run_3"]
+    assert await store.events("run_0") == await store.steps("run_0") == ()
+
+
+async def test_erasing_a_principal_leaves_nothing_of_it_that_has_ended(store):
+    claim = await running(store)
+    await store.commit(claim, events=[event(1)], change=RunChange("completed", finished_at=NOW))
+    await store.accept(run("run_2"), KEY)
+    await running(store, "run_3")
+    await store.accept(run("run_4", owner="bob"))
+    assert await store.erase_owner("acme", "ann") == 2  # one had ended, one that waited has been ended
+    rows, _ = await store.list(RunQuery("acme"))
+    assert [(row.run_id, row.cancelling) for row in rows] == [("run_4", False), ("run_3", True)]
+    assert await store.events("run_1") == ()
+    assert (await store.accept(run("run_5"), KEY._replace(body_hash="new"))).run_id == "run_5"
+
+
+async def test_a_queued_run_may_be_asked_for_before_a_worker_counts_as_dead(store, clock):
+    """Dispatching again is harmless, so that it need not wait as long as a takeover does."""
+    await store.accept(run())
+    clock.advance(3.0)
+    assert await store.overdue(LEASE) == ()
+    assert await store.overdue(LEASE, queued=2.0) == (("run_1", 1),)
+    assert await store.overdue(LEASE, queued=2.0) == ()
+
+
+# -- runs of one process -------------------------------------------------------------------------------------
+
+
+async def plain(store: RunStore, name: str = "run_1", worker: str = "w1") -> None:
+    """A run that its caller has named, under way in a process that lives."""
+    await store.heartbeat(worker)
+    await store.accept(run(name, durable=False, status="running", worker=worker), KEY._replace(key=name))
+
+
+async def test_a_plain_run_ends_in_its_own_process(store):
+    """Its row takes the result, and refuses a second one."""
+    await plain(store)
+    await store.commit(
+        SegmentClaim("run_1", 1, "w1"), change=RunChange(status="completed", result={"response": "Hi"})
+    )
+    found = await store.get("run_1")
+    assert found is not None and (found.status, found.result) == ("completed", {"response": "Hi"})
+    with pytest.raises(LeaseLost):
+        await store.commit(SegmentClaim("run_1", 1, "w1"), change=RunChange(status="failed"))
+
+
+async def test_a_plain_run_of_a_dead_process_has_failed_and_its_key_is_free(store, clock):
+    """One of a process that lives goes on; nothing is dispatched by either."""
+    await plain(store, "run_dead", "w1")
+    clock.advance(LEASE + 1)
+    await plain(store, "run_live", "w2")
+    assert await store.overdue(LEASE) == ()
+    dead, live = await store.get("run_dead"), await store.get("run_live")
+    assert dead is not None and live is not None
+    assert (dead.status, dead.error["code"], live.status) == ("failed", "interrupted", "running")
+    again = await store.accept(run("run_2"), KEY._replace(key="run_dead"))
+    assert again.run_id == "run_2"
+    assert (await store.accept(run("run_3"), KEY._replace(key="run_live"))).run_id == "run_live"
+
+
+async def test_the_answer_to_a_key_is_kept_as_long_as_the_key(store, clock):
+    """Others of the same age go when there are too many."""
+    for name in ("run_named", "run_other"):
+        key = KEY if name == "run_named" else None
+        await store.accept(run(name, status="completed", finished_at=NOW), key)
+    assert await store.expire(NOW - 1, 0) == 1
+    assert await store.get("run_named") is not None
+    clock.advance(86_401)
+    assert await store.expire(NOW - 1, 0) == 1
+
+
+async def test_a_process_is_asked_to_end_a_run_and_answers(store, clock):
+    assert await store.cancel_answer("run_1") == (False, None)
+    await store.request_cancel("run_1", "acme", None)
+    await store.request_cancel("run_2", "acme", "ann")
+    asked = await store.cancel_requests(NOW - 1)
+    assert sorted(asked) == [("run_1", "acme", None), ("run_2", "acme", "ann")]
+    assert await store.cancel_requests(NOW) == ()
+    await store.answer_cancel("run_1", None)
+    assert await store.cancel_answer("run_1") == (True, None)
+    assert [one.run_id for one in await store.cancel_requests(NOW - 1)] == ["run_2"]
+    await store.answer_cancel("run_1", {"status": "cancelled"})
+    assert await store.cancel_answer("run_1") == (True, {"status": "cancelled"})
+    clock.advance(60)
+    await store.request_cancel("run_3", "acme", "ann")
+    await store.delete_cancel("run_3", NOW + 1)
+    assert await store.cancel_requests(0.0) == () and await store.cancel_answer("run_1") == (False, None)

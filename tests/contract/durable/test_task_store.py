@@ -1,0 +1,156 @@
+"""One suite for every store of Tasks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from astromesh.durable.base import Artifact, ArtifactFilter, TaskChange, TaskRow, TaskStore
+from astromesh.errors import LeaseLost
+from astromesh.plugins import Plugins
+from astromesh.testing import ManualClock
+from tests.platform.stores import deps_of
+
+NOW = 1_700_000_000.0
+BEGIN = {"type": "begin", "task_id": "t1", "workflow": "w", "start": "s", "input": "λ\x00"}
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock(NOW)
+
+
+@pytest.fixture(params=("sqlite", "postgres"))
+async def store(
+    request: pytest.FixtureRequest, tmp_path: Path, clock: ManualClock
+) -> AsyncIterator[TaskStore]:
+    deps = deps_of(request, clock, tmp_path)
+    opened = await Plugins().open("task_stores", request.param, {}, deps)
+    yield opened
+    await opened.close()
+    await deps.resources.close()
+
+
+def task(name: str = "t1", **more) -> TaskRow:
+    row = TaskRow(
+        name, "acme", "ann", "w", "s", "queued", NOW, "f" * 64, "0" * 32, True, {"user_id": "ann"},
+        {"note": "λ"}, "w1", NOW + 15,
+    )  # fmt: skip
+    return replace(row, **more)
+
+
+def artifact(task_id: str, n: int, type: Any = "output", node: str = "a", at: float = NOW) -> Artifact:
+    return Artifact(task_id, n, type, "", node, f"{node}#1", at, "f" * 64, {"text": "λ\x00", "n": n})
+
+
+async def test_an_accepted_task_is_there_as_it_was_given(store):
+    await store.accept(task(), [BEGIN])
+    assert await store.get("t1") == task()
+    assert await store.records("t1") == (BEGIN,)
+    assert await store.get("t2") is None
+
+
+async def test_records_and_artifacts_are_kept_in_order_and_the_end_once(store):
+    await store.accept(task(), [BEGIN])
+    stage = {"type": "stage", "entry": {"stage_id": "a"}}
+    await store.commit(TaskChange("t1", "w1", 2, [stage, {**stage, "n": 2}], [artifact("t1", 1)]))
+    assert (await store.get("t1")).status == "running"
+    assert await store.records("t1", 1) == (stage, {**stage, "n": 2})
+    end: Any = ("partial", {"output": 1, "error": None}, NOW + 2)
+    await store.commit(TaskChange("t1", "w1", 4, [{"type": "end"}], [artifact("t1", 2)], end))
+    row = await store.get("t1")
+    assert (row.status, row.result, row.finished_at, row.worker) == (*end, "")
+    with pytest.raises(LeaseLost):
+        await store.commit(TaskChange("t1", "w1", 5, [stage]))
+    assert len(await store.records("t1")) == 4
+
+
+async def test_only_the_holder_of_a_task_is_heard(store):
+    """Of two processes that work on one Task, what the older one commits is refused."""
+    await store.accept(task(), [BEGIN])
+    assert [row.task_id for row in await store.take("w2", ["w1"], NOW + 15, 10)] == ["t1"]
+    with pytest.raises(LeaseLost):
+        await store.commit(TaskChange("t1", "w1", 2, [{"type": "stage"}], [artifact("t1", 1)]))
+    assert await store.records("t1") == (BEGIN,)
+    assert await store.artifacts("acme", None, ArtifactFilter("t1")) == ()
+    await store.commit(TaskChange("t1", "w2", 2, [{"type": "stage"}]))
+
+
+async def test_a_task_is_taken_over_when_its_lease_is_over_and_by_one_worker_only(store, clock):
+    for n in range(3):
+        await store.accept(task(f"t{n}", created_at=NOW - n), [BEGIN])
+    await store.accept(task("note", durable=False), [BEGIN])
+    assert await store.take("w2", [], NOW + 30, 10) == ()
+    assert await store.heartbeat("w1", NOW + 20) == ()
+    clock.advance(16)
+    assert await store.take("w2", [], NOW + 30, 10) == ()
+    clock.advance(5)
+    taken = await asyncio.gather(*(store.take(f"x{n}", [], NOW + 60, 10) for n in range(5)))
+    assert sorted(row.task_id for rows in taken for row in rows) == ["t0", "t1", "t2"]
+
+
+async def test_a_sign_of_life_is_for_the_tasks_that_are_worked_on_and_others_are_free_in_time(store, clock):
+    """For their own holder, too: it does not know that it has them."""
+    for name in ("t1", "t2"):
+        await store.accept(task(name), [BEGIN])
+    await store.cancel("t2")
+    assert await store.heartbeat("w1", NOW + 60, ["t1"]) == ("t2",)
+    clock.advance(16)
+    assert [row.task_id for row in await store.take("w1", [], NOW + 60, 10)] == ["t2"]
+    await store.heartbeat("w1", 0.0)
+    assert {row.task_id for row in await store.take("w2", [], NOW + 60, 10)} == {"t1", "t2"}
+
+
+async def test_what_is_committed_again_because_its_answer_was_lost_is_there_once(store):
+    await store.accept(task(), [BEGIN])
+    stage = {"type": "stage", "entry": {"stage_id": "a"}}
+    for _ in range(2):
+        await store.commit(TaskChange("t1", "w1", 2, [stage], [artifact("t1", 1)]))
+    assert await store.records("t1") == (BEGIN, stage)
+    assert await store.artifacts("acme", None, ArtifactFilter("t1")) == (artifact("t1", 1),)
+
+
+async def test_a_cancel_reaches_the_holder(store):
+    await store.accept(task(), [BEGIN])
+    assert await store.cancel("t1")
+    assert await store.heartbeat("w1", NOW + 60) == ("t1",)
+    assert not await store.cancel("t2")
+
+
+async def test_artifacts_are_found_by_task_node_type_and_time_and_only_by_those_who_may(store):
+    one = [artifact("t1", 1), artifact("t1", 2, "tool", "b", NOW + 1)]
+    await store.accept(task("t1"), [BEGIN], one)
+    await store.accept(task("t2", owner="bob"), [BEGIN], [artifact("t2", 1, at=NOW + 2)])
+    assert await store.artifacts("acme", None, ArtifactFilter("t1")) == tuple(one)
+    assert [a.task_id for a in await store.artifacts("acme", None, ArtifactFilter())] == ["t1", "t1", "t2"]
+    assert [a.task_id for a in await store.artifacts("acme", "bob", ArtifactFilter())] == ["t2"]
+    assert await store.artifacts("other", None, ArtifactFilter("t1")) == ()
+    assert await store.artifacts("acme", None, ArtifactFilter("t1", node="b", type="tool")) == (one[1],)
+    assert await store.artifacts("acme", None, ArtifactFilter("t1", since=NOW + 0.5)) == (one[1],)
+
+
+async def test_lists_are_of_an_owner_and_the_newest_comes_first(store):
+    for n, owner in enumerate(("ann", "bob", "ann")):
+        await store.accept(task(f"t{n}", owner=owner, created_at=NOW + n), [BEGIN])
+    assert [row.task_id for row in await store.list("acme", None)] == ["t2", "t1", "t0"]
+    assert [row.task_id for row in await store.list("acme", "ann", limit=1)] == ["t2"]
+    assert await store.list("acme", None, "other") == ()
+    assert await store.list("acme", None, status="success") == ()
+
+
+async def test_what_is_erased_or_too_old_is_gone_with_all_that_it_left(store):
+    ended = {"status": "success", "finished_at": NOW, "result": {}}
+    await store.accept(task("t1", **ended), [BEGIN], [artifact("t1", 1)])
+    await store.accept(task("t2", **ended, owner="bob"), [BEGIN])
+    await store.accept(task("t3"), [BEGIN])
+    assert await store.erase_owner("acme", "ann") == 1
+    assert await store.get("t1") is None
+    assert await store.records("t1") == ()
+    assert (await store.get("t3")).cancelling
+    assert await store.expire(NOW + 1) == 1
+    assert await store.get("t2") is None

@@ -1,0 +1,793 @@
+"""What every model service's provider does, whatever its wire format; the SDKs accept the same server."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, aclosing, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import anthropic
+import openai
+import orjson
+import pytest
+
+from astromesh.errors import (
+    ConfigError,
+    MissingKey,
+    ProviderError,
+    ProviderRateLimited,
+    ProviderRejected,
+    ProviderTimeout,
+    ProviderUnauthorized,
+    ProviderUnavailable,
+)
+from astromesh.net.http import Http
+from astromesh.plugins import Deps, Plugins
+from astromesh.providers.base import Provider
+from astromesh.types import (
+    CompletionRequest,
+    CompletionResult,
+    Delta,
+    Image,
+    Message,
+    ToolCall,
+    ToolSpec,
+    Usage,
+    attached_usage,
+)
+from tests.platform.model_server import Call, ModelServer, Scenario
+
+KEY = "zq-very-secret-0123456789"
+SEARCH = ToolSpec(
+    "search",
+    "Searches",
+    {"type": "object", "required": ["query"], "properties": {"query": {"type": "string"}}},
+)
+SCHEMA = {
+    "type": "object",
+    "required": ["city"],
+    "properties": {"city": {"type": "string"}},
+    "additionalProperties": False,
+}
+TWO_CALLS = (Call("call_1", "search", {"query": "a"}), Call("call_2", "search", {"query": "b"}))
+BASES = {"openai": "/v1", "anthropic": "", "ollama": "", "gemini": "/v1beta", "azure": ""}
+#: Azure is the provider `openai` at another address
+OPTIONS: dict[str, dict[str, Any]] = {"azure": {"api_version": "2024-10-21"}}
+
+
+@dataclass
+class World:
+    """One wire format with its server."""
+
+    kind: str
+    server: ModelServer
+    deps: Deps
+    at: str
+
+    async def provider(self, **options: Any) -> Any:
+        given = {
+            "model": "m-1",
+            "endpoint": self.server.url + BASES[self.at],
+            "api_key": KEY,
+            "timeout": 20,
+        }
+        given |= OPTIONS.get(self.at, {})
+        return await Plugins().open("providers", self.kind, {**given, **options}, self.deps)
+
+    def says(self, **scenario: Any) -> None:
+        self.server.script = [Scenario(**scenario)]
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[ModelServer]:
+    async with ModelServer() as running:
+        yield running
+
+
+@pytest.fixture(params=sorted(BASES))
+async def world(request, server) -> AsyncIterator[World]:
+    async with Http() as http:
+        kind = "openai" if request.param == "azure" else request.param
+        yield World(kind, server, Deps(http=http), request.param)
+
+
+def asking(*messages: Message, **request: Any) -> CompletionRequest:
+    return CompletionRequest(
+        messages or (Message("system", "Be brief."), Message("user", "Hello?")), **request
+    )
+
+
+async def streamed(provider: Provider, request: CompletionRequest) -> tuple[list[str], CompletionResult]:
+    pieces = [piece async for piece in provider.stream(request)]
+    texts = [piece.content for piece in pieces if isinstance(piece, Delta)]
+    assert len(texts) == len(pieces) - 1
+    assert isinstance(pieces[-1], CompletionResult)
+    return texts, pieces[-1]
+
+
+async def refused(
+    provider: Provider, request: CompletionRequest, *, stream: bool
+) -> tuple[ProviderError, str]:
+    """The error, and the text that came before it."""
+    text, raised = "", None
+    try:
+        if stream:
+            async for piece in provider.stream(request):
+                assert isinstance(piece, Delta)
+                text += piece.content
+        else:
+            await provider.complete(request)
+    except ProviderError as error:
+        raised = error
+    assert raised is not None, "the fault was taken for an answer"
+    assert KEY not in str(raised)
+    assert raised.provider == provider.name
+    return raised, text
+
+
+@asynccontextmanager
+async def full_listener() -> AsyncIterator[str]:
+    """The URL of a socket that takes no more connections."""
+    with ExitStack() as held:
+        listener = held.enter_context(socket.socket())
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        for _ in range(4):
+            waiting = held.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(listener.getsockname())
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+
+both = pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+
+
+# -- what goes well ------------------------------------------------------------------------------------------
+
+
+async def test_a_text_comes_with_its_usage_and_the_name_of_who_said_it(world):
+    provider = await world.provider()
+    result = await provider.complete(asking())
+    assert result.content == "Hello, world."
+    assert (result.provider, result.model, result.finish_reason) == (world.kind, "m-1", "stop")
+    assert provider.name == f"{world.kind}/m-1"
+    assert (result.usage.input_tokens, result.usage.output_tokens) == (12, 4)
+    assert result.usage.cached_tokens == (0 if world.kind == "ollama" else 8)
+    assert result.latency_ms > 0
+
+
+async def test_deltas_come_as_the_service_sent_them_and_join_to_the_whole_answer(world):
+    provider = await world.provider()
+    whole = await provider.complete(asking())
+    texts, result = await streamed(provider, asking())
+    assert texts == ["Hello", ", ", "world", "."]
+    assert (result.content, result.usage, result.finish_reason) == (
+        whole.content,
+        whole.usage,
+        whole.finish_reason,
+    )
+
+
+async def test_what_is_asked_arrives_in_the_services_own_words(world):
+    provider = await world.provider(parameters={"temperature": 0.3, "max_tokens": 9})
+    await provider.complete(asking(tools=(SEARCH,), parameters={"temperature": 0.7}))
+    seen = world.server.seen[0]
+    assert (seen.model, seen.system, seen.turns, seen.tools) == (
+        "m-1",
+        "Be brief.",
+        (("user", "Hello?"),),
+        ("search",),
+    )
+    assert seen.key == KEY
+    sent = seen.body.get("options", seen.body)
+    assert sent["temperature"] == 0.7
+    assert sent["num_predict" if world.kind == "ollama" else "max_tokens"] == 9
+
+
+@both
+async def test_parallel_tool_calls_are_read_whole(world, stream):
+    world.says(pieces=("Let me see.",), calls=TWO_CALLS)
+    provider = await world.provider()
+    request = asking(tools=(SEARCH,))
+    result = (await streamed(provider, request))[1] if stream else await provider.complete(request)
+    assert [(c.name, c.arguments.replace(" ", "")) for c in result.tool_calls] == [
+        ("search", '{"query":"a"}'),
+        ("search", '{"query":"b"}'),
+    ]
+    assert len({c.id for c in result.tool_calls}) == 2
+    assert all(c.id for c in result.tool_calls)
+    assert (result.content, result.finish_reason) == ("Let me see.", "tool_calls")
+
+
+async def test_tool_results_go_back_with_the_calls_they_answer(world):
+    calls = (ToolCall("call_1", "search", '{"query":"a"}'), ToolCall("call_2", "search", '{"query":"b"}'))
+    await (await world.provider()).complete(
+        asking(
+            Message("user", "Find a and b."),
+            Message("assistant", "", calls),
+            Message("tool", "found a", tool_call_id="call_1", name="search"),
+            Message("tool", "found b", tool_call_id="call_2", name="search"),
+            tools=(SEARCH,),
+        )
+    )
+    seen = world.server.seen[0]
+    assert seen.calls == (("search", {"query": "a"}), ("search", {"query": "b"}))
+    assert seen.results == ("found a", "found b")
+
+
+async def test_arguments_that_are_no_json_can_be_told_back(world):
+    await (await world.provider()).complete(
+        asking(
+            Message("user", "Find a."),
+            Message("assistant", "", (ToolCall("c1", "search", '{"query": "a"}'),)),
+            Message("tool", "ok", tool_call_id="c1", name="search"),
+            Message(
+                "assistant", "", (ToolCall("c2", "search", '["a"]' if world.kind == "openai" else "{a"),)
+            ),
+            Message("tool", "The arguments are no JSON.", tool_call_id="c2", name="search"),
+        )
+    )
+    assert len(world.server.seen[0].calls) == 2
+
+
+async def test_pictures_are_sent(world):
+    message = Message("user", "What is it?", images=(Image(data="aGk=", media_type="image/png"),))
+    await (await world.provider()).complete(asking(message))
+    assert world.server.seen[0].images == 1
+
+
+async def test_an_output_schema_reaches_the_service(world):
+    await (await world.provider()).complete(asking(output_schema=SCHEMA))
+    assert world.server.seen[0].schema == SCHEMA
+
+
+@both
+async def test_an_answer_that_was_too_long_says_so(world, stream):
+    world.says(length=True)
+    provider = await world.provider()
+    result = (await streamed(provider, asking()))[1] if stream else await provider.complete(asking())
+    assert result.finish_reason == "length"
+
+
+@both
+async def test_what_the_service_does_not_count_is_estimated(world, stream):
+    world.says(usage=None)
+    provider = await world.provider()
+    result = (await streamed(provider, asking()))[1] if stream else await provider.complete(asking())
+    assert result.usage.input_tokens > 3
+    assert result.usage.output_tokens > 2
+
+
+async def test_usage_is_priced_by_the_operators_table_with_cached_tokens_apart(world):
+    price = {"input_per_million": 10.0, "output_per_million": 100.0, "cached_per_million": 1.0}
+    provider = await world.provider(prices={"m-1": price})
+    usage = (await provider.complete(asking())).usage
+    fresh = usage.input_tokens - usage.cached_tokens
+    assert usage.cost_usd == pytest.approx(
+        (fresh * 10 + usage.cached_tokens + usage.output_tokens * 100) / 1e6
+    )
+    assert provider.estimated_cost(asking()) > 0
+
+
+async def test_the_same_tools_are_the_same_bytes_in_every_call(world):
+    provider = await world.provider()
+    for text in ("one", "two"):
+        await provider.complete(
+            asking(Message("system", "Be brief."), Message("user", text), tools=(SEARCH,))
+        )
+    first, second = (seen.body for seen in world.server.seen)
+    assert first["tools"] == second["tools"]
+    assert list(first) == list(second)
+
+
+# -- what goes wrong -----------------------------------------------------------------------------------------
+
+STATUSES = [
+    (400, ProviderRejected),
+    (401, ProviderUnauthorized),
+    (403, ProviderUnauthorized),
+    (404, ProviderUnavailable),
+    (413, ProviderRejected),
+    (422, ProviderRejected),
+    (429, ProviderRateLimited),
+    (500, ProviderUnavailable),
+    (503, ProviderUnavailable),
+    (529, ProviderUnavailable),
+]
+
+
+@both
+@pytest.mark.parametrize(("status", "kind"), STATUSES)
+async def test_every_status_has_its_error(world, status, kind, stream):
+    world.says(status=status, error=f"Incorrect key {KEY} or sk-abcdefgh1234: no")
+    error, text = await refused(await world.provider(), asking(), stream=stream)
+    assert (type(error), error.upstream_status, text) == (kind, status, "")
+    assert "sk-abcdefgh" not in str(error)
+
+
+async def test_what_a_service_says_about_the_request_is_passed_on(world):
+    world.says(status=400, error="The context is\ntoo long.")
+    error, _ = await refused(await world.provider(), asking(), stream=False)
+    assert "The context is too long." in str(error)
+
+
+@pytest.mark.parametrize(
+    ("headers", "least", "most"),
+    [
+        ({"retry-after": "7"}, 7, 7),
+        ({"retry-after-ms": "1500"}, 1.5, 1.5),
+        ({"retry-after": "Fri, 31 Dec 2100 23:59:59 GMT"}, 3600, 3600),
+        ({"retry-after": "Fri, 31 Dec 1999 23:59:59 GMT"}, 0, 0),
+        ({"retry-after": "soon"}, 0, 0),
+        ({"retry-after": "nan"}, 0, 0),
+        ({}, 0, 0),
+    ],
+)
+async def test_retry_after_is_read_as_seconds_or_as_a_date(world, headers, least, most):
+    world.says(status=429, headers=headers)
+    error, _ = await refused(await world.provider(), asking(), stream=False)
+    assert least <= error.retry_after <= most
+
+
+GARBAGE = [
+    b"<html>no JSON",
+    b"[]",
+    b'"text"',
+    b"null",
+    b"{}",
+    b'{"choices": []}',
+    b'{"choices": [{"message": 3}]}',
+    b'{"content": 7}',
+    b'{"content": [{}]}',
+    b'{"message": []}',
+    b'{"message": {"content": 5}}',
+    b"\xff\xfe",
+]
+
+
+@pytest.mark.parametrize("raw", GARBAGE)
+async def test_an_answer_of_another_shape_is_a_service_that_cannot_answer(world, raw):
+    world.says(then="raw", raw=raw)
+    error, _ = await refused(await world.provider(), asking(), stream=False)
+    assert type(error) is ProviderUnavailable
+
+
+#: by format: a stream and a whole answer that end without a text, a tool call or a reason
+WORDLESS: dict[str, tuple[bytes, bytes]] = {
+    "openai": (b"data: [DONE]\n\n", b'{"choices": [{"message": {"content": null}}]}'),
+    "anthropic": (b'data: {"type": "message_stop"}\n\n', b'{"content": [], "stop_reason": null}'),
+    "ollama": (b'{"done": true}\n', b'{"message": {"content": ""}, "done": true}'),
+    "gemini": (b'data: {"candidates": []}\n\n', b'{"candidates": []}'),
+}
+
+
+@both
+async def test_an_answer_that_says_nothing_at_all_is_a_broken_one(world, stream):
+    """It is asked again, or somebody else is; an empty answer with a reason is an answer."""
+    world.says(then="raw", raw=WORDLESS[world.kind][not stream], after=0)
+    error, text = await refused(await world.provider(), asking(), stream=stream)
+    assert (type(error), error.retryable, text) == (ProviderUnavailable, True, "")
+    world.says(pieces=())
+    provider = await world.provider()
+    result = (await streamed(provider, asking()))[1] if stream else await provider.complete(asking())
+    assert (result.content, result.finish_reason) == ("", "stop")
+
+
+def shaped(kind: str, *, name: Any = "search", asked: Any = 5, tokens: Any = 3) -> tuple[bytes, bytes]:
+    """An answer with one tool call in a service's own form: whole, and as a stream."""
+    if kind == "openai":
+        call = {"index": 0, "id": "c", "function": {"name": name, "arguments": "{}"}}
+        usage = {"prompt_tokens": asked, "completion_tokens": tokens}
+        whole = {"choices": [{"message": {"tool_calls": [call]}}], "usage": usage}
+        return orjson.dumps(whole), events(
+            {"choices": [{"delta": {"tool_calls": [call]}, "finish_reason": "tool_calls"}], "usage": usage}
+        )
+    if kind == "anthropic":
+        block = {"type": "tool_use", "id": "c", "name": name, "input": {}}
+        usage = {"input_tokens": asked, "output_tokens": tokens}
+        return orjson.dumps({"content": [block], "usage": usage}), events(
+            {"type": "content_block_start", "index": 0, "content_block": block},
+            {"type": "message_delta", "delta": {"stop_reason": "tool_use"}, "usage": usage},
+            {"type": "message_stop"},
+        )
+    if kind == "gemini":
+        parts = [{"functionCall": {"name": name, "args": {}}}]
+        counts = {"promptTokenCount": asked, "candidatesTokenCount": tokens}
+        candidate = {"content": {"parts": parts}, "finishReason": "STOP"}
+        answer = {"candidates": [candidate], "usageMetadata": counts}
+        return orjson.dumps(answer), events(answer)
+    call = {"function": {"name": name, "arguments": {}}}
+    counts = {"prompt_eval_count": asked, "eval_count": tokens}
+    line = {"message": {"tool_calls": [call]}, "done": True, **counts}
+    return orjson.dumps(line), orjson.dumps(line) + b"\n"
+
+
+def events(*payloads: Any) -> bytes:
+    return b"".join(b"data: %s\n\n" % orjson.dumps(payload) for payload in payloads)
+
+
+@both
+@pytest.mark.parametrize("name", [None, "", 7, ["search"], {"a": 1}])
+async def test_a_tool_call_without_a_name_that_is_text_is_no_answer(world, name, stream):
+    world.says(then="raw", raw=shaped(world.kind, name=name)[stream], after=0)
+    error, _ = await refused(await world.provider(), asking(), stream=stream)
+    assert type(error) is ProviderUnavailable
+
+
+@both
+@pytest.mark.parametrize("tokens", ["many", -3, 1e300, [2]])
+async def test_counts_that_cannot_be_cost_no_answer_and_are_estimated(world, tokens, stream):
+    world.says(then="raw", raw=shaped(world.kind, tokens=tokens)[stream], after=0)
+    provider = await world.provider()
+    result = (await streamed(provider, asking()))[1] if stream else await provider.complete(asking())
+    assert result.tool_calls[0].name == "search"
+    assert 0 < result.usage.output_tokens < 100
+
+
+@both
+@pytest.mark.parametrize(
+    ("asked", "tokens"), [(None, None), (5, None), (None, 3), ("many", None), ([2], 3), (None, "many")]
+)
+async def test_a_count_that_is_null_is_estimated_and_the_other_one_stays(world, asked, tokens, stream):
+    """Nobody's tokens are booked as 0 because a service names them and does not count them."""
+    world.says(then="raw", raw=shaped(world.kind, asked=asked, tokens=tokens)[stream], after=0)
+    provider = await world.provider()
+    result = (await streamed(provider, asking()))[1] if stream else await provider.complete(asking())
+    usage = result.usage
+    assert usage.estimated and usage.input_tokens > 0 and usage.output_tokens > 0
+    if tokens is None:
+        assert usage.input_tokens == 5 or asked != 5
+    if asked is None and tokens == 3:
+        assert usage.output_tokens == 3
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [b"data: {no JSON\n\n", b"data: []\n\n", b'data: {"choices": 3}\n\n', b"{nonsense}\n\n", b"[1]\n\n"],
+)
+async def test_a_stream_of_another_shape_ends_in_an_error_with_the_text_kept(world, raw):
+    world.says(then="raw", raw=raw, after=3)
+    error, text = await refused(await world.provider(), asking(), stream=True)
+    assert type(error) is ProviderUnavailable
+    assert "Hello, world.".startswith(text)
+
+
+@both
+@pytest.mark.parametrize("after", [0, 4])
+async def test_a_cut_answer_is_never_taken_for_a_whole_one(world, after, stream):
+    world.says(then="cut", after=after)
+    error, text = await refused(await world.provider(), asking(), stream=stream)
+    assert type(error) is ProviderUnavailable
+    assert bool(text) == (stream and bool(after))
+
+
+async def test_a_stream_that_just_ends_early_is_cut_too(world):
+    world.says(after=4)
+    error, text = await refused(await world.provider(), asking(), stream=True)
+    assert type(error) is ProviderUnavailable
+    assert text
+
+
+@both
+async def test_silence_is_a_timeout(world, stream):
+    world.says(then="silent", after=4)
+    error, _ = await refused(await world.provider(timeout=0.3), asking(), stream=stream)
+    assert type(error) is ProviderTimeout
+
+
+@both
+async def test_an_error_inside_a_good_answer_is_one(world, stream):
+    world.says(then="error", after=4, error="no capacity")
+    error, text = await refused(await world.provider(), asking(), stream=stream)
+    assert type(error) is ProviderUnavailable
+    assert bool(text) == stream
+
+
+@both
+async def test_nobody_there_is_unavailable(world, stream):
+    provider = await world.provider(endpoint="http://127.0.0.1:9")
+    error, _ = await refused(provider, asking(), stream=stream)
+    assert type(error) is ProviderUnavailable
+
+
+# -- what it has cost when it broke off ----------------------------------------------------------------------
+
+NOTHING = Usage()
+PRICED = {"prices": {"m-1": {"input_per_million": 1.0, "output_per_million": 10.0}}}
+
+
+@pytest.mark.parametrize("fault", [{"then": "cut"}, {"then": "error"}, {"then": "raw", "raw": b"{no"}, {}])
+async def test_a_stream_that_breaks_off_has_cost_what_came_and_what_was_asked(world, fault):
+    """What the service had counted by then holds; beyond it an estimate that says so."""
+    world.says(after=4, **fault)
+    error, text = await refused(await world.provider(**PRICED), asking(), stream=True)
+    usage = attached_usage(error) or NOTHING
+    assert text
+    assert usage.estimated
+    assert usage.output_tokens >= 1
+    if world.kind == "anthropic":  # it says first how long the prompt was
+        assert (usage.input_tokens, usage.cached_tokens) == (12, 8)
+    else:
+        assert usage.input_tokens > 5
+    assert usage.cost_usd > 0
+
+
+@both
+async def test_a_call_that_took_too_long_was_heard(world, stream):
+    world.says(then="silent", after=0)
+    error, _ = await refused(await world.provider(timeout=0.3), asking(), stream=stream)
+    assert (attached_usage(error) or NOTHING).input_tokens > 5
+
+
+@both
+async def test_a_call_that_is_cancelled_has_cost_what_came(world, stream):
+    world.says(then="silent", after=5)
+    provider = await world.provider()
+    if stream:
+        task = asyncio.create_task(streamed(provider, asking()))
+    else:
+        task = asyncio.create_task(provider.complete(asking()))
+    while not world.server.seen:
+        await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError) as cancelled:
+        await task
+    assert (attached_usage(cancelled.value) or NOTHING).input_tokens > 5
+
+
+@both
+@pytest.mark.parametrize("status", [400, 401, 404, 429, 500, 504])
+async def test_what_a_service_refuses_costs_nothing(world, status, stream):
+    world.says(status=status)
+    error, _ = await refused(await world.provider(), asking(), stream=stream)
+    assert attached_usage(error) is None
+
+
+@both
+async def test_an_answer_that_cannot_be_read_costs_what_the_service_counted(world, stream):
+    """It came whole and was paid for; only its tool call is none."""
+    world.says(then="raw", raw=shaped(world.kind, name=7, tokens=2)[stream], after=0)
+    error, _ = await refused(await world.provider(), asking(), stream=stream)
+    usage = attached_usage(error)
+    assert usage is not None
+    assert (usage.input_tokens, usage.output_tokens) == (5, 2) or usage.estimated
+    assert stream or not usage.estimated
+
+
+@both
+async def test_a_connection_that_nobody_takes_costs_nothing_and_is_a_timeout(server, stream):
+    """A listener whose queue is full: nothing was sent."""
+    async with full_listener() as url, Http() as http:
+        world = World("openai", server, Deps(http=http), "openai")
+        error, _ = await refused(await world.provider(endpoint=url, timeout=2), asking(), stream=stream)
+    assert type(error) is ProviderTimeout
+    assert attached_usage(error) is None
+
+
+@both
+async def test_what_never_arrived_costs_nothing(world, stream):
+    error, _ = await refused(await world.provider(endpoint="http://127.0.0.1:9"), asking(), stream=stream)
+    assert attached_usage(error) is None
+
+
+# -- what is odd ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("status", [204, 302, 404, 405, 410, 501])
+async def test_what_only_the_operator_can_mend_is_not_asked_again(world, status):
+    world.says(status=status)
+    error, _ = await refused(await world.provider(), asking(), stream=False)
+    assert not error.retryable
+
+
+@both
+async def test_a_character_that_is_cut_in_two_is_one(world, stream):
+    """Services that count UTF-16 units may send the halves of a surrogate pair in two deltas."""
+    world.says(pieces=("a \ud83d", "\ude00 b", " \ud83d", " c"))
+    provider = await world.provider()
+    if stream:
+        texts, result = await streamed(provider, asking())
+        assert "".join(texts) == result.content
+    else:
+        result = await provider.complete(asking())
+    assert result.content == "a \U0001f600 b \ufffd c"
+
+
+async def test_text_that_is_no_unicode_is_the_requests_fault(world):
+    error, _ = await refused(await world.provider(), asking(Message("user", "\ud800")), stream=False)
+    assert type(error) is ProviderRejected
+    assert world.server.seen == []
+
+
+async def test_leaving_a_stream_closes_the_models_connection(world):
+    world.says(then="silent", after=4)
+    async with aclosing((await world.provider()).stream(asking())) as pieces:
+        async for _ in pieces:
+            break
+    await world.server.client_left()
+    assert world.server.left == 1
+
+
+async def test_cancelling_a_call_closes_the_models_connection(world):
+    world.says(then="silent", after=4)
+    provider = await world.provider()
+    task = asyncio.create_task(streamed(provider, asking()))
+    while not world.server.seen:
+        await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await world.server.client_left()
+
+
+async def test_after_any_fault_the_next_call_works(world):
+    provider = await world.provider()
+    world.server.script = [Scenario(then="cut", after=2), Scenario(then="raw", raw=b"x", after=2), Scenario()]
+    for _ in range(2):
+        await refused(provider, asking(), stream=True)
+    assert (await provider.complete(asking())).content == "Hello, world."
+
+
+async def test_a_ping_spends_nothing_and_tells_a_wrong_key(world):
+    provider = await world.provider()
+    await provider.ping()
+    world.says(status=401)
+    with pytest.raises(ProviderUnauthorized):
+        await provider.ping()
+    with pytest.raises(ProviderUnavailable):
+        await (await world.provider(endpoint="http://127.0.0.1:9")).ping()
+    assert world.server.seen == []
+
+
+# -- opening -------------------------------------------------------------------------------------------------
+
+
+async def test_a_key_that_is_named_but_not_set_is_a_missing_key(world, tmp_path):
+    with pytest.raises(MissingKey, match="NOT_SET_ANYWHERE"):
+        await world.provider(api_key=None, api_key_env="NOT_SET_ANYWHERE")
+    with pytest.raises(MissingKey, match=r"absent\.txt"):
+        await world.provider(api_key=None, api_key_file="absent.txt")
+
+
+async def test_a_key_may_stand_in_a_file_beside_the_configuration(world, tmp_path):
+    (tmp_path / "key.txt").write_text("file-key-123456\n")
+    world.deps = Deps(http=world.deps.http, config_dir=tmp_path)
+    await (await world.provider(api_key=None, api_key_file="key.txt")).complete(asking())
+    assert world.server.seen[0].key == "file-key-123456"
+
+
+async def test_a_service_without_a_model_is_refused_when_opening(world):
+    with pytest.raises(ConfigError):
+        await world.provider(model="")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"parameters": {"messages": []}},
+        {"timeout": 0},
+        {"colour": "red"},
+        {"endpoint": "ftp://x"},
+        {"endpoint": "http://["},
+    ],
+)
+async def test_wrong_options_are_refused_by_their_schema(world, options):
+    with pytest.raises(ValueError, match="validation error"):
+        await world.provider(**options)
+
+
+async def test_every_option_is_described(world):
+    schema = Plugins().load("providers", world.kind).Options.model_json_schema()
+    assert all(option.get("description") for option in schema["properties"].values())
+
+
+# -- the formats themselves ----------------------------------------------------------------------------------
+
+
+async def test_the_openai_sdk_accepts_the_same_server(server):
+    async with openai.AsyncOpenAI(base_url=server.url + "/v1", api_key=KEY, max_retries=0) as client:
+        server.script = [Scenario(calls=TWO_CALLS)]
+        ask: Any = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
+        whole = await client.chat.completions.create(**ask)
+        assert [c.function.arguments for c in whole.choices[0].message.tool_calls or ()] == [
+            '{"query": "a"}',
+            '{"query": "b"}',
+        ]
+        assert whole.usage is not None
+        assert whole.usage.prompt_tokens_details.cached_tokens == 8
+        texts, usage = "", None
+        async for chunk in await client.chat.completions.create(
+            **ask, stream=True, stream_options={"include_usage": True}
+        ):
+            usage = chunk.usage or usage
+            texts += (chunk.choices[0].delta.content or "") if chunk.choices else ""
+        assert texts == "Hello, world."
+        assert usage is not None
+        server.script = [Scenario(status=429)]
+        with pytest.raises(openai.RateLimitError):
+            await client.chat.completions.create(**ask)
+
+
+async def test_the_anthropic_sdk_accepts_the_same_server(server):
+    async with anthropic.AsyncAnthropic(base_url=server.url, api_key=KEY, max_retries=0) as client:
+        server.script = [Scenario(calls=TWO_CALLS)]
+        ask: Any = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "Hi"}]}
+        whole = await client.messages.create(**ask)
+        assert [block.type for block in whole.content] == ["text", "tool_use", "tool_use"]
+        assert whole.usage.cache_read_input_tokens == 8
+        async with client.messages.stream(**ask) as stream:
+            texts = "".join([text async for text in stream.text_stream])
+            final = await stream.get_final_message()
+        assert texts == "Hello, world."
+        assert [block.input for block in final.content if block.type == "tool_use"] == [
+            {"query": "a"},
+            {"query": "b"},
+        ]
+        server.script = [Scenario(status=429)]
+        with pytest.raises(anthropic.RateLimitError):
+            await client.messages.create(**ask)
+
+
+# -- what is one service's own -------------------------------------------------------------------------------
+
+
+async def test_azure_is_called_by_deployment_and_version(server):
+    async with Http() as http:
+        world = World("openai", server, Deps(http=http), "azure")
+        for endpoint in (server.url, server.url + "/openai/"):
+            await (await world.provider(endpoint=endpoint)).complete(asking())
+        await streamed(await world.provider(), asking())
+    assert set(server.paths) == {"/openai/deployments/m-1/chat/completions?api-version=2024-10-21"}
+    assert len(server.paths) == 3
+
+
+async def test_the_openai_sdk_for_azure_accepts_the_same_server(server):
+    client = openai.AsyncAzureOpenAI(
+        azure_endpoint=server.url, api_version="2024-10-21", api_key=KEY, max_retries=0
+    )
+    async with client:
+        answer = await client.chat.completions.create(
+            model="m-1", messages=[{"role": "user", "content": "Hi"}]
+        )
+    assert answer.choices[0].message.content == "Hello, world."
+    assert server.seen[0].key == KEY
+
+
+@both
+async def test_gemini_gets_the_signature_of_its_own_calls_back(server, stream):
+    """Gemini 3 refuses calls without them; a call from elsewhere says that nobody has one."""
+    server.script = [Scenario(calls=TWO_CALLS), Scenario()]
+    async with Http() as http:
+        provider = await World("gemini", server, Deps(http=http), "gemini").provider()
+        said = (
+            (await streamed(provider, asking(tools=(SEARCH,))))[1]
+            if stream
+            else await provider.complete(asking(tools=(SEARCH,)))
+        )
+        elsewhere = (ToolCall("other", "search", "{}"),)
+        await provider.complete(
+            asking(
+                Message("user", "Find a."),
+                Message("assistant", "", said.tool_calls),
+                Message("tool", "found", tool_call_id="call_1", name="search"),
+                Message("assistant", "", elsewhere),
+                Message("tool", "found", tool_call_id="other", name="search"),
+            )
+        )
+    parts = [part for turn in server.seen[1].body["contents"] for part in turn["parts"]]
+    signed = [part.get("thoughtSignature") for part in parts if "functionCall" in part]
+    assert signed == ["s-call_1", "s-call_2", None]
+
+
+async def test_a_gemini_key_that_is_wrong_is_the_operators_fault(server):
+    raw = (
+        b'{"error": {"code": 400, "status": "INVALID_ARGUMENT", "details": [{"reason": "API_KEY_INVALID"}]}}'
+    )
+    server.script = [Scenario(then="raw", raw=raw)]
+    async with Http() as http:
+        provider = await World("gemini", server, Deps(http=http), "gemini").provider()
+        error, _ = await refused(provider, asking(), stream=False)
+    assert type(error) is ProviderUnauthorized

@@ -1,0 +1,123 @@
+"""The routes of FastAPI are loaded beside the first runs: who asks for one before that waits, and gets it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from starlette.datastructures import State
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp
+from structlog.testing import capture_logs
+
+from astromesh.api.app import LazyFastAPI, Server, create_app
+from astromesh.api.auth import Auth
+from astromesh.testing import ScriptedProvider
+from tests.integration.agents_folder import manifest, runtime_of, write
+
+RUN = {"query": "Hello", "session_id": "s1"}
+
+
+def client(app: Server) -> httpx.AsyncClient:
+    transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
+    return httpx.AsyncClient(transport=transport, base_url="http://test")
+
+
+async def test_what_is_asked_for_while_they_are_loaded_waits_and_is_answered(tmp_path: Path) -> None:
+    """Runs do not wait, and whoever leaves meanwhile takes nothing from the others."""
+    runtime = runtime_of(write(tmp_path, manifest("helper")), ScriptedProvider("fine", repeat=True))
+    app = create_app(runtime)
+    async with app.router.lifespan_context(app), client(app) as http:
+        left = asyncio.create_task(http.get("/v1/tools"))
+        await asyncio.sleep(0)
+        left.cancel()
+        paths = ("/v1/tools", "/v1/agents", "/openapi.json", "/nowhere")
+        asked = [http.get(path) for path in paths]
+        run, *answers = await asyncio.gather(http.post("/v1/agents/helper/run", json=RUN), *asked)
+    assert run.json()["response"] == "fine"
+    assert [answer.status_code for answer in answers] == [200, 200, 200, 404]
+    assert answers[-1].json()["code"] == "not_found"
+
+
+class CountedRest(LazyFastAPI):
+    """Routes that are loaded when they may be; the first `fails` times there is no memory for them."""
+
+    def __init__(self, fails: int = 0) -> None:
+        super().__init__(State())
+        self.begun, self.may, self.loads, self.fails = threading.Event(), threading.Event(), 0, fails
+
+    def _load(self) -> ASGIApp:
+        self.begun.set()
+        assert self.may.wait(30)
+        self.loads += 1
+        if self.loads <= self.fails:
+            raise MemoryError
+        return PlainTextResponse("routes")
+
+
+async def test_who_leaves_while_they_are_loaded_makes_nobody_load_them_again() -> None:
+    rest = CountedRest()
+    first = asyncio.create_task(rest.load())
+    await asyncio.to_thread(rest.begun.wait, 30)
+    first.cancel()
+    await asyncio.wait([first])
+    others = [asyncio.create_task(rest.load()) for _ in range(3)]
+    rest.may.set()
+    made = await asyncio.gather(*others)
+    assert rest.loads == 1
+    assert set(map(id, made)) == {id(await rest.load())}
+
+
+async def test_routes_that_could_not_be_loaded_are_loaded_for_the_next_who_asks() -> None:
+    rest = CountedRest(fails=1)
+    rest.may.set()
+    with pytest.raises(MemoryError):
+        await rest.load()
+    assert not rest.is_loaded
+    await rest.load()
+    assert (rest.is_loaded, rest.loads) == (True, 2)
+
+
+async def test_a_server_at_rest_loads_them_and_one_that_works_does_not(tmp_path: Path) -> None:
+    """No run has to share its processor with that."""
+    go_on = asyncio.Event()
+
+    async def slow(request: Any) -> str:
+        await go_on.wait()
+        return "fine"
+
+    runtime = runtime_of(write(tmp_path, manifest("helper")), ScriptedProvider(slow))
+    app = create_app(runtime)
+    async with app.router.lifespan_context(app), client(app) as http:
+        run = asyncio.create_task(http.post("/v1/agents/helper/run", json=RUN))
+        await asyncio.sleep(1.2)  # a moment, and a little more
+        assert not app.rest.is_loaded
+        go_on.set()
+        assert (await run).json()["response"] == "fine"
+        async with asyncio.timeout(60):
+            while not app.rest.is_loaded:
+                await asyncio.sleep(0.01)
+
+
+class _Broken(Auth):
+    async def authorise(self, *given: Any) -> Any:
+        raise ValueError("nobody expected this")
+
+
+async def test_a_crash_outside_of_the_routes_is_a_problem_document_and_in_the_log(tmp_path: Path) -> None:
+    runtime = runtime_of(write(tmp_path, manifest("helper")), ScriptedProvider("fine"))
+    app = create_app(runtime, _Broken())
+    async with app.router.lifespan_context(app), client(app) as http:
+        with capture_logs() as lines:
+            answers = [await http.post("/v1/agents/helper/run", json=RUN), await http.get("/v1/tools")]
+            alive = await http.get("/health/live")
+    assert [answer.status_code for answer in answers] == [500, 500]
+    assert [answer.json()["code"] for answer in answers] == ["internal", "internal"]
+    assert "nobody expected" not in answers[0].text + answers[1].text
+    crashed = [line["trace_id"] for line in lines if line["event"] == "request_crashed"]
+    assert crashed == [answer.json()["trace_id"] for answer in answers]
+    assert alive.status_code == 200

@@ -1,0 +1,198 @@
+"""`POST /v1/rag/{pipeline}/documents` and `/query`."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from astromesh.testing import ScriptedProvider
+from tests.integration.agents_folder import client_of, manifest, runtime_of, write
+from tests.integration.knowledge.rag_files import pdf, pipeline_file
+
+TEA = "# Tea\n\nintro\n\n## Green tea\n\nSteep it at 80 degrees."
+
+
+def based(data: bytes) -> str:
+    return b64encode(data).decode()
+
+
+@pytest.fixture
+async def client(tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
+    """Pipelines: `faq` over a folder, by words; `notes` without sources, by both."""
+    write(tmp_path, manifest())
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "faq.md").write_text("# Refunds\n\nWithin thirty days.")
+    pipeline_file(tmp_path, "faq", sources=[{"path": "../docs"}])
+    pipeline_file(
+        tmp_path, "notes", embeddings={"provider": "hashing", "dimensions": 64}, retrieval={"top_k": 2}
+    )
+    async with client_of(runtime_of(tmp_path, ScriptedProvider(repeat=True))) as made:
+        yield made
+
+
+async def test_documents_come_in_and_passages_come_out_with_their_citation(client):
+    """text[start:end] is the passage; unchanged documents cost nothing; removed ones are gone."""
+    documents = [
+        {"id": "tea", "text": TEA, "metadata": {"lang": "en"}},
+        {
+            "id": "tee",
+            "text": "Grüner Tee",
+            "title": "Tee",
+            "media_type": "text/plain",
+            "metadata": {"lang": "de"},
+        },
+    ]
+    put = await client.post("/v1/rag/notes/documents", json={"documents": documents})
+    assert (put.status_code, put.json()) == (
+        200, {"pipeline": "notes", "added": 2, "changed": 0, "removed": 0, "unchanged": 0},
+    )  # fmt: skip
+    again = await client.post("/v1/rag/notes/documents", json={"documents": documents})
+    assert again.json()["unchanged"] == 2
+    asked = await client.post("/v1/rag/notes/query", json={"query": "How hot is green tea?"})
+    assert asked.status_code == 200
+    body = asked.json()
+    best = body["passages"][0]
+    assert (body["pipeline"], len(body["passages"])) == ("notes", 2)
+    assert (best["document"], best["title"], best["heading"]) == ("tea", "Tea", "Tea > Green tea")
+    assert TEA[best["start"] : best["end"]] == best["text"] == "## Green tea\n\nSteep it at 80 degrees."
+    assert 0 < best["score"] <= 1
+    gone = await client.post("/v1/rag/notes/documents", json={"remove": ["tea", "nope"]})
+    assert gone.json() == {"pipeline": "notes", "added": 0, "changed": 0, "removed": 1, "unchanged": 0}
+    left = await client.post("/v1/rag/notes/query", json={"query": "green tea", "top_k": 5})
+    assert "tea" not in {p["document"] for p in left.json()["passages"]}
+
+
+async def test_files_come_in_as_base64(client):
+    """A PDF and a page become text with their own titles, unless the caller says otherwise."""
+    page = "<html><head><title>Coffee</title></head><body><h1>Espresso</h1><p>Nine bar.</p></body></html>"
+    files = [
+        {"id": "water", "media_type": "application/pdf", "data": based(pdf("Water boils", title="On water"))},
+        {"id": "coffee", "media_type": "text/html", "text": page, "metadata": {"lang": "en"}},
+        {"id": "cocoa", "title": "Cocoa", "media_type": "text/html", "data": based(page.encode())},
+        {"id": "milk", "media_type": "text/plain", "data": based("Milk fröthes".encode())},
+    ]
+    put = await client.post("/v1/rag/notes/documents", json={"documents": files})
+    assert (put.status_code, put.json()["added"]) == (200, 4)
+    assert (await client.post("/v1/rag/notes/documents", json={"documents": files})).json()["unchanged"] == 4
+    found: dict[str, Any] = {}
+    for word in ("boils", "nine", "fröthes"):
+        asked = await client.post("/v1/rag/notes/query", json={"query": word, "top_k": 2})
+        found |= {p["document"]: (p["title"], p["heading"]) for p in asked.json()["passages"][:2]}
+    assert found["water"] == ("On water", "Page 1")
+    assert found["coffee"] == ("Coffee", "Espresso")
+    assert found["cocoa"] == ("Cocoa", "Espresso")
+    assert "milk" in found
+
+
+@pytest.mark.parametrize(
+    ("document", "says"),
+    [
+        ({"media_type": "application/pdf", "data": "bm8gcGRm"}, "'d' cannot be read"),
+        ({"media_type": "application/pdf", "text": "words"}, "base64"),
+        ({"media_type": "text/plain", "data": "AAAA"}, "binary"),
+        ({"data": "no base64!"}, "base64"),
+        ({"text": "a", "data": "YQ=="}, "either"),
+        ({}, "either"),
+    ],
+)
+async def test_what_is_no_such_file_is_refused_with_its_reason(client, document, says):
+    answer = await client.post("/v1/rag/notes/documents", json={"documents": [{"id": "d", **document}]})
+    assert (answer.status_code, answer.json()["code"]) == (422, "invalid_input")
+    assert says.lower() in answer.text.lower()
+
+
+async def test_filters_and_top_k(client):
+    """Only documents with these values; a list means any of them."""
+    documents = [
+        {"id": f"n{n}", "text": f"word {n}", "metadata": {"n": n, "odd": n % 2 == 1}} for n in range(6)
+    ]
+    await client.post("/v1/rag/notes/documents", json={"documents": documents})
+
+    async def found(**more) -> list[str]:
+        answer = await client.post("/v1/rag/notes/query", json={"query": "word", "top_k": 10, **more})
+        return sorted(p["document"] for p in answer.json()["passages"])
+
+    assert len(await found()) == 6
+    assert await found(filters={"n": 3}) == ["n3"]
+    assert await found(filters={"n": [1, 2]}) == ["n1", "n2"]
+    assert await found(filters={"document": "n4"}) == ["n4"]
+    assert len(await found(top_k=1)) == 1
+
+
+async def test_an_unknown_pipeline_is_404_and_says_which_there_are(client):
+    """On both routes."""
+    for path, body in (("query", {"query": "x"}), ("documents", {"documents": [{"id": "a", "text": "x"}]})):
+        answer = await client.post(f"/v1/rag/note/{path}", json=body)
+        assert answer.status_code == 404
+        assert answer.json()["code"] == "pipeline_not_found"
+        assert "Did you mean 'notes'?" in answer.json()["detail"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "where"),
+    [
+        ("documents", {}, "nothing to do"),
+        ("documents", {"documents": [{"id": "a", "text": "x"}] * 501}, "documents"),
+        ("documents", {"documents": [{"id": "", "text": "x"}]}, "documents.0.id"),
+        ("documents", {"documents": [{"id": "a"}]}, "documents.0"),
+        (
+            "documents",
+            {"documents": [{"id": "a", "text": "x", "media_type": "image/png"}]},
+            "media_type",
+        ),
+        ("documents", {"documents": [{"id": "a", "text": "x"}, {"id": "a", "text": "y"}]}, "'a'"),
+        ("documents", {"documents": [{"id": "a", "text": "x", "surprise": 1}]}, "surprise"),
+        ("query", {}, "query"),
+        ("query", {"query": ""}, "query"),
+        ("query", {"query": "x", "top_k": 0}, "top_k"),
+        ("query", {"query": "x", "top_k": 51}, "top_k"),
+        ("query", {"query": "x", "filters": {"a": {"b": 1}}}, "filters.a"),
+    ],
+)
+async def test_what_is_wrong_is_said_with_its_place(client, path, body, where):
+    """422, and nothing is stored."""
+    answer = await client.post(f"/v1/rag/notes/{path}", json=body)
+    assert (answer.status_code, answer.json()["code"]) == (422, "invalid_input")
+    assert where in answer.json()["detail"]
+    assert (await client.post("/v1/rag/notes/query", json={"query": "x"})).json()["passages"] == []
+
+
+async def test_files_of_a_folder_cannot_be_overwritten_from_outside(client):
+    """Nor removed; the folder says what they are."""
+    for body in ({"documents": [{"id": "faq.md", "text": "x"}]}, {"remove": ["faq.md"]}):
+        answer = await client.post("/v1/rag/faq/documents", json=body)
+        assert answer.status_code == 422
+        assert "folder" in answer.json()["detail"]
+    asked = await client.post("/v1/rag/faq/query", json={"query": "refunds"})
+    assert [p["document"] for p in asked.json()["passages"]] == ["faq.md"]
+
+
+async def test_a_pipeline_that_could_not_be_opened_is_503(tmp_path):
+    """Its agents and its routes; the server runs on."""
+    write(tmp_path, manifest())
+    pipeline_file(tmp_path, "k")
+    (tmp_path / "data" / "rag" / "k.db").mkdir(parents=True)
+    async with client_of(runtime_of(tmp_path, ScriptedProvider(repeat=True))) as client:
+        answer = await client.post("/v1/rag/k/query", json={"query": "x"})
+        assert (answer.status_code, answer.json()["code"]) == (503, "overloaded")
+        assert (await client.get("/health/live")).status_code == 200
+
+
+async def test_a_reranker_of_the_manifest_orders_what_is_found(tmp_path):
+    """Written like a role of an agent's models."""
+    write(tmp_path, manifest())
+    model = {"primary": {"provider": "scripted", "model": "m"}, "candidates": 5}
+    pipeline_file(tmp_path, "k", retrieval={"top_k": 1, "reranker": model})
+    provider = ScriptedProvider('{"grades": [1, 8]}')
+    async with client_of(runtime_of(tmp_path, provider)) as client:
+        documents = [{"id": "a", "text": "tea tea tea"}, {"id": "b", "text": "tea"}]
+        await client.post("/v1/rag/k/documents", json={"documents": documents})
+        asked = await client.post("/v1/rag/k/query", json={"query": "tea"})
+    assert len(provider.requests) == 1
+    [passage] = asked.json()["passages"]
+    assert passage["score"] == 0.8

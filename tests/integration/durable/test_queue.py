@@ -1,0 +1,102 @@
+"""A process accepts more durable runs than it begins at once, and begins them as it has room."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from astromesh.access.scopes import Viewer
+from astromesh.durable.base import IdempotencyKey
+from astromesh.errors import IdempotencyConflict, Overloaded
+from astromesh.runtime.records import RunRequest
+from astromesh.testing import ScriptedProvider
+from astromesh.types import CompletionRequest
+from tests.integration.agents_folder import manifest, runtime_of, write
+
+ME = Viewer("default", "anonymous")
+PATIENCE = 30.0
+
+
+async def test_more_runs_than_begin_at_once_begin_as_others_end(tmp_path: Path) -> None:
+    """All are accepted while none has ended; none of them waits for another process to look for it."""
+    write(tmp_path, manifest("plain"))
+    begun, go = 0, asyncio.Event()
+
+    async def says_when_it_may(request: CompletionRequest) -> str:
+        nonlocal begun
+        begun += 1
+        await go.wait()
+        return "done"
+
+    async with runtime_of(tmp_path, ScriptedProvider(says_when_it_may, repeat=True)) as runtime:
+        runtime.durable.max_starting = 4
+        agent, count = runtime.agent("plain"), 12
+        rows = [await runtime.accept(agent, RunRequest("go", f"s-{n}")) for n in range(count)]
+        async with asyncio.timeout(PATIENCE):
+            while begun < 4:
+                await asyncio.sleep(0.01)
+            assert begun == 4
+            go.set()
+            for row in rows:
+                while (await runtime.runs.get(row.run_id, ME))["status"] != "completed":
+                    await asyncio.sleep(0.01)
+    assert begun == count
+
+
+async def test_who_ends_a_run_of_a_bounded_agent_begins_the_next_at_once(tmp_path: Path) -> None:
+    """As many go on as may, although nobody sweeps: of those that end together each one takes another run."""
+    most, count = 4, 24
+    write(tmp_path, manifest("plain", queue={"max_running": most}))
+    go, together = asyncio.Event(), asyncio.Barrier(most)
+
+    async def ends_with_the_others(request: CompletionRequest) -> str:
+        await go.wait()
+        await together.wait()
+        return "done"
+
+    async with runtime_of(tmp_path, ScriptedProvider(ends_with_the_others, repeat=True)) as runtime:
+        await runtime.durable.start()
+        for job in runtime.durable._jobs:
+            await job.close()
+        agent = runtime.agent("plain")
+        rows = [await runtime.accept(agent, RunRequest("go", f"s-{n}")) for n in range(count)]
+        go.set()
+        async with asyncio.timeout(PATIENCE):
+            for row in rows:
+                while (await runtime.runs.get(row.run_id, ME))["status"] != "completed":
+                    await asyncio.sleep(0.01)
+
+
+async def test_a_named_run_that_was_accepted_is_answered_where_no_more_are(tmp_path: Path) -> None:
+    """A caller that lost the answer must not learn that its run was refused; a new name is refused."""
+    write(tmp_path, manifest("plain", queue={"max_running": 1, "max_queued": 1}))
+    begun, go = asyncio.Event(), asyncio.Event()
+
+    async def waits(request: CompletionRequest) -> str:
+        begun.set()
+        await go.wait()
+        return "done"
+
+    def named(name: str, body: str = "hash") -> IdempotencyKey:
+        return IdempotencyKey(ME.tenant, "anonymous", "POST /runs", name, body, 4e9)
+
+    async with runtime_of(tmp_path, ScriptedProvider(waits, repeat=True)) as runtime:
+        agent = runtime.agent("plain")
+        await runtime.accept(agent, RunRequest("go", "s-1"))
+        await asyncio.wait_for(begun.wait(), PATIENCE)
+        kept = await runtime.accept(agent, RunRequest("go", "s-2"), key=named("k-1"))
+        again = await runtime.accept(agent, RunRequest("go", "s-2"), key=named("k-1"))
+        with pytest.raises(IdempotencyConflict):
+            await runtime.accept(agent, RunRequest("no", "s-2"), key=named("k-1", "another"))
+        for body in ("hash", "another"):  # nothing of it is kept
+            with pytest.raises(Overloaded):
+                await runtime.accept(agent, RunRequest("go", "s-3"), key=named("k-2", body))
+        go.set()
+        async with asyncio.timeout(PATIENCE):
+            while (await runtime.runs.get(kept.run_id, ME))["status"] != "completed":
+                await asyncio.sleep(0.01)
+        later = await runtime.accept(agent, RunRequest("more", "s-3"), key=named("k-2"))
+    assert again.run_id == kept.run_id
+    assert later.run_id not in (kept.run_id, "")

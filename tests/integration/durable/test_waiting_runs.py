@@ -1,0 +1,89 @@
+"""A durable run that waits for a person is a row: nothing of it stays in the process that accepted it."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from astromesh.access.scopes import Viewer
+from astromesh.durable.journal import StepLog
+from astromesh.runtime.engine import AgentRuntime
+from astromesh.runtime.records import RunRequest
+from astromesh.runtime.run import Run
+from astromesh.runtime.segment import Segment
+from astromesh.runtime.stored_runs import Decision
+from astromesh.telemetry.run_log import RunLog
+from astromesh.testing import ScriptedProvider
+from astromesh.types import CallerContext, CompletionRequest, Event, ToolCall
+from tests.integration.agents_folder import manifest, runtime_of, write
+
+ME = Viewer("default", "anonymous")
+PATIENCE = 30.0
+#: what a run is made of while it runs
+PARTS = (RunLog, Run, StepLog, Segment, Event, asyncio.Task)
+TOOL = {
+    "name": "lookup", "type": "internal", "function": "tests.integration.sample_tools:lookup",
+    "approval": "required",
+}  # fmt: skip
+
+
+def says(request: CompletionRequest) -> Any:
+    if request.messages[-1].role == "tool":
+        return "done"
+    return [ToolCall("c1", "lookup", '{"query": "x"}')]
+
+
+def parts() -> Counter[str]:
+    """How many objects of each part there are."""
+    gc.collect()
+    return Counter(type(o).__name__ for o in gc.get_objects() if isinstance(o, PARTS))
+
+
+async def wait_for_people(runtime: AgentRuntime, count: int) -> list[str]:
+    """Accepts runs and returns when all of them wait."""
+    rows = [
+        await runtime.accept(runtime.agent("asks"), RunRequest("go", f"s-{n}-{count}")) for n in range(count)
+    ]
+    async with asyncio.timeout(PATIENCE):
+        for row in rows:
+            while (await runtime.runs.get(row.run_id, ME))["status"] != "waiting":
+                await asyncio.sleep(0.01)
+    return [row.run_id for row in rows]
+
+
+async def test_runs_that_wait_leave_no_task_no_event_and_no_record_in_the_process(tmp_path: Path) -> None:
+    """Thirty of them, and there is no more of anything than with one; a decision brings one back whole."""
+    write(tmp_path, manifest("asks", tools=[TOOL]))
+    provider = ScriptedProvider(says, repeat=True)
+    async with runtime_of(tmp_path, provider) as runtime:
+        await wait_for_people(runtime, 1)
+        before = parts()
+        first, *_ = await wait_for_people(runtime, 30)
+        async with asyncio.timeout(PATIENCE):
+            while left := parts() - before:  # what has just said that it waits is about to go
+                await asyncio.sleep(0.01)
+        assert left == Counter()
+        await runtime.runs.resume(first, ME, CallerContext(), Decision("approve"))
+        async with asyncio.timeout(PATIENCE):
+            while (run := await runtime.runs.get(first, ME))["status"] != "completed":
+                await asyncio.sleep(0.01)
+        assert run["result"]["response"] == "done"
+
+
+async def test_traces_of_durable_runs_come_from_the_store_and_are_among_the_newest(tmp_path: Path) -> None:
+    """Also where as many newer lines as were asked for are in memory."""
+    write(tmp_path, manifest("asks", tools=[TOOL]), manifest("plain"))
+    async with runtime_of(tmp_path, ScriptedProvider(says, repeat=True)) as runtime:
+        for n in range(3):
+            await runtime.start(runtime.agent("plain"), RunRequest("go", f"p-{n}"))
+        assert len(await runtime.traces.list(ME, "", "", 3)) == 3  # they are on disk now
+        (run_id,) = await wait_for_people(runtime, 1)
+        (line,) = await runtime.traces.list(ME, "", "", 1)
+        trace = await runtime.traces.get(line["trace_id"], ME)
+    assert (line["run_id"], line["status"]) == (run_id, "waiting")
+    assert trace is not None
+    assert trace["spans"][0]["name"] == "agent.run"
+    assert "llm.complete" in {span["name"] for span in trace["spans"]}

@@ -1,0 +1,219 @@
+"""Agents that run a graph of their folder: what its flags and models do inside the runtime."""
+
+from __future__ import annotations
+
+import asyncio
+import traceback
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+from structlog.testing import capture_logs
+
+from astromesh.graph import (
+    GraphState,
+    GuardNode,
+    GuardVerdict,
+    HumanNode,
+    PromptGraph,
+    PromptNode,
+    SubgraphNode,
+    node,
+)
+from astromesh.testing import RecordingSink, ScriptedProvider, plugin_of
+from astromesh.types import ToolCall
+from tests.integration.agents_folder import client_of, manifest, runtime_of, write
+from tests.integration.otlp_collector import collecting
+
+MEMORY = {"conversational": {"backend": "sqlite"}}
+
+#: the first node names a model of its own, the second is light, the third neither
+THREE: list[dict[str, Any]] = [
+    {"name": "ponder", "kind": "think", "model_override": "careful"},
+    {"name": "sort", "kind": "prompt", "flags": ["lightweight"], "role": "sorter"},
+    {"name": "answer", "kind": "prompt"},
+]
+
+
+def with_graph(folder: Path, nodes: list[dict[str, Any]], **models: str) -> Path:
+    """Agent `helper` runs these nodes one after another; `models` are its roles by provider."""
+    names = [node["name"] for node in nodes]
+    edges = [{"from": one, "to": other} for one, other in pairwise(names)]
+    head = {"apiVersion": "astromesh/v1", "kind": "Graph", "metadata": {"name": "steps"}}
+    (folder / "graphs").mkdir()
+    graph = {**head, "spec": {"nodes": nodes, "edges": edges}}
+    (folder / "graphs" / "steps.graph.yaml").write_text(yaml.safe_dump(graph))
+    roles = {role: {"primary": {"provider": name, "model": "m"}} for role, name in models.items()}
+    model = {"primary": {"provider": "scripted", "model": "m"}, "roles": roles}
+    return write(folder, manifest(orchestration={"pattern": "graph", "graph": "steps"}, model=model))
+
+
+@pytest.mark.parametrize(
+    ("roles", "asked"),
+    [
+        ({"careful": "large"}, ["large", "scripted", "scripted"]),
+        ({"careful": "large", "lightweight": "small"}, ["large", "small", "scripted"]),
+    ],
+)
+async def test_lightweight_nodes_of_a_yaml_graph_ask_the_role_of_that_name(
+    tmp_path: Path, roles: dict[str, str], asked: list[str]
+) -> None:
+    """LIGHTWEIGHT swaps to `model.roles.lightweight` where there is one and the node names no model."""
+    order: list[str] = []
+
+    def provider(name: str) -> ScriptedProvider:
+        def say(request: Any) -> str:
+            order.append(name)
+            return f"{name} says"
+
+        return ScriptedProvider(say, repeat=True, name=f"{name}/m")
+
+    models = {name: provider(name) for name in ("scripted", "large", "small")}
+    plugins = {"providers": {name: plugin_of(model) for name, model in models.items()}}
+    folder = with_graph(tmp_path, THREE, **roles)
+    async with runtime_of(folder, models["scripted"], plugins=plugins) as runtime:
+        assert runtime.broken == {}
+        answer = await runtime.run("helper", "Why?", "s")
+    assert (answer.response, order) == ("scripted says", asked)
+
+
+async def test_an_agent_runs_a_graph_made_in_python_and_its_events_are_the_runs(tmp_path: Path) -> None:
+    """Nodes, deltas and tools of the graph are told in the run's own stream, in their order."""
+
+    @node("shout")
+    def shout(state: GraphState) -> str:
+        return str(state.context["answer_output"]).upper()
+
+    asks = PromptNode("answer", tools=[lookup_price])
+    made = PromptGraph("made", nodes=[asks, shout]).sequential("answer", "shout")
+    call = ToolCall("c1", "lookup_price", '{"item": "tea"}')
+    folder = write(tmp_path, manifest(orchestration={"pattern": "graph", "graph": "made"}))
+    sink = RecordingSink()
+    async with runtime_of(folder, ScriptedProvider(call, "it is 3"), graphs={"made": made}) as runtime:
+        assert runtime.broken == {}
+        answer = await runtime.run("helper", "Tea?", "s", sinks=[sink])
+    assert (answer.response, answer.metadata["tools_called"]) == ("IT IS 3", ["lookup_price"])
+    told = [(e.type, e.data.get("node", "")) for e in sink.events if e.type.startswith(("node.", "tool."))]
+    assert told == [
+        ("node.started", "answer"), ("tool.started", ""), ("tool.finished", ""), ("node.finished", "answer"),
+        ("node.started", "answer"), ("node.finished", "answer"),
+        ("node.started", "shout"), ("node.finished", "shout"),
+    ]  # fmt: skip
+    deltas = [(e.data["step"], e.data["content"]) for e in sink.events if e.type == "model.delta"]
+    assert deltas == [(2, "it "), (2, "is "), (2, "3"), (3, "IT IS 3")]
+
+
+def lookup_price(item: str) -> int:
+    """The price of an item."""
+    return {"tea": 3}[item]
+
+
+async def test_a_graph_made_in_python_waits_for_a_person_over_a_restart(tmp_path: Path) -> None:
+    """The next process has the graph again, and the run the manifest that it began with."""
+
+    def made() -> PromptGraph:
+        nodes = [PromptNode("write"), HumanNode("review"), PromptNode("send")]
+        return PromptGraph("made", nodes=nodes).sequential("write", "review", "send")
+
+    spec: dict[str, Any] = {"orchestration": {"pattern": "graph", "graph": "made"}, "memory": MEMORY}
+    folder = write(tmp_path, manifest(**spec))
+    body = {"query": "Write to Ann", "session_id": "s-1"}
+    runtime = runtime_of(folder, ScriptedProvider("a draft"), graphs={"made": made()})
+    async with client_of(runtime) as client:
+        answer = await client.post("/v1/agents/helper/run", json=body)
+    assert (answer.status_code, answer.json()["waiting_for"]["name"]) == (202, "review")
+    path = f"/v1/runs/{answer.json()['run_id']}"
+    write(folder, manifest(**spec, prompts={"system": "Changed meanwhile."}))
+    provider = ScriptedProvider("sent")
+    async with client_of(runtime_of(folder, provider, graphs={"made": made()})) as client:
+        assert (await client.post(f"{path}/resume", json={"decision": "approve"})).status_code == 200
+        run = await ended(client, path)
+    assert (run["status"], run["result"]["response"]) == ("completed", "sent")
+    assert "You are helper." in provider.requests[0].messages[0].content
+
+
+async def ended(client: httpx.AsyncClient, path: str) -> dict[str, Any]:
+    """The run once it is over."""
+    async with asyncio.timeout(30):
+        while not (run := dict((await client.get(path)).json()))["finished_at"]:
+            await asyncio.sleep(0.02)
+    return run
+
+
+def made_of(*nodes: Any) -> PromptGraph:
+    return PromptGraph("made", nodes=nodes).sequential(*(one.name for one in nodes))
+
+
+async def failing(folder: Path, graph: PromptGraph, **spec: Any) -> tuple[httpx.Response, list[Any], str]:
+    """The answer of an agent with this graph, what was logged meanwhile, and its numbers."""
+    write(folder, manifest(orchestration={"pattern": "graph", "graph": "made"}, **spec))
+    runtime = runtime_of(folder, ScriptedProvider("a draft", repeat=True), graphs={"made": graph})
+    async with client_of(runtime) as client:
+        with capture_logs() as logged:
+            answer = await client.post("/v1/agents/helper/run", json={"query": "q", "session_id": "s"})
+        return answer, logged, (await client.get("/metrics")).text
+
+
+@pytest.mark.parametrize("nested", [False, True])
+async def test_the_log_says_which_node_raised_what(tmp_path: Path, nested: bool) -> None:
+    """The caller is told that the log has it under the trace's id: the node, the text, the traceback."""
+
+    @node("boom")
+    def boom(state: GraphState) -> str:
+        raise ValueError("the disk is full")
+
+    inner = SubgraphNode("outer", made_of(boom))
+    with collecting() as collector:
+        (tmp_path / "runtime.yaml").write_text(
+            yaml.safe_dump(
+                {
+                    "apiVersion": "astromesh/v1",
+                    "kind": "RuntimeConfig",
+                    "metadata": {"name": "default"},
+                    "spec": {"telemetry": {"otlp_endpoint": collector.url}},
+                }
+            )
+        )
+        answer, logged, _ = await failing(tmp_path, made_of(inner if nested else boom))
+    assert (answer.status_code, answer.json()["code"]) == (500, "internal")
+    assert "disk" not in answer.text
+    (entry,) = [one for one in logged if one["event"] == "run_failed"]
+    assert entry["trace_id"] == answer.json()["trace_id"]
+    assert entry["node"] == ("outer/boom" if nested else "boom")
+    assert "the disk is full" in entry["error"]
+    told = "".join(traceback.format_exception(entry["exc_info"]))
+    assert "ValueError: the disk is full" in told
+    assert "in boom" in told
+    span = collector.named("invoke_agent helper")
+    assert (span.failed, "the disk is full" in span.said) == (True, True)
+
+
+@pytest.mark.parametrize("kind", ["node", "nested", "function", "prompt"])
+async def test_what_a_guard_of_the_graph_refuses_is_refused_and_no_fault_of_the_server(
+    tmp_path: Path, kind: str
+) -> None:
+    """422 `guardrail_blocked` with the guard's name; what it said of the draft is not for the caller."""
+
+    def too_rude(output: Any) -> GuardVerdict:
+        return GuardVerdict(False, f"{output!r} is rude")
+
+    @node("draft", guards=[too_rude] if kind == "function" else [])
+    def draft(state: GraphState) -> str:
+        return "a draft"
+
+    guard = GuardNode("gate", guards=[too_rude])
+    ways: dict[str, list[Any]] = {
+        "node": [draft, guard],
+        "nested": [draft, SubgraphNode("inner", made_of(guard))],
+        "function": [draft],
+        "prompt": [PromptNode("draft", guards=[too_rude])],
+    }
+    answer, logged, metrics = await failing(tmp_path, made_of(*ways[kind]))
+    assert (answer.status_code, answer.json()["code"]) == (422, "guardrail_blocked")
+    assert answer.json()["guardrail"] == "too_rude"
+    assert "draft" not in answer.json()["detail"]
+    assert 'astromesh_run_failures_total{code="guardrail_blocked"} 1.0' in metrics
+    assert [one for one in logged if one["event"] == "run_failed"] == []

@@ -1,0 +1,213 @@
+"""Tables of every earlier version are brought up to date with what they hold, by many processes at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from astromesh.durable import postgres_inbox, sqlite_inbox
+from astromesh.errors import ConfigError
+from astromesh.knowledge import semantic_postgres
+from astromesh.knowledge import semantic_sqlite as sqlite_passages
+from astromesh.knowledge.hashing import HashingEmbedder
+from astromesh.memory.backends import postgres, sqlite
+from astromesh.memory.backends import postgres as postgres_events
+from astromesh.memory.backends import sqlite as sqlite_events
+from astromesh.plugins import Deps, Plugins
+from astromesh.storage.migrations import Schema, statements
+from astromesh.storage.postgres import Address, Connection, Postgres
+from astromesh.storage.sqlite import FILE, Database
+from astromesh.types import SessionKey
+
+KEY = SessionKey("acme", "support", "s-1")
+
+
+class Seam(NamedTuple):
+    """A store, what is written to a table of each version, and how it is found again."""
+
+    group: str
+    backend: str
+    schema: Schema
+    #: statements by version, that fill tables of that version by hand
+    filled: Mapping[int, str]
+    found: Callable[[Any], Awaitable[object]]
+    file: str = FILE
+
+
+async def _recalled(store: Any) -> object:
+    return [t.content for t in (await store.recall(KEY, 10)).turns]
+
+
+async def _recent(store: Any) -> object:
+    return [e["n"] for e in await store.recent(KEY, 10)]
+
+
+async def _searched(store: Any) -> object:
+    return [r.content for r in await store.search("acme", "support", "ann", "router")]
+
+
+_SESSION = """
+INSERT INTO {p}sessions (tenant, agent, session_id, owner, last_seq, created_at, updated_at, expires_at)
+VALUES ('acme', 'support', 's-1', 'ann', 1, 1, 1, 0);
+INSERT INTO {p}turns (session, seq, role, content, created_at, run_id, status, tokens)
+VALUES (1, 1, 'user', 'kept', 1, 'run_1', 'complete', 0);
+"""
+#: since version 2 there are leases beside the turns
+_LEASED = (
+    _SESSION
+    + """
+INSERT INTO {p}session_leases (tenant, agent, session_id, holder, expires_at)
+VALUES ('acme', 'support', 's-1', 'a process that is gone', 1);
+"""
+)
+_EVENT = """
+INSERT INTO {p}events (tenant, agent, session_id, owner, expires_at, event)
+VALUES ('acme', 'support', 's-1', 'ann', 0, '{{"n": "kept"}}');
+"""
+_PASSAGE_SQLITE = """
+INSERT INTO scopes (tenant, agent, owner) VALUES ('acme', 'support', 'ann');
+INSERT INTO passages (scope, hash, session_id, content, metadata, created_at, expires_at, space)
+VALUES (1, x'00', 's-1', 'kept', '{}', 1, 0, '');
+INSERT INTO passage_words (rowid, scope, content) VALUES (1, 1, 'router kept');
+"""
+_PASSAGE_POSTGRES = """
+INSERT INTO astromesh.passages
+    (tenant, agent, owner, session_id, hash, content, metadata, created_at, expires_at)
+VALUES ('acme', 'support', 'ann', 's-1', '\\x00', 'router', '{}', 1, 0);
+"""
+
+
+async def _waiting(inbox: Any) -> object:
+    return [kept.content.decode() for kept in await inbox.pending("q", 10)]
+
+
+_LETTER = """
+INSERT INTO {p}inbox_queues (queue, channel, tenant, principal, address, due_at, updated_at)
+VALUES ('q', 'whatsapp', 'acme', 'ann', {address}, 1, 1);
+INSERT INTO {p}inbox_letters (channel, id, queue, content, due_at, received_at)
+VALUES ('whatsapp', '1', 'q', {content}, 1, 1);
+"""
+_LETTER_SQLITE = _LETTER.format(p="", address="x'00'", content="x'6b657074'")
+_LETTER_POSTGRES = _LETTER.format(p="astromesh.", address="'\\x00'", content="'\\x6b657074'")
+
+SEAMS = (
+    Seam("inboxes", "sqlite", sqlite_inbox.SCHEMA, {1: _LETTER_SQLITE}, _waiting),
+    Seam("inboxes", "postgres", postgres_inbox.SCHEMA, {1: _LETTER_POSTGRES}, _waiting),
+    Seam(
+        "conversation_stores",
+        "sqlite",
+        sqlite.SCHEMA,
+        {1: _SESSION.format(p=""), 2: _LEASED.format(p="")},
+        _recalled,
+    ),
+    Seam(
+        "conversation_stores",
+        "postgres",
+        postgres.SCHEMA,
+        {1: _SESSION.format(p="astromesh."), 2: _LEASED.format(p="astromesh.")},
+        _recalled,
+    ),
+    Seam("episodic_stores", "sqlite", sqlite_events.EVENT_SCHEMA, {1: _EVENT.format(p="")}, _recent),
+    Seam(
+        "episodic_stores",
+        "postgres",
+        postgres_events.EVENT_SCHEMA,
+        {1: _EVENT.format(p="astromesh.")},
+        _recent,
+    ),
+    Seam("semantic_stores", "sqlite", sqlite_passages.SCHEMA, {1: _PASSAGE_SQLITE}, _searched, "semantic.db"),
+    Seam("semantic_stores", "pgvector", semantic_postgres.SCHEMA, {1: _PASSAGE_POSTGRES}, _searched),
+)
+VERSIONS = [(seam, version) for seam in SEAMS for version in range(1, len(seam.schema.steps()) + 1)]
+
+
+def named(seam: Seam) -> str:
+    return f"{seam.group}-{seam.backend}"
+
+
+@pytest.mark.parametrize(
+    ("seam", "version"), VERSIONS, ids=lambda v: named(v) if isinstance(v, Seam) else str(v)
+)
+async def test_what_an_earlier_version_wrote_is_found(seam, version, tmp_path, request):
+    assert version in seam.filled, "say here what tables of this version hold"
+    deps = deps_of(seam, tmp_path, request)
+    await left_by_version(seam, version, deps)
+    store = await Plugins().open(seam.group, seam.backend, {}, deps)
+    assert await seam.found(store) in (["kept"], ["router"])
+    await deps.resources.close()
+
+
+@pytest.mark.parametrize("seam", SEAMS, ids=named)
+async def test_a_newer_version_is_left_alone(seam, tmp_path, request):
+    deps = deps_of(seam, tmp_path, request)
+    await left_by_version(seam, len(seam.schema.steps()), deps, said=99)
+    with pytest.raises(ConfigError, match="newer astromesh"):
+        await Plugins().open(seam.group, seam.backend, {}, deps)
+    await deps.resources.close()
+
+
+@pytest.mark.parametrize("seam", SEAMS, ids=named)
+async def test_many_processes_at_once_make_the_tables_once(seam, tmp_path, request):
+    """Each has a pool or a file of its own, as processes do."""
+    many = [deps_of(seam, tmp_path, request) for _ in range(5)]
+    stores = await asyncio.gather(*(Plugins().open(seam.group, seam.backend, {}, deps) for deps in many))
+    await asyncio.gather(*(store.ping() for store in stores))
+    for deps in many:
+        await deps.resources.close()
+
+
+# -- tables as an earlier astromesh left them ----------------------------------------------------------------
+
+
+def deps_of(seam: Seam, folder: Path, request: pytest.FixtureRequest) -> Deps:
+    url = request.getfixturevalue("postgres_database") if seam.backend in ("postgres", "pgvector") else ""
+    return Deps(data_dir=folder, storage_url=url, embedder=HashingEmbedder())
+
+
+async def left_by_version(seam: Seam, version: int, deps: Deps, *, said: int = 0) -> None:
+    steps = seam.schema.steps()[:version]
+    if deps.storage_url:
+        async with Postgres(Address.parse(deps.storage_url)) as database:
+            await database.transact(partial(_made_in_postgres, seam, steps, said or version))
+        return
+    async with Database(deps.data_dir / seam.file) as database:
+        await database.write(_made_in_sqlite, (seam, steps, said or version))
+
+
+async def _made_in_postgres(seam: Seam, steps: list[str], version: int, connection: Connection) -> None:
+    await connection.execute("CREATE SCHEMA astromesh")
+    await connection.execute(
+        "CREATE TABLE astromesh.schemas (name TEXT PRIMARY KEY, version INTEGER NOT NULL)"
+    )
+    for step in (*steps, seam.filled[len(steps)]):
+        await connection.execute(step)
+    await connection.execute("INSERT INTO astromesh.schemas VALUES ($1, $2)", seam.schema.name, version)
+
+
+def _made_in_sqlite(connection, items):
+    for seam, steps, version in items:
+        connection.execute(
+            "CREATE TABLE schemas (name TEXT PRIMARY KEY, version INTEGER NOT NULL) WITHOUT ROWID"
+        )
+        for step in (*steps, seam.filled[len(steps)]):
+            for statement in statements(step):
+                connection.execute(statement)
+        connection.execute("INSERT INTO schemas VALUES (?, ?)", (seam.schema.name, version))
+    return [None] * len(items)
+
+
+async def test_the_schema_of_the_former_dispatcher_is_dropped(postgres_database, tmp_path):
+    deps = Deps(data_dir=tmp_path, storage_url=postgres_database)
+    async with Postgres(Address.parse(postgres_database)) as database:
+        await database.write("CREATE SCHEMA astromesh_dbos")
+        await database.write("CREATE TABLE astromesh_dbos.workflow_status (workflow_uuid TEXT)")
+    await Plugins().open("run_stores", "postgres", {}, deps)
+    await deps.resources.close()
+    async with Postgres(Address.parse(postgres_database)) as database:
+        found = await database.read("SELECT to_regnamespace('astromesh_dbos') IS NULL")
+    assert found[0][0]

@@ -1,0 +1,45 @@
+"""Which addresses are this machine's own, and what is printed for them."""
+
+from __future__ import annotations
+
+import pytest
+
+from astromesh.api.auth import is_local
+from astromesh.cli.commands.serve import is_loopback
+
+
+@pytest.mark.parametrize(
+    ("address", "own"),
+    [
+        ("127.0.0.1", True),
+        ("127.8.9.1", True),
+        ("::1", True),
+        ("::ffff:127.0.0.1", True),
+        ("0.0.0.0", False),
+        ("::", False),
+        ("::ffff:10.0.0.1", False),
+        ("10.0.0.1", False),
+        ("fe80::1%eth0", False),
+    ],
+)
+def test_loopback_is_told_from_what_others_can_reach(address: str, own: bool) -> None:
+    assert is_loopback(address) is own
+
+
+@pytest.mark.parametrize(
+    ("origin", "own"),
+    [
+        ("http://localhost:3000", True),
+        ("http://127.0.0.1", True),
+        ("https://[::1]:8443", True),
+        ("http://localhost.evil.example", False),
+        ("http://127.0.0.1.evil.example", False),
+        ("https://evil.example", False),
+        ("null", False),
+        ("", False),
+        ("http://[::1", False),
+        ("file://", False),
+    ],
+)
+def test_pages_of_this_machine_are_told_from_others(origin: str, own: bool) -> None:
+    assert is_local(origin) is own

@@ -1,0 +1,109 @@
+"""The ledger of a run: what was spent, what may still be, over a tree of runs."""
+
+from __future__ import annotations
+
+from math import inf
+
+import pytest
+
+from astromesh.graph.ledger import MODEL_KEYS, RunLedger
+from astromesh.types import Usage
+
+
+def test_what_nobody_capped_is_counted_and_never_used_up() -> None:
+    ledger = RunLedger()
+    assert ledger.remaining("tokens") == inf
+    ledger.spend("steps")
+    ledger.spend("steps", 2.5)
+    assert ledger.used == {"steps": 3.5}
+    assert ledger.spent_in_tree("steps") == 3.5
+    assert ledger.spent_in_tree("tokens") == 0
+    assert ledger.exhausted() == ""
+
+
+def test_the_callers_caps_are_copied() -> None:
+    """Who changes the caps that a ledger was made of changes no run."""
+    caps = {"tokens": 10.0}
+    ledger = RunLedger(caps)
+    caps["tokens"] = 0.0
+    assert ledger.remaining("tokens") == 10
+
+
+def test_what_does_not_fit_is_not_spent_at_all() -> None:
+    ledger = RunLedger({"tool_calls": 2})
+    assert ledger.try_spend("tool_calls")
+    assert not ledger.try_spend("tool_calls", 2)
+    assert ledger.remaining("tool_calls") == 1
+    assert ledger.try_spend("tool_calls")  # exactly what is left
+    assert not ledger.try_spend("tool_calls")
+    assert ledger.used == {"tool_calls": 2}
+    assert ledger.exhausted() == "tool_calls"
+
+
+def test_a_child_is_held_by_its_own_cap_and_by_every_one_above() -> None:
+    root = RunLedger({"tokens": 10})
+    middle = root.child()
+    leaf = middle.child({"tokens": 4})
+    assert leaf.remaining("tokens") == 4
+    root.spend("tokens", 8)
+    assert (leaf.remaining("tokens"), middle.remaining("tokens")) == (2, 2)
+    assert not leaf.try_spend("tokens", 3)
+    assert leaf.try_spend("tokens", 2)
+    assert [one.used["tokens"] for one in (leaf, middle, root)] == [2, 2, 10]
+    assert leaf.spent_in_tree("tokens") == 10
+
+
+def test_what_has_happened_is_booked_beyond_the_cap() -> None:
+    root = RunLedger({"tokens": 1})
+    root.child().spend("tokens", 5)
+    assert root.remaining("tokens") == -4
+    assert root.exhausted() == "tokens"
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2])
+def test_usage_of_every_call_adds_up_here_and_above(depth: int) -> None:
+    """The first call takes the short way of a run that stands alone; it must count the same."""
+    tree = [RunLedger()]
+    for _ in range(depth):
+        tree.append(tree[-1].child())
+    tree[-1].add_usage(Usage(10, 2, 1, 0.5))
+    tree[-1].add_usage(Usage(20, 3, 0, 0.25))
+    for ledger in tree:
+        assert ledger.usage == Usage(30, 5, 1, 0.75)
+        assert ledger.used == {"tokens": 35, "cost_usd": 0.75}
+
+
+def test_usage_adds_to_what_was_spent_by_name_before() -> None:
+    ledger = RunLedger()
+    ledger.spend("tokens", 5)
+    ledger.add_usage(Usage(10, 2, 0, 0.5))
+    assert ledger.used == {"tokens": 17, "cost_usd": 0.5}
+    assert ledger.usage == Usage(10, 2, 0, 0.5)
+
+
+def test_siblings_do_not_see_each_others_usage() -> None:
+    root = RunLedger()
+    one, other = root.child(), root.child()
+    one.add_usage(Usage(1, 1))
+    other.add_usage(Usage(2, 2))
+    assert (one.usage, other.usage, root.usage) == (Usage(1, 1), Usage(2, 2), Usage(3, 3))
+
+
+@pytest.mark.parametrize("key", [*MODEL_KEYS, "tool_calls"])
+def test_each_budget_of_calls_is_asked_for(key: str) -> None:
+    """Used up exactly at its cap, a little before not; also where only a parent has the cap."""
+    root = RunLedger({key: 2})
+    child = root.child()
+    child.spend(key, 1.5)
+    assert (root.exhausted(), child.exhausted()) == ("", "")
+    child.spend(key, 0.5)
+    assert (root.exhausted(), child.exhausted()) == (key, key)
+
+
+def test_only_the_keys_that_are_asked_for_count_and_the_first_is_named() -> None:
+    ledger = RunLedger({"tool_calls": 0, "cost_usd": 0, "steps": 0})
+    assert ledger.exhausted() == "cost_usd"
+    assert ledger.exhausted(("tool_calls",)) == "tool_calls"
+    assert ledger.exhausted(("tokens",)) == ""
+    assert RunLedger({"tokens": 1}).exhausted() == ""  # nothing spent yet
+    assert ledger.child({"tool_calls": 5}).exhausted(MODEL_KEYS) == "cost_usd"

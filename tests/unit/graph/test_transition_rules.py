@@ -1,0 +1,140 @@
+"""Each rule of the transition by itself, on a crossing that is nothing but its record."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from astromesh.graph import END, NodeFlag, NodeResult
+from astromesh.graph.flags import BIT, mask
+from astromesh.graph.records import TOOL_CALLS_PRESENT
+from astromesh.graph.state import GraphState
+from astromesh.graph.transitions import (
+    END_TRANSITION,
+    CompiledEdge,
+    Rule,
+    Transition,
+    by_the_model,
+    matching_transition,
+    repeat_with_tools,
+    route_in,
+    unconditional_transition,
+)
+from astromesh.types import ToolCall
+
+STATE = GraphState()
+NOWHERE = Transition("", "")
+EDGE, DEFAULT = Transition("edge", "edge"), Transition("default", "default")
+CALLS = [ToolCall("c", "look")]
+
+
+@dataclass
+class Crossing:
+    name: str = "a"
+    tool_loop: bool = True
+    edges: tuple[CompiledEdge, ...] = ()
+    transitions: Mapping[Any, str] = ()  # type: ignore[assignment]
+    default: Transition = NOWHERE
+    routes: Mapping[str, str] = ()  # type: ignore[assignment]
+    guards: frozenset[str] = frozenset()
+    rules: tuple[Rule, ...] = ()
+    unconditional: Transition | None = None
+
+
+def never(result: NodeResult, state: GraphState) -> bool:
+    return False
+
+
+def in_this_state(result: NodeResult, state: GraphState) -> bool:
+    return state is STATE
+
+
+@pytest.mark.parametrize(
+    ("crossing", "way"),
+    [
+        (Crossing(), END_TRANSITION),
+        (Crossing(default=DEFAULT), DEFAULT),
+        (Crossing(edges=(CompiledEdge(None, EDGE),), default=DEFAULT), EDGE),
+        (Crossing(edges=(CompiledEdge(never, EDGE),), default=DEFAULT), None),
+        (Crossing(transitions={"word": "b"}, default=DEFAULT), None),
+    ],
+)
+def test_the_straight_way_is_there_where_nothing_has_to_be_asked(
+    crossing: Crossing, way: Transition | None
+) -> None:
+    assert unconditional_transition(crossing) == way
+
+
+@pytest.mark.parametrize(
+    ("result", "again"),
+    [
+        (NodeResult(tool_calls=CALLS, transition_reason=TOOL_CALLS_PRESENT), True),
+        (NodeResult(tool_calls=CALLS), False),
+        (NodeResult(transition_reason=TOOL_CALLS_PRESENT), False),
+        (NodeResult(tool_calls=CALLS, transition_reason=TOOL_CALLS_PRESENT, error="no"), False),
+    ],
+)
+def test_a_node_is_entered_again_only_for_tools_that_were_called(result: NodeResult, again: bool) -> None:
+    assert repeat_with_tools(Crossing(), result, STATE) == (
+        Transition("a", TOOL_CALLS_PRESENT) if again else None
+    )
+
+
+@pytest.mark.parametrize("stopped", [{"error": "no"}, {"stop_reason": "human_denied"}])
+def test_a_node_that_failed_or_was_stopped_does_not_follow_its_model(stopped: dict[str, Any]) -> None:
+    crossing = Crossing(routes={"b": "b"})
+    assert by_the_model(crossing, NodeResult(output={"route": "b"}), STATE) == Transition("b", "route")
+    assert by_the_model(crossing, NodeResult(output={"route": "b"}, **stopped), STATE) is None
+
+
+@pytest.mark.parametrize(
+    ("guarded", "way"),
+    [
+        (
+            Crossing(edges=(CompiledEdge(in_this_state, Transition("gate", "edge: check")),)),
+            Transition("gate", "edge: check"),
+        ),
+        (Crossing(edges=(CompiledEdge(in_this_state, Transition("c", "edge")),)), Transition("b", "goto")),
+        (Crossing(edges=(CompiledEdge(never, Transition("gate", "edge")),)), Transition("b", "goto")),
+        (Crossing(transitions={"done": "gate"}), Transition("gate", "transition: done")),
+    ],
+)
+def test_what_the_model_says_skips_no_guard_that_the_node_would_come_to(
+    guarded: Crossing, way: Transition
+) -> None:
+    """The next rule that answers counts; where that leads past the guards, the model is followed."""
+    guarded.routes, guarded.guards = {"b": "b", "gate": "gate"}, frozenset({"gate"})
+    guarded.transitions = dict(guarded.transitions)
+    result = NodeResult(output={"goto": "b", "done": True})
+    assert by_the_model(guarded, result, STATE) == way
+    assert by_the_model(guarded, NodeResult(output={"goto": "gate"}), STATE) == Transition("gate", "goto")
+
+
+@pytest.mark.parametrize(
+    "output", [None, "route", {"route": 5}, {"route": ["b"]}, {"route": ""}, {"word": "b"}]
+)
+def test_only_words_in_a_field_say_where_to_go(output: Any) -> None:
+    assert route_in(output) is None
+
+
+def test_the_first_field_that_holds_a_word_is_the_one() -> None:
+    assert route_in({"goto": "c", "_next": "b", "route": 1}) == ("_next", "b")
+
+
+def test_a_failed_node_takes_the_error_key_or_none() -> None:
+    failed = NodeResult(output="word", error="no")
+    assert matching_transition({"error": "b", "word": "c"}, failed) == "error"
+    assert matching_transition({"word": "c"}, failed) is None
+
+
+def test_no_way_out_is_the_end() -> None:
+    assert unconditional_transition(Crossing()) == Transition(END, "end")
+
+
+def test_flags_are_bits_of_their_own_and_others_have_none() -> None:
+    assert mask([]) == 0
+    assert mask(["mine", NodeFlag.CRITICAL]) == BIT[NodeFlag.CRITICAL]
+    assert mask(NodeFlag) == sum(BIT.values()) == 2 ** len(NodeFlag) - 1

@@ -1,0 +1,106 @@
+"""HTML and PDF as Markdown: what is kept, what is left out, and what is refused."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from astromesh.knowledge.chunking import headings
+from astromesh.knowledge.readers import HtmlReader, PdfReader
+from tests.integration.knowledge.rag_files import pdf
+
+PAGE = """<!doctype html><html><head><title> Tea &amp;
+ more</title><style>p {color: red}</style></head><body>
+<nav><a href="/">Home</a></nav><header>Shop</header>
+<main><h1>Tea</h1><p>Steep it <b>briefly</b>,<br>then pour.</p>
+<h2>Kinds <i>of</i> tea</h2><ul><li>green<li>black</ul>
+<table><tr><th>Kind<th>Minutes<tr><td>green<td>2</table>
+<pre>
+# no heading
+  indented
+</pre><p># 1 is no heading either</p>
+<script>alert("x")</script><form><button>Buy</button></form></main><footer>Imprint</footer></body></html>"""
+
+
+def html(page: str | bytes) -> str:
+    return HtmlReader().read(page.encode() if isinstance(page, str) else page)[0]
+
+
+def test_a_page_becomes_markdown_without_what_stands_around_it():
+    """Headings, paragraphs, lists, tables and code stay; menus, scripts, styles and forms go."""
+    text, about = HtmlReader().read(PAGE.encode())
+    assert about == {"title": "Tea & more"}
+    assert text == (
+        "# Tea\n\nSteep it briefly,\nthen pour.\n\n## Kinds of tea\n\n- green\n- black\n\n"
+        "Kind | Minutes\ngreen | 2\n\n```\n# no heading\n  indented\n```\n\n\\# 1 is no heading either"
+    )
+
+
+def test_headings_of_a_page_are_those_of_its_text():
+    """The chunker sees the page's headings, and none that its texts only look like."""
+    assert [(h.level, h.title) for h in headings(html(PAGE))] == [(1, "Tea"), (2, "Kinds of tea")]
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        ("<p>日本語 ÿ</p>".encode(), "日本語 ÿ"),
+        ("<p>ÿ</p>".encode("utf-16"), "ÿ"),
+        (b"\xef\xbb\xbf<p>x</p>", "x"),
+        (b'<meta charset="iso-8859-1"><p>\xff</p>', "ÿ"),
+        (b'<meta charset="nonsense"><p>\xff\x80</p>', "ÿ€"),
+        (b"plain text, no page", "plain text, no page"),
+        (b"<p>unclosed <b>tags", "unclosed tags"),
+        (b"", ""),
+    ],
+)
+def test_pages_in_any_encoding(data, text):
+    """By mark, by <meta>, as UTF-8, else as windows-1252."""
+    assert html(data) == text
+
+
+def test_a_page_nested_deeply_is_read():
+    """No recursion."""
+    assert html("<div>" * 5000 + "deep") == "deep"
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.binary(max_size=300))
+def test_any_bytes_are_a_page(data):
+    """Property: reading never fails on what claims to be a page."""
+    assert isinstance(html(b"<body>" + data), str)
+
+
+def test_a_pdf_has_a_heading_for_each_page():
+    """Pages without text are left out; title and text are found."""
+    text, about = PdfReader().read(pdf("Green tea", "", "Black tea", title="About tea"))
+    assert text == "# Page 1\n\nGreen tea\n\n# Page 3\n\nBlack tea"
+    assert about == {"title": "About tea"}
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (b"", "not a readable PDF"),
+        (b"not a pdf", "not a readable PDF"),
+        (pdf(""), "no text"),
+        (pdf("text")[:300], "not a readable PDF|no text"),
+    ],
+)
+def test_what_is_no_pdf_says_so(data, says):
+    """One clear sentence, whatever pypdf raises inside."""
+    with pytest.raises(ValueError, match=says):
+        PdfReader().read(data)
+
+
+@settings(max_examples=60, deadline=None)
+@given(place=st.integers(0, 700), byte=st.integers(0, 255))
+def test_a_damaged_pdf_is_read_or_refused(place, byte):
+    """Property: a flipped byte never raises anything else."""
+    data = bytearray(pdf("Some text on a page", title="T"))
+    data[place % len(data)] = byte
+    with contextlib.suppress(ValueError):
+        PdfReader().read(bytes(data))

@@ -1,0 +1,37 @@
+"""The watchdog of the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import time
+
+from structlog.testing import capture_logs
+
+from astromesh.telemetry.watchdog import BLOCKED_SECONDS, TICK_SECONDS, Watchdog
+
+
+def holds_the_loop(seconds: float) -> None:
+    ends = time.monotonic() + seconds
+    while time.monotonic() < ends:
+        copy.deepcopy([[[[]]]] * 500)  # most of the time deep in a library
+
+
+async def test_what_holds_the_loop_is_counted_and_named() -> None:
+    watchdog = Watchdog()
+    watchdog.start()
+    with capture_logs() as lines:
+        for _ in range(20):  # a thread that looks may be late on a busy machine: somebody blocks until it saw
+            await asyncio.sleep(2 * TICK_SECONDS)
+            holds_the_loop(4 * (BLOCKED_SECONDS + TICK_SECONDS))
+            for _ in range(20):
+                await asyncio.sleep(TICK_SECONDS)
+                if watchdog.blocks:
+                    break
+            if watchdog.blocks:
+                break
+    watchdog.stop()
+    assert watchdog.blocks >= 1
+    assert any("holds_the_loop" in line["where"] for line in lines if line["event"] == "event_loop_blocked")
+    assert watchdog.worst() > BLOCKED_SECONDS
+    assert watchdog.worst() > BLOCKED_SECONDS, "whoever asks takes nothing away from others who ask"

@@ -1,0 +1,378 @@
+"""What carries the rules out: slots, cancellation, time limits, records, events, history."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+import pytest
+from structlog.testing import capture_logs
+
+from astromesh.errors import InvalidInput, QueueFull
+from astromesh.testing import ManualClock, RecordingSink
+from astromesh.types import JsonObject
+from astromesh.workflow import Engine, TaskResult
+from tests.unit.workflow import operations
+from tests.unit.workflow.samples import project, run, states
+
+A, B, C = ({"op": f"add_{letter}"} for letter in "abc")
+FORK = "s>b b>x b>y x>m y>m m>e"
+SPLIT = "s>p p>x p>x#2 x>m x#2>m m>e"
+
+
+@pytest.fixture(autouse=True)
+def fresh_gates() -> None:
+    operations.GATES.clear()
+    operations.ARRIVED.clear()
+
+
+async def arrived(*names: str) -> None:
+    """Waits until stages stand at their gates."""
+    async with asyncio.timeout(30):
+        while not set(names) <= set(operations.ARRIVED):
+            await asyncio.sleep(0)
+
+
+class ListedRecords:
+    """A TaskLog that lists what it is given."""
+
+    def __init__(self) -> None:
+        self.records: list[JsonObject] = []
+        self.commits: list[int] = []
+
+    async def commit(self, task_id: str, records: Sequence[JsonObject]) -> None:
+        await asyncio.sleep(0)
+        self.records += [orjson.loads(orjson.dumps(record)) for record in records]
+        self.commits.append(len(records))
+
+
+# -- concurrency ---------------------------------------------------------------------------------------------
+
+
+async def test_clones_run_at_the_same_time() -> None:
+    """Both are inside their stage before either ends."""
+    work = asyncio.create_task(run(FORK, {"x": {"op": "hold_a"}, "y": {"op": "hold_b"}}))
+    await arrived("a", "b")
+    operations.GATES["b"].set()
+    operations.GATES["a"].set()
+    assert (await work).output == ["a", "b"]
+
+
+async def test_e55_a_forked_task_holds_no_slot() -> None:
+    """With a single slot, forks within forks still end."""
+    edges = "s>b b>x b>b2 b2>u b2>v x>m u>m v>m m>e"
+    one = {"scheduler": {"max_stage_concurrency": 1}}
+    assert (await run(edges, {"x": A, "u": B, "v": C}, scheduler=one)).output == ["a", "b", "c"]
+
+
+async def test_no_more_stages_run_at_once_than_there_are_slots() -> None:
+    seen: list[int] = []
+    running = 0
+
+    async def gate(task: str, stage: str, input: Any, context: Any) -> None:
+        nonlocal running
+        running += 1
+        seen.append(running)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        running -= 1
+
+    limits = {"scheduler": {"max_stage_concurrency": 3}}
+    result = await run(SPLIT, {}, list(range(20)), scheduler=limits, gate=gate)
+    assert result.status == "success" and max(seen) == 3
+
+
+async def test_at_one_slot_the_whole_trace_is_the_same_every_time() -> None:
+    """A hundred runs of a split, a branch and a decision: identical trace, but for times."""
+    edges = "s>p p>x p>x#2 x>d x#2>m d>m:one d>y:two y>m m>b b>u b>v u>m2 v>m2 m2>e"
+    nodes = {"x": {"op": "echo"}, "d": {"selection_key": "edge"}, "u": {"op": "sync_echo"}}
+    items = [{"edge": "one" if i % 3 else "two"} for i in range(9)]
+    engine = Engine(
+        project(edges, nodes, scheduler={"scheduler": {"max_stage_concurrency": 1}}), new_id=lambda: "T"
+    )
+    first = None
+    for _ in range(100):
+        trace = [_timeless(entry.to_json()) for entry in (await engine.run(items)).trace]
+        first = first or trace
+        assert trace == first
+    assert first and len(first) == 24
+
+
+async def test_at_many_slots_paths_and_outputs_by_lineage_are_the_same() -> None:
+    engine = Engine(project(SPLIT, {"x": {"op": "sync_echo"}}), new_id=lambda: "T")
+    found = [_by_lineage(await engine.run(list(range(12)))) for _ in range(20)]
+    assert all(one == found[0] for one in found)
+
+
+async def test_e55_tasks_queue_and_a_full_queue_refuses() -> None:
+    limits = {"scheduler": {"max_concurrency": 1, "max_queue_size": 1}}
+    engine = Engine(project("s>x x>e", {"x": {"op": "hold_a"}}, scheduler=limits))
+    first = engine.submit("1")
+    await arrived("a")
+    second = engine.submit("2")
+    await asyncio.sleep(0)
+    with pytest.raises(QueueFull):
+        engine.submit("3")
+    operations.GATES["a"].set()
+    assert [(await one.result()).output for one in (first, second)] == ["1a", "2a"]
+
+
+async def test_without_a_scheduler_no_task_waits_for_another() -> None:
+    limits = {"scheduler": {"enabled": False, "max_concurrency": 1, "max_queue_size": 1}}
+    engine = Engine(project("s>d d>x:hold d>y:go x>e y>e", {"x": {"op": "hold_a"}}, scheduler=limits))
+    first = engine.submit("hold")
+    await arrived("a")
+    assert (await engine.run("go")).status == "success"
+    operations.GATES["a"].set()
+    assert (await first.result()).output == "holda"
+
+
+async def test_submitted_tasks_are_isolated() -> None:
+    engine = Engine(project("s>x x>e", {"x": A}, scheduler={"scheduler": {"max_queue_size": 50}}))
+    tasks = [engine.submit(str(i)) for i in range(20)]
+    results = [await task.result() for task in tasks]
+    assert [result.output for result in results] == [f"{i}a" for i in range(20)]
+    assert len({result.task_id for result in results}) == 20
+
+
+# -- cancelling and time -------------------------------------------------------------------------------------
+
+
+async def test_e19_the_winner_cancels_what_is_under_way() -> None:
+    """The sibling waits for ever; it is cancelled within its await."""
+    result = await run("s>b b>x b>y x>e y>e2", {"x": {"op": "for_ever"}, "y": B})
+    assert result.output == "b" and states(result)["/b:x"] == "cancelled"
+
+
+async def test_e50_cancelling_the_root_cascades_and_fires_no_merge() -> None:
+    engine = Engine(project(FORK, {"x": {"op": "for_ever"}, "y": B}), new_id=lambda: "T")
+    task = engine.submit()
+    await arrived("for_ever")
+    task.cancel()
+    result = await task.result()
+    assert (result.status, result.error and result.error["code"]) == ("failure", "cancelled")
+    assert states(result) == {"": "cancelled", "/b:x": "cancelled", "/b:y": "cancelled"}
+    assert "m" not in result.path
+
+
+async def test_e50_a_caller_that_goes_away_stops_its_run_and_gives_its_slots_back() -> None:
+    limits = {"scheduler": {"max_stage_concurrency": 1}}
+    engine = Engine(project("s>d d>x:wait d>y:go x>e y>e", {"x": {"op": "for_ever"}}, scheduler=limits))
+    caller = asyncio.create_task(engine.run("wait"))
+    await arrived("for_ever")
+    caller.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await caller
+    assert (await engine.run("go")).status == "success"
+
+
+async def test_e49_a_stage_has_a_time_limit() -> None:
+    result = await run("s>x x>e", {"x": {"op": "for_ever", "timeout_s": 0.01}})
+    assert result.status == "failure" and result.error and result.error["code"] == "timeout"
+
+
+async def test_e49_a_task_has_a_time_limit() -> None:
+    clock = ManualClock()
+    engine = Engine(project("s>x x>e", {"x": {"op": "for_ever"}}), clock=clock)
+    task = engine.submit()
+    await arrived("for_ever")
+    clock.advance(900)
+    result = await task.result()
+    assert result.error and result.error["code"] == "timeout" and states(result) == {"": "cancelled"}
+
+
+# -- inputs and outputs --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", [{1, 2}, object(), {"a": b"bytes"}, 2**70])
+async def test_e61_what_is_no_json_is_refused_before_there_is_a_task(value: Any) -> None:
+    log = ListedRecords()
+    with pytest.raises(InvalidInput):
+        await run("s>e", input=value, log=log)
+    assert log.records == []
+
+
+async def test_e61_an_empty_input_is_valid_unless_the_schema_forbids_it() -> None:
+    assert (await run("s>e", input=None)).status == "success"
+    refused = await run("s>e", {"s": {"schema_in": {"type": "string", "minLength": 1}}}, "")
+    assert refused.error and refused.error["code"] == "invalid_input"
+
+
+async def test_e47_an_output_that_does_not_fit_fails_the_stage() -> None:
+    result = await run("s>x x>e", {"x": {**A, "schema_out": {"type": "integer"}}}, "-")
+    assert result.error and result.error["code"] == "invalid_output"
+    assert result.trace[-1].schema_out == "inline"
+
+
+async def test_an_output_that_is_no_json_fails_the_stage() -> None:
+    result = await run("s>x x>e", {"x": {"op": "not_json"}})
+    assert result.error and result.error["code"] == "invalid_output"
+
+
+async def test_e11_an_explicit_start_must_be_one() -> None:
+    with pytest.raises(InvalidInput, match="'x' is not a start"):
+        await run("s>x x>e", start="x")
+
+
+async def test_synchronous_operations_do_not_hold_the_event_loop() -> None:
+    assert (await run("s>x x>e", {"x": {"op": "sync_echo"}}, {"n": 1})).output == {"n": 1}
+
+
+# -- history and events --------------------------------------------------------------------------------------
+
+
+async def test_e31_occurrences_share_the_node_and_have_entries_of_their_own() -> None:
+    result = await run("s>b b>x b>x#2 x>m x#2>m m>e", {"x": A})
+    assert [entry.stage for entry in result.history["x"]] == ["x", "x#2"]
+    assert result.output == ["a", "a"]
+
+
+async def test_e51_entries_are_numbered_without_gaps_and_clones_join_their_lineage() -> None:
+    result = await run(FORK, {"x": A, "y": B}, "-")
+    assert [entry.seq for entry in result.trace] == [1, 2, 3, 4, 5, 6]
+    assert [entry.stage for entry in result.full_history("/b:y")] == ["s", "b", "y"]
+    assert [entry.stage for entry in result.full_history("")] == ["s", "b", "m", "e"]
+
+
+async def test_history_retention_bounds_what_a_task_keeps_of_its_own() -> None:
+    """The trace of the run stays whole."""
+    result = await run("s>x x>y y>e", history_retention="last:1")
+    assert len(result.trace) == 4
+
+
+async def test_events_tell_the_run_from_its_start_to_its_end() -> None:
+    sink = RecordingSink()
+    engine = Engine(project("s>d d>b:fork d>z b>x b>y x>m y>m m>e z>e", {}), new_id=lambda: "T")
+    await engine.run("fork", sinks=[sink])
+    types = [event.type for event in sink.events]
+    assert types[0] == "task.started" and types[-1] == "task.finished"
+    assert [t for t in types if t in ("decision.taken", "task.cloned", "merge.fired")] == [
+        "decision.taken",
+        "task.cloned",
+        "merge.fired",
+    ]
+    assert types.count("stage.started") == types.count("stage.finished") == 7
+    assert {event.run_id for event in sink.events} == {"T"}
+
+
+# -- records -------------------------------------------------------------------------------------------------
+
+
+async def test_e56_a_stage_counts_when_its_record_is_committed() -> None:
+    """The first record begins the run, the last ends it; between stand all entries, in the order of `seq`."""
+    log = ListedRecords()
+    result = await run(FORK, {"x": A, "y": B}, "-", log=log)
+    assert [record["type"] for record in log.records] == ["begin", *["stage"] * 6, "end"]
+    assert [r["entry"]["stage_id"] for r in log.records[1:-1]] == list(result.path)
+
+
+@pytest.mark.parametrize(
+    "edges", [FORK, SPLIT, "s>d d>x:one d>y:two x>m y>m m>e", "s>b b>x b>y b>z x>m y>m m>e z>e2"]
+)
+async def test_e56_resumed_anywhere_a_run_ends_as_it_would_have(edges: str) -> None:
+    """From each prefix of its records, only what is missing runs again, and the result is the same."""
+    inputs: Any = {FORK: "-", SPLIT: [1, "bad", 3]}.get(edges, "one")
+    nodes = {"x": {"op": "fail_if_bad"}}
+    log = ListedRecords()
+    whole = await run(edges, nodes, inputs, log=log)
+    for kept in range(1, len(log.records)):
+        again = ListedRecords()
+        engine = Engine(project(edges, nodes), log=again, new_id=lambda: "other")
+        result = await engine.resume(log.records[:kept])
+        assert (result.task_id, result.status, result.output) == ("T", whole.status, whole.output)
+        assert _by_lineage(result) == _by_lineage(whole)
+        stages = [record for record in again.records if record["type"] == "stage"]
+        assert len(stages) == len(whole.trace) - (kept - 1), "what had counted did not run again"
+
+
+async def test_e56_a_stage_that_is_not_said_to_be_idempotent_is_named_when_it_runs_again() -> None:
+    """Behind its first stage, a run that goes on tells which ones may have begun before."""
+    nodes: dict[str, Any] = {"x": {"op": "echo"}, "y": {"op": "echo", "idempotent": True}}
+    records: list[JsonObject] = []
+
+    class Log:
+        async def commit(self, task_id: str, told: Sequence[JsonObject]) -> None:
+            records.extend(told)
+
+    await run("s>x x>y y>e", nodes, log=Log())
+    named = []
+    for kept in (1, 2, 3):
+        with capture_logs() as logs:
+            await Engine(project("s>x x>y y>e", nodes)).resume(records[:kept])
+        named.append([line["stage"] for line in logs if line["event"] == "stage_may_run_twice"])
+    assert named == [[], ["x"], []]
+
+
+async def test_e56_a_cancelled_run_stays_cancelled() -> None:
+    log = ListedRecords()
+    engine = Engine(project(FORK, {"x": {"op": "for_ever"}, "y": B}), log=log, new_id=lambda: "T")
+    task = engine.submit()
+    await arrived("for_ever")
+    task.cancel()
+    await task.result()
+    records = [record for record in log.records if record["type"] != "end"]
+    result = await Engine(project(FORK, {"x": {"op": "for_ever"}, "y": B})).resume(records)
+    assert result.error and result.error["code"] == "cancelled"
+
+
+@pytest.mark.parametrize("durable", [False, True])
+async def test_e50_a_run_cancelled_before_its_first_stage_never_begins(durable: bool) -> None:
+    """While its first record is committed, or its models are opened."""
+
+    class Late(ListedRecords):
+        async def commit(self, task_id: str, records: Sequence[JsonObject]) -> None:
+            if records[0]["type"] == "begin":
+                assert engine.cancel(task_id)
+            await super().commit(task_id, records)
+
+    engine = Engine(project("s>x x>e", {"x": {"op": "for_ever"}}), log=Late() if durable else None)
+    task = engine.submit()
+    if not durable:
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task.result()
+        return
+    result = await task.result()
+    assert result.error and result.error["code"] == "cancelled" and "x" not in result.path
+
+
+async def test_stages_that_end_together_are_committed_together() -> None:
+    log = ListedRecords()
+    await run(SPLIT, {}, list(range(40)), log=log, scheduler={"scheduler": {"max_stage_concurrency": 40}})
+    assert sum(log.commits) == 2 + 4 + 40 and len(log.commits) < 20
+
+
+async def test_a_log_that_fails_ends_the_run_with_its_error() -> None:
+    class Broken(ListedRecords):
+        async def commit(self, task_id: str, records: Sequence[JsonObject]) -> None:
+            if records[0]["type"] == "stage":
+                raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        await run(FORK, log=Broken())
+
+
+def _timeless(entry: JsonObject) -> JsonObject:
+    text = orjson.dumps({k: v for k, v in entry.items() if k not in ("started_at", "finished_at")})
+    return _without_times(orjson.loads(text))
+
+
+def _without_times(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _without_times(v) for k, v in value.items() if k not in ("started_at", "finished_at")}
+    return [_without_times(item) for item in value] if isinstance(value, list) else value
+
+
+def _by_lineage(result: TaskResult) -> Any:
+    return sorted(
+        (
+            t["path"],
+            t["state"],
+            t["status"],
+            orjson.dumps(_without_times(t["output"])),
+            tuple(t["merged_from"]),
+        )
+        for t in result.tasks
+    )
