@@ -41,11 +41,15 @@ def pytest_unconfigure() -> None:
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     """Fail a test that tried to leave this machine, even where the code under test swallowed the error.
 
-    What it has configured of logging is undone.
+    What it has configured of logging, and has set in the environment, is undone: commands of the CLI set
+    the two folders for what they start.
     """
     NETWORK.take()
+    environment = dict(os.environ)
     with logs.kept():
         yield
+    for name in os.environ.keys() - environment.keys() - {"PYTEST_CURRENT_TEST"}:
+        del os.environ[name]
     if tried := NETWORK.take():
         pytest.fail(f"tests stay on this machine, but this one tried to {', '.join(tried)}", pytrace=False)
 
