@@ -23,7 +23,7 @@ PYTEST := $(BIN)/python -m pytest
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help venv run test lint types unit contract integration acceptance reliability architecture docs bench soak mutants format lock clean
+.PHONY: help venv run test lint types quick unit contract integration acceptance reliability architecture docs bench soak mutants format lock clean
 
 help: ## show this text
 	@echo "make run    installs astromesh and serves it on http://$(HOST):$(PORT)  (HOST=, PORT=, CONFIG=)"
@@ -48,6 +48,9 @@ lint: venv ## style and layout of the code
 
 types: venv ## static types
 	$(BIN)/mypy
+
+quick: venv ## unit and contract tests that need no database server, in about a minute
+	$(PYTEST) -n auto --embedded tests/unit tests/contract $(ARGS)
 
 unit: venv ## tests without I/O
 	$(PYTEST) tests/unit $(ARGS)

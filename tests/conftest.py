@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from uuid import uuid4
@@ -20,9 +21,32 @@ from tests.platform.valkey import ExternalRedis, RedisServer
 
 LOGS = pytest.StashKey[dict[str, Callable[[], str]]]()
 NETWORK = NetworkGuard()
+# the fixtures that start a database server
+SERVERS = frozenset({"postgres_server", "postgres_database", "redis_server", "redis_url"})
 
 
 # -- around every test ---------------------------------------------------------------------------------------
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--embedded", action="store_true", help="only tests that need neither PostgreSQL nor Redis"
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselect what starts a database server, where `--embedded` says so."""
+    if not config.getoption("--embedded"):
+        return
+    config.hook.pytest_deselected(items=[item for item in items if _needs_server(item)])
+    items[:] = [item for item in items if not _needs_server(item)]
+
+
+def _needs_server(item: pytest.Item) -> bool:
+    """Whether a test asks for a server's fixture, or is the case of a contract that names one."""
+    case = getattr(item, "callspec", None)
+    named = case is not None and re.search("postgres|pgvector|redis", case.id, re.IGNORECASE) is not None
+    return named or not SERVERS.isdisjoint(getattr(item, "fixturenames", ()))
 
 
 def pytest_configure(config: pytest.Config) -> None:
