@@ -15,9 +15,9 @@ from typing import Any, NamedTuple, Protocol
 
 import orjson
 
-from astromesh.errors import AstromeshError, BudgetExhausted, ProviderUnavailable
+from astromesh.errors import AstromeshError, ProviderUnavailable
 from astromesh.graph.journal import Journal
-from astromesh.graph.ledger import MODEL_KEYS, RunLedger
+from astromesh.graph.ledger import RunLedger
 from astromesh.graph.runner import together
 from astromesh.graph.scope import NO_EVENTS, Scope, ToolCallRecord
 from astromesh.providers.base import ModelPort
@@ -105,7 +105,7 @@ class _ModelCall(NamedTuple):
         scope, model, request, role, _, counter = self
         ledger, events = scope.ledger, scope.events
         received: list[str] = []
-        _reserve(ledger)
+        ledger.reserve_model_call()
         events.emit("model.started", step=step, role=role, tools=len(request.tools))
         started = perf_counter()
         try:
@@ -120,7 +120,18 @@ class _ModelCall(NamedTuple):
                 scope.capture.model(step, request, None)
             raise
         ledger.add_usage(result.usage)
-        _emit_finished(events, step, role, result, first_ms)
+        events.emit(
+            "model.finished",
+            step=step,
+            role=role,
+            provider=result.provider,
+            model=result.model,
+            usage=result.usage.to_json(),
+            attempts=list(result.attempts),
+            duration_ms=round(result.latency_ms, 3),
+            tool_calls=len(result.tool_calls),
+            **({} if first_ms is None else {"first_token_ms": first_ms}),
+        )
         if scope.capture is not None:
             scope.capture.model(step, request, result)
         if counter is not None:
@@ -160,7 +171,7 @@ async def call_model_silently(
         BudgetExhausted: Tokens, cost or model calls are used up. The call is not made.
         AllProvidersFailed, ProviderError: The model failed.
     """
-    _reserve(ledger)
+    ledger.reserve_model_call()
     try:
         result = await model.complete(request)
     except BaseException as error:
@@ -218,33 +229,6 @@ def _code_of(error: BaseException) -> str:
     if isinstance(error, AstromeshError):
         return error.code
     return "cancelled" if isinstance(error, asyncio.CancelledError) else "internal"
-
-
-def _reserve(ledger: RunLedger) -> None:
-    if ledger.parent is None and not ledger.caps:  # no cap can be exceeded
-        ledger.used["model_calls"] = ledger.used.get("model_calls", 0) + 1
-        return
-    if key := ledger.exhausted(MODEL_KEYS):
-        raise BudgetExhausted(f"The run's budget of {key} is used up.")
-    ledger.spend("model_calls")
-
-
-def _emit_finished(
-    events: Emitter, step: int, role: str, result: CompletionResult, first_ms: float | None
-) -> None:
-    streamed = {} if first_ms is None else {"first_token_ms": first_ms}
-    events.emit(
-        "model.finished",
-        step=step,
-        role=role,
-        provider=result.provider,
-        model=result.model,
-        usage=result.usage.to_json(),
-        attempts=list(result.attempts),
-        duration_ms=round(result.latency_ms, 3),
-        tool_calls=len(result.tool_calls),
-        **streamed,
-    )
 
 
 def _retract(events: Emitter, step: int) -> bool:

@@ -213,7 +213,10 @@ class PromptGraphEngine:
         Raises:
             InvalidGraph: The graph cannot run at all.
         """
-        run = Run(self._setup, self.plan, messages, context, config, scope)
+        plan = self._plan
+        if plan is None or plan.version != self.graph.version:
+            plan = self.plan
+        run = Run(self._setup, plan, messages, context, config, scope)
         run.model = model or run.model
         run.tools = tools or run.tools
         return run

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from astromesh.errors import BudgetExhausted
 from astromesh.types import Usage
 
 _NO_USAGE = Usage()
@@ -50,9 +51,26 @@ class RunLedger:
 
     def spend(self, key: str, amount: float = 1) -> None:
         """Charges what has already happened, even beyond the cap."""
-        self.used[key] = self.used.get(key, 0) + amount
-        if self.parent is not None:
-            self.parent.spend(key, amount)
+        ledger: RunLedger | None = self
+        while ledger is not None:
+            ledger.used[key] = ledger.used.get(key, 0) + amount
+            ledger = ledger.parent
+
+    def reserve_model_call(self) -> None:
+        """Counts a model call before it is made.
+
+        Raises:
+            BudgetExhausted: Tokens, cost or model calls are used up. Nothing is counted.
+        """
+        ledger: RunLedger | None = self
+        while ledger is not None:
+            if ledger.caps and (key := ledger.exhausted(MODEL_KEYS)):
+                raise BudgetExhausted(f"The run's budget of {key} is used up.")
+            ledger = ledger.parent
+        ledger = self
+        while ledger is not None:
+            ledger.used["model_calls"] = ledger.used.get("model_calls", 0) + 1
+            ledger = ledger.parent
 
     def spent_in_tree(self, key: str) -> float:
         """Returns what the whole tree of runs has spent of a key."""
@@ -77,9 +95,8 @@ class RunLedger:
         """Returns the first of these keys that is used up here or in a parent, or an empty string."""
         ledger: RunLedger | None = self
         while ledger is not None:
-            if ledger.caps:  # checked before every model call, and most ledgers have no caps
-                for key in keys:
-                    if key in ledger.caps and ledger.caps[key] <= ledger.used.get(key, 0):
-                        return key
+            for key in keys if ledger.caps else ():
+                if key in ledger.caps and ledger.caps[key] <= ledger.used.get(key, 0):
+                    return key
             ledger = ledger.parent
         return ""

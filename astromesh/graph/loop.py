@@ -165,7 +165,7 @@ async def traverse(  # noqa: C901, PLR0912, PLR0915
             stuck = ""
             state.node_history.append(result)
             if config.is_verbatim:
-                add_messages(state, result.messages_added, message_count)
+                state.messages.extend(result.messages_added)
             if value is not None or step.output_key:
                 write_output(step, state, result.output, None)
         elif result.skipped:

@@ -18,6 +18,7 @@ from astromesh.graph.state import GraphState, SharedState
 from astromesh.providers.base import ModelPort
 from astromesh.telemetry.clock import Clock
 from astromesh.telemetry.events import Emitter
+from astromesh.tools.base import ToolPort
 from astromesh.types import (
     CallerContext,
     CompletionRequest,
@@ -88,7 +89,7 @@ class NodeRuntime(Protocol):
 
     def scope_at(self, path: str) -> Scope: ...
 
-    def specs(self, node: Node) -> tuple[ToolSpec, ...]: ...
+    def tools_of(self, node: Node) -> ToolPort: ...
 
     async def call_tools(
         self, config: NodeConfig, state: GraphState, calls: Sequence[ToolCall]
@@ -195,13 +196,14 @@ class NodeConfig(MutableMapping[str, Any]):
             request = _with_role(request, self.role)
         run = self.runtime
         if run.is_unobserved:
-            shared = run.shared
-            return call_model_silently(shared.opened_ledger or shared.ledger, self.model, request, self)
+            ledger = run.shared.opened_ledger or run.shared.ledger
+            return call_model_silently(ledger, self.model, request, self)
         if self.audibility is not Audibility.STREAMED:
             if self.audibility in _INTERMEDIATE and request.answers:
                 request = replace(request, answers=False)
             role, visible_text = visible_part(self.audibility, role, self.node.name, visible_text)
-        return call_model(self.scope, self.model, request, role=role, visible_text=visible_text, counter=self)
+        scope = run.scope_at(self.path)
+        return call_model(scope, self.model, request, role=role, visible_text=visible_text, counter=self)
 
     def add_usage(self, usage: Usage) -> None:
         """Adds the usage of a model call of this execution."""
@@ -209,7 +211,7 @@ class NodeConfig(MutableMapping[str, Any]):
 
     def specs(self) -> tuple[ToolSpec, ...]:
         """Returns the node's tools: its own, those it names, and under INJECT_TOOLS all of the engine's."""
-        return self.runtime.specs(self.node)
+        return self.runtime.tools_of(self.node).specs()
 
     async def call_tools(self, calls: Sequence[ToolCall], state: GraphState) -> list[ToolResult]:
         """Calls tools through the hooks, budgets and events of the run; several of them concurrently.

@@ -19,10 +19,11 @@ from astromesh.graph.audibility import Audibility
 from astromesh.graph.base import BaseNode
 from astromesh.graph.calls import call_tool, call_tools
 from astromesh.graph.flags import BIT, NodeFlag
+from astromesh.graph.ledger import RunLedger
 from astromesh.graph.loop import Ending, RunProgress, cause_of, outcome_of, traverse
 from astromesh.graph.node_config import STOPPED_MODEL, Child, Graph, Node, NodeConfig, OnError
 from astromesh.graph.plan import Plan, compile_child
-from astromesh.graph.records import GRAPH_ONLY_STOPS, ExecutionReport, GraphResult, NodeResult
+from astromesh.graph.records import GRAPH_ONLY_STOPS, NO_USAGE, ExecutionReport, GraphResult, NodeResult
 from astromesh.graph.runner import together
 from astromesh.graph.scope import NO_EVENTS, Scope
 from astromesh.graph.state import NODE_CACHE, GraphState, SharedState
@@ -156,8 +157,7 @@ class Run(RunProgress):
         values: Mapping[str, Any] | None = None,
         scope: Scope | None = None,
     ) -> None:
-        # the run's own ledger, which charges the scope's: the report states the cost of this run
-        self.shared = shared = SharedState(scope.ledger if scope else None)
+        self.shared = shared = SharedState()
         self.settings, self.plan = settings, plan
         self.max_iterations = settings.max_iterations
         self.visited, self.counts = [], {}
@@ -169,7 +169,9 @@ class Run(RunProgress):
             self.mutable, self.max_mutations = True, settings.max_mutations
         if scope is not None:
             self.is_unobserved = False
-            self.root = scope.with_ledger(shared.ledger)
+            # the run's own ledger, which charges the scope's: the report states the cost of this run
+            shared.opened_ledger = RunLedger(None, scope.ledger)
+            self.root = scope.child(ledger=shared.opened_ledger)
             self.emit = None if scope.events is NO_EVENTS else scope.events.emit
 
     # -- from beginning to end ----------------------------------------------------------------------------
@@ -271,7 +273,7 @@ class Run(RunProgress):
         report = ExecutionReport(
             visited,
             len(visited),
-            shared.usage,
+            shared.opened_ledger.usage if shared.opened_ledger else NO_USAGE,
             (perf_counter() - started) * 1000,
             self.tool_calls,
             [*self.mutations],
@@ -436,13 +438,10 @@ class Run(RunProgress):
             scope = scopes[path] = self.root.child(path)
         return scope
 
-    def specs(self, node: Node) -> tuple[ToolSpec, ...]:
-        return self._tools_of(node).specs()
-
     async def call_tools(
         self, config: NodeConfig, state: GraphState, calls: Sequence[ToolCall]
     ) -> list[ToolResult]:
-        port, scope = self._tools_of(config.node), config.scope
+        port, scope = self.tools_of(config.node), config.scope
         return await call_tools(scope, calls, lambda call: self._call_tool(scope, port, state, call))
 
     async def _call_tool(self, scope: Scope, port: ToolPort, state: GraphState, call: ToolCall) -> ToolResult:
@@ -459,7 +458,7 @@ class Run(RunProgress):
         # whatever hooks have changed: the result belongs to the call that the model made
         return result if result.call_id == call.id else replace(result, call_id=call.id)
 
-    def _tools_of(self, node: Node) -> ToolPort:
+    def tools_of(self, node: Node) -> ToolPort:
         """Returns the tools that a node may call. All of the engine's, or none, need no port of their own.
 
         Raises:

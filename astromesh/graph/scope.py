@@ -165,18 +165,17 @@ class Scope:
             [retries], [0],
         )  # fmt: skip
 
-    def child(self, name: str) -> Scope:
-        """Returns the scope of `path/name` in the same run."""
-        nested = Scope.__new__(Scope)
-        nested.common, nested.ledger = self.common, self.ledger
-        nested.path = f"{self.path}/{name}" if self.path else name
-        return nested
+    def child(self, name: str = "", ledger: RunLedger | None = None) -> Scope:
+        """Returns the scope of `path/name` in the same run.
 
-    def with_ledger(self, ledger: RunLedger) -> Scope:
-        """Returns a scope of the same place with another ledger. It must be a child of this one's."""
-        other = Scope.__new__(Scope)
-        other.common, other.ledger, other.path = self.common, ledger, self.path
-        return other
+        Args:
+            name: Empty for a scope of the same path.
+            ledger: The ledger of the scope, a child of this one's. The default is this one's.
+        """
+        nested = Scope.__new__(Scope)
+        nested.common, nested.ledger = self.common, ledger or self.ledger
+        nested.path = f"{self.path}/{name}" if self.path and name else name or self.path
+        return nested
 
     def call_id(self) -> str:
         """Returns an id for a tool call that no model made.
@@ -199,7 +198,9 @@ class Scope:
         Call it after all calls of a turn: they are made before the model reads.
         """
         seen = self.untrusted
-        seen += [name for name in dict.fromkeys(names) if name not in seen]
+        for name in names:
+            if name not in seen:
+                seen.append(name)
 
     def take_retry(self) -> bool:
         """Takes one attempt from the retry budget of the run. Returns False if none is left."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
+from dataclasses import dataclass, field
 from typing import Any, NoReturn, TypeVar, cast
 
 from astromesh.graph.ledger import RunLedger
-from astromesh.graph.records import END, NO_USAGE, NodeResult, StopReason
-from astromesh.types import Message, Usage
+from astromesh.graph.records import END, NodeResult, StopReason
+from astromesh.types import Message
 
 # -- read-only containers, for READONLY nodes --------------------------------------------------------------
 
@@ -63,34 +64,25 @@ ALL_LISTS = (*NODE_LISTS, "node_history")
 _LIST_TYPES = {"messages": Message, "visited": str, "node_history": NodeResult}
 
 
+@dataclass(slots=True)
 class SharedState:
     """What all states of one run share: the ledger, the data of hooks, and whether the run is stopping.
 
     Args:
-        parent: The ledger of the surrounding run, which is charged as well, or None.
-
-    `opened_ledger` is the ledger if it was used before, else None.
+        opened_ledger: The ledger, or None if nothing has used it yet.
     """
 
-    __slots__ = ("_parent", "error", "locals", "opened_ledger", "stop_reason")
-
-    def __init__(self, parent: RunLedger | None = None) -> None:
-        self._parent = parent
-        self.opened_ledger: RunLedger | None = None
-        self.locals: dict[int, Any] = {}
-        self.stop_reason: StopReason | None = None
-        self.error = ""
+    opened_ledger: RunLedger | None = None
+    locals: dict[int, Any] = field(default_factory=dict)
+    stop_reason: StopReason | None = None
+    error: str = ""
 
     @property
     def ledger(self) -> RunLedger:
         """The ledger, created on first use: most runs of plain functions spend nothing."""
         if self.opened_ledger is None:
-            self.opened_ledger = RunLedger(None, self._parent)
+            self.opened_ledger = RunLedger()
         return self.opened_ledger
-
-    @property
-    def usage(self) -> Usage:
-        return NO_USAGE if self.opened_ledger is None else self.opened_ledger.usage
 
 
 class GraphState:

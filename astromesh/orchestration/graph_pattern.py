@@ -6,8 +6,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from msgspec import structs
-
 from astromesh.errors import (
     AstromeshError,
     GraphError,
@@ -20,6 +18,7 @@ from astromesh.graph.engine import PromptGraphEngine
 from astromesh.graph.graph import PromptGraph
 from astromesh.graph.nodes.human import HumanRequest
 from astromesh.graph.records import GraphResult, NodeResult
+from astromesh.graph.run import Run
 from astromesh.graph.scope import Scope
 from astromesh.graph.state import GraphState
 from astromesh.orchestration.base import Outcome, PatternTask
@@ -101,19 +100,15 @@ class GraphPattern:
         if scope.journal is not None:
             run.settings = replace(run.settings, human_handler=human_handler(scope))
         result = await run.execute()
-        if scope.journal is not None and result.report.stop_reason in NOT_APPROVED:
-            return outcome_of(result, len(task.messages)).with_text(NOT_APPROVED[result.report.stop_reason])
-        if result.output is None:
-            _raise_failure(result, run.state)
-        outcome = outcome_of(result, len(task.messages))
-        if result.output is None and run.plan.guarded:
-            outcome = outcome.with_text(UNFINISHED)  # the last text may be the one that a guard refused
-        elif result.output is None and run.shared.stop_reason == "completed":
-            # a tool ended the run: there may be no text
-            outcome = outcome.with_text(_last_text(result, len(task.messages)))
+        report, text = result.report, result.output
+        if scope.journal is not None and report.stop_reason in NOT_APPROVED:
+            text = NOT_APPROVED[report.stop_reason]
+        elif not isinstance(text, str):
+            text = _answer_text(result, run, len(task.messages))
         if notes is None:
-            return outcome
-        return structs.replace(outcome, iterations=scope.steps[0] - steps, metadata=notes.metadata())
+            return Outcome(text, report.stop_reason, report.iterations, report.usage, report.error)
+        calls = scope.steps[0] - steps
+        return Outcome(text, report.stop_reason, calls, report.usage, report.error, notes.metadata())
 
     def to_mermaid(self, iterations: int) -> str:
         """The graph as a Mermaid diagram."""
@@ -141,15 +136,23 @@ def human_handler(scope: Scope) -> Callable[[HumanRequest], Awaitable[JsonObject
     return ask
 
 
-def outcome_of(result: GraphResult, message_count: int) -> Outcome:
-    """The result of a graph as the outcome of a pattern.
+def _answer_text(result: GraphResult, run: Run, message_count: int) -> str:
+    """Returns the answer of a run whose output is data or missing.
 
     Args:
-        message_count: messages at the start of the run; only later ones can be an answer.
+        message_count: The number of messages at the start of the run. Only later ones can be an answer.
+
+    Raises:
+        AstromeshError: The run failed.
     """
-    report = result.report
-    text = result.text if result.output is not None else _last_text(result, message_count) or UNFINISHED
-    return Outcome(text, report.stop_reason, report.iterations, report.usage, report.error)
+    if result.output is not None:
+        return result.text
+    _raise_failure(result, run.state)
+    if run.plan.guarded:
+        return UNFINISHED  # the last text may be one that a guard refused
+    text = _last_text(result, message_count)
+    # after a tool that ended the run there may be no text
+    return text if run.shared.stop_reason == "completed" else text or UNFINISHED
 
 
 def engine_of(graph: PromptGraph, iterations: int) -> PromptGraphEngine:

@@ -71,7 +71,7 @@ class FolderAgent:
 
     async def ask(self, request: AgentRequest) -> AgentResponse:
         ledger = RunLedger(parent=request.scope.ledger)
-        scope = request.scope.with_ledger(ledger)
+        scope = request.scope.child(ledger=ledger)
         config = self.spec.config
         sent = {k: v for k, v in config.model_dump(exclude={"max_tool_rounds"}).items() if v is not None}
         schema = request.schema.json_schema if request.schema else None

@@ -120,9 +120,17 @@ class PromptNode(BaseNode):
         answer = await self._ask(request, config)
         if answer.tool_calls:
             return await self._use_tools(answer, state, config)
-        if self._plain:
-            return self._verbatim_result(answer, config)
-        return await self._conclude(request, answer, state, config)
+        if not self._plain:
+            return await self._conclude(request, answer, state, config)
+        # nothing stands between the text of the model and the reader
+        content = answer.content
+        output = self._parse(content) if content[:1] in _MAYBE_JSON else content
+        config.is_verbatim = self._answers_verbatim and output is content
+        # the constructor sets every field, which takes a tenth of the time of the whole node
+        result = _new_without_init(NodeResult)
+        result.node_name, result.output, result.raw_output = self.name, output, content
+        result.messages_added = (Message("assistant", content),)
+        return result
 
     def _ask(self, request: CompletionRequest, config: NodeConfig) -> Awaitable[CompletionResult]:
         return config.complete(request, self._event_role)
@@ -130,8 +138,8 @@ class PromptNode(BaseNode):
     # -- steps 2 to 4: what the model is asked -------------------------------------------------------------
 
     def _prepared(self, state: GraphState, config: NodeConfig) -> PreparedPrompt:
-        key = f"_node_cache_{config.path}"
-        prepared: PreparedPrompt | None = config.get(key)
+        key, values = f"_node_cache_{config.path}", config.runtime.values
+        prepared: PreparedPrompt | None = values.get(key)
         if prepared is not None:
             return prepared
         own, specs = self._own_instructions, config.specs()
@@ -141,7 +149,7 @@ class PromptNode(BaseNode):
         # a node without own instructions leaves the caller's system prompt unchanged
         head = f"{own}\n\n{system_prompt.tool_section(specs)}" if own and specs else own
         message = None if self._dynamic else Message("system", self._shape(head))
-        prepared = config[key] = PreparedPrompt(head, message, specs)
+        prepared = values[key] = PreparedPrompt(head, message, specs)
         return prepared
 
     def _request(self, prepared: PreparedPrompt, state: GraphState) -> CompletionRequest:
@@ -149,15 +157,14 @@ class PromptNode(BaseNode):
         if system is None or state.observations or state.plan or state.reflections:
             text = system_prompt.join([prepared.head, *self._from_state(prepared, state)])
             system = Message("system", self._shape(text))
-        messages_so_far = state.messages
-        if (
-            system.content
-            and messages_so_far
-            and messages_so_far[0].role == messages_so_far[-1].role == "user"
-        ):
-            messages = (system, *messages_so_far)  # the usual case: nothing to join, nothing unanswered
+        so_far = state.messages
+        is_complete = so_far and so_far[-1].role == "user"
+        if is_complete and not system.content:
+            messages = tuple(so_far)
+        elif is_complete and so_far[0].role == "user":
+            messages = (system, *so_far)
         else:
-            messages = system_prompt.complete_conversation(system_prompt.with_system(messages_so_far, system))
+            messages = system_prompt.complete_conversation(system_prompt.with_system(so_far, system))
         # with tools, the structured call comes at the end of the tool loop
         schema = self._schema.json_schema if self._schema and not prepared.tools else None
         return CompletionRequest(messages, prepared.tools, {}, schema)
@@ -201,17 +208,6 @@ class PromptNode(BaseNode):
         return result
 
     # -- steps 6 to 9: the final answer --------------------------------------------------------------------
-
-    def _verbatim_result(self, answer: CompletionResult, config: NodeConfig) -> NodeResult:
-        """Returns the text of the model as the result: nothing stands between the model and the reader."""
-        content = answer.content
-        output = self._parse(content) if content[:1] in _MAYBE_JSON else content
-        config.is_verbatim = self._answers_verbatim and output is content
-        # the constructor sets every field, which takes a tenth of the time of the whole node
-        result = _new_without_init(NodeResult)
-        result.node_name, result.output, result.raw_output = self.name, output, content
-        result.messages_added = (Message("assistant", content),)
-        return result
 
     async def _conclude(
         self, request: CompletionRequest, answer: CompletionResult, state: GraphState, config: NodeConfig

@@ -132,7 +132,7 @@ async def test_a_child_scope_is_one_level_down_and_shares_everything_else() -> N
     nested.take_retry()
     assert (scope.next_step(), scope.retries) == (2, [1])
     ledger = RunLedger(None, scope.ledger)
-    other = scope.with_ledger(ledger)
+    other = scope.child(ledger=ledger)
     assert (other.path, other.ledger) == ("react", ledger)
     ledger.add_usage(Usage(1, 2))
     assert scope.ledger.usage == Usage(1, 2)
