@@ -1,0 +1,3 @@
+def charge(query: str) -> str:
+    """Charges somebody."""
+    return f"charged {query}"
