@@ -406,7 +406,7 @@ BROAD_EXCEPTS: Mapping[str, tuple[str, ...]] = {
     "workflow.memory": ("closes and raises",),
     "workflow.observers": ("an observer raised",),
     "workflow.operations": ("importing foreign code raised", "removes the module and raises"),
-    "workflow.recording": ("a tool raised",),
+    "workflow.journal": ("a tool raised",),
     "workflow.stages": ("a stage raised", "a stage raised"),
 }  # fmt: skip
 #: of all lines

@@ -20,12 +20,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
-from astromesh.durable import failpoints, serialization
+from astromesh.durable import failpoints
 from astromesh.durable.approvals import ApprovalWaits
 from astromesh.durable.base import JournalStep, RunRow, StepKind, StepState
 from astromesh.durable.event_stream import DurableStream
 from astromesh.durable.writer import SegmentWriter
 from astromesh.errors import Divergence, OutcomeUnknown, StoreError, UpstreamError
+from astromesh.graph import call_record
 from astromesh.graph.journal import AskModel, CallTool, ReplayTool
 from astromesh.telemetry.events import MODEL_DELTA
 from astromesh.telemetry.ids import derived_run_id
@@ -174,7 +175,7 @@ class RunJournal:
     async def model(
         self, scope: Any, step: int, request: CompletionRequest, role: str, ask: AskModel
     ) -> CompletionResult:
-        path, digest = self.at(scope.path) or "model", serialization.model_hash(request, role)
+        path, digest = self.at(scope.path) or "model", call_record.model_hash(request, role)
         n = self.step_log.number(path)
         found = self.step_log.find(path, n, digest)
         if found is not None and found.state == "done":
@@ -191,9 +192,9 @@ class RunJournal:
                 result = await ask(number)
         except UpstreamError as error:
             if not isinstance(error, StoreError):
-                await self.step_log.write(entry("done", failure=serialization.failure_to_json(error)))
+                await self.step_log.write(entry("done", failure=call_record.error_to_json(error)))
             raise
-        await self.step_log.write(entry("done", result=serialization.completion_to_json(result)))
+        await self.step_log.write(entry("done", result=call_record.completion_to_json(result)))
         failpoints.reach(failpoints.AFTER_MODEL)
         return result
 
@@ -213,8 +214,8 @@ class RunJournal:
         self._last_step = max(self._last_step, number)
         scope.ledger.spend("model_calls")
         if (failure := output.get("failure")) is not None:
-            raise serialization.failure_of(failure)
-        result = serialization.completion_of(output["result"])
+            raise call_record.error_of(failure)
+        result = call_record.completion_of(output["result"])
         scope.ledger.add_usage(result.usage)
         self._model.record_replay(request, result)
         if self._stream is not None:
@@ -231,11 +232,11 @@ class RunJournal:
         spec = next((s for s in tools.specs() if s.name == call.name), None)
         if spec is not None and not spec.recorded:
             return await do(context)
-        path, digest = f"{self.at(scope.path)}/tool:{call.id}", serialization.tool_hash(call)
+        path, digest = f"{self.at(scope.path)}/tool:{call.id}", call_record.tool_hash(call)
         n = self.step_log.number(path)
         found = self.step_log.find(path, n, digest)
         if found is not None and found.state == "done":
-            result = serialization.result_of(call, found.output or {})
+            result = call_record.result_of(call, found.output or {})
             retell(result)
             return result
         handle = ToolCallStep(
@@ -244,7 +245,7 @@ class RunJournal:
         with self.step_log.waiting.calling():
             result = await do(replace(context, step=handle))
         await self.step_log.write(
-            handle.step._replace(state="done", output=serialization.result_to_json(result))
+            handle.step._replace(state="done", output=call_record.result_to_json(result))
         )
         failpoints.reach(failpoints.TOOL_DONE)
         return result
@@ -253,7 +254,7 @@ class RunJournal:
 
     async def person(self, scope: Any, ticket: str, asked: HumanQuestion) -> JsonObject:
         path = f"{self.at(scope.path)}/human:{ticket}".lstrip("/")
-        about = serialization.to_plain_json(asked.arguments)
+        about = call_record.to_plain_json(asked.arguments)
         return await self._decided(path, asked._replace(arguments=about, agent=scope.agent))
 
     async def identity(self, asked: HumanQuestion) -> bool:
@@ -357,7 +358,7 @@ class ToolCallStep:
         """The process died in the middle of this call; nobody knows what came of it."""
         self._book.add(self.step._replace(state="unknown"))
         said = await self.ask(
-            HumanQuestion("unknown_outcome", self._call.name, serialization.arguments_of(self._call))
+            HumanQuestion("unknown_outcome", self._call.name, call_record.arguments_of(self._call))
         )
         if said["decision"] != "approve":
             raise OutcomeUnknown(

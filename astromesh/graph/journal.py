@@ -2,7 +2,9 @@
 
 Agent runs and graphs reach it as `scope.journal`, which is None for a run that ends in one process. All model
 calls, tool calls and questions to people pass through it, so that a resumed run repeats none of them. The
-implementation is `astromesh.durable.journal`.
+implementation is `astromesh.durable.journal`. A workflow resumes by stage, so the journal of its stages
+(`astromesh.workflow.journal`) only records and replays. Both store calls in the form of
+`astromesh.graph.call_record`.
 """
 
 from __future__ import annotations

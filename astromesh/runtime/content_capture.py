@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Set as AbstractSet
 
 from astromesh.core.guardrails import GuardrailsEngine, filter_data
-from astromesh.durable.serialization import arguments_of
+from astromesh.graph.call_record import arguments_of
 from astromesh.graph.scope import Scope
 from astromesh.telemetry.events import MODEL_CONTENT, TOOL_CONTENT
 from astromesh.types import (

@@ -16,8 +16,8 @@ from tempfile import TemporaryDirectory
 
 from astromesh.config.folder import Configuration, load
 from astromesh.core.templates import check_template
-from astromesh.durable.serialization import hash_of
 from astromesh.errors import InvalidManifest
+from astromesh.graph.call_record import hash_of
 from astromesh.plugins import Plugins
 from astromesh.runtime.agent import Agent
 from astromesh.types import JsonObject

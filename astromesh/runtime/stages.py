@@ -14,8 +14,9 @@ from astromesh.core.answer_schema import AnswerSchema, repair_message
 from astromesh.core.guardrails import GuardrailsEngine, filter_data, filter_error
 from astromesh.durable import failpoints
 from astromesh.durable.base import RunChange
-from astromesh.durable.serialization import arguments_of, memory_of, memory_to_json
+from astromesh.durable.serialization import memory_of, memory_to_json
 from astromesh.errors import NOT_DONE, GuardrailBlocked, InvalidOutput, UpstreamError
+from astromesh.graph.call_record import arguments_of
 from astromesh.graph.calls import ASSISTANT, call_model
 from astromesh.graph.scope import ToolCallRecord
 from astromesh.orchestration.base import Outcome, PatternTask

@@ -17,7 +17,6 @@ from astromesh.telemetry.metrics import Labels, MetricValues
 from astromesh.telemetry.traces import TracedRun, TraceParent, read_traceparent
 from astromesh.types import Event, JsonObject
 from astromesh.workflow.base import TaskResult, stage_path, task_path
-from astromesh.workflow.recording import Recorder
 
 #: where a process can be made to die (see `failpoints`): before and behind the commit of stages, at the end
 STAGE_DONE, STAGE_KEPT, BEFORE_END = "stage_done", "stage_kept", "before_end"
@@ -87,14 +86,10 @@ class LiveTask:
 
 
 class TaskRecords:
-    """The TaskLog of all engines of a runtime.
+    """The TaskLog of all engines of a runtime."""
 
-    Args:
-        recorder: where the calls of each stage were written down.
-    """
-
-    def __init__(self, worker: str, clock: Clock, recorder: Recorder) -> None:
-        self._worker, self._clock, self._recorder = worker, clock, recorder
+    def __init__(self, worker: str, clock: Clock) -> None:
+        self._worker, self._clock = worker, clock
         self.live: dict[str, LiveTask] = {}
         self.listeners: list[Listener] = []
         self.store: TaskStore | None = None
@@ -102,11 +97,7 @@ class TaskRecords:
     async def commit(self, task_id: str, records: Sequence[JsonObject]) -> None:
         """See `TaskLog`. The last record is left to `end`, which knows all that came of the Task."""
         live = self.live[task_id]
-        kept = [
-            self._recorder.with_calls(task_id, record)
-            for record in records
-            if record["type"] not in ("begin", "end")
-        ]
+        kept = [record for record in records if record["type"] not in ("begin", "end")]
         if live.row.durable and kept and self.store is not None:
             _reach_each(STAGE_DONE, kept)
             first = len(live.records) + 1

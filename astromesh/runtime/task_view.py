@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 
 from astromesh.access.scopes import Viewer
@@ -19,9 +18,9 @@ from astromesh.types import JsonObject
 from astromesh.workflow.base import TaskResult
 from astromesh.workflow.engine import Engine
 from astromesh.workflow.inspector import Inspector
+from astromesh.workflow.journal import Replay
 from astromesh.workflow.projection import TaskProjection
 from astromesh.workflow.recording import Recording
-from astromesh.workflow.replay import Replay, is_timing_dependent, recorded_layers
 
 #: seconds between two polls at a Task that another process works on
 _REMOTE_POLL_SECONDS = 0.2
@@ -307,7 +306,7 @@ class TaskReplays:
     ) -> tuple[JsonObject, TaskResult]:
         """Args: input, start: the recorded ones, or others."""
         plan = self._workflows.require_engine(name).project.plan(recording.start)
-        replay = Replay(recording, timing_dependent=is_timing_dependent(plan))
+        replay = Replay(recording.stages, timing_dependent=plan.is_timing_dependent)
         resources = Resources()
         engine = await self._replay_engine(name, replay, recording, resources)
         try:
@@ -326,9 +325,8 @@ class TaskReplays:
             name,
             resources=resources,
             log=replay,
-            gate=replay.gate,
-            intercept=replay.intercept_calls,
-            layers=recorded_layers(recording.memory),
+            journal=replay,
+            layers=recording.memory_layers(),
             stages_at_once=max(len(recording.stages), 1) + _EXTRA_STAGES,
         )
 
@@ -342,7 +340,7 @@ class TaskReplays:
             r for r in retold.records if r["entry"]["task"] == path and r["entry"]["stage_id"] == stage
         )
         alone = tuple(s for s in recording.stages if (s["task"], s["stage"]) == (path, stage))
-        replay = Replay(replace(recording, stages=alone))
+        replay = Replay(alone)
         resources = Resources()
         engine = await self._replay_engine(row.workflow, replay, recording, resources)
         try:

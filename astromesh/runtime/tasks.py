@@ -51,7 +51,7 @@ from astromesh.types import CallerContext, JsonObject
 from astromesh.workflow.base import NotJson, TaskResult, canonical
 from astromesh.workflow.engine import Engine
 from astromesh.workflow.evaluation import evaluate_case, select_cases
-from astromesh.workflow.recording import Recorder, Recording
+from astromesh.workflow.recording import Recording
 
 #: Tasks that one look takes over
 MAX_TAKEOVERS = 50
@@ -105,9 +105,8 @@ class WorkflowTasks:
     def __init__(self, host: TaskHost, presence: WorkerHeartbeat) -> None:
         self._host, self._heartbeat = host, presence
         self.worker = worker_name()
-        recorder = Recorder()
-        self.records = TaskRecords(self.worker, host.clock, recorder)
-        self.loaded = WorkflowRegistry(host, self.records, recorder)
+        self.records = TaskRecords(self.worker, host.clock)
+        self.loaded = WorkflowRegistry(host, self.records)
         self.tasks = TaskView(self.loaded, self.records.live, self.store, self._stop)
         self.replays = TaskReplays(host, self.loaded, self.tasks)
         self.records.listeners += [

@@ -5,9 +5,8 @@ With the runtime's agents for agent nodes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -27,11 +26,10 @@ from astromesh.types import JsonObject
 from astromesh.workflow.base import Gate, TaskLog
 from astromesh.workflow.engine import Engine
 from astromesh.workflow.inspector import Inspector
+from astromesh.workflow.journal import Recorder, StageJournal
 from astromesh.workflow.memory import LayerStore
 from astromesh.workflow.observers import Observers
 from astromesh.workflow.project import enabled_metrics
-from astromesh.workflow.recording import Recorder, intercept_calls
-from astromesh.workflow.stages import StageResources
 
 
 class WorkflowHost(Protocol):
@@ -64,7 +62,7 @@ async def open_workflow(  # noqa: PLR0913 (what an engine is opened with)
     *,
     log: TaskLog | None = None,
     gate: Gate | None = None,
-    intercept: Callable[[StageResources], StageResources] = lambda resources: resources,
+    journal: StageJournal | None = None,
     layers: Mapping[str, LayerStore] | None = None,
     resources: Resources | None = None,
     stages_at_once: int = 0,
@@ -103,7 +101,7 @@ async def open_workflow(  # noqa: PLR0913 (what an engine is opened with)
         clock=runtime.clock,
         log=log,
         gate=gate,
-        intercept=intercept,
+        journal=journal,
         layers=layers,
         stages_at_once=stages_at_once,
         overrides=overrides,
@@ -154,11 +152,10 @@ class WorkflowRegistry:
 
     Args:
         log: makes the Tasks of all engines durable.
-        recorder: writes down the calls of each stage.
     """
 
-    def __init__(self, host: WorkflowHost, log: TaskLog, recorder: Recorder) -> None:
-        self._host, self._log, self._recorder = host, log, recorder
+    def __init__(self, host: WorkflowHost, log: TaskLog) -> None:
+        self._host, self._log = host, log
         self._loaded: dict[str, Workflow] = {}
 
     def __bool__(self) -> bool:
@@ -198,12 +195,12 @@ class WorkflowRegistry:
                 self._host,
                 place,
                 log=self._log,
-                gate=partial(self._gate, workflow),
-                intercept=partial(intercept_calls, interceptor=self._recorder),
+                gate=workflow.inspector,
+                journal=Recorder(),
                 overrides=overrides,
             )
             project = workflow.engine.project
-            workflow.inspector = Inspector(project.workflow.task.pause_before)
+            workflow.inspector.pause_before = frozenset(project.workflow.task.pause_before)
             workflow.observers, workflow.metrics = Observers(project.files), enabled_metrics(project.files)
         except InvalidConfiguration as error:
             workflow.faults = error.faults
@@ -271,13 +268,6 @@ class WorkflowRegistry:
 
     def forget(self, live: LiveTask) -> None:
         """A Task that is worked on here no more."""
-        self._recorder.forget(live.id)
         workflow = self._loaded.get(live.row.workflow)
         if workflow is not None:
             workflow.inspector.forget(live.id)
-
-    async def _gate(
-        self, workflow: Workflow, task: str, stage: str, input: Any, context: JsonObject | None
-    ) -> None:
-        self._recorder.begin(task, stage, context)
-        await workflow.inspector(task, stage, input, context)

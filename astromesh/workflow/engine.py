@@ -23,11 +23,11 @@ from astromesh.tools.base import RunAgent
 from astromesh.types import CallerContext, JsonObject, SessionKey, calling_as
 from astromesh.workflow.agents import ADAPTER_PLUGINS, WorkflowModels, adapter_origins, open_agents
 from astromesh.workflow.base import Gate, NotJson, TaskLog, TaskResult, canonical, result_metadata
-from astromesh.workflow.execution import Execution, ExecutionSetup, StageSlots
+from astromesh.workflow.execution import Execution, ExecutionSetup, StageSlots, rerun_stage
+from astromesh.workflow.journal import JournaledModel, JournaledTool, StageJournal, journaled_agents
 from astromesh.workflow.memory import LayerStore, RunMemory, open_layers
 from astromesh.workflow.plan import Plan, Stage
 from astromesh.workflow.project import Project, load_project, with_settings
-from astromesh.workflow.replay import rerun_stage
 from astromesh.workflow.stages import StageCall, StageResources, compile_stage
 from astromesh.workflow.tools import open_tools
 from astromesh.workflow.validation import NO_CONTEXT, KnownNames
@@ -66,8 +66,7 @@ class Engine:
             providers.yaml.
         log: stores the records of Tasks, which makes them durable.
         gate: awaited before each stage.
-        intercept: replaces the resources of stages, for example to record or replay calls of models and
-            tools.
+        journal: records the calls of stages, or answers them from a recording.
         layers: stores that replace those of memory.yaml, by layer.
         stages_at_once: replaces `max_stage_concurrency` of scheduler.yaml; 0: as the file says.
         new_id: creates ids of runs; random ones by default.
@@ -85,7 +84,7 @@ class Engine:
         clock: Clock | None = None,
         log: TaskLog | None = None,
         gate: Gate | None = None,
-        intercept: Callable[[StageResources], StageResources] = lambda resources: resources,
+        journal: StageJournal | None = None,
         layers: Mapping[str, LayerStore] | None = None,
         stages_at_once: int = 0,
         new_id: Callable[[], str] = lambda: uuid4().hex,
@@ -96,7 +95,7 @@ class Engine:
         self._owns_deps = deps is None
         self._env = os.environ if env is None else env
         self._clock: Clock = clock or SystemClock()
-        self._log, self._gate, self._intercept, self._new_id = log, gate, intercept, new_id
+        self._log, self._gate, self._journal, self._new_id = log, gate, journal, new_id
         scheduler = project.scheduler
         self._stage_slots = StageSlots(stages_at_once or scheduler.max_stage_concurrency)
         self._task_slots = asyncio.Semaphore(scheduler.max_concurrency if scheduler.enabled else _UNLIMITED)
@@ -267,16 +266,14 @@ class Engine:
             deps = replace(deps, http=await deps.resources.shared(Http, Http))
         await self._providers.open(self._plugins, deps, self._env)
         models = {**self._providers.ports, **self._models}
+        tools, run_agent = await open_tools(self.project, self._plugins, deps), self._run_agent
+        if (journal := self._journal) is not None:
+            models = {name: JournaledModel(model, name, journal) for name, model in models.items()}
+            tools = {name: JournaledTool(tool, journal) for name, tool in tools.items()}
+            run_agent = journaled_agents(run_agent, journal) if run_agent else None
+        agents = await open_agents(self.project.agents, models, self._plugins, deps)
         self._layers = dict(self._replacement_layers or open_layers(self.project.folder, self.project.memory))
-        return self._intercept(
-            StageResources(
-                self.project,
-                await open_tools(self.project, self._plugins, deps),
-                await open_agents(self.project.agents, models, self._plugins, deps),
-                self._run_agent,
-                self._gate,
-            )
-        )
+        return StageResources(self.project, tools, agents, run_agent, self._gate, journal)
 
     async def _execute(self, plan: Plan, scope: Scope, work: Callable[[Execution], Any]) -> TaskResult:
         await self.open()
@@ -288,6 +285,7 @@ class Engine:
             self._clock,
             self._log,
             self.project.scheduler.task_timeout_s,
+            records_calls=self._journal is not None,
         )
         execution = Execution(setup, scope, self._memory())
         self._active[scope.run_id] = execution

@@ -15,13 +15,13 @@ from typing import Any
 
 import structlog
 
-from astromesh.config.workflow.manifest import TaskSpec
+from astromesh.config.workflow.manifest import ContextProfile, TaskSpec
 from astromesh.graph.scope import Scope
 from astromesh.telemetry.clock import Clock
 from astromesh.telemetry.events import Emitter
 from astromesh.types import JsonObject
 from astromesh.workflow.base import Entry, TaskLog, TaskResult
-from astromesh.workflow.memory import RunMemory
+from astromesh.workflow.memory import ContextPackage, RunMemory, package_from_json
 from astromesh.workflow.plan import Plan, Stage
 from astromesh.workflow.stages import StageCall, StageExecution, complete_entry, route
 from astromesh.workflow.state_machine import (
@@ -93,6 +93,7 @@ class ExecutionSetup:
         call: the compiled call of a stage.
         log: commits each stage before it counts; None for runs that are not durable.
         timeout: seconds that a run may take; 0: no limit.
+        records_calls: whether the record of a stage contains its calls.
     """
 
     name: str
@@ -102,6 +103,7 @@ class ExecutionSetup:
     clock: Clock
     log: TaskLog | None = None
     timeout: float = 0.0
+    records_calls: bool = False
     metadata: Mapping[str, Any] | None = None
 
 
@@ -298,7 +300,8 @@ class Execution:
         complete_entry(job, outcome, self._setup.clock.now(), output)
         if self._setup.log is None:
             return self._apply(job, outcome)
-        self._commit({"type": "stage", "entry": job.entry.to_json()}, job, outcome)
+        calls = job.calls.to_json() if self._setup.records_calls else {}
+        self._commit({"type": "stage", "entry": job.entry.to_json(), **calls}, job, outcome)
         return ()
 
     def _apply(self, job: StageExecution, outcome: Outcome) -> Sequence[Command]:
@@ -415,3 +418,37 @@ def _trim_history(task: Task, rules: TaskSpec) -> None:
     if retention != "all":
         limit = 1 if retention == "none" else int(retention.partition(":")[2])
         del task.entries[:-limit]
+
+
+# -- one recorded stage once more ------------------------------------------------------------------------
+
+
+class _RecordedMemory(RunMemory):
+    """Memory that returns one recorded package."""
+
+    def __init__(self, package: ContextPackage) -> None:
+        super().__init__({}, (), {})
+        self._package = package
+
+    async def package(self, task: Task, profile: ContextProfile, query: str) -> ContextPackage:
+        return self._package
+
+
+async def rerun_stage(
+    plan: Plan, call: StageCall, scope: Scope, entry: Mapping[str, Any], context: JsonObject | None
+) -> JsonObject:
+    """Runs a recorded stage once more and returns the new entry.
+
+    Args:
+        call: the stage, compiled with a replay in front of models and tools.
+        entry: as recorded.
+        context: the recorded context package, or None.
+    """
+    path, now = entry["task"], scope.clock.now
+    machine = StateMachine(plan, scope.run_id)
+    task = Task(scope.run_id + path, path, "root", None, ())
+    again = Entry(path, entry["stage_id"], entry["input"], now())
+    execution = StageExecution(task, again, machine, _RecordedMemory(package_from_json(context)), scope)
+    outcome = await call(execution, None)
+    complete_entry(execution, outcome, now(), outcome.output)
+    return again.to_json()

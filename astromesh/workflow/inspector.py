@@ -45,12 +45,12 @@ class Inspector:
     """
 
     def __init__(self, pause_before: Iterable[str] = ()) -> None:
-        self._pause_before = frozenset(pause_before)
+        self.pause_before = frozenset(pause_before)
         self._watches: dict[str, _TaskWatch] = {}
 
     async def __call__(self, task: str, stage: str, input: Any, context: JsonObject | None) -> None:
         watched = self._watches.get(task.partition("/")[0])
-        if stage in self._pause_before:
+        if stage in self.pause_before:
             watched = watched or self._watch(task.partition("/")[0])
         elif watched is None or not (watched.all_stages or stage in watched.before):
             return

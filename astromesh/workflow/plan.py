@@ -68,6 +68,15 @@ class Plan:
     inbound: Mapping[str, Mapping[tuple[str, str], int]]
     task: TaskSpec
 
+    @property
+    def is_timing_dependent(self) -> bool:
+        """Whether timing can decide: the first clone to end (E21), or the first subtask to fail."""
+        return any(
+            (stage.role == "branch" and not stage.recombined)
+            or (stage.node.split is not None and stage.node.split.on_failure == "fail_fast")
+            for stage in self.stages.values()
+        )
+
 
 def edges_of(workflow: WorkflowFile) -> tuple[Edge, ...]:
     return tuple(Edge(i, e.from_, e.to, e.label or e.to) for i, e in enumerate(workflow.edges))

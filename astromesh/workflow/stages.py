@@ -31,6 +31,7 @@ from astromesh.tools.toolbox import ToolBox
 from astromesh.types import JsonObject
 from astromesh.workflow.agents import AgentRequest, RuntimeAgent, StageAgent
 from astromesh.workflow.base import Entry, Gate, NotJson, StageFault, canonical, private_copy
+from astromesh.workflow.journal import StageCalls, StageJournal, begin_stage
 from astromesh.workflow.memory import GLOBAL_PROFILE, ContextPackage, RunMemory
 from astromesh.workflow.merge import STRATEGIES, without_run_fields
 from astromesh.workflow.operations import call_function, load_operation
@@ -74,13 +75,14 @@ _Wrapper = Wrapper["StageExecution", ContextPackage | None, Outcome]
 class StageExecution:
     """One execution of a stage, which its wrappers and its body share."""
 
-    __slots__ = ("entry", "machine", "memory", "port", "scope", "task")
+    __slots__ = ("calls", "entry", "machine", "memory", "port", "scope", "task")
 
     def __init__(
         self, task: Task, entry: Entry, machine: StateMachine, memory: RunMemory, scope: Scope
     ) -> None:
         self.task, self.entry, self.machine, self.memory, self.scope = task, entry, machine, memory, scope
         self.port: StagePort | None = None
+        self.calls = StageCalls(task.path, entry.stage)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +98,7 @@ class StageResources:
     agents: Mapping[str, StageAgent]
     run_agent: RunAgent | None = None
     gate: Gate | None = None
+    journal: StageJournal | None = None
 
 
 def compile_stage(stage: Stage, resources: StageResources) -> StageCall:
@@ -125,6 +128,8 @@ def _wrappers(stage: Stage, resources: StageResources, plain: bool) -> list[_Wra
         wrappers.append(_input_check(OutputSchema(schema), _schema_name(node.schema_in)))
     if node.context != NO_CONTEXT:
         wrappers.append(_with_context(_context_profile(stage, resources), stage))
+    if resources.journal is not None:
+        wrappers.append(_with_journal(resources.journal))
     if resources.gate is not None:
         wrappers.append(_with_gate(stage, resources.gate))
     if stage.role in (*FORKS, "decision"):
@@ -230,14 +235,25 @@ def _with_context(profile: ContextProfile, stage: Stage) -> _Wrapper:
     return wrap
 
 
+def _with_journal(journal: StageJournal) -> _Wrapper:
+    def wrap(call: StageCall) -> StageCall:
+        async def journaled(job: StageExecution, package: ContextPackage | None) -> Outcome:
+            try:
+                await begin_stage(journal, job.calls, package.to_json() if package else None)
+            except StageFault as fault:
+                return Outcome(error=stage_error(fault))
+            return await call(job, package)
+
+        return journaled
+
+    return wrap
+
+
 def _with_gate(stage: Stage, gate: Gate) -> _Wrapper:
     def wrap(call: StageCall) -> StageCall:
         async def gated(job: StageExecution, package: ContextPackage | None) -> Outcome:
             context = package.to_json() if package else None
-            try:
-                await gate(job.task.id, stage.id, private_copy(job.entry.input), context)
-            except StageFault as fault:
-                return Outcome(error=stage_error(fault))
+            await gate(job.task.id, stage.id, private_copy(job.entry.input), context)
             return await call(job, package)
 
         return gated

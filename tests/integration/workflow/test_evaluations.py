@@ -14,9 +14,10 @@ from msgspec import Struct, field
 from astromesh.cli.commands import workflow as command
 from astromesh.durable.base import ArtifactFilter
 from astromesh.errors import AstromeshError, InvalidInput, MissingKey, ProviderUnavailable
+from astromesh.graph.call_record import request_hash
 from astromesh.runtime.records import TaskRequest
 from astromesh.types import CompletionRequest
-from astromesh.workflow.recording import Recording, request_hash
+from astromesh.workflow.recording import Recording
 from tests.integration.workflow.folders import runtime_with, sample, small
 from tests.integration.workflow.test_sample_project import CONTRACT, ROOT, lawyer
 

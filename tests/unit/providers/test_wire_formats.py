@@ -9,8 +9,8 @@ import orjson
 import pytest
 from pydantic import ValidationError
 
-from astromesh.durable.serialization import completion_of, completion_to_json
 from astromesh.errors import ProviderRejected, ProviderUnavailable
+from astromesh.graph.call_record import completion_of, completion_to_json
 from astromesh.net.provider_errors import from_body
 from astromesh.providers.anthropic import AnthropicOptions, AnthropicWire, close_objects
 from astromesh.providers.catalog import capabilities_of, cost, model_info, price_of

@@ -15,10 +15,9 @@ from astromesh.testing import Reply, ScriptedProvider
 from astromesh.tools.base import NestedRunOptions, ToolContext
 from astromesh.types import JsonObject, ToolCall
 from astromesh.workflow import Engine
+from astromesh.workflow.journal import Recorder, Replay
 from astromesh.workflow.memory import Item, assemble_context
-from astromesh.workflow.recording import Recorder, Recording, intercept_calls
-from astromesh.workflow.replay import Replay
-from astromesh.workflow.stages import StageResources
+from astromesh.workflow.recording import Recording
 from astromesh.workflow.tools import PolicyRequest, denial_reason
 from tests.unit.workflow.samples import OPS, project, run, states
 
@@ -299,36 +298,25 @@ async def test_e38_an_agent_merges() -> None:
 
 
 class RecordingLog:
-    """A gate and a log that together record one run, as a runtime's Tasks are recorded."""
+    """A log that keeps the records of one run."""
 
     def __init__(self) -> None:
-        self._recorder = Recorder()
         self.records: list[JsonObject] = []
 
-    def equip(self, kit: StageResources) -> StageResources:
-        return intercept_calls(kit, self._recorder)
-
-    async def gate(self, task: str, stage: str, input: Any, context: JsonObject | None) -> None:
-        self._recorder.begin(task, stage, context)
-
     async def commit(self, task_id: str, records: Sequence[JsonObject]) -> None:
-        self.records += [self._recorder.with_calls(task_id, record) for record in records]
+        self.records += records
 
 
 async def test_e53_an_agent_that_merges_replays_too() -> None:
     """It is asked the same in every run: neither times nor ids of the run stand in its prompt."""
     nodes: dict[str, Any] = {"m": {**CLERK, "merge": {"strategy": "agent"}}, "y": {"op": "fail"}}
     made = project("s>b b>x b>y x>m y>m m>e", nodes, agents=AGENTS, tools=TOOLS)
-    model, recording = ScriptedProvider('"one"'), RecordingLog()
-    async with Engine(
-        made, models={"m": model}, gate=recording.gate, log=recording, intercept=recording.equip
-    ) as engine:
+    model, log = ScriptedProvider('"one"'), RecordingLog()
+    async with Engine(made, models={"m": model}, log=log, journal=Recorder()) as engine:
         result = await engine.run("-")
-    stored = Recording.from_records(made.plan(), recording.records, result.status)
-    replay = Replay(stored)
-    async with Engine(
-        made, models={"m": model}, gate=replay.gate, log=replay, intercept=replay.intercept_calls
-    ) as engine:
+    stored = Recording.from_records(made.plan(), log.records, result.status)
+    replay = Replay(stored.stages)
+    async with Engine(made, models={"m": model}, log=replay, journal=replay) as engine:
         told = replay.report(await engine.run("-"))
     assert told["divergence"] is None and told["output"] == result.output == "one"
 

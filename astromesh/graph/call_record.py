@@ -1,0 +1,169 @@
+"""The format of recorded calls: requests as hashes; answers, results and errors as JSON.
+
+The journal of a durable run and the recording of a workflow store calls in this form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, is_dataclass
+from hashlib import sha256
+from typing import Any
+
+import orjson
+from msgspec import NODEFAULT, Struct, convert, structs, to_builtins
+
+from astromesh import errors
+from astromesh.errors import AllProvidersFailed, AstromeshError, ProviderError, UpstreamError
+from astromesh.tools.results import to_text
+from astromesh.types import CompletionRequest, CompletionResult, JsonObject, Message, ToolCall, ToolResult
+
+_JSON_OPTIONS = orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS
+
+# -- requests ------------------------------------------------------------------------------------------------
+
+
+def hash_of(value: Any) -> str:
+    """Returns the SHA-256 of a value in canonical JSON."""
+    return sha256(orjson.dumps(value, default=str, option=_JSON_OPTIONS)).hexdigest()
+
+
+def model_hash(request: CompletionRequest, role: str) -> str:
+    """Returns the hash of a model call in a run that is resumed: its role and its conversation.
+
+    It ignores the system message and the offered tools. A new version of a package or a server may word them
+    differently, and the recorded answer still counts.
+    """
+    messages = [_message(m) for m in request.messages if m.role != "system"]
+    return hash_of([role, request.role, messages])
+
+
+def tool_hash(call: ToolCall) -> str:
+    """Returns the hash of a tool call in a run that is resumed."""
+    return hash_of([call.name, call.arguments])
+
+
+def _message(message: Message) -> list[Any]:
+    calls = [[c.id, c.name, c.arguments] for c in message.tool_calls]
+    images = [sha256((i.url + i.data).encode()).hexdigest() for i in message.images]
+    return [message.role, message.content, calls, message.tool_call_id, images]
+
+
+def request_hash(request: Any) -> str:
+    """Returns the hash of a whole request in a recording, without the fields that have their default.
+
+    A field that a later version adds to the records therefore does not change the hash of a recorded request.
+    """
+    option = _JSON_OPTIONS | orjson.OPT_PASSTHROUGH_DATACLASS
+    return sha256(orjson.dumps(request, default=_without_defaults, option=option)).hexdigest()
+
+
+def _without_defaults(value: Any) -> Any:
+    if isinstance(value, Struct):
+        values = ((field, getattr(value, field.name)) for field in structs.fields(value))
+        return {field.name: one for field, one in values if not _is_default(field, one)}
+    return _plain(value)
+
+
+def _is_default(field: structs.FieldInfo, value: Any) -> bool:
+    default = field.default_factory() if field.default_factory is not NODEFAULT else field.default
+    return default is not NODEFAULT and bool(value == default)
+
+
+# -- answers of models ---------------------------------------------------------------------------------------
+
+
+def completion_to_json(result: CompletionResult) -> JsonObject:
+    """Returns an answer as JSON, without its latency, which differs from call to call."""
+    data: JsonObject = to_builtins(result)
+    del data["latency_ms"]
+    return data
+
+
+def completion_of(data: JsonObject) -> CompletionResult:
+    """Restores an answer. Earlier versions recorded each tool call as a list of its fields."""
+    calls = [
+        dict(zip(ToolCall.__struct_fields__, call, strict=False)) if isinstance(call, list) else call
+        for call in data["tool_calls"]
+    ]
+    return convert({**data, "tool_calls": calls}, CompletionResult)
+
+
+# -- results of tools ----------------------------------------------------------------------------------------
+
+
+def result_to_json(result: ToolResult) -> JsonObject:
+    return {
+        "content": result.content,
+        "ok": result.ok,
+        "error": result.error,
+        "duration_ms": result.duration_ms,
+        "value": to_plain_json(result.value),
+        "ends_run": result.ends_run,
+        "untrusted": result.untrusted,
+    }
+
+
+def result_of(call: ToolCall, data: JsonObject) -> ToolResult:
+    return ToolResult(call.id, call.name, **data)
+
+
+def arguments_of(call: ToolCall) -> Any:
+    """Returns the arguments as data, or as text if they are not JSON."""
+    try:
+        return orjson.loads(call.arguments or "{}")
+    except orjson.JSONDecodeError:
+        return call.arguments
+
+
+def to_plain_json(value: Any) -> Any:
+    """Returns a tool's value in JSON form, or as the text that the model receives if it has no JSON form."""
+    try:
+        return orjson.loads(orjson.dumps(value, option=_JSON_OPTIONS))
+    except (orjson.JSONEncodeError, TypeError):
+        return to_text(value)
+
+
+def to_lenient_json(value: Any) -> Any:
+    """Returns a value in JSON form. What has no JSON form becomes text."""
+    return orjson.loads(orjson.dumps(value, default=_plain, option=orjson.OPT_NON_STR_KEYS))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Struct):
+        return structs.asdict(value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return asdict(value)
+    if isinstance(value, Mapping):
+        return dict(value)
+    return sorted(map(str, value)) if isinstance(value, frozenset | set) else str(value)
+
+
+# -- errors --------------------------------------------------------------------------------------------------
+
+
+def error_to_json(error: AstromeshError) -> JsonObject:
+    """Returns an error as JSON. What follows a failed call may depend on it, so it is recorded, too."""
+    data: JsonObject = {"type": type(error).__name__, "message": str(error)}
+    if isinstance(error, ProviderError):
+        data |= {"provider": error.provider, "status": error.upstream_status, "retryable": error.retryable}
+    if isinstance(error, AllProvidersFailed):
+        data |= {"failures": [error_to_json(f) for f in error.failures], "begun": error.begun}
+    return data
+
+
+def error_of(data: Mapping[str, Any], default: type[AstromeshError] = UpstreamError) -> AstromeshError:
+    """Restores an error.
+
+    Args:
+        default: The class of an error whose own class is unknown or needs more than its message.
+    """
+    kind = getattr(errors, data["type"], default)
+    if kind is AllProvidersFailed and "failures" in data:
+        failures = [f for f in map(error_of, data["failures"]) if isinstance(f, ProviderError)]
+        return AllProvidersFailed(failures, begun=data["begun"])
+    if not (issubclass(kind, ProviderError) or kind.__init__ is AstromeshError.__init__):
+        kind = default
+    fields = {key: data[key] for key in ("provider", "status", "retryable") if key in data}
+    error: AstromeshError = kind(data["message"], **fields)
+    return error
