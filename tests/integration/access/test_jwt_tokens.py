@@ -22,7 +22,7 @@ from astromesh.net.http import Http
 from astromesh.storage.sqlite import FILE, Database
 from astromesh.testing import ManualClock, ScriptedProvider
 from tests.integration.agents_folder import client_of, manifest, runtime_of, write
-from tests.unit.identity.tokens import (
+from tests.unit.access.tokens import (
     AUDIENCE,
     EC_KEY,
     ISSUER,

@@ -26,7 +26,7 @@ from astromesh.testing import ScriptedProvider
 from astromesh.types import ToolCall
 from tests.integration.agents_folder import manifest, runtime_of, write
 from tests.platform.processes import free_port
-from tests.unit.identity.tokens import claims, signed
+from tests.unit.access.tokens import claims, signed
 
 SEEDS = {
     "OPENAI_KEY": "sk-seeded-openai-0123456789abcdef",

@@ -24,7 +24,7 @@ from astromesh.storage.sqlite import FILE, Database
 from astromesh.telemetry.clock import SystemClock
 from astromesh.testing import ScriptedProvider
 from tests.integration.agents_folder import manifest, runtime_of, write
-from tests.unit.identity.tokens import SECRET, claims, signed
+from tests.unit.access.tokens import SECRET, claims, signed
 
 HEAD = "apiVersion: astromesh/v1\nkind: RuntimeConfig\n"
 MODES = {

@@ -20,7 +20,7 @@ from astromesh.tools.mcp.server import AuthMiddleware, HasRole, RequestContext, 
 from astromesh.types import CallerContext, ToolCall
 from tests.integration.agents_folder import manifest, runtime_of, write
 from tests.integration.mcp_servers import mcp_yaml, serving
-from tests.unit.identity.tokens import AUDIENCE, SECRET, claims, signed
+from tests.unit.access.tokens import AUDIENCE, SECRET, claims, signed
 
 NOW = 2_000_000_000.0
 FAR = NOW + 10**8

@@ -17,7 +17,7 @@ from astromesh.tools.mcp.client import MCPServer as Peer
 from astromesh.tools.mcp.server import AuthMiddleware
 from astromesh.types import CallerContext, calling_as
 from tests.integration.mcp_servers import serving, until
-from tests.unit.identity.tokens import AUDIENCE, SECRET, claims, signed
+from tests.unit.access.tokens import AUDIENCE, SECRET, claims, signed
 
 
 def caller(name: str) -> CallerContext:

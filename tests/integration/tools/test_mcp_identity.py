@@ -32,7 +32,7 @@ from astromesh.tools.mcp.server import (
 from astromesh.types import CallerContext, ToolCall, get_current_caller
 from tests.integration.agents_folder import client_of, manifest, runtime_of, write
 from tests.integration.mcp_servers import mcp_yaml, serving
-from tests.unit.identity.tokens import AUDIENCE, ISSUER, SECRET, claims, raw, signed
+from tests.unit.access.tokens import AUDIENCE, ISSUER, SECRET, claims, raw, signed
 
 NOW = 2_000_000_000.0
 FAR = NOW + 10**8

@@ -17,7 +17,7 @@ from pydantic import SecretStr
 from astromesh.access.jwt import JwtOptions, JwtVerifier
 from astromesh.errors import ConfigError, Unauthorized
 from astromesh.testing import ManualClock
-from tests.unit.identity.tokens import AUDIENCE, EC_KEY, ISSUER, RSA_KEY, SECRET, claims, raw, signed
+from tests.unit.access.tokens import AUDIENCE, EC_KEY, ISSUER, RSA_KEY, SECRET, claims, raw, signed
 
 CLOCK = ManualClock()
 NOW = CLOCK.now()

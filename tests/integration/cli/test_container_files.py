@@ -28,7 +28,7 @@ from astromesh.telemetry.metrics import COUNTERS, HISTOGRAMS
 from astromesh.testing import ScriptedProvider
 from tests.integration.agents_folder import client_of, manifest, runtime_of, write
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 #: the Compose Specification's own schema (github.com/compose-spec/compose-spec, Apache 2.0)
 SCHEMA = ROOT / "tests" / "platform" / "schemas" / "compose-spec.json"
 DOCKERFILE = (ROOT / "Dockerfile").read_text()

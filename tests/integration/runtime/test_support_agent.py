@@ -8,7 +8,7 @@ from pathlib import Path
 from astromesh.runtime.engine import AgentRuntime
 from astromesh.testing import ManualClock
 
-CONFIG = Path(__file__).parents[2] / "config"
+CONFIG = Path(__file__).parents[3] / "config"
 
 
 async def test_the_support_agent_answers_from_the_knowledge_folder(tmp_path):

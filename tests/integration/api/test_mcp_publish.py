@@ -19,7 +19,7 @@ from astromesh.testing import ScriptedProvider
 from astromesh.types import CallerContext, ToolCall
 from tests.integration.agents_folder import manifest, runtime_of, write
 from tests.integration.mcp_servers import mcp_yaml, serving
-from tests.unit.identity.tokens import AUDIENCE, ISSUER, SECRET, claims, signed
+from tests.unit.access.tokens import AUDIENCE, ISSUER, SECRET, claims, signed
 
 
 def token(scope: str, sub: str = "alice") -> str:
