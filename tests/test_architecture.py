@@ -364,7 +364,7 @@ BROAD_EXCEPTS: Mapping[str, tuple[str, ...]] = {
     "durable.budgets": ("restores charges and raises",),
     "durable.inbox_worker": ("a background answer raised",),
     "durable.queue": ("returns a slot and raises",),
-    "durable.worker": ("closes and raises", "a background run raised"),
+    "durable.run_worker": ("closes and raises", "a background run raised"),
     "graph.cache": ("copying a result runs foreign code",),
     "graph.calls": ("books the usage and raises", "books the usage and raises"),
     "graph.effects": (

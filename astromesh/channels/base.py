@@ -270,6 +270,9 @@ class Inbox(Protocol):
     async def release(self, queue: str, holder: str, due_at: float, attempts: int) -> None:
         """Releases the queue unchanged; it is due again at `due_at`."""
 
+    async def release_holder(self, holder: str) -> None:
+        """Releases every queue of a holder that has ended; they are due when they were."""
+
     async def report(self, reports: Sequence[DeliveryReport]) -> tuple[bool, ...]:
         """Stores delivery states. Returns for each whether the message is ours and the state is new."""
 

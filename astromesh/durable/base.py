@@ -655,14 +655,15 @@ class TaskStore(Protocol):
             dead: workers that are known to be.
         """
 
-    async def heartbeat(
-        self, worker: str, until: float, tasks: Collection[str] | None = None
-    ) -> tuple[str, ...]:
-        """Renews the leases of a worker. Returns those of its Tasks whose end was requested.
+    async def heartbeat(self, worker: str, until: float, tasks: Collection[str] | None = None) -> None:
+        """Renews the leases of a worker.
 
         Args:
-            tasks: those that it works on, which alone are meant; None: all.
+            tasks: renews these alone; None: all.
         """
+
+    async def cancelling(self, worker: str) -> tuple[str, ...]:
+        """Returns the Tasks of this worker whose end was requested."""
 
     async def cancel(self, task_id: str) -> bool:
         """Requests the end of a Task. Returns False if it has ended."""

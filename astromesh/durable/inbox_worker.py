@@ -1,17 +1,17 @@
 """Stores what webhooks bring, and answers the inbox: one queue for each person.
 
-A process leases a queue, so that of several processes one answers it. A process that died stops renewing
-its leases. Another one, or the same one after a restart, continues at the step that the inbox has stored.
+A worker leases a queue, so that of several processes one answers it. Another process, or the same one after a
+restart, continues the queue of a dead process at the step that the inbox has stored.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping
+from collections.abc import Collection, Coroutine, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from time import monotonic
 from typing import Any, ClassVar, Self
-from uuid import uuid4
 
 import structlog
 from pydantic import BaseModel, ConfigDict
@@ -34,21 +34,25 @@ from astromesh.channels.reply import (
     fallback_message,
 )
 from astromesh.channels.setup import ChannelSetup, ConfiguredChannel
-from astromesh.durable.leases import PeriodicJob, cancel_and_wait
-from astromesh.errors import AstromeshError, ChannelNotFound, ShuttingDown
+from astromesh.durable.leases import PeriodicJob, WorkerHeartbeat
+from astromesh.durable.worker import Worker
+from astromesh.errors import AstromeshError, ChannelNotFound, ShuttingDown, StoreError
 from astromesh.plugins import Deps
 from astromesh.telemetry.clock import Clock
+from astromesh.telemetry.logs import OutageLog
 
 #: queues in work at once; of these, how many are begun without a pause, and the seconds until as many more
 MAX_ACTIVE, BURST, BURST_SECONDS = 64, 8, 0.1
-#: seconds between two polls at the inbox where nobody says that something came
+#: seconds between two polls at the inbox if no message arrives
 POLL_SECONDS = 2.0
-#: seconds that the end waits for what is in work, and of that for runs: these are asked about again
+#: seconds that the end waits for active queues, and of that for runs: the next process asks for these again
 GRACE_SECONDS, RUN_GRACE_SECONDS = 5.0, 0.25
 #: seconds that answered messages are known: Meta repeats a webhook for seven days
-RETENTION_SECONDS, SWEEP_SECONDS = 8 * 86_400.0, 3600.0
-#: characters of a trace context that are kept
+RETENTION_SECONDS, EXPIRY_SECONDS = 8 * 86_400.0, 3600.0
+#: maximum characters of a stored trace context
 _MAX_TRACEPARENT = 512
+#: folder below the data folder that holds the files of live workers
+_FOLDER = "inbox"
 
 log = structlog.get_logger("astromesh.channels")
 
@@ -69,58 +73,66 @@ class InboxWorkerOptions(BaseModel):
 
 
 class ChannelInboxWorker:
-    """An `InboxWorker` over one inbox."""
+    """An `InboxWorker` over one inbox, whose queues it leases as a `Worker`."""
 
     Options: ClassVar[type[BaseModel]] = InboxWorkerOptions
 
     def __init__(
-        self, inbox: Inbox, posts: Mapping[str, ConfiguredChannel], ask: AskAgent, clock: Clock
+        self,
+        inbox: Inbox,
+        channels: Mapping[str, ConfiguredChannel],
+        ask: AskAgent,
+        clock: Clock,
+        heartbeat: WorkerHeartbeat,
     ) -> None:
-        self._inbox, self._channels, self._clock = inbox, posts, clock
-        self._holder = uuid4().hex
-        self._responder = Responder(inbox, ask, clock, self._holder)
-        self._lease = min(post.setup.lease for post in posts.values())
-        self._work: dict[str, asyncio.Task[None]] = {}
+        self._inbox, self._channels, self._clock = inbox, channels, clock
+        self._lease = min(channel.setup.lease for channel in channels.values())
+        outages = OutageLog(log, "inbox_unavailable", "inbox_available")
+        self._worker = Worker(self, heartbeat, outages, lease_seconds=self._lease, sleep=clock.sleep)
+        self._responder = Responder(inbox, ask, clock, self._worker.name)
         self._again: dict[str, LeasedQueue] = {}
-        self._wake = asyncio.Event()
         self._next_burst_at = 0.0
-        self._polling: asyncio.Task[None] | None = None
-        self._jobs = [
-            PeriodicJob(self._renew_leases, self._lease / 3, _log_unavailable, sleep=clock.sleep),
-            PeriodicJob(self._sweep, SWEEP_SECONDS, _log_unavailable, sleep=clock.sleep, at_once=True),
-        ]
+        self._expiry = PeriodicJob(
+            lambda: inbox.expire(clock.now() - RETENTION_SECONDS),
+            EXPIRY_SECONDS,
+            lambda error: outages.failed(str(error)),
+            sleep=clock.sleep,
+            at_once=True,
+        )
 
     @classmethod
     async def open(cls, options: InboxWorkerOptions, deps: Deps) -> Self:
-        posts = {
+        channels = {
             name: ConfiguredChannel(name, channel, ChannelSetup(**setup))
             for name, (channel, setup) in options.channels.items()
         }
-        desk = cls(options.inbox, posts, options.ask, deps.clock)
-        desk.start()
-        return desk
+        heartbeat = WorkerHeartbeat(deps.data_dir / _FOLDER)
+        opened = cls(options.inbox, channels, options.ask, deps.clock, heartbeat)
+        opened.start()
+        return opened
 
     def start(self) -> None:
-        """Starts to work off the inbox, what an earlier process left first."""
-        self._polling = asyncio.create_task(self._poll())
-        for job in self._jobs:
-            job.start()
+        """Starts to answer the inbox, the messages of earlier processes first."""
+        self._worker.start()
+        self._expiry.start()
 
     async def close(self) -> None:
-        await cancel_and_wait(self._polling)
+        await self._worker.drain()
+        active = self._worker.active
         for grace, queues in (
             (RUN_GRACE_SECONDS, self._responder.queues_in_runs),
-            (GRACE_SECONDS, self._work.keys()),
+            (GRACE_SECONDS, active.keys()),
         ):
-            if self._work:
-                await asyncio.wait(self._work.values(), timeout=grace)
-            for queue in tuple(self._work.keys() & queues):
-                self._work[queue].cancel()
-        await asyncio.gather(*self._work.values(), return_exceptions=True)
-        for job in self._jobs:
-            await job.close()
-        for post in self._channels.values():
-            await post.channel.close()
+            if active:
+                await asyncio.wait(active.values(), timeout=grace)
+            for queue in tuple(active.keys() & queues):
+                active[queue].cancel()
+        await asyncio.gather(*active.values(), return_exceptions=True)
+        await self._expiry.close()
+        with suppress(StoreError):  # then the leases expire
+            await self._worker.close()
+        for channel in self._channels.values():
+            await channel.channel.close()
 
     # -- webhooks ------------------------------------------------------------------------------------------
 
@@ -128,148 +140,133 @@ class ChannelInboxWorker:
         return self._channel(channel).channel.challenge(request)
 
     async def receive(self, channel: str, request: WebhookRequest) -> None:
-        post = self._channel(channel)
-        post.channel.verify(request)
-        received = post.channel.parse(request.body)
+        configured = self._channel(channel)
+        configured.channel.verify(request)
+        received = configured.channel.parse(request.body)
         now = self._clock.now()
         trace = request.headers.get("traceparent", "")[:_MAX_TRACEPARENT]
-        ours = [one for one in received.messages if post.is_ours(one.address)]
-        letters = [post.to_inbox(replace(one, traceparent=trace) if trace else one, now) for one in ours]
-        if len(letters) < len(received.messages):
-            log.warning("not_our_address", channel=channel, messages=len(received.messages) - len(letters))
-        if letters and await self._inbox.put(letters):
-            self._wake.set()
+        ours = [one for one in received.messages if configured.is_ours(one.address)]
+        if len(ours) < len(received.messages):
+            log.warning("not_our_address", channel=channel, messages=len(received.messages) - len(ours))
+        if trace:
+            ours = [replace(message, traceparent=trace) for message in ours]
+        if ours and await self._inbox.put([configured.to_inbox(message, now) for message in ours]):
+            self._worker.wake()
         if received.statuses:
-            await self._report(post, received.statuses, now)
+            await self._report(configured, received.statuses, now)
 
     async def erase(self, tenant: str, principal: str) -> int:
         self._responder.forget_principal(tenant, principal)
         return await self._inbox.erase(tenant, principal)
 
     async def _report(
-        self, post: ConfiguredChannel, statuses: tuple[DeliveryStatus, ...], now: float
+        self, channel: ConfiguredChannel, statuses: tuple[DeliveryStatus, ...], now: float
     ) -> None:
         reports = [
             DeliveryReport(
-                post.cipher.digest("sent", one.id),
+                channel.cipher.digest("sent", one.id),
                 DELIVERY_STATES.index(one.state),
                 now,
                 OUTSIDE_WINDOW if one.outside_window else one.code,
             )
             for one in statuses
         ]
-        news = await self._inbox.report(reports)
-        failed = [one for one, new in zip(statuses, news, strict=True) if new and one.state == "failed"]
+        new = await self._inbox.report(reports)
+        failed = [one for one, is_new in zip(statuses, new, strict=True) if is_new and one.state == "failed"]
         for one in failed:
-            log.error("reply_failed", channel=post.name, code=one.code)
-        lost = [fallback_message(post, one.address, one.id, now) for one in failed if one.outside_window]
+            log.error("reply_failed", channel=channel.name, code=one.code)
+        lost = [fallback_message(channel, one.address, one.id, now) for one in failed if one.outside_window]
         if lost and await self._inbox.put(lost):
-            self._wake.set()
+            self._worker.wake()
 
     def _channel(self, name: str) -> ConfiguredChannel:
-        post = self._channels.get(name)
-        if post is None:
+        channel = self._channels.get(name)
+        if channel is None:
             raise ChannelNotFound(f"There is no channel {name!r}: it is not set up in channels.yaml.")
-        return post
+        return channel
 
-    # -- the inbox -----------------------------------------------------------------------------------------
+    # -- the queue that the worker leases from -------------------------------------------------------------
 
-    async def _poll(self) -> None:
-        while True:
-            self._wake.clear()
-            try:
-                seconds = await self._poll_once()
-            except AstromeshError as error:
-                log.warning("inbox_unavailable", error=str(error))
-                seconds = POLL_SECONDS
-            await self._sleep_until_woken(seconds)
+    async def renew_leases(self, worker: str) -> Collection[str]:
+        active = set(self._worker.active)
+        if not active:
+            return ()
+        return active - await self._inbox.renew(worker, self._clock.now() + self._lease)
 
-    async def _poll_once(self) -> float:
-        """Takes what is due; returns the seconds until the next look."""
+    async def cancel_requested(self, worker: str) -> Collection[str]:
+        """Returns nothing: no caller can end an answer."""
+        return ()
+
+    async def sweep(self, worker: str) -> float:
+        """Leases the queues that are due."""
         names, now = tuple(self._channels), self._clock.now()
         free, seconds = self._free()
         if not free:
             return seconds
-        for taken in await self._inbox.take(self._holder, names, now, now + self._lease, free):
-            if taken.queue in self._work:
-                self._again[taken.queue] = taken
+        for leased in await self._inbox.take(worker, names, now, now + self._lease, free):
+            if leased.queue in self._worker.active:
+                self._again[leased.queue] = leased
             else:
-                self._start(taken, self._serve(taken))
+                self._start(leased, self._serve(leased))
         due = await self._inbox.next_due(names)
         return POLL_SECONDS if due is None else min(max(due - self._clock.now(), 0.01), POLL_SECONDS)
 
+    async def take_over(self, worker: str, dead: str) -> None:
+        await self._inbox.release_holder(dead)
+        self._worker.wake()
+
+    async def release_leases(self, worker: str) -> None:
+        await self._inbox.release_holder(worker)
+
+    def stop(self, queue: str) -> None:
+        if (work := self._worker.active.get(queue)) is not None:
+            work.cancel()
+
     def _free(self) -> tuple[int, float]:
         """Returns how many queues may begin now and, if none, the seconds until the next poll."""
-        working, now = len(self._work), monotonic()
-        free = queues_to_begin(working, burst_over=now >= self._next_burst_at)
+        active, now = len(self._worker.active), monotonic()
+        free = queues_to_begin(active, burst_over=now >= self._next_burst_at)
         if not free:
-            return 0, POLL_SECONDS if working >= MAX_ACTIVE else self._next_burst_at - now
+            return 0, POLL_SECONDS if active >= MAX_ACTIVE else self._next_burst_at - now
         self._next_burst_at = now + BURST_SECONDS
         return free, 0.0
 
-    def _start(self, taken: LeasedQueue, work: Coroutine[Any, Any, None]) -> None:
-        task = self._work[taken.queue] = asyncio.create_task(work)
-        task.add_done_callback(lambda _: self._ended(taken.queue))
+    def _start(self, leased: LeasedQueue, work: Coroutine[Any, Any, None]) -> None:
+        self._worker.execute(leased.queue, work).add_done_callback(lambda _: self._ended(leased.queue))
 
     def _ended(self, queue: str) -> None:
-        """What was taken while we still worked on it is released at once, to be looked at anew."""
-        self._work.pop(queue, None)
-        if (taken := self._again.pop(queue, None)) is not None:
-            self._start(taken, self._release(taken, 0.0, taken.attempts))
-        self._wake.set()
+        """Releases a queue that was leased again while it was active, so that it is read anew."""
+        if (leased := self._again.pop(queue, None)) is not None:
+            self._start(leased, self._release(leased, 0.0, leased.attempts))
+        self._worker.wake()
 
-    async def _serve(self, taken: LeasedQueue) -> None:
-        post = self._channels[taken.channel]
+    # -- one queue -----------------------------------------------------------------------------------------
+
+    async def _serve(self, leased: LeasedQueue) -> None:
+        channel = self._channels[leased.channel]
         try:
-            await self._responder.serve(post, taken)
+            await self._responder.serve(channel, leased)
         except QueueLeaseLost:
-            log.warning("lease_ended", channel=post.name, queue=taken.queue)
+            log.warning("lease_ended", channel=channel.name, queue=leased.queue)
         except RetryLater as later:
-            await self._release(taken, later.seconds, taken.attempts + later.counts_as_attempt)
+            await self._release(leased, later.seconds, leased.attempts + later.counts_as_attempt)
         except (asyncio.CancelledError, ShuttingDown) as error:
-            await asyncio.shield(self._release(taken, POLL_SECONDS, taken.attempts))
+            await asyncio.shield(self._release(leased, POLL_SECONDS, leased.attempts))
             if isinstance(error, asyncio.CancelledError):
                 raise
         except AstromeshError as error:
-            log.warning("inbox_unavailable", channel=post.name, error=str(error))
-            await self._release(taken, POLL_SECONDS, taken.attempts)
-        except (
-            Exception
-        ):  # border of a background run: what a channel raises ends this attempt, not the worker
-            log.exception("channel_crashed", channel=post.name, queue=taken.queue)
-            await self._release(taken, backoff(taken.attempts, 300.0), taken.attempts + 1)
+            log.warning("inbox_unavailable", channel=channel.name, error=str(error))
+            await self._release(leased, POLL_SECONDS, leased.attempts)
+        except Exception:  # a channel's fault ends this attempt, not the worker
+            log.exception("channel_crashed", channel=channel.name, queue=leased.queue)
+            await self._release(leased, backoff(leased.attempts, 300.0), leased.attempts + 1)
 
-    async def _release(self, taken: LeasedQueue, seconds: float, attempts: int) -> None:
+    async def _release(self, leased: LeasedQueue, seconds: float, attempts: int) -> None:
         try:
             due = self._clock.now() + seconds
-            await self._inbox.release(taken.queue, self._holder, due, attempts)
-        except AstromeshError as error:  # then its lease ends by itself
+            await self._inbox.release(leased.queue, self._worker.name, due, attempts)
+        except AstromeshError as error:  # then its lease expires
             log.warning("inbox_unavailable", error=str(error))
-
-    async def _renew_leases(self) -> None:
-        """Renews the leases of the queues in work; one that is lost is no longer worked on."""
-        working = dict(self._work)
-        if not working:
-            return
-        held = await self._inbox.renew(self._holder, self._clock.now() + self._lease)
-        for queue in working.keys() - held:
-            working[queue].cancel()  # done by now, or somebody else's
-
-    async def _sweep(self) -> None:
-        await self._inbox.expire(self._clock.now() - RETENTION_SECONDS)
-
-    async def _sleep_until_woken(self, seconds: float) -> None:
-        waits: tuple[Coroutine[Any, Any, Any], ...] = (self._wake.wait(), self._clock.sleep(seconds))
-        tasks = [asyncio.ensure_future(one) for one in waits]
-        try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in tasks:
-                task.cancel()
-
-
-def _log_unavailable(error: Exception) -> None:
-    log.warning("inbox_unavailable", error=str(error))
 
 
 def queues_to_begin(working: int, *, burst_over: bool) -> int:

@@ -1,18 +1,18 @@
 """Leases: how long a silent process keeps what it works on, and the jobs that renew, sweep and expire.
 
-A process leases five things: runs and Tasks (as a worker), queues of the inbox and budget holds (as a
+A process leases five things: runs, Tasks and queues of the inbox (as a `Worker`), budget holds (as a
 holder), and sessions (by a fencing token). Each store keeps its leases in tables of its own. The duration,
 the intervals and the loop stand here:
 
     what             renewed every          a dead process is found by
     --------------   --------------------   --------------------------------------------------
     runs             `HEARTBEAT_SECONDS`    the sweep of any worker, and `WorkerHeartbeat.dead`
-    Tasks            `SWEEP_SECONDS`        as runs
+    Tasks            `HEARTBEAT_SECONDS`    as runs
+    inbox queues     a fifth of the lease   as runs (`channels.NAME.lease_seconds` is the lease)
     budget holds     `HEARTBEAT_SECONDS`    the next reservation: an expired hold does not count
     sessions         `REQUEST_SECONDS`      the next message of the session
-    inbox queues     a third of the lease   the poll of any process (`channels.NAME.lease_seconds`)
 
-A process of the same data folder is found at once: the system unlocks its file when it dies.
+A dead process of the same data folder is found within `SWEEP_SECONDS`: the system unlocks its file.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class PeriodicJob:
     """Calls `work` at intervals in a task of its own. An error is reported, and the next call follows.
 
     Args:
-        seconds: between two calls.
+        seconds: between two calls; `work` may change it.
         failed: receives the error of a store or a file.
         needed: the job ends when this returns False; `start` begins it again.
         sleep: waits for so many seconds, e.g. `Clock.sleep`.
@@ -81,8 +81,10 @@ class PeriodicJob:
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         at_once: bool = False,
     ) -> None:
-        self._work, self._seconds, self._failed = work, seconds, failed
+        self.seconds = seconds
+        self._work, self._failed = work, failed
         self._needed, self._sleep, self._at_once = needed, sleep, at_once
+        self._woken = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -95,6 +97,10 @@ class PeriodicJob:
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._run())
 
+    def wake(self) -> None:
+        """Calls now, or once more if a call is active."""
+        self._woken.set()
+
     async def close(self) -> None:
         """Cancels the job and waits for its end."""
         await cancel_and_wait(self._task)
@@ -103,10 +109,19 @@ class PeriodicJob:
         if self._at_once:
             await self._call()
         while self._needed():
-            await self._sleep(self._seconds)
+            await self._pause()
             await self._call()
 
+    async def _pause(self) -> None:
+        waits = [asyncio.ensure_future(one) for one in (self._sleep(self.seconds), self._woken.wait())]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+
     async def _call(self) -> None:
+        self._woken.clear()
         try:
             await self._work()
         except (AstromeshError, OSError) as error:

@@ -87,6 +87,9 @@ class PostgresInbox:
     async def release(self, queue: str, holder: str, due_at: float, attempts: int) -> None:
         await self._database.write(SQL["release"], queue, holder, due_at, attempts)
 
+    async def release_holder(self, holder: str) -> None:
+        await self._database.write(SQL["release_holder"], holder)
+
     async def report(self, reports: Sequence[DeliveryReport]) -> tuple[bool, ...]:
         return await self._database.transact(partial(_reported, reports))
 

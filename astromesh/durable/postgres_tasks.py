@@ -83,10 +83,10 @@ class PostgresTasks:
         found = [task_of(tuple(row)) for row in rows]
         return tuple(sorted(found, key=lambda row: (row.created_at, row.task_id)))
 
-    async def heartbeat(
-        self, worker: str, until: float, tasks: Collection[str] | None = None
-    ) -> tuple[str, ...]:
+    async def heartbeat(self, worker: str, until: float, tasks: Collection[str] | None = None) -> None:
         await self._database.write(SQL["beat"], worker, until, None if tasks is None else list(tasks))
+
+    async def cancelling(self, worker: str) -> tuple[str, ...]:
         return tuple(row[0] for row in await self._database.read(SQL["cancelling"], worker))
 
     async def cancel(self, task_id: str) -> bool:

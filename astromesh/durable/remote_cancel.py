@@ -16,7 +16,7 @@ import structlog
 from astromesh.access.scopes import Viewer
 from astromesh.durable.base import CancelRequest, RunStore
 from astromesh.durable.run_registry import RunRegistry
-from astromesh.durable.worker import RunWorker
+from astromesh.durable.run_worker import RunWorker
 from astromesh.errors import AstromeshError, EventsGone, RunNotFound
 from astromesh.telemetry.clock import Clock
 from astromesh.telemetry.ids import created_at

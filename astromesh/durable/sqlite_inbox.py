@@ -86,6 +86,9 @@ class SqliteInbox:
     async def release(self, queue: str, holder: str, due_at: float, attempts: int) -> None:
         await self._database.write(_change, ("release", (queue, holder, due_at, attempts)))
 
+    async def release_holder(self, holder: str) -> None:
+        await self._database.write(_change, ("release_holder", (holder,)))
+
     async def report(self, reports: Sequence[DeliveryReport]) -> tuple[bool, ...]:
         return await self._database.write(_report, reports)
 

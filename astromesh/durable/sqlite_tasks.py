@@ -86,11 +86,12 @@ class SqliteTasks:
         rows = await self._database.write(_rows, ("take", bound))
         return tuple(sorted(map(task_of, rows), key=lambda row: (row.created_at, row.task_id)))
 
-    async def heartbeat(
-        self, worker: str, until: float, tasks: Collection[str] | None = None
-    ) -> tuple[str, ...]:
+    async def heartbeat(self, worker: str, until: float, tasks: Collection[str] | None = None) -> None:
         only = None if tasks is None else orjson.dumps(list(tasks)).decode()
-        return await self._database.write(_beat, (worker, until, only))
+        await self._database.write(_change, ("beat", (worker, until, only)))
+
+    async def cancelling(self, worker: str) -> tuple[str, ...]:
+        return tuple(row[0] for row in await self._database.read(_rows, ("cancelling", (worker,))))
 
     async def cancel(self, task_id: str) -> bool:
         return await self._database.write(_change, ("cancel", (task_id,)))
@@ -151,16 +152,6 @@ def _rows(connection: sqlite3.Connection, items: Sequence[_Named]) -> Sequence[l
 
 def _change(connection: sqlite3.Connection, items: Sequence[_Named]) -> Sequence[bool]:
     return [connection.execute(SQL[name], bound).rowcount > 0 for name, bound in items]
-
-
-def _beat(
-    connection: sqlite3.Connection, items: Sequence[tuple[str, float, str | None]]
-) -> Sequence[tuple[str, ...]]:
-    found = []
-    for worker, until, only in items:
-        connection.execute(SQL["beat"], (worker, until, only))
-        found.append(tuple(row[0] for row in connection.execute(SQL["cancelling"], (worker,))))
-    return found
 
 
 def _delete(connection: sqlite3.Connection, items: Sequence[_Named]) -> Sequence[int]:

@@ -1,580 +1,151 @@
-"""The worker of durable runs: accepts, dispatches, executes and takes over runs, segment by segment.
+"""The worker: the loop that leases, renews, sweeps and releases, for runs, Tasks and the queues of the inbox.
 
-The row of a run is the truth. It is stored before a caller receives 202. Dispatching comes later and may
-happen any number of times; the claim of a segment decides which process executes it. A sweep dispatches again
-what waits too long and what a dead worker held.
-
-The worker does not know what a run does. It asks its `Host` to load one segment, executes it, and reports its
-failure.
+A worker has a name, under which the database keeps its leases. It renews them, polls for requests to end its
+work, and sweeps: it starts what is due. It also takes over what dead workers held. A `LeaseQueue` says in
+SQL what each of these means for one kind of work; leases.py has the intervals.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
-from collections.abc import Callable, Coroutine, Mapping
-from contextlib import suppress
-from functools import partial
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Awaitable, Callable, Collection, Coroutine
+from typing import Any, Protocol
 
-import structlog
-
-from astromesh.access.scopes import ANONYMOUS_USER
-from astromesh.durable import failpoints
-from astromesh.durable.approvals import caller_after_decision, decide
-from astromesh.durable.base import (
-    ConcurrencyPolicy,
-    DurableBackend,
-    IdempotencyKey,
-    RunChange,
-    RunRow,
-    RunStore,
-    SegmentClaim,
-)
 from astromesh.durable.leases import (
     HEARTBEAT_SECONDS,
     LEASE_SECONDS,
     REQUEST_SECONDS,
     SWEEP_SECONDS,
     PeriodicJob,
-    RetentionPolicy,
     WorkerHeartbeat,
-    cancel_and_wait,
-    expiry_job,
     worker_name,
 )
-from astromesh.durable.queue import LocalQueue, QueueCapacity
-from astromesh.durable.serialization import caller_of, ended_request
-from astromesh.durable.writer import outages, retry_while_unavailable
-from astromesh.errors import AstromeshError, LeaseLost, NotWaiting, Overloaded, ShuttingDown, StoreError
-from astromesh.telemetry.clock import Clock
-from astromesh.types import CallerContext, Event, JsonObject
+from astromesh.telemetry.logs import OutageLog
 
 
-class Notifications:
-    """Listeners by run."""
+class LeaseQueue(Protocol):
+    """One kind of work in a database. Every method names the worker by its name.
 
-    def __init__(self) -> None:
-        self._listening: dict[str, set[asyncio.Event]] = {}
-
-    def listen(self, run_id: str, news: asyncio.Event) -> Callable[[], None]:
-        """Sets `news` at every notification of the run. Returns a function that ends this."""
-        self._listening.setdefault(run_id, set()).add(news)
-
-        def leave() -> None:
-            listening = self._listening.get(run_id)
-            if listening is not None:
-                listening.discard(news)
-                if not listening:
-                    del self._listening[run_id]
-
-        return leave
-
-    def notify(self, run_id: str) -> None:
-        for news in self._listening.get(run_id, ()):
-            news.set()
-
-
-#: seconds after which a run that is still queued is dispatched again, wherever it was before
-QUEUED_SECONDS = 2.0
-
-
-#: runs that a process begins by itself as it accepts them, and those that it holds until it has room; more go
-#: to the queue, for whoever has room
-_MAX_BEGINNING, _MAX_LOCAL_QUEUE = 128, 1000
-
-
-#: seconds: no run has been queued for so long
-_NEVER_SECONDS = 1e9
-
-
-#: seconds until a run begins again that found a store away
-_POSTPONE_SECONDS = 0.5
-
-
-#: seconds in which others may take a run whose record this version cannot read
-_NEWER_VERSION_SECONDS = 5.0
-
-
-#: callers of runs that no segment has begun of here
-_MAX_CALLERS = 10_000
-
-
-log = structlog.get_logger("astromesh.durable")
-
-
-class Segment(Protocol):
-    """A segment that this process executes."""
-
-    @property
-    def handed_back(self) -> RunRow | None:
-        """The row, where the segment has ended for another one to begin."""
-
-    @property
-    def newer_version(self) -> bool:
-        """Whether a newer astromesh wrote its record, which this one cannot read."""
-
-    async def work(self) -> None:
-        """Executes the segment to its end, to a pause, or until another worker claims the run."""
-
-    def stop(self) -> None:
-        """Starts to cancel the run."""
-
-    def suspend(self) -> None:
-        """Ends the segment without ending the run."""
-
-
-class Host(Protocol):
-    """What executes the runs of a worker."""
-
-    clock: Clock
-
-    async def load_segment(
-        self, store: RunStore, row: RunRow, caller: CallerContext, notify: Callable[[str], None]
-    ) -> Segment:
-        """Loads what a claimed row describes.
-
-        Args:
-            notify: called after every transaction, with the id of each run that it changed.
-
-        Raises:
-            AstromeshError: the run cannot be executed any more; it fails with this error.
-        """
-
-    @property
-    def may_hold_runs(self) -> bool: ...
-
-    async def open_runs(self) -> RunStore: ...
-
-    async def open_backend(self) -> DurableBackend: ...
-
-    @property
-    def retention(self) -> RetentionPolicy: ...
-
-    @property
-    def max_running(self) -> Mapping[str, int]: ...
-
-
-class Admission(NamedTuple):
-    """How a run is admitted.
-
-    Args:
-        policy: against other runs of its session.
-        max_queued: runs of its agent that may wait.
-        keeps_token: the run acts with the token of its caller, so it begins in this process.
+    Raises (all of them):
+        AstromeshError: the database does not answer; the worker reports it and calls again.
     """
 
-    policy: ConcurrencyPolicy
-    max_queued: int
-    keeps_token: bool = False
+    async def renew_leases(self, worker: str) -> Collection[str]:
+        """Renews the leases of a worker. Returns the ids of active work whose lease is lost."""
+
+    async def cancel_requested(self, worker: str) -> Collection[str]:
+        """Returns the ids of this worker's work whose end was requested."""
+
+    async def sweep(self, worker: str) -> float:
+        """Starts the work that is due. Returns the seconds until the next sweep."""
+
+    async def take_over(self, worker: str, dead: str) -> None:
+        """Takes over everything that a dead worker held."""
+
+    async def release_leases(self, worker: str) -> None:
+        """Releases the leases of a worker that ends."""
+
+    def stop(self, id: str) -> object:
+        """Starts to end active work."""
 
 
-class RunWorker:
-    """Executes the durable runs of one process. The first run that needs it opens it, or `start`.
+class Worker:
+    """Works off one queue.
 
     Args:
-        presence: the live workers of this machine.
+        heartbeat: the live workers of this data folder.
+        outages: reports that the database does not answer.
+        lease_seconds: duration of a lease.
+        sleep: waits for so many seconds, e.g. `Clock.sleep`.
+
+    Attributes:
+        name: a name that no other worker has.
+        active: the work that `execute` has started and that has not ended, by id.
     """
 
-    def __init__(self, host: Host, presence: WorkerHeartbeat) -> None:
-        self._heartbeat = presence
-        self.worker = worker_name()
-        self._host = host
-        self._store: RunStore | None = None
-        self._backend: DurableBackend | None = None
-        self._opening = asyncio.Lock()
-        self._draining = False
-        #: at first all that is queued: whoever had it may have died with the last process
-        self._queued = 1e-6
-        self._segments: dict[str, Segment] = {}
-        #: runs that a claim was asked for or that are worked on
-        self._run_ids: set[str] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
-        jobs = (
-            (self._beat, HEARTBEAT_SECONDS),
-            (self._cancel_asked, REQUEST_SECONDS),
-            (self._sweep, SWEEP_SECONDS),
-        )
-        self._jobs = [
-            PeriodicJob(work, seconds, lambda error: outages.failed(str(error)), at_once=True)
-            for work, seconds in jobs
-        ]
-        self._expiry: PeriodicJob | None = None
-        self._callers: dict[str, CallerContext] = {}
-        self._starting: set[asyncio.Task[None]] = set()
-        #: runs that are begun here at once
-        self.max_starting = _MAX_BEGINNING
-        self._local_queue = LocalQueue(_MAX_LOCAL_QUEUE)
-        self._background: set[asyncio.Task[None]] = set()
-        self._notifications = Notifications()
-        self._capacity: dict[str, QueueCapacity] = {}
-        self._slot_locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+    def __init__(
+        self,
+        queue: LeaseQueue,
+        heartbeat: WorkerHeartbeat,
+        outages: OutageLog,
+        *,
+        lease_seconds: float = LEASE_SECONDS,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self.name = worker_name()
+        self.active: dict[str, asyncio.Task[None]] = {}
+        self._queue, self._heartbeat, self._outages = queue, heartbeat, outages
 
-    # -- life ----------------------------------------------------------------------------------------------
+        def job(work: Callable[[], Awaitable[object]], seconds: float) -> PeriodicJob:
+            return PeriodicJob(
+                work, seconds, lambda error: outages.failed(str(error)), sleep=sleep, at_once=True
+            )
+
+        renewal_seconds = HEARTBEAT_SECONDS * lease_seconds / LEASE_SECONDS
+        self._renewing = (job(self._renew, renewal_seconds), job(self.stop_requested, REQUEST_SECONDS))
+        self._sweeping = job(self._sweep, SWEEP_SECONDS)
+        self._taking_over = job(self._take_over, SWEEP_SECONDS)
 
     @property
-    def is_open(self) -> bool:
-        return self._store is not None
+    def started(self) -> bool:
+        return self._sweeping.started
 
-    @property
-    def store(self) -> RunStore:
-        if self._store is None:
-            raise ShuttingDown("The store of runs is not open.")
-        return self._store
-
-    async def open(self) -> RunStore:
-        """Opens the store for queries. No run is executed."""
-        async with self._opening:
-            if self._store is None:
-                self._store, (days, most) = await self._host.open_runs(), self._host.retention
-                delete = partial(self._store.expire, max_runs=most)
-                self._expiry = expiry_job(delete, self._host.clock, days)
-                self._expiry.start()
-            return self._store
-
-    async def open_if_used(self) -> RunStore | None:
-        """Returns the store if it may hold runs of other or earlier processes, else None."""
-        if self._store is None and self._host.may_hold_runs:
-            await self.open()
-        return self._store
-
-    async def start(self) -> None:
-        """Starts to execute runs, those of dead processes included."""
-        store = await self.open()
-        async with self._opening:
-            if self._backend is not None or self._draining:
-                return
-            await store.heartbeat(self.worker)
-            self._heartbeat.enter(self.worker)
-            self._backend = await self._started()
-            for job in self._jobs:
+    def start(self) -> None:
+        """Starts to work. Does nothing if the worker has started."""
+        if not self.started:
+            self._heartbeat.enter(self.name)
+            for job in (*self._renewing, self._sweeping, self._taking_over):
                 job.start()
 
-    async def _started(self) -> DurableBackend:
-        """Returns a started backend. If it cannot start, it is closed."""
-        backend = await self._host.open_backend()
-        try:
-            await backend.start(self.work)
-        except BaseException:
-            await backend.close()
-            raise
-        return backend
+    def wake(self) -> None:
+        """Sweeps now."""
+        self._sweeping.wake()
+
+    def execute(self, id: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Executes work in a task of its own."""
+        task = self.active[id] = asyncio.create_task(work)
+        task.add_done_callback(lambda _: self.active.pop(id, None))
+        return task
 
     async def drain(self) -> None:
-        """Accepts no new segments; active ones continue."""
-        self._draining = True
-        if self._backend is not None:
-            await self._backend.drain()
+        """Starts no more work. Leases are still renewed."""
+        await self._sweeping.close()
+        await self._taking_over.close()
 
-    async def close(self, grace: float) -> None:
-        """Accepts no new segments, waits at most `grace` seconds for active ones, and hands over the rest.
+    async def close(self) -> None:
+        """Releases the leases. If the database does not answer, they expire.
 
-        A worker that has left is thought dead: before this, runs that named it must have ended.
+        Others take a worker that has left for dead, so nothing of it may be active any more.
+
+        Raises:
+            StoreError: the leases were not released.
         """
+        await self.abandon()
+        if self.started:
+            await self._queue.release_leases(self.name)
+            self._heartbeat.leave(self.name)
+
+    async def abandon(self) -> None:
+        """Ends without a release: the leases expire, as after a crash."""
         await self.drain()
-        async with self._opening:  # one that begins meanwhile ends here too
-            pass
-        if self._expiry is not None:
-            await self._expiry.close()
-        if self._backend is None:
-            return
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=grace)
-        for segment in tuple(self._segments.values()):
-            segment.suspend()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
-        for beginning in (*self._background, *self._starting):
-            await cancel_and_wait(beginning)
-        for job in self._jobs:
+        for job in self._renewing:
             await job.close()
-        await self._leave()
-        await self._backend.close()
 
-    async def _leave(self) -> None:
-        """Queues unfinished runs for other processes. Nothing is dispatched here any more."""
-        try:
-            await self.store.release_worker(self.worker)
-            self._heartbeat.leave(self.worker)
-        except StoreError as error:  # they are taken over when the lease has passed
-            log.warning("runs_not_handed_over", error=str(error))
+    async def stop_requested(self) -> None:
+        """Ends the work whose end was requested; called periodically, and by who has just requested it."""
+        for work in await self._queue.cancel_requested(self.name):
+            self._queue.stop(work)
 
-    # -- accepting -----------------------------------------------------------------------------------------
-
-    async def accept(
-        self,
-        row: RunRow,
-        caller: CallerContext,
-        admission: Admission,
-        key: IdempotencyKey | None = None,
-    ) -> RunRow:
-        """Stores a run; when this returns, the run survives any crash.
-
-        Args:
-            key: the caller's `Idempotency-Key`; the run that has it already is returned.
-
-        Raises:
-            StoreUnavailable: it was not accepted.
-            SessionBusy: its agent's policy is to reject, and the session answers another message.
-            Overloaded: as many runs of its agent wait to begin as may.
-            IdempotencyConflict: the key was used with another body.
-        """
-        if self._draining:
-            raise ShuttingDown("The server is shutting down; send the request again.")
-        await self.start()
-        kept = await self._accept_row(row, admission, key)
-        failpoints.reach(failpoints.ACCEPTED)
-        if kept.run_id != row.run_id:  # it was there, or this one has become part of it
-            return kept
-        self._remember(row.run_id, caller)
-        if admission.policy == "interrupt":
-            with suppress(StoreError):  # they are looked for again in a moment
-                await self._cancel_asked()
-        if admission.policy == "merge":
-            self._hold_task(self._send_later(kept))
-            return kept
-        if caller.bearer_token and admission.keeps_token:
-            self._start_segment(kept.run_id, kept.segment)
-        await self._send(kept)
-        return kept
-
-    async def _accept_row(self, row: RunRow, admission: Admission, key: IdempotencyKey | None) -> RunRow:
-        """Returns the run, or the one that it was merged into, or the one that has its key."""
-        capacity = self._capacity.setdefault(row.agent, QueueCapacity(self._host.clock))
-        count = partial(self.store.queued, row.agent)
-        accept = partial(self.store.accept, row, key, admission.policy)
-        try:
-            return await capacity.enter(count, row.agent, admission.max_queued, accept)
-        except Overloaded:
-            earlier = await self._earlier(key, row)
-            if earlier is None:
-                raise
-            return earlier
-
-    async def _earlier(self, key: IdempotencyKey | None, row: RunRow) -> RunRow | None:
-        """Returns the run that already has a key. An unused key is stored without duration."""
-        if key is None:
-            return None
-        run_id = await self.store.reserve_key(key._replace(expires_at=row.created_at), row.run_id)
-        return await self.store.get(run_id)
-
-    async def _send_later(self, row: RunRow) -> None:
-        """Sends a run when its merge window closes.
-
-        If this process dies before, the sweep of another one does.
-        """
-        while (left := row.wake_at - self._host.clock.now()) > 0:
-            await self._host.clock.sleep(left)
-        await self._send(row)
-
-    async def decide(self, row: RunRow, decision: JsonObject, by: CallerContext) -> RunRow:
-        """Stores the decision of a person about a run that waits, and continues the run.
-
-        Args:
-            decision: `{"decision", "arguments"?, "answer"?}`.
-            by: who decides, which is kept; the run continues with their token where it is its own caller.
-
-        Raises:
-            NotWaiting: it does not wait, or no longer.
-            Forbidden, InvalidInput: it waits for the token of its caller, and this is another one, or none.
-            InvalidInput: the decision does not fit the question, which stays open.
-        """
-        if row.status != "waiting" or row.waiting_for is None:
-            raise NotWaiting(f"The run {row.run_id!r} does not wait for anybody; it is {row.status}.")
-        await self.start()
-        caller = caller_after_decision(row, decision["decision"], by)
-        made = {"by": by.user_id or ANONYMOUS_USER, "decided_at": self._host.clock.now()}
-        advanced = await decide(self.store, row, {**decision, **made})
-        if caller is not None:
-            self._remember(row.run_id, caller)
-            self._start_segment(advanced.run_id, advanced.segment)
-        await self._send(advanced)
-        return advanced
-
-    def _remember(self, run_id: str, caller: CallerContext) -> None:
-        """Stores a caller, with its token, until a segment of the run begins here."""
-        self._callers[run_id] = caller
-        while len(self._callers) > _MAX_CALLERS:  # of runs that others have claimed
-            del self._callers[next(iter(self._callers))]
-
-    def _start_segment(self, run_id: str, segment: int) -> None:
-        """Executes a run here, unless another process claims it first."""
-        beginning = asyncio.create_task(self.work(run_id, segment))
-        self._starting.add(beginning)
-        beginning.add_done_callback(self._segment_started)
-
-    def _segment_started(self, ended: asyncio.Task[None]) -> None:
-        self._starting.discard(ended)
-        while self._has_room and (due := self._local_queue.pop()) is not None:
-            self._start_segment(*due)
-
-    @property
-    def _has_room(self) -> bool:
-        return len(self._starting) < self.max_starting and not self._draining
-
-    def _hold_task(self, work: Coroutine[Any, Any, None]) -> None:
-        """Keeps a reference to a task until it ends or this process closes."""
-        task = asyncio.create_task(work)
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
-
-    # -- working -------------------------------------------------------------------------------------------
-
-    async def work(self, run_id: str, segment: int) -> None:
-        """Executes a segment if it is due. The segment continues when its dispatcher stops waiting for it.
-
-        Then the run that may begin now: nobody else knows that it is its turn.
-        """
-        row = await self._claim(run_id, segment)
-        while row is not None:
-            await self._run_segment(row)
-            row = await self._claim_next(row)
-
-    async def _claim(self, run_id: str, segment: int) -> RunRow | None:
-        """Claims a run for this process. Returns None if it is not due, or another process was faster."""
-        if run_id in self._run_ids or self._draining:  # a second dispatch; what is not begun stays queued
-            return None
-        self._run_ids.add(run_id)
-        row: RunRow | None = None
-        try:
-            limits = self._host.max_running
-            row = await retry_while_unavailable(
-                partial(self.store.claim, run_id, segment, self.worker, limits)
-            )
-        finally:
-            if row is None:
-                self._run_ids.discard(run_id)
-        return row
-
-    async def _run_segment(self, row: RunRow) -> None:
-        task = asyncio.create_task(self._work(row))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        try:
-            await asyncio.wait([task])
-        finally:
-            self._run_ids.discard(row.run_id)
-
-    async def _claim_next(self, row: RunRow) -> RunRow | None:
-        """Claims the next run of the session, or the run that receives the slot of a bounded agent."""
-        following = (
-            await retry_while_unavailable(partial(self.store.next_in_session, row)) if row.ordered else None
-        )
-        if row.agent not in self._host.max_running:
-            return await self._claim(*following) if following is not None else None
-        found = await self._claim_slot(row.agent)
-        if following is not None and (found is None or following[0] != found.run_id):
-            self._hold_task(self.work(*following))  # beside it, where there is another slot
-        return found
-
-    async def _claim_slot(self, agent: str) -> RunRow | None:
-        """Claims the first run of an agent that is due. If another process claims it first, the next one."""
-        late_for = None
-        async with self._slot_locks[agent]:  # two that have ended together choose one after the other
-            while (due := await retry_while_unavailable(partial(self.store.next_of_agent, agent))) not in (
-                None,
-                late_for,
-            ):
-                if (row := await self._claim(*due)) is not None:
-                    return row
-                late_for = due
-        return None
-
-    async def _work(self, row: RunRow) -> None:
-        caller = self._callers.pop(row.run_id, None) or caller_of(row.caller)
-        try:
-            segment = await self._host.load_segment(self.store, row, caller, self._notifications.notify)
-            self._segments[row.run_id] = segment
-            await segment.work()
-            if segment.newer_version:
-                log.warning("run_of_a_newer_astromesh", run_id=row.run_id)
-                await asyncio.sleep(_NEWER_VERSION_SECONDS)
-            elif segment.handed_back is not None:
-                await asyncio.sleep(_POSTPONE_SECONDS)
-                self._hold_task(self._send(segment.handed_back))
-        except asyncio.CancelledError:
-            pass  # somebody else has the run, or will have it
-        except AstromeshError as error:  # it could not begin: its agent cannot be opened any more
-            await self._fail(row, error)
-        except Exception as error:  # border of a background run: whatever breaks ends this run alone
-            log.exception("segment_crashed", run_id=row.run_id)
-            await self._fail(
-                row, AstromeshError(f"The run failed for an internal reason: {type(error).__name__}.")
-            )
-        finally:
-            self._segments.pop(row.run_id, None)
-            self._notifications.notify(row.run_id)
-
-    async def _fail(self, row: RunRow, error: AstromeshError) -> None:
-        said = {"code": error.code, "detail": str(error)}
-        past = await retry_while_unavailable(partial(self.store.events, row.run_id, 0, 1_000_000))
-        seq, now = (past[-1].seq if past else 0) + 1, self._host.clock.now()
-        last = Event(row.run_id, seq, now, "run.failed", {**said, "response": "", "agent": row.agent})
-        change = RunChange(
-            status="failed", error=said, finished_at=now, request=ended_request(row.request, "")
-        )
-        claim = SegmentClaim(row.run_id, row.segment, row.worker)
-        with suppress(LeaseLost):
-            await retry_while_unavailable(partial(self.store.commit, claim, events=[last], change=change))
-
-    def stop(self, run_id: str) -> bool:
-        """Starts to cancel a run. Returns False if this process does not execute it."""
-        segment = self._segments.get(run_id)
-        if segment is None:
-            return False
-        segment.stop()
-        return True
-
-    # -- news ----------------------------------------------------------------------------------------------
-
-    def listen(self, run_id: str, news: asyncio.Event) -> Callable[[], None]:
-        """Sets `news` at every transaction of a run in this process. Returns a function that ends this."""
-        return self._notifications.listen(run_id, news)
-
-    # -- tending -------------------------------------------------------------------------------------------
-
-    async def _beat(self) -> None:
-        await self.store.heartbeat(self.worker)
-        outages.succeeded()
-
-    async def _cancel_asked(self) -> None:
-        if self._segments:
-            for run_id in await self.store.cancelling(self.worker):
-                self.stop(run_id)
+    async def _renew(self) -> None:
+        for work in await self._queue.renew_leases(self.name):
+            self._queue.stop(work)
 
     async def _sweep(self) -> None:
-        if self._draining:
-            return
-        # who has no room leaves what is queued to others; it is looked for again in a moment
-        queued = self._queued if self._has_room else _NEVER_SECONDS
-        due = await self.store.overdue(LEASE_SECONDS, queued=queued, limits=self._host.max_running)
-        self._queued = QUEUED_SECONDS
-        for run_id, _ in due:
-            if run_id not in self._run_ids and run_id not in self._local_queue:
-                await self._dispatch(run_id)
-        for worker in self._heartbeat.dead():
-            for run_id, _ in await self.store.release_worker(worker):
-                await self._dispatch(run_id)
-            self._heartbeat.forget(worker)
+        self._sweeping.seconds = SWEEP_SECONDS  # if the queue does not answer
+        self._sweeping.seconds = await self._queue.sweep(self.name)
+        self._outages.succeeded()
 
-    async def _dispatch(self, run_id: str) -> None:
-        row = await self.store.get(run_id)
-        if row is not None and row.status == "queued":
-            await self._send(row)
-
-    async def _send(self, row: RunRow) -> None:
-        """Executes a run here if there is room now or soon, else queues it at the backend.
-
-        Its row is on disk: where this process dies or is slow, the sweeper of another one does it again.
-        """
-        if self._backend is None:  # this process leaves
-            return
-        if self._has_room:
-            self._start_segment(row.run_id, row.segment)
-            return
-        if not self._draining and self._local_queue.add(row):
-            return
-        try:
-            await self._backend.dispatch(row)
-        except AstromeshError as error:
-            log.warning("run_not_dispatched", run_id=row.run_id, error=str(error))
+    async def _take_over(self) -> None:
+        for dead in self._heartbeat.dead():
+            await self._queue.take_over(self.name, dead)
+            self._heartbeat.forget(dead)

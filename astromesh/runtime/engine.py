@@ -26,7 +26,7 @@ from astromesh.durable.queue import AgentSlots
 from astromesh.durable.remote_cancel import RemoteCancel
 from astromesh.durable.run_archive import RunArchive
 from astromesh.durable.run_registry import RunRegistry
-from astromesh.durable.worker import RunWorker
+from astromesh.durable.run_worker import RunWorker
 from astromesh.durable.writer import retry_while_unavailable
 from astromesh.errors import (
     AgentNotFoundError,

@@ -20,7 +20,7 @@ import structlog
 from astromesh.access.scopes import Viewer
 from astromesh.durable.base import ENDED_STATUSES, IdempotencyKey, RunChange, RunRow, SegmentClaim
 from astromesh.durable.run_registry import RunRegistry, outcome_of
-from astromesh.durable.worker import RunWorker
+from astromesh.durable.run_worker import RunWorker
 from astromesh.durable.writer import retry_while_unavailable
 from astromesh.errors import (
     AllProvidersFailed,

@@ -17,8 +17,8 @@ from astromesh.durable.base import JournalStep, RunChange, RunRow, RunStore, Seg
 from astromesh.durable.event_stream import DurableStream
 from astromesh.durable.journal import RunJournal, StepLog
 from astromesh.durable.run_registry import partial_result
+from astromesh.durable.run_worker import Admission
 from astromesh.durable.serialization import SCHEMA, caller_to_json, ended_request
-from astromesh.durable.worker import Admission
 from astromesh.durable.writer import SegmentWriter, retry_while_unavailable
 from astromesh.errors import AstromeshError, SessionBusy, StoreUnavailable
 from astromesh.runtime.agent import Agent

@@ -15,7 +15,7 @@ from astromesh.durable.base import ENDED_STATUSES, RunQuery, RunRow, RunStore
 from astromesh.durable.remote_cancel import RemoteCancel
 from astromesh.durable.run_archive import RunArchive
 from astromesh.durable.run_registry import RunFilter, RunRegistry, event_not_reached, iso_time
-from astromesh.durable.worker import RunWorker
+from astromesh.durable.run_worker import RunWorker
 from astromesh.errors import (
     ApprovalRequired,
     EventsGone,

@@ -8,7 +8,7 @@ run again.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -25,9 +25,9 @@ from astromesh.durable.leases import (
     WorkerHeartbeat,
     cancel_and_wait,
     expiry_job,
-    worker_name,
 )
 from astromesh.durable.serialization import caller_of, caller_to_json
+from astromesh.durable.worker import Worker
 from astromesh.durable.writer import retry_while_unavailable
 from astromesh.errors import (
     AstromeshError,
@@ -99,15 +99,16 @@ class WorkflowTasks:
     """Opened with the runtime; the store opens with the first Task.
 
     Args:
-        presence: which workers of this machine live.
+        heartbeat: the live workers of this data folder.
     """
 
-    def __init__(self, host: TaskHost, presence: WorkerHeartbeat) -> None:
-        self._host, self._heartbeat = host, presence
-        self.worker = worker_name()
+    def __init__(self, host: TaskHost, heartbeat: WorkerHeartbeat) -> None:
+        self._host = host
+        self._worker = Worker(self, heartbeat, outages, sleep=host.clock.sleep)
+        self.worker = self._worker.name
         self.records = TaskRecords(self.worker, host.clock)
         self.loaded = WorkflowRegistry(host, self.records)
-        self.tasks = TaskView(self.loaded, self.records.live, self.store, self._stop)
+        self.tasks = TaskView(self.loaded, self.records.live, self.store, self.stop)
         self.replays = TaskReplays(host, self.loaded, self.tasks)
         self.records.listeners += [
             TaskMetrics(host.metrics.tally, self.loaded.metrics_of),
@@ -116,13 +117,6 @@ class WorkflowTasks:
             _log_task,
         ]
         self._opening = asyncio.Lock()
-        self._maintenance = PeriodicJob(
-            self._maintain,
-            SWEEP_SECONDS,
-            lambda error: outages.failed(str(error)),
-            sleep=host.clock.sleep,
-            at_once=True,
-        )
         self._expiry: PeriodicJob | None = None
         self._draining = False
 
@@ -135,7 +129,7 @@ class WorkflowTasks:
     def resume_left(self) -> None:
         """Starts to resume the Tasks of earlier processes, in the background."""
         if self.loaded:
-            self._start_maintenance()
+            self._worker.start()
 
     def drain(self) -> None:
         """Accepts no new Tasks."""
@@ -149,16 +143,14 @@ class WorkflowTasks:
     async def close(self) -> None:
         """Accepts no new Tasks and leaves durable ones to other processes."""
         self._draining = True
-        await self._maintenance.close()  # first, so that nothing is taken over any more
+        await self._worker.drain()
         if self._expiry is not None:
             await self._expiry.close()
         for live in tuple(self.records.live.values()):
             await cancel_and_wait(live.work)
         await self.loaded.close()
-        if self._maintenance.started and self.records.store is not None:
-            with suppress(StoreError):
-                await self.records.store.heartbeat(self.worker, 0.0)
-            self._heartbeat.leave(self.worker)
+        with suppress(StoreError):  # then the leases expire
+            await self._worker.close()
 
     async def store(self) -> TaskStore:
         async with self._opening:
@@ -271,7 +263,7 @@ class WorkflowTasks:
                 return there
             begin = {**begin, "task_id": kept}
         store = await self.store()
-        self._start_maintenance()
+        self._worker.start()
         self._require_room(engine, name)
         row = self._row(engine, request, begin, caller, durable=True)
         live = self.records.live[row.task_id] = LiveTask(row, [begin])  # which takes its place at once
@@ -325,7 +317,7 @@ class WorkflowTasks:
 
     def _start_work(self, engine: Engine, live: LiveTask) -> None:
         self.records.live[live.id] = live
-        live.work = asyncio.create_task(self._work(engine, live))
+        live.work = self._worker.execute(live.id, self._work(engine, live))
 
     async def _work(self, engine: Engine, live: LiveTask) -> None:
         """Executes a durable Task until it ends or another worker takes it over."""
@@ -393,37 +385,50 @@ class WorkflowTasks:
         self.loaded.forget(live)
         live.notify()
 
-    # -- keeping and taking over ---------------------------------------------------------------------------
+    # -- the queue that the worker leases from -------------------------------------------------------------
 
-    def _start_maintenance(self) -> None:
-        if not self._maintenance.started:
-            self._heartbeat.enter(self.worker)
-            self._maintenance.start()
+    async def renew_leases(self, worker: str) -> Collection[str]:
+        """Renews the leases of active Tasks. A lost one is noticed by the commit that its Task makes next."""
+        await (await self.store()).heartbeat(worker, self._lease_end, tuple(self.records.live))
+        return ()
 
-    async def _maintain(self) -> None:
-        """Renews the leases of this worker's Tasks, then takes over those of dead workers."""
+    async def cancel_requested(self, worker: str) -> Collection[str]:
+        return await (await self.store()).cancelling(worker) if self.records.live else ()
+
+    async def sweep(self, worker: str) -> float:
+        await self._take(worker)
+        return SWEEP_SECONDS
+
+    async def take_over(self, worker: str, dead: str) -> None:
+        while await self._take(worker, dead) == MAX_TAKEOVERS:
+            pass
+
+    async def release_leases(self, worker: str) -> None:
+        await (await self.store()).heartbeat(worker, 0.0)
+
+    @property
+    def _lease_end(self) -> float:
+        return self._host.clock.now() + LEASE_SECONDS
+
+    async def _take(self, worker: str, *dead: str) -> int:
+        """Takes Tasks of dead workers, and those whose lease has expired. Returns their number.
+
+        Without its workflow here, a Task waits until its lease expires again.
+        """
         store = await self.store()
-        until = self._host.clock.now() + LEASE_SECONDS
-        for task_id in await store.heartbeat(self.worker, until, tuple(self.records.live)):
-            self._stop(task_id)
-        dead = await asyncio.to_thread(self._heartbeat.dead)
-        taken = await store.take(self.worker, dead, until, MAX_TAKEOVERS)
+        taken = await store.take(worker, dead, self._lease_end, MAX_TAKEOVERS)
         for row in taken:
-            if row.task_id not in self.records.live:
-                await self._take_over(store, row)
-        for worker in dead if len(taken) < MAX_TAKEOVERS else ():  # else the dead have left more
-            self._heartbeat.forget(worker)
-        outages.succeeded()
+            if row.task_id in self.records.live:
+                continue
+            if (engine := self.loaded.engine(row.workflow)) is None:
+                log.warning("task_waits_for_its_workflow", task_id=row.task_id, workflow=row.workflow)
+                continue
+            log.info("task_taken_up", task_id=row.task_id, workflow=row.workflow)
+            self._start_work(engine, LiveTask(row, await store.records(row.task_id)))
+        return len(taken)
 
-    async def _take_over(self, store: TaskStore, row: TaskRow) -> None:
-        """Takes over a Task. Without its workflow here, the Task waits until its lease expires."""
-        if (engine := self.loaded.engine(row.workflow)) is None:
-            log.warning("task_waits_for_its_workflow", task_id=row.task_id, workflow=row.workflow)
-            return
-        log.info("task_taken_up", task_id=row.task_id, workflow=row.workflow)
-        self._start_work(engine, LiveTask(row, await store.records(row.task_id)))
-
-    def _stop(self, task_id: str) -> bool:
+    def stop(self, task_id: str) -> bool:
+        """Starts to cancel a Task. Returns False if this process does not execute it."""
         live = self.records.live.get(task_id)
         if live is None:
             return False

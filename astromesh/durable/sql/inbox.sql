@@ -18,5 +18,8 @@ WHERE queue = $1 AND holder = $2
 UPDATE astromesh.inbox_queues SET holder = '', held_until = 0, due_at = $3, attempts = $4
 WHERE queue = $1 AND holder = $2
 
+-- name: release_holder
+UPDATE astromesh.inbox_queues SET holder = '', held_until = 0 WHERE holder = $1
+
 -- name: fate
 SELECT state, code FROM astromesh.inbox_sent WHERE id = $1

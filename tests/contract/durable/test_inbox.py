@@ -54,6 +54,15 @@ async def test_a_letter_is_kept_once(inbox):
     assert [k.content for k in await inbox.pending("q", 2)] == [b"1", b"2"]
 
 
+async def test_all_queues_of_a_holder_that_has_ended_are_due_as_before(inbox):
+    await inbox.put([letter("1", "q"), letter("2", "r", due=NOW - 5), letter("3", "other")])
+    assert await taken(inbox, "dead", NOW, 1) == ["r"]
+    assert await taken(inbox, "alive", NOW, 1) in (["q"], ["other"])
+    await inbox.release_holder("dead")
+    assert await inbox.next_due(CHANNELS) == NOW - 5
+    assert "r" in await taken(inbox, "h")
+
+
 async def test_many_copies_at_once_are_one(inbox):
     copies = await asyncio.gather(*(inbox.put([letter("1"), letter("2", "r")]) for _ in range(50)))
     assert sum(copies) == 2

@@ -456,6 +456,7 @@ async def test_a_refused_call_is_not_made_and_who_decided_is_kept(tmp_path, said
 async def test_a_waiting_run_has_no_task(tmp_path):
     folder = write(tmp_path, manifest(tools=[tool(approval="required")]))
     async with working(folder, ScriptedProvider(asks("a"), repeat=True), lookup()) as runtime:
+        await asyncio.sleep(0.1)  # the periodic jobs pause, which is a task each
         before = len(asyncio.all_tasks())
         rows = [
             await runtime.accept(runtime.agent("helper"), RunRequest("Hello", f"s-{n}")) for n in range(20)

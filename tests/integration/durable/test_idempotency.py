@@ -197,8 +197,7 @@ async def test_the_run_of_a_process_that_died_is_free_to_be_sent_again(tmp_path)
             waits = asyncio.create_task(second.post(RUN, json=BODY, headers=named()))
             await asyncio.sleep(0.5)  # the second caller has found the run, and polls its row
             await one.durable.store.release_worker(one.durable.worker)  # as a sweeper does with a dead one
-            for job in one.durable._jobs:
-                await job.close()
+            await one.durable._worker.abandon()
             told = await asyncio.wait_for(waits, PATIENCE)
             again = await second.post(RUN, json=BODY, headers=named())
         held.go.set()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -14,7 +16,7 @@ import structlog
 from astromesh.channels.base import ChannelRunRequest, Inbox, WebhookRequest
 from astromesh.channels.setup import ChannelSetup, ConfiguredChannel
 from astromesh.durable.inbox_worker import MAX_ACTIVE, ChannelInboxWorker, queues_to_begin
-from astromesh.durable.leases import cancel_and_wait
+from astromesh.durable.leases import WorkerHeartbeat
 from astromesh.errors import (
     AgentUnavailable,
     ApprovalRequired,
@@ -38,7 +40,7 @@ class Desk:
         asked: the questions in order. gate: what each run waits for. raising: raised by the next runs.
     """
 
-    def __init__(self, inbox: Inbox, clock: ManualClock, **setup: Any) -> None:
+    def __init__(self, inbox: Inbox, clock: ManualClock, folder: Path, **setup: Any) -> None:
         self.pigeon = Pigeon(RING)
         self.asked: list[ChannelRunRequest] = []
         self.raising: list[Exception] = []
@@ -47,7 +49,7 @@ class Desk:
         self.changed = asyncio.Event()
         setup.setdefault("lease", 3600.0)  # the clock may run far ahead of a machine that is busy
         post = ConfiguredChannel("pigeon", self.pigeon, ChannelSetup("helper", **setup))
-        self.desk = ChannelInboxWorker(inbox, {"pigeon": post}, self._ask, clock)
+        self.desk = ChannelInboxWorker(inbox, {"pigeon": post}, self._ask, clock, WorkerHeartbeat(folder))
 
     async def _ask(self, question: ChannelRunRequest) -> str:
         self.asked.append(question)
@@ -89,13 +91,14 @@ async def inbox(request: pytest.FixtureRequest, tmp_path: Path, clock: ManualClo
 
 @asynccontextmanager
 async def started(inbox: Inbox, clock: ManualClock, **setup: Any) -> AsyncIterator[Desk]:
-    desk = Desk(inbox, clock, **setup)
-    desk.desk.start()
-    try:
-        yield desk
-    finally:
-        desk.gate.set()
-        await desk.desk.close()
+    with TemporaryDirectory() as folder:
+        desk = Desk(inbox, clock, setup.pop("folder", Path(folder)), **setup)
+        desk.desk.start()
+        try:
+            yield desk
+        finally:
+            desk.gate.set()
+            await desk.desk.close()
 
 
 async def test_one_person_is_answered_in_order_and_others_meanwhile(inbox, clock):
@@ -115,7 +118,7 @@ async def test_a_few_are_begun_at_once_and_more_where_these_wait_for_their_model
         desk.gate.clear()
         await desk.say(*(f"{n}|p{n}|m{n}" for n in range(MAX_ACTIVE + 2)))
         await desk.until(lambda d: len(d.asked) == MAX_ACTIVE, clock)
-        assert len(desk.desk._work) == MAX_ACTIVE
+        assert len(desk.desk._worker.active) == MAX_ACTIVE
         desk.gate.set()
         await desk.until(lambda d: len(d.sent) == MAX_ACTIVE + 2, clock)
 
@@ -172,7 +175,7 @@ async def test_a_question_that_waits_for_a_person_is_looked_at_quietly_and_count
         desk.raising = [ApprovalRequired("Wait.", "run_1", {}) for _ in range(3)]
         await desk.say("1|ann|one")
         await desk.until(lambda d: len(d.asked) == 2, clock)
-        await desk.until(lambda d: not d.desk._work)
+        await desk.until(lambda d: not d.desk._worker.active)
         later = clock.now() + 100
         (taken,) = await inbox.take("another", ["pigeon"], later, later + 1, 1)
         assert taken.attempts == 0
@@ -248,16 +251,27 @@ async def test_a_desk_that_ends_in_the_middle_leaves_its_work_to_the_next(inbox,
         first.gate.clear()
         await first.say("1|ann|one", "2|ann|two")
         await first.until(lambda d: bool(d.asked), clock)
-        for task in first.desk._work.values():
+        for task in first.desk._worker.active.values():
             task.cancel()
-        await cancel_and_wait(first.desk._polling)
-        for job in first.desk._jobs:
-            await job.close()
+        await first.desk._worker.abandon()
         async with started(inbox, clock) as second:
             await second.until(lambda d: len(d.sent) == 2, clock)
             assert second.sent == ["ONE", "TWO"]
             assert second.asked[0].key == first.asked[0].key
         assert first.sent == []
+
+
+async def test_a_dead_worker_of_this_machine_leaves_its_queues_at_once(inbox, clock, tmp_path):
+    """Its leases have not expired; its file is unlocked."""
+    presence = WorkerHeartbeat(tmp_path)
+    presence.enter("dead")
+    async with started(inbox, clock, folder=tmp_path) as desk:
+        await desk.desk._worker.drain()
+        await desk.say("1|ann|one")
+        assert await inbox.take("dead", ["pigeon"], clock.now(), clock.now() + 3600.0, 1)
+    os.close(presence._own.pop("dead"))  # as the system does when a process dies
+    async with started(inbox, clock, folder=tmp_path) as desk:
+        await desk.until(lambda d: d.sent == ["ONE"])
 
 
 async def test_what_another_key_sealed_is_kept_until_that_key_is_back(inbox, clock):

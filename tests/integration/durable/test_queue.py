@@ -58,8 +58,7 @@ async def test_who_ends_a_run_of_a_bounded_agent_begins_the_next_at_once(tmp_pat
 
     async with runtime_of(tmp_path, ScriptedProvider(ends_with_the_others, repeat=True)) as runtime:
         await runtime.durable.start()
-        for job in runtime.durable._jobs:
-            await job.close()
+        await runtime.durable._worker.abandon()
         agent = runtime.agent("plain")
         rows = [await runtime.accept(agent, RunRequest("go", f"s-{n}")) for n in range(count)]
         go.set()

@@ -106,7 +106,7 @@ async def test_a_cancel_of_a_task_that_another_process_has_by_now_ends_it_here_a
         until = runtime.clock.now() + 60.0
         taken = await store.take("another", [workflows.worker], until, 10)
         assert second.task_id in {row.task_id for row in taken}
-        workflows._stop(second.task_id)
+        workflows.stop(second.task_id)
         assert live.work is not None
         await asyncio.wait([live.work], timeout=PATIENCE)
         kept = await store.get(second.task_id)

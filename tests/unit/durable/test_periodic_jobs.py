@@ -22,8 +22,8 @@ class Ticks:
     async def tick(self, times: int = 1) -> None:
         for _ in range(times):
             self.gate.release()
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
+            for _ in range(10):
+                await asyncio.sleep(0)
 
 
 async def test_a_job_goes_on_after_an_error() -> None:
@@ -60,6 +60,24 @@ async def test_a_job_ends_when_it_is_not_needed_and_starts_again() -> None:
     await ticks.tick()
     await job.close()
     assert len(calls) == 2
+
+
+async def test_a_job_that_is_woken_calls_at_once_and_once_more_where_it_was_calling() -> None:
+    begun, go = asyncio.Semaphore(0), asyncio.Semaphore(0)
+
+    async def work() -> None:
+        begun.release()
+        await go.acquire()
+
+    job = PeriodicJob(work, 3600.0, lambda _: None)
+    job.start()
+    async with asyncio.timeout(10):
+        job.wake()
+        await begun.acquire()
+        job.wake()
+        go.release()
+        await begun.acquire()
+    await job.close()
 
 
 async def test_a_job_that_was_never_started_closes() -> None:
