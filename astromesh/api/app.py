@@ -1,4 +1,4 @@
-"""The server as an ASGI application: what every request passes, and what is answered by whom."""
+"""The server as an ASGI application: its middleware, its lifespan, and its response to a crash."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ from starlette.types import ASGIApp, Lifespan, Receive, Scope, Send
 from astromesh.access.audit import AuditLog
 from astromesh.api import errors
 from astromesh.api.auth import Auth, auth_from_config
-from astromesh.api.connections import ConnectionManager
 from astromesh.api.fast_routes import FastRoutes
 from astromesh.api.middleware.body_limit import BodyLimit
 from astromesh.api.middleware.fair_start import FairStart
 from astromesh.api.middleware.limits import DEFAULT_LIMITS, ConcurrencyLimits, RequestLimits
+from astromesh.api.middleware.response import RESPONSE_STARTED, wrap_send
 from astromesh.api.responses import EventBuffer
+from astromesh.errors import ShuttingDown
 from astromesh.runtime.engine import AgentRuntime
 from astromesh.runtime.inbox import open_inbox_worker
 from astromesh.runtime.monitoring import add_gauges
@@ -40,14 +41,15 @@ _EVENTS_DROPPED = MetricReading(
     lambda: {(): EventBuffer.dropped_by_all},
     is_counter=True,
 )
-#: seconds without a run after which a server loads what no run has needed, and how often it waits for that
+#: seconds without a run after which a server loads FastAPI, and how often it waits for such a pause
 _IDLE_SECONDS, _MAX_IDLE_CHECKS = 1.0, 60
+_STOPPED = "The server stopped before it finished this request. Send the request again."
 
 
 class LazyFastAPI:
-    """The FastAPI application with every route, loaded when a server has nothing else to do.
+    """The FastAPI application with every route, loaded when the server is idle.
 
-    Loading it takes a third of a server's start, and no run needs it. A request that does waits for it.
+    Loading it takes a third of a server's start, and no run needs it. A request that needs it waits for it.
     """
 
     def __init__(self, state: State) -> None:
@@ -64,7 +66,7 @@ class LazyFastAPI:
         return self._app is not None
 
     async def load(self) -> ASGIApp:
-        """Loads it in a thread, once for all who wait, whoever of them leaves; what failed is tried again."""
+        """Loads the application in a thread, once for all callers. The next call retries a failed load."""
         if self._app is None:
             if self._load_task is None or self._load_task.done():
                 self._load_task = asyncio.create_task(asyncio.to_thread(self._load))
@@ -78,12 +80,12 @@ class LazyFastAPI:
 
 
 class Server:
-    """The ASGI application. What it answers outside of `rest` is there from the start.
+    """The ASGI application.
 
     Args:
         state: where handlers find the runtime and what belongs to it.
         rest: the routes of FastAPI.
-        passed: what requests and sockets pass before they come to it.
+        middleware: what requests and sockets pass before they reach a route.
         lifespan: what happens before the first request and after the last.
     """
 
@@ -96,13 +98,25 @@ class Server:
         if scope["type"] == "lifespan":
             await self.router.lifespan(scope, receive, send)
             return
+        if is_http := scope["type"] == "http":
+            send = wrap_send(scope, send)
         try:
             await self._middleware(scope, receive, send)
-        except Exception as error:  # the border of the server: whoever asked is told, whoever runs it too
-            if scope["type"] == "http" and not scope["state"].get("answering"):
+        except asyncio.CancelledError:
+            if not self._is_shutdown_cancel():
+                raise
+            if is_http and not scope["state"].get(RESPONSE_STARTED):
+                await errors.error_response(ShuttingDown(_STOPPED))(scope, receive, send)
+        except Exception as error:  # a crash of a route: the client gets a 500, and uvicorn logs it
+            if is_http and not scope["state"].get(RESPONSE_STARTED):
                 response = await errors.handle_crash(Request(scope), error)
                 await response(scope, receive, send)
             raise
+
+    def _is_shutdown_cancel(self) -> bool:
+        """Whether the server itself ends the request, because it shuts down and the request's time is up."""
+        task = asyncio.current_task()
+        return bool(self.state.runtime.draining) and task is not None and task.uncancel() == 0
 
 
 def create_app(
@@ -114,19 +128,20 @@ def create_app(
     limits: ConcurrencyLimits = DEFAULT_LIMITS,
     tallies: WorkerMetrics | None = None,
 ) -> Server:
-    """The server around a runtime, which it closes at the end; it bootstraps one that is not open yet.
+    """Returns the server around a runtime.
+
+    The server bootstraps a runtime that is not open yet, and closes the runtime at its end.
 
     Args:
         auth: who may do what; None: what `spec.auth` of runtime.yaml says.
-        max_body_bytes: larger request bodies are refused with 413.
+        max_body_bytes: the server refuses larger request bodies with 413.
         cors_origins: browser origins whose pages may call, e.g. `https://app.example.com`, or `*`.
-        tallies: where the processes of one server add up what they count; None for a server of one process.
-        room: how many requests and sockets are taken at once; more are 503 at once.
+        limits: how many requests and sockets the server accepts at once; it answers more with 503.
+        tallies: where the processes of one server add up their metrics; None for a server of one process.
     """
     state = State(
         {
             "runtime": runtime,
-            "connections": ConnectionManager(),
             "followers": WeakSet(),
             "fair_start": FairStart(),
             "audit": AuditLog(runtime.data_dir, runtime.clock),
@@ -154,24 +169,23 @@ def create_app(
             finally:
                 loading.cancel()
         finally:
-            await state.connections.close_all()
+            if (connections := getattr(state, "connections", None)) is not None:  # FastAPI is loaded
+                await connections.close_all()
             await runtime.close()
             watchdog.stop()
             if tallies is not None:
                 await tallies.stop()
 
-    passed: ASGIApp = BodyLimit(FastRoutes(rest), max_bytes=max_body_bytes)
+    middleware: ASGIApp = BodyLimit(FastRoutes(rest), max_bytes=max_body_bytes)
     if cors_origins:
-        passed = CORSMiddleware(
-            passed, allow_origins=list(cors_origins), allow_methods=["*"], allow_headers=["*"]
+        middleware = CORSMiddleware(
+            middleware, allow_origins=list(cors_origins), allow_methods=["*"], allow_headers=["*"]
         )
-    return Server(
-        state, rest, RequestLimits(passed, limits, lambda: runtime.draining, state.fair_start), lifespan
-    )
+    return Server(state, rest, RequestLimits(middleware, limits, state.fair_start), lifespan)
 
 
 async def _load_when_idle(rest: LazyFastAPI, runtime: AgentRuntime) -> None:
-    """Loads the routes once no run has gone on for a moment: it takes half a second of a processor."""
+    """Loads the routes in the first pause between runs: it takes half a second of a processor."""
     seen = runtime.activity
     for _ in range(_MAX_IDLE_CHECKS):
         await asyncio.sleep(_IDLE_SECONDS)
@@ -182,5 +196,5 @@ async def _load_when_idle(rest: LazyFastAPI, runtime: AgentRuntime) -> None:
         await rest.load()
     except Exception:
         log.exception("routes_not_loaded")
-    if gc.get_freeze_count():  # whoever serves does not look again at what stays
+    if gc.get_freeze_count():  # a serving process keeps what is loaded now: no collection looks at it again
         gc.freeze()

@@ -1,20 +1,17 @@
-"""Authentication and scopes: who is calling, and what they may do (api.md section 1.
-
-Reliability.md S1-S3).
-"""
+"""Authentication and scopes: who is calling, and what they may do (docs/api.md, Authentication)."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from functools import lru_cache
-from ipaddress import ip_address
-from typing import Protocol, cast
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from typing import Protocol
 from urllib.parse import urlsplit
 
 from starlette.requests import Request
 
 from astromesh.access.keys import DEFAULT_TENANT, ApiKeyAuthenticator, ApiKeyStore, open_authenticator
-from astromesh.access.scopes import ANY_SESSION, Viewer, permits, permits_any
+from astromesh.access.scopes import permits, permits_any
 from astromesh.api.requests import headers_of
 from astromesh.errors import Forbidden, RateLimited, Unauthorized
 from astromesh.net.http import Http
@@ -26,25 +23,27 @@ from astromesh.tools.base import RateLimit
 from astromesh.tools.rate_limit import SlidingWindow
 from astromesh.types import CallerContext
 
-#: the principal of a server without authentication: it is bound to loopback, and may do everything
+#: the principal of a server without authentication, which listens on loopback: it may do everything
 ANONYMOUS = CallerContext(user_id="anonymous", tenant_id=DEFAULT_TENANT, scopes=frozenset({"admin"}))
+#: headers that programs send on behalf of others: proxies and browsers
+_FORWARDING_HEADERS = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip", "via", "origin")
 
 
 class Authenticator(Protocol):
-    """One way of telling who is calling."""
+    """One way to authenticate a caller."""
 
     async def authenticate(self, token: str) -> CallerContext | None:
-        """The caller that a key or token stands for, or None where it is not valid here."""
+        """Returns the caller that a key or token stands for, None where it is not valid here."""
 
 
 class Auth:
     """Admits callers.
 
     Args:
-        methods: tried in order; empty means that everybody is the anonymous local principal.
-        origins: web pages that may call without a credential, beside those of this machine; `*` for all.
-        rate: how many calls each principal may make; None for as many as it likes.
-        clock: what `rate` is measured by.
+        methods: tried in order; without any, everybody is the anonymous local principal.
+        origins: web pages that may call without a credential, besides those of this machine; `*` for all.
+        rate: how many calls each principal may make; None for any number.
+        clock: measures `rate`.
     """
 
     def __init__(
@@ -59,30 +58,27 @@ class Auth:
         self._calls = SlidingWindow(rate) if rate else None
         self._clock = clock or SystemClock()
 
-    async def authorise(self, headers: Mapping[str, str], scope: str, resource: str = "") -> CallerContext:
-        """The caller, if it may do this.
+    async def authorise(
+        self, headers: Mapping[str, str], scope: str, resource: str = "", *, any_resource: bool = False
+    ) -> CallerContext:
+        """Returns the caller, if it may do this.
 
         Args:
             headers: of the request, names in lower case.
-            scope: the route's declared scope, e.g. `agents:run`.
-            resource: what it acts on; `agents:run:<name>` grants a single agent.
+            scope: the scope that the route declares, e.g. `agents:run`.
+            resource: what the request acts on; `agents:run:<name>` grants a single agent.
+            any_resource: a scope for at least one resource is enough; the route checks which one.
 
         Raises:
-            Unauthorized: no credential, or one that is not valid.
-            Forbidden: a valid one without this scope.
-            RateLimited: it has called too often.
+            Unauthorized: there is no credential, or it is not valid.
+            Forbidden: the credential is valid and lacks this scope.
+            RateLimited: the principal has called too often.
         """
-        caller = await self.identify(headers)
+        caller = await self._authenticate(headers) if self._methods else self._anonymous(headers)
         self.count(caller)
-        if not permits(caller.scopes, scope, resource):
-            raise Forbidden(f"This needs the scope {scope!r}, which your key or token does not have.")
-        return caller
-
-    async def authorise_some(self, headers: Mapping[str, str], scope: str) -> CallerContext:
-        """The caller, if it may do this to at least one resource; which one is the route's to check."""
-        caller = await self.identify(headers)
-        self.count(caller)
-        if not permits_any(caller.scopes, scope):
+        if not (
+            permits_any(caller.scopes, scope) if any_resource else permits(caller.scopes, scope, resource)
+        ):
             raise Forbidden(f"This needs the scope {scope!r}, which your key or token does not have.")
         return caller
 
@@ -98,11 +94,8 @@ class Auth:
         if wait > 0:
             raise RateLimited("You have called too often (spec.api.rate_limit).", wait)
 
-    async def identify(self, headers: Mapping[str, str]) -> CallerContext:
-        if not self._methods:
-            self._refuse_foreign_pages(headers)
-            return ANONYMOUS
-        token = credential(headers)
+    async def _authenticate(self, headers: Mapping[str, str]) -> CallerContext:
+        token = _credential(headers)
         if not token:
             raise Unauthorized("Send a key as 'Authorization: Bearer KEY' or 'X-API-Key: KEY'.")
         for method in self._methods:
@@ -110,36 +103,30 @@ class Auth:
                 return caller
         raise Unauthorized("The key or token is not valid here, or no longer.")
 
-    def _refuse_foreign_pages(self, headers: Mapping[str, str]) -> None:
-        """A browser lets any page send requests to this machine, and open WebSockets, in its user's name.
+    def _anonymous(self, headers: Mapping[str, str]) -> CallerContext:
+        """Returns the local principal, unless a page of another site is calling.
 
-        A page may also call this machine by its own site's name, which then leads here (DNS rebinding).
+        A browser lets any page send requests to this machine, and open WebSockets, in its user's name. A page
+        can also call this machine by the name of its own site, if that name resolves to it (DNS rebinding).
         """
         origin = headers.get("origin")
-        if origin and not {origin, "*"} & set(self._origins) and not is_local(origin):
+        if origin and not {origin, "*"} & set(self._origins) and not is_local_page(origin):
             raise Forbidden(f"Pages of {origin} may not call this server; spec.api.cors_origins allows them.")
-        host = _host_name(headers.get("host", ""))
+        host = _hostname(f"//{headers.get('host', '')}")
         if not is_private_host(host) and host not in map(_hostname, self._origins):
             raise Forbidden(
                 f"This server is called by this machine's own names, not {host!r}; spec.api.cors_origins "
                 "allows others."
             )
+        return ANONYMOUS
 
 
-def is_local(origin: str) -> bool:
+def is_local_page(origin: str) -> bool:
     """Whether an Origin header names a page of this machine."""
-    try:
-        return is_loopback(urlsplit(origin).hostname or "")
-    except ValueError:
-        return False
+    return is_loopback(_hostname(origin))
 
 
 @lru_cache(maxsize=64)
-def _host_name(host: str) -> str:
-    """The name in a Host header."""
-    return _hostname(f"//{host}")
-
-
 def _hostname(url: str) -> str:
     try:
         return urlsplit(url).hostname or ""
@@ -149,30 +136,29 @@ def _hostname(url: str) -> str:
 
 @lru_cache(maxsize=64)
 def is_private_host(host: str) -> bool:
-    """Whether no page of another site can be called so: an address, or a name that nobody can register.
+    """Whether no other site can have this name: it is an address, or a name that nobody can register.
 
-    A page whose name is made to lead to this machine (DNS rebinding) sends no Origin with what it reads.
+    A page whose site resolves to this machine (DNS rebinding) sends no Origin with what it reads.
     """
     name = host.rstrip(".")
-    return "." not in name or name.endswith(".localhost") or _is_address(name)
-
-
-def _is_address(host: str) -> bool:
-    try:
-        return bool(ip_address(host))
-    except ValueError:
-        return False
+    return "." not in name or name.endswith(".localhost") or _address(name) is not None
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a name or address can only mean this machine."""
+    """Whether a name or address can only mean this machine; IPv4 inside IPv6 counts as IPv4."""
+    address = _address(host)
+    address = getattr(address, "ipv4_mapped", None) or address
+    return host == "localhost" or (address is not None and address.is_loopback)
+
+
+def _address(host: str) -> IPv4Address | IPv6Address | None:
     try:
-        return host == "localhost" or ip_address(host).is_loopback
+        return ip_address(host)
     except ValueError:
-        return False
+        return None
 
 
-def credential(headers: Mapping[str, str]) -> str:
+def _credential(headers: Mapping[str, str]) -> str:
     """The bearer token or API key of a request, empty where there is none."""
     scheme, _, token = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer" and token.strip():
@@ -180,16 +166,15 @@ def credential(headers: Mapping[str, str]) -> str:
     return headers.get("x-api-key", "").strip()
 
 
-# -- as runtime.yaml says ------------------------------------------------------------------------------------
+# -- what runtime.yaml configures --------------------------------------------------------------------------
+
+
 async def auth_from_config(runtime: AgentRuntime) -> Auth:
-    """The authentication that `spec.auth.mode` of an open runtime names; it closes with the runtime."""
+    """Returns the authentication that `spec.auth.mode` names for an open runtime; it closes with it."""
     spec = runtime.state.configuration.runtime.spec
     methods = [await method(runtime) for method in _METHODS[spec.auth.mode]]
-    rate = (
-        RateLimit(spec.api.rate_limit.max_calls, spec.api.rate_limit.window_seconds)
-        if spec.api.rate_limit
-        else None
-    )
+    limit = spec.api.rate_limit
+    rate = RateLimit(limit.max_calls, limit.window_seconds) if limit else None
     return Auth(tuple(methods), spec.api.cors_origins, rate, runtime.clock)
 
 
@@ -205,19 +190,16 @@ async def _api_keys(runtime: AgentRuntime) -> ApiKeyAuthenticator:
 
 
 async def _tokens(runtime: AgentRuntime) -> Authenticator:
-    """JSON Web Tokens; what checks them is loaded only where they are used."""
+    """JSON Web Tokens; their library is loaded only where they are used."""
     jwt = runtime.state.configuration.runtime.spec.auth.jwt
-    given = jwt.model_dump(exclude={"secret_env"})
-    secret = runtime.env.get(jwt.secret_env, "") if jwt.secret_env else ""
-    resources = runtime.state.resources
-    deps = Deps(http=await resources.shared(Http, Http), clock=runtime.clock)
-    method: Authenticator = await runtime.plugins.open(
-        "authenticators", "jwt", {**given, "secret": secret}, deps
-    )
+    options = jwt.model_dump(exclude={"secret_env"})
+    options["secret"] = runtime.env.get(jwt.secret_env, "") if jwt.secret_env else ""
+    deps = Deps(http=await runtime.state.resources.shared(Http, Http), clock=runtime.clock)
+    method: Authenticator = await runtime.plugins.open("authenticators", "jwt", options, deps)
     return method
 
 
-#: a mode that is not here lets nobody in, because it does not start
+#: a mode that is missing here admits nobody: the server does not start
 _METHODS: Mapping[str, tuple[Callable[[AgentRuntime], Awaitable[Authenticator]], ...]] = {
     "none": (),
     "api_key": (_api_keys,),
@@ -226,19 +208,16 @@ _METHODS: Mapping[str, tuple[Callable[[AgentRuntime], Awaitable[Authenticator]],
 }
 
 
-# Who may use a route, and how it reaches the runtime and its caller (reliability.md S1).
-
-#: headers that programs send on behalf of others: proxies and browsers
-_FORWARDING_HEADERS = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip", "via", "origin")
+# -- what routes declare -----------------------------------------------------------------------------------
 
 
 class RequiredScope:
-    """A dependency that admits callers with a scope and notes who it is in `request.state.caller`.
+    """A dependency that admits callers with a scope and stores the caller in `request.state.caller`.
 
     Args:
         name: e.g. `agents:run`.
         resource: path parameter whose value narrows the scope, e.g. `name` for `agents:run:<name>`.
-        any_resource: a scope for some resource is enough to come in; the route checks which one.
+        any_resource: a scope for at least one resource is enough; the route checks which one.
     """
 
     def __init__(self, name: str, resource: str = "", any_resource: bool = False) -> None:
@@ -249,14 +228,13 @@ class RequiredScope:
     async def __call__(self, request: Request) -> None:
         resource = request.path_params.get(self.resource, "") if self.resource else ""
         auth: Auth = request.app.state["auth"]
-        if self.any_resource:
-            request.state.caller = await auth.authorise_some(headers_of(request.scope), self.name)
-            return
-        request.state.caller = await auth.authorise(headers_of(request.scope), self.name, resource)
+        request.state.caller = await auth.authorise(
+            headers_of(request.scope), self.name, resource, any_resource=self.any_resource
+        )
 
 
 class RemoteScope(RequiredScope):
-    """A scope for callers of other machines; a program on this one needs none (api.md, Authentication)."""
+    """A scope that only callers of other machines need (docs/api.md, Authentication)."""
 
     async def __call__(self, request: Request) -> None:
         if not is_local_request(request):
@@ -264,26 +242,8 @@ class RemoteScope(RequiredScope):
 
 
 def is_local_request(request: Request) -> bool:
-    """Whether a program on this machine asks for itself: no page of a browser, and nobody through a proxy."""
+    """Whether a program on this machine calls for itself, neither a page in a browser nor a proxy."""
     headers = request.headers
     if request.client is None or any(name in headers for name in _FORWARDING_HEADERS):
         return False
     return is_loopback(request.client.host) and is_loopback(request.url.hostname or "")
-
-
-def runtime_of(request: Request) -> AgentRuntime:
-    return cast(AgentRuntime, request.app.state["runtime"])
-
-
-def caller_of(request: Request) -> CallerContext:
-    return cast(CallerContext, request.state["caller"])
-
-
-def owner_filter(caller: CallerContext) -> str | None:
-    """The owner that a caller's lists are limited to; None where it may see all of its tenant."""
-    return None if caller.scopes & ANY_SESSION else caller.user_id
-
-
-def viewer_of(caller: CallerContext) -> Viewer:
-    """Whose runs a caller may see and end: its own, or its tenant's."""
-    return Viewer(caller.tenant_id, owner_filter(caller))

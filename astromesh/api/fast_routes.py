@@ -1,8 +1,8 @@
-"""Routes that are answered before FastAPI is loaded: a run of an agent, liveness and readiness.
+"""Answers a run of an agent and the health checks without FastAPI.
 
-FastAPI's routing and dependencies cost about as much as a whole run, and loading FastAPI takes a third of
-a start. The
-OpenAPI description lists these routes all the same; it declares the handlers and scopes of this module.
+FastAPI's routing and dependencies cost about as much as a whole run, and loading it takes a third of a
+server's start. The OpenAPI description lists these routes all the same, with the handlers and scopes of this
+module.
 """
 
 from __future__ import annotations
@@ -15,95 +15,99 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from astromesh.api import errors, health
-from astromesh.api.auth import RequiredScope, caller_of, runtime_of
-from astromesh.api.idempotency import idempotency_key
+from astromesh import __version__
+from astromesh.api import errors
+from astromesh.api.auth import RequiredScope
 from astromesh.api.requests import (
-    ClientDisconnected,
+    caller_of,
     cancel_on_disconnect,
     headers_of,
+    idempotency_key,
     read_run_request,
+    runtime_of,
     wants_stream,
 )
-from astromesh.api.responses import EventBuffer, RunStreamResponse
+from astromesh.api.responses import RunStreamResponse
 from astromesh.errors import ApprovalRequired, AstromeshError
+from astromesh.runtime.monitoring import check_readiness
 from astromesh.types import JsonObject
 
-RUN_PATH = "/v1/agents/{name}/run"
-
-
+RUN_PATH, LIVE_PATH, READY_PATH = "/v1/agents/{name}/run", "/health/live", "/health/ready"
 RUN_SCOPE = RequiredScope("agents:run", "name")
+_HEAD, _TAIL = RUN_PATH.split("{name}")
 
 
 async def run(name: str, request: Request) -> Response:
-    """One run, answered when it is done; with `Accept: text/event-stream` as server-sent events."""
+    """Runs an agent and returns its answer; with `Accept: text/event-stream` as server-sent events."""
     runtime = runtime_of(request)
     agent = runtime.agent(name)
-    asked = await read_run_request(request)
+    run_request = await read_run_request(request)
     start = partial(
-        runtime.start, agent, asked, caller=caller_of(request), key=await idempotency_key(request)
+        runtime.start, agent, run_request, caller=caller_of(request), key=await idempotency_key(request)
     )
     if wants_stream(headers_of(request.scope).get("accept", "")):
-        outbox = EventBuffer()
-        return RunStreamResponse(
-            outbox, partial(start, sinks=(outbox,)), keep_running=agent.continues_on_disconnect
-        )
+        return RunStreamResponse(start, keep_running=agent.continues_on_disconnect)
     try:
         answer = await (start() if agent.continues_on_disconnect else cancel_on_disconnect(request, start()))
-    except ClientDisconnected:
-        return Response(status_code=499)
-    except ApprovalRequired as waits:
-        return _waiting_response(waits)
-    return Response(orjson.dumps(answer.to_json()), media_type="application/json")
+    except ApprovalRequired as waiting:  # the run continues without this caller
+        body = {"run_id": waiting.run_id, "status": "waiting", "waiting_for": waiting.waiting_for}
+        return json_response({**body, "links": run_links(waiting.run_id)}, 202)
+    return json_response(answer.to_json())
+
+
+def json_response(content: JsonObject, status: int = 200) -> Response:
+    return Response(orjson.dumps(content), status, media_type="application/json")
 
 
 def run_links(run_id: str) -> JsonObject:
-    """Where to ask about a run."""
     path = f"/v1/runs/{run_id}"
     return {"self": path, "events": f"{path}/events", "cancel": f"{path}/cancel"}
 
 
-def _waiting_response(error: ApprovalRequired) -> Response:
-    """The run has paused for a person; it goes on without this caller."""
+async def live(request: Request) -> Response:
+    """Answers 200 as long as the process answers at all."""
+    return json_response({"status": "ok", "version": __version__})
+
+
+async def ready(request: Request) -> Response:
+    """Answers 200 where every declared store and provider answers; else, and while it shuts down, 503."""
+    runtime = runtime_of(request)
+    if runtime.draining:
+        body = {"status": "shutting_down", "checks": {}, "agents_without_model": [], "agents_unavailable": []}
+        return json_response(body, 503)
+    readiness = await check_readiness(runtime)
     body = {
-        "run_id": error.run_id,
-        "status": "waiting",
-        "waiting_for": error.waiting_for,
-        "links": run_links(error.run_id),
+        "status": "ready" if readiness.ready else "not_ready",
+        "checks": {name: answer.code for name, answer in readiness.results.items()},
+        "agents_without_model": list(readiness.agents_without_model),
+        "agents_unavailable": list(readiness.agents_unavailable),
     }
-    return Response(orjson.dumps(body), 202, media_type="application/json")
+    return json_response(body, 200 if readiness.ready else 503)
 
 
-# Runs of agents and looks at the server's health, answered before the routes of FastAPI are looked at.
-#
-# What FastAPI does for a request, its dependencies and its routing, costs about as much as a whole run, and
-# loading it takes a third of a start. The routes themselves stay what they are, for the OpenAPI description;
-# their guards and handlers are the ones used here.
-
-_HEAD, _TAIL = RUN_PATH.split("{name}")
-
-
-_HEALTH: dict[str, Callable[[Request], Awaitable[Response]]] = {
-    health.LIVE: health.live,
-    health.READY: health.ready,
-}
+_HEALTH: dict[str, Callable[[Request], Awaitable[Response]]] = {LIVE_PATH: live, READY_PATH: ready}
 
 
 class FastRoutes:
-    """ASGI middleware; the innermost one, so that everything around it holds for these requests too."""
+    """ASGI middleware, the innermost one: what the others do holds for these requests too."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        name = agent_to_run(scope)
-        look = None if name else health_endpoint(scope)
-        if not name and look is None:
+        agent = agent_to_run(scope)
+        check_health = None if agent else health_endpoint(scope)
+        if not agent and check_health is None:
             await self._app(scope, receive, send)
             return
         request = Request(scope, receive)
         try:
-            response = await (look(request) if look else _run(request, name))
+            if check_health is not None:
+                response = await check_health(request)
+            else:
+                scope["path_params"] = {"name": agent}
+                await RUN_SCOPE(request)
+                response = await run(agent, request)
         except AstromeshError as error:
             response = await errors.handle_error(request, error)
         except ClientDisconnect as error:
@@ -111,14 +115,8 @@ class FastRoutes:
         await response(scope, receive, send)
 
 
-async def _run(request: Request, name: str) -> Response:
-    request.scope["path_params"] = {"name": name}
-    await RUN_SCOPE(request)
-    return await run(name, request)
-
-
 def agent_to_run(scope: Scope) -> str:
-    """The agent that a request asks to run; empty where it is another request."""
+    """Returns the agent that a request runs, empty where it is another request."""
     if scope["type"] != "http" or scope["method"] != "POST" or scope.get("root_path"):
         return ""
     path: str = scope["path"]
@@ -127,7 +125,7 @@ def agent_to_run(scope: Scope) -> str:
 
 
 def health_endpoint(scope: Scope) -> Callable[[Request], Awaitable[Response]] | None:
-    """What answers a request for the server's health; None where it is another request."""
+    """Returns the handler of a health check, None where it is another request."""
     if scope["type"] != "http" or scope["method"] != "GET" or scope.get("root_path"):
         return None
     return _HEALTH.get(scope["path"])

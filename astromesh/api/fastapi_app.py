@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
 from fastapi.telemetry import TelemetryConfig
 from starlette.datastructures import State
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from astromesh import __version__
-from astromesh.api import exception_handlers
+from astromesh.api.errors import (
+    error_response,
+    handle_crash,
+    handle_disconnect,
+    handle_error,
+    problem_body,
+    response_of,
+    validation_detail,
+)
 from astromesh.api.routes import (
     agents,
     channels,
@@ -21,7 +32,9 @@ from astromesh.api.routes import (
     sessions,
     workflows,
 )
+from astromesh.api.ws import ConnectionManager
 from astromesh.api.ws import router as ws_router
+from astromesh.errors import AstromeshError, MethodNotAllowed, NotFound, RequestError
 
 #: a run has spans and figures of its own; FastAPI would look for its own providers at every request
 _NO_TELEMETRY = TelemetryConfig(tracing=False, metrics=False, logs=False)
@@ -54,8 +67,37 @@ def create_fastapi_app(state: State) -> FastAPI:
         redirect_slashes=False,  # a key would be sent, and a run asked for, twice
     )
     app.state = state
-    exception_handlers.add_exception_handlers(app)
+    state.connections = ConnectionManager()
+    add_exception_handlers(app)
     for router in ROUTERS:
         # as they are: `include_router` would make every route a second time, at the first request
         app.router.routes.extend(router.routes)
     return app
+
+
+def add_exception_handlers(app: FastAPI) -> None:
+    """Encodes every error as a problem document, those of the framework too."""
+    app.add_exception_handler(AstromeshError, handle_error)
+    app.add_exception_handler(RequestValidationError, _handle_validation_error)
+    app.add_exception_handler(HTTPException, _handle_http_error)
+    app.add_exception_handler(ClientDisconnect, handle_disconnect)
+    app.add_exception_handler(Exception, handle_crash)
+
+
+async def _handle_validation_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    return response_of(422, problem_body(422, "invalid_input", validation_detail(error.errors())))
+
+
+async def _handle_http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    if error.status_code == 404:
+        return error_response(
+            NotFound(f"There is nothing at {request.url.path}. GET /openapi.json lists the routes.")
+        )
+    code = (MethodNotAllowed if error.status_code == 405 else RequestError).code
+    allowed = (error.headers or {}).get("Allow", "")
+    detail = f"{request.url.path} takes {allowed}, not {request.method}." if allowed else str(error.detail)
+    response = response_of(error.status_code, problem_body(error.status_code, code, detail))
+    response.headers.update(error.headers or {})
+    return response

@@ -1,10 +1,11 @@
-"""Reads requests: headers, `Accept`, JSON bodies, and clients that disconnect."""
+"""Reads requests: caller, headers, JSON bodies, `Idempotency-Key`, and clients that disconnect."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Mapping
 from contextlib import suppress
+from hashlib import sha256
 from typing import Annotated, Any, TypeVar, cast
 
 import orjson
@@ -18,36 +19,90 @@ from pydantic import (
     ValidationError,
 )
 from pydantic_core import PydanticCustomError
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from starlette.types import Scope
 
+from astromesh.access.scopes import ANY_SESSION, Viewer, principal_of
 from astromesh.api.errors import validation_detail
+from astromesh.durable.base import IdempotencyKey
 from astromesh.errors import InvalidInput
+from astromesh.runtime.engine import AgentRuntime
+from astromesh.runtime.idempotency import KEY_SECONDS
 from astromesh.runtime.records import RunRequest
 from astromesh.telemetry.traces import read_traceparent
 from astromesh.text import CONTROL_CHARACTERS, is_blank
+from astromesh.types import CallerContext
 
+T = TypeVar("T")
+#: where the state of a request holds its body
+BODY_STATE = "body"
+#: where a scope holds its parsed headers
+_HEADERS_KEY = "astromesh.headers"
+#: headers whose lines are one list (RFC 9110, 5.3), of those that are read here
+_LISTS = frozenset({b"accept"})
 EVENT_STREAM = "text/event-stream"
-
-
 _JSON = "application/json"
+#: seconds after which a request starts to watch whether its client is still connected
+_WATCH_AFTER_SECONDS = 0.1
+_IDEMPOTENCY_KEY, _MAX_KEY_LENGTH = "idempotency-key", 255
+#: orjson's message for bytes that are not text; the position that it names is always the first
+_NOT_UTF_8 = "not valid UTF-8"
+
+
+def runtime_of(request: Request) -> AgentRuntime:
+    return cast(AgentRuntime, request.app.state["runtime"])
+
+
+def caller_of(connection: HTTPConnection) -> CallerContext:
+    return cast(CallerContext, connection.state["caller"])
+
+
+def viewer_of(connection: HTTPConnection) -> Viewer:
+    """Returns whose sessions and runs the caller may see and end: its own, or all of its tenant."""
+    caller = caller_of(connection)
+    return Viewer(caller.tenant_id, None if caller.scopes & ANY_SESSION else caller.user_id)
+
+
+# -- headers -----------------------------------------------------------------------------------------------
+
+
+def headers_of(scope: Scope) -> Mapping[str, str]:
+    """Returns the headers by lower-case name, parsed once; of a repeated header, the first line counts.
+
+    Starlette searches all lines for each header that is read.
+    """
+    if _HEADERS_KEY not in scope:
+        lines = list(scope["headers"])
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(lines)}
+        if len(headers) < len(lines):
+            headers.update(_joined_lists(lines))
+        scope[_HEADERS_KEY] = headers
+    return cast("Mapping[str, str]", scope[_HEADERS_KEY])
+
+
+def _joined_lists(lines: list[tuple[bytes, bytes]]) -> dict[str, str]:
+    values: dict[bytes, list[bytes]] = {}
+    for name, value in lines:
+        if name in _LISTS:
+            values.setdefault(name, []).append(value)
+    return {name.decode(): b", ".join(parts).decode("latin-1") for name, parts in values.items()}
 
 
 def wants_stream(accept: str) -> bool:
-    """Whether server-sent events are asked for by name, and JSON is not preferred to them."""
+    """Whether an Accept header names server-sent events and does not prefer JSON to them."""
     if accept == EVENT_STREAM:
         return True
-    asked = accept.lower()
-    if EVENT_STREAM not in asked:
+    accept = accept.lower()
+    if EVENT_STREAM not in accept:
         return False
-    ranges = dict(map(_media_range, asked.split(",")))
+    ranges = dict(map(_media_range, accept.split(",")))
     stream = ranges.get(EVENT_STREAM, 0.0)
     json = next((ranges[name] for name in (_JSON, "application/*", "*/*") if name in ranges), 0.0)
     return stream > 0.0 and stream >= json
 
 
 def _media_range(text: str) -> tuple[str, float]:
-    """A media range and its weight; one that is no number is none."""
+    """Returns a media range and its weight; a weight that is not a number counts as 1."""
     name, *parameters = (part.strip() for part in text.split(";"))
     for parameter in parameters:
         key, _, value = parameter.partition("=")
@@ -57,15 +112,11 @@ def _media_range(text: str) -> tuple[str, float]:
     return name, 1.0
 
 
-# What the body of a request for a run holds.
+# -- bodies ------------------------------------------------------------------------------------------------
 
-#: a text of one line
+#: pattern of a text of one line
 SINGLE_LINE = f"^[^{CONTROL_CHARACTERS}]+$"
-
-
 SessionId = Annotated[str, StringConstraints(min_length=1, max_length=256, pattern=SINGLE_LINE)]
-
-
 #: positions in logs and histories are 64-bit integers in every store
 MAX_SEQ = 2**63 - 1
 
@@ -90,64 +141,21 @@ class RunBody(BaseModel):
     session_id: SessionId = Field(description="Names the conversation.", examples=["session-42"])
     context: dict[str, Any] = Field(default_factory=dict, description="Variables for the prompt template.")
     metadata: dict[str, Any] = Field(
-        default_factory=dict, description="Kept with the run, never shown to the model."
+        default_factory=dict, description="Stored with the run, never shown to the model."
     )
-
-
-# The headers of a request, read once. Starlette looks through all of them at each question.
-
-#: where a scope keeps them
-_HEADERS_KEY = "astromesh.headers"
-
-
-#: what is read as a list here, so that its lines are one list (RFC 9110, 5.3)
-_LISTS = frozenset({b"accept"})
-
-
-def headers_of(scope: Scope) -> Mapping[str, str]:
-    """Names in lower case, as ASGI has them, and values; of those that stand more than once the first."""
-    if _HEADERS_KEY not in scope:
-        given = list(scope["headers"])
-        read = {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(given)}
-        if len(read) < len(given):
-            read.update(_joined_lists(given))
-        scope[_HEADERS_KEY] = read
-    return cast("Mapping[str, str]", scope[_HEADERS_KEY])
-
-
-def _joined_lists(headers: list[tuple[bytes, bytes]]) -> dict[str, str]:
-    said: dict[bytes, list[bytes]] = {}
-    for name, value in headers:
-        if name in _LISTS:
-            said.setdefault(name, []).append(value)
-    return {name.decode(): b", ".join(values).decode("latin-1") for name, values in said.items()}
-
-
-# Bounded request bodies and clients that go away.
-
-T = TypeVar("T")
 
 
 _RUN: TypeAdapter[RunBody] = TypeAdapter(RunBody)
 
 
-#: where in a request's state its body is
-BODY_STATE = "body"
-
-
-#: what orjson says of bytes that are no text; its place is always the first
-_NOT_UTF_8 = "not valid UTF-8"
-
-
-async def raw_body(request: Request) -> bytes:
-    """The body, as it was taken in."""
+async def _raw_body(request: Request) -> bytes:
     body = request.scope.get("state", {}).get(BODY_STATE)
     return body if isinstance(body, bytes) else await request.body()
 
 
 async def read_body(request: Request, adapter: TypeAdapter[T]) -> T:
-    """The validated body. Raises: InvalidInput: which field is wrong and how."""
-    raw = await raw_body(request)
+    """Returns the validated body. Raises: InvalidInput: which field is wrong and how."""
+    raw = await _raw_body(request)
     try:
         return adapter.validate_python(orjson.loads(raw))
     except orjson.JSONDecodeError as error:
@@ -158,47 +166,66 @@ async def read_body(request: Request, adapter: TypeAdapter[T]) -> T:
 
 
 async def read_run_request(request: Request) -> RunRequest:
-    """What the body of a run asks for. Raises: InvalidInput."""
+    """Returns the run that the body asks for. Raises: InvalidInput."""
     body = await read_body(request, _RUN)
     cause = read_traceparent(headers_of(request.scope).get("traceparent"))
     return RunRequest(body.query, body.session_id, body.context, body.metadata, caused_by=cause)
 
 
-class ClientDisconnected(Exception):
-    """The client closed the connection before its answer was there."""
+async def idempotency_key(request: Request, *more: str) -> IdempotencyKey | None:
+    """Returns the `Idempotency-Key` of a request whose body is valid; None where it has none.
+
+    Every route that starts a run passes it on: `runtime.start(…, key=…)`, `runtime.accept(…, key=…)`. A key
+    belongs to its caller (tenant, principal) and its route. Only a hash of the body is stored; bodies that
+    differ in white space or in the order of their keys are the same.
+
+    Args:
+        more: what else the run depends on, e.g. other headers.
+
+    Raises:
+        InvalidInput: the key is empty, too long, or not printable ASCII.
+    """
+    key = headers_of(request.scope).get(_IDEMPOTENCY_KEY)
+    if key is None:
+        return None
+    if not 0 < len(key) <= _MAX_KEY_LENGTH or not key.isascii() or not key.isprintable():
+        raise InvalidInput(f"Idempotency-Key: 1 to {_MAX_KEY_LENGTH} printable ASCII characters.")
+    body = orjson.dumps([orjson.loads(await _raw_body(request)), *more], option=orjson.OPT_SORT_KEYS)
+    expires = runtime_of(request).clock.now() + KEY_SECONDS
+    route = f"{request.method} {request.url.path}"
+    return IdempotencyKey(*principal_of(caller_of(request)), route, key, sha256(body).hexdigest(), expires)
 
 
-#: seconds after which a request starts to look whether its client is still there
-_WATCH_AFTER_SECONDS = 0.1
+# -- clients that disconnect -------------------------------------------------------------------------------
 
 
 async def cancel_on_disconnect(request: Request, work: Awaitable[T]) -> T:
-    """Awaits `work`, cancelling it when the client goes away. Fast work never pays for the watching.
+    """Awaits `work` and cancels it when the client disconnects. Work that ends soon is never watched.
 
     Raises:
-        ClientGone: instead of the cancellation that it caused itself.
+        ClientDisconnect: in place of the cancellation.
     """
     loop = asyncio.get_running_loop()
     current: asyncio.Task[Any] | None = asyncio.current_task()
     assert current is not None
-    watch: list[asyncio.Task[None]] = []
-    gone = False
+    watches: list[asyncio.Task[None]] = []
+    is_disconnected = False
 
-    async def look() -> None:
-        nonlocal gone
+    async def watch() -> None:
+        nonlocal is_disconnected
         while (await request.receive())["type"] != "http.disconnect":
             pass
-        gone = True
+        is_disconnected = True
         current.cancel()
 
-    timer = loop.call_later(_WATCH_AFTER_SECONDS, lambda: watch.append(loop.create_task(look())))
+    timer = loop.call_later(_WATCH_AFTER_SECONDS, lambda: watches.append(loop.create_task(watch())))
     try:
         return await work
     except asyncio.CancelledError:
-        if gone and current.uncancel() == 0:
-            raise ClientDisconnected from None
+        if is_disconnected and current.uncancel() == 0:
+            raise ClientDisconnect from None
         raise
     finally:
         timer.cancel()
-        for task in watch:
+        for task in watches:
             task.cancel()

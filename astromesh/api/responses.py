@@ -1,6 +1,6 @@
 """Event streams to clients: a bounded buffer per reader, JSON encoding, server-sent events.
 
-A run never waits for a reader (reliability.md R11). The stream format is WHATWG HTML, section 9.2.
+A run never waits for a reader. The format of a stream is WHATWG HTML, section 9.2.
 """
 
 from __future__ import annotations
@@ -21,9 +21,20 @@ from astromesh.telemetry.events import MODEL_DELTA, PRIVATE_EVENTS, TERMINAL_EVE
 from astromesh.telemetry.run_log import EVENT_OVERHEAD, text_length
 from astromesh.types import Event
 
+#: events that wait one by one; beyond that the buffer joins deltas of one step
+MAX_SEPARATE_EVENTS = 512
+#: characters of a joined delta that takes another one: each join copies the whole text
+_MAX_MERGED_CHARS = 16 * 1024
+#: estimated bytes that wait; beyond that the buffer drops events, which the gap in `seq` shows. As many again
+#: may be on their way: those that a writer took before its socket stopped
+MAX_PENDING_BYTES = 1 << 20
+
 
 def json_bytes(value: Any) -> bytes:
-    """The value as JSON; what JSON has no form for becomes text, half a surrogate pair an escape."""
+    """Returns a value as JSON.
+
+    What JSON cannot express becomes text, and half a surrogate pair becomes an escape.
+    """
     try:
         return orjson.dumps(value, default=str, option=orjson.OPT_NON_STR_KEYS)
     except orjson.JSONEncodeError:  # integers beyond 64 bits, half surrogate pairs, circles
@@ -39,33 +50,16 @@ def _fallback_json(value: Any) -> bytes:
         ).encode()
 
 
-# Between a run and a socket: events wait here when the reader is slow (reliability.md R11).
-
-#: events that wait one by one; beyond it deltas of one step are joined
-MAX_SEPARATE_EVENTS = 512
-
-
-#: characters of a joined delta that takes another one: each time it is copied as a whole
-_MAX_MERGED_CHARS = 16 * 1024
-
-
-#: bytes that wait, estimated; beyond it events are dropped, which the gap in `seq` shows. As much again may
-#: be on its way: what a writer took before its socket stood still
-MAX_PENDING_BYTES = 1 << 20
-
-
 class EventBuffer:
-    """A listener with a bounded queue for one reader. The run never waits for it.
-
-    The last event of a run is never dropped: it has the whole answer.
+    """A listener with a bounded queue for one reader. It never drops the last event, which has the answer.
 
     Args:
-        single: how many events may wait before deltas are joined.
-        most: how many bytes may wait before events are dropped.
-        ends: closes behind the last event of a run.
+        max_separate: how many events wait before the buffer joins deltas.
+        max_bytes: how many bytes wait before the buffer drops events.
+        close_at_end: closes after the last event of a run.
 
-    `waiting` counts the bytes that wait, `dropped` the events that were lost, `dropped_by_all` those of every
-    outbox of this process.
+    `pending_bytes` counts the bytes that wait, `dropped` the lost events, `dropped_by_all` those of every
+    buffer of this process.
     """
 
     wants_deltas = True
@@ -79,39 +73,43 @@ class EventBuffer:
         close_at_end: bool = False,
     ) -> None:
         self._pending: list[Event] = []
-        self._max_separate, self._max_bytes, self._close_at_end = (
-            max(max_separate, 1),
-            max_bytes,
-            close_at_end,
-        )
-        # A future only while somebody waits: idle sockets are many.
+        self._max_separate, self._max_bytes = max(max_separate, 1), max_bytes
+        self._close_at_end = close_at_end
+        # a future only while a reader waits: most sockets are idle
         self._ready: asyncio.Future[None] | None = None
         self._closed = False
         self.pending_bytes = 0
         self.dropped = 0
 
     def send(self, event: Event) -> None:
-        last = event.type in TERMINAL_EVENTS
-        if self._closed or event.type in PRIVATE_EVENTS or not self._fits(event, last):
+        if self._closed or event.type in PRIVATE_EVENTS:
             return
-        if not self._merge(event):
+        last = event.type in TERMINAL_EVENTS
+        size = EVENT_OVERHEAD + text_length(event)
+        if self.pending_bytes + size > self._max_bytes and not last:
+            self.dropped += 1
+            EventBuffer.dropped_by_all += 1
+            return
+        self.pending_bytes += size
+        if len(self._pending) < self._max_separate or not self._merge(event):
             self._pending.append(event)
         if last and self._close_at_end:
             self._closed = True
-        self._wake()
+        if self._ready is not None:
+            self._wake()
 
     def close(self) -> None:
-        """No event comes any more; what waits may still be taken."""
+        """Accepts no more events. The reader still gets those that wait."""
         self._closed = True
         self._wake()
 
     def discard(self) -> None:
-        """Nobody reads any more."""
+        """Closes the buffer and drops what waits, because nobody reads it."""
         self._pending = []
         self.close()
 
     async def take(self) -> Sequence[Event]:
-        """Everything that waits, at least one event; empty once closed and drained."""
+        """Returns everything that waits, at least one event; nothing once closed and drained."""
         while not self._pending and not self._closed:
             self._ready = asyncio.get_running_loop().create_future()
             await self._ready
@@ -124,23 +122,14 @@ class EventBuffer:
         if ready is not None and not ready.done():
             ready.set_result(None)
 
-    def _fits(self, event: Event, last: bool) -> bool:
-        size = EVENT_OVERHEAD + text_length(event)
-        if self.pending_bytes + size > self._max_bytes and not last:
-            self.dropped += 1
-            EventBuffer.dropped_by_all += 1
-            return False
-        self.pending_bytes += size
-        return True
-
     def _merge(self, event: Event) -> bool:
-        """Joins a delta to the one before where many wait."""
-        if len(self._pending) < self._max_separate or event.type != MODEL_DELTA:
-            return False
+        """Joins a delta to the one before it, where both belong to one step."""
         before = self._pending[-1]
-        if not _continues(before, event) or len(before.data["content"]) > _MAX_MERGED_CHARS:
+        if event.type != MODEL_DELTA or not _continues(before, event):
             return False
-        # events are shared with other listeners: a new one, never a changed one
+        if len(before.data["content"]) > _MAX_MERGED_CHARS:
+            return False
+        # a new event, because other listeners share the old one
         data = {**event.data, "content": before.data["content"] + event.data["content"]}
         self._pending[-1] = Event(event.run_id, event.seq, event.ts, MODEL_DELTA, data)
         self.pending_bytes -= EVENT_OVERHEAD
@@ -155,21 +144,17 @@ def _continues(before: Event, delta: Event) -> bool:
     )
 
 
-# Server-sent events (WHATWG HTML, section 9.2): a run's events to one HTTP response.
-
-
 def encode_sse(event: Event) -> bytes:
-    """One event as SSE bytes: id, event, data."""
+    """Returns one event as a server-sent event: id, event, data."""
     data = public_failure(event.data) if event.type == "run.failed" else event.data
     return b"id: %d\nevent: %s\ndata: %s\n\n" % (event.seq, event.type.encode(), json_bytes(data))
 
 
 class EventStreamResponse(Response):
-    """What an outbox gets, as server-sent events, until it is closed or the client has gone.
+    """Sends the events of a buffer as server-sent events until the buffer closes or the client disconnects.
 
     Args:
-        outbox: what is sent.
-        left: called once nobody reads any more, however that came about.
+        on_close: called once nobody reads any more, for whatever reason.
         encoder: an event to bytes, possibly none.
     """
 
@@ -189,8 +174,7 @@ class EventStreamResponse(Response):
         self._encode = encoder
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        watch = asyncio.ensure_future(_disconnected(receive))
-        watch.add_done_callback(lambda _: self._buffer.discard())
+        watch = asyncio.ensure_future(self._discard_on_disconnect(receive))
         try:
             await send(
                 {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
@@ -202,32 +186,35 @@ class EventStreamResponse(Response):
             if not watch.done():
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
         except OSError:
-            pass  # the socket closed under us: the same as a disconnect
+            pass  # the socket closed: the same as a disconnect
         finally:
             watch.cancel()
             self._buffer.discard()
             if self._on_close is not None:
                 self._on_close()
 
+    async def _discard_on_disconnect(self, receive: Receive) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self._buffer.discard()
+
 
 class RunStreamResponse(EventStreamResponse):
-    """Runs something while sending its events. When the client goes away the run is cancelled.
+    """Runs something and sends its events. It cancels the run when the client disconnects.
 
     Args:
-        outbox: listens to the run.
-        run: the run; its errors have been sent as events already.
-        keep_running: the client's leaving does not cancel (`on_disconnect: continue`).
+        run: starts the run with a buffer among its sinks; its errors arrive as events.
+        keep_running: a disconnect does not cancel the run (`on_disconnect: continue`).
     """
 
     def __init__(
         self,
-        buffer: EventBuffer,
-        run: Callable[[], Awaitable[Any]],
+        run: Callable[..., Awaitable[Any]],
         *,
         keep_running: bool = False,
         encoder: Callable[[Event], bytes] = encode_sse,
     ) -> None:
-        super().__init__(buffer, encoder=encoder)
+        super().__init__(EventBuffer(), encoder=encoder)
         self._run = run
         self._keep_running = keep_running
 
@@ -249,14 +236,9 @@ class RunStreamResponse(EventStreamResponse):
 
     async def _run_to_end(self) -> None:
         try:
-            await self._run()
+            await self._run(sinks=(self._buffer,))
         except AstromeshError as error:
-            if not error.run_id:  # refused before its first event
+            if not error.run_id:  # the runtime refused the run before its first event
                 self._buffer.send(Event("", 0, 0.0, "run.failed", {"code": error.code, "detail": str(error)}))
         finally:
             self._buffer.close()
-
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Literal
 
 import orjson
@@ -13,12 +14,11 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from astromesh.access.audit import AuditEntry
 from astromesh.api import errors
-from astromesh.api.auth import Auth, viewer_of
-from astromesh.api.connections import ConnectionManager
+from astromesh.api.auth import Auth
 from astromesh.api.errors import problem, public_failure, validation_detail
 from astromesh.api.middleware.audit import record_act
 from astromesh.api.middleware.body_limit import TOO_DEEP, nests_too_deep
-from astromesh.api.requests import MAX_SEQ, Query, SessionId
+from astromesh.api.requests import MAX_SEQ, Query, SessionId, viewer_of
 from astromesh.api.responses import EventBuffer, json_bytes
 from astromesh.durable.base import ENDED_STATUSES
 from astromesh.errors import AstromeshError, InvalidInput, Overloaded, RunNotFound, Unavailable
@@ -33,7 +33,7 @@ from astromesh.types import CallerContext, Event, JsonObject
 router = APIRouter()
 log = structlog.get_logger("astromesh.api")
 MAX_RUNS = 8
-UNKNOWN_AGENT, UNAVAILABLE = 4404, 4503
+UNKNOWN_AGENT, UNAVAILABLE, SERVICE_RESTART = 4404, 4503, 1012
 _SUBPROTOCOL = "bearer."
 #: characters of an id that the audit log takes, and of a trace context
 _MAX_RUN_ID, _MAX_TRACEPARENT = 200, 512
@@ -80,6 +80,28 @@ _FRAMES: dict[str, TypeAdapter[Any]] = {
 }
 
 
+class ConnectionManager:
+    """The open WebSockets of a server (document 001, step 1)."""
+
+    def __init__(self) -> None:
+        self._open: set[WebSocket] = set()
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def register(self, socket: WebSocket) -> None:
+        self._open.add(socket)
+
+    def unregister(self, socket: WebSocket) -> None:
+        self._open.discard(socket)
+
+    async def close_all(self) -> None:
+        """Closes every socket with code 1012, which asks its client to come back later."""
+        for socket in tuple(self._open):
+            with suppress(RuntimeError):
+                await socket.close(SERVICE_RESTART)
+
+
 @router.websocket("/v1/ws/agent/{agent_name}")
 async def agent_socket(socket: WebSocket, agent_name: str) -> None:
     """Each run frame is one run; its events come back as frames."""
@@ -90,6 +112,7 @@ async def agent_socket(socket: WebSocket, agent_name: str) -> None:
     except AstromeshError as refused:
         await socket.send_denial_response(errors.error_response(refused))
         return
+    socket.state.caller = caller
     await socket.accept(subprotocol)
     try:
         agent = runtime.agent(agent_name)
@@ -97,12 +120,11 @@ async def agent_socket(socket: WebSocket, agent_name: str) -> None:
         await socket.send_text(_text(_error(missing)))
         await socket.close(UNAVAILABLE if isinstance(missing, Unavailable) else UNKNOWN_AGENT)
         return
-    connection = Connection(socket, runtime, agent, caller)
-    manager.register(connection)
+    manager.register(socket)
     try:
-        await connection.serve()
+        await Connection(socket, runtime, agent, caller).serve()
     finally:
-        manager.unregister(connection)
+        manager.unregister(socket)
 
 
 class Connection:
@@ -176,7 +198,7 @@ class Connection:
     async def _cancel(self, run_id: str) -> None:
         stopped, told = False, run_id in self._listeners or run_id in self._ends
         try:
-            stopped = await self._runtime.runs.stop(run_id, viewer_of(self._caller))
+            stopped = await self._runtime.runs.stop(run_id, viewer_of(self.socket))
         finally:
             entry = AuditEntry("run.cancel", run_id[:_MAX_RUN_ID], "done" if stopped else "refused")
             await record_act(self.socket.app.state.audit, self._caller, entry)
@@ -190,7 +212,7 @@ class Connection:
         try:
             state: JsonObject = {"status": "running"}
             while state["status"] not in ENDED_STATUSES:  # a tool may take its time to let go
-                state = await self._runtime.runs.cancel(run_id, viewer_of(self._caller))
+                state = await self._runtime.runs.cancel(run_id, viewer_of(self.socket))
             if state["status"] != "cancelled":
                 raise RunNotFound(f"The run {run_id!r} has ended.")
             said = (state["result"] or {}).get("response", "")
@@ -208,7 +230,7 @@ class Connection:
         if before is None and len(self._listeners) >= 2 * MAX_RUNS:
             raise Overloaded(f"{2 * MAX_RUNS} runs are heard on this socket; wait for one to end.")
         listener = _Listener(self._event_buffer(), self._listeners)
-        viewer = viewer_of(self._caller)
+        viewer = viewer_of(self.socket)
         listener.unsubscribe = await self._runtime.runs.follow(run_id, viewer, after, listener)
         if before is not None:
             before.close()

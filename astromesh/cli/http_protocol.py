@@ -17,7 +17,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from astromesh.api.errors import error_response, problem
 from astromesh.api.middleware.limits import BODY_INCOMPLETE, MAX_HEADER_BYTES, MAX_TARGET_BYTES, head_fault
-from astromesh.api.middleware.security_headers import add_security_headers
+from astromesh.api.middleware.response import add_security_headers
 from astromesh.errors import AstromeshError, MalformedRequest, PayloadTooLarge, RequestTimeout
 
 

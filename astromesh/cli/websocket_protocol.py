@@ -12,7 +12,8 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from websockets.exceptions import InvalidState
 from websockets.http11 import Request
 
-from astromesh.api.middleware.limits import CHUNK_BYTES, MAX_HEADER_BYTES, MAX_TARGET_BYTES
+from astromesh.api.middleware.limits import MAX_HEADER_BYTES, MAX_TARGET_BYTES
+from astromesh.api.middleware.response import CHUNK_BYTES
 from astromesh.cli.http_protocol import closing_response
 from astromesh.errors import MalformedRequest
 

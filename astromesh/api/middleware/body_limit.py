@@ -9,24 +9,18 @@ from astromesh.api.errors import error_response
 from astromesh.api.requests import BODY_STATE, headers_of
 from astromesh.errors import AstromeshError, InvalidInput, PayloadTooLarge
 
-#: levels of lists and objects in a request; we put it into others and write it to stores
+#: nested lists and objects in a request; the server puts it into others before it writes it to a store
 MAX_DEPTH, _ORJSON_DEPTH = 64, 254
-
-
-#: of a declared length; int() of endless digits takes for ever
+#: digits of a content-length; int() of a longer text takes too long
 _MAX_LENGTH_DIGITS = 18
-
-
 _WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
-
-
 TOO_DEEP = f"The JSON has more than {MAX_DEPTH} levels of lists and objects within each other."
 
 
 class BodyLimit:
-    """ASGI middleware: refuses bodies that are too large (413) or nest too deep (422), before any route.
+    """ASGI middleware that reads a body in full and checks its size and depth before any route runs.
 
-    A body is taken in whole: every route reads it whole, and what was taken in can be looked at.
+    Routes find the body in the request's state, or receive it as if nobody had read it.
     """
 
     def __init__(self, app: ASGIApp, max_bytes: int) -> None:
@@ -34,64 +28,69 @@ class BodyLimit:
         self._max_bytes = max_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        declared = _content_length(scope) if scope["type"] == "http" else "0"
-        if declared == "0":
-            await self._app(scope, receive, send)
-            return
-        body = None if declared and self._is_too_large(declared) else await self._receive_body(receive)
-        if body is None:
-            await error_response(self._too_large_error())(scope, receive, send)
-        elif isinstance(body, bytes) and nests_too_deep(body):
-            await error_response(InvalidInput(TOO_DEEP))(scope, receive, send)
-        else:
-            scope.setdefault("state", {})[BODY_STATE] = body
-            await self._app(scope, _replay(body, receive), send)
+        if scope["type"] == "http":
+            headers = headers_of(scope)
+            may_follow = scope["method"] in _WITH_BODY or "transfer-encoding" in headers
+            length = headers.get("content-length", "" if may_follow else "0")
+            if length != "0":
+                try:
+                    body = await self._receive_body(length, receive)
+                except AstromeshError as refused:
+                    await error_response(refused)(scope, receive, send)
+                    return
+                scope.setdefault("state", {})[BODY_STATE] = body
+                receive = _replay(body, receive)
+        await self._app(scope, receive, send)
 
-    def _is_too_large(self, declared: str) -> bool:
-        return not declared.isdigit() or len(declared) > _MAX_LENGTH_DIGITS or int(declared) > self._max_bytes
+    async def _receive_body(self, length: str, receive: Receive) -> bytes | Message:
+        """Returns the body, or the message `http.disconnect` where the client leaves before its end.
 
-    async def _receive_body(self, receive: Receive) -> bytes | Message | None:
-        """The body; None where it is too large; the message of its going where the client has gone."""
+        Args:
+            length: the declared one, empty for a chunked body.
+
+        Raises:
+            AstromeshError: the body is too large or nests too deep, or `receive` refuses it.
+        """
+        if length and (
+            not length.isdigit() or len(length) > _MAX_LENGTH_DIGITS or int(length) > self._max_bytes
+        ):
+            raise self._too_large()
         pieces: list[bytes] = []
-        seen = 0
+        size = 0
         while (message := await receive())["type"] == "http.request":
             pieces.append(message.get("body", b""))
-            seen += len(pieces[-1])
-            if seen > self._max_bytes:
-                return None
+            size += len(pieces[-1])
+            if size > self._max_bytes:
+                raise self._too_large()
             if not message.get("more_body"):
-                return b"".join(pieces)
+                body = b"".join(pieces)
+                if nests_too_deep(body):
+                    raise InvalidInput(TOO_DEEP)
+                return body
         return message
 
-    def _too_large_error(self) -> AstromeshError:
+    def _too_large(self) -> AstromeshError:
         return PayloadTooLarge(f"The body is larger than {self._max_bytes} bytes (spec.api.max_body_bytes).")
 
 
-def _content_length(scope: Scope) -> str:
-    """`content-length`, empty for a chunked body, `0` where there is none."""
-    headers = headers_of(scope)
-    unknown = scope["method"] in _WITH_BODY or "transfer-encoding" in headers
-    return headers.get("content-length", "" if unknown else "0")
-
-
 def _replay(body: bytes | Message, receive: Receive) -> Receive:
-    """Says what was taken in, then whatever comes."""
-    said = False
+    """Returns a `receive` that gives what was read, then whatever comes."""
+    is_replayed = False
 
-    async def again() -> Message:
-        nonlocal said
-        if said:
+    async def replayed() -> Message:
+        nonlocal is_replayed
+        if is_replayed:
             return await receive()
-        said = True
+        is_replayed = True
         return {"type": "http.request", "body": body} if isinstance(body, bytes) else body
 
-    return again
+    return replayed
 
 
 def nests_too_deep(raw: bytes) -> bool:
-    """Whether JSON has lists and objects within each other beyond `MAX_DEPTH`; False for what is no JSON.
+    """Whether JSON nests lists and objects deeper than `MAX_DEPTH`; False where the text is not JSON.
 
-    orjson writes 254 levels. Around so many of ours as are left it refuses what is deeper, at C's speed.
+    orjson writes 254 levels. Wrapped in the levels that are left, a deeper value fails at the speed of C.
     """
     if raw.count(b"[") + raw.count(b"{") <= MAX_DEPTH:
         return False
@@ -103,6 +102,6 @@ def nests_too_deep(raw: bytes) -> bool:
         value = [value]
     try:
         orjson.dumps(value)
-    except orjson.JSONEncodeError:  # what orjson has read it can write, unless it is too deep
+    except orjson.JSONEncodeError:  # orjson writes whatever it reads, unless it is too deep
         return True
     return False

@@ -5,10 +5,9 @@ from __future__ import annotations
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import PlainTextResponse
 
-from astromesh.api.auth import runtime_of
 from astromesh.api.dependencies import scope
 from astromesh.api.fast_routes import RUN_PATH, RUN_SCOPE, run
-from astromesh.api.requests import RunBody
+from astromesh.api.requests import RunBody, runtime_of
 from astromesh.api.routes.runs import WaitingOut
 from astromesh.api.schemas import RunOut, problems, request_body
 from astromesh.runtime.agent import Agent, agent_diagram

@@ -15,9 +15,8 @@ from pydantic import ValidationError
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from astromesh.access.scopes import RUN, permits
-from astromesh.api.auth import runtime_of
 from astromesh.api.dependencies import scope
-from astromesh.api.requests import RunBody
+from astromesh.api.requests import RunBody, runtime_of
 from astromesh.errors import AgentNotFoundError, Forbidden, InvalidInput, MissingExtra, NotFound
 from astromesh.plugins import Deps
 from astromesh.runtime.engine import AgentRuntime

@@ -9,9 +9,10 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import BaseModel, Field
 
 from astromesh.access.audit import AuditFilter, AuditLog
-from astromesh.api.auth import RemoteScope, caller_of, runtime_of, viewer_of
+from astromesh.api.auth import RemoteScope
 from astromesh.api.dependencies import scope
-from astromesh.api.health import LIVE, READY, live, ready
+from astromesh.api.fast_routes import LIVE_PATH, READY_PATH, live, ready
+from astromesh.api.requests import caller_of, runtime_of, viewer_of
 from astromesh.api.routes.runs import Status
 from astromesh.errors import TraceNotFound
 from astromesh.telemetry.prometheus import exposition
@@ -56,10 +57,10 @@ async def acts(
 health_router = APIRouter(tags=["health"])
 
 
-health_router.get(LIVE, summary="Liveness", response_model=JsonObject)(live)
+health_router.get(LIVE_PATH, summary="Liveness", response_model=JsonObject)(live)
 
 
-health_router.get(READY, summary="Readiness", response_model=JsonObject)(ready)
+health_router.get(READY_PATH, summary="Readiness", response_model=JsonObject)(ready)
 
 
 @router.get("/v1/traces", summary="List traces", dependencies=[scope("traces:read")])
@@ -71,15 +72,14 @@ async def traces(
     limit: Annotated[int, Query(ge=1, le=1000)] = 50,
 ) -> JsonObject:
     """The newest runs, one line each."""
-    viewer = viewer_of(caller_of(request))
+    viewer = viewer_of(request)
     return {"traces": await runtime_of(request).traces.list(viewer, agent, status, limit, session)}
 
 
 @router.get("/v1/traces/{trace_id}", summary="One trace", dependencies=[scope("traces:read")])
 async def trace(trace_id: str, request: Request) -> JsonObject:
     """The span tree of one trace."""
-    caller = caller_of(request)
-    found = await runtime_of(request).traces.get(trace_id, viewer_of(caller))
+    found = await runtime_of(request).traces.get(trace_id, viewer_of(request))
     if found is None:
         raise TraceNotFound(f"There is no trace {trace_id!r}, or it is no longer kept.")
     return found

@@ -17,12 +17,17 @@ from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, TypeAdapter, ValidationError
 
 from astromesh.access.scopes import permits
-from astromesh.api.auth import caller_of, runtime_of
 from astromesh.api.dependencies import scope
 from astromesh.api.errors import problem, problem_response, public_failure
-from astromesh.api.idempotency import idempotency_key
-from astromesh.api.requests import ClientDisconnected, SessionId, cancel_on_disconnect, read_body
-from astromesh.api.responses import EventBuffer, RunStreamResponse, json_bytes
+from astromesh.api.requests import (
+    SessionId,
+    caller_of,
+    cancel_on_disconnect,
+    idempotency_key,
+    read_body,
+    runtime_of,
+)
+from astromesh.api.responses import RunStreamResponse, json_bytes
 from astromesh.api.schemas import inline_schema
 from astromesh.errors import AstromeshError, Forbidden, InvalidInput
 from astromesh.runtime.agent import Agent
@@ -121,16 +126,12 @@ async def chat_completions(request: Request) -> Response:
             key=await idempotency_key(request, request.headers.get("x-session-id", "")),
         )
         if body.stream:
-            outbox = EventBuffer()
             return RunStreamResponse(
-                outbox,
-                partial(start, sinks=(outbox,)),
+                start,
                 keep_running=agent.continues_on_disconnect,
                 encoder=_Chunks(body.model, bool((body.stream_options or {}).get("include_usage"))),
             )
         answer = await (start() if agent.continues_on_disconnect else cancel_on_disconnect(request, start()))
-    except ClientDisconnected:
-        return Response(status_code=499)
     except AstromeshError as error:
         return _problem(error)
     return Response(json_bytes(_completion(answer)), media_type="application/json")

@@ -9,10 +9,10 @@ from fastapi import APIRouter, Request
 from fastapi.responses import StreamingResponse
 
 from astromesh.access.scopes import ADMIN
-from astromesh.api.auth import caller_of, runtime_of
 from astromesh.api.dependencies import audited, scope
 from astromesh.api.errors import public_failure
 from astromesh.api.middleware.audit import pseudonymise
+from astromesh.api.requests import caller_of, runtime_of
 from astromesh.api.schemas import ErasedOut, problems
 from astromesh.errors import AstromeshError, NotFound
 from astromesh.runtime.personal_data import erase_principal, principal_data

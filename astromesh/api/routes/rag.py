@@ -8,9 +8,8 @@ from typing import Annotated, Any, Literal, Self
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
 
-from astromesh.api.auth import runtime_of
 from astromesh.api.dependencies import audited, scope
-from astromesh.api.requests import SINGLE_LINE
+from astromesh.api.requests import SINGLE_LINE, runtime_of
 from astromesh.errors import InvalidInput
 from astromesh.knowledge.base import Document, IngestReport, Passage
 from astromesh.runtime.bootstrap import pipeline_of

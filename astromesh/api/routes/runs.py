@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-import orjson
 from fastapi import APIRouter, Header, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from astromesh.access.scopes import Viewer, principal_of
-from astromesh.api.auth import caller_of, runtime_of, viewer_of
 from astromesh.api.dependencies import audited, scope
 from astromesh.api.errors import public_failure
-from astromesh.api.fast_routes import run_links
-from astromesh.api.idempotency import idempotency_key
+from astromesh.api.fast_routes import json_response, run_links
 from astromesh.api.middleware.audit import add_detail
-from astromesh.api.requests import MAX_SEQ, RunBody, read_run_request
+from astromesh.api.requests import (
+    MAX_SEQ,
+    RunBody,
+    caller_of,
+    idempotency_key,
+    read_run_request,
+    runtime_of,
+    viewer_of,
+)
 from astromesh.api.responses import EventBuffer, EventStreamResponse
 from astromesh.api.schemas import RunsOut, RunStateOut, problems, request_body
 from astromesh.durable.run_registry import RunFilter
@@ -97,7 +102,7 @@ async def accept(name: str, request: Request) -> Response:
     row = await runtime.accept(agent, asked, caller=caller_of(request), key=await idempotency_key(request))
     # who sends it again, with its key, gets the same answer; what became of the run is asked for by its id
     answer = {"run_id": row.run_id, "status": "queued", "links": run_links(row.run_id)}
-    return Response(orjson.dumps(answer), 202, media_type="application/json")
+    return json_response(answer, 202)
 
 
 @router.get(
@@ -108,7 +113,7 @@ async def accept(name: str, request: Request) -> Response:
 )
 async def approvals(request: Request, limit: Annotated[int, Query(ge=1, le=1000)] = 100) -> JsonObject:
     """Questions of the caller's runs that wait, the oldest first."""
-    found = await runtime_of(request).runs.approvals(viewer_of(caller_of(request)), limit)
+    found = await runtime_of(request).runs.approvals(viewer_of(request), limit)
     return {"approvals": found}
 
 
@@ -125,7 +130,7 @@ async def resume(run_id: str, body: DecisionBody, request: Request) -> JsonObjec
     caller = caller_of(request)
     add_detail(request, body.decision)
     said = Decision(body.decision, body.arguments, body.answer)
-    return await runtime_of(request).runs.resume(run_id, viewer_of(caller), caller, said)
+    return await runtime_of(request).runs.resume(run_id, viewer_of(request), caller, said)
 
 
 class FeedbackBody(BaseModel):
@@ -160,7 +165,7 @@ async def feedback(run_id: str, body: FeedbackBody, request: Request) -> None:
 async def result(run_id: str, result_id: str, request: Request) -> Response:
     """The whole text of a tool's result that the model was shown cut."""
     runtime = runtime_of(request)
-    await runtime.runs.get(run_id, viewer_of(caller_of(request)))
+    await runtime.runs.get(run_id, viewer_of(request))
     kept: ResultCache = await runtime.state.resources.shared(ResultCache, ResultCache)
     found = kept.find(run_id, result_id)
     if found is None:
@@ -194,7 +199,7 @@ async def runs(
 ) -> JsonObject:
     """The caller's runs, the newest first, and what they used together."""
     wanted = RunFilter(agent, session, status, limit)
-    found, used = await runtime_of(request).runs.list(viewer_of(caller_of(request)), wanted)
+    found, used = await runtime_of(request).runs.list(viewer_of(request), wanted)
     return {"runs": [_public_run(run) for run in found], "usage": used.to_json()}
 
 
@@ -208,7 +213,7 @@ async def runs(
 )
 async def run(run_id: str, request: Request) -> JsonObject:
     """State and outcome of a run."""
-    return _public_run(await runtime_of(request).runs.get(run_id, viewer_of(caller_of(request))))
+    return _public_run(await runtime_of(request).runs.get(run_id, viewer_of(request)))
 
 
 @router.get(
@@ -227,7 +232,7 @@ async def events(
     """Everything behind `Last-Event-ID`, then what comes, until the run's last event."""
     outbox = EventBuffer(close_at_end=True)
     request.app.state.followers.add(outbox)
-    viewer = viewer_of(caller_of(request))
+    viewer = viewer_of(request)
     leave = await runtime_of(request).runs.follow(run_id, viewer, last_event_id, outbox)
     if leave is None:
         outbox.close()
@@ -244,7 +249,7 @@ async def events(
 )
 async def cancel(run_id: str, request: Request) -> JsonObject:
     """Ends a run and all that it started. Answered when it has ended; one that had ended stays as it is."""
-    return _public_run(await runtime_of(request).runs.cancel(run_id, viewer_of(caller_of(request))))
+    return _public_run(await runtime_of(request).runs.cancel(run_id, viewer_of(request)))
 
 
 def _public_run(run: JsonObject) -> JsonObject:

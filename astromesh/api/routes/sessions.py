@@ -7,9 +7,8 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
-from astromesh.api.auth import caller_of, owner_filter, runtime_of
 from astromesh.api.dependencies import audited, scope
-from astromesh.api.requests import MAX_SEQ
+from astromesh.api.requests import MAX_SEQ, runtime_of, viewer_of
 from astromesh.api.schemas import HistoryOut, SessionOut, SessionsOut, TurnOut
 from astromesh.errors import SessionNotFound
 from astromesh.memory.base import ConversationStore, SessionInfo
@@ -25,13 +24,11 @@ async def sessions(
     name: str, request: Request, limit: Limit = 50, after: Annotated[str, Query(max_length=256)] = ""
 ) -> SessionsOut:
     """The caller's sessions with this agent, by session_id."""
-    caller = caller_of(request)
+    tenant, owner = viewer_of(request)
     store = runtime_of(request).agent(name).memory.conversations
     if store is None:
         return SessionsOut(agent=name, sessions=[], next=None)
-    found = await store.sessions(
-        caller.tenant_id, name, owner=owner_filter(caller), after=after, limit=limit + 1
-    )
+    found = await store.sessions(tenant, name, owner=owner, after=after, limit=limit + 1)
     page = found[:limit]
     more = page[-1].session_id if len(found) > limit else None
     return SessionsOut(agent=name, sessions=[_session(s) for s in page], next=more)
@@ -70,11 +67,11 @@ async def erase(name: str, session_id: str, request: Request) -> Response:
 
 async def _find_session(request: Request, name: str, session_id: str) -> tuple[SessionKey, ConversationStore]:
     """The session's key and store, if this caller may see it; what is somebody else's does not exist."""
-    caller = caller_of(request)
+    tenant, owner = viewer_of(request)
     store = runtime_of(request).agent(name).memory.conversations
-    key = SessionKey(caller.tenant_id, name, session_id)
+    key = SessionKey(tenant, name, session_id)
     info = await store.info(key) if store else None
-    if store is None or info is None or owner_filter(caller) not in (None, info.owner):
+    if store is None or info is None or owner not in (None, info.owner):
         raise SessionNotFound(f"The agent {name!r} has no session {session_id!r}.")
     return key, store
 

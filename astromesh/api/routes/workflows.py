@@ -5,14 +5,20 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
-import orjson
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-from astromesh.api.auth import caller_of, runtime_of, viewer_of
 from astromesh.api.dependencies import audited, scope
-from astromesh.api.idempotency import idempotency_key
-from astromesh.api.requests import MAX_SEQ, ClientDisconnected, cancel_on_disconnect, read_body
+from astromesh.api.fast_routes import json_response
+from astromesh.api.requests import (
+    MAX_SEQ,
+    caller_of,
+    cancel_on_disconnect,
+    idempotency_key,
+    read_body,
+    runtime_of,
+    viewer_of,
+)
 from astromesh.api.responses import EventBuffer, EventStreamResponse
 from astromesh.api.schemas import problems, request_body
 from astromesh.durable.base import Artifact, ArtifactFilter, ArtifactType
@@ -101,16 +107,13 @@ async def workflows(request: Request) -> JsonObject:
 async def run(name: str, request: Request) -> Response:
     """Runs a Task to its end. It is cancelled when the client goes away, unless it has an Idempotency-Key."""
     body = await read_body(request, _TASK)
-    workflows, caller, asked = runtime_of(request).workflows, caller_of(request), _task_request(body, request)
-    try:
-        if (key := await idempotency_key(request)) is not None:
-            return _json_response(
-                await cancel_on_disconnect(request, workflows.answer(name, asked, key, caller=caller))
-            )
-        result = await cancel_on_disconnect(request, workflows.run(name, asked, caller=caller))
-    except ClientDisconnected:
-        return Response(status_code=499)
-    return _json_response(result.to_json())
+    workflows, caller = runtime_of(request).workflows, caller_of(request)
+    task_request = _task_request(body, request)
+    if (key := await idempotency_key(request)) is not None:
+        answer = workflows.answer(name, task_request, key, caller=caller)
+        return json_response(await cancel_on_disconnect(request, answer))
+    result = await cancel_on_disconnect(request, workflows.run(name, task_request, caller=caller))
+    return json_response(result.to_json())
 
 
 @router.post(
@@ -131,7 +134,7 @@ async def accept(name: str, request: Request) -> Response:
     path = f"/v1/tasks/{row.task_id}"
     links = {"self": path, "events": f"{path}/events", "cancel": f"{path}/cancel"}
     # who sends it again, with its key, gets the same answer; what became of the Task is asked for by its id
-    return _json_response({"task_id": row.task_id, "status": "queued", "links": links}, 202)
+    return json_response({"task_id": row.task_id, "status": "queued", "links": links}, 202)
 
 
 @router.get("/v1/tasks", summary="List Tasks", dependencies=[scope("workflows:read")])
@@ -142,7 +145,7 @@ async def tasks(
     limit: Annotated[int, Query(ge=1, le=1000)] = 50,
 ) -> JsonObject:
     """The caller's Tasks, the newest first."""
-    viewer = viewer_of(caller_of(request))
+    viewer = viewer_of(request)
     return {"tasks": await runtime_of(request).workflows.tasks.list(viewer, workflow, status, limit)}
 
 
@@ -155,7 +158,7 @@ async def tasks(
 )
 async def task(task_id: str, request: Request) -> JsonObject:
     """State and outcome of a Task, and the stages that wait for the inspector."""
-    return await runtime_of(request).workflows.tasks.state(task_id, viewer_of(caller_of(request)))
+    return await runtime_of(request).workflows.tasks.state(task_id, viewer_of(request))
 
 
 @router.get(
@@ -167,7 +170,7 @@ async def task(task_id: str, request: Request) -> JsonObject:
 )
 async def trace(task_id: str, request: Request) -> JsonObject:
     """Every execution of a stage by `seq`, and the Task's descendants."""
-    return await runtime_of(request).workflows.tasks.trace(task_id, viewer_of(caller_of(request)))
+    return await runtime_of(request).workflows.tasks.trace(task_id, viewer_of(request))
 
 
 @router.get(
@@ -186,7 +189,7 @@ async def artifacts(
 ) -> JsonObject:
     """Validated outputs, answers of tools, telemetry, evaluations; the oldest first."""
     wanted = ArtifactFilter(task_id, node, type, since.timestamp() if since else 0.0, limit)
-    viewer = viewer_of(caller_of(request))
+    viewer = viewer_of(request)
     found = await runtime_of(request).workflows.tasks.artifacts(task_id, viewer, wanted)
     return {"artifacts": [_artifact_json(one) for one in found]}
 
@@ -207,7 +210,7 @@ async def events(
     """Everything behind `Last-Event-ID`, then what comes, until the Task has ended."""
     outbox = EventBuffer()
     request.app.state.followers.add(outbox)
-    viewer, tasks = viewer_of(caller_of(request)), runtime_of(request).workflows.tasks
+    viewer, tasks = viewer_of(request), runtime_of(request).workflows.tasks
     leave = await tasks.follow(task_id, viewer, last_event_id, outbox, outbox.close)
     return EventStreamResponse(outbox, leave)
 
@@ -221,7 +224,7 @@ async def events(
 )
 async def cancel(task_id: str, request: Request) -> JsonObject:
     """Ends a Task and all below it; answered when it has ended."""
-    return await runtime_of(request).workflows.tasks.cancel(task_id, viewer_of(caller_of(request)))
+    return await runtime_of(request).workflows.tasks.cancel(task_id, viewer_of(request))
 
 
 @router.post(
@@ -235,7 +238,7 @@ async def cancel(task_id: str, request: Request) -> JsonObject:
 async def pause(task_id: str, request: Request) -> JsonObject:
     """Stages that run go on; the next ones wait, or only the named ones."""
     body = await read_body(request, _PAUSE) if await request.body() else PauseBody()
-    viewer = viewer_of(caller_of(request))
+    viewer = viewer_of(request)
     return await runtime_of(request).workflows.tasks.pause(task_id, viewer, body.before)
 
 
@@ -248,7 +251,7 @@ async def pause(task_id: str, request: Request) -> JsonObject:
 )
 async def step(task_id: str, request: Request) -> JsonObject:
     """The stage that waits longest runs; the Task waits before the next one."""
-    return await runtime_of(request).workflows.tasks.step(task_id, viewer_of(caller_of(request)))
+    return await runtime_of(request).workflows.tasks.step(task_id, viewer_of(request))
 
 
 @router.post(
@@ -260,7 +263,7 @@ async def step(task_id: str, request: Request) -> JsonObject:
 )
 async def resume(task_id: str, request: Request) -> JsonObject:
     """All stages that wait run."""
-    return await runtime_of(request).workflows.tasks.resume(task_id, viewer_of(caller_of(request)))
+    return await runtime_of(request).workflows.tasks.resume(task_id, viewer_of(request))
 
 
 @router.post(
@@ -273,7 +276,7 @@ async def resume(task_id: str, request: Request) -> JsonObject:
 async def replay(task_id: str, request: Request) -> JsonObject:
     """Runs an ended Task, or one stage of it, from its records: nobody is asked, nothing is kept."""
     body = await read_body(request, _REPLAY) if await request.body() else ReplayBody()
-    viewer = viewer_of(caller_of(request))
+    viewer = viewer_of(request)
     return await runtime_of(request).workflows.replays.replay(task_id, viewer, body.stage, body.task)
 
 
@@ -287,7 +290,3 @@ def _artifact_json(one: Artifact) -> JsonObject:
         "type": one.type, "task": one.path, "node_id": one.node, "stage_id": one.stage,
         "created_at": one.created_at, "run_fingerprint": one.fingerprint, "content": one.content,
     }  # fmt: skip
-
-
-def _json_response(content: Any, status: int = 200) -> Response:
-    return Response(orjson.dumps(content), status, media_type="application/json")

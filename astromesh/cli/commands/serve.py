@@ -27,6 +27,7 @@ import uvloop
 from uvicorn.supervisors import Multiprocess
 
 from astromesh.api.app import Server, create_app
+from astromesh.api.auth import is_loopback
 from astromesh.api.middleware.limits import ConcurrencyLimits
 from astromesh.cli import startup
 from astromesh.cli.commands.validate import load_valid
@@ -100,13 +101,6 @@ def listen(host: str, port: int, *, authenticated: bool) -> socket.socket:
         raise ConfigError(f"Cannot listen on {host}:{port}: {reason}.") from error
     listener.setblocking(False)
     return listener
-
-
-def is_loopback(address: str) -> bool:
-    """Whether an IP address is this machine's own; IPv4 inside IPv6 counts as IPv4."""
-    ip = ipaddress.ip_address(address.partition("%")[0])
-    mapped = getattr(ip, "ipv4_mapped", None)
-    return (mapped or ip).is_loopback
 
 
 def url_of(listener: socket.socket) -> str:

@@ -9,7 +9,7 @@ from starlette.testclient import TestClient
 from starlette.websockets import WebSocketDisconnect
 
 from astromesh.api.app import create_app
-from astromesh.api.connections import SERVICE_RESTART, ConnectionManager
+from astromesh.api.ws import SERVICE_RESTART, ConnectionManager
 from astromesh.testing import ScriptedProvider
 from tests.integration.agents_folder import manifest, runtime_of, write
 
@@ -17,10 +17,10 @@ from tests.integration.agents_folder import manifest, runtime_of, write
 def test_open_sockets_are_told_to_come_back_when_the_server_ends(tmp_path: Path) -> None:
     """With close code 1012; a socket that has gone is not known any more."""
     app = create_app(runtime_of(write(tmp_path, manifest()), ScriptedProvider("Hi.")))
-    sockets: ConnectionManager = app.state.connections
     with TestClient(app) as client:
         with client.websocket_connect("/v1/ws/agent/helper") as socket:
             assert client.portal is not None
+            sockets: ConnectionManager = app.state.connections
             client.portal.call(sockets.close_all)
             with pytest.raises(WebSocketDisconnect) as told:
                 socket.receive_json()

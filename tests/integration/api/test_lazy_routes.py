@@ -104,7 +104,7 @@ async def test_a_server_at_rest_loads_them_and_one_that_works_does_not(tmp_path:
 
 
 class _Broken(Auth):
-    async def authorise(self, *given: Any) -> Any:
+    async def authorise(self, *arguments: Any, **options: Any) -> Any:
         raise ValueError("nobody expected this")
 
 

@@ -141,4 +141,7 @@ async def test_halves_of_requests_take_no_room_of_those_that_are_whole(tmp_path:
         again[1].write(BODY[5:])
         last = await told(again)
     assert [whole[0], late[0], last[0]] == [200, 200, 200]
-    assert (more[0], more[1]["detail"]) == (503, "8 requests are still being sent; come back.")
+    assert (more[0], more[1]["detail"]) == (
+        503,
+        "8 requests are incomplete, as many as spec.api.max_sockets allows. Try again later.",
+    )

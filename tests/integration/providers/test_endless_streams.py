@@ -14,7 +14,7 @@ import pytest
 from websockets.asyncio.client import connect
 
 from astromesh.api.app import create_app
-from astromesh.api.middleware.limits import CHUNK_BYTES
+from astromesh.api.middleware.response import CHUNK_BYTES
 from astromesh.errors import AnswerTooLarge, ProviderError
 from astromesh.net.http import MAX_BODY, Http, StreamingResponse
 from astromesh.plugins import Deps, Plugins

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from astromesh.api import health
-from astromesh.api.fast_routes import agent_to_run, health_endpoint
+from astromesh.api.fast_routes import agent_to_run, health_endpoint, live, ready
 
 
 @pytest.mark.parametrize(
@@ -37,8 +36,8 @@ def test_a_post_to_an_agents_run_asks_for_it_and_nothing_else_does(scope: dict[s
 @pytest.mark.parametrize(
     ("scope", "answered"),
     [
-        ({}, health.live),
-        ({"path": "/health/ready"}, health.ready),
+        ({}, live),
+        ({"path": "/health/ready"}, ready),
         ({"path": "/health/ready/"}, None),
         ({"path": "/health"}, None),
         ({"method": "HEAD"}, None),

@@ -9,7 +9,7 @@ from fastapi import FastAPI, Request
 
 from astromesh import errors
 from astromesh.api.errors import INTERNAL_DETAIL, error_response, problem, public_failure
-from astromesh.api.exception_handlers import add_exception_handlers
+from astromesh.api.fastapi_app import add_exception_handlers
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from astromesh.api.auth import is_local
-from astromesh.cli.commands.serve import is_loopback
+from astromesh.api.auth import is_local_page, is_loopback
 
 
 @pytest.mark.parametrize(
@@ -42,4 +41,4 @@ def test_loopback_is_told_from_what_others_can_reach(address: str, own: bool) ->
     ],
 )
 def test_pages_of_this_machine_are_told_from_others(origin: str, own: bool) -> None:
-    assert is_local(origin) is own
+    assert is_local_page(origin) is own

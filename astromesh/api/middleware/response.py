@@ -1,0 +1,66 @@
+"""Wraps `send`: every HTTP response gets security headers, its audit entry, and a body sent in chunks."""
+
+from __future__ import annotations
+
+import asyncio
+
+from starlette.types import Message, Scope, Send
+
+from astromesh.api.middleware.audit import record_response
+
+#: bytes that one write hands to a socket; between two writes other runs get their turn
+CHUNK_BYTES = 256 * 1024
+#: where the state of a request says that its response has started
+RESPONSE_STARTED = "response_started"
+#: no page may sniff or frame a response (OWASP, REST Security Cheat Sheet)
+_HEADERS: tuple[tuple[bytes, bytes], ...] = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"x-frame-options", b"DENY"),
+    (b"referrer-policy", b"no-referrer"),
+)
+#: for responses that do not set these headers themselves
+_DEFAULTS: tuple[tuple[bytes, bytes], ...] = (
+    (b"cache-control", b"no-store"),
+    (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
+)
+
+
+def add_security_headers(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """Returns the headers of a response with those that protect it."""
+    present = dict(headers)
+    headers = [*headers, *_HEADERS]
+    for name, value in _DEFAULTS:
+        if name not in present:
+            headers.append((name, value))
+    return headers
+
+
+def wrap_send(scope: Scope, send: Send) -> Send:
+    """Returns a `send` that completes a response.
+
+    An audited request is on disk in the audit log before its response starts.
+    """
+    state = scope.setdefault("state", {})
+
+    async def wrapped(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            state[RESPONSE_STARTED] = True
+            if "audit" in state:
+                await record_response(state, message["status"])
+            message["headers"] = add_security_headers(message.get("headers", ()))
+        elif len(message.get("body", b"")) > CHUNK_BYTES:
+            await _send_in_chunks(message, send)
+            return
+        await send(message)
+
+    return wrapped
+
+
+async def _send_in_chunks(message: Message, send: Send) -> None:
+    """Sends a long body. Written at once, it would keep every other run waiting."""
+    body = memoryview(message["body"])
+    last = (len(body) - 1) // CHUNK_BYTES * CHUNK_BYTES
+    for at in range(0, last, CHUNK_BYTES):
+        await send({**message, "body": bytes(body[at : at + CHUNK_BYTES]), "more_body": True})
+        await asyncio.sleep(0)
+    await send({**message, "body": bytes(body[last:])})
