@@ -34,7 +34,7 @@ def select_cases(project: Project, suite: str = "", tag: str = "") -> list[Case]
     Raises:
         InvalidInput: no suite matches.
     """
-    suites = project.files.file("evaluations.yaml", EvaluationsFile).suites
+    suites = project.files.file(EvaluationsFile).suites
     wanted = [one for one in suites if suite in ("", one.name) and (not tag or tag in one.tags)]
     if not wanted:
         known = ", ".join(one.name for one in suites) or "none"

@@ -89,7 +89,7 @@ def fingerprint_of(
         adapters: where its plugins come from, with their versions.
         overrides: settings that were changed for the process.
     """
-    models = folder.file("providers.yaml", ProvidersFile).providers
+    models = folder.file(ProvidersFile).providers
     return Fingerprint(
         {
             "engine": __version__,
@@ -128,7 +128,7 @@ def _operation_hashes(folder: WorkflowFolder) -> Iterator[tuple[str, str]]:
 def _entrypoints(folder: WorkflowFolder) -> Iterator[str]:
     if folder.workflow:
         yield from (node.op for node in folder.workflow.nodes if node.op)
-    for tool in folder.file("tools.yaml", ToolsFile).tools:
+    for tool in folder.file(ToolsFile).tools:
         if isinstance(tool, PythonTool):
             yield tool.entrypoint
 
@@ -137,7 +137,7 @@ def enabled_metrics(folder: WorkflowFolder) -> frozenset[str]:
     """Returns the metrics of a workflow's enabled profiles; without the file all of them."""
     if METRICS_FILE not in folder.files:
         return frozenset(METRICS)
-    profiles = folder.file(METRICS_FILE, MetricsFile).profiles
+    profiles = folder.file(MetricsFile).profiles
     return frozenset(metric.name for profile in profiles if profile.enabled for metric in profile.metrics)
 
 
@@ -187,23 +187,23 @@ class Project:
 
     @cached_property
     def agents(self) -> Mapping[str, OwnAgent]:
-        return {agent.id: agent for agent in self.files.file("agents.yaml", AgentsFile).agents}
+        return {agent.id: agent for agent in self.files.file(AgentsFile).agents}
 
     @cached_property
     def tools(self) -> ToolsFile:
-        return self.files.file("tools.yaml", ToolsFile)
+        return self.files.file(ToolsFile)
 
     @cached_property
     def providers(self) -> ProvidersFile:
-        return self.files.file("providers.yaml", ProvidersFile)
+        return self.files.file(ProvidersFile)
 
     @cached_property
     def credentials(self) -> CredentialsFile:
-        return self.files.file("provider_credentials.yaml", CredentialsFile)
+        return self.files.file(CredentialsFile)
 
     @cached_property
     def memory(self) -> MemorySpec:
-        return self.files.file("memory.yaml", MemoryFile).memory
+        return self.files.file(MemoryFile).memory
 
     @cached_property
     def profiles(self) -> Mapping[str, ContextProfile]:
@@ -211,11 +211,11 @@ class Project:
 
     @cached_property
     def policies(self) -> tuple[PolicySpec, ...]:
-        return self.files.file("policy.yaml", PolicyFile).policies
+        return self.files.file(PolicyFile).policies
 
     @cached_property
     def scheduler(self) -> SchedulerSpec:
-        return self.files.file("scheduler.yaml", SchedulerFile).scheduler
+        return self.files.file(SchedulerFile).scheduler
 
     @cached_property
     def _plans(self) -> dict[str, Plan]:
@@ -286,7 +286,7 @@ def check_folder(
 
 def _ignored_settings(read: WorkflowFolder) -> Iterator[InvalidManifest]:
     """Yields a warning for each setting without effect."""
-    for i, profile in enumerate(read.file(PROFILES_FILE, ProfilesFile).profiles):
+    for i, profile in enumerate(read.file(ProfilesFile).profiles):
         if profile.default_config_dir:
             message = "has no effect, because the workflow's own folder contains the profile"
             yield read.fault(PROFILES_FILE, "unsupported", message, ("profiles", i, "default_config_dir"))
@@ -294,9 +294,9 @@ def _ignored_settings(read: WorkflowFolder) -> Iterator[InvalidManifest]:
 
 def _missing_secrets(read: WorkflowFolder, env: Mapping[str, str]) -> Iterator[InvalidManifest]:
     """Yields a warning for each model without its credential; a stage that calls it will fail (E62)."""
-    credentials = read.file("provider_credentials.yaml", CredentialsFile).provider_credentials
+    credentials = read.file(CredentialsFile).provider_credentials
     auths = {credential.id: credential.auth for credential in credentials}
-    for i, spec in enumerate(read.file("providers.yaml", ProvidersFile).providers):
+    for i, spec in enumerate(read.file(ProvidersFile).providers):
         if spec.credential in auths:
             try:
                 read_secret(auths[spec.credential], read.folder, env)

@@ -11,11 +11,14 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from pydantic import BaseModel
+
 from astromesh.config.base import Steps
 from astromesh.config.keys import did_you_mean, list_known
-from astromesh.config.workflow.agents import AgentsFile, CredentialsFile, ProvidersFile, PythonTool, ToolsFile
-from astromesh.config.workflow.folder import SCHEMAS, WORKFLOW, WorkflowFolder
-from astromesh.config.workflow.manifest import MemoryFile, NodeSpec, WorkflowFile
+from astromesh.config.records import JsonMap
+from astromesh.config.workflow.agents import AgentsFile, CredentialsFile, ProvidersFile, ToolsFile
+from astromesh.config.workflow.folder import SCHEMAS, WorkflowFolder
+from astromesh.config.workflow.manifest import MemoryFile, NodeSpec, RefersTo, WorkflowFile
 from astromesh.config.workflow.operations import (
     METRICS,
     METRICS_FILE,
@@ -50,40 +53,44 @@ class KnownNames(NamedTuple):
 
 
 class Reference(NamedTuple):
-    """A name that a file refers to: its kind and its place."""
+    """A name that a file refers to, or an inline schema in place of the name: its kind and its place."""
 
     kind: str
-    name: str
+    value: str | JsonMap
     file: str
     steps: Steps
 
 
 def reference_faults(folder: WorkflowFolder, known: KnownNames) -> Iterator[InvalidManifest]:
     """Yields a fault for each unknown name, duplicate id and invalid schema."""
-    yield from _schema_faults(folder)
+    for name, schema in folder.schemas.items():
+        yield from _schema_fault(folder, schema, f"{SCHEMAS}/{name}.json", ())
     yield from _duplicate_ids(folder)
     spaces = _namespaces(folder, known)
-    for named in _references(folder):
-        space = spaces[named.kind]
-        if space is None or named.name in space:
-            continue
-        message = f"unknown {named.kind} `{named.name}`"
-        hint = did_you_mean(named.name, space) or list_known(space)
-        yield folder.fault(named.file, f"unknown_{named.kind}", message, named.steps, hint)
-    yield from _operation_faults(folder)
+    for kind, value, file, steps in _references(folder):
+        if isinstance(value, dict):
+            yield from _schema_fault(folder, value, file, steps)
+        elif kind == "op":
+            try:
+                load_operation(folder.folder, value)
+            except LookupError as error:
+                yield folder.fault(file, "unknown_op", str(error.args[0]), steps)
+        elif (space := spaces[kind]) is not None and value not in space:
+            hint = did_you_mean(value, space) or list_known(space)
+            yield folder.fault(file, f"unknown_{kind}", f"unknown {kind} `{value}`", steps, hint)
     yield from _unenforceable_flags(folder)
 
 
 def _namespaces(folder: WorkflowFolder, known: KnownNames) -> Mapping[str, Collection[str] | None]:
-    own = {agent.id for agent in folder.file("agents.yaml", AgentsFile).agents}
-    models = {model.id for model in folder.file("providers.yaml", ProvidersFile).providers}
-    profiles = {p.id for p in folder.file("memory.yaml", MemoryFile).memory.context_profiles}
-    credentials = folder.file("provider_credentials.yaml", CredentialsFile).provider_credentials
+    own = {agent.id for agent in folder.file(AgentsFile).agents}
+    models = {model.id for model in folder.file(ProvidersFile).providers}
+    profiles = {p.id for p in folder.file(MemoryFile).memory.context_profiles}
+    credentials = folder.file(CredentialsFile).provider_credentials
     workflow = folder.workflow
     return {
         "agent": None if known.agents is None else own | set(known.agents),
         "model": None if known.models is None else models | set(known.models),
-        "tool": {tool.id for tool in folder.file("tools.yaml", ToolsFile).tools},
+        "tool": {tool.id for tool in folder.file(ToolsFile).tools},
         "schema": set(folder.schemas),
         "context": profiles | {NO_CONTEXT, GLOBAL_CONTEXT},
         "credential": {credential.id for credential in credentials},
@@ -102,60 +109,26 @@ def _stage_names(folder: WorkflowFolder) -> set[str]:
 
 def _references(folder: WorkflowFolder) -> Iterator[Reference]:
     """Yields every reference from one file to another."""
-    if folder.workflow:
-        for i, node in enumerate(folder.workflow.nodes):
-            at: Steps = ("nodes", i)
-            if node.agent:
-                yield Reference("agent", node.agent, WORKFLOW, (*at, "agent"))
-            yield Reference("context", node.context, WORKFLOW, (*at, "context"))
-            yield from (Reference("tool", t, WORKFLOW, (*at, "tools", k)) for k, t in enumerate(node.tools))
-            yield from _schema_references(node, WORKFLOW, at)
-        for i, stage in enumerate(folder.workflow.task.pause_before):
-            yield Reference("stage", stage, WORKFLOW, ("task", "pause_before", i))
-    yield from _agent_references(folder)
-    yield from _model_references(folder)
-    yield from _policy_references(folder)
-
-
-def _agent_references(folder: WorkflowFolder) -> Iterator[Reference]:
-    for i, agent in enumerate(folder.file("agents.yaml", AgentsFile).agents):
-        at: Steps = ("agents", i)
-        yield Reference("model", agent.model, "agents.yaml", (*at, "model"))
-        yield Reference("pattern", agent.pattern, "agents.yaml", (*at, "pattern"))
-        yield Reference("context", agent.context, "agents.yaml", (*at, "context"))
-        yield from (Reference("tool", t, "agents.yaml", (*at, "tools", k)) for k, t in enumerate(agent.tools))
-        yield from _schema_references(agent, "agents.yaml", at)
-    for i, tool in enumerate(folder.file("tools.yaml", ToolsFile).tools):
-        yield from _schema_references(tool, "tools.yaml", ("tools", i))
-
-
-def _model_references(folder: WorkflowFolder) -> Iterator[Reference]:
-    for i, model in enumerate(folder.file("providers.yaml", ProvidersFile).providers):
-        at: Steps = ("providers", i)
-        yield Reference("adapter", model.adapter, "providers.yaml", (*at, "adapter"))
-        if model.credential:
-            yield Reference("credential", model.credential, "providers.yaml", (*at, "credential"))
-        yield from (
-            Reference("model", other, "providers.yaml", (*at, "fallback", k))
-            for k, other in enumerate(model.fallback)
-        )
-
-
-def _policy_references(folder: WorkflowFolder) -> Iterator[Reference]:
-    for i, policy in enumerate(folder.file("policy.yaml", PolicyFile).policies):
+    for name, record in folder.files.items():
+        yield from _references_in(record, name, ())
+    for i, policy in enumerate(folder.file(PolicyFile).policies):
         for k, rule in enumerate(policy.rules):
-            at: Steps = ("policies", i, "rules", k)
             if rule.target_id != "*":
-                yield Reference(rule.target, rule.target_id, "policy.yaml", (*at, "target_id"))
-            yield from (
-                Reference("node", n, "policy.yaml", (*at, "nodes", j)) for j, n in enumerate(rule.nodes)
-            )
+                at: Steps = ("policies", i, "rules", k, "target_id")
+                yield Reference(rule.target, rule.target_id, "policy.yaml", at)
 
 
-def _schema_references(record: Any, file: str, at: Steps) -> Iterator[Reference]:
-    for key in ("schema_in", "schema_out"):
-        if isinstance(name := getattr(record, key), str):
-            yield Reference("schema", name, file, (*at, key))
+def _references_in(record: BaseModel, file: str, at: Steps) -> Iterator[Reference]:
+    """Yields the references of the fields that are marked with `RefersTo`, at any depth."""
+    for name, field in type(record).model_fields.items():
+        kind = next((mark.kind for mark in field.metadata if isinstance(mark, RefersTo)), "")
+        value, steps = getattr(record, name), (*at, field.alias or name)
+        for i, one in enumerate(value) if isinstance(value, tuple) else ((None, value),):
+            place = steps if i is None else (*steps, i)
+            if isinstance(one, BaseModel):
+                yield from _references_in(one, file, place)
+            elif kind and one:
+                yield Reference(kind, one, file, place)
 
 
 #: file → its list whose ids must be unique
@@ -172,24 +145,17 @@ _ID_LISTS: Mapping[str, tuple[type[Any], str]] = {
 def _duplicate_ids(folder: WorkflowFolder) -> Iterator[InvalidManifest]:
     for file, (kind, key) in _ID_LISTS.items():
         seen: set[str] = set()
-        for i, one in enumerate(getattr(folder.file(file, kind), key)):
+        for i, one in enumerate(getattr(folder.file(kind), key)):
             if one.id in seen:
                 yield folder.fault(file, "duplicate_id", f"duplicate id `{one.id}`", (key, i, "id"))
             seen.add(one.id)
 
 
-def _schema_faults(folder: WorkflowFolder) -> Iterator[InvalidManifest]:
-    for name, schema in folder.schemas.items():
-        if message := schema_fault(schema):
-            text = f"is not a valid JSON Schema: {message}"
-            yield folder.fault(f"{SCHEMAS}/{name}.json", "invalid_schema", text)
-    if folder.workflow:
-        for i, node in enumerate(folder.workflow.nodes):
-            for key in ("schema_in", "schema_out"):
-                inline = getattr(node, key)
-                if isinstance(inline, dict) and (message := schema_fault(inline)):
-                    text = f"is not a valid JSON Schema: {message}"
-                    yield folder.fault(WORKFLOW, "invalid_schema", text, ("nodes", i, key))
+def _schema_fault(
+    folder: WorkflowFolder, schema: JsonMap, file: str, steps: Steps
+) -> Iterator[InvalidManifest]:
+    if message := schema_fault(schema):
+        yield folder.fault(file, "invalid_schema", f"is not a valid JSON Schema: {message}", steps)
 
 
 def schema_fault(schema: Mapping[str, Any]) -> str:
@@ -212,27 +178,6 @@ def _unenforceable_flags(folder: WorkflowFolder) -> Iterator[InvalidManifest]:
                     yield folder.fault("tools.yaml", "unkeepable", message, ("tools", i, key))
 
 
-# -- operations ----------------------------------------------------------------------------------------------
-def _operation_faults(folder: WorkflowFolder) -> Iterator[InvalidManifest]:
-    named: list[tuple[str, str, Steps]] = []
-    if folder.workflow:
-        named += [
-            (node.op, WORKFLOW, ("nodes", i, "op")) for i, node in enumerate(folder.workflow.nodes) if node.op
-        ]
-    for i, tool in enumerate(folder.file("tools.yaml", ToolsFile).tools):
-        if isinstance(tool, PythonTool):
-            named.append((tool.entrypoint, "tools.yaml", ("tools", i, "entrypoint")))
-    for i, profile in enumerate(folder.file("cli_profiles.yaml", ProfilesFile).profiles):
-        for k, command in enumerate(profile.custom_commands):
-            at = ("profiles", i, "custom_commands", k, "entrypoint")
-            named.append((command.entrypoint, "cli_profiles.yaml", at))
-    for name, file, steps in named:
-        try:
-            load_operation(folder.folder, name)
-        except LookupError as error:
-            yield folder.fault(file, "unknown_op", str(error.args[0]), steps)
-
-
 # -- observers and metrics -----------------------------------------------------------------------------------
 
 _OBSERVERS_FILE = "plugins.yaml"
@@ -240,7 +185,7 @@ _OBSERVERS_FILE = "plugins.yaml"
 
 def observer_faults(folder: WorkflowFolder) -> Iterator[InvalidManifest]:
     """Yields a fault for each observer whose class does not exist (E15)."""
-    for i, spec in enumerate(folder.file(_OBSERVERS_FILE, ObserversFile).plugins):
+    for i, spec in enumerate(folder.file(ObserversFile).plugins):
         try:
             if spec.enabled and not inspect.isclass(observer_class(folder, spec)):
                 yield folder.fault(
@@ -254,7 +199,7 @@ def observer_faults(folder: WorkflowFolder) -> Iterator[InvalidManifest]:
 
 def enabled_observers(folder: WorkflowFolder) -> Iterator[ObserverSpec]:
     """Returns the enabled observers."""
-    return (spec for spec in folder.file(_OBSERVERS_FILE, ObserversFile).plugins if spec.enabled)
+    return (spec for spec in folder.file(ObserversFile).plugins if spec.enabled)
 
 
 def observer_class(folder: WorkflowFolder, spec: ObserverSpec) -> Any:
@@ -265,7 +210,7 @@ def observer_class(folder: WorkflowFolder, spec: ObserverSpec) -> Any:
 
 def metric_faults(folder: WorkflowFolder) -> Iterator[InvalidManifest]:
     """Yields a fault for each unknown metric or wrong type in metrics.yaml (document 004, section 8.4)."""
-    for i, profile in enumerate(folder.file(METRICS_FILE, MetricsFile).profiles):
+    for i, profile in enumerate(folder.file(MetricsFile).profiles):
         for k, metric in enumerate(profile.metrics):
             at = ("profiles", i, "metrics", k)
             if metric.name not in METRICS:

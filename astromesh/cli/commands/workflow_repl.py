@@ -44,7 +44,7 @@ def profile_of(project: Project, profile_id: str) -> CommandProfile:
     Raises:
         InvalidInput: there is none of this name.
     """
-    profiles = project.files.file(PROFILES_FILE, ProfilesFile).profiles
+    profiles = project.files.file(ProfilesFile).profiles
     if not profile_id:
         plain = CommandProfile(id="default", input_mappings={"default": InputMapping(mode="json")})
         return profiles[0] if profiles else plain

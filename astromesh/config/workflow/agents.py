@@ -11,7 +11,16 @@ from pydantic import Discriminator, Field, Tag
 
 from astromesh.config.environment import VariableName
 from astromesh.config.records import Count, JsonMap, Seconds
-from astromesh.config.workflow.manifest import Id, ManifestFile, SchemaRef, Section
+from astromesh.config.workflow.manifest import (
+    ContextName,
+    Function,
+    Id,
+    ManifestFile,
+    RefersTo,
+    SchemaRef,
+    Section,
+    ToolNames,
+)
 from astromesh.types import Effect
 
 
@@ -25,14 +34,18 @@ class AgentConfig(Section):
 
 class OwnAgent(Section):
     id: Id = Field(description="Unique among the agents.")
-    model: str = Field(min_length=1, description="Id of a model in providers.yaml.")
+    model: Annotated[str, RefersTo("model")] = Field(
+        min_length=1, description="Id of a model in providers.yaml."
+    )
     system_prompt: str = Field("", description="System prompt; plain text.")
-    pattern: str = Field("react", min_length=1, description="Name of the orchestration pattern.")
+    pattern: Annotated[str, RefersTo("pattern")] = Field(
+        "react", min_length=1, description="Name of the orchestration pattern."
+    )
     pattern_options: JsonMap = Field(default_factory=dict, description="The pattern's own options.")
-    schema_in: SchemaRef | None = Field(None, description="Of its input, where the node says nothing.")
-    schema_out: SchemaRef | None = Field(None, description="Of its output, where the node says nothing.")
-    context: str = Field("none", min_length=1, description="The profile that it was written for.")
-    tools: tuple[str, ...] = Field((), description="Tools that it can use, where the node allows them.")
+    schema_in: SchemaRef = Field(None, description="Of its input, where the node says nothing.")
+    schema_out: SchemaRef = Field(None, description="Of its output, where the node says nothing.")
+    context: ContextName = Field("none", description="The profile that it was written for.")
+    tools: ToolNames = Field((), description="Tools that it can use, where the node allows them.")
     config: AgentConfig = AgentConfig()
 
 
@@ -46,16 +59,16 @@ class AgentsFile(ManifestFile):
 class ToolHead(Section):
     id: Id = Field(description="Unique among the tools; the name that models see.")
     description: str = Field("", description="Description for the model.")
-    schema_in: SchemaRef | None = Field(None, description="Of the arguments, type: object.")
-    schema_out: SchemaRef | None = Field(None, description="Of the result.")
+    schema_in: SchemaRef = Field(None, description="Of the arguments, type: object.")
+    schema_out: SchemaRef = Field(None, description="Of the result.")
     timeout_s: Seconds = Field(30.0, description="Seconds that one call may take.")
     effect: Effect = Field("external", description="What it does to the world.")
 
 
 class PythonTool(ToolHead):
     type: Literal["python"] = "python"
-    entrypoint: str = Field(
-        pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$", description="module:function, called with the arguments."
+    entrypoint: Annotated[Function, RefersTo("op")] = Field(
+        description="module:function, called with the arguments."
     )
 
 
@@ -87,11 +100,17 @@ class ToolsFile(ManifestFile):
 class ProviderSpec(Section):
     id: Id = Field(description="Unique among the models.")
     kind: Literal["llm"] = Field("llm", description="What it provides.")
-    adapter: str = Field(min_length=1, description="Provider plugin: openai_compat, anthropic, ollama …")
+    adapter: Annotated[str, RefersTo("adapter")] = Field(
+        min_length=1, description="Provider plugin: openai_compat, anthropic, ollama …"
+    )
     model: str = Field("", description="The model's name at the service.")
     base_url: str = Field("", description="The service's address; empty: its own.")
-    credential: str | None = Field(None, description="Id in provider_credentials.yaml.")
-    fallback: tuple[str, ...] = Field((), description="Models that are called when this one fails.")
+    credential: Annotated[str | None, RefersTo("credential")] = Field(
+        None, description="Id in provider_credentials.yaml."
+    )
+    fallback: Annotated[tuple[str, ...], RefersTo("model")] = Field(
+        (), description="Models that are called when this one fails."
+    )
     version: str = Field("", description="Of the adapter's settings, free text.")
     timeout_s: Seconds = Field(60.0, description="Seconds of one model call.")
     options: JsonMap = Field(default_factory=dict, description="Further options of the plugin.")

@@ -77,10 +77,9 @@ class WorkflowFolder:
         found = self.files.get(WORKFLOW)
         return found if isinstance(found, WorkflowFile) else None
 
-    def file(self, name: str, kind: type[_File]) -> _File:
+    def file(self, kind: type[_File]) -> _File:
         """Returns a file's record; the defaults where the file does not exist (E17)."""
-        found = self.files.get(name)
-        return found if isinstance(found, kind) else kind()
+        return next((file for file in self.files.values() if isinstance(file, kind)), None) or kind()
 
     def fault(self, file: str, rule: str, message: str, steps: Steps = (), hint: str = "") -> InvalidManifest:
         """Creates a fault at a place of one of its files."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -12,6 +13,14 @@ from astromesh.config.records import Count, JsonMap, Record, Seconds
 Id = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 #: the only version of the files
 MANIFEST_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class RefersTo:
+    """Marks a field whose text, or texts, must be names of this kind. The field may be a list."""
+
+    kind: Literal["agent", "adapter", "context", "credential", "model", "node", "op", "pattern", "schema",
+                  "stage", "tool"]  # fmt: skip
 
 
 class Section(Record):
@@ -32,7 +41,11 @@ Strategy = Literal["list", "first", "concat", "majority", "op", "agent"]
 Layer = Literal["task", "project", "global"]
 #: a stage: a node's id, or `id#tag` for a further occurrence of the node
 StageId = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}(#[A-Za-z0-9_-]{1,64})?$")]
-SchemaRef = str | JsonMap
+SchemaRef = Annotated[Annotated[str, Field(min_length=1)] | JsonMap | None, RefersTo("schema")]
+ContextName = Annotated[str, Field(min_length=1), RefersTo("context")]
+ToolNames = Annotated[tuple[str, ...], RefersTo("tool")]
+#: module:function, in the workflow's folder or an installed module
+Function = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
 SELECTION_KEY = "selected_edge"
 ITEMS_KEY = "subtask_inputs"
 
@@ -73,17 +86,18 @@ class NodeSpec(Section):
     kind: Kind = Field(description="Whether a model is involved.")
     role: Role = Field(description="How it routes.")
     default: bool = Field(False, description="Start only: where Tasks begin by default.")
-    agent: str | None = Field(None, description="Of agents.yaml or of the runtime; required iff kind: agent.")
-    op: str | None = Field(
+    agent: Annotated[str | None, RefersTo("agent")] = Field(
+        None, description="Of agents.yaml or of the runtime; required with kind: agent."
+    )
+    op: Annotated[Function | None, RefersTo("op")] = Field(
         None,
-        pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$",
         description="module:function of a deterministic node, called with (input, context, tools); "
         "absent: the input is the output.",
     )
-    schema_in: SchemaRef | None = Field(None, description="Id of a schema file, or an inline JSON Schema.")
-    schema_out: SchemaRef | None = Field(None, description="Id of a schema file, or an inline JSON Schema.")
-    context: str = Field(min_length=1, description="A context profile, 'global' or 'none'.")
-    tools: tuple[str, ...] = Field((), description="Tools that the stage may call.")
+    schema_in: SchemaRef = Field(None, description="Id of a schema file, or an inline JSON Schema.")
+    schema_out: SchemaRef = Field(None, description="Id of a schema file, or an inline JSON Schema.")
+    context: ContextName = Field(description="A context profile, 'global' or 'none'.")
+    tools: ToolNames = Field((), description="Tools that the stage may call.")
     continue_on_failure: bool | None = Field(
         None, description="Continue with the previous output; absent: as task.failure says."
     )
@@ -134,7 +148,9 @@ class TaskSpec(Section):
     failure: Literal["stop", "continue"] = Field("stop", description="Default effect of a failed stage.")
     status: StatusRules = StatusRules()
     memory: MemoryRules = MemoryRules()
-    pause_before: tuple[StageId, ...] = Field((), description="Stages before which the inspector pauses.")
+    pause_before: Annotated[tuple[StageId, ...], RefersTo("stage")] = Field(
+        (), description="Stages before which the inspector pauses."
+    )
     max_depth: Count = Field(8, description="Forks within forks.")
     max_live_tasks: Count = Field(1000, description="Tasks of one run that live at once.")
 

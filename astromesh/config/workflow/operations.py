@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from astromesh.config.records import Count, JsonMap, Seconds
-from astromesh.config.workflow.manifest import Id, ManifestFile, Section
+from astromesh.config.workflow.manifest import Function, Id, ManifestFile, RefersTo, Section
 
 Decision = Literal["allow", "deny"]
 
@@ -18,7 +18,9 @@ class PolicyRule(Section):
         description="Kind of request: a tool, context profile, memory layer, agent, or a node itself."
     )
     target_id: str = Field(min_length=1, description="Its id; '*': any.")
-    nodes: tuple[str, ...] = Field((), description="Only for these nodes; empty: for all.")
+    nodes: Annotated[tuple[str, ...], RefersTo("node")] = Field(
+        (), description="Only for these nodes; empty: for all."
+    )
     action: Decision
     reason: str = Field("", description="Part of the denial's message.")
 
@@ -119,8 +121,7 @@ class InputMapping(Section):
 
 class CustomCommand(Section):
     name: Id = Field(description="Typed as /name.")
-    entrypoint: str = Field(
-        pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$",
+    entrypoint: Annotated[Function, RefersTo("op")] = Field(
         description="module:function, called with (argument, session); its result is printed.",
     )
     description: str = Field("", description="Shown by /help.")
