@@ -29,7 +29,7 @@ from astromesh.errors import InvalidInput
 from astromesh.runtime.engine import AgentRuntime
 from astromesh.runtime.idempotency import KEY_SECONDS
 from astromesh.runtime.records import RunRequest
-from astromesh.telemetry.traces import read_traceparent
+from astromesh.telemetry.ids import read_traceparent
 from astromesh.text import CONTROL_CHARACTERS, is_blank
 from astromesh.types import CallerContext
 

@@ -85,7 +85,8 @@ class EventBuffer:
         if self._closed or event.type in PRIVATE_EVENTS:
             return
         last = event.type in TERMINAL_EVENTS
-        size = EVENT_OVERHEAD + text_length(event)
+        is_delta = event.type == MODEL_DELTA  # by far the most frequent event: its length is taken in place
+        size = EVENT_OVERHEAD + (len(event.data["content"]) if is_delta else text_length(event))
         if self.pending_bytes + size > self._max_bytes and not last:
             self.dropped += 1
             EventBuffer.dropped_by_all += 1

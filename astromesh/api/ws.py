@@ -26,8 +26,8 @@ from astromesh.runtime.agent import Agent
 from astromesh.runtime.engine import AgentRuntime
 from astromesh.runtime.records import RunRequest
 from astromesh.telemetry.events import TERMINAL_EVENTS
+from astromesh.telemetry.ids import read_traceparent
 from astromesh.telemetry.ids import trace_id as new_trace_id
-from astromesh.telemetry.traces import read_traceparent
 from astromesh.types import CallerContext, Event, JsonObject
 
 router = APIRouter()

@@ -21,8 +21,7 @@ from astromesh.graph.ledger import RunLedger
 from astromesh.graph.runner import together
 from astromesh.graph.scope import NO_EVENTS, Scope, ToolCallRecord
 from astromesh.providers.base import ModelPort
-from astromesh.telemetry.clock import ms_since
-from astromesh.telemetry.events import Emitter, RetractableEmitter
+from astromesh.telemetry.events import Emitter, RetractableEmitter, ms_since
 from astromesh.tokens import estimate_request, estimate_size, utf8_size
 from astromesh.tools.base import ToolContext, ToolPort
 from astromesh.types import (

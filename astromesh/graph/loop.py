@@ -35,7 +35,7 @@ from astromesh.graph.runner import is_failure
 from astromesh.graph.state import GraphState, SharedState, engine_write
 from astromesh.graph.step import CompileOptions, Step
 from astromesh.graph.transitions import next_transition
-from astromesh.telemetry.clock import ms_since
+from astromesh.telemetry.events import ms_since
 from astromesh.types import Message
 
 

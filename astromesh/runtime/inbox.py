@@ -23,7 +23,7 @@ from astromesh.plugins import Deps
 from astromesh.runtime.engine import AgentRuntime
 from astromesh.runtime.records import RunRequest
 from astromesh.runtime.stored_runs import wait_for_run
-from astromesh.telemetry.traces import read_traceparent
+from astromesh.telemetry.ids import read_traceparent
 
 
 async def open_inbox_worker(runtime: AgentRuntime) -> InboxWorker | None:

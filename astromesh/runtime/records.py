@@ -13,7 +13,7 @@ from msgspec import Struct
 from msgspec import field as struct_field
 
 from astromesh.durable.serialization import SCHEMA, message_of, message_to_json
-from astromesh.telemetry.traces import NO_TRACE_PARENT, TraceParent, read_traceparent
+from astromesh.telemetry.ids import NO_TRACE_PARENT, TraceParent, read_traceparent
 from astromesh.tools.base import DEFAULT_NESTED_RUN_OPTIONS, NestedRunOptions
 from astromesh.types import Image, JsonObject, MemoryContext, Message, ToolSpec
 

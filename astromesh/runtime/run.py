@@ -17,8 +17,7 @@ from astromesh.graph.ledger import RunLedger
 from astromesh.graph.scope import Scope
 from astromesh.runtime.agent import Agent
 from astromesh.runtime.content_capture import ContentCapture
-from astromesh.telemetry.clock import ms_since
-from astromesh.telemetry.events import MODEL_DELTA, ListenableStream
+from astromesh.telemetry.events import MODEL_DELTA, ListenableStream, ms_since
 from astromesh.telemetry.run_log import RunLog
 from astromesh.text import TextBuffer
 from astromesh.tokens import estimate_request

@@ -35,8 +35,7 @@ from astromesh.runtime.records import (
     request_to_json,
 )
 from astromesh.runtime.run import Run
-from astromesh.telemetry.clock import ms_since
-from astromesh.telemetry.events import MODEL_DELTA
+from astromesh.telemetry.events import MODEL_DELTA, ms_since
 from astromesh.tools.base import ToolPort
 from astromesh.tools.policies import identity_question
 from astromesh.tools.toolbox import JoinedTools

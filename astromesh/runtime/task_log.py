@@ -13,8 +13,9 @@ from astromesh.durable.base import Artifact, TaskChange, TaskRow, TaskStatus, Ta
 from astromesh.durable.failpoints import parse_failpoint
 from astromesh.durable.writer import retry_while_unavailable
 from astromesh.telemetry.clock import Clock
+from astromesh.telemetry.ids import TraceParent, read_traceparent
 from astromesh.telemetry.metrics import Labels, MetricValues
-from astromesh.telemetry.traces import TracedRun, TraceParent, read_traceparent
+from astromesh.telemetry.traces import TracedRun
 from astromesh.types import Event, JsonObject
 from astromesh.workflow.base import TaskResult, stage_path, task_path
 

@@ -1,10 +1,12 @@
-"""Ids of runs and traces."""
+"""Ids of runs and traces, and the caller's `traceparent` (W3C Trace Context)."""
 
 from __future__ import annotations
 
+import re
 from hashlib import sha256
 from os import register_at_fork, urandom
 from time import time_ns
+from typing import NamedTuple
 
 _ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 _PAIRS = [a + b for a in _ALPHABET for b in _ALPHABET]
@@ -19,9 +21,9 @@ register_at_fork(after_in_child=_unused.clear)
 
 def ulid() -> str:
     """26 characters, sortable by time to the millisecond, 80 random bits (ulid/spec, Crockford base 32)."""
-    now = time_ns() // 1_000_000
-    made = "".join([_PAIRS[(now >> shift) & 1023] for shift in (40, 30, 20, 10, 0)])
-    return made + _random_bytes().translate(_LETTERS).decode()
+    now, pairs = time_ns() // 1_000_000, _PAIRS
+    high = pairs[now >> 40 & 1023] + pairs[now >> 30 & 1023] + pairs[now >> 20 & 1023]
+    return high + pairs[now >> 10 & 1023] + pairs[now & 1023] + _random_bytes().translate(_LETTERS).decode()
 
 
 def run_id() -> str:
@@ -59,3 +61,45 @@ def _random_bytes() -> bytes:
         first, *more = [fresh[at : at + _ID_BYTES] for at in range(0, len(fresh), _ID_BYTES)]
         _unused.extend(more)
         return first
+
+
+# -- the caller's trace ------------------------------------------------------------------------------------
+
+#: version ff is invalid; versions after 00 may add fields after the flags
+_TRACEPARENT = re.compile(
+    r"(?!ff)(?!00.{53}.)[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(?:-.*)?"
+)
+_SAMPLED = 1
+
+
+class TraceParent(NamedTuple):
+    """The caller's trace, its span in the trace, and whether it samples the trace.
+
+    Args:
+        trace_id: 32 hex digits, or empty.
+        span_id: 16 hex digits, or empty.
+        sampled: None: not decided.
+    """
+
+    trace_id: str = ""
+    span_id: str = ""
+    sampled: bool | None = None
+
+    @property
+    def header(self) -> str:
+        """The header value, as sent and stored; empty without a trace."""
+        return f"00-{self.trace_id}-{self.span_id}-{int(bool(self.sampled)):02x}" if self.trace_id else ""
+
+
+NO_TRACE_PARENT = TraceParent()
+
+
+def read_traceparent(header: str | None) -> TraceParent:
+    """Parses a `traceparent` header. Returns `NO_TRACE_PARENT` if it is missing or not valid."""
+    found = _TRACEPARENT.fullmatch(header.strip()) if header else None
+    if found is None:
+        return NO_TRACE_PARENT
+    trace, span, flags = found.groups()
+    if not trace.strip("0") or not span.strip("0"):
+        return NO_TRACE_PARENT
+    return TraceParent(trace, span, bool(int(flags, 16) & _SAMPLED))

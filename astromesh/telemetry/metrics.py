@@ -18,6 +18,7 @@ from typing import NamedTuple, Self
 import orjson
 import structlog
 
+from astromesh.telemetry.events import TERMINAL_EVENTS
 from astromesh.types import Event, JsonObject
 
 # -- values that can be added up ---------------------------------------------------------------------------
@@ -174,19 +175,15 @@ class Metrics:
         self._first = tally.histogram("time_to_first_token_seconds")
         self._calls = tally.histogram("tool_call_duration_seconds")
         self._handlers: dict[str, Callable[[Event], None]] = {
-            "run.started": self._started,
-            "run.completed": self._completed,
-            "run.failed": self._failed,
-            "run.cancelled": self._cancelled,
-            "run.waiting": self._waiting,
-            "run.resumed": self._resumed,
-            "model.finished": self._model_finished,
-            "model.failed": self._model_failed,
+            **dict.fromkeys(("run.started", "run.resumed"), self._run_started),
+            **dict.fromkeys(TERMINAL_EVENTS, self._run_ended),
+            "run.waiting": self._run_waiting,
+            **dict.fromkeys(("model.finished", "model.failed"), self._model_ended),
             "tool.finished": self._tool_finished,
-            "guardrail.action": self._guardrail,
-            "guardrails.checked": self._checked,
-            "tools.listed": self._listed,
-            **dict.fromkeys(_STEPS, self._step),
+            "guardrail.action": self._guardrail_acted,
+            "tools.listed": self._pattern_started,
+            "guardrails.checked": self._guardrails_checked,
+            **dict.fromkeys(_STEPS, self._step_finished),
         }
         self._readings: list[MetricReading] = [
             MetricReading("runs_in_progress", "Runs in progress.", (), lambda: {(): len(self._running)})
@@ -233,34 +230,25 @@ class Metrics:
 
     # -- events --------------------------------------------------------------------------------------------
 
-    def _started(self, event: Event) -> None:
+    def _run_started(self, event: Event) -> None:
         self._running[event.run_id] = event.data.get("parent", "").partition(".")[0]
 
-    def _resumed(self, event: Event) -> None:
-        self._running[event.run_id] = ""
-
-    def _completed(self, event: Event) -> None:
+    def _run_ended(self, event: Event) -> None:
         self._running.pop(event.run_id, None)
         self._orchestrating.pop(event.run_id, None)
-        self._runs["completed",] += 1
-        agent, metadata = event.data["agent"], event.data["metadata"]
-        self._durations[agent,].observe(metadata["latency_ms"] / 1000)
-        self._add_agent_usage(agent, metadata["usage"])
-
-    def _failed(self, event: Event) -> None:
-        self._failures[event.data["code"],] += 1
-        self._ended_early("failed", event)
-
-    def _cancelled(self, event: Event) -> None:
-        self._ended_early("cancelled", event)
-
-    def _ended_early(self, status: str, event: Event) -> None:
-        self._running.pop(event.run_id, None)
-        self._orchestrating.pop(event.run_id, None)
+        status, data = event.type.removeprefix("run."), event.data
+        agent, report = data["agent"], data
         self._runs[status,] += 1
-        self._add_agent_usage(event.data["agent"], event.data["usage"])
+        if status == "completed":
+            report = data["metadata"]
+            self._durations[agent,].observe(report["latency_ms"] / 1000)
+        elif status == "failed":
+            self._failures[data["code"],] += 1
+        usage = report["usage"]
+        self._agent_tokens[agent,] += usage["input_tokens"] + usage["output_tokens"]
+        self._agent_cost[agent,] += usage["cost_usd"]
 
-    def _waiting(self, event: Event) -> None:
+    def _run_waiting(self, event: Event) -> None:
         self._forget_run(event.run_id)
 
     def _forget_run(self, run_id: str) -> None:
@@ -270,32 +258,22 @@ class Metrics:
         for nested in [one for one, parent in self._running.items() if parent == run_id]:
             self._forget_run(nested)
 
-    def _add_agent_usage(self, agent: str, usage: JsonObject) -> None:
-        self._agent_tokens[agent,] += usage["input_tokens"] + usage["output_tokens"]
-        self._agent_cost[agent,] += usage["cost_usd"]
-
-    def _model_finished(self, event: Event) -> None:
+    def _model_ended(self, event: Event) -> None:
+        """Counts a call and its usage; the usage of failed attempts counts for their models."""
         data = event.data
-        provider, model, usage = data["provider"], data["model"], data["usage"]
-        self._models[provider, model].observe(data["duration_ms"] / 1000)
-        if data.get("first_token_ms") is not None:
-            self._first[provider, model].observe(data["first_token_ms"] / 1000)
-        self._add_model_usage((provider, model), usage, data.get("attempts", ()))
-
-    def _model_failed(self, event: Event) -> None:
-        data = event.data
-        if any(data["usage"].values()):
-            self._add_model_usage((data["provider"], data["model"]), data["usage"], data["attempts"])
-
-    def _add_model_usage(
-        self, by: tuple[str, str], usage: JsonObject, attempts: Sequence[JsonObject]
-    ) -> None:
-        """Adds a call's usage to its model, and the usage of failed attempts to theirs."""
-        for attempt in attempts:
+        model, usage = (data["provider"], data["model"]), data["usage"]
+        if event.type == "model.finished":
+            self._models[model].observe(data["duration_ms"] / 1000)
+            if data.get("first_token_ms") is not None:
+                self._first[model].observe(data["first_token_ms"] / 1000)
+        elif not any(usage.values()):
+            return
+        for attempt in data.get("attempts", ()):
             if "usage" in attempt:
-                self._add_usage(_provider_and_model(attempt["provider"]), attempt["usage"], 1)
-                self._add_usage(by, attempt["usage"], -1)
-        self._add_usage(by, usage, 1)
+                name, _, tried = attempt["provider"].partition("/")
+                self._add_usage((name, tried), attempt["usage"], 1)
+                self._add_usage(model, attempt["usage"], -1)
+        self._add_usage(model, usage, 1)
 
     def _add_usage(self, by: tuple[str, str], usage: JsonObject, sign: int) -> None:
         (provider, model), tokens = by, self._tokens
@@ -309,17 +287,17 @@ class Metrics:
         self._tools[name, "true" if event.data["ok"] else "false"] += 1
         self._calls[name,].observe(event.data["duration_ms"] / 1000)
 
-    def _guardrail(self, event: Event) -> None:
+    def _guardrail_acted(self, event: Event) -> None:
         data = event.data
         self._guardrails[data["stage"], data["type"], data["action"]] += data["count"]
 
-    def _step(self, event: Event) -> None:
+    def _step_finished(self, event: Event) -> None:
         self._steps[_STEPS[event.type],].observe(event.data["duration_ms"] / 1000)
 
-    def _listed(self, event: Event) -> None:
+    def _pattern_started(self, event: Event) -> None:
         self._orchestrating[event.run_id] = event.ts
 
-    def _checked(self, event: Event) -> None:
+    def _guardrails_checked(self, event: Event) -> None:
         since = self._orchestrating.pop(event.run_id, None)
         if since is not None:  # the output rules run directly after the pattern
             self._steps["orchestration",].observe(event.ts - since - event.data["duration_ms"] / 1000)
@@ -334,12 +312,6 @@ def _merge_reading(reading: MetricReading, others: Sequence[JsonObject]) -> Mapp
             key = tuple(labels)
             found[key] = reading.merge(found[key], value) if key in found else value
     return found
-
-
-def _provider_and_model(provider: str) -> tuple[str, str]:
-    """Splits the name of an attempt, `PROVIDER/MODEL`."""
-    name, _, model = provider.partition("/")
-    return name, model
 
 
 # -- the worker processes of one server --------------------------------------------------------------------

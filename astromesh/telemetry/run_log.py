@@ -1,7 +1,8 @@
 """The runs of this process: one record each, kept while the run is active and for a while afterwards.
 
-The same record serves the list of runs, the event log that a reader resumes, and the traces. Everything is
-bounded: the events of one run by size, the ended runs by number and size (reliability.md R13).
+The same record serves the list of runs, the event log that a reader resumes, and the traces. A run costs it
+one list append per event. Everything is bounded: the events of one run by size, the ended runs by number and
+size.
 """
 
 from __future__ import annotations
@@ -9,19 +10,15 @@ from __future__ import annotations
 import asyncio
 from array import array
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain, groupby
 from operator import attrgetter
 from typing import Any, Protocol
 
+from msgspec import Struct, field
+
 from astromesh.errors import EventsGone
-from astromesh.telemetry.events import (
-    MODEL_CONTENT,
-    MODEL_DELTA,
-    PRIVATE_EVENTS,
-    TOOL_CONTENT,
-    ListenableStream,
-)
+from astromesh.telemetry.events import LONG_EVENTS, MODEL_DELTA, PRIVATE_EVENTS, ListenableStream
 from astromesh.types import Event, JsonObject, Usage
 
 #: bytes of a packed delta without its text: seq, length, time
@@ -88,12 +85,6 @@ def _delta_source(event: Event) -> tuple[Any, ...]:
     return event.data.get("step"), event.data.get("role"), len(event.data)
 
 
-# The runs of this process: one record each, kept while it goes on and for a while afterwards.
-#
-# The same record serves the list of runs, the event log that a reader resumes, and the traces. A run costs it
-# one list append per event. Everything is bounded: the events of one run by their size, the finished runs by
-# number and size (reliability.md R13).
-
 #: estimated bytes of an event, without its text
 EVENT_OVERHEAD = 500
 #: first events of a run that are never dropped, so that its trace keeps its shape
@@ -115,27 +106,34 @@ class UsageMeter(Protocol):
     def usage(self) -> Usage: ...
 
 
-class RunLog:
+class RunLog(Struct, eq=False):
     """One run.
 
     Args:
         parent: `RUN.CALL` that started a nested run, else empty.
         meter, attempts: usage and failed attempts of model calls so far.
-
-    Attributes:
         events: the stored events in order, without packed deltas; `after` returns all.
-        most: bytes of stored events; drops the oldest first, deltas before others.
+        max_bytes: of stored events; drops the oldest first, deltas before others.
         stream: accepts listeners while the run is active.
         task: that a cancel request cancels while the run is active.
-        stopped: its cancellation was requested.
+        cancel_requested: a caller cancelled the run.
         durable: part of a run that is stored and listed on disk.
         remote_span: the caller's span above the run: 16 hex digits, or empty.
         sampled: whether the caller samples the trace; None: not decided.
-        gone: `seq` of the last dropped event.
         ended_at: `clock.monotonic()` of its end.
+        dropped_through: `seq` of the last dropped event.
     """
 
-    # class attributes: a plain run sets only what it needs
+    run_id: str
+    trace_id: str
+    tenant: str
+    owner: str
+    agent: str
+    session_id: str
+    parent: str
+    meter: UsageMeter
+    attempts: list[JsonObject]
+    events: list[Event] = field(default_factory=list)
     max_bytes: int = 1 << 19
     stream: ListenableStream | None = None
     task: asyncio.Task[Any] | None = None
@@ -151,31 +149,17 @@ class RunLog:
     _packed_bytes: int = 0
     _waiters: list[asyncio.Future[None]] | None = None
 
-    def __init__(  # noqa: PLR0913 (what a run is known by)
-        self,
-        run_id: str,
-        trace_id: str,
-        tenant: str,
-        owner: str,
-        agent: str,
-        session_id: str,
-        parent: str,
-        meter: UsageMeter,
-        attempts: list[JsonObject],
-    ) -> None:
-        self.run_id, self.trace_id, self.tenant, self.owner = run_id, trace_id, tenant, owner
-        self.agent, self.session_id, self.parent = agent, session_id, parent
-        self.meter, self.attempts = meter, attempts
-        self.events: list[Event] = []
-
     def measure(self, event: Event) -> None:
         """Adds the size of a new event; drops the oldest events beyond the limit."""
-        self._text_length += text_length(event)
         if event.type == MODEL_DELTA:
+            self._text_length += len(event.data["content"])
             self._unpacked_deltas += 1
             if self._unpacked_deltas >= _MAX_UNPACKED_DELTAS:
                 self._pack()
-        if self.size > self.max_bytes:
+        else:
+            self._text_length += text_length(event)
+        # `size` costs a call per token
+        if self._text_length + EVENT_OVERHEAD * len(self.events) + self._packed_bytes > self.max_bytes:
             self._trim()
 
     @property
@@ -260,28 +244,19 @@ class RunLog:
 
 
 def text_length(event: Event) -> int:
-    """Returns the characters of an event that may be long."""
-    measure = _TEXT_LENGTH.get(event.type)
-    return measure(event.data) if measure else 0
-
-
-_TEXT_LENGTH: dict[str, Callable[[JsonObject], int]] = {
-    MODEL_DELTA: lambda data: len(data["content"]),
-    "tool.started": lambda data: len(str(data["arguments"])),
-    "run.completed": lambda data: len(data["response"]),
-    "run.failed": lambda data: len(data.get("response", "")),
-    "run.cancelled": lambda data: len(data.get("response", "")),
-    MODEL_CONTENT: lambda data: sum(len(str(m)) for m in (*data["input"], *data.get("output", ()))),
-    TOOL_CONTENT: lambda data: len(str(data["arguments"])) + len(data["result"]),
-}
+    """Returns the characters of the long values of an event."""
+    length = 0
+    for key in LONG_EVENTS.get(event.type, ()):
+        length += len(str(event.data.get(key, "")))
+    return length
 
 
 class RunLogs:
     """The active runs, and the newest ended ones.
 
     Args:
-        most_runs, most_bytes: limits of the stored ended runs; the size is estimated.
-        most_gone: remembered ids of dropped runs, to answer that they are gone.
+        max_runs, max_bytes: limits of the stored ended runs; the size is estimated.
+        max_dropped_ids: remembered ids of dropped runs, to answer that they are gone.
     """
 
     def __init__(

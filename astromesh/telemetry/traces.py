@@ -1,58 +1,15 @@
-"""Traces: the events of runs as the span tree of document 001, and the caller's `traceparent` (W3C)."""
+"""Traces: the events of runs as the span tree of document 001."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from itertools import islice
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from astromesh.telemetry.events import MODEL_CONTENT, TERMINAL_EVENTS, TOOL_CONTENT
 from astromesh.telemetry.logs import redact_secrets
 from astromesh.telemetry.run_log import RunLog, RunLogs
 from astromesh.types import Event, JsonObject
-
-#: version ff is invalid; versions after 00 may add fields after the flags
-_TRACEPARENT = re.compile(
-    r"(?!ff)(?!00.{53}.)[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(?:-.*)?"
-)
-_SAMPLED = 1
-
-
-class TraceParent(NamedTuple):
-    """The caller's trace, its span in the trace, and whether it samples the trace.
-
-    Args:
-        trace_id: 32 hex digits, or empty.
-        span_id: 16 hex digits, or empty.
-        sampled: None: not decided.
-    """
-
-    trace_id: str = ""
-    span_id: str = ""
-    sampled: bool | None = None
-
-    @property
-    def header(self) -> str:
-        """The header value, as sent and stored; empty without a trace."""
-        return f"00-{self.trace_id}-{self.span_id}-{int(bool(self.sampled)):02x}" if self.trace_id else ""
-
-
-NO_TRACE_PARENT = TraceParent()
-
-
-def read_traceparent(header: str | None) -> TraceParent:
-    """What a header says.
-
-    `NO_TRACE_PARENT` where there is none or it is not valid: neither half is believed.
-    """
-    found = _TRACEPARENT.fullmatch(header.strip()) if header else None
-    if found is None:
-        return NO_TRACE_PARENT
-    trace, span, flags = found.groups()
-    if not trace.strip("0") or not span.strip("0"):
-        return NO_TRACE_PARENT
-    return TraceParent(trace, span, bool(int(flags, 16) & _SAMPLED))
 
 
 class TraceStore:

@@ -26,7 +26,7 @@ from astromesh.errors import (
     ToolFailed,
     ToolTimeout,
 )  # fmt: skip
-from astromesh.telemetry.clock import ms_since
+from astromesh.telemetry.events import ms_since
 from astromesh.tools.json_schema import is_too_costly, schema_validator
 from astromesh.types import JsonObject, ToolCall, ToolResult, ToolSpec
 

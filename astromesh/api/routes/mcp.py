@@ -21,7 +21,7 @@ from astromesh.errors import AgentNotFoundError, Forbidden, InvalidInput, Missin
 from astromesh.plugins import Deps
 from astromesh.runtime.engine import AgentRuntime
 from astromesh.runtime.records import RunRequest
-from astromesh.telemetry.traces import read_traceparent
+from astromesh.telemetry.ids import read_traceparent
 from astromesh.types import CallerContext, JsonObject, ToolSpec
 
 router = APIRouter(tags=["mcp"])

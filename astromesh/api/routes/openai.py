@@ -33,7 +33,7 @@ from astromesh.errors import AstromeshError, Forbidden, InvalidInput
 from astromesh.runtime.agent import Agent
 from astromesh.runtime.records import RunAnswer, RunRequest
 from astromesh.telemetry import ids
-from astromesh.telemetry.traces import read_traceparent
+from astromesh.telemetry.ids import read_traceparent
 from astromesh.text import is_blank
 from astromesh.types import Event, Image, JsonObject, Message
 

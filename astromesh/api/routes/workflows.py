@@ -23,7 +23,7 @@ from astromesh.api.responses import EventBuffer, EventStreamResponse
 from astromesh.api.schemas import problems, request_body
 from astromesh.durable.base import Artifact, ArtifactFilter, ArtifactType
 from astromesh.runtime.records import TaskRequest
-from astromesh.telemetry.traces import read_traceparent
+from astromesh.telemetry.ids import read_traceparent
 from astromesh.types import JsonObject
 
 

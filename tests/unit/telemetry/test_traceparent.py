@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from astromesh.runtime.records import RunRequest, new_request_to_json, request_of, request_to_json
-from astromesh.telemetry.traces import NO_TRACE_PARENT, TraceParent, read_traceparent
+from astromesh.telemetry.ids import NO_TRACE_PARENT, TraceParent, read_traceparent
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from time import perf_counter
 
-from astromesh.telemetry.clock import ms_since
+from astromesh.telemetry.events import ms_since
 
 
 def test_time_passed_is_told_in_milliseconds_to_the_microsecond() -> None:
