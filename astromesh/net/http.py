@@ -7,7 +7,7 @@ Trusted calls go to hosts that an operator configured; `fetch_untrusted` is for 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 from functools import lru_cache, partial
 from math import inf
@@ -152,7 +152,7 @@ class Http:
                 await session.close()
         self._trusted = self._guarded = None
 
-    async def request(  # noqa: PLR0913 (an HTTP request has these parts)
+    def request(  # noqa: PLR0913 (an HTTP request has these parts)
         self,
         method: str,
         url: str | URL,
@@ -163,8 +163,8 @@ class Http:
         limit: int = MAX_BODY,
         resend: bool = False,
         follow: bool = False,
-    ) -> HttpResponse:
-        """Makes one call to a host that an operator configured.
+    ) -> Coroutine[Any, Any, HttpResponse]:
+        """Makes one call to a host that an operator configured, when it is awaited.
 
         Args:
             method: e.g. `POST`.
@@ -179,12 +179,10 @@ class Http:
         Raises:
             NetTimeout, AnswerTooLarge, AddressForbidden, NetError
         """
-        once = _Call(method, url, body, headers, _total_timeout(timeout), limit, resend)
-        if not follow:
-            return await _send(self._session(), once)
-        return await self._follow(once, URL(url).host)
+        call = _Call(method, url, body, headers, _total_timeout(timeout), limit, resend)
+        return self._follow(call, URL(url).host) if follow else _send(self._trusted, call)
 
-    async def fetch_untrusted(
+    def fetch_untrusted(
         self,
         method: str,
         url: str | URL,
@@ -193,16 +191,15 @@ class Http:
         headers: Mapping[str, str] | None = None,
         timeout: float = 30.0,
         limit: int = MAX_BODY,
-    ) -> HttpResponse:
+    ) -> Coroutine[Any, Any, HttpResponse]:
         """Makes one call to a host that a model, a user or a document chose; follows and checks redirects.
 
         Raises:
             AddressForbidden: the host has no public address.
             NetTimeout, AnswerTooLarge, NetError
         """
-        return await self._follow(
-            _Call(method, url, body, headers, _total_timeout(timeout), limit, False), None
-        )
+        call = _Call(method, url, body, headers, _total_timeout(timeout), limit, False)
+        return self._follow(call, None)
 
     @asynccontextmanager
     async def stream(  # noqa: PLR0913 (an HTTP request has these parts)
@@ -233,9 +230,8 @@ class Http:
         Raises:
             NetTimeout, NetUnreachable, AnswerTooLarge, NetError
         """
-        session = self._session()
         try:
-            response = await session.request(
+            response = await _opened(self._trusted).request(
                 method, url, data=body, headers=headers, timeout=_read_timeout(read_timeout),
                 allow_redirects=False, middlewares=_RESEND if resend else (),
             )  # fmt: skip
@@ -250,23 +246,24 @@ class Http:
     async def _follow(self, call: _Call, trusted_host: str | None) -> HttpResponse:
         for _ in range(MAX_REDIRECTS + 1):
             same = trusted_host is not None and URL(call.url).host == trusted_host
-            answer = await _send(self._session() if same else self._untrusted(), call)
+            answer = await _send(self._trusted if same else self._untrusted(), call)
             target = answer.headers.get("location")
             if answer.status not in _REDIRECTS or not target:
                 return answer
             call = _redirect(call, answer.status, target)
         raise NetError(f"{_host(call.url)} redirects more than {MAX_REDIRECTS} times.")
 
-    def _session(self) -> aiohttp.ClientSession:
-        if self._trusted is None:
-            raise RuntimeError("Http is not open; use it as an async context manager")
-        return self._trusted
-
     def _untrusted(self) -> aiohttp.ClientSession:
-        self._session()
+        _opened(self._trusted)
         if self._guarded is None:
             self._guarded = _session(GuardedConnector(self._guard, self._resolver))
         return self._guarded
+
+
+def _opened(session: aiohttp.ClientSession | None) -> aiohttp.ClientSession:
+    if session is None:
+        raise RuntimeError("Http is not open. Use it as an async context manager.")
+    return session
 
 
 class _Call(NamedTuple):
@@ -279,9 +276,9 @@ class _Call(NamedTuple):
     resend: bool
 
 
-async def _send(session: aiohttp.ClientSession, call: _Call) -> HttpResponse:
+async def _send(session: aiohttp.ClientSession | None, call: _Call) -> HttpResponse:
     try:
-        async with session.request(
+        async with (session or _opened(session)).request(
             call.method, call.url, data=call.body, headers=call.headers, timeout=call.timeout,
             allow_redirects=False, middlewares=_RESEND if call.resend else (),
         ) as response:  # fmt: skip

@@ -80,31 +80,18 @@ def parse_block(block: bytes) -> ServerEvent | None:
     )
 
 
-class LineParser:
-    """Parses chunks to complete, non-empty lines without their line endings.
+class LineParser(SseParser):
+    """Parses chunks to complete, non-empty lines: the data of one event each, without the line ending."""
 
-    Args:
-        limit: most bytes of one line.
-    """
+    __slots__ = ()
 
-    __slots__ = ("_limit", "_rest")
-
-    def __init__(self, limit: int = MAX_EVENT) -> None:
-        self._rest = b""
-        self._limit = limit
-
-    def feed(self, chunk: bytes) -> list[bytes]:
-        """Returns the lines that this chunk completes.
-
-        Raises:
-            AnswerTooLarge: a line has more bytes than the limit.
-        """
+    def feed(self, chunk: bytes) -> list[ServerEvent]:
         *lines, self._rest = (self._rest + chunk).split(b"\n")
         if len(self._rest) > self._limit:
             raise AnswerTooLarge(f"One line of the stream has more than {self._limit} bytes.")
-        return [stripped for line in lines if (stripped := line.strip())]
+        return [ServerEvent(stripped) for line in lines if (stripped := line.strip())]
 
-    def finish(self) -> list[bytes]:
+    def finish(self) -> list[ServerEvent]:
         """Returns the last line if it has no line ending."""
         rest, self._rest = self._rest.strip(), b""
-        return [rest] if rest else []
+        return [ServerEvent(rest)] if rest else []

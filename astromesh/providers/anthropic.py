@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import orjson
 from pydantic import Field
 
 from astromesh.net import provider_errors
-from astromesh.net.service_options import read_key
 from astromesh.net.stream_parsers import SseParser
-from astromesh.plugins import Deps
-from astromesh.providers.catalog import capabilities_of, price_of
 from astromesh.providers.options import ModelOptions
-from astromesh.providers.service import ServiceProvider, service_of
+from astromesh.providers.service import Wire
 from astromesh.providers.wire import (
     CALL_SIZE,
     FragmentCache,
     Reply,
-    SurrogateJoiner,
+    StreamReader,
     TokenCounts,
+    alternating_turns,
+    arguments_object,
     json_instruction,
     pack_model_state,
     parse_json,
+    renamed,
     require_content,
     sum_counts,
     truncated_answer,
@@ -50,18 +50,6 @@ _GROWING = {
 }
 
 
-def decode_message(payload: Any, owner: str) -> Reply:
-    """Reads a whole `message`. Args: owner: the model to which its thoughts are sent back."""
-    blocks, reason = payload["content"], payload.get("stop_reason") or ""
-    reply = Reply(
-        "".join(block["text"] for block in blocks if block["type"] == "text"),
-        _calls(((block, "") for block in blocks), owner),
-        _FINISH.get(reason, "stop"),
-        token_counts(payload.get("usage") or {}),
-    )
-    return require_content(reply, reason)
-
-
 def _calls(blocks: Iterable[tuple[JsonObject, str]], owner: str) -> tuple[ToolCall, ...]:
     """The tool calls among blocks with their streamed input; each has the thoughts before it."""
     calls, thoughts = [], []
@@ -82,7 +70,7 @@ def _calls(blocks: Iterable[tuple[JsonObject, str]], owner: str) -> tuple[ToolCa
     return tuple(calls)
 
 
-class AnthropicReader:
+class AnthropicReader(StreamReader):
     """Reads one stream of message events.
 
     Args:
@@ -90,27 +78,14 @@ class AnthropicReader:
     """
 
     def __init__(self, owner: str) -> None:
-        self.done = False
-        self.size = 0
+        super().__init__(SseParser())
         self._owner = owner
-        self._sse = SseParser()
-        self._joiner = SurrogateJoiner()
-        self._text = TextBuffer()
         #: tool calls and thoughts, with their streamed texts
         self._blocks: dict[int, tuple[JsonObject, dict[str, TextBuffer]]] = {}
         self._finish = ""
         self._usage: JsonObject = {}
 
-    def feed(self, chunk: bytes) -> Iterator[str]:
-        for event in self._sse.feed(chunk):
-            if text := self._joiner.feed(self._read_event(parse_json(event.data))):
-                self.size += utf8_size(text)
-                self._text.write(text)
-                yield text
-
-    def finish(self) -> Reply:
-        for event in self._sse.finish():
-            self._read_event(parse_json(event.data))
+    def reply(self) -> Reply:
         if not self.done:
             raise truncated_answer()
         blocks = [_finished_block(*self._blocks[index]) for index in sorted(self._blocks)]
@@ -128,8 +103,8 @@ class AnthropicReader:
         )
         return Reply(self._text.getvalue(), calls, "", token_counts(self._usage))
 
-    def _read_event(self, event: JsonObject) -> str:
-        """Reads an event and returns its text."""
+    def read_event(self, data: bytes) -> Any:
+        event: JsonObject = parse_json(data)
         kind = event["type"]
         if kind == "content_block_delta":
             return self._delta(event["index"], event["delta"])
@@ -146,17 +121,17 @@ class AnthropicReader:
             raise provider_errors.from_body(event["error"])
         return ""
 
-    def _start(self, index: int, block: JsonObject) -> str:
+    def _start(self, index: int, block: JsonObject) -> Any:
         if block["type"] == "tool_use" or block["type"] in _THOUGHTS:
             self.size += CALL_SIZE
             self._blocks[index] = dict(block), {}
-        return _string(block["text"]) if block["type"] == "text" else ""
+        return block["text"] if block["type"] == "text" else ""
 
-    def _delta(self, index: int, delta: JsonObject) -> str:
+    def _delta(self, index: int, delta: JsonObject) -> Any:
         if delta["type"] == "text_delta":
-            return _string(delta["text"])
+            return delta["text"]
         if key := _GROWING.get(delta["type"]):
-            piece = _string(delta[key])
+            piece = delta[key]
             self.size += utf8_size(piece)
             self._blocks[index][1].setdefault(key, TextBuffer()).write(piece)
         return ""
@@ -171,12 +146,6 @@ def _finished_block(block: JsonObject, streamed: Mapping[str, TextBuffer]) -> tu
     grown = {key: text.getvalue() for key, text in streamed.items()}
     arguments = grown.pop("partial_json", "")
     return {**block, **{key: block.get(key, "") + text for key, text in grown.items()}}, arguments
-
-
-def _string(text: Any) -> str:
-    if not isinstance(text, str):
-        raise TypeError("text that is not a string")
-    return text
 
 
 def token_counts(usage: JsonObject) -> TokenCounts | None:
@@ -256,7 +225,6 @@ VERSION = "2023-06-01"
 MAX_TOKENS = 4096
 _CACHED = {"cache_control": {"type": "ephemeral"}}
 _CHOICES: dict[str, JsonObject] = {"none": {"type": "none"}, "required": {"type": "any"}}
-_TEXT_OF_NOTHING = "(no text)"
 
 
 class AnthropicOptions(ModelOptions):
@@ -270,53 +238,28 @@ class AnthropicOptions(ModelOptions):
     )
 
 
-class Anthropic:
-    """The plugin `anthropic`."""
+class Anthropic(Wire[AnthropicOptions]):
+    """The plugin `anthropic`: requests and answers of one model."""
 
     Options = AnthropicOptions
-
-    @classmethod
-    async def open(cls, options: AnthropicOptions, deps: Deps) -> ServiceProvider:
-        """Opens no connection: calls use the shared session.
-
-        Raises:
-            MissingKey: the key that the block names is not set.
-            ConfigError: no model is named.
-        """
-        endpoint = options.endpoint.rstrip("/").removesuffix("/v1")
-        key = read_key(options, deps.config_dir)
-        headers = {"anthropic-version": VERSION, **({"x-api-key": key} if key else {})}
-        service = service_of(
-            options.model_copy(update={"endpoint": endpoint}),
-            "anthropic",
-            ENDPOINT,
-            headers,
-            capabilities=capabilities_of(options),
-            price=price_of(options),
-        )
-        return ServiceProvider(service, AnthropicWire(options), deps.http)
-
-
-class AnthropicWire:
-    """Requests and answers of one model.
-
-    Args:
-        options: the options of its block.
-    """
-
+    kind, usual_endpoint = "anthropic", ENDPOINT
     path = stream_path = "/v1/messages"
     ping_path = "/v1/models"
 
     def __init__(self, options: AnthropicOptions) -> None:
-        self._model = options.model_name
+        super().__init__(options)
+        self.endpoint = self.endpoint.rstrip("/").removesuffix("/v1")
         self._owner = f"anthropic/{options.model_name}"
         self._native = options.structured_output == "json_schema"
         self._cache_mark = _CACHED if options.prompt_cache else {}
-        self._parameters = _renamed(options.parameters)
+        self._parameters = renamed(options.parameters, {}, "stop_sequences")
         self._tools = FragmentCache(self._encode_tools)
 
+    def key_headers(self, key: str) -> dict[str, str]:
+        return {"anthropic-version": VERSION, **({"x-api-key": key} if key else {})}
+
     def encode(self, request: CompletionRequest, stream: bool) -> bytes:
-        body: JsonObject = {"model": self._model, "max_tokens": MAX_TOKENS}
+        body: JsonObject = {"model": self.model, "max_tokens": MAX_TOKENS}
         if request.tools:
             body["tools"] = self._tools.of(request.tools)
             if request.tool_choice != "auto":
@@ -324,7 +267,7 @@ class AnthropicWire:
                 body["tool_choice"] = _CHOICES.get(choice) or {"type": "tool", "name": choice}
         body.update(self._parameters)
         if request.parameters:
-            body.update(_renamed(request.parameters))
+            body.update(renamed(request.parameters, {}, "stop_sequences"))
         system = [m.content for m in request.messages if m.role == "system" and m.content]
         if request.output_schema is not None:
             self._ask_for_json(body, system, request)
@@ -333,13 +276,20 @@ class AnthropicWire:
         messages = [m for m in request.messages if m.role != "system"]
         if (body.get("thinking") or {}).get("type") == "enabled" and self._has_foreign_calls(messages):
             del body["thinking"]
-        body["messages"] = encode_messages(messages, self._owner)
+        body["messages"] = alternating_turns(messages, "assistant", "content", self._blocks)
         if stream:
             body["stream"] = True
         return orjson.dumps(body)
 
     def decode(self, payload: Any) -> Reply:
-        return decode_message(payload, self._owner)
+        blocks, reason = payload["content"], payload.get("stop_reason") or ""
+        reply = Reply(
+            "".join(block["text"] for block in blocks if block["type"] == "text"),
+            _calls(((block, "") for block in blocks), self._owner),
+            _FINISH.get(reason, "stop"),
+            token_counts(payload.get("usage") or {}),
+        )
+        return require_content(reply, reason)
 
     def token_counts(self, payload: Any) -> TokenCounts | None:
         return token_counts(payload["usage"])
@@ -371,61 +321,24 @@ class AnthropicWire:
         else:
             body["output_config"] = {"format": {"type": "json_schema", "schema": strict}}
 
-
-def encode_messages(messages: Iterable[Message], owner: str) -> list[JsonObject]:
-    """Messages with alternating roles, the user's first; results of parallel calls become one message.
-
-    Args:
-        owner: the model that is called; it receives its own thoughts before the calls that they led to.
-    """
-    turns: list[JsonObject] = []
-    for message in messages:
-        role = "assistant" if message.role == "assistant" else "user"
-        blocks = _blocks(message, owner)
-        if turns and turns[-1]["role"] == role:
-            turns[-1]["content"] += blocks
-        elif blocks:
-            turns.append({"role": role, "content": blocks})
-    if not turns or turns[0]["role"] != "user":
-        turns.insert(0, {"role": "user", "content": [{"type": "text", "text": _TEXT_OF_NOTHING}]})
-    return turns
-
-
-def _blocks(message: Message, owner: str) -> list[JsonObject]:
-    if message.role == "tool":
-        return [{"type": "tool_result", "tool_use_id": message.tool_call_id, "content": message.content}]
-    thoughts: list[list[JsonObject]] = [unpack_model_state(call, owner) or [] for call in message.tool_calls]
-    blocks: list[JsonObject] = [_image(image) for image in message.images]
-    if thoughts:
-        blocks += thoughts[0]  # thoughts begin a message
-        thoughts[0] = []
-    if message.content.strip():  # the API rejects blank texts
-        blocks.append({"type": "text", "text": message.content})
-    for call, before in zip(message.tool_calls, thoughts, strict=True):
-        blocks += (*before, _tool_use(call))
-    return blocks
-
-
-def _tool_use(call: ToolCall) -> JsonObject:
-    try:
-        arguments = orjson.loads(call.arguments)
-    except orjson.JSONDecodeError:
-        arguments = None
-    if not isinstance(arguments, dict):  # the model's mistake; the result that follows reports it
-        arguments = {"invalid": call.arguments}
-    return {"type": "tool_use", "id": call.id, "name": call.name, "input": arguments}
+    def _blocks(self, message: Message) -> list[JsonObject]:
+        """The content of a message; the model receives its own thoughts before the calls they led to."""
+        if message.role == "tool":
+            return [{"type": "tool_result", "tool_use_id": message.tool_call_id, "content": message.content}]
+        thoughts = [unpack_model_state(call, self._owner) or [] for call in message.tool_calls]
+        blocks: list[JsonObject] = [_image(image) for image in message.images]
+        if thoughts:
+            blocks += thoughts[0]  # thoughts begin a message
+            thoughts[0] = []
+        if message.content.strip():  # the API rejects blank texts
+            blocks.append({"type": "text", "text": message.content})
+        for call, before in zip(message.tool_calls, thoughts, strict=True):
+            arguments = arguments_object(call.arguments)
+            blocks += (*before, {"type": "tool_use", "id": call.id, "name": call.name, "input": arguments})
+        return blocks
 
 
 def _image(image: Image) -> JsonObject:
     if image.url:
         return {"type": "image", "source": {"type": "url", "url": image.url}}
     return {"type": "image", "source": {"type": "base64", "media_type": image.media_type, "data": image.data}}
-
-
-def _renamed(parameters: Mapping[str, Any]) -> JsonObject:
-    """Renames the common parameters to the API's names."""
-    named = dict(parameters)
-    if "stop" in named:
-        stop = named.pop("stop")
-        named["stop_sequences"] = [stop] if isinstance(stop, str) else list(stop)
-    return named

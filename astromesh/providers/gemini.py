@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 from urllib.parse import quote
 from uuid import uuid4
@@ -11,27 +10,26 @@ import orjson
 
 from astromesh.errors import ProviderRejected, ProviderUnavailable
 from astromesh.net import provider_errors
-from astromesh.net.service_options import read_key
 from astromesh.net.stream_parsers import SseParser
-from astromesh.plugins import Deps
-from astromesh.providers.catalog import capabilities_of, price_of
 from astromesh.providers.options import ModelOptions
-from astromesh.providers.service import ServiceProvider, service_of
+from astromesh.providers.service import Wire
 from astromesh.providers.wire import (
     CALL_SIZE,
     FragmentCache,
     Reply,
-    SurrogateJoiner,
+    StreamReader,
     TokenCounts,
+    alternating_turns,
+    arguments_object,
     latest_counts,
     pack_model_state,
     parse_json,
+    renamed,
     sum_counts,
     truncated_answer,
     unpack_model_state,
     with_schema_instruction,
 )
-from astromesh.text import TextBuffer
 from astromesh.tokens import utf8_size
 from astromesh.types import CompletionRequest, Image, JsonObject, Message, ToolCall, ToolSpec
 
@@ -47,39 +45,24 @@ _FINISH = {
 _RETRYABLE_REASONS = frozenset({"MALFORMED_FUNCTION_CALL", "UNEXPECTED_TOOL_CALL", "MALFORMED_RESPONSE"})
 
 
-class GeminiReader:
-    """Reads one `GenerateContentResponse`, whole or as server-sent events.
+class GeminiReader(StreamReader):
+    """Reads one `GenerateContentResponse`, whole or as server-sent events; only the end of the body ends it.
 
     Args:
         owner: the model to which its signatures are sent back.
     """
 
-    #: only the end of the body ends the answer
-    done = False
-
     def __init__(self, owner: str) -> None:
-        self.size = 0
-        self._sse, self._joiner = SseParser(), SurrogateJoiner()
+        super().__init__(SseParser())
         self._owner = owner
-        self._text = TextBuffer()
         self._calls: list[ToolCall] = []
         self._finish = ""
         self._counts: TokenCounts | None = None
 
-    def feed(self, chunk: bytes) -> Iterator[str]:
-        for event in self._sse.feed(chunk):
-            if text := self.read_response(parse_json(event.data)):
-                yield text
-
-    def finish(self) -> Reply:
-        for event in self._sse.finish():
-            self.read_response(parse_json(event.data))
-        return self.result()
-
     def partial(self) -> Reply:
         return Reply(self._text.getvalue(), tuple(self._calls), "", self._counts)
 
-    def result(self) -> Reply:
+    def reply(self) -> Reply:
         """Raises: ProviderUnavailable: the end is missing, or the API could not parse the model's answer."""
         if not self._finish:
             raise truncated_answer()
@@ -87,6 +70,9 @@ class GeminiReader:
             raise ProviderUnavailable(f"gave up its answer: {self._finish}")
         reason = "tool_calls" if self._calls else _FINISH.get(self._finish, "stop")
         return self.partial()._replace(finish_reason=reason)
+
+    def read_event(self, data: bytes) -> str:
+        return self.read_response(parse_json(data))
 
     def read_response(self, payload: Any) -> str:
         """Reads one response and returns its text."""
@@ -96,8 +82,7 @@ class GeminiReader:
             self._counts = latest_counts(token_counts(usage), self._counts)
         if (payload.get("promptFeedback") or {}).get("blockReason"):
             self._finish = "SAFETY"
-        texts = [self._choose(candidate) for candidate in (payload.get("candidates") or ())[:1]]
-        return "".join(texts)
+        return "".join(self._choose(candidate) for candidate in (payload.get("candidates") or ())[:1])
 
     def _choose(self, candidate: JsonObject) -> str:
         self._finish = candidate.get("finishReason") or self._finish
@@ -107,11 +92,7 @@ class GeminiReader:
                 self._call(call, part.get("thoughtSignature"))
             elif not part.get("thought"):  # thoughts are not part of the answer
                 received += part.get("text") or ""
-        text = self._joiner.feed(received)
-        if text:
-            self.size += utf8_size(text)
-            self._text.write(text)
-        return text
+        return received
 
     def _call(self, call: JsonObject, signature: Any) -> None:
         name, call_id = call["name"], call.get("id")
@@ -147,7 +128,6 @@ _MODES = {"auto": "AUTO", "none": "NONE", "required": "ANY"}
 #: Gemini 3 rejects its own calls without signatures; this replaces an unknown signature
 #: (https://ai.google.dev/gemini-api/docs/thought-signatures)
 _UNSIGNED = "skip_thought_signature_validator"
-_TEXT_OF_NOTHING = "(no text)"
 
 
 class GeminiOptions(ModelOptions):
@@ -156,48 +136,25 @@ class GeminiOptions(ModelOptions):
     usual_variable, usual_endpoints = "GEMINI_API_KEY", (ENDPOINT,)
 
 
-class Gemini:
-    """The plugin `gemini`."""
+class Gemini(Wire[GeminiOptions]):
+    """The plugin `gemini`: requests and answers of one model."""
 
     Options = GeminiOptions
-
-    @classmethod
-    async def open(cls, options: GeminiOptions, deps: Deps) -> ServiceProvider:
-        """Opens no connection: calls use the shared session.
-
-        Raises:
-            MissingKey: the key that the block names is not set.
-            ConfigError: no model is named.
-        """
-        key = read_key(options, deps.config_dir)
-        service = service_of(
-            options,
-            "gemini",
-            ENDPOINT,
-            {"x-goog-api-key": key} if key else {},
-            capabilities=capabilities_of(options),
-            price=price_of(options),
-        )
-        return ServiceProvider(service, GeminiWire(options), deps.http)
-
-
-class GeminiWire:
-    """Requests and answers of one model.
-
-    Args:
-        options: the options of its block.
-    """
-
+    kind, usual_endpoint = "gemini", ENDPOINT
     ping_path = "/models"
 
     def __init__(self, options: GeminiOptions) -> None:
+        super().__init__(options)
         model = options.model_name.removeprefix("models/")
         self.path = f"/models/{quote(model, safe='')}:generateContent"
         self.stream_path = f"/models/{quote(model, safe='')}:streamGenerateContent?alt=sse"
-        self._parameters = _renamed(options.parameters)
+        self._parameters = renamed(options.parameters, _NAMES, "stopSequences")
         self._owner = f"gemini/{model}"
         self._unsigned = _UNSIGNED if model.startswith("gemini-3") else ""
         self._tools = FragmentCache(lambda tools: [{"functionDeclarations": [_declared(t) for t in tools]}])
+
+    def key_headers(self, key: str) -> dict[str, str]:
+        return {"x-goog-api-key": key} if key else {}
 
     def encode(self, request: CompletionRequest, stream: bool) -> bytes:
         body: JsonObject = {}
@@ -210,8 +167,9 @@ class GeminiWire:
             body["tools"] = self._tools.of(request.tools)
             if request.tool_choice != "auto":
                 body["toolConfig"] = {"functionCallingConfig": _calling(request.tool_choice)}
-        body["contents"] = self._contents(m for m in messages if m.role != "system")
-        config = {**self._parameters, **_renamed(request.parameters)}
+        spoken = [m for m in messages if m.role != "system"]
+        body["contents"] = alternating_turns(spoken, "model", "parts", self._parts)
+        config = {**self._parameters, **renamed(request.parameters, _NAMES, "stopSequences")}
         if schema is not None:
             config["responseMimeType"] = "application/json"
             config["responseJsonSchema"] = dict(schema)
@@ -221,28 +179,14 @@ class GeminiWire:
 
     def decode(self, payload: Any) -> Reply:
         reader = self.reader()
-        reader.read_response(payload)
-        return reader.result()
+        reader.add(reader.read_response(payload))
+        return reader.reply()
 
     def token_counts(self, payload: Any) -> TokenCounts | None:
         return token_counts(payload["usageMetadata"])
 
     def reader(self) -> GeminiReader:
         return GeminiReader(self._owner)
-
-    def _contents(self, messages: Iterable[Message]) -> list[JsonObject]:
-        """Alternating turns of user and model, the user's first; parallel results become one turn."""
-        turns: list[JsonObject] = []
-        for message in messages:
-            role = "model" if message.role == "assistant" else "user"
-            parts = self._parts(message)
-            if turns and turns[-1]["role"] == role:
-                turns[-1]["parts"] += parts
-            elif parts:
-                turns.append({"role": role, "parts": parts})
-        if not turns or turns[0]["role"] != "user":
-            turns.insert(0, {"role": "user", "parts": [{"text": _TEXT_OF_NOTHING}]})
-        return turns
 
     def _parts(self, message: Message) -> list[JsonObject]:
         if message.role == "tool":
@@ -258,7 +202,7 @@ class GeminiWire:
 
     def _called(self, call: ToolCall, *, first: bool) -> JsonObject:
         part: JsonObject = {
-            "functionCall": {"id": call.id, "name": call.name, "args": _arguments(call.arguments)}
+            "functionCall": {"id": call.id, "name": call.name, "args": arguments_object(call.arguments)}
         }
         if signature := unpack_model_state(call, self._owner) or (self._unsigned if first else ""):
             part["thoughtSignature"] = signature
@@ -279,24 +223,7 @@ def _calling(choice: str) -> JsonObject:
     return {"mode": "ANY", "allowedFunctionNames": [choice]}
 
 
-def _arguments(text: str) -> JsonObject:
-    try:
-        arguments = orjson.loads(text)
-    except orjson.JSONDecodeError:
-        arguments = None
-    # the model's mistake; the result that follows reports it
-    return arguments if isinstance(arguments, dict) else {"invalid": text}
-
-
 def _image(image: Image) -> JsonObject:
     if not image.data:
         raise ProviderRejected("Gemini accepts images as data, not as URLs.")
     return {"inlineData": {"mimeType": image.media_type, "data": image.data}}
-
-
-def _renamed(parameters: Mapping[str, Any]) -> JsonObject:
-    named = {_NAMES.get(name, name): value for name, value in parameters.items()}
-    if "stop" in named:
-        stop = named.pop("stop")
-        named["stopSequences"] = [stop] if isinstance(stop, str) else list(stop)
-    return named

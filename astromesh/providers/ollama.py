@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 from uuid import uuid4
 
@@ -11,25 +11,23 @@ from pydantic import Field
 
 from astromesh.errors import ProviderRejected
 from astromesh.net import provider_errors
-from astromesh.net.service_options import read_key
 from astromesh.net.stream_parsers import LineParser
-from astromesh.plugins import Deps
 from astromesh.providers.catalog import capabilities_of
 from astromesh.providers.options import ModelOptions, Price
-from astromesh.providers.service import ServiceProvider, service_of
+from astromesh.providers.service import Wire
 from astromesh.providers.wire import (
     CALL_SIZE,
     FragmentCache,
     Reply,
-    SurrogateJoiner,
+    StreamReader,
     TokenCounts,
+    arguments_object,
     arguments_of,
     parse_json,
     require_content,
     truncated_answer,
     with_schema_instruction,
 )
-from astromesh.text import TextBuffer
 from astromesh.tokens import utf8_size
 from astromesh.types import CompletionRequest, JsonObject, Message, ToolCall
 
@@ -45,49 +43,24 @@ class OllamaOptions(ModelOptions):
     endpoint: str = Field(ENDPOINT, description="Base URL. Trusted, loopback included.")
 
 
-class Ollama:
-    """The plugin `ollama`."""
+class Ollama(Wire[OllamaOptions]):
+    """The plugin `ollama`: requests and answers of one model."""
 
     Options = OllamaOptions
-
-    @classmethod
-    async def open(cls, options: OllamaOptions, deps: Deps) -> ServiceProvider:
-        """Opens no connection: calls use the shared session.
-
-        Raises:
-            MissingKey: the key that the block names is not set.
-            ConfigError: no model is named.
-        """
-        key = read_key(options, deps.config_dir)
-        service = service_of(
-            options,
-            "ollama",
-            ENDPOINT,
-            {"authorization": f"Bearer {key}"} if key else {},
-            capabilities=capabilities_of(options, priced=True),
-            price=options.prices.get(options.model_name, _FREE),
-        )
-        return ServiceProvider(service, OllamaWire(options), deps.http)
-
-
-class OllamaWire:
-    """Requests and answers of one model.
-
-    Args:
-        options: the options of its block.
-    """
-
+    kind, usual_endpoint = "ollama", ENDPOINT
     path = stream_path = "/api/chat"
     ping_path = "/api/version"
 
     def __init__(self, options: OllamaOptions) -> None:
-        self._model = options.model_name
+        super().__init__(options)
+        self.capabilities = capabilities_of(options, priced=True)
+        self.price = options.prices.get(options.model_name, _FREE)
         window = {"num_ctx": options.context_window} if options.context_window else {}
         self._parameters = {**window, **options.parameters}
         self._tools = FragmentCache(lambda tools: [tool.to_function() for tool in tools])
 
     def encode(self, request: CompletionRequest, stream: bool) -> bytes:
-        body: JsonObject = {"model": self._model, "stream": stream}
+        body: JsonObject = {"model": self.model, "stream": stream}
         schema, messages = request.output_schema, request.messages
         if schema is not None and request.tools:  # a grammar would prevent tool calls
             messages = with_schema_instruction(request)
@@ -109,33 +82,22 @@ class OllamaWire:
         if not payload.get("done", True):
             raise truncated_answer()
         calls = _calls(message)
-        reply = Reply(_text(message), calls, _finish(payload, calls), token_counts(payload))
+        reply = Reply(message.get("content") or "", calls, _finish(payload, calls), token_counts(payload))
         return require_content(reply, payload.get("done_reason"))
 
     def reader(self) -> OllamaReader:
         return OllamaReader()
 
 
-class OllamaReader:
+class OllamaReader(StreamReader):
     """Reads one stream of JSON lines."""
 
     def __init__(self) -> None:
-        self.done = False
-        self.size = 0
-        self._lines = LineParser()
-        self._joiner = SurrogateJoiner()
-        self._text = TextBuffer()
+        super().__init__(LineParser())
         self._calls: list[ToolCall] = []
         self._last_line: JsonObject = {}
 
-    def feed(self, chunk: bytes) -> Iterator[str]:
-        for line in self._lines.feed(chunk):
-            if text := self._read_line(parse_json(line)):
-                yield text
-
-    def finish(self) -> Reply:
-        for line in self._lines.finish():
-            self._read_line(parse_json(line))
+    def reply(self) -> Reply:
         if not self.done:
             raise truncated_answer()
         calls = tuple(self._calls)
@@ -147,7 +109,8 @@ class OllamaReader:
     def partial(self) -> Reply:
         return Reply(self._text.getvalue(), tuple(self._calls), "", token_counts(self._last_line))
 
-    def _read_line(self, line: JsonObject) -> str:
+    def read_event(self, data: bytes) -> str:
+        line = parse_json(data)
         if line.get("error"):
             raise provider_errors.from_body(line["error"])
         message = line.get("message") or {}
@@ -156,10 +119,7 @@ class OllamaReader:
             self._calls.append(call)
         if line.get("done"):
             self.done, self._last_line = True, line
-        text = self._joiner.feed(_text(message))
-        self.size += utf8_size(text)
-        self._text.write(text)
-        return text
+        return message.get("content") or ""
 
 
 def encode_message(message: Message) -> JsonObject:
@@ -172,7 +132,8 @@ def encode_message(message: Message) -> JsonObject:
         encoded["images"] = [image.data for image in message.images]
     if message.tool_calls:
         encoded["tool_calls"] = [
-            {"function": {"name": c.name, "arguments": _object(c.arguments)}} for c in message.tool_calls
+            {"function": {"name": c.name, "arguments": arguments_object(c.arguments)}}
+            for c in message.tool_calls
         ]
     return encoded
 
@@ -188,13 +149,6 @@ def _put(body: JsonObject, parameters: Mapping[str, Any]) -> None:
             body[name] = value
         else:
             body.setdefault("options", {})["num_predict" if name == "max_tokens" else name] = value
-
-
-def _text(message: JsonObject) -> str:
-    text = message.get("content") or ""
-    if not isinstance(text, str):
-        raise TypeError("content that is not a string")
-    return text
 
 
 def _calls(message: JsonObject) -> tuple[ToolCall, ...]:
@@ -213,11 +167,3 @@ def _finish(payload: JsonObject, calls: tuple[ToolCall, ...]) -> str:
     if calls:
         return "tool_calls"
     return "length" if payload.get("done_reason") == "length" else "stop"
-
-
-def _object(arguments: str) -> JsonObject:
-    try:
-        parsed = orjson.loads(arguments)
-    except orjson.JSONDecodeError:
-        parsed = None
-    return parsed if isinstance(parsed, dict) else {"invalid": arguments}

@@ -5,7 +5,7 @@ Format: https://platform.openai.com/docs/api-reference/chat
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal
 from urllib.parse import quote
 from uuid import uuid4
@@ -14,17 +14,15 @@ import orjson
 from pydantic import Field
 
 from astromesh.net import provider_errors
-from astromesh.net.service_options import read_key
 from astromesh.net.stream_parsers import SseParser
-from astromesh.plugins import Deps
-from astromesh.providers.catalog import capabilities_of, price_of
+from astromesh.providers.catalog import capabilities_of
 from astromesh.providers.options import ModelOptions
-from astromesh.providers.service import ServiceProvider, service_of
+from astromesh.providers.service import Wire
 from astromesh.providers.wire import (
     CALL_SIZE,
     FragmentCache,
     Reply,
-    SurrogateJoiner,
+    StreamReader,
     TokenCounts,
     arguments_of,
     latest_counts,
@@ -34,7 +32,6 @@ from astromesh.providers.wire import (
     truncated_answer,
     with_schema_instruction,
 )
-from astromesh.text import TextBuffer
 from astromesh.tokens import utf8_size
 from astromesh.types import CompletionRequest, Image, JsonObject, Message, ToolCall
 
@@ -43,30 +40,11 @@ from astromesh.types import CompletionRequest, Image, JsonObject, Message, ToolC
 _FINISH = {"tool_calls": "tool_calls", "length": "length", "content_filter": "content_filter"}
 
 
-def decode_completion(payload: Any) -> Reply:
-    """Reads a whole `chat.completion`."""
-    choice = min(payload["choices"], key=_index)
-    message = choice["message"]
-    calls = tuple(_call(c.get("id"), c["function"]) for c in message.get("tool_calls") or ())
-    refusal, reason = message.get("refusal"), choice.get("finish_reason")
-    reply = Reply(
-        text_of(message.get("content")) or text_of(refusal),
-        calls,
-        "content_filter" if refusal else _finish(reason, bool(calls)),
-        token_counts(payload.get("usage")),
-    )
-    return require_content(reply, reason)
-
-
-class OpenAIReader:
+class OpenAIReader(StreamReader):
     """Reads one stream of `chat.completion.chunk` events."""
 
     def __init__(self) -> None:
-        self.done = False
-        self.size = 0
-        self._sse = SseParser()
-        self._joiner = SurrogateJoiner()
-        self._text = TextBuffer()
+        super().__init__(SseParser())
         self._calls: list[_GrowingCall] = []
         self._indices: set[Any] = set()
         #: index of the answer that is read, of several (`n`)
@@ -75,14 +53,7 @@ class OpenAIReader:
         self._refused = False
         self._counts: TokenCounts | None = None
 
-    def feed(self, chunk: bytes) -> Iterator[str]:
-        for event in self._sse.feed(chunk):
-            if text := self._read_event(event.data):
-                yield text
-
-    def finish(self) -> Reply:
-        for event in self._sse.finish():
-            self._read_event(event.data)
+    def reply(self) -> Reply:
         if not (self.done or self._finish):
             raise truncated_answer()
         calls = tuple(call.finished() for call in sorted(self._calls, key=_place))
@@ -93,7 +64,7 @@ class OpenAIReader:
         calls = tuple(call.partial() for call in self._calls)
         return Reply(self._text.getvalue(), calls, "", self._counts)
 
-    def _read_event(self, data: bytes) -> str:
+    def read_event(self, data: bytes) -> str:
         """Reads an event and returns its text; events after the end are ignored."""
         if self.done or data == b"[DONE]":
             self.done = True
@@ -101,32 +72,25 @@ class OpenAIReader:
         event = parse_json(data)
         if usage := event.get("usage"):
             self._counts = latest_counts(token_counts(usage), self._counts)
-        if choices := event.get("choices"):
-            return self._choose_of(choices)
-        if error := event.get("error"):
-            raise provider_errors.from_body(error)
-        return ""
-
-    def _choose_of(self, choices: list[JsonObject]) -> str:
-        if self._choice is None:
+        text, choices = "", event.get("choices")
+        if choices and self._choice is None:
             self._choice = min(map(_index, choices))
-        if len(choices) == 1:  # the usual case
-            return self._choose(choices[0]) if _index(choices[0]) == self._choice else ""
-        return "".join(self._choose(choice) for choice in choices if _index(choice) == self._choice)
+        for choice in choices or ():
+            if (choice.get("index") or 0) == self._choice:
+                text += self._read_choice(choice)
+        if not choices and (error := event.get("error")):
+            raise provider_errors.from_body(error)
+        return text
 
-    def _choose(self, choice: JsonObject) -> str:
+    def _read_choice(self, choice: JsonObject) -> str:
         delta = choice.get("delta") or {}
         for piece in delta.get("tool_calls") or ():
             self._extend_call(piece)
-        if reason := choice.get("finish_reason"):
-            self._finish = reason
+        self._finish = choice.get("finish_reason") or self._finish
         refusal = delta.get("refusal")
         self._refused = self._refused or bool(refusal)
-        text = self._joiner.feed(text_of(delta.get("content") or refusal))
-        if text:
-            self.size += utf8_size(text)
-            self._text.write(text)
-        return text
+        content = delta.get("content") or refusal
+        return content if isinstance(content, str) else text_of(content)
 
     def _extend_call(self, piece: JsonObject) -> None:
         call = self._call_of(piece)
@@ -239,56 +203,34 @@ class OpenAIOptions(ModelOptions):
     )
 
 
-class OpenAI:
-    """The plugin `openai`."""
+class OpenAI(Wire[OpenAIOptions]):
+    """The plugin `openai`: requests and answers of one model."""
 
     Options = OpenAIOptions
+    kind, usual_endpoint = "openai", ENDPOINT
 
-    @classmethod
-    async def open(cls, options: OpenAIOptions, deps: Deps) -> ServiceProvider:
-        """Opens no connection: calls use the shared session.
-
-        Raises:
-            MissingKey: the key that the block names is not set.
-            ConfigError: no model is named.
-        """
-        official = options.endpoint in ("", ENDPOINT)
-        key = read_key(options, deps.config_dir)
-        service = service_of(
-            options,
-            "openai",
-            ENDPOINT,
-            _key_header(options, key),
-            capabilities=capabilities_of(options, json=options.structured_output != "none"),
-            price=price_of(options),
-        )
-        return ServiceProvider(service, OpenAIWire(options, official=official), deps.http)
-
-
-class OpenAIWire:
-    """Requests and answers of one model.
-
-    Args:
-        options: the options of its block.
-        official: whether the endpoint is OpenAI's own, where `max_tokens` has another name.
-    """
-
-    def __init__(self, options: OpenAIOptions, *, official: bool = False) -> None:
+    def __init__(self, options: OpenAIOptions) -> None:
+        super().__init__(options)
+        self.capabilities = capabilities_of(options, json=options.structured_output != "none")
         self.path, self.ping_path = _paths(options)
         self.stream_path = self.path
-        self._model = options.model_name
         self._structured = options.structured_output
-        self._official = official
+        self._azure = bool(options.api_version)
+        #: OpenAI's own endpoint has another name for `max_tokens`
+        self._official = self.endpoint == ENDPOINT
         #: with a schema, many other servers prevent tool calls, or reject tools
-        self._schema_with_tools = official or bool(options.api_version)
+        self._schema_with_tools = self._official or self._azure
         self._parameters = self._renamed(options.parameters)
         self._stream: JsonObject = {"stream": True}
         if options.stream_usage:
             self._stream["stream_options"] = {"include_usage": True}
         self._tools = FragmentCache(lambda tools: [tool.to_function() for tool in tools])
 
+    def key_headers(self, key: str) -> dict[str, str]:
+        return {"api-key": key} if key and self._azure else super().key_headers(key)
+
     def encode(self, request: CompletionRequest, stream: bool) -> bytes:
-        body: JsonObject = {"model": self._model}
+        body: JsonObject = {"model": self.model}
         if request.tools:
             body["tools"] = self._tools.of(request.tools)
             if request.tool_choice != "auto":
@@ -305,7 +247,17 @@ class OpenAIWire:
         return orjson.dumps(body)
 
     def decode(self, payload: Any) -> Reply:
-        return decode_completion(payload)
+        choice = min(payload["choices"], key=_index)
+        message = choice["message"]
+        calls = tuple(_call(c.get("id"), c["function"]) for c in message.get("tool_calls") or ())
+        refusal, reason = message.get("refusal"), choice.get("finish_reason")
+        reply = Reply(
+            text_of(message.get("content")) or text_of(refusal),
+            calls,
+            "content_filter" if refusal else _finish(reason, bool(calls)),
+            token_counts(payload.get("usage")),
+        )
+        return require_content(reply, reason)
 
     def token_counts(self, payload: Any) -> TokenCounts | None:
         return token_counts(payload["usage"])
@@ -345,12 +297,6 @@ def _paths(options: OpenAIOptions) -> tuple[str, str]:
     version = f"api-version={options.api_version}"
     deployment = f"{base}/deployments/{quote(options.model_name, safe='')}"
     return f"{deployment}/chat/completions?{version}", f"{base}/models?{version}"
-
-
-def _key_header(options: OpenAIOptions, key: str) -> dict[str, str]:
-    if not key:
-        return {}
-    return {"api-key": key} if options.api_version else {"authorization": f"Bearer {key}"}
 
 
 def encode_message(message: Message) -> JsonObject:

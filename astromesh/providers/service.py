@@ -1,16 +1,16 @@
-"""A model behind an HTTP service: the `Provider` that all wire formats share.
+"""A model behind an HTTP service: the `Provider` that all wire formats share, and the base of wire formats.
 
-This module makes the calls and handles deadlines, errors, usage and prices; wire formats encode and decode.
+`ServiceProvider` makes the calls and handles deadlines, errors, usage and prices. A `Wire` encodes and
+decodes.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator, Mapping
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Mapping
 from time import perf_counter
-from types import TracebackType
-from typing import Any
+from typing import Any, ClassVar, Generic, NoReturn, TypeVar
 
 from yarl import URL
 
@@ -25,15 +25,15 @@ from astromesh.errors import (
 )
 from astromesh.net import provider_errors
 from astromesh.net.http import MAX_BODY, MAX_STREAM, Http
-from astromesh.providers.base import Capabilities
-from astromesh.providers.catalog import cost
-from astromesh.providers.options import ModelOptions, Price
+from astromesh.net.service_options import read_key
+from astromesh.plugins import Deps
+from astromesh.providers.catalog import capabilities_of, cost, price_of
+from astromesh.providers.options import ModelOptions
 from astromesh.providers.wire import (
     WRONG_SHAPE,
     Reply,
     StreamReader,
     TokenCounts,
-    Wire,
     join_surrogates,
     parse_json,
 )
@@ -47,63 +47,97 @@ _USUAL_OUTPUT = 256
 #: a larger count is an error of the service
 _MAX_TOKENS = 1_000_000_000
 
+OptionsT = TypeVar("OptionsT", bound=ModelOptions)
 
-@dataclass(frozen=True, slots=True)
-class Service:
-    """The endpoint, features and price of a model.
+
+class Wire(ABC, Generic[OptionsT]):
+    """Requests and answers of one model in one wire format; the class is the plugin of the format.
 
     Args:
-        provider, model: names in answers, errors and metrics.
-        endpoint: base URL.
-        headers: of every call, with the key.
-        timeout: seconds.
+        options: the options of the provider's block.
+
+    Attributes:
+        kind: the plugin's name, the default name of the block.
+        usual_endpoint: the service's own base URL, the default endpoint of the block.
+        path, stream_path, ping_path: below the endpoint, possibly with a query.
     """
 
-    provider: str
-    model: str
-    endpoint: str
-    headers: Mapping[str, str]
-    timeout: float
-    capabilities: Capabilities
-    price: Price | None = None
+    Options: ClassVar[type[ModelOptions]]
+    kind: ClassVar[str]
+    usual_endpoint: ClassVar[str]
+    path: str
+    stream_path: str
+    ping_path: str
+
+    def __init__(self, options: OptionsT) -> None:
+        self.model = options.model_name
+        self.endpoint = options.endpoint or self.usual_endpoint
+        self.capabilities = capabilities_of(options)
+        self.price = price_of(options)
+
+    @classmethod
+    async def open(cls, options: OptionsT, deps: Deps) -> ServiceProvider:
+        """Opens no connection: calls use the shared session.
+
+        Raises:
+            MissingKey: the key that the block names is not set.
+            ConfigError: no model is named.
+        """
+        if not options.model_name:
+            raise ConfigError(f"The provider {options.name or cls.kind!r} needs a model.")
+        return ServiceProvider(cls(options), options, read_key(options, deps.config_dir), deps.http)
+
+    def key_headers(self, key: str) -> dict[str, str]:
+        """The headers of every call with this key, which may be empty."""
+        return {"authorization": f"Bearer {key}"} if key else {}
+
+    @abstractmethod
+    def encode(self, request: CompletionRequest, stream: bool) -> bytes: ...
+
+    @abstractmethod
+    def decode(self, payload: Any) -> Reply: ...
+
+    @abstractmethod
+    def token_counts(self, payload: Any) -> TokenCounts | None:
+        """Returns the tokens that a whole answer reports, even if the rest cannot be read."""
+
+    @abstractmethod
+    def reader(self) -> StreamReader: ...
 
 
 class ServiceProvider:
     """A `Provider` over HTTP.
 
     Args:
-        service: the endpoint and its model.
-        wire: its wire format.
+        wire: the wire format of its model.
+        options: the options of its block.
+        key: of the service, or empty.
         http: the shared session.
     """
 
-    def __init__(self, service: Service, wire: Wire, http: Http) -> None:
-        self.provider, self.model = service.provider, service.model
-        self.name = f"{service.provider}/{service.model}"
-        self.endpoint = service.endpoint
-        self.capabilities = service.capabilities
-        self._service, self._wire, self._http = service, wire, http
-        base = service.endpoint.rstrip("/")
+    def __init__(self, wire: Wire[Any], options: ModelOptions, key: str, http: Http) -> None:
+        self.provider, self.model = options.name or wire.kind, options.model_name
+        self.name = f"{self.provider}/{self.model}"
+        self.endpoint = wire.endpoint
+        self.capabilities = wire.capabilities
+        self._wire, self._http = wire, http
+        self._timeout, self._price = options.timeout, wire.price
+        base = wire.endpoint.rstrip("/")
         self._url, self._stream_url = _url(base + wire.path), _url(base + wire.stream_path)
         self._ping_url = _url(base + wire.ping_path)
-        self._secrets = tuple(v.removeprefix("Bearer ") for v in service.headers.values() if len(v) > 8)
-        self._headers = {"content-type": "application/json", "accept-encoding": "identity", **service.headers}
+        headers = {**wire.key_headers(key), **options.own_headers}
+        self._secrets = tuple(v.removeprefix("Bearer ") for v in headers.values() if len(v) > 8)
+        self._headers = {"content-type": "application/json", "accept-encoding": "identity", **headers}
 
     async def complete(self, request: CompletionRequest) -> CompletionResult:
         started = perf_counter()
         body = self._encode(request, stream=False)
-        with _UsageRecorder(self, request):
-            try:
-                answer = await self._http.request(
-                    "POST",
-                    self._url,
-                    body=body,
-                    headers=self._headers,
-                    timeout=self._service.timeout,
-                    resend=True,
-                )
-            except NetError as error:
-                raise self._with_name(provider_errors.from_net_error(error)) from error
+        try:
+            answer = await self._http.request(
+                "POST", self._url, body=body, headers=self._headers, timeout=self._timeout, resend=True
+            )
+        except (NetError, asyncio.CancelledError) as error:
+            self._raise_with_usage(error, request, Reply())
         if answer.status != 200:
             raise self._status_error(answer.status, answer.headers, answer.body)
         return self._result(request, self._decode(answer.body), started)
@@ -112,51 +146,50 @@ class ServiceProvider:
         started = perf_counter()
         body = self._encode(request, stream=True)
         reader = self._wire.reader()
-        with _UsageRecorder(self, request, reader):
-            try:
-                async with self._http.stream(
-                    "POST",
-                    self._stream_url,
-                    body=body,
-                    headers=self._headers,
-                    read_timeout=self._service.timeout,
-                    limit=MAX_STREAM,
-                ) as incoming:
-                    if incoming.status != 200:
-                        body = await incoming.read(_ERROR_BYTES)
-                        raise self._status_error(incoming.status, incoming.headers, body)
-                    if incoming.headers.get("content-type", "").startswith("application/json"):
-                        # an endpoint without streaming sends the whole answer
-                        reply = self._decode(await incoming.read())
-                        if reply.content:
-                            yield Delta(reply.content)
-                        yield self._result(request, reply, started)
-                        return
-                    while not reader.done and (chunk := await incoming.chunk()):
-                        for text in self._feed(reader, chunk):
+        try:
+            async with self._http.stream(
+                "POST",
+                self._stream_url,
+                body=body,
+                headers=self._headers,
+                read_timeout=self._timeout,
+                limit=MAX_STREAM,
+            ) as incoming:
+                if incoming.status != 200:
+                    body = await incoming.read(_ERROR_BYTES)
+                    raise self._status_error(incoming.status, incoming.headers, body)
+                if incoming.headers.get("content-type", "").startswith("application/json"):
+                    # an endpoint without streaming sends the whole answer
+                    reply = self._decode(await incoming.read())
+                    if reply.content:
+                        yield Delta(reply.content)
+                    yield self._result(request, reply, started)
+                    return
+                while not reader.done and (chunk := await incoming.chunk()):
+                    try:
+                        for text in reader.feed(chunk):
                             yield Delta(text)
-                        if reader.size > MAX_BODY:
-                            raise incoming.too_large(MAX_BODY)
-                    await incoming.drain()
-            except NetError as error:
-                raise self._with_name(provider_errors.from_net_error(error)) from error
+                    except WRONG_SHAPE as error:
+                        raise self._format_error() from error
+                    if reader.size > MAX_BODY:
+                        raise incoming.too_large(MAX_BODY)
+                await incoming.drain()
             reply = self._finish(reader)
+        except (NetError, ProviderError, asyncio.CancelledError) as error:
+            self._raise_with_usage(error, request, _partial_reply(reader))
         yield self._result(request, reply, started)
 
     def estimated_cost(self, request: CompletionRequest) -> float:
-        if self._service.price is None:
+        if self._price is None:
             return 0.0
         limit = request.parameters.get("max_tokens", _USUAL_OUTPUT)
         outputs = min(limit, _USUAL_OUTPUT) if isinstance(limit, int) else _USUAL_OUTPUT
-        return cost(self._service.price, estimate_request(request), outputs)
+        return cost(self._price, estimate_request(request), outputs)
 
     async def ping(self) -> str | None:
         try:
             answer = await self._http.request(
-                "GET",
-                self._ping_url,
-                headers=self._headers,
-                timeout=min(_PING_SECONDS, self._service.timeout),
+                "GET", self._ping_url, headers=self._headers, timeout=min(_PING_SECONDS, self._timeout)
             )
         except NetError as error:
             raise self._with_name(provider_errors.from_net_error(error)) from error
@@ -190,27 +223,42 @@ class ServiceProvider:
                 raise provider_errors.from_body(payload["error"], self._secrets)
             return _validate(self._wire.decode(payload))
         except ProviderError as error:
-            raise self._with_usage(self._with_name(error), payload) from None
+            raise self._with_reported_usage(self._with_name(error), payload) from None
         except WRONG_SHAPE as error:
-            raise self._with_usage(self._format_error(), payload) from error
+            raise self._with_reported_usage(self._format_error(), payload) from error
 
-    def _with_usage(self, error: ProviderError, payload: Any) -> ProviderError:
+    def _with_reported_usage(self, error: ProviderError, payload: Any) -> ProviderError:
         """Adds the tokens that the service reported for an unreadable answer to its error."""
         try:
-            counted = _plausible_counts(Reply(counts=self._wire.token_counts(payload)))
+            counted = _plausible_counts(self._wire.token_counts(payload))
         except WRONG_SHAPE:
             return error
         if counted is not None:
             attach_usage(error, self._price_usage(counted))
         return error
 
-    def _feed(self, reader: StreamReader, chunk: bytes) -> Iterator[str]:
-        try:
-            yield from reader.feed(chunk)
-        except ProviderError as error:
-            raise self._with_name(error) from None
-        except WRONG_SHAPE as error:
-            raise self._format_error() from error
+    def _raise_with_usage(self, error: BaseException, request: CompletionRequest, reply: Reply) -> NoReturn:
+        """Raises an error of a call with the call's usage; errors of the network as `ProviderError`s.
+
+        The usage is what the service reported, else an estimate. Requests that the service rejected or never
+        received cost nothing. Cancelled calls and timeouts count as received.
+
+        Args:
+            reply: the part of the answer that has arrived.
+        """
+        failure: BaseException = (
+            provider_errors.from_net_error(error) if isinstance(error, NetError) else error
+        )
+        unanswered = isinstance(failure, asyncio.CancelledError)
+        if isinstance(failure, ProviderError):
+            self._with_name(failure)
+            unreachable = isinstance(error, NetUnreachable)
+            unanswered = isinstance(failure, ProviderTimeout) and not (failure.upstream_status or unreachable)
+        if unanswered or reply.content or reply.tool_calls or _plausible_counts(reply.counts):
+            attach_usage(failure, self._partial_usage(request, reply))
+        if failure is error:
+            raise error
+        raise failure from error
 
     def _finish(self, reader: StreamReader) -> Reply:
         try:
@@ -239,15 +287,15 @@ class ServiceProvider:
         return self._price_usage(_fill_counts(counted, request, _estimated_output(reply)), estimated=True)
 
     def _price_usage(self, counted: TokenCounts, *, estimated: bool = False) -> Usage:
-        price = self._service.price
+        price = self._price
         inputs, outputs, cached, written = counted
         inputs, outputs = inputs or 0, outputs or 0
         spent = cost(price, inputs, outputs, cached, written) if price is not None else 0.0
         return Usage(inputs, outputs, cached, spent, estimated)
 
-    def partial_usage(self, request: CompletionRequest, reply: Reply) -> Usage:
+    def _partial_usage(self, request: CompletionRequest, reply: Reply) -> Usage:
         """The usage of an incomplete answer: the reported tokens, else an estimate."""
-        so_far, output = _plausible_counts(reply), _estimated_output(reply)
+        so_far, output = _plausible_counts(reply.counts), _estimated_output(reply)
         if so_far is not None and so_far.output is not None:
             if so_far.output < output:
                 so_far = so_far._replace(output=None)
@@ -267,42 +315,11 @@ class ServiceProvider:
         return ProviderUnavailable(message, provider=self.name, retryable=False)
 
 
-class _UsageRecorder:
-    """Adds the usage of a call to the error that ends it.
-
-    The usage is what the service reported, else an estimate. Requests that the service rejected or never
-    received cost nothing. Cancelled calls and timeouts count as received.
-    """
-
-    __slots__ = ("_provider", "_reader", "_request")
-
-    def __init__(
-        self, provider: ServiceProvider, request: CompletionRequest, reader: StreamReader | None = None
-    ) -> None:
-        self._provider, self._request, self._reader = provider, request, reader
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is None:
-            return
-        reply = self._partial_reply()
-        given_up = isinstance(error, asyncio.CancelledError) or (
-            isinstance(error, ProviderTimeout)
-            and not error.upstream_status
-            and not isinstance(error.__cause__, NetUnreachable)
-        )
-        if given_up or reply.content or reply.tool_calls or _plausible_counts(reply):
-            attach_usage(error, self._provider.partial_usage(self._request, reply))
-
-    def _partial_reply(self) -> Reply:
-        try:
-            return self._reader.partial() if self._reader is not None else Reply()
-        except WRONG_SHAPE:
-            return Reply()
+def _partial_reply(reader: StreamReader) -> Reply:
+    try:
+        return reader.partial()
+    except WRONG_SHAPE:
+        return Reply()
 
 
 def _estimated_output(reply: Reply) -> int:
@@ -325,18 +342,19 @@ def _validate(reply: Reply) -> Reply:
     Raises:
         TypeError: an id, a name or arguments of a tool call are not text.
     """
-    read: list[Any] = [part for c in reply.tool_calls for part in (c.id, c.name, c.arguments)]
-    if not all(part and isinstance(part, str) for part in read):
+    calls = tuple(map(_validate_call, reply.tool_calls))
+    return Reply(join_surrogates(reply.content), calls, reply.finish_reason, _plausible_counts(reply.counts))
+
+
+def _validate_call(call: ToolCall) -> ToolCall:
+    parts: list[Any] = [call.id, call.name, call.arguments]
+    if not all(part and isinstance(part, str) for part in parts):
         raise TypeError("a tool call with a part that is not text")
-    calls = tuple(
-        ToolCall(join_surrogates(c.id), join_surrogates(c.name), join_surrogates(c.arguments), c.kept)
-        for c in reply.tool_calls
-    )
-    return Reply(join_surrogates(reply.content), calls, reply.finish_reason, _plausible_counts(reply))
+    call_id, name, arguments = map(join_surrogates, parts)
+    return ToolCall(call_id, name, arguments, call.kept)
 
 
-def _plausible_counts(reply: Reply) -> TokenCounts | None:
-    counted = reply.counts
+def _plausible_counts(counted: TokenCounts | None) -> TokenCounts | None:
     if counted is None:
         return None
     inputs, outputs, cached, written = (
@@ -350,25 +368,3 @@ def _plausible_counts(reply: Reply) -> TokenCounts | None:
 def _url(text: str) -> URL:
     # a model's name may contain quoted characters
     return URL(text, encoded="%" in text)
-
-
-def service_of(
-    options: ModelOptions, kind: str, endpoint: str, headers: Mapping[str, str], **features: Any
-) -> Service:
-    """Returns the service of a block.
-
-    Args:
-        options: the block.
-        kind: the plugin's name, the default name of the block.
-        endpoint: the service's own base URL, the default endpoint of the block.
-        headers: with the key.
-        features: `capabilities` and `price`.
-
-    Raises:
-        ConfigError: no model is named.
-    """
-    if not options.model_name:
-        raise ConfigError(f"The provider {options.name or kind!r} needs a model.")
-    name, url = options.name or kind, options.endpoint or endpoint
-    merged = {**headers, **options.own_headers}
-    return Service(name, options.model_name, url, merged, options.timeout, **features)

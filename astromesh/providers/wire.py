@@ -1,19 +1,23 @@
-"""What the wire formats of model services share: the `Wire` protocol, its records, and details of JSON.
+"""What the wire formats of model services share: records, the reader of a stream, and details of JSON.
 
-The functions are pure; `astromesh.providers.service` makes the calls.
+Everything here is pure; `astromesh.providers.service` makes the calls.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import orjson
 from msgspec.structs import replace
 
 from astromesh.errors import ProviderUnavailable
-from astromesh.types import CompletionRequest, Message, ToolCall, ToolSpec
+from astromesh.net.stream_parsers import SseParser
+from astromesh.text import TextBuffer
+from astromesh.tokens import utf8_size
+from astromesh.types import CompletionRequest, JsonObject, Message, ToolCall, ToolSpec
 
 _MOST = 256
 
@@ -95,23 +99,7 @@ def join_surrogates(text: str) -> str:
     return text
 
 
-class SurrogateJoiner:
-    """Joins halves across the deltas of one answer. A half at the end is dropped."""
-
-    __slots__ = ("_half",)
-
-    def __init__(self) -> None:
-        self._half = ""
-
-    def feed(self, text: str) -> str:
-        """Returns the text without an open half."""
-        if not self._half and text.isascii():
-            return text
-        text, self._half = self._half + text, ""
-        if "\ud800" <= text[-1:] <= "\udbff":
-            text, self._half = text[:-1], text[-1]
-        return join_surrogates(text)
-
+# -- answers -------------------------------------------------------------------------------------------------
 
 #: errors of decoding an answer of another shape
 WRONG_SHAPE = (AttributeError, IndexError, KeyError, TypeError, ValueError)
@@ -138,16 +126,24 @@ class Reply(NamedTuple):
     counts: TokenCounts | None = None
 
 
-class StreamReader(Protocol):
+class StreamReader(ABC):
     """Reads one streamed answer.
+
+    Args:
+        parser: splits the body into events.
 
     Attributes:
         done: whether the service has ended the answer.
         size: bytes of the answer so far: texts, tool calls, thoughts.
     """
 
-    done: bool
-    size: int
+    def __init__(self, parser: SseParser) -> None:
+        self.done = False
+        self.size = 0
+        self._parser = parser
+        self._text = TextBuffer()
+        #: first half of a surrogate pair whose second half has not arrived
+        self._half = ""
 
     def feed(self, chunk: bytes) -> Iterator[str]:
         """Yields the text deltas of a chunk, also those before a fault in the same chunk.
@@ -155,30 +151,41 @@ class StreamReader(Protocol):
         Raises:
             ProviderError, WRONG_SHAPE: the service reports an error, or the chunk has another shape.
         """
+        for event in self._parser.feed(chunk):
+            if text := self.add(self.read_event(event.data)):
+                yield text
 
     def finish(self) -> Reply:
         """Returns the whole answer. Raises: ProviderUnavailable: the stream ended early."""
+        for event in self._parser.finish():
+            self.add(self.read_event(event.data))
+        return self.reply()
 
+    def add(self, text: str) -> str:
+        """Adds text to the answer; returns it without an open half of a surrogate pair."""
+        if self._half or not text.isascii():
+            text, self._half = self._half + text, ""
+            if "\ud800" <= text[-1:] <= "\udbff":
+                text, self._half = text[:-1], text[-1]
+            text = join_surrogates(text)
+            self.size += utf8_size(text)
+        else:
+            self.size += len(text)
+        if text:
+            self._text.write(text)
+        return text
+
+    @abstractmethod
+    def read_event(self, data: bytes) -> str:
+        """Reads one event and returns its text."""
+
+    @abstractmethod
+    def reply(self) -> Reply:
+        """Returns the whole answer. Raises: ProviderUnavailable: it ended early."""
+
+    @abstractmethod
     def partial(self) -> Reply:
         """Returns the part of an incomplete answer that has arrived."""
-
-
-class Wire(Protocol):
-    """One wire format for one model."""
-
-    #: paths below the endpoint, possibly with a query
-    path: str
-    stream_path: str
-    ping_path: str
-
-    def encode(self, request: CompletionRequest, stream: bool) -> bytes: ...
-
-    def decode(self, payload: Any) -> Reply: ...
-
-    def token_counts(self, payload: Any) -> TokenCounts | None:
-        """Returns the tokens that a whole answer reports, even if the rest cannot be read."""
-
-    def reader(self) -> StreamReader: ...
 
 
 def latest_counts(newest: TokenCounts | None, before: TokenCounts | None) -> TokenCounts | None:
@@ -214,6 +221,52 @@ def arguments_of(value: Any, empty: str = "{}") -> str:
     if isinstance(value, str):
         return value or empty
     return empty if value is None else orjson.dumps(value).decode()
+
+
+def arguments_object(text: str) -> JsonObject:
+    """The arguments of a call, for services that require an object.
+
+    Other text is the model's mistake; the result that follows reports it.
+    """
+    try:
+        arguments = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        arguments = None
+    return arguments if isinstance(arguments, dict) else {"invalid": text}
+
+
+def alternating_turns(
+    messages: Iterable[Message], assistant: str, key: str, encode: Callable[[Message], list[JsonObject]]
+) -> list[JsonObject]:
+    """Returns messages as turns with alternating roles, the user's first.
+
+    Results of parallel calls become one turn.
+
+    Args:
+        assistant: the service's role of the model.
+        key: of the parts of a turn.
+        encode: returns the parts of a message; those of plain text must be accepted in any turn.
+    """
+    turns: list[JsonObject] = []
+    for message in messages:
+        role = assistant if message.role == "assistant" else "user"
+        parts = encode(message)
+        if turns and turns[-1]["role"] == role:
+            turns[-1][key] += parts
+        elif parts:
+            turns.append({"role": role, key: parts})
+    if not turns or turns[0]["role"] != "user":
+        turns.insert(0, {"role": "user", key: encode(Message("user", "(no text)"))})
+    return turns
+
+
+def renamed(parameters: Mapping[str, Any], names: Mapping[str, str], stop: str) -> JsonObject:
+    """Returns parameters with a service's own names. Args: stop: the name of its list of stop texts."""
+    result = {names.get(name, name): value for name, value in parameters.items()}
+    if "stop" in result:
+        texts = result.pop("stop")
+        result[stop] = [texts] if isinstance(texts, str) else list(texts)
+    return result
 
 
 def json_instruction(request: CompletionRequest) -> str:

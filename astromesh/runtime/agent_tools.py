@@ -60,7 +60,7 @@ async def call_tool(
         arguments: as a model writes them, JSON text.
         caller: in whose name; None is the local anonymous principal.
     """
-    run_id = ids.run_id()
+    run_id = ids.new_id("run_")
     tenant = caller.tenant_id if caller and caller.tenant_id else "default"
     scope = Scope(
         run_id, agent=agent.name, session=SessionKey(tenant, agent.name, f"call-{run_id}"), caller=caller,

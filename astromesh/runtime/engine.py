@@ -657,7 +657,7 @@ class AgentRuntime:
         run_id: str = "",
     ) -> Run:
         caused = request.caused_by
-        run_id, trace_id = run_id or ids.run_id(), trace_id or caused.trace_id or ids.trace_id()
+        run_id, trace_id = run_id or ids.new_id("run_"), trace_id or caused.trace_id or ids.trace_id()
         tenant, owner = principal_of(caller)
         session = SessionKey(tenant, agent.name, request.session_id)
         above = f"{parent.run_id}.{parent.call_id}" if parent else ""

@@ -314,7 +314,7 @@ def accepted_row(
     spec, (tenant, owner) = agent.manifest.spec, who
     merges = spec.sessions.concurrency == "merge"
     return RunRow(
-        run_id=ids.run_id(),
+        run_id=ids.new_id("run_"),
         tenant=tenant,
         owner=owner,
         agent=agent.name,

@@ -181,7 +181,7 @@ class WorkflowTasks:
         """
         engine = self.loaded.require_engine(name)
         self._admit()
-        begin = self._begin(engine, request, "task_" + ids.ulid())
+        begin = self._begin(engine, request, ids.new_id("task_"))
         await self.store()
         engine.require_capacity()
         row = self._row(engine, request, begin, caller, durable=False)
@@ -255,7 +255,7 @@ class WorkflowTasks:
         """
         engine = self.loaded.require_engine(name)
         self._admit()
-        task_id = "task_" + ids.ulid()
+        task_id = ids.new_id("task_")
         begin = self._begin(engine, request, task_id)
         if key is not None:
             kept, there = await self._find_by_key(key, task_id)
@@ -464,7 +464,7 @@ class WorkflowTasks:
         return {**found, "evaluation_id": await self._keep_evaluation(engine, found)}
 
     async def _keep_evaluation(self, engine: Engine, found: JsonObject) -> str:
-        begin = self._begin(engine, TaskRequest(), "eval_" + ids.ulid())
+        begin = self._begin(engine, TaskRequest(), ids.new_id("eval_"))
         row, now = self._row(engine, TaskRequest(), begin, None, durable=False), self._host.clock.now()
         status: TaskStatus = "success" if found["passed"] else "failure"
         row = replace(row, status=status, finished_at=now, result={"output": found}, worker="")

@@ -19,15 +19,14 @@ _unused: list[bytes] = []
 register_at_fork(after_in_child=_unused.clear)
 
 
-def ulid() -> str:
-    """26 characters, sortable by time to the millisecond, 80 random bits (ulid/spec, Crockford base 32)."""
+def new_id(prefix: str = "") -> str:
+    """Returns a ULID behind a prefix, e.g. `run_`.
+
+    26 characters in Crockford's base 32, sortable by time to the millisecond, 80 random bits (ulid/spec).
+    """
     now, pairs = time_ns() // 1_000_000, _PAIRS
-    high = pairs[now >> 40 & 1023] + pairs[now >> 30 & 1023] + pairs[now >> 20 & 1023]
+    high = prefix + pairs[now >> 40 & 1023] + pairs[now >> 30 & 1023] + pairs[now >> 20 & 1023]
     return high + pairs[now >> 10 & 1023] + pairs[now & 1023] + _random_bytes().translate(_LETTERS).decode()
-
-
-def run_id() -> str:
-    return "run_" + ulid()
 
 
 def created_at(run: str) -> float:

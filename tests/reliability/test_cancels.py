@@ -80,7 +80,7 @@ async def test_a_run_that_nobody_has_is_not_found(tmp_path):
     folder = folder_of(tmp_path, "")
     async with runtime_of(folder, ScriptedProvider("Hi")) as runtime:
         await runtime.run("helper", "Hello", "s-1")
-        for run_id in ("run_x", "nonsense", "run_01J00000000000000000000000", ids.run_id()):
+        for run_id in ("run_x", "nonsense", "run_01J00000000000000000000000", ids.new_id("run_")):
             with pytest.raises(RunNotFound):
                 await runtime.runs.cancel(run_id, ME)
         store = await runtime.durable.open()

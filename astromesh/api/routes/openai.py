@@ -153,7 +153,7 @@ def _run_request(body: ChatBody, headers: Mapping[str, str]) -> RunRequest:
     history = () if session else tuple(_message(m) for m in before if m.role in ("user", "assistant"))
     return RunRequest(
         last.text(),
-        session or ids.ulid(),
+        session or ids.new_id(),
         images=last.images(),
         preface=context,
         history=history if not session else None,

@@ -98,7 +98,7 @@ def test_lines_are_the_same_however_the_stream_is_cut(given_lines, size):
     raw = b"\n\n".join(given_lines)
     parser = LineParser()
     got = [line for i in range(0, len(raw), size) for line in parser.feed(raw[i : i + size])]
-    assert got + parser.finish() == given_lines
+    assert [line.data for line in got + parser.finish()] == given_lines
 
 
 # -- the forgery guard ---------------------------------------------------------------------------------------

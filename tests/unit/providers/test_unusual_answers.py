@@ -8,10 +8,10 @@ import orjson
 import pytest
 
 from astromesh.errors import ProviderUnavailable
-from astromesh.providers.anthropic import AnthropicOptions, AnthropicWire
-from astromesh.providers.gemini import GeminiOptions, GeminiWire
-from astromesh.providers.ollama import OllamaOptions, OllamaWire
-from astromesh.providers.openai import OpenAIOptions, OpenAIWire
+from astromesh.providers.anthropic import Anthropic, AnthropicOptions
+from astromesh.providers.gemini import Gemini, GeminiOptions
+from astromesh.providers.ollama import Ollama, OllamaOptions
+from astromesh.providers.openai import OpenAI, OpenAIOptions
 from astromesh.providers.wire import Reply, TokenCounts
 from astromesh.types import JsonObject, ToolCall
 
@@ -47,7 +47,7 @@ def streamed(wire: Any, *events: bytes) -> tuple[str, Reply]:
 
 
 def openai(*events: bytes) -> tuple[str, Reply]:
-    return streamed(OpenAIWire(OpenAIOptions(model="m")), *events)
+    return streamed(OpenAI(OpenAIOptions(model="m")), *events)
 
 
 def calls(*events: bytes) -> list[tuple[str, str]]:
@@ -63,10 +63,10 @@ def test_an_event_without_data_says_nothing(nothing):
     assert (text, reply.content) == ("ab", "ab")
     gemini = {"candidates": [{"content": {"parts": [{"text": "a"}]}, "finishReason": "STOP"}]}
     events = (nothing, b"data: " + orjson.dumps(gemini) + b"\n\n", nothing)
-    assert streamed(GeminiWire(GeminiOptions(model="m")), *events)[0] == "a"
+    assert streamed(Gemini(GeminiOptions(model="m")), *events)[0] == "a"
     end = b'data: {"type": "message_delta", "delta": {"stop_reason": "end_turn"}}\n\n'
     stop = b'data: {"type": "message_stop"}\n\n'
-    assert streamed(AnthropicWire(AnthropicOptions(model="m")), nothing, end, nothing, stop)[0] == ""
+    assert streamed(Anthropic(AnthropicOptions(model="m")), nothing, end, nothing, stop)[0] == ""
 
 
 def test_of_several_choices_one_is_read_whatever_their_order():
@@ -74,7 +74,7 @@ def test_of_several_choices_one_is_read_whatever_their_order():
     ends = event(said("", 1, "length")), event(said("", 0, "stop")), event(said("late", 1))
     text, reply = openai(*both, *ends, DONE)
     assert (text, reply.content, reply.finish_reason) == ("A1A2", "A1A2", "stop")
-    wire = OpenAIWire(OpenAIOptions(model="m"))
+    wire = OpenAI(OpenAIOptions(model="m"))
     choices = [{"index": 1, "message": {"content": "B"}}, {"index": 0, "message": {"content": "A"}}]
     assert wire.decode({"choices": choices}).content == "A"
 
@@ -123,7 +123,7 @@ def test_a_name_is_not_changed_any_more_once_arguments_have_come(again):
     ("given", "read"), [('{"q": 1}', '{"q": 1}'), ({"q": 1}, '{"q":1}'), ("", "{}"), (None, "{}")]
 )
 def test_ollamas_arguments_may_be_text_or_an_object(given, read):
-    wire = OllamaWire(OllamaOptions(model="m"))
+    wire = Ollama(OllamaOptions(model="m"))
     line = {
         "message": {"tool_calls": [{"id": "a", "function": {"name": "f", "arguments": given}}]},
         "done": True,
@@ -134,7 +134,7 @@ def test_ollamas_arguments_may_be_text_or_an_object(given, read):
 
 @pytest.mark.parametrize("reason", ["MALFORMED_FUNCTION_CALL", "UNEXPECTED_TOOL_CALL", "MALFORMED_RESPONSE"])
 def test_an_answer_that_gemini_threw_away_is_a_fault_and_none_that_is_empty(reason):
-    wire = GeminiWire(GeminiOptions(model="m"))
+    wire = Gemini(GeminiOptions(model="m"))
     usage = {"promptTokenCount": 7, "candidatesTokenCount": 3}
     payload = {"candidates": [{"finishReason": reason}], "usageMetadata": usage}
     with pytest.raises(ProviderUnavailable, match=reason):
@@ -157,7 +157,7 @@ def test_an_answer_that_gemini_threw_away_is_a_fault_and_none_that_is_empty(reas
     ],
 )
 def test_tokens_that_openai_s_likes_name_and_do_not_count_are_not_none_of_them(usage, read):
-    wire = OpenAIWire(OpenAIOptions(model="m"))
+    wire = OpenAI(OpenAIOptions(model="m"))
     choice = {"index": 0, "message": {"content": "Yes."}, "finish_reason": "stop"}
     assert wire.decode({"choices": [choice], "usage": usage}).counts == read
     last = b"data: " + orjson.dumps({"choices": [], "usage": usage}) + b"\n\n"
@@ -166,7 +166,7 @@ def test_tokens_that_openai_s_likes_name_and_do_not_count_are_not_none_of_them(u
 
 def test_counts_that_came_stay_where_a_later_event_has_none():
     """Some servers put their usage into every event, and null into those that count nothing."""
-    wire = OpenAIWire(OpenAIOptions(model="m"))
+    wire = OpenAI(OpenAIOptions(model="m"))
     whole = b"data: " + orjson.dumps({"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 2}})
     none = b"data: " + orjson.dumps({"choices": [], "usage": {"prompt_tokens": None}})
     ends = event(said("Yes.", finish="stop"))

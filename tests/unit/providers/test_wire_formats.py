@@ -12,11 +12,11 @@ from pydantic import ValidationError
 from astromesh.errors import ProviderRejected, ProviderUnavailable
 from astromesh.graph.call_record import completion_of, completion_to_json
 from astromesh.net.provider_errors import from_body
-from astromesh.providers.anthropic import AnthropicOptions, AnthropicWire, close_objects
+from astromesh.providers.anthropic import Anthropic, AnthropicOptions, close_objects
 from astromesh.providers.catalog import capabilities_of, cost, model_info, price_of
-from astromesh.providers.gemini import GeminiOptions, GeminiWire
-from astromesh.providers.ollama import OllamaOptions, OllamaWire
-from astromesh.providers.openai import OpenAIOptions, OpenAIWire
+from astromesh.providers.gemini import Gemini, GeminiOptions
+from astromesh.providers.ollama import Ollama, OllamaOptions
+from astromesh.providers.openai import OpenAI, OpenAIOptions
 from astromesh.providers.options import ModelOptions, Price
 from astromesh.providers.wire import FragmentCache
 from astromesh.types import (
@@ -39,16 +39,16 @@ def sent(wire: Any, *messages: Message, stream: bool = False, **request: Any) ->
     return body
 
 
-def openai_wire(official: bool = False, **options: Any) -> OpenAIWire:
-    return OpenAIWire(OpenAIOptions(model="m", **options), official=official)
+def openai_wire(official: bool = False, **options: Any) -> OpenAI:
+    return OpenAI(OpenAIOptions(model="m", endpoint="" if official else "http://models/v1", **options))
 
 
-def anthropic_wire(**options: Any) -> AnthropicWire:
-    return AnthropicWire(AnthropicOptions(model="m", **options))
+def anthropic_wire(**options: Any) -> Anthropic:
+    return Anthropic(AnthropicOptions(model="m", **options))
 
 
-def ollama_wire(**options: Any) -> OllamaWire:
-    return OllamaWire(OllamaOptions(model="m", **options))
+def ollama_wire(**options: Any) -> Ollama:
+    return Ollama(OllamaOptions(model="m", **options))
 
 
 def chunk(delta: JsonObject, finish: str | None = None) -> bytes:
@@ -117,7 +117,7 @@ IN_WORDS: dict[str, tuple[Callable[[], Any], Callable[[JsonObject], Any], bool]]
     "compatible": (openai_wire, lambda body: body.get("response_format"), True),
     "ollama": (ollama_wire, lambda body: body.get("format"), True),
     "gemini": (
-        lambda: GeminiWire(GeminiOptions(model="m")),
+        lambda: Gemini(GeminiOptions(model="m")),
         lambda body: body.get("generationConfig", {}).get("responseJsonSchema"),
         False,
     ),
@@ -246,7 +246,7 @@ THOUGHTS: list[JsonObject] = [
 THINKING: JsonObject = {"thinking": {"type": "enabled", "budget_tokens": 1024}}
 
 
-def thoughtful_reply(wire: AnthropicWire, stream: bool) -> tuple[str, tuple[ToolCall, ...]]:
+def thoughtful_reply(wire: Anthropic, stream: bool) -> tuple[str, tuple[ToolCall, ...]]:
     """Thoughts, a word and two tool calls, as the API sends them."""
     tools = [
         {"type": "tool_use", "id": "t1", "name": "search", "input": {"q": "a"}},
@@ -307,13 +307,13 @@ def test_another_model_gets_no_thoughts_and_begins_none_amid_a_tool_loop():
         Message("assistant", said, calls),
         Message("tool", "1", tool_call_id="t1"),
     )
-    other = AnthropicWire(AnthropicOptions(model="other", parameters=THINKING))
+    other = Anthropic(AnthropicOptions(model="other", parameters=THINKING))
     body = sent(other, *loop, tools=(TOOL,))
     assert [block["type"] for block in body["messages"][1]["content"]] == ["text", "tool_use", "tool_use"]
     assert "thinking" not in body
     assert "thinking" in sent(other, *loop, Message("user", "And now?"), tools=(TOOL,))
     assert "SIG" not in str(sent(openai_wire(), *loop))
-    assert "SIG" not in str(sent(GeminiWire(GeminiOptions(model="gemini-3-pro")), *loop))
+    assert "SIG" not in str(sent(Gemini(GeminiOptions(model="gemini-3-pro")), *loop))
 
 
 def test_results_of_parallel_calls_are_one_message_and_roles_take_turns():

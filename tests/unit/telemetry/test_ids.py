@@ -7,7 +7,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
-from astromesh.telemetry.ids import created_at, run_id, trace_id, ulid
+from astromesh.telemetry.ids import created_at, new_id, trace_id
 
 
 def some(count: int = 600) -> list[str]:
@@ -15,17 +15,17 @@ def some(count: int = 600) -> list[str]:
 
 
 def test_ids_are_of_their_form_and_name_their_time() -> None:
-    assert re.fullmatch(r"run_[0-9A-HJKMNP-TV-Z]{26}", run_id())
+    assert re.fullmatch(r"run_[0-9A-HJKMNP-TV-Z]{26}", new_id("run_"))
     assert re.fullmatch(r"[0-9a-f]{32}", trace_id())
-    first = ulid()
-    assert first[:10] <= ulid()[:10]
+    first = new_id()
+    assert first[:10] <= new_id()[:10]
     assert created_at(f"run_{first}") > 1_700_000_000
     assert created_at("task_1") == 0
 
 
 def test_every_letter_of_the_random_part_may_be_any_letter() -> None:
     """80 random bits: in 2,000 ids one of the 32 letters is missing at some place once in 10^25 times."""
-    parts = zip(*[ulid()[10:] for _ in range(2_000)], strict=True)
+    parts = zip(*[new_id()[10:] for _ in range(2_000)], strict=True)
     assert {len(set(part)) for part in parts} == {32}
 
 
