@@ -27,7 +27,7 @@ from astromesh.durable.event_stream import DurableStream
 from astromesh.durable.writer import SegmentWriter
 from astromesh.errors import Divergence, OutcomeUnknown, StoreError, UpstreamError
 from astromesh.graph import call_record
-from astromesh.graph.journal import AskModel, CallTool, ReplayTool
+from astromesh.graph.scope import AskModel, CallTool, ReplayTool
 from astromesh.telemetry.events import MODEL_DELTA
 from astromesh.telemetry.ids import derived_run_id
 from astromesh.tools.base import HumanQuestion, ToolPort

@@ -25,20 +25,18 @@ function with `@node`. During `execute`:
 * A class that no model may skip or bypass sets `protected = True` (guards, humans).
 """
 
-from importlib import import_module
-from types import ModuleType
-
+from astromesh.graph import prebuilt
 from astromesh.graph.base import BaseNode
-from astromesh.graph.edges import Edge
 from astromesh.graph.engine import PromptGraphEngine
 from astromesh.graph.flags import NodeFlag
 from astromesh.graph.graph import PromptGraph
-from astromesh.graph.hooks import Hook, NodeMetrics
-from astromesh.graph.monitors import (
+from astromesh.graph.hooks import (
     BudgetHook,
     CycleDetectionHook,
+    Hook,
     LoggingHook,
     MetricsHook,
+    NodeMetrics,
     TimingHook,
 )
 from astromesh.graph.node_config import Child, NodeConfig
@@ -70,6 +68,7 @@ from astromesh.graph.nodes.human import HumanDecision, HumanRequest
 from astromesh.graph.nodes.system_prompt import Examples, FromState, Rules, Text
 from astromesh.graph.records import END, ExecutionReport, GraphResult, Mutation, NodeResult
 from astromesh.graph.state import GraphState
+from astromesh.graph.transitions import Edge
 
 __all__ = [
     "END",
@@ -124,10 +123,3 @@ __all__ = [
     "node",
     "prebuilt",
 ]
-
-
-def __getattr__(name: str) -> ModuleType:
-    """Imports `prebuilt` on first access: the reasoning controller takes a tenth of the import time."""
-    if name == "prebuilt":
-        return import_module("astromesh.graph.prebuilt")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

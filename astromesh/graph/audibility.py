@@ -19,11 +19,10 @@ from enum import IntEnum
 from typing import Any, TypeAlias, cast
 
 from astromesh.graph.calls import ASSISTANT
-from astromesh.graph.edges import OnError, OnGuardFail, OnToolCall
 from astromesh.graph.flags import NodeFlag
 from astromesh.graph.records import END
 from astromesh.graph.topology import GraphView, is_graph, may_refuse, reachable, targets
-from astromesh.graph.transitions import ERROR_KEY
+from astromesh.graph.transitions import ERROR_KEY, OnError, OnGuardFail, OnToolCall
 from astromesh.types import CompletionResult
 
 

@@ -15,15 +15,16 @@ from typing import Any, NamedTuple, Protocol
 
 import orjson
 
-from astromesh.errors import AstromeshError, ProviderUnavailable
-from astromesh.graph.journal import Journal
+from astromesh.errors import AstromeshError, ConfigError, InvalidToolCall, ProviderUnavailable
 from astromesh.graph.ledger import RunLedger
 from astromesh.graph.runner import together
-from astromesh.graph.scope import NO_EVENTS, Scope, ToolCallRecord
+from astromesh.graph.scope import NO_EVENTS, Journal, Scope, ToolCallRecord
 from astromesh.providers.base import ModelPort
 from astromesh.telemetry.events import Emitter, RetractableEmitter, ms_since
 from astromesh.tokens import estimate_request, estimate_size, utf8_size
 from astromesh.tools.base import ToolContext, ToolPort
+from astromesh.tools.results import failed_result, unknown_tool
+from astromesh.tools.toolbox import ToolBox
 from astromesh.types import (
     CompletionRequest,
     CompletionResult,
@@ -32,6 +33,7 @@ from astromesh.types import (
     StreamBroken,
     ToolCall,
     ToolResult,
+    ToolSpec,
     Usage,
     attach_usage,
     attached_attempts,
@@ -233,6 +235,44 @@ def _code_of(error: BaseException) -> str:
 def _retract(events: Emitter, step: int) -> bool:
     """Whether the listeners have seen nothing of a broken stream, so that another answer may begin."""
     return isinstance(events, RetractableEmitter) and events.retract(step)
+
+
+class SelectedTools:
+    """A `ToolPort` with the tools that one node may call. Any other name is unknown to it.
+
+    Args:
+        node: The name of the node.
+        tools: Its own tools, and the names of those of the engine that it uses.
+        engine: The engine's tools.
+        inject_all: Whether it may call all of the engine's.
+
+    Raises:
+        ConfigError: The node names a tool that the engine does not have.
+    """
+
+    def __init__(self, node: str, tools: Sequence[Any], engine: ToolPort, *, inject_all: bool) -> None:
+        self._own = ToolBox(tool for tool in tools if not isinstance(tool, str))
+        self._engine = engine
+        offered = {spec.name: spec for spec in engine.specs()}
+        names = [tool for tool in tools if isinstance(tool, str)]
+        for name in names:
+            if name not in offered:
+                known = ", ".join(offered) or "none"
+                raise ConfigError(f"Node {node!r} names the tool {name!r}. The engine has: {known}.")
+        own = {spec.name: spec for spec in self._own.specs()}
+        self._own_names = own.keys()
+        self._by_name = {**(offered if inject_all else {name: offered[name] for name in names}), **own}
+        self._specs = tuple(self._by_name.values())
+
+    def specs(self) -> tuple[ToolSpec, ...]:
+        return self._specs
+
+    async def execute(self, call: ToolCall, context: ToolContext) -> ToolResult:
+        if call.name in self._own_names:
+            return await self._own.execute(call, context)
+        if call.name in self._by_name:
+            return await self._engine.execute(call, context)
+        return failed_result(call, InvalidToolCall(unknown_tool(call.name, tuple(self._by_name))))
 
 
 async def call_tools(

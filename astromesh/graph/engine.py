@@ -12,11 +12,10 @@ from astromesh.graph.calls import ASSISTANT
 from astromesh.graph.graph import PromptGraph
 from astromesh.graph.hooks import HookSet
 from astromesh.graph.node_config import NO_MODEL
-from astromesh.graph.plan import Plan, compile_graph
+from astromesh.graph.plan import CompileOptions, Plan, compile_graph
 from astromesh.graph.records import GraphResult
 from astromesh.graph.run import UNLIMITED_RETRIES, Run, RunSettings
 from astromesh.graph.scope import Scope
-from astromesh.graph.step import CompileOptions
 from astromesh.graph.validation import check_int, check_seconds
 from astromesh.providers.base import ModelPort
 from astromesh.telemetry.clock import Clock, SystemClock

@@ -10,7 +10,9 @@ from typing import Any, Literal, Self
 from astromesh.errors import InvalidGraph
 from astromesh.graph import problems, topology
 from astromesh.graph.base import BaseNode, Routing
-from astromesh.graph.edges import (
+from astromesh.graph.flags import NodeFlag
+from astromesh.graph.serialization import read_graph, write_graph
+from astromesh.graph.transitions import (
     Condition,
     Edge,
     OnConfidence,
@@ -22,9 +24,6 @@ from astromesh.graph.edges import (
     as_test,
     in_evaluation_order,
 )
-from astromesh.graph.flags import NodeFlag
-from astromesh.graph.serialization.reader import read_graph
-from astromesh.graph.serialization.writer import write_graph
 from astromesh.graph.validation import ROUTINGS, check_int
 from astromesh.types import JsonObject
 

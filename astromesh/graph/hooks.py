@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeAlias
 
-from astromesh.errors import ToolFailed
+from astromesh.errors import BudgetExhausted, ToolFailed
 from astromesh.graph.base import BaseNode
-from astromesh.graph.records import NO_USAGE, Mutation, NodeResult, invalid_field
+from astromesh.graph.records import NO_USAGE, ExecutionReport, Mutation, NodeResult, invalid_field
 from astromesh.graph.state import GraphState
 from astromesh.types import ToolCall, ToolResult, Usage
 
@@ -220,3 +220,198 @@ async def _notify(method: Method, *arguments: Any) -> Any:
     except Exception:  # a hook's border: it never harms the run
         log.warning("the hook %s failed", getattr(method, "__qualname__", method), exc_info=True)
         return None
+
+
+class TimingHook:
+    """Measures nodes, and fails those that exceed their time.
+
+    It checks the time after the execution. Use the node's `timeout` to interrupt it.
+
+    Args:
+        budget_ms: Milliseconds for every node, or by name. None only measures.
+    """
+
+    def __init__(self, budget_ms: float | Mapping[str, float] | None = None) -> None:
+        self._budget = budget_ms
+
+    def post_node(self, node: BaseNode, result: NodeResult, state: GraphState) -> NodeResult:
+        spent = state.local(self, dict[str, float])
+        spent[node.name] = spent.get(node.name, 0.0) + result.duration_ms
+        budget = self._budget.get(node.name) if isinstance(self._budget, Mapping) else self._budget
+        if budget is not None and result.duration_ms > budget and not result.error:
+            result.error = f"{node.name!r} took {result.duration_ms:.0f} ms. Its limit is {budget:g} ms."
+        return result
+
+    def of(self, report: ExecutionReport) -> dict[str, float]:
+        """Returns the milliseconds of each node, over all its executions."""
+        spent: dict[str, float] = report.local.get(id(self), {})
+        return spent
+
+
+class BudgetHook:
+    """Ends a run that exceeds its budget. A model call beyond a used-up budget is not made.
+
+    Args:
+        max_tokens: Of all model calls.
+        max_cost_usd: US dollars.
+        max_model_calls: The number of model calls.
+        max_tool_calls: The number of tool calls. The next one is refused and ends the run.
+    """
+
+    def __init__(
+        self,
+        max_tokens: int | None = None,
+        *,
+        max_cost_usd: float | None = None,
+        max_model_calls: int | None = None,
+        max_tool_calls: int | None = None,
+    ) -> None:
+        caps = {
+            "tokens": max_tokens,
+            "cost_usd": max_cost_usd,
+            "model_calls": max_model_calls,
+            "tool_calls": max_tool_calls,
+        }
+        self._caps: dict[str, float] = {key: cap for key, cap in caps.items() if cap is not None}
+
+    def pre_node(self, node: BaseNode, state: GraphState) -> None:
+        state.local(self, lambda: self._cap(state))
+
+    def post_node(self, node: BaseNode, result: NodeResult, state: GraphState) -> None:
+        used = state.ledger.used
+        for key, cap in self._caps.items():
+            if used.get(key, 0) > cap:
+                state.stop("budget", f"The run spent {used[key]:g} {key}. Its budget is {cap:g}.")
+
+    def post_tool(self, call: ToolCall, result: ToolResult, state: GraphState) -> None:
+        cap = self._caps.get("tool_calls")
+        if (
+            cap is not None
+            and result.error == BudgetExhausted.code
+            and state.ledger.used.get("tool_calls", 0) >= cap
+        ):
+            state.stop("budget", f"The run asked for more tool calls than its budget of {cap:g}.")
+
+    def _cap(self, state: GraphState) -> bool:
+        caps = state.ledger.caps
+        caps.update({key: min(cap, caps.get(key, cap)) for key, cap in self._caps.items()})
+        return True
+
+
+class CycleDetectionHook:
+    """Ends a run that repeats the same nodes in the same order several times in a row.
+
+    Rounds of a tool loop do not count, nor cycles through a node with `max_iterations`, which limits them.
+
+    Args:
+        repeats: The number of repetitions that end the run.
+        max_length: The longest sequence that is detected, in nodes.
+        exempt: Names of nodes whose cycles are allowed.
+    """
+
+    def __init__(self, repeats: int = 3, *, max_length: int = 4, exempt: Iterable[str] = ()) -> None:
+        if repeats < 2 or max_length < 1:
+            raise ValueError("repeats is at least 2, max_length at least 1.")
+        self._repeats, self._max_length, self._exempt = repeats, max_length, frozenset(exempt)
+
+    def post_node(self, node: BaseNode, result: NodeResult, state: GraphState) -> None:
+        if result.skipped or result.wants_tools or state.current_node != node.name:
+            return
+        levels = state.local(self, dict[int, tuple[list[str], list[BaseNode]]])
+        # by level; the list is kept so that its identity stays its own
+        _, path = levels.setdefault(id(state.visited), (state.visited, []))
+        path.append(node)
+        cycle = cycle_at_end([n.name for n in path], self._max_length, self._repeats)
+        if cycle and not any(self._is_wanted(n) for n in path[-len(cycle) :]):
+            path_text = " → ".join(cycle)
+            state.stop("cycle", f"The run repeats a cycle: {path_text}, {self._repeats} times.")
+
+    def _is_wanted(self, node: BaseNode) -> bool:
+        return node.max_iterations is not None or node.name in self._exempt
+
+
+def cycle_at_end(names: list[str], max_length: int, repeats: int) -> tuple[str, ...]:
+    """Returns the shortest sequence that ends a path several times over, or an empty tuple."""
+    for length in range(1, max_length + 1):
+        end = names[-length * repeats :]
+        if len(end) == length * repeats and end == end[:length] * repeats:
+            return tuple(end[:length])
+    return ()
+
+
+class LoggingHook:
+    """Logs what a run does. It does not log outputs: use the flag VERBOSE for them.
+
+    Args:
+        logger: The default is `astromesh.graph.run`.
+        level: The level of the lines. Failures are warnings.
+    """
+
+    def __init__(self, logger: logging.Logger | None = None, level: int = logging.INFO) -> None:
+        self._log = logger or logging.getLogger("astromesh.graph.run")
+        self._level = level
+
+    def pre_node(self, node: BaseNode, state: GraphState) -> None:
+        self._log.log(self._level, "node %s begins", node.name)
+
+    def post_node(self, node: BaseNode, result: NodeResult, state: GraphState) -> None:
+        end = "was skipped" if result.skipped else f"ended after {result.duration_ms:.1f} ms"
+        self._log.log(self._level, "node %s %s", node.name, end)
+
+    def pre_tool(self, call: ToolCall, state: GraphState) -> None:
+        self._log.log(self._level, "tool %s is called", call.name)
+
+    def post_tool(self, call: ToolCall, result: ToolResult, state: GraphState) -> None:
+        end = "answered" if result.ok else f"failed: {result.error}"
+        self._log.log(self._level, "tool %s %s", call.name, end)
+
+    def on_error(self, node: BaseNode, error: BaseException | str, state: GraphState) -> None:
+        self._log.warning("node %s failed: %s", node.name, error)
+
+    def on_human_required(self, node: BaseNode, state: GraphState) -> None:
+        self._log.log(self._level, "node %s needs a person", node.name)
+
+    def on_graph_mutation(self, mutation: Mutation, state: GraphState) -> None:
+        self._log.log(self._level, "node %s changed the graph: %s", mutation.node, mutation.op)
+
+
+@dataclass(slots=True)
+class NodeTotals:
+    """The sums over all executions of one node in a run."""
+
+    visits: int = 0
+    errors: int = 0
+    duration_ms: float = 0.0
+    tokens: int = 0
+    tool_calls: int = 0
+
+    def add(self, result: NodeResult) -> None:
+        self.visits += 1
+        self.errors += bool(result.error)
+        self.duration_ms += result.duration_ms
+        self.tokens += result.usage.total_tokens
+        self.tool_calls += len(result.tool_calls)
+
+
+class MetricsHook:
+    """Sums up what nodes did, and passes on the metrics of OBSERVABLE ones.
+
+    Args:
+        sink: Called with the NodeMetrics of every execution of an OBSERVABLE node.
+    """
+
+    def __init__(self, sink: Callable[[NodeMetrics], Any] | None = None) -> None:
+        self._sink = sink
+
+    def post_node(self, node: BaseNode, result: NodeResult, state: GraphState) -> None:
+        if not result.skipped:
+            totals = state.local(self, dict[str, NodeTotals])
+            totals.setdefault(node.name, NodeTotals()).add(result)
+
+    def on_node_metrics(self, node: BaseNode, metrics: NodeMetrics) -> Any:
+        return self._sink(metrics) if self._sink else None
+
+    def of(self, report: ExecutionReport) -> dict[str, NodeTotals]:
+        """Returns the totals by node."""
+        totals: dict[str, NodeTotals] = report.local.get(id(self), {})
+        return totals

@@ -19,11 +19,13 @@ from typing import Any, TypeAlias
 
 from astromesh.graph.graph import PromptGraph
 from astromesh.graph.nodes import KINDS
-from astromesh.graph.nodes.kinds import ADDABLE_KINDS, make_node
-from astromesh.graph.records import END, ERROR_NODE, Mutation
+from astromesh.graph.records import ACTION_KEY, END, ERROR_NODE, Mutation
 from astromesh.graph.topology import declared_targets, exposed, is_protected, reachable, targets
 
-ACTION_KEY = "_graph_action"
+#: Kinds that a model may add to its own graph: those that only ask a model.
+ADDABLE_KINDS = frozenset(
+    {"prompt", "think", "reflect", "observe", "justify", "critique", "plan", "synthesize", "validate"}
+)
 ALLOWED_KEYWORDS = frozenset(
     {"instructions", "description", "input_keys", "output_key", "inherit_context_from"}
 )
@@ -42,21 +44,27 @@ def requested_actions(output: Any) -> list[Any]:
 
 
 def apply_actions(
-    graph: PromptGraph, actions: Sequence[Any], node: str, limit: int
-) -> tuple[PromptGraph, list[Mutation]]:
+    graph: PromptGraph | None, actions: Sequence[Any], node: str, limit: int | None
+) -> tuple[PromptGraph | None, list[Mutation]]:
     """Returns the graph with the allowed actions applied, and what became of each.
 
-    `graph` itself does not change.
-
-    The actions of one output belong together: between them a path may be open that is closed at the end. If
-    it stays open, each action is checked alone.
+    `graph` itself does not change. The actions of one output belong together: between them a path may be open
+    that is closed at the end. If it stays open, each action is checked alone.
 
     Args:
-        graph: The graph of the run.
+        graph: The graph of the run. None for a node inside another one.
         actions: What the model wrote.
         node: The node whose output holds them.
-        limit: The number of actions that may be applied.
+        limit: The number of actions that may be applied. None if the engine allows none.
     """
+    if limit is None:
+        return graph, reject_actions(actions, node, "The engine does not allow self-modification.")
+    if graph is None:
+        return graph, reject_actions(actions, node, "A node inside another one cannot change the graph.")
+    if not graph.has_node(node):
+        return graph, reject_actions(actions, node, "Nodes of a pool have no edges that could be changed.")
+    if "edges_only" in (graph.routing, graph.get_node(node).routing):
+        return graph, reject_actions(actions, node, "The routing is edges_only.")
     changed, done = _apply(graph, actions, node, limit, one_by_one=False)
     if _bypassed_guard(graph, changed):
         changed, done = _apply(graph, actions, node, limit, one_by_one=True)
@@ -105,9 +113,8 @@ def _add_node(graph: PromptGraph, action: Action) -> str:
         return f"A node needs a name without '/' and not beginning with '__', not {name!r}."
     if graph.has_node(name):
         return f"There is already a node {name!r}; nodes are never replaced."
-    if not isinstance(kind, str) or kind not in ADDABLE_KINDS or kind not in KINDS:
-        allowed = ", ".join(sorted(ADDABLE_KINDS)) or "none"
-        return f"A model may not add a node of kind {kind!r}. Allowed: {allowed}."
+    if not isinstance(kind, str) or kind not in ADDABLE_KINDS:
+        return f"A model may not add a node of kind {kind!r}. Allowed: {', '.join(sorted(ADDABLE_KINDS))}."
     unknown = action.keys() - ALLOWED_KEYWORDS - {"op", "name", "kind"}
     if unknown:
         return f"A model may not set {', '.join(sorted(map(str, unknown)))}."
@@ -122,7 +129,7 @@ def _make_node(graph: PromptGraph, kind: str, name: str, keywords: dict[str, Any
     names = [*keys, keywords.get("output_key", ""), keywords.get("inherit_context_from", "")]
     if own := [key for key in names if key.startswith("_")]:
         return f"{', '.join(own)}: names that begin with '_' are reserved."
-    graph.add_node(make_node(kind, name, **keywords))
+    graph.add_node(KINDS[kind](name, **keywords))
     return ""
 
 

@@ -78,6 +78,10 @@ END = "__end__"
 ERROR_NODE = "__error__"
 #: The reason by which a node asks to be entered again with its tool results.
 TOOL_CALLS_PRESENT = "tool_calls_present"
+#: The key of an output that holds graph actions of the model.
+ACTION_KEY = "_graph_action"
+#: The output of each node stands in the context under its name with this suffix.
+OUTPUT_SUFFIX = "_output"
 
 StopReason = Literal[
     "completed", "max_iterations", "stuck_node", "budget", "cycle", "critical_error", "cancelled",
@@ -141,6 +145,32 @@ class NodeResult:
     def wants_tools(self) -> bool:
         """Whether this is a step of a tool loop and not yet an answer."""
         return bool(self.tool_calls) and self.transition_reason == TOOL_CALLS_PRESENT
+
+    def replace_output(self, output: Any, *texts: str) -> None:
+        """Replaces the output, and the text of the messages that show the old one.
+
+        Args:
+            output: The new output.
+            texts: Other texts that show the old output.
+        """
+        shown, text = {as_text(self.output), *texts}, as_text(output)
+        self.output = output
+        self.messages_added = [
+            structs.replace(m, content=text) if m.role == "assistant" and m.content in shown else m
+            for m in self.messages_added
+        ]
+
+    def passed_on(self, name: str) -> NodeResult:
+        """Returns output, error and stop of a child as the result of the node that ran it."""
+        return NodeResult(
+            name,
+            self.output,
+            self.raw_output,
+            error=self.error,
+            stop_reason=self.stop_reason,
+            is_answer=self.is_answer,
+            exception=self.exception,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,10 +264,8 @@ class GraphResult:
         If a limit stopped the run, it is the last text that the model wrote beside its tool calls, or a fixed
         sentence. It is never a tool result and never an answer that was refused.
         """
-        if isinstance(self.output, str):
-            return self.output
         if self.output is not None:
-            return as_json(self.output)
+            return as_text(self.output)
         return self._last_words() if self.report.stop_reason in LIMIT_STOPS else ""
 
     def _last_words(self) -> str:
@@ -247,6 +275,11 @@ class GraphResult:
             if message.role == "assistant" and message.tool_calls and message.content:
                 return message.content
         return UNFINISHED
+
+
+def as_text(value: Any) -> str:
+    """Returns a text unchanged, any other value as JSON."""
+    return value if isinstance(value, str) else as_json(value)
 
 
 def as_json(value: Any) -> str:

@@ -2,24 +2,71 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from astromesh.graph.journal import Journal
 from astromesh.graph.ledger import RunLedger
 from astromesh.telemetry.clock import Clock, SystemClock
 from astromesh.telemetry.events import Emitter, NullEmitter
-from astromesh.tools.base import ToolContext
+from astromesh.tools.base import HumanQuestion, ToolContext, ToolPort
 from astromesh.types import (
     CallerContext,
     CompletionRequest,
     CompletionResult,
+    JsonObject,
     SessionKey,
     ToolCall,
     ToolResult,
 )
+
+#: Asks the model, as this step of the run.
+AskModel = Callable[[int], Awaitable[CompletionResult]]
+#: Calls the tool.
+CallTool = Callable[[ToolContext], Awaitable[ToolResult]]
+#: Emits and charges a tool call that is answered from the record.
+ReplayTool = Callable[[ToolResult], None]
+
+
+class Journal(Protocol):
+    """The journal of a durable run records its calls, and answers them when the run is resumed.
+
+    Agent runs and graphs reach it as `scope.journal`, which is None for a run that ends in one process. All
+    model calls, tool calls and questions to people pass through it, so that a resumed run repeats none of
+    them. The implementation is `astromesh.durable.journal`. A workflow resumes by stage: the journal of its
+    stages (`astromesh.workflow.journal`) only records and replays. Both store calls in the form of
+    `astromesh.graph.call_record`.
+
+    A call is identified by its place in the run's tree, which is the argument `scope`. Every method raises
+    Divergence if the record holds another request at this place.
+    """
+
+    async def model(
+        self, scope: Any, step: int, request: CompletionRequest, role: str, ask: AskModel
+    ) -> CompletionResult:
+        """Returns the recorded answer of a model call, else makes the call and records its answer.
+
+        Args:
+            step: The number of the call, if it is the first one at this place.
+        """
+
+    async def tool(
+        self, scope: Any, tools: ToolPort, call: ToolCall, do: CallTool, retell: ReplayTool
+    ) -> ToolResult:
+        """Returns the recorded result of a tool call, else makes the call and records its result.
+
+        Args:
+            do: Makes the call.
+            retell: Emits and charges a recorded call.
+        """
+
+    async def person(self, scope: Any, ticket: str, asked: HumanQuestion) -> JsonObject:
+        """Returns a person's decision, in the form of `RecordedToolCall.ask`. The run waits for it as a row.
+
+        Args:
+            ticket: The identity of the question, the same when the run is resumed.
+        """
 
 
 class Capture(Protocol):

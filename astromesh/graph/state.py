@@ -203,9 +203,13 @@ class GraphState:
         other.visited, other.node_history, other.loop, other.current_node = [], [], (), ""
         return other
 
-    def fork(self) -> GraphState:
-        """Returns a copy for one of several concurrent children. `join` merges what it adds."""
-        other = self.view(list(self.messages), dict(self.context))
+    def fork(self, context: Mapping[str, Any]) -> GraphState:
+        """Returns a copy for one of several concurrent children. `join` merges what it adds.
+
+        Args:
+            context: Values that only this child sees.
+        """
+        other = self.view(list(self.messages), {**self.context, **context})
         other.node_history, other.loop = list(self.node_history), ()
         other.plan, other.observations = list(self.plan), list(self.observations)
         other.reflections = list(self.reflections)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
-from astromesh.graph.edges import Edge, describe_condition
 from astromesh.graph.flags import NodeFlag
 from astromesh.graph.records import END, ERROR_NODE
+from astromesh.graph.transitions import Edge, describe_condition
 
 
 class GraphView(Protocol):

@@ -19,7 +19,7 @@ from astromesh.graph.flags import NodeFlag
 from astromesh.graph.graph import PromptGraph
 from astromesh.graph.node_config import NodeConfig
 from astromesh.graph.nodes.autonomous import DONE, AutonomousNode
-from astromesh.graph.react import react
+from astromesh.graph.prebuilt import react
 from astromesh.graph.records import NodeResult
 from astromesh.graph.state import GraphState
 from astromesh.orchestration.graph_pattern import (

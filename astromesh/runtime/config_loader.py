@@ -20,8 +20,7 @@ from astromesh.errors import CircularAgentReference, WorkflowNotFound
 from astromesh.graph.base import BaseNode
 from astromesh.graph.graph import PromptGraph
 from astromesh.graph.nodes.human import HumanNode
-from astromesh.graph.serialization.format import references
-from astromesh.graph.serialization.reader import find_problems
+from astromesh.graph.serialization import find_problems, references
 from astromesh.plugins import Plugins
 
 

@@ -1,5 +1,7 @@
 """The nodes, one module per concept. `KINDS` maps the names that YAML uses to the classes."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from types import MappingProxyType
 
@@ -70,4 +72,13 @@ __all__ = [
     "ToolNode",
     "TransformNode",
     "ValidateNode",
+    "is_built_in",
 ]
+
+#: Kinds whose results are made by a function of the user.
+_FUNCTION_KINDS = (FunctionNode, TransformNode)
+
+
+def is_built_in(node: BaseNode) -> bool:
+    """Whether the engine's own code makes the results of a node, so that they need no check."""
+    return type(node) in KINDS.values() and not isinstance(node, _FUNCTION_KINDS)

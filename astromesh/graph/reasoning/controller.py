@@ -17,7 +17,7 @@ from astromesh.graph.flags import NodeFlag
 from astromesh.graph.graph import PromptGraph
 from astromesh.graph.node_config import NodeConfig
 from astromesh.graph.nodes.function import FunctionNode
-from astromesh.graph.reasoning import prompts, report, setup
+from astromesh.graph.reasoning import prompts, setup
 from astromesh.graph.reasoning.parsing import (
     DONE,
     MAX_LINES,
@@ -35,8 +35,17 @@ from astromesh.graph.reasoning.parsing import (
     without_claims,
 )
 from astromesh.graph.reasoning.prompts import MAX_FAILURES, Reply, ask, ask_object
-from astromesh.graph.reasoning.report import SCHEMA
-from astromesh.graph.reasoning.rules import Facts, Route, by_rule, eligible, is_stalled, route
+from astromesh.graph.reasoning.rules import (
+    SCHEMA,
+    Facts,
+    Route,
+    by_rule,
+    eligible,
+    fallback_answer,
+    final_output,
+    is_stalled,
+    route,
+)
 from astromesh.graph.reasoning.settings import ReasoningSettings
 from astromesh.graph.reasoning.setup import resources_of
 from astromesh.graph.reasoning.state import KEY, NOTES, Budgets, Notes, ReasoningState, notes_of, rc_of
@@ -413,7 +422,7 @@ async def draft_answer(state: GraphState, config: NodeConfig) -> JsonObject:
     rc.draft_answer = answer_in(reply.text)
     if not rc.draft_answer:
         notes.is_fallback = True
-        rc.draft_answer = report.fallback_answer(rc)
+        rc.draft_answer = fallback_answer(rc)
     return {"rd": "critique"}
 
 
@@ -468,7 +477,7 @@ def finalize_response(state: GraphState) -> NodeResult:
     _apply_critique(state, rc)
     rc.budget_used = notes.budgets.used()
     finished = _is_finished(state, rc)
-    rc.final_output = report.final_output(rc, notes, finished=finished, cut_short=_early_end_reason(state))
+    rc.final_output = final_output(rc, notes, finished=finished, cut_short=_early_end_reason(state))
     notes.budgets.close()  # the report has read what is left
     answer = Message("assistant", rc.final_output["answer"])
     return NodeResult("finalize_response", rc.final_output, messages_added=(answer,))

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from astromesh.errors import ProviderUnavailable
-from astromesh.graph.reasoning.report import KEYS
+from astromesh.graph.reasoning.rules import KEYS
 from astromesh.plugins import Plugins
 from astromesh.runtime.engine import AgentRuntime
 from astromesh.testing import RecordingSink, Reply, ScriptedProvider, plugin_of

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from astromesh.graph.edges import (
+from astromesh.graph.records import NodeResult
+from astromesh.graph.state import GraphState
+from astromesh.graph.transitions import (
     Edge,
     OnConfidence,
     OnError,
@@ -22,8 +24,6 @@ from astromesh.graph.edges import (
     field_of,
     in_evaluation_order,
 )
-from astromesh.graph.records import NodeResult
-from astromesh.graph.state import GraphState
 from astromesh.types import ToolCall
 
 CALL = ToolCall("1", "search", "{}")

@@ -29,9 +29,8 @@ from astromesh.graph import (
     PromptNode,
     node,
 )
-from astromesh.graph.effects import AFTER, BEFORE
+from astromesh.graph.effects import AFTER, BEFORE, is_retryable, retry_delay
 from astromesh.graph.nodes import KINDS
-from astromesh.graph.retry import is_retryable, retry_delay
 from astromesh.graph.scope import Scope
 from astromesh.testing import ManualClock, RecordingTool, Reply, ScriptedProvider
 from astromesh.types import CompletionRequest, CompletionResult, Message, ToolCall, Usage

@@ -27,7 +27,7 @@ from astromesh.graph import (
     TimingHook,
     node,
 )
-from astromesh.graph.monitors import cycle_at_end
+from astromesh.graph.hooks import cycle_at_end
 from astromesh.testing import RecordingTool, Reply, ScriptedProvider
 from astromesh.types import Message, ToolCall, ToolResult, Usage
 
@@ -165,7 +165,7 @@ async def test_a_hook_may_change_the_state_and_the_result() -> None:
 
     class Change:
         def pre_node(self, node, state):
-            other = state.fork()
+            other = state.fork({})
             other.context["given"] = "by hook"
             return other
 

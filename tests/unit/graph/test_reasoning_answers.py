@@ -9,7 +9,7 @@ import pytest
 
 from astromesh.errors import ProviderUnavailable
 from astromesh.graph.reasoning.parsing import answer_in, mark_claims, without_claims, without_thinking
-from astromesh.graph.reasoning.report import KEYS, MAX_SUMMARY
+from astromesh.graph.reasoning.rules import KEYS, MAX_SUMMARY
 from astromesh.testing import RecordingTool, Reply
 from tests.unit.graph.reasoning_runs import (
     ACCEPTED,

@@ -20,10 +20,10 @@ from astromesh.graph import (
     SubgraphNode,
     prebuilt,
 )
+from astromesh.graph.hooks import BudgetHook
 from astromesh.graph.ledger import RunLedger
-from astromesh.graph.monitors import BudgetHook
 from astromesh.graph.reasoning import ReasoningSettings, reasoning_controller
-from astromesh.graph.reasoning.report import KEYS
+from astromesh.graph.reasoning.rules import KEYS
 from astromesh.graph.reasoning.setup import PrepareTask
 from astromesh.graph.scope import Scope
 from astromesh.testing import RecordingTool, Reply, ScriptedProvider

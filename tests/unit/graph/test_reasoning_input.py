@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from astromesh.graph.reasoning import BUDGETS, InvalidSettings, ReasoningSettings, ReasoningState
-from astromesh.graph.reasoning.report import KEYS
+from astromesh.graph.reasoning.rules import KEYS
 from astromesh.testing import RecordingTool
 from tests.unit.graph.reasoning_runs import COMPLEX, reason
 

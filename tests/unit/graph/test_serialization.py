@@ -14,7 +14,6 @@ from pydantic import BaseModel
 from astromesh.errors import InvalidGraph
 from astromesh.graph import prebuilt
 from astromesh.graph.base import BaseNode
-from astromesh.graph.edges import OnConfidence, OnOutput
 from astromesh.graph.flags import NodeFlag
 from astromesh.graph.graph import PromptGraph
 from astromesh.graph.nodes import (
@@ -46,6 +45,7 @@ from astromesh.graph.nodes.system_prompt import (
     Text,
     chain_of_thought,
 )
+from astromesh.graph.transitions import OnConfidence, OnOutput
 from astromesh.testing import RecordingTool
 
 

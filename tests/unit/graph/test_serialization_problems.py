@@ -12,8 +12,7 @@ import pytest
 
 from astromesh.errors import InvalidGraph
 from astromesh.graph import AutonomousNode, PromptGraph, PromptNode, SubgraphNode
-from astromesh.graph.serialization.format import references
-from astromesh.graph.serialization.reader import find_problems
+from astromesh.graph.serialization import find_problems, references
 
 
 def found(data: Any) -> dict[str, str]:

@@ -19,7 +19,7 @@ from astromesh.graph import (
     PromptGraphEngine,
     PromptNode,
 )
-from astromesh.graph.edges import in_evaluation_order
+from astromesh.graph.transitions import in_evaluation_order
 from astromesh.testing import RecordingTool, ScriptedProvider
 from astromesh.types import ToolCall
 
