@@ -17,9 +17,9 @@ from astromesh.telemetry.events import EventSink
 from astromesh.types import JsonObject
 from astromesh.workflow.base import TaskResult
 from astromesh.workflow.engine import Engine
+from astromesh.workflow.execution import TaskProjection
 from astromesh.workflow.inspector import Inspector
 from astromesh.workflow.journal import Replay
-from astromesh.workflow.projection import TaskProjection
 from astromesh.workflow.recording import Recording
 
 #: seconds between two polls at a Task that another process works on

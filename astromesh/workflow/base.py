@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 import orjson
+from msgspec import Struct, structs
 
 from astromesh.types import JsonObject
 
@@ -35,11 +35,6 @@ def canonical(value: Any) -> Any:
 def private_copy(value: Any) -> Any:
     """Returns a copy, which its receiver may change, of a canonical value."""
     return value if type(value) in _PLAIN else orjson.loads(orjson.dumps(value))
-
-
-def digest(value: Any) -> str:
-    """Returns the SHA-256 of a value in canonical JSON (sorted keys)."""
-    return hashlib.sha256(orjson.dumps(value, option=orjson.OPT_SORT_KEYS)).hexdigest()
 
 
 class StageFault(Exception):
@@ -75,74 +70,42 @@ def worst(*statuses: Status) -> Status:
     return max(statuses, key=RANK.__getitem__)
 
 
-class Entry:
+class Entry(Struct):
     """One execution of a stage in the history (E51), immutable once written.
 
     Times are seconds since the epoch.
     """
 
-    __slots__ = (
-        "context_hash", "context_items", "edge", "error", "finished_at", "input", "output", "schema_in",
-        "schema_out", "seq", "stage", "started_at", "status", "task", "tool_calls", "usage",
-    )  # fmt: skip
-
-    def __init__(self, task: str, stage: str, input: Any, started_at: float) -> None:
-        self.task, self.stage, self.input, self.started_at = task, stage, input, started_at
-        self.seq = 0
-        self.status: Status = "success"
-        self.output: Any = None
-        self.error: JsonObject | None = None
-        self.edge = ""
-        self.tool_calls: tuple[JsonObject, ...] = ()
-        self.context_hash = ""
-        self.context_items: tuple[str, ...] = ()
-        self.schema_in = self.schema_out = ""
-        self.usage: JsonObject | None = None
-        self.finished_at = 0.0
+    task: str
+    stage: str
+    input: Any
+    started_at: float
+    seq: int = 0
+    status: Status = "success"
+    output: Any = None
+    error: JsonObject | None = None
+    edge: str = ""
+    tool_calls: Sequence[JsonObject] = ()
+    context_hash: str = ""
+    context_items: Sequence[str] = ()
+    schema_in: str = ""
+    schema_out: str = ""
+    usage: JsonObject | None = None
+    finished_at: float = 0.0
 
     @property
     def node(self) -> str:
         return self.stage.partition("#")[0]
 
     def to_json(self) -> JsonObject:
-        return {
-            "seq": self.seq,
-            "task": self.task,
-            "stage_id": self.stage,
-            "node_id": self.node,
-            "status": self.status,
-            "input": self.input,
-            "output": self.output,
-            "error": self.error,
-            "edge": self.edge,
-            "tool_calls": list(self.tool_calls),
-            "context_hash": self.context_hash,
-            "context_items": list(self.context_items),
-            "schema_in": self.schema_in,
-            "schema_out": self.schema_out,
-            "usage": self.usage,
-            "started_at": self.started_at,
-            "finished_at": self.finished_at,
-        }
+        """Returns the entry as a record and the API show it: `stage` is `stage_id` there."""
+        data = structs.asdict(self)
+        return {"stage_id": data.pop("stage"), "node_id": self.node, **data}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Entry:
-        entry = cls(data["task"], data["stage_id"], data["input"], data["started_at"])
-        for key in (
-            "seq",
-            "status",
-            "output",
-            "error",
-            "edge",
-            "context_hash",
-            "schema_in",
-            "schema_out",
-            "usage",
-        ):
-            setattr(entry, key, data[key])
-        entry.finished_at = data["finished_at"]
-        entry.tool_calls, entry.context_items = tuple(data["tool_calls"]), tuple(data["context_items"])
-        return entry
+        fields = {name: data[name] for name in cls.__struct_fields__ if name != "stage"}
+        return cls(**fields, stage=data["stage_id"])
 
 
 @dataclass(frozen=True, slots=True)

@@ -315,10 +315,9 @@ class Engine:
 
     def _memory(self) -> RunMemory | None:
         """Returns the memory of a run, or None where no stage reads it and no store persists it."""
-        project, memory = self.project, self.project.memory
+        project, stores = self.project, self.project.memory.stores()
         write = project.workflow.task.memory.write
-        specs = {"task": memory.task_store, "project": memory.project_store, "global": memory.global_store}
-        persistent = frozenset(layer for layer, spec in specs.items() if spec.type != "in_memory")
+        persistent = frozenset(layer for layer, spec in stores.items() if spec.type != "in_memory")
         read = any(node.context != NO_CONTEXT for node in project.workflow.nodes)
         if not read and not persistent.intersection(write):
             return None

@@ -1,7 +1,7 @@
 """One run of a workflow: carries out the commands of the state machine, stage by stage.
 
 Stages run within the slots that all runs of an engine share. Each is committed to the Task log and reported
-to the listeners.
+to the listeners. `TaskProjection` computes the same events from the records alone.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ from astromesh.config.workflow.manifest import ContextProfile, TaskSpec
 from astromesh.graph.scope import Scope
 from astromesh.telemetry.clock import Clock
 from astromesh.telemetry.events import Emitter
-from astromesh.types import JsonObject
+from astromesh.types import Event, JsonObject
 from astromesh.workflow.base import Entry, TaskLog, TaskResult
 from astromesh.workflow.memory import ContextPackage, RunMemory, package_from_json
 from astromesh.workflow.plan import Plan, Stage
@@ -107,6 +107,63 @@ class ExecutionSetup:
     metadata: Mapping[str, Any] | None = None
 
 
+class RunState:
+    """The state of a run and its entries, to which the same stages in the same order always lead."""
+
+    def __init__(self, plan: Plan, run_id: str) -> None:
+        self.machine = StateMachine(plan, run_id)
+        self.trace: list[Entry] = []
+
+    def finish_stage(self, task: Task, entry: Entry, outcome: Outcome) -> list[Command]:
+        """Applies the outcome of a stage of a running Task."""
+        machine = self.machine
+        machine.seq += 1
+        entry.seq = machine.seq
+        self.trace.append(entry)
+        task.entries.append(entry)
+        _trim_history(task, machine.plan.task)
+        return machine.finish_stage(task, outcome)
+
+    def apply(self, record: Mapping[str, Any]) -> tuple[Entry | None, list[Command]]:
+        """Applies a record of the Task log; returns the entry of a stage that counts, and the commands."""
+        machine = self.machine
+        match record["type"]:
+            case "begin":
+                return None, machine.begin(record["input"])
+            case "cancel":
+                return None, machine.cancel(record["reason"])
+            case "stage":
+                entry = Entry.from_json(record["entry"])
+                task = machine.tasks.get(entry.task)
+                if task is not None and task.state == "running":
+                    entry.input = task.input  # shared with the Task, as in the run that wrote the record
+                    stage = machine.plan.stages[entry.stage]
+                    outcome = (
+                        Outcome(entry.output, entry.error) if entry.error else route(stage, entry.output)
+                    )
+                    return entry, self.finish_stage(task, entry, outcome)
+        return None, []
+
+
+def _trim_history(task: Task, rules: TaskSpec) -> None:
+    """Trims a Task's own history to `last:N` or `none`; the trace of the run stays whole."""
+    retention = rules.history_retention
+    if retention != "all":
+        limit = 1 if retention == "none" else int(retention.partition(":")[2])
+        del task.entries[:-limit]
+
+
+def _finished_data(task_id: str, entry: Entry) -> JsonObject:
+    """Returns the content of the event `stage.finished`."""
+    data: JsonObject = {
+        "task": task_id,
+        "stage": entry.stage,
+        "status": entry.status,
+        "duration_ms": round((entry.finished_at - entry.started_at) * 1000, 3),
+    }
+    return {**data, "error": entry.error["code"]} if entry.error else data
+
+
 class Execution:
     """One run of a workflow, from its first stage to its last.
 
@@ -118,8 +175,8 @@ class Execution:
     def __init__(self, setup: ExecutionSetup, scope: Scope, memory: RunMemory | None) -> None:
         self._setup, self._scope, self._memory = setup, scope, memory
         self._empty = RunMemory({}, (), {})
-        self.machine = StateMachine(setup.plan, scope.run_id)
-        self.trace: list[Entry] = []
+        self._state = RunState(setup.plan, scope.run_id)
+        self.machine = self._state.machine
         self._ready: deque[StartStage] = deque()
         self._workers: dict[str, asyncio.Task[None]] = {}
         self._cancelled_workers: set[asyncio.Task[None]] = set()
@@ -197,7 +254,7 @@ class Execution:
             None if root.status == "failure" and root.error and root.state == "cancelled" else root.output,
             root.error,
             tuple(task.to_json() for task in self.machine.tasks.values()),
-            tuple(self.trace),
+            tuple(self._state.trace),
             dict(self._setup.metadata or {}),
         )
 
@@ -308,34 +365,17 @@ class Execution:
         """Applies an outcome to the state; the stage counts from here on."""
         if job.task.state != "running":
             return ()
-        commands = self._apply_to_state(job, outcome)
-        entry = job.entry
-        self._events.emit(
-            "stage.finished",
-            task=job.task.id,
-            stage=entry.stage,
-            status=entry.status,
-            duration_ms=round((entry.finished_at - entry.started_at) * 1000, 3),
-            **({"error": entry.error["code"]} if entry.error else {}),
-        )
+        commands = self._state.finish_stage(job.task, job.entry, outcome)
+        self._remember(job.entry, commands)
+        self._events.emit("stage.finished", **_finished_data(job.task.id, job.entry))
         return commands
 
-    def _apply_to_state(self, job: StageExecution, outcome: Outcome) -> list[Command]:
-        entry, task, machine = job.entry, job.task, self.machine
-        machine.seq += 1
-        entry.seq = machine.seq
-        self.trace.append(entry)
-        task.entries.append(entry)
-        _trim_history(task, self._setup.plan.task)
-        if self._memory is not None and outcome.error is None:
-            self._memory.remember(task, entry)
-        commands = machine.finish_stage(task, outcome)
-        if self._memory is not None:
-            self._merge_memory(commands)
-        return commands
-
-    def _merge_memory(self, commands: Sequence[Command]) -> None:
-        assert self._memory is not None
+    def _remember(self, entry: Entry, commands: Sequence[Command]) -> None:
+        """Adds the output of a stage to the memory of its Task, then merges the memory of its inputs."""
+        if self._memory is None:
+            return
+        if entry.error is None:
+            self._memory.remember(self.machine.tasks[entry.task], entry)
         for command in commands:
             if isinstance(command, EmitEvent) and command.type == "merge.fired":
                 start = len(self.machine.run_id)
@@ -373,15 +413,10 @@ class Execution:
         due: dict[str, StartStage] = {}
         ended: list[Command] = []
         for record in records:
-            commands: list[Command] = []
-            match record["type"]:
-                case "begin":
-                    commands = self.machine.begin(record["input"])
-                case "cancel":
-                    commands = self.machine.cancel(record["reason"])
-                case "stage":
-                    due.pop(record["entry"]["task"], None)
-                    commands = self._replayed(Entry.from_json(record["entry"]))
+            entry, commands = self._state.apply(record)
+            if entry is not None:
+                del due[entry.task]
+                self._remember(entry, commands)
             for command in commands:
                 if isinstance(command, StartStage):
                     due[command.task.path] = command
@@ -391,17 +426,6 @@ class Execution:
                     ended.append(command)
         return [*due.values(), *ended]
 
-    def _replayed(self, entry: Entry) -> list[Command]:
-        task = self.machine.tasks[entry.task]
-        if task.state != "running":
-            return []
-        entry.input = task.input  # shared with the Task, as in the run that wrote the record
-        stage = self._setup.plan.stages[entry.stage]
-        outcome = Outcome(entry.output, entry.error) if entry.error else route(stage, entry.output)
-        return self._apply_to_state(
-            StageExecution(task, entry, self.machine, self._empty, self._scope), outcome
-        )
-
 
 def _recorded_decision(stage: Stage, outcome: Outcome) -> Any:
     key = stage.node.selection_key or "selected_edge"
@@ -410,14 +434,6 @@ def _recorded_decision(stage: Stage, outcome: Outcome) -> Any:
     if isinstance(output, dict) and output.get(key) == outcome.edge.label and "output" not in output:
         return output
     return {key: outcome.edge.label, "output": output}
-
-
-def _trim_history(task: Task, rules: TaskSpec) -> None:
-    """Trims a Task's own history to `last:N` or `none`; the trace of the run stays whole."""
-    retention = rules.history_retention
-    if retention != "all":
-        limit = 1 if retention == "none" else int(retention.partition(":")[2])
-        del task.entries[:-limit]
 
 
 # -- one recorded stage once more ------------------------------------------------------------------------
@@ -452,3 +468,59 @@ async def rerun_stage(
     outcome = await call(execution, None)
     complete_entry(execution, outcome, now(), outcome.output)
     return again.to_json()
+
+
+# -- events from records -----------------------------------------------------------------------------------
+
+
+class TaskProjection:
+    """Applies the records of one Task in order. The same records lead to the same, equally numbered events.
+
+    Args:
+        plan: of the manifests that the Task began with.
+
+    `trace` contains the entries that counted, not those of a Task after its cancellation.
+    """
+
+    def __init__(self, plan: Plan, task_id: str) -> None:
+        self._state, self._task_id, self._seq = RunState(plan, task_id), task_id, 0
+        self._is_finished = False
+        self.trace: list[JsonObject] = []
+        self.records: list[Mapping[str, Any]] = []
+
+    @property
+    def tasks(self) -> list[JsonObject]:
+        """Returns the current state of the Task and its descendants."""
+        return [task.to_json() for task in self._state.machine.tasks.values()]
+
+    def apply(self, records: Iterable[Mapping[str, Any]]) -> list[Event]:
+        """Applies further records and returns their events."""
+        return [event for record in records for event in self._events(record)]
+
+    def _events(self, record: Mapping[str, Any]) -> Iterator[Event]:
+        entry, commands = self._state.apply(record)
+        at = 0.0
+        if record["type"] == "begin":
+            yield self._event("task.started", {"task": self._task_id, "start": record["start"]})
+        elif record["type"] == "end" and not self._is_finished:
+            data = {"task": self._task_id, "status": record["status"], "state": "ended"}
+            if record.get("error"):
+                data["error"] = record["error"]["code"]
+            yield self._event("task.finished", data, record.get("at", 0.0))
+        elif entry is not None:
+            at = entry.finished_at
+            self.trace.append({**record["entry"], "seq": entry.seq})
+            self.records.append(record)
+            yield self._event("stage.finished", _finished_data(self._task_id + entry.task, entry), at)
+        for command in commands:
+            if isinstance(command, StartStage):
+                data = {"task": command.task.id, "stage": command.task.stage}
+                yield self._event("stage.started", data, at)
+            elif isinstance(command, EmitEvent):
+                root = command.type == "task.finished" and command.data["task"] == self._task_id
+                self._is_finished = self._is_finished or root
+                yield self._event(command.type, command.data, at)
+
+    def _event(self, type: str, data: JsonObject, at: float = 0.0) -> Event:
+        self._seq += 1
+        return Event(self._task_id, self._seq, at, type, data)

@@ -16,6 +16,7 @@ from astromesh.graph.call_record import (
     completion_to_json,
     error_of,
     error_to_json,
+    hash_of,
     request_hash,
     to_lenient_json,
 )
@@ -23,7 +24,7 @@ from astromesh.providers.base import ModelPort
 from astromesh.tools.base import DEFAULT_NESTED_RUN_OPTIONS, NestedRunOptions, RunAgent, Tool, ToolContext
 from astromesh.tools.results import describe
 from astromesh.types import CompletionRequest, CompletionResult, Delta, JsonObject
-from astromesh.workflow.base import StageFault, TaskResult, digest
+from astromesh.workflow.base import StageFault, TaskResult
 
 
 class StageCalls:
@@ -193,7 +194,7 @@ def comparable_fields(entry: Mapping[str, Any]) -> JsonObject:
         "status": entry["status"],
         "code": (entry["error"] or {}).get("code", ""),
         "edge": entry["edge"],
-        "output_hash": digest(entry["output"]),
+        "output_hash": hash_of(entry["output"]),
     }
 
 

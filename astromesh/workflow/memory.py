@@ -18,11 +18,12 @@ import orjson
 
 from astromesh.config.workflow.manifest import ContextProfile, MemorySpec, SourceSpec, StoreSpec
 from astromesh.errors import StoreError
+from astromesh.graph.call_record import hash_of
 from astromesh.knowledge.ranking import reciprocal_rank_fusion
 from astromesh.knowledge.words import terms, words_of
 from astromesh.tokens import estimate
 from astromesh.types import JsonObject
-from astromesh.workflow.base import Entry, digest, private_copy
+from astromesh.workflow.base import Entry, private_copy
 from astromesh.workflow.task import Task
 
 #: the profile of `context: global`
@@ -52,13 +53,7 @@ class Item(NamedTuple):
         return self.value if isinstance(self.value, str) else orjson.dumps(self.value).decode()
 
     def to_json(self) -> JsonObject:
-        return {
-            "id": self.id,
-            "layer": self.layer,
-            "node": self.node,
-            "tags": list(self.tags),
-            "value": self.value,
-        }
+        return self._asdict()
 
 
 @dataclass(frozen=True)
@@ -78,7 +73,7 @@ class ContextPackage:
 
     @cached_property
     def hash(self) -> str:
-        return digest([[item.id, item.value] for item in self.items])
+        return hash_of([[item.id, item.value] for item in self.items])
 
     @property
     def text(self) -> str:
@@ -270,8 +265,7 @@ class JsonlLayer:
                 data = orjson.loads(line)
             except orjson.JSONDecodeError:  # an unfinished line of a killed process
                 continue
-            item = Item(data["id"], data["layer"], data["node"], tuple(data["tags"]), data["value"])
-            found.setdefault(item.id, item)
+            found.setdefault(data["id"], item_from_json(data))
         return list(found.values())[-self._limit :]
 
     def _write(self, items: Sequence[Item]) -> None:
@@ -290,8 +284,7 @@ class JsonlLayer:
 
 def open_layers(folder: Path, memory: MemorySpec) -> dict[str, LayerStore]:
     """Returns the stores of memory.yaml by layer. Relative paths start in the workflow's folder."""
-    specs = {"task": memory.task_store, "project": memory.project_store, "global": memory.global_store}
-    return {layer: _open_layer(folder, layer, spec) for layer, spec in specs.items()}
+    return {layer: _open_layer(folder, layer, spec) for layer, spec in memory.stores().items()}
 
 
 def _open_layer(folder: Path, layer: str, spec: StoreSpec) -> LayerStore:

@@ -46,9 +46,9 @@ from astromesh.errors import (
     MissingKey,
     SchemaValidationError,
 )
+from astromesh.graph.call_record import hash_of
 from astromesh.types import JsonObject
 from astromesh.workflow import validation
-from astromesh.workflow.base import digest
 from astromesh.workflow.credentials import read_secret
 from astromesh.workflow.operations import load_operation
 from astromesh.workflow.plan import Plan, compile_plan
@@ -72,7 +72,7 @@ class Fingerprint:
     @cached_property
     def value(self) -> str:
         """Returns the SHA-256 of all parts."""
-        return digest(self.parts)
+        return hash_of(self.parts)
 
     @property
     def stamp(self) -> JsonObject:
@@ -94,7 +94,7 @@ def fingerprint_of(
         {
             "engine": __version__,
             "manifests": _manifest_hashes(folder.folder),
-            "schemas": {name: digest(schema) for name, schema in folder.schemas.items()},
+            "schemas": {name: hash_of(schema) for name, schema in folder.schemas.items()},
             "operations": dict(_operation_hashes(folder)),
             "models": {m.id: f"{m.adapter}/{m.model}@{m.version}" for m in models},
             "adapters": dict(adapters),

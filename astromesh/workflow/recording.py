@@ -11,10 +11,10 @@ import orjson
 
 from astromesh.errors import InvalidInput
 from astromesh.types import JsonObject
+from astromesh.workflow.execution import TaskProjection
 from astromesh.workflow.journal import comparable_fields
 from astromesh.workflow.memory import InMemoryLayer, LayerStore, item_from_json
 from astromesh.workflow.plan import Plan
-from astromesh.workflow.projection import TaskProjection
 
 RECORDING_VERSION = 1
 _MAX_ITEMS = 1_000_000

@@ -6,8 +6,9 @@ Chosen when a plan is compiled: a stage without a schema or a context has no wra
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import orjson
@@ -22,7 +23,7 @@ from astromesh.errors import (
     ProviderError,
     TemplateFailed,
 )
-from astromesh.graph.runner import Call, Wrapper, bounded, unit, wrapped
+from astromesh.graph.runner import Call, bounded, unit
 from astromesh.graph.scope import Scope
 from astromesh.graph.structured_output import OutputSchema
 from astromesh.tools.base import RunAgent, Tool
@@ -69,7 +70,6 @@ def stage_error(error: BaseException) -> JsonObject:
 
 _DEFAULT_MERGE = MergeSpec()
 StageCall = Call["StageExecution", ContextPackage | None, Outcome]
-_Wrapper = Wrapper["StageExecution", ContextPackage | None, Outcome]
 
 
 class StageExecution:
@@ -107,7 +107,9 @@ def compile_stage(stage: Stage, resources: StageResources) -> StageCall:
     if not plain:
         body = bounded(body, stage.node.timeout_s, stage.id)
     call: StageCall = unit(body, _succeeded, _failed)
-    return wrapped(call, list(_wrappers(stage, resources, plain)))
+    for middleware in reversed(list(_middleware(stage, resources))):
+        call = partial(middleware, call)
+    return call
 
 
 def _succeeded(value: Any, job: StageExecution, package: ContextPackage | None, ms: float) -> Outcome:
@@ -118,25 +120,29 @@ def _failed(error: BaseException, job: StageExecution, package: ContextPackage |
     return Outcome(error=stage_error(error))
 
 
-# -- wrappers, the first outermost -------------------------------------------------------------------------
-def _wrappers(stage: Stage, resources: StageResources, plain: bool) -> list[_Wrapper]:
-    wrappers: list[_Wrapper] = []
+# -- what stands around the body of a stage ------------------------------------------------------------------
+
+#: takes the call that it stands around, then the arguments of that call
+_Middleware = Callable[[StageCall, "StageExecution", ContextPackage | None], Awaitable[Outcome]]
+
+
+def _middleware(stage: Stage, resources: StageResources) -> Iterator[_Middleware]:
+    """Yields what a stage needs, the outermost first."""
     node, project = stage.node, resources.project
-    if project.policies:
-        wrappers.append(_policy_check(stage, resources))
+    if why := _denial(stage, resources):
+        yield partial(_deny, why)
     if schema := project.schema(node.schema_in):
-        wrappers.append(_input_check(OutputSchema(schema), _schema_name(node.schema_in)))
+        yield partial(_check_input, OutputSchema(schema), _schema_name(node.schema_in))
     if node.context != NO_CONTEXT:
-        wrappers.append(_with_context(_context_profile(stage, resources), stage))
+        yield partial(_assemble_context, _context_profile(stage, resources), stage)
     if resources.journal is not None:
-        wrappers.append(_with_journal(resources.journal))
+        yield partial(_begin_in_journal, resources.journal)
     if resources.gate is not None:
-        wrappers.append(_with_gate(stage, resources.gate))
+        yield partial(_wait_at_gate, resources.gate)
     if stage.role in (*FORKS, "decision"):
-        wrappers.append(_with_routing(stage))
+        yield partial(_route_output, stage)
     if schema := project.schema(_schema_out(stage, resources)):
-        wrappers.append(_output_check(OutputSchema(schema), _schema_name(_schema_out(stage, resources))))
-    return wrappers
+        yield partial(_check_output, OutputSchema(schema), _schema_name(_schema_out(stage, resources)))
 
 
 def _context_profile(stage: Stage, resources: StageResources) -> ContextProfile:
@@ -153,64 +159,51 @@ def _schema_name(reference: Any) -> str:
     return reference if isinstance(reference, str) else "inline"
 
 
-def _policy_check(stage: Stage, resources: StageResources) -> _Wrapper:
-    """E57: a denial fails the stage and emits an event. It is known when the stage is compiled."""
+def _denial(stage: Stage, resources: StageResources) -> str:
+    """Returns why the policies deny a stage, or an empty text (E57). Known when the stage is compiled."""
     node = stage.node
-    asks = [PolicyRequest("node", node.id, node.id)]
+    requests = [PolicyRequest("node", node.id, node.id)]
     if node.agent:
-        asks.append(PolicyRequest("agent", node.agent, node.id))
+        requests.append(PolicyRequest("agent", node.agent, node.id))
     if node.context != NO_CONTEXT:
-        asks.append(PolicyRequest("context", node.context, node.id))
+        requests.append(PolicyRequest("context", node.context, node.id))
         profile = _context_profile(stage, resources)
-        asks += [PolicyRequest("store", source.store, node.id) for source in profile.sources]
-    reasons = (denial_reason(resources.project.policies, ask) for ask in asks)
-    why = next(filter(None, reasons), "")
-
-    def wrap(call: StageCall) -> StageCall:
-        if not why:
-            return call
-
-        async def denied(job: StageExecution, package: ContextPackage | None) -> Outcome:
-            job.scope.events.emit("policy.denied", task=job.task.id, stage=stage.id, detail=why)
-            return Outcome(error={"code": "policy_denied", "message": why})
-
-        return denied
-
-    return wrap
+        requests += [PolicyRequest("store", source.store, node.id) for source in profile.sources]
+    reasons = (denial_reason(resources.project.policies, request) for request in requests)
+    return next(filter(None, reasons), "")
 
 
-def _input_check(schema: OutputSchema, name: str) -> _Wrapper:
-    def wrap(call: StageCall) -> StageCall:
-        async def checked(job: StageExecution, package: ContextPackage | None) -> Outcome:
-            job.entry.schema_in = name
-            try:
-                schema.validate(job.entry.input)
-            except ValueError as error:
-                return Outcome(error={"code": "invalid_input", "message": f"schema_in {name}: {error}"})
-            return await call(job, package)
-
-        return checked
-
-    return wrap
+async def _deny(why: str, call: StageCall, job: StageExecution, package: ContextPackage | None) -> Outcome:
+    job.scope.events.emit("policy.denied", task=job.task.id, stage=job.entry.stage, detail=why)
+    return Outcome(error={"code": "policy_denied", "message": why})
 
 
-def _output_check(schema: OutputSchema, name: str) -> _Wrapper:
-    """Checks the output against `schema_out` (E47)."""
+async def _check_input(
+    schema: OutputSchema, name: str, call: StageCall, job: StageExecution, package: ContextPackage | None
+) -> Outcome:
+    job.entry.schema_in = name
+    if why := _mismatch(schema, job.entry.input):
+        return Outcome(error={"code": "invalid_input", "message": f"schema_in {name}: {why}"})
+    return await call(job, package)
 
-    def wrap(call: StageCall) -> StageCall:
-        async def checked(job: StageExecution, package: ContextPackage | None) -> Outcome:
-            job.entry.schema_out = name
-            outcome = await call(job, package)
-            if outcome.error is None:
-                try:
-                    schema.validate(outcome.output)
-                except ValueError as error:
-                    return Outcome(error={"code": "invalid_output", "message": f"schema_out {name}: {error}"})
-            return outcome
 
-        return checked
+async def _check_output(
+    schema: OutputSchema, name: str, call: StageCall, job: StageExecution, package: ContextPackage | None
+) -> Outcome:
+    job.entry.schema_out = name
+    outcome = await call(job, package)
+    if outcome.error is None and (why := _mismatch(schema, outcome.output)):
+        return Outcome(error={"code": "invalid_output", "message": f"schema_out {name}: {why}"})
+    return outcome
 
-    return wrap
+
+def _mismatch(schema: OutputSchema, value: Any) -> str:
+    """Returns why a value does not match a schema, or an empty text."""
+    try:
+        schema.validate(value)
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 def _model_input(stage: Stage, value: Any) -> Any:
@@ -218,63 +211,47 @@ def _model_input(stage: Stage, value: Any) -> Any:
     return without_run_fields(value) if stage.role == "merge" else value
 
 
-def _with_context(profile: ContextProfile, stage: Stage) -> _Wrapper:
-    def wrap(call: StageCall) -> StageCall:
-        async def assembled(job: StageExecution, package: ContextPackage | None) -> Outcome:
-            value = _model_input(stage, job.entry.input)
-            query = value if isinstance(value, str) else orjson.dumps(value).decode()
-            try:
-                package = await job.memory.package(job.task, profile, query)
-            except Exception as error:  # noqa: BLE001 (foreign code: an operation, tool or store fails its stage)
-                return Outcome(error=stage_error(error))
-            job.entry.context_hash, job.entry.context_items = package.hash, package.ids
-            return await call(job, package)
-
-        return assembled
-
-    return wrap
-
-
-def _with_journal(journal: StageJournal) -> _Wrapper:
-    def wrap(call: StageCall) -> StageCall:
-        async def journaled(job: StageExecution, package: ContextPackage | None) -> Outcome:
-            try:
-                await begin_stage(journal, job.calls, package.to_json() if package else None)
-            except StageFault as fault:
-                return Outcome(error=stage_error(fault))
-            return await call(job, package)
-
-        return journaled
-
-    return wrap
+async def _assemble_context(
+    profile: ContextProfile,
+    stage: Stage,
+    call: StageCall,
+    job: StageExecution,
+    package: ContextPackage | None,
+) -> Outcome:
+    value = _model_input(stage, job.entry.input)
+    query = value if isinstance(value, str) else orjson.dumps(value).decode()
+    try:
+        package = await job.memory.package(job.task, profile, query)
+    except Exception as error:  # noqa: BLE001 (foreign code: an operation, tool or store fails its stage)
+        return Outcome(error=stage_error(error))
+    job.entry.context_hash, job.entry.context_items = package.hash, package.ids
+    return await call(job, package)
 
 
-def _with_gate(stage: Stage, gate: Gate) -> _Wrapper:
-    def wrap(call: StageCall) -> StageCall:
-        async def gated(job: StageExecution, package: ContextPackage | None) -> Outcome:
-            context = package.to_json() if package else None
-            await gate(job.task.id, stage.id, private_copy(job.entry.input), context)
-            return await call(job, package)
-
-        return gated
-
-    return wrap
+async def _begin_in_journal(
+    journal: StageJournal, call: StageCall, job: StageExecution, package: ContextPackage | None
+) -> Outcome:
+    try:
+        await begin_stage(journal, job.calls, package.to_json() if package else None)
+    except StageFault as fault:
+        return Outcome(error=stage_error(fault))
+    return await call(job, package)
 
 
-def _with_routing(stage: Stage) -> _Wrapper:
-    """Reads from the output of a decision or fork where to go.
+async def _wait_at_gate(
+    gate: Gate, call: StageCall, job: StageExecution, package: ContextPackage | None
+) -> Outcome:
+    context = package.to_json() if package else None
+    await gate(job.task.id, job.entry.stage, private_copy(job.entry.input), context)
+    return await call(job, package)
 
-    An output that does not say fails the stage.
-    """
 
-    def wrap(call: StageCall) -> StageCall:
-        async def routed(job: StageExecution, package: ContextPackage | None) -> Outcome:
-            outcome = await call(job, package)
-            return outcome if outcome.error is not None else route(stage, outcome.output, job)
-
-        return routed
-
-    return wrap
+async def _route_output(
+    stage: Stage, call: StageCall, job: StageExecution, package: ContextPackage | None
+) -> Outcome:
+    """Reads from the output of a decision or fork where to go; fails the stage if it does not say so."""
+    outcome = await call(job, package)
+    return outcome if outcome.error is not None else route(stage, outcome.output, job)
 
 
 def route(stage: Stage, output: Any, job: StageExecution | None = None) -> Outcome:

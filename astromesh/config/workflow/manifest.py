@@ -163,11 +163,6 @@ class WorkflowFile(ManifestFile):
     edges: tuple[EdgeSpec, ...] = Field(description="Edges between stages; null: none.")
     task: TaskSpec = TaskSpec()
 
-    def node(self, stage: str) -> NodeSpec:
-        """Returns the node of a stage."""
-        wanted = stage.partition("#")[0]
-        return next(node for node in self.nodes if node.id == wanted)
-
 
 # -- memory.yaml: three stores and the context profiles ------------------------------------------------------
 
@@ -199,6 +194,10 @@ class MemorySpec(Section):
     project_store: StoreSpec = StoreSpec()
     global_store: StoreSpec = StoreSpec()
     context_profiles: tuple[ContextProfile, ...] = ()
+
+    def stores(self) -> dict[str, StoreSpec]:
+        """Returns the store of each layer."""
+        return {"task": self.task_store, "project": self.project_store, "global": self.global_store}
 
 
 class MemoryFile(ManifestFile):
