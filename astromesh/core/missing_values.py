@@ -6,12 +6,11 @@ A missing argument counts as one that is not given, wherever the argument is opt
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import BuiltinMethodType, MethodType
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-from jinja2 import ChainableUndefined, pass_context
-from jinja2.filters import FILTERS, _GroupTuple, do_attr, do_sort, make_attrgetter, make_multi_attrgetter
+from jinja2 import ChainableUndefined, Environment, pass_context, pass_environment
+from jinja2.filters import FILTERS, do_attr, do_replace, ignore_case, make_multi_attrgetter
 from jinja2.runtime import Context
 
 
@@ -23,6 +22,9 @@ class SilentUndefined(ChainableUndefined):
     def __repr__(self) -> str:
         """The empty text, as written in lists and mappings."""
         return "''"
+
+    def __format__(self, _: str) -> str:
+        return ""
 
     def _itself(self, *_: Any, **__: Any) -> Any:
         return self
@@ -78,11 +80,6 @@ def found_in(value: Any, place: Any) -> bool:
     return value in searchable(place)
 
 
-def or_none(value: Any) -> Any:
-    """A bound of a slice, which is optional."""
-    return None if is_missing(value) else value
-
-
 def unpacked(value: Any, names: tuple[Any, ...]) -> Any:
     """The value of several names: if it is missing, each of them is.
 
@@ -112,53 +109,38 @@ _RESULTS: Mapping[str, Callable[[str], Any]] = {
 }
 
 
-class Required(NamedTuple):
-    """Arguments that a function has no default for: how many by position, and their names."""
-
-    positions: int
-    names: frozenset[str]
-
-
-_NONE_REQUIRED = Required(0, frozenset())
-
-
-def is_method_of_text(called: Any) -> bool:
-    """Whether this is a text's own method."""
-    return isinstance(called, BuiltinMethodType | MethodType) and isinstance(called.__self__, str)
-
-
 def call_of_text(method: Any, args: Sequence[Any], named: Mapping[str, Any]) -> Any:
     """The result of a text's method with a missing argument."""
     result = _RESULTS.get(method.__name__)
     if result is not None and args and is_missing(args[0]):
         return result(method.__self__)
+    if method.__name__ == "join" and args:
+        args = (["" if is_missing(item) else item for item in args[0]],)
     if method.__name__ == "replace" and len(args) > 1 and is_missing(args[1]):
         args = (args[0], "", *args[2:])
-    args, named = drop_missing(args, named, _NONE_REQUIRED)
-    return method(*map(or_none, args), **named)
+    args, named = drop_missing(args, named, ())
+    return method(*(None if is_missing(value) else value for value in args), **named)
 
 
-def required_arguments(filter_function: Callable[..., Any]) -> Required | None:
+def required_arguments(filter_function: Callable[..., Any]) -> Sequence[str] | None:
     """The required arguments of a filter beside its value; None where no argument is optional."""
-    passed = getattr(filter_function, "jinja_pass_arg", None) is not None
     parameters = list(inspect.signature(filter_function).parameters.values())
     if any(p.kind is p.VAR_POSITIONAL for p in parameters) or all(p.default is p.empty for p in parameters):
         return None
-    if passed and parameters[0].name in ("context", "env", "environment", "eval_ctx"):
+    if parameters[0].name in ("context", "env", "environment", "eval_ctx"):
         del parameters[0]
-    names = [p.name for p in parameters[1:] if p.default is p.empty]
-    return Required(len(names), frozenset(names))
+    return [p.name for p in parameters[1:] if p.default is p.empty]
 
 
 def drop_missing(
-    args: Sequence[Any], named: Mapping[str, Any], required: Required
+    args: Sequence[Any], named: Mapping[str, Any], required: Sequence[str]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments without the missing ones that are optional."""
     end = len(args)
-    while end > required.positions and is_missing(args[end - 1]):
+    while end > len(required) and is_missing(args[end - 1]):
         end -= 1
-    kept = {name: value for name, value in named.items() if name in required.names or not is_missing(value)}
-    return tuple(args[:end]), kept
+    present = {name: value for name, value in named.items() if name in required or not is_missing(value)}
+    return tuple(args[:end]), present
 
 
 # -- filters -----------------------------------------------------------------------------------------------
@@ -170,14 +152,8 @@ def _attr(context: Context, obj: Any, name: Any) -> Any:
 
 
 @pass_context
-def _groupby(
-    context: Context, value: Any, attribute: Any, default: Any = None, case_sensitive: Any = False
-) -> Any:
-    """Items without the attribute are one group, the first."""
-    key = make_attrgetter(context.environment, attribute, default=default)
-    present, missing = _by_presence(value, lambda item: [key(item)])
-    groups = FILTERS["groupby"](context.environment, present, attribute, default, case_sensitive)
-    return [_GroupTuple(key(missing[0]), missing), *groups] if missing else groups
+def _replace(context: Context, s: Any, old: Any, new: Any, count: int | None = None) -> Any:
+    return s if is_missing(old) else do_replace(context.eval_ctx, s, old, new, count)
 
 
 @pass_context
@@ -185,29 +161,33 @@ def _slice(context: Context, value: Any, slices: Any, fill_with: Any = None) -> 
     return FILTERS["slice"](context.eval_ctx, value, 1 if is_missing(slices) else slices, fill_with)
 
 
-@pass_context
+@pass_environment
 def _sort(
-    context: Context, value: Any, reverse: Any = False, case_sensitive: Any = False, attribute: Any = None
-) -> Any:
+    environment: Environment,
+    value: Any,
+    reverse: bool = False,
+    case_sensitive: bool = False,
+    attribute: Any = None,
+) -> list[Any]:
     """A missing value is less than all others."""
-    present, missing = _by_presence(value, make_multi_attrgetter(context.environment, attribute))
-    ordered = do_sort(context.environment, present, reverse, case_sensitive, attribute)
-    return ordered + missing if reverse else missing + ordered
+    keys = make_multi_attrgetter(environment, attribute, None if case_sensitive else ignore_case)
+    return sorted(value, key=lambda item: [(not is_missing(key), key) for key in keys(item)], reverse=reverse)
 
 
-def _by_presence(items: Any, keys: Callable[[Any], Iterable[Any]]) -> tuple[list[Any], list[Any]]:
-    """The items that have all their keys, and those that lack one."""
-    present: list[Any] = []
-    missing: list[Any] = []
-    for item in items:
-        (missing if any(map(is_missing, keys(item))) else present).append(item)
-    return present, missing
+@pass_environment
+def _groupby(
+    environment: Environment, value: Any, attribute: Any, default: Any = None, case_sensitive: bool = False
+) -> Any:
+    """Items without the attribute are the first group: the filter keeps the order of what `_sort` returns."""
+    ordered = _sort(environment, value, False, case_sensitive, attribute)
+    return FILTERS["groupby"](environment, ordered, attribute, default, case_sensitive)
 
 
 #: filters that must know of missing values
 MISSING_FILTERS: dict[str, Callable[..., Any]] = {
     "attr": _attr,
     "groupby": _groupby,
+    "replace": _replace,
     "slice": _slice,
     "sort": _sort,
 }

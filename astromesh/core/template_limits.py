@@ -1,39 +1,24 @@
-"""Limits of templates: caps on sizes, and steps for loops, calls and work on long texts.
+"""Limits of templates: caps on sizes and numbers, and steps for loops, calls and long texts.
 
-A rendering makes no text of more than `MAX_OUTPUT` characters and takes at most `MAX_STEPS` steps. A step is
-one round of a loop, one call, or work on `CHARS` characters or `ITEMS` items. Sizes are checked before the
-text is made.
+One rendering makes no text of more than `MAX_OUTPUT` characters and takes at most `MAX_STEPS` steps. Every
+filter and every method of a text passes through `check_call`, which computes sizes before the text is made.
 """
 
 from __future__ import annotations
 
+import io
 import re
-from collections.abc import (
-    Callable,
-    Collection,
-    Iterable,
-    Iterator,
-    Mapping,
-    Sized,
-)
-from pprint import pformat
-from types import BuiltinMethodType, MethodType
-from typing import Any, NoReturn
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Sized
+from pprint import pprint
+from string import Formatter
+from typing import Any
 
-import orjson
-from jinja2 import Environment, Undefined, pass_context
+from jinja2 import Undefined, pass_context
 from jinja2.exceptions import SecurityError
-from jinja2.filters import (
-    FILTERS,
-    do_join,
-    do_replace,
-    make_attrgetter,
-)
+from jinja2.filters import FILTERS, make_attrgetter
 from jinja2.runtime import Context
-from jinja2.sandbox import SandboxedEscapeFormatter, SandboxedFormatter
 from jinja2.tests import TESTS
 from jinja2.utils import Namespace, _PassArg
-from markupsafe import Markup
 
 from astromesh.core.missing_values import (
     MISSING_FILTERS,
@@ -49,37 +34,41 @@ from astromesh.types import Message, SemanticResult
 MAX_OUTPUT = 1_000_000
 #: steps of one rendering
 MAX_STEPS = 100_000
-MAX_RANGE = 10_000
-MAX_BITS = 4_096
-#: columns, digits, precisions
-MAX_WIDTH = 1_000
-#: characters of a text that a filter inserts many times
-_MAX_INSERTED = 100
-
-#: characters and items of one step, and characters of one step of a slow filter
-CHARS, ITEMS, _SLOW_CHARS = 100, 10, 5
+#: widths, precisions, and numbers of a range or batch
+MAX_NUMBER = 10_000
+_MAX_EXPONENT, _MAX_BITS = 64, 4_096
+#: the size of a value times the largest number or text that a filter or method takes with it
+_MAX_PRODUCT = 20_000_000
+#: characters that a slow filter takes
+_MAX_SLOW = 100_000
+#: characters of one step; an item of a list and a character of a slow filter count for several
+CHARS, _ITEM, _SLOW_CHAR = 100, 10, 20
+#: characters that a number, or the frame of a list, counts for; of the longest number that `%f` writes
+_LEAF, _LONGEST_FLOAT = 16, 330
 
 #: the variable that holds the steps which are left; templates cannot set it
 STEPS = "_steps"
 #: records whose fields templates may read
 RECORDS = frozenset({Message, SemanticResult})
 
-_SCALARS = frozenset({int, float, bool, type(None)})
-_NOTHING: dict[Any, Any] = {}
-_HOLDERS = (
-    list,
-    tuple,
-    set,
-    frozenset,
-    type(_NOTHING.keys()),
-    type(_NOTHING.values()),
-    type(_NOTHING.items()),
+#: filters and methods whose numbers decide how long the result is
+_SIZED_BY_NUMBERS = frozenset(
+    {"batch", "center", "expandtabs", "indent", "ljust", "rjust", "round", "slice", "wordwrap", "zfill"}
 )
-_LONG = (str, bytes, list, tuple)
-#: characters that a number, or the frame of a list, counts for
-_LEAF = 16
-#: characters of the longest number that `%f` writes
-_LONGEST_FLOAT = 330
+#: filters that make no text of the value they take
+_TEXTLESS = frozenset(
+    """attr batch count d default first items last length list map random reject rejectattr reverse select
+    selectattr slice sum""".split()  # noqa: SIM905
+)
+_SLOW = frozenset({"pprint", "striptags", "title", "urlize", "wordwrap", "xmlattr"})
+#: tests that compare values or read their text
+_COMPARISONS = "!= < <= == > >= eq equalto ge greaterthan gt in le lessthan lower lt ne upper"
+_SCALARS = frozenset({int, float, bool, type(None)})
+_PRINTF = re.compile(r"%%|%(?:\([^()]*\))?([-#0 +*.\d]*)")
+_PARSE = Formatter().parse
+_DIGITS = re.compile(r"\d+")
+_NESTED_NAME = re.compile(r"%\([^()]*\(")
+_PLAIN = _SCALARS | {str, list, dict}
 
 Function = Callable[..., Any]
 
@@ -87,14 +76,14 @@ Function = Callable[..., Any]
 # -- sizes and steps ---------------------------------------------------------------------------------------
 
 
-def too_long() -> NoReturn:
-    raise SecurityError(f"more than {MAX_OUTPUT} characters")
+def check_size(size: int, most: int = MAX_OUTPUT) -> None:
+    if size > most:
+        raise SecurityError(f"more than {most} characters")
 
 
-def at_most(what: str, number: Any, most: int) -> None:
-    """Caps a number that decides how long a text becomes."""
-    if isinstance(number, int | float) and not abs(number) <= most:  # NaN fails both comparisons
-        raise SecurityError(f"{what} of more than {most}")
+def _check_number(number: float) -> None:
+    if not abs(number) <= MAX_NUMBER:  # NaN fails every comparison
+        raise SecurityError(f"a width or precision of more than {MAX_NUMBER}")
 
 
 def step(context: Context, steps: int) -> None:
@@ -109,20 +98,21 @@ def step(context: Context, steps: int) -> None:
         raise SecurityError(f"more than {MAX_STEPS} steps of loops, calls and work on long texts")
 
 
-def text_size(value: Any, indent: int = 0) -> int:
-    """The approximate number of characters of the text of a value.
+def text_size(value: Any) -> int:
+    """The approximate number of characters of the text of a value, as `str` or an indented JSON writes it.
 
     A value that stands in many places counts once for each. The search goes down level by level.
-
-    Args:
-        indent: columns by which each level is indented.
 
     Raises:
         SecurityError: more than `MAX_OUTPUT`.
     """
-    size, depth, level = 0, 0, [value]
+    kind = type(value)
+    if kind is str and len(value) <= MAX_OUTPUT:
+        return len(value)
+    if kind in _SCALARS and kind is not int:
+        return _LEAF
+    size, indent, level = 0, 2, [value]
     while level:
-        each = 2 + indent * depth
         below: list[Any] = []
         for item in level:
             kind = type(item)
@@ -130,43 +120,31 @@ def text_size(value: Any, indent: int = 0) -> int:
                 size += len(item)
             elif kind is int:
                 size += 1 + item.bit_length() // 3
-            elif kind in _SCALARS:
-                size += _LEAF
             else:
-                held = _parts(item)
-                size += _LEAF + each * len(held)
-                below += held if size <= MAX_OUTPUT else ()
-            if size > MAX_OUTPUT:
-                too_long()
-        depth, level = depth + 1, below
+                parts = () if kind in _SCALARS else _parts(item)
+                size += _LEAF + indent * len(parts)
+                below += parts if size <= MAX_OUTPUT else ()
+            check_size(size)
+        indent, level = indent + 2, below
     return size
 
 
 def _parts(item: Any) -> Collection[Any]:
     """The values whose texts are part of the text of a value."""
-    if isinstance(item, _HOLDERS):
-        return item
-    if isinstance(item, Mapping):
-        return [*item, *item.values()]
     if isinstance(item, str | bytes):  # subclasses
         return (str(item),)
+    if isinstance(item, Mapping):
+        return [*item, *item.values()]
     if type(item) in RECORDS:
         return [getattr(item, name) for name in item.__slots__]
     if type(item) is Namespace:
         raise SecurityError("a namespace has no text")
-    return ()
+    return item if isinstance(item, Collection) else ()
 
 
-def pay(context: Context, value: Any, chars: int = CHARS) -> int:
-    """Takes the steps for work on the text of a value; returns its size.
-
-    Args:
-        chars: characters of one step.
-    """
-    size = len(value) if type(value) is str else text_size(value)
-    if size > chars:
-        step(context, size // chars)
-    return size
+def length_of(value: Any) -> int:
+    """The number of items; 0 for a value that has none."""
+    return len(value) if isinstance(value, Sized) and not isinstance(value, Undefined) else 0
 
 
 @pass_context
@@ -177,217 +155,134 @@ def written(context: Context, value: Any) -> Any:
         if len(value) > CHARS:
             step(context, len(value) // CHARS)
     elif kind not in _SCALARS:
-        pay(context, value)
+        step(context, text_size(value) // CHARS)
     return value
 
 
 @pass_context
-def as_text(context: Context, value: Any) -> str:
-    """The result of a block, which Jinja takes for a text."""
-    return value if isinstance(value, str) else str(written(context, value))
+def counted(context: Context, values: Any) -> Any:
+    """The values of a loop, one step for each round."""
+    if isinstance(values, Iterator):
+        return _one_by_one(context, values)
+    step(context, length_of(values))
+    return values
 
 
-@pass_context
-def concatenated(context: Context, parts: list[Any]) -> str:
-    """The operator `~`."""
-    if sum(pay(context, part) for part in parts) > MAX_OUTPUT:
-        too_long()
-    return "".join(map(str, parts))
-
-
-@pass_context
-def counted(context: Context, values: Any, items: int = 1) -> Any:
-    """The values of a loop, one step for each round; or of a filter, one step for some items.
-
-    Args:
-        items: of one step.
-    """
-    if isinstance(values, Undefined):
-        return values
-    if isinstance(values, Sized) and not isinstance(values, Iterator):
-        step(context, len(values) // items)
-        return values
-    return one_by_one(context, values) if isinstance(values, Iterable) else values
-
-
-def one_by_one(context: Context, values: Iterable[Any], chars: int = 0) -> Iterator[Any]:
-    """Lazy values, one step each, and the steps for their texts if `chars` is given."""
+def _one_by_one(context: Context, values: Iterator[Any]) -> Iterator[Any]:
     for value in values:
         step(context, 1)
-        if chars:
-            pay(context, value, chars)
         yield value
-
-
-@pass_context
-def one_round(context: Context, value: Any) -> Any:
-    """One round of a loop that calls itself."""
-    step(context, 1)
-    return value
-
-
-def pay_call(context: Context, called: Any) -> None:
-    """Takes one step, and those for the text or list whose method is called."""
-    owner = called.__self__ if isinstance(called, BuiltinMethodType | MethodType) else None
-    step(context, 1 + len(owner) // CHARS if isinstance(owner, _LONG) else 1)
 
 
 def bounded(context: Context, value: Any) -> Any:
     """The result of an operator, call or filter."""
-    kind = type(value)
-    if kind is str:
-        if len(value) > CHARS:
-            if len(value) > MAX_OUTPUT:
-                too_long()
-            step(context, len(value) // CHARS)
-    elif kind is int:
-        if value.bit_length() > MAX_BITS:
-            raise SecurityError(f"a number of more than {MAX_BITS} bits")
-    elif isinstance(value, _LONG):
-        if len(value) > MAX_OUTPUT:
-            too_long()
-        step(context, len(value) // ITEMS)
+    if type(value) is int:
+        if value.bit_length() > _MAX_BITS:
+            raise SecurityError(f"a number of more than {_MAX_BITS} bits")
+    elif isinstance(value, str | bytes | list | tuple) and len(value) > CHARS:
+        check_size(len(value))
+        step(context, len(value) // (CHARS if isinstance(value, str) else _ITEM))
     return value
 
 
-# -- operators and methods ---------------------------------------------------------------------------------
-
-_PRINTF = re.compile(r"%(?:\(([^()]*)\))?[-#0 +]*(\*|\d+)?(?:\.(\*|\d+))?")
-
-#: methods that make long texts of short ones, or are of no use in a text
-_REFUSED_METHODS = frozenset(
-    """as_integer_ratio center encode expandtabs from_bytes fromhex fromkeys ljust maketrans rjust to_bytes
-    translate zfill""".split()  # noqa: SIM905
-)
-
-
-def may_be_called(value: Any, name: str) -> bool:
-    """Whether templates may call this method of a value."""
-    return name not in _REFUSED_METHODS or not isinstance(value, str | bytes | int | float | dict)
+# -- operators and calls -----------------------------------------------------------------------------------
 
 
 def check_operands(operator: str, left: Any, right: Any) -> None:
     """Refuses `*`, `**` and `%` whose result would be too long."""
     if operator == "*":
         for sized, times in ((left, right), (right, left)):
-            if isinstance(times, int) and isinstance(sized, Sized) and len(sized) * times > MAX_OUTPUT:
-                too_long()
-    elif operator == "**":
-        if isinstance(right, int | float) and abs(right) > 64:
-            raise SecurityError("a power of more than 64")
+            if isinstance(times, int):
+                check_size(length_of(sized) * times)
+    elif operator == "**" and isinstance(right, int | float) and abs(right) > _MAX_EXPONENT:
+        raise SecurityError(f"a power of more than {_MAX_EXPONENT}")
     elif operator == "%" and isinstance(left, str):
         _check_printf(left, right)
 
 
+def check_call(context: Context, name: str, values: Sequence[Any], named: Mapping[str, Any]) -> Sequence[Any]:
+    """Takes the steps of a filter or method, and refuses one whose result could be too long.
+
+    Args:
+        values: the value of the filter, or the text that owns the method, and the arguments by position.
+        named: the arguments by name.
+
+    Returns:
+        The values; those that were lazy are lists.
+    """
+    if not _PLAIN.issuperset(map(type, values)):
+        values = [[*_one_by_one(context, one)] if isinstance(one, Iterator) else one for one in values]
+    value = values[0]
+    others = [*values[1:], *named.values()] if named or len(values) > 1 else ()
+    factor = _largest_number(others) if name in _SIZED_BY_NUMBERS else 1
+    if name in _TEXTLESS:
+        length = length_of(value)
+        size, total = (0, length) if type(value) is str else (length, length * _ITEM)
+    else:
+        size = total = text_size(value)
+        for other in others:
+            length = text_size(other)
+            total += length
+            if length > factor:
+                factor = length
+    if name in _RESULT_CHECKS:
+        _RESULT_CHECKS[name](*values, **named)
+    elif size * factor > _MAX_PRODUCT:
+        check_size(size * factor)
+    if name in _SLOW:
+        check_size(size, _MAX_SLOW)
+        total *= _SLOW_CHAR
+    if total > CHARS:
+        step(context, total // CHARS)
+    return values
+
+
+def _largest_number(arguments: Sequence[Any]) -> int:
+    numbers = [one for one in arguments if isinstance(one, int | float)]
+    for number in numbers:
+        _check_number(number)
+    return max(map(int, numbers), default=1)
+
+
+def check_format(text: str, values: Any) -> None:
+    """Caps the widths and precisions of `text.format(...)`, and its result."""
+    _check_fields([spec or "" for _, name, spec, _ in _PARSE(text) if name is not None], values)
+
+
 def _check_printf(text: str, values: Any) -> None:
-    """Counts the widths, precisions and values of `text % values`."""
-    fields = [found.groups() for found in _PRINTF.finditer(text)]
-    if re.search(r"%\([^()]*\(", text):
+    """The same for `text % values`."""
+    if "(" in text and _NESTED_NAME.search(text):
         raise SecurityError("a parenthesis in a name of a format")
-    arguments = values if isinstance(values, tuple) else (values,)
-    size = len(text)
-    for _, *numbers in fields:
-        for number in filter(None, numbers):
-            width = max((one for one in arguments if isinstance(one, int)), default=0, key=abs)
-            at_most("a width or precision", width if number == "*" else int(number), MAX_WIDTH)
-            size += MAX_WIDTH if number == "*" else int(number)
-    value_size = text_size(values)
-    size += value_size if isinstance(values, tuple) else value_size * len(fields)
-    if size + _LONGEST_FLOAT * len(fields) > MAX_OUTPUT:
-        too_long()
+    _check_fields(_PRINTF.findall(text), values)
 
 
-class _CappedFormatter(SandboxedFormatter):
-    """`str.format` whose widths, precisions and result are capped."""
-
-    size = 0
-
-    def convert_field(self, value: Any, conversion: Any) -> Any:
-        if conversion is not None:
-            text_size(value)
-        return super().convert_field(value, conversion)
-
-    def format_field(self, value: Any, format_spec: str) -> str:
-        for number in re.findall(r"\d+", format_spec):
-            at_most("a width or precision", int(number), MAX_WIDTH)
-        self.size += text_size(value)
-        if self.size > MAX_OUTPUT:
-            too_long()
-        return str(super().format_field("" if is_missing(value) else value, format_spec))
+def _check_fields(specs: list[str], values: Any) -> None:
+    """Caps the widths of fields, each of which may have the text of all values."""
+    size = text_size(values) + _LONGEST_FLOAT
+    numbers = " ".join(specs)
+    if "*" in numbers or "{" in numbers:  # a field takes its width from the values
+        numbers += str(values)
+    widths = [int(digits) for digits in _DIGITS.findall(numbers)]
+    if widths:
+        _check_number(max(widths))
+    check_size(sum(widths) + size * len(specs), _MAX_PRODUCT)
 
 
-class _CappedEscapeFormatter(_CappedFormatter, SandboxedEscapeFormatter):
-    """The same for texts that are marked as safe."""
+def _check_replacement(s: Any, old: Any, new: Any, count: int | None = None) -> None:
+    times = str(s).count(str(old))
+    times = times if count is None or count < 0 else min(count, times)
+    check_size(len(str(s)) + times * (len(str(new)) - len(str(old))))
 
 
-def format_method(environment: Environment, method: Any) -> Function | None:
-    """The capped `format` or `format_map` of a text; None for every other value."""
-    if not isinstance(method, BuiltinMethodType | MethodType) or not isinstance(method.__self__, str):
-        return None
-    if method.__name__ not in ("format", "format_map"):
-        return None
-    text, takes_mapping = method.__self__, method.__name__ == "format_map"
-
-    def capped(*args: Any, **named: Any) -> str:
-        if isinstance(text, Markup):
-            formatter: _CappedFormatter = _CappedEscapeFormatter(environment, escape=text.escape)
-        else:
-            formatter = _CappedFormatter(environment)
-        return type(text)(formatter.vformat(text, *((), *args) if takes_mapping else (args, named)))
-
-    return capped
-
-
-def checked_arguments(context: Context, method: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The arguments of a text's method: those of `join` and `replace` must not make a long text."""
-    if method.__name__ == "join" and args:
-        items = _joinable(context, args[0], method.__self__)
-        return ([*("" if is_missing(item) else item for item in items)], *args[1:])
-    if method.__name__ == "replace" and len(args) > 1:
-        _check_replacement(method.__self__, *args)
-    return args
-
-
-def _check_replacement(text: str, old: str, new: str, count: int = -1) -> None:
-    if (len(text) + 1) * len(new) <= MAX_OUTPUT:
-        return
-    times = text.count(old) if count < 0 else min(count, text.count(old))
-    if len(text) + times * (len(new) - len(old)) > MAX_OUTPUT:
-        too_long()
-
-
-def _joinable(context: Context, items: Iterable[Any], separator: Any) -> list[Any]:
-    """Items whose texts, with the separator between them, are not too long."""
-    items = items if isinstance(items, Sized) else one_by_one(context, items)
-    between, size, taken = pay(context, separator) if separator else 0, 0, []
-    for item in items:
-        size += between + pay(context, item)
-        if size > MAX_OUTPUT:
-            too_long()
-        taken.append(item)
-    step(context, size // CHARS + len(taken) // ITEMS)
-    return taken
+#: checks of filters and methods whose results are not a multiple of their texts
+_RESULT_CHECKS: dict[str, Callable[..., None]] = {
+    "format": lambda value, *args, **named: _check_printf(str(value), named or args),
+    "replace": _check_replacement,
+}
 
 
 # -- filters and tests -------------------------------------------------------------------------------------
 
-_SLOW = frozenset({"striptags", "title", "urlize", "wordwrap", "xmlattr"})
-#: filters that work on a list as a whole, or take their steps themselves
-_OF_ITEMS = frozenset(
-    """attr batch count d default first items join last length list map pprint random reject rejectattr
-    reverse round select selectattr slice sum tojson""".split()  # noqa: SIM905
-)
-#: the first argument of filters that decides how long the text becomes, and its cap
-_CAPS: dict[str, tuple[str, int]] = {
-    "batch": ("linecount", MAX_RANGE),
-    "center": ("width", MAX_WIDTH),
-    "indent": ("width", MAX_WIDTH),
-    "round": ("precision", MAX_WIDTH),
-    "slice": ("slices", MAX_RANGE),
-    "truncate": ("length", MAX_OUTPUT),
-    "wordwrap": ("width", MAX_OUTPUT),
-}
-_COMPARISONS = "!= < <= == > >= eq equalto ge greaterthan gt in le lessthan lt ne".split()  # noqa: SIM905
 _PASSED: dict[_PassArg | None, Callable[[Context], tuple[Any, ...]]] = {
     None: lambda _: (),
     _PassArg.context: lambda context: (context,),
@@ -398,40 +293,30 @@ _PASSED: dict[_PassArg | None, Callable[[Context], tuple[Any, ...]]] = {
 
 def filters() -> dict[str, Any]:
     """The standard filters under limits."""
-    return {name: _limited(name, function) for name, function in {**FILTERS, **_OWN}.items()}
+    own = {**MISSING_FILTERS, "pprint": _pprint, "sum": _sum}
+    return {name: limited_filter(name, function) for name, function in {**FILTERS, **own}.items()}
 
 
 def tests() -> dict[str, Any]:
     """The standard tests, of which those that compare take steps."""
     standard: dict[str, Any] = {**TESTS, "in": found_in}
-    return standard | {name: _comparison(standard[name]) for name in _COMPARISONS}
+    return standard | {name: _comparison(standard[name]) for name in _COMPARISONS.split()}
 
 
-def _limited(name: str, function: Function) -> Function:
-    """A filter that takes steps for its value, caps its arguments and bounds its result.
+def limited_filter(name: str, function: Function) -> Function:
+    """A filter under limits.
 
     A missing argument counts as one that is not given, where the filter has a default for it.
     """
     passed, required = _PASSED[_PassArg.from_obj(function)], required_arguments(function)
-    chars, of_items = _SLOW_CHARS if name in _SLOW else CHARS, name in _OF_ITEMS
-    parameter, cap = _CAPS.get(name, ("", 0))
-    check = _CHECKS.get(name)
 
     @pass_context
-    def limited(context: Context, value: Any, *args: Any, **named: Any) -> Any:
-        if of_items:
-            value = counted(context, value, ITEMS)
-        elif isinstance(value, Iterator):
-            value = one_by_one(context, value, chars)
-        else:
-            pay(context, value, chars)
-        if required is not None and any_missing(args, named):
-            args, named = drop_missing(args, named, required)
-        if cap:
-            at_most(f"a {parameter}", args[0] if args else named.get(parameter), cap)
-        if check is not None:
-            check(value, *args, **named)
-        return bounded(context, function(*passed(context), value, *args, **named))
+    def limited(context: Context, *values: Any, **named: Any) -> Any:
+        if required is not None and any_missing(values, named):
+            args, named = drop_missing(values[1:], named, required)
+            values = (values[0], *args)
+        arguments = check_call(context, name, values, named)
+        return bounded(context, function(*passed(context), *arguments, **named))
 
     return limited
 
@@ -446,75 +331,25 @@ def _comparison(test: Function) -> Function:
     return compare
 
 
-def _check_indent(text: Any, width: Any = 4, *_: Any, **__: Any) -> None:
-    columns = len(width) if isinstance(width, str) else width
-    if not isinstance(text, str) or not isinstance(columns, int) or len(text) * (columns + 1) <= MAX_OUTPUT:
-        return
-    if len(text) + len(text.splitlines()) * columns > MAX_OUTPUT:
-        too_long()
+class _BoundedText(io.StringIO):
+    def write(self, text: str) -> int:
+        check_size(self.tell() + len(text))
+        return super().write(text)
 
 
-def _check_inserted(_: Any, *args: Any, **named: Any) -> None:
-    if any(isinstance(text, str) and len(text) > _MAX_INSERTED for text in (*args, *named.values())):
-        raise SecurityError(f"a text of more than {_MAX_INSERTED} characters to insert again and again")
-
-
-_CHECKS: dict[str, Callable[..., None]] = {
-    "format": lambda text, *args, **named: _check_printf(str(text), named or args),
-    "indent": _check_indent,
-    "urlize": _check_inserted,
-    "wordwrap": _check_inserted,
-}
-
-
-@pass_context
-def _join(context: Context, value: Any, d: Any = "", attribute: str | int | None = None) -> Any:
-    if attribute is not None:
-        value = map(make_attrgetter(context.environment, attribute), value)
-    return do_join(context.eval_ctx, _joinable(context, value, d), d)
-
-
-@pass_context
-def _pprint(context: Context, value: Any) -> str:
-    if is_missing(value):
-        return ""
-    step(context, text_size(value, indent=4) // _SLOW_CHARS)
-    return pformat(value)
-
-
-@pass_context
-def _replace(context: Context, s: Any, old: Any, new: Any, count: int | None = None) -> Any:
-    if is_missing(old):
-        return s
-    text, old, new = (one if isinstance(one, str) else str(written(context, one)) for one in (s, old, new))
-    _check_replacement(text, old, new, -1 if count is None else count)
-    return do_replace(context.eval_ctx, text, old, new, count)
+def _pprint(value: Any) -> str:
+    """Indents by the length of keys, so that a short value may have a long text."""
+    text = _BoundedText()
+    if not is_missing(value):
+        pprint(value, text)  # noqa: T203 (into the text)
+    return text.getvalue().removesuffix("\n")
 
 
 @pass_context
 def _sum(context: Context, iterable: Any, attribute: str | int | None = None, start: Any = 0) -> Any:
+    """Bounds each sum: the sum of lists copies the one before."""
     if attribute is not None:
         iterable = map(make_attrgetter(context.environment, attribute), iterable)
-    for item in iterable:  # each sum of lists copies the one before
+    for item in iterable:
         start = bounded(context, start + item)
     return start
-
-
-@pass_context
-def _to_json(context: Context, value: Any, indent: int | None = None) -> str:
-    """JSON as a model reads it; the standard filter escapes for HTML."""
-    if isinstance(value, Undefined):
-        return "null"
-    step(context, text_size(value, indent=2 if indent else 0) // CHARS)
-    option = orjson.OPT_NON_STR_KEYS | (orjson.OPT_INDENT_2 if indent else 0)
-    return orjson.dumps(value, default=str, option=option).decode()
-
-
-_OWN: dict[str, Function] = {
-    **MISSING_FILTERS,
-    "join": _join,
-    "pprint": _pprint,
-    "replace": _replace,
-    "sum": _sum,
-    "tojson": _to_json,
-}

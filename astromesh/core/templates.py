@@ -11,12 +11,13 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import lru_cache
-from types import CodeType
+from types import BuiltinMethodType, CodeType, MethodType
 from typing import Any, NamedTuple, NoReturn, cast
 
-from jinja2 import StrictUndefined, Template, TemplateSyntaxError, meta, nodes, pass_context
+import orjson
+from jinja2 import StrictUndefined, Template, TemplateSyntaxError, Undefined, meta, nodes, pass_context
 from jinja2.exceptions import SecurityError
-from jinja2.runtime import Context
+from jinja2.runtime import Context, LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import missing
 from jinja2.visitor import NodeTransformer
@@ -24,34 +25,29 @@ from jinja2.visitor import NodeTransformer
 from astromesh.config.base import TemplateFault
 from astromesh.core.missing_values import (
     SilentUndefined,
-    any_missing,
     call_of_text,
-    is_method_of_text,
     is_missing,
-    or_none,
     searchable,
     unpacked,
 )
 from astromesh.core.template_limits import (
     CHARS,
+    MAX_NUMBER,
     MAX_OUTPUT,
-    MAX_RANGE,
     MAX_STEPS,
     RECORDS,
     STEPS,
-    as_text,
     bounded,
+    check_call,
+    check_format,
     check_operands,
-    checked_arguments,
-    concatenated,
+    check_size,
     counted,
     filters,
-    format_method,
-    may_be_called,
-    one_round,
-    pay_call,
+    length_of,
+    limited_filter,
+    step,
     tests,
-    too_long,
     written,
 )
 from astromesh.errors import InvalidManifest, TemplateFailed
@@ -62,6 +58,12 @@ _UNAVAILABLE: dict[type[nodes.Node], str] = {
     nodes.Import: "import",
     nodes.Include: "include",
 }
+#: values whose methods may make a long text
+_TEXTS = (str, bytes, int, float)
+#: their methods that make bytes, or long texts of a table
+_REFUSED_METHODS = frozenset({"encode", "from_bytes", "fromhex", "maketrans", "to_bytes", "translate"})
+#: arguments that Jinja adds to calls in loops and blocks
+_SCOPES = ("_loop_vars", "_block_vars")
 #: methods of a mapping, which stand before its keys
 _DICT_METHODS = frozenset({"copy", "get", "items", "keys", "values"})
 #: half of a surrogate pair, which no model accepts
@@ -84,7 +86,22 @@ class TemplateAnalysis(NamedTuple):
 @pass_context
 def _sliced(context: Context, value: Any, *bounds: Any) -> Any:
     """A slice of a value; a missing bound counts as one that is not given."""
-    return counted(context, value, CHARS)[slice(*map(or_none, bounds))]
+    step(context, length_of(value) // CHARS)
+    return value[slice(*(None if is_missing(bound) else bound for bound in bounds))]
+
+
+@pass_context
+def _as_text(context: Context, value: Any) -> str:
+    """The result of a block, which Jinja takes for a text."""
+    return value if isinstance(value, str) else str(written(context, value))
+
+
+def _to_json(value: Any, indent: int | None = None) -> str:
+    """JSON as a model reads it; the standard filter escapes for HTML."""
+    if isinstance(value, Undefined):
+        return "null"
+    option = orjson.OPT_NON_STR_KEYS | (orjson.OPT_INDENT_2 if indent else 0)
+    return orjson.dumps(value, default=str, option=option).decode()
 
 
 class _Limits(NodeTransformer):
@@ -93,8 +110,6 @@ class _Limits(NodeTransformer):
     def visit_For(self, node: nodes.For) -> nodes.For:  # noqa: N802
         self.generic_visit(node)
         node.iter = _filtered(node.iter, "_counted")
-        if node.recursive:
-            node.body.insert(0, nodes.ExprStmt(_filtered(nodes.Const(0), "_round")))
         return node
 
     def visit_FilterBlock(self, node: nodes.FilterBlock) -> nodes.FilterBlock:  # noqa: N802
@@ -102,9 +117,10 @@ class _Limits(NodeTransformer):
         node.filter = _filtered(node.filter, "_as_text")
         return node
 
-    def visit_Concat(self, node: nodes.Concat) -> nodes.Filter:  # noqa: N802
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Concat:  # noqa: N802
         self.generic_visit(node)
-        return _filtered(nodes.List(node.nodes, lineno=node.lineno), "_concatenated")
+        node.nodes = [_filtered(part, "_written") for part in node.nodes]
+        return node
 
     def visit_Compare(self, node: nodes.Compare) -> nodes.Compare:  # noqa: N802
         self.generic_visit(node)
@@ -150,10 +166,9 @@ class Sandbox(ImmutableSandboxedEnvironment):
         self.globals.pop("lipsum")
         self.filters = {
             **filters(),
-            "_as_text": as_text,
-            "_concatenated": concatenated,
+            "tojson": limited_filter("tojson", _to_json),
+            "_as_text": _as_text,
             "_counted": counted,
-            "_round": one_round,
             "_searchable": searchable,
             "_sliced": _sliced,
             "_unpacked": unpacked,
@@ -175,30 +190,40 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return super().getattr(obj, attribute)
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        if callable(value) and not may_be_called(obj, attr):
-            return False
-        return super().is_safe_attribute(obj, attr, value)
+        refused = attr in _REFUSED_METHODS and isinstance(obj, _TEXTS)
+        return not refused and super().is_safe_attribute(obj, attr, value)
 
     def unsafe_undefined(self, obj: Any, attribute: str) -> NoReturn:
         """Raises for forbidden attributes; only missing ones are silent."""
         raise SecurityError(f"{attribute!r} of {type(obj).__name__!r} is not available in templates")
 
     def wrap_str_format(self, value: Any) -> Callable[..., Any] | None:
-        return format_method(self, value)
+        formatted = super().wrap_str_format(value)
+        if formatted is None:
+            return None
+
+        def capped(*args: Any, **named: Any) -> Any:
+            check_format(value.__self__, [*args, *named.values()])
+            return formatted(*args, **named)
+
+        return capped
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         check_operands(operator, left, right)
         return bounded(context, self.binop_table[operator](left, right))
 
     def call(self, context: Context, obj: Any, *args: Any, **kwargs: Any) -> Any:
-        pay_call(context, obj)
-        if is_method_of_text(obj):
-            if any_missing(args, kwargs):
-                return bounded(context, call_of_text(obj, args, kwargs))
-            args = checked_arguments(context, obj, args)
+        owner = obj.__self__ if isinstance(obj, BuiltinMethodType | MethodType) else None
+        if isinstance(owner, _TEXTS):
+            named = {name: value for name, value in kwargs.items() if name not in _SCOPES}
+            _, *arguments = check_call(context, obj.__name__, (owner, *args), named)
+            return bounded(context, call_of_text(obj, arguments, named))
+        step(context, 1 + length_of(owner) // CHARS)
+        if isinstance(obj, LoopContext):
+            args = (counted(context, args[0]), *args[1:])
         made = bounded(context, super().call(context, obj, *args, **kwargs))
         # `{% call %}` writes the results of macros, which are texts, unchanged
-        return as_text(context, made) if "caller" in kwargs else made
+        return _as_text(context, made) if "caller" in kwargs else made
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         template: nodes.Template = _Limits().visit(super()._parse(source, name, filename))
@@ -226,7 +251,8 @@ class Sandbox(ImmutableSandboxedEnvironment):
             if faults := sorted(self._faults(tree), key=lambda fault: fault.line):
                 return TemplateAnalysis(None, faults[0]._replace(more=tuple(faults[1:])))
             for mapping in tree.find_all(nodes.Dict):
-                _check_constant(mapping)
+                with suppress(nodes.Impossible):
+                    mapping.as_const()  # raises where Python would, such as at `{[]: 1}`
             names = frozenset(meta.find_undeclared_variables(tree)) - self.globals.keys()
             return TemplateAnalysis(self.compile(tree), names=names)
         except TemplateSyntaxError as error:
@@ -291,13 +317,13 @@ class CompiledTemplate:
 
     def _render(self, values: dict[str, Any]) -> str:
         parts: list[str] = []
-        left = MAX_OUTPUT
+        size = 0
         template = self._template
         for part in template.root_render_func(template.new_context(values)):
             parts.append(part)
-            left -= len(part)
-            if left < 0:
-                too_long()
+            size += len(part)
+            if size > MAX_OUTPUT:
+                check_size(size)
         return "".join(parts)
 
     def _line_of(self, error: BaseException) -> int:
@@ -321,12 +347,6 @@ def _analyze(sandbox: Sandbox, source: str) -> TemplateAnalysis:
     return sandbox.analyze(source)
 
 
-def _check_constant(node: nodes.Expr) -> None:
-    """Evaluates a constant, which raises where it has none, such as `{[]: 1}`."""
-    with suppress(nodes.Impossible):
-        node.as_const()
-
-
 def _line_of_text(code: str, line: int) -> int:
     """The line of a template for a line of its compiled code."""
     lines = re.search(r"^debug_info = '(.*)'$", code, re.MULTILINE)
@@ -336,8 +356,8 @@ def _line_of_text(code: str, line: int) -> int:
 
 def _range(*bounds: Any) -> range:
     numbers = range(*([bound for bound in bounds if not is_missing(bound)] or (0,)))
-    if len(numbers) > MAX_RANGE:
-        raise SecurityError(f"a range of more than {MAX_RANGE} numbers")
+    if len(numbers) > MAX_NUMBER:
+        raise SecurityError(f"a range of more than {MAX_NUMBER} numbers")
     return numbers
 
 

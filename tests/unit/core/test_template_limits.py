@@ -2,6 +2,7 @@
 """Templates are bounded before memory and time are taken, whatever the values are; what is ordinary still works."""
 
 import tracemalloc
+from datetime import date
 
 import pytest
 
@@ -65,19 +66,29 @@ def render(template, **context):
         ("{{ '{!r}'.format([texts] * 40) }}", "characters"),
         ("{{ '{0.__class__}'.format(name) }}", "__class__"),
         ("{{ namespace(a=1) }}", "namespace"),
-        ("{{ name|wordwrap(1, wrapstring=note) }}", "again and again"),
-        ("{{ (name * 30)|wordwrap(1) }}", "steps"),
+        ("{{ name|wordwrap(1, wrapstring=note) }}", "characters"),
+        ("{{ (name * 30)|wordwrap(1) }}", "100000 characters"),
         ("{{ ('\n' * 3000)|indent(name, blank=True) }}", "characters"),
         ("{{ ('\n' * 30000)|indent(900, blank=True) }}", "characters"),
-        ("{{ ('a@b.cc ' * 9000)|urlize(target=name) }}", "again and again"),
-        ("{{ [1]|batch(999999999, 0)|list }}", "linecount"),
-        ("{{ [1]|slice(999999999)|list }}", "slices"),
+        ("{{ ('a@b.cc ' * 9000)|urlize(target=name) }}", "characters"),
+        ("{{ [1]|batch(999999999, 0)|list }}", "width"),
+        ("{{ [1]|slice(999999999)|list }}", "width"),
         ("{{ note|wordwrap('nan'|float) }}", "width"),
         ("{{ note|wordwrap(1e400) }}", "width"),
         ("{{ 1|round(-999999999) }}", "precision"),
         ("{{ (1).to_bytes(999999999, 'big') }}", "'to_bytes'"),
         ("{{ name.encode() }}", "'encode'"),
         ("{{ 'ab'.translate({97: name}) }}", "'translate'"),
+        ("{{ 'x'.center(99999) }}", "width"),
+        ("{{ '7'.zfill(99999) }}", "width"),
+        ("{{ ('\t' * 9000).expandtabs(9000) }}", "characters"),
+        ("{{ ('{:9999}' * 9000).format(*numbers * 3) }}", "characters"),
+        ("{{ ('%9999d' * 9000) % 1 }}", "characters"),
+        ("{{ '%%99999%s %99999s' % (1, 2) }}", "width"),
+        ("{{ {name: numbers}|pprint }}", "characters"),
+        ("{{ ''.join(([{'a': note}] * 9000)|map(attribute='a')) }}", "characters"),
+        ("{{ note.strip(name) }}", "characters"),
+        ("{% for i in numbers %}{% set x = note.count('@@b') %}{% endfor %}", "steps"),
         ("{{ ([numbers] * 300)|sum(start=[])|length }}", "steps"),
         ("{% for i in numbers %}{% if name in note %}{% endif %}{% endfor %}" * 2, "steps"),
         ("{% for i in numbers %}{% set x = note[1:] %}{% endfor %}", "steps"),
@@ -112,6 +123,9 @@ def test_what_would_become_long_fails_before_it_is_made(template, message):
         ("{{ '%05.2f|%-3s|%(n)s' % {'n': 1} if false else '%05.2f|%-3s' % (1.5, 'a') }}", "01.50|a  "),
         ("{{ '{:>4}|{0!r}|{n:.1f}'.format('a', n=2) if false else '{0:>4}|{0!r}|{n:.1f}'.format('a', n=2) }}", "   a|'a'|2.0"),
         ("{{ '%s-%s'|format(1, nope) }}{{ '<{}>'.format(nope) }}{{ ('<b>{}'|safe).format('<') }}", "1-<><b>&lt;"),
+        ("{{ 'a'.center(3) }}{{ '7'.zfill(3) }}{{ 'b'.rjust(2) }}{{ 'a\tb'.expandtabs(2) }}", " a 007 ba b"),
+        ("{{ '100%%20000 %s' % 'a' }}{{ '{:>{w}}|{:%Y}'.format('a', day, w=3) }}", "100%20000 a  a|2026"),
+        ("{% for p in people %}{{ p.n.strip(nope) }}{{ 'a'.replace(nope, 'b') }}{% endfor %}", "xaya"),
         ("{{ 'a\nb'|indent(2) }}{{ 'a'|center(3) }}{{ 'ab cd'|wordwrap(2) }}", "a\n  b a ab\ncd"),
         ("{{ {'a': [1]}|tojson(indent=2) }}{{ {'b': 1}|pprint }}", '{\n  "a": [\n    1\n  ]\n}' + "{'b': 1}"),
         ("{{ 'a' in 'abc' }}{{ [1, 2]|select('in', [2])|list }}{{ 3 is eq 3 }}{{ 2 ** 3 % 5 * 'x' }}", "True[2]Truexxx"),
@@ -124,7 +138,8 @@ def test_what_would_become_long_fails_before_it_is_made(template, message):
 )  # fmt: skip
 def test_what_is_ordinary_is_as_in_jinja(template, text):
     """Filters, methods, tests and operators answer what they always did."""
-    assert render(template, people=[{"n": "x", "w": 1, "update": "c"}, {"n": "y", "w": 2}]) == text
+    people = [{"n": "x", "w": 1, "update": "c"}, {"n": "y", "w": 2}]
+    assert render(template, people=people, day=date(2026, 1, 31)) == text
 
 
 def test_a_long_text_of_a_value_is_written_and_used():
