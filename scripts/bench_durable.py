@@ -80,7 +80,7 @@ async def settle(runtime: AgentRuntime, agent: str, count: int) -> None:
     async def accepted(n: int) -> str:
         async with gate:
             request = RunRequest("go", f"s-{os.getpid()}-{agent}-{n}")
-            return (await runtime.accept(runtime.agent(agent), request)).run_id
+            return (await runtime.runner.accept(runtime.agent(agent), request)).run_id
 
     for run_id in await asyncio.gather(*(accepted(n) for n in range(count))):
         row = await runtime.durable.store.get(run_id)

@@ -380,7 +380,7 @@ BROAD_EXCEPTS: Mapping[str, tuple[str, ...]] = {
     "runtime.bootstrap": ("closes and raises",),
     "runtime.budgets": ("settles a reservation and raises", "settles a reservation and raises"),
     "runtime.engine": ("closes and raises",),
-    "runtime.run_wrappers": ("a run raised",),
+    "runtime.runner": ("a run raised",),
     "runtime.sessions": ("leaves the queue and raises",),
     "runtime.tasks": ("forgets the Task and raises", "a background Task raised"),
     "storage.single_process_lock": ("closes and raises",),

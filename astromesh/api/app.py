@@ -116,7 +116,7 @@ class Server:
     def _is_shutdown_cancel(self) -> bool:
         """Whether the server itself ends the request, because it shuts down and the request's time is up."""
         task = asyncio.current_task()
-        return bool(self.state.runtime.draining) and task is not None and task.uncancel() == 0
+        return bool(self.state.runtime.runner.active.draining) and task is not None and task.uncancel() == 0
 
 
 def create_app(
@@ -186,11 +186,12 @@ def create_app(
 
 async def _load_when_idle(rest: LazyFastAPI, runtime: AgentRuntime) -> None:
     """Loads the routes in the first pause between runs: it takes half a second of a processor."""
-    seen = runtime.activity
+    active = runtime.runner.active
+    seen = active.started
     for _ in range(_MAX_IDLE_CHECKS):
         await asyncio.sleep(_IDLE_SECONDS)
-        before, seen = seen, runtime.activity
-        if seen == before and seen[0] == 0:
+        before, seen = seen, active.started
+        if seen == before and not active.count:
             break
     try:
         await rest.load()

@@ -193,7 +193,7 @@ async def _tokens(runtime: AgentRuntime) -> Authenticator:
     """JSON Web Tokens; their library is loaded only where they are used."""
     jwt = runtime.state.configuration.runtime.spec.auth.jwt
     options = jwt.model_dump(exclude={"secret_env"})
-    options["secret"] = runtime.env.get(jwt.secret_env, "") if jwt.secret_env else ""
+    options["secret"] = runtime.state.env.get(jwt.secret_env, "") if jwt.secret_env else ""
     deps = Deps(http=await runtime.state.resources.shared(Http, Http), clock=runtime.clock)
     method: Authenticator = await runtime.plugins.open("authenticators", "jwt", options, deps)
     return method

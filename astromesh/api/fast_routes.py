@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 
 import orjson
+from msgspec.structs import asdict
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -40,10 +41,14 @@ _HEAD, _TAIL = RUN_PATH.split("{name}")
 async def run(name: str, request: Request) -> Response:
     """Runs an agent and returns its answer; with `Accept: text/event-stream` as server-sent events."""
     runtime = runtime_of(request)
-    agent = runtime.agent(name)
+    agent = runtime.directory.get(name)
     run_request = await read_run_request(request)
     start = partial(
-        runtime.start, agent, run_request, caller=caller_of(request), key=await idempotency_key(request)
+        runtime.runner.start,
+        agent,
+        run_request,
+        caller=caller_of(request),
+        key=await idempotency_key(request),
     )
     if wants_stream(headers_of(request.scope).get("accept", "")):
         return RunStreamResponse(start, keep_running=agent.continues_on_disconnect)
@@ -52,7 +57,7 @@ async def run(name: str, request: Request) -> Response:
     except ApprovalRequired as waiting:  # the run continues without this caller
         body = {"run_id": waiting.run_id, "status": "waiting", "waiting_for": waiting.waiting_for}
         return json_response({**body, "links": run_links(waiting.run_id)}, 202)
-    return json_response(answer.to_json())
+    return json_response(asdict(answer))
 
 
 def json_response(content: JsonObject, status: int = 200) -> Response:
@@ -72,7 +77,7 @@ async def live(request: Request) -> Response:
 async def ready(request: Request) -> Response:
     """Answers 200 where every declared store and provider answers; else, and while it shuts down, 503."""
     runtime = runtime_of(request)
-    if runtime.draining:
+    if runtime.runner.active.draining:
         body = {"status": "shutting_down", "checks": {}, "agents_without_model": [], "agents_unavailable": []}
         return json_response(body, 503)
     readiness = await check_readiness(runtime)

@@ -175,7 +175,7 @@ async def read_run_request(request: Request) -> RunRequest:
 async def idempotency_key(request: Request, *more: str) -> IdempotencyKey | None:
     """Returns the `Idempotency-Key` of a request whose body is valid; None where it has none.
 
-    Every route that starts a run passes it on: `runtime.start(…, key=…)`, `runtime.accept(…, key=…)`. A key
+    Every route that starts a run passes it on: `runner.start(…, key=…)`, `runner.accept(…, key=…)`. A key
     belongs to its caller (tenant, principal) and its route. Only a hash of the body is stored; bodies that
     differ in white space or in the order of their keys are the same.
 

@@ -188,7 +188,7 @@ class Connection:
     async def _run(self, request: RunRequest) -> None:
         sinks = (_Listener(self._event_buffer(), self._listeners),)
         try:
-            await self._runtime.start(self._agent, request, caller=self._caller, sinks=sinks)
+            await self._runtime.runner.start(self._agent, request, caller=self._caller, sinks=sinks)
         except AstromeshError as error:
             if not error.run_id:  # refused before its first event
                 self._send(_error(error))

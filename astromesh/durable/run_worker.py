@@ -140,17 +140,21 @@ class Host(Protocol):
         """
 
     @property
+    def max_running(self) -> Mapping[str, int]: ...
+
+
+class StoreOpener(Protocol):
+    """Opens the store of a worker's runs, and what dispatches them."""
+
+    @property
     def may_hold_runs(self) -> bool: ...
-
-    async def open_runs(self) -> RunStore: ...
-
-    async def open_backend(self) -> DurableBackend: ...
 
     @property
     def retention(self) -> RetentionPolicy: ...
 
-    @property
-    def max_running(self) -> Mapping[str, int]: ...
+    async def open_runs(self) -> RunStore: ...
+
+    async def open_backend(self) -> DurableBackend: ...
 
 
 class Admission(NamedTuple):
@@ -174,10 +178,10 @@ class RunWorker:
         heartbeat: the live workers of this data folder.
     """
 
-    def __init__(self, host: Host, heartbeat: WorkerHeartbeat) -> None:
+    def __init__(self, host: Host, stores: StoreOpener, heartbeat: WorkerHeartbeat) -> None:
         self._worker = Worker(self, heartbeat, outages)
         self.worker = self._worker.name
-        self._host = host
+        self._host, self._stores = host, stores
         self._store: RunStore | None = None
         self._backend: DurableBackend | None = None
         self._opening = asyncio.Lock()
@@ -214,7 +218,7 @@ class RunWorker:
         """Opens the store for queries. No run is executed."""
         async with self._opening:
             if self._store is None:
-                self._store, (days, most) = await self._host.open_runs(), self._host.retention
+                self._store, (days, most) = await self._stores.open_runs(), self._stores.retention
                 delete = partial(self._store.expire, max_runs=most)
                 self._expiry = expiry_job(delete, self._host.clock, days)
                 self._expiry.start()
@@ -222,7 +226,7 @@ class RunWorker:
 
     async def open_if_used(self) -> RunStore | None:
         """Returns the store if it may hold runs of other or earlier processes, else None."""
-        if self._store is None and self._host.may_hold_runs:
+        if self._store is None and self._stores.may_hold_runs:
             await self.open()
         return self._store
 
@@ -238,7 +242,7 @@ class RunWorker:
 
     async def _started(self) -> DurableBackend:
         """Returns a started backend. If it cannot start, it is closed."""
-        backend = await self._host.open_backend()
+        backend = await self._stores.open_backend()
         try:
             await backend.start(self.work)
         except BaseException:

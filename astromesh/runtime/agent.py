@@ -38,8 +38,10 @@ class Agent:
         budget: what one run may spend, by key of the ledger.
         limits: what sessions and principals may spend.
         snapshot: its manifest as it was written, and those that its runs need; durable runs keep it (R16).
-        most_running: how many of its runs may go on at once in a process; 0 without bound.
-        stream: how text may leave while it is made: `token`, `sentence` or `final`.
+        max_running: The number of its runs that a process may execute at once; 0 without a limit.
+        merges_messages: Whether messages that arrive close together become one run.
+        continues_on_disconnect: Whether a synchronous run continues when its client disconnects.
+        stream: How text may leave while the model writes it: `token`, `sentence` or `final`.
     """
 
     name: str
@@ -59,22 +61,17 @@ class Agent:
     snapshot: JsonObject = field(default_factory=dict)
     limits: tuple[BudgetLimit, ...] = ()
     max_running: int = 0
+    merges_messages: bool = False
+    continues_on_disconnect: bool = False
 
-    def iterations_within(self, limit: int | None) -> int:
-        """Model calls of its tool loop; an outer pattern's bound holds where its pattern has such a loop."""
-        if limit is None or self.pattern_name in PATTERN_ITERATIONS:
+    def iterations_within(self, limit: int) -> int:
+        """Returns the model calls of its tool loop under the limit of an outer pattern.
+
+        The limit does not apply to patterns without such a loop.
+        """
+        if self.pattern_name in PATTERN_ITERATIONS:
             return self.max_iterations
         return min(limit, self.max_iterations)
-
-    @property
-    def merges_messages(self) -> bool:
-        """Whether messages that come close together become one run."""
-        return self.manifest.spec.sessions.concurrency == "merge"
-
-    @property
-    def continues_on_disconnect(self) -> bool:
-        """Whether a synchronous run goes on when its client has gone (`on_disconnect: continue`)."""
-        return self.manifest.spec.on_disconnect == "continue"
 
     @property
     def model_names(self) -> tuple[str, ...]:

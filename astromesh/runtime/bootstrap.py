@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import difflib
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -91,7 +92,9 @@ class RuntimeState:
     """
 
     configuration: Configuration
-    resources: Resources
+    resources: Resources = field(default_factory=Resources)
+    plugins: Plugins = field(default_factory=Plugins)
+    env: Mapping[str, str] = field(default_factory=lambda: os.environ)
     agents: dict[str, Agent] = field(default_factory=dict)
     broken: dict[str, tuple[InvalidManifest, ...]] = field(default_factory=dict)
     recovering: set[str] = field(default_factory=set)
@@ -104,55 +107,44 @@ class RuntimeState:
     reopen: Callable[[str, JsonObject], Awaitable[Agent]] | None = None
 
 
-async def open_runtime(  # noqa: PLR0913 (what a runtime is made of)
-    configuration: Configuration,
+async def open_runtime(
+    state: RuntimeState,
     data_dir: Path,
-    plugins: Plugins,
-    env: Mapping[str, str] | None,
     clock: Clock,
     run_agent: RunAgent,
     graphs: Mapping[str, PromptGraph],
-) -> RuntimeState:
-    """Opens everything; what was opened is closed again when it fails.
+) -> None:
+    """Opens everything that a configuration names. If that fails, it closes what it has opened.
+
+    Args:
+        state: The configuration, into which the rest is opened.
 
     Raises:
         InvalidConfiguration: faults that nothing can run with, all at once.
         CircularAgentReference: agents that call each other in a circle.
     """
-    configuration.require_sound()
-    detect_circular_refs(configuration.edges)
-    opened = RuntimeState(configuration, Resources(), broken=_public_faults(configuration))
+    state.configuration.require_sound()
+    detect_circular_refs(state.configuration.edges)
+    state.broken = _public_faults(state.configuration)
     try:
-        await _Bootstrap(opened, plugins, data_dir, clock, run_agent, graphs, env).run()
+        await _Bootstrap(state, data_dir, clock, run_agent, graphs).run()
     except BaseException:
-        await opened.resources.close()
+        await state.resources.close()
         raise
-    return opened
-
-
-async def open_pipeline(
-    opened: RuntimeState, manifest: RAGManifest, plugins: Plugins, data_dir: Path, clock: Clock
-) -> KnowledgePipeline:
-    """One RAG pipeline without any agent; nothing is taken in yet. Its resources are those of `opened`."""
-    return await _Bootstrap(opened, plugins, data_dir, clock, None, {}).pipeline(manifest)
 
 
 class _Bootstrap:
-    """One bootstrap on its way."""
+    """Opens a configuration once; retries what needs a store that is unavailable."""
 
-    def __init__(  # noqa: PLR0913 (what a runtime is made of)
+    def __init__(
         self,
         opened: RuntimeState,
-        plugins: Plugins,
         data_dir: Path,
         clock: Clock,
         run_agent: RunAgent | None,
         graphs: Mapping[str, PromptGraph],
-        env: Mapping[str, str] | None = None,
     ) -> None:
-        self._opened = opened
-        self._env = env
-        self._plugins = plugins
+        self._opened, self._plugins = opened, opened.plugins
         self._clock = clock
         configuration = opened.configuration
         breaker = configuration.providers.spec.routing.circuit_breaker
@@ -303,12 +295,14 @@ class _Bootstrap:
             snapshot=snapshot or snapshot_of(self._opened.configuration, manifest.name),
             limits=limits_of(spec.budgets),
             max_running=spec.queue.max_running or 0,
+            merges_messages=spec.sessions.concurrency == "merge",
+            continues_on_disconnect=spec.on_disconnect == "continue",
         )  # fmt: skip
 
     async def _reopen(self, name: str, snapshot: JsonObject) -> Agent:
         """Raises: InvalidManifest: it cannot be opened with the other files as they are now."""
         folder = self._opened.configuration.folder
-        found = load_snapshot(folder, name, snapshot, self._env, self._plugins, self._deps.graphs)
+        found = load_snapshot(folder, name, snapshot, self._opened.env, self._plugins, self._deps.graphs)
         graphs = {n: found.graphs[n].spec for n in snapshot.get("graphs", {}) if n in found.graphs}
         return await self._agent(found.agents[name], snapshot, graphs)
 
@@ -520,10 +514,10 @@ async def open_single_pipeline(
     plugins = plugins or Plugins()
     configuration = load_configuration(folder, plugins)
     configuration.require_sound()
-    opened = RuntimeState(configuration, Resources())
+    opened = RuntimeState(configuration, plugins=plugins)
     try:
         manifest = _pipeline_manifest(configuration, name)
-        yield await open_pipeline(opened, manifest, plugins, data_dir, clock or SystemClock())
+        yield await _Bootstrap(opened, data_dir, clock or SystemClock(), None, {}).pipeline(manifest)
     finally:
         await opened.resources.close()
 

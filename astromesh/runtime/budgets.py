@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
+from typing import Any
 
 from astromesh.core.model_router import ModelRouter, RunModel
 from astromesh.durable.base import BudgetAmounts, BudgetCaps, BudgetCharge, Reservation
 from astromesh.durable.budgets import RETRY_SECONDS, BudgetLimit, Budgets, ReservedByOthers, account_of
 from astromesh.errors import BudgetExhausted
+from astromesh.graph.ledger import RunLedger
 from astromesh.graph.scope import Scope
 from astromesh.runtime.agent import Agent
 from astromesh.tokens import estimate_request, estimate_size, utf8_size
@@ -42,24 +44,17 @@ class Accounts:
     """The accounts that a run is charged to: those of its agent, and of all runs above it.
 
     Args:
-        own: its agent's.
-        scope: the run.
-        above: of the run that it is nested in.
+        above: The accounts of the run that it is nested in.
 
-    `refused`: why its newest model call was not made.
+    Attributes:
+        refused: Why the newest model call was not made.
     """
 
     def __init__(
-        self,
-        budgets: Budgets,
-        own: Sequence[BudgetLimit],
-        scope: Scope,
-        owner: str,
-        router: ModelRouter,
-        above: Accounts | None,
+        self, budgets: Budgets, agent: Agent, scope: Scope, owner: str, above: Accounts | None
     ) -> None:
-        self._budgets, self._router, self._scope = budgets, router, scope
-        self._own = tuple((limit, scope.session, owner) for limit in own)
+        self._budgets, self._router, self._scope = budgets, agent.router, scope
+        self._own = tuple((limit, scope.session, owner) for limit in agent.limits)
         self.refused: BudgetExhausted | None = None
         self.all: AccountLimits = (*self._own, *(above.all if above else ()))
 
@@ -135,7 +130,10 @@ class ChargedModel(RunModel):
 
     __slots__ = ("_accounts",)
 
-    def charge(self, accounts: Accounts) -> None:
+    def __init__(
+        self, router: ModelRouter, scope: Scope, schema: Mapping[str, Any] | None, accounts: Accounts
+    ) -> None:
+        super().__init__(router, scope, schema)
         self._accounts = accounts
 
     async def complete(self, request: CompletionRequest) -> CompletionResult:
@@ -199,38 +197,11 @@ class ChargedTools:
         return await self._tools.execute(call, context)
 
 
-def accounts_of(scope: Scope | None) -> Accounts | None:
-    """Returns the accounts of a run, or None."""
-    found: Accounts | None = scope.accounts if scope is not None else None  # type: ignore[assignment]
-    return found
-
-
-def require_progress(scope: Scope, stop_reason: str) -> None:
+def require_progress(ledger: RunLedger, accounts: Accounts) -> None:
     """Checks that a run which a budget has stopped had begun.
 
     Raises:
         BudgetExhausted: its first call was refused: it has cost nothing, and there is no answer to keep.
     """
-    accounts = accounts_of(scope)
-    if stop_reason != "budget" or accounts is None or accounts.refused is None:
-        return
-    if not scope.ledger.usage.total_tokens:
+    if accounts.refused is not None and not ledger.usage.total_tokens:
         raise accounts.refused
-
-
-def charged_model(agent: Agent, scope: Scope, owner: str, outer: Scope | None, budgets: Budgets) -> RunModel:
-    """The model seam of a run, charged where its agent or one above it has stored budgets."""
-    schema = agent.output_schema.json_schema if agent.output_schema else None
-    above = accounts_of(outer)
-    if not agent.limits and above is None:
-        return RunModel(agent.router, scope, schema)
-    paid = ChargedModel(agent.router, scope, schema)
-    scope.accounts = accounts = Accounts(budgets, agent.limits, scope, owner, agent.router, above)
-    paid.charge(accounts)
-    return paid
-
-
-def charged_tools(tools: ToolPort, scope: Scope) -> ToolPort:
-    """Tools whose calls are charged where the run is."""
-    accounts = accounts_of(scope)
-    return tools if accounts is None else ChargedTools(tools, accounts)

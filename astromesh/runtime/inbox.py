@@ -69,7 +69,7 @@ def channel_runner(runtime: AgentRuntime) -> AskAgent:
         )
         for attempt in count():
             key = _run_key(question, attempt, runtime.clock.now())
-            row = await runtime.accept(agent, request, caller=question.caller, key=key)
+            row = await runtime.runner.accept(agent, request, caller=question.caller, key=key)
             if not _may_retry(row):
                 return await _answer(runtime, row)
         raise AssertionError("a name that is new is found")

@@ -23,7 +23,7 @@ def add_gauges(runtime: AgentRuntime, watchdog: Watchdog) -> None:
 
     def waiting() -> Mapping[Labels, float]:
         found: Counter[Labels] = Counter()
-        for key, seat in runtime.sessions.active.items():
+        for key, seat in runtime.runner.sessions.active.items():
             found[key.agent,] += len(seat.waiting or ())
         return found
 
@@ -70,7 +70,7 @@ def add_gauges(runtime: AgentRuntime, watchdog: Watchdog) -> None:
             "traces_dropped",
             "Runs that were not exported by OTLP.",
             (),
-            lambda: {(): runtime.traces_dropped},
+            lambda: {(): runtime.runner.traces_dropped},
             is_counter=True,
         ),
     ):

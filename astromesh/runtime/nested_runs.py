@@ -1,4 +1,4 @@
-"""Runs nested in a durable run: their rows and events are written with those of the run at the top."""
+"""Nested runs: their rows and events in a durable run, and their text as the text of the outer run."""
 
 from __future__ import annotations
 
@@ -18,9 +18,12 @@ from astromesh.telemetry.events import MODEL_DELTA, TERMINAL_EVENTS, EventSink
 from astromesh.tools.base import NestedRunOptions
 from astromesh.types import Event
 
+#: how deep agents may call agents, and how many such calls the whole tree of one run may make
+MAX_DEPTH, MAX_NESTED_RUNS = 8, 256
+
 
 class _NestedWriter:
-    """The writer of the run at the top, whose segment does not end with this run's last event."""
+    """The writer of the top run, whose segment continues after the last event of the nested run."""
 
     def __init__(self, writer: SegmentWriter) -> None:
         self._writer = writer
@@ -36,48 +39,43 @@ class _NestedWriter:
 async def begin_nested_run(
     run: Run, agent: Agent, own: Iterable[EventSink], again: Iterable[EventSink]
 ) -> None:
-    """From here on the run's events go to disk.
+    """Makes the events of a run nested in a durable run go to disk from here on.
 
     Args:
-        own: hear what was not said before.
-        again: hear everything.
+        own: Listeners that receive new events only.
+        again: Listeners that receive every event, those of an earlier segment included.
     """
     assert run.journal is not None
-    book = run.journal.step_log
-    past = await book.past(run.id)
-    stream = DurableStream(run.id, _NestedWriter(book.writer), run.log, own, past, again)
-    run.stream = run.log.stream = stream
-    run.events = run.scope.events = GatedEvents(stream, agent, run.scope.ledger, run.model)
-    run.replayed_text = stream.partial_text
-    run.journal.attach(stream)
-    log = run.log
-    book.writer.nested(
+    step_log, log = run.journal.step_log, run.log
+    past = await step_log.past(run.id)
+    run.use_stream(DurableStream(run.id, _NestedWriter(step_log.writer), log, own, past, again), agent)
+    step_log.writer.nested(
         RunRow(
             log.run_id, log.tenant, log.owner, log.agent, log.session_id, log.trace_id, "running",
-            run.scope.clock.now(), log.parent, worker=book.run_id,
+            run.scope.clock.now(), log.parent, worker=step_log.run_id,
         )
     )  # fmt: skip
 
 
 def end_nested_run(run: Run) -> None:
-    """The run has ended: so does its row, with its last event."""
+    """Writes the row of a nested run that has ended, with its last event."""
     assert run.journal is not None
     if run.log.events and run.log.events[-1].type in TERMINAL_EVENTS:
-        book = run.journal.step_log
-        book.writer.nested(replace(row_of(run.log), worker=book.run_id))
+        step_log = run.journal.step_log
+        step_log.writer.nested(replace(row_of(run.log), worker=step_log.run_id))
 
 
-# A nested run that speaks for the outer one: its words become the outer run's tokens (swarm).
+# -- the text of a nested run as the text of the outer one (swarm) -------------------------------------------
 #
-# Only text passes, through the outer run's own output rules; model calls, tools and their cost stay events of
-# the nested run, so that nothing is counted twice.
+# Only text passes, through the output rules of the outer run. Model calls, tools and their cost stay events
+# of the nested run, so that nothing is counted twice.
 
-#: a text that begins with one of these may be data that nobody should see
+#: a text that begins with one of these may be data that callers should not see
 _DATA_PREFIXES = ("{", "`")
 
 
 def forward_events(outer: Scope, terms: NestedRunOptions) -> tuple[ForwardedEvents, ...]:
-    """The listeners that a nested run gets: one where it speaks and somebody listens to the outer run."""
+    """Returns the listeners of a nested run: one if its text is the outer run's and that one streams."""
     events = outer.events
     if not terms.streams_to_caller or not isinstance(events, GatedEvents) or not events.streaming:
         return ()
@@ -85,21 +83,21 @@ def forward_events(outer: Scope, terms: NestedRunOptions) -> tuple[ForwardedEven
 
 
 class ForwardedEvents:
-    """A listener to a nested run.
+    """A listener that emits the text of a nested run as that of the outer run.
 
     Args:
-        outer: the scope of the run that it speaks for; it numbers the steps.
-        events: that run's emitter.
-        withheld: whether a whole step that looks like data is to be kept back.
+        outer: The scope of the outer run, which numbers the steps.
+        events: The emitter of the outer run.
+        withheld: Returns whether a whole step that looks like data does not leave.
     """
 
     wants_deltas = True
 
     def __init__(self, outer: Scope, events: GatedEvents, withheld: Callable[[str], bool] | None) -> None:
         self._outer, self._events, self._withheld = outer, events, withheld
-        #: the step under way, in the outer run's numbers; 0 where none is
+        #: number of the step under way, in the outer run; 0 between steps
         self._step = 0
-        #: text that may turn out to be no answer, or None where everything passes
+        #: text that may be data; None if all text passes
         self._held_text: list[str] | None = None
 
     def send(self, event: Event) -> None:

@@ -14,7 +14,7 @@ from msgspec import field as struct_field
 
 from astromesh.durable.serialization import SCHEMA, message_of, message_to_json
 from astromesh.telemetry.ids import NO_TRACE_PARENT, TraceParent, read_traceparent
-from astromesh.tools.base import DEFAULT_NESTED_RUN_OPTIONS, NestedRunOptions
+from astromesh.tools.base import DEFAULT_NESTED_RUN_OPTIONS, NestedRunOptions, ToolPort
 from astromesh.types import Image, JsonObject, MemoryContext, Message, ToolSpec
 
 
@@ -45,22 +45,13 @@ class RunRequest(Struct, frozen=True):
 
 
 class RunAnswer(Struct, frozen=True):
-    """What step 12 answers; `to_json()` is the body that api.md shows."""
+    """The answer of step 12. Its fields are the body of the response (docs/api.md, Runs)."""
 
     response: str
     agent: str
     session_id: str
     run_id: str
     metadata: JsonObject
-
-    def to_json(self) -> JsonObject:
-        return {
-            "response": self.response,
-            "agent": self.agent,
-            "session_id": self.session_id,
-            "run_id": self.run_id,
-            "metadata": self.metadata,
-        }
 
 
 # -- what each step hands to the next; a later stage cannot be read early ----------------------------------
@@ -89,10 +80,11 @@ class PromptedQuery(Struct, frozen=True):
 
 
 class EquippedQuery(Struct, frozen=True):
-    """Step 6: with the schemas of the tools that this agent may use."""
+    """Step 6: with the tools that this run may use, those of an outer pattern included, and their schemas."""
 
     prompted: PromptedQuery
-    tools: tuple[ToolSpec, ...]
+    tools: ToolPort
+    specs: tuple[ToolSpec, ...]
 
 
 class ReleasedAnswer(Struct, frozen=True):

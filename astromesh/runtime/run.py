@@ -1,30 +1,36 @@
-"""One run in flight: its scope, and what the pipeline notes about it on the way."""
+"""One run in flight: its scope, its events behind the output rules, and what the pipeline notes about it."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any
 
+from astromesh.access.scopes import ANY_SESSION, principal_of
 from astromesh.core.guardrails import OutputResult, StreamGate, filter_data
 from astromesh.core.model_router import RunModel
-from astromesh.durable.base import ConcurrencyPolicy
+from astromesh.durable.base import ConcurrencyPolicy, RunRow
+from astromesh.durable.budgets import Budgets
+from astromesh.durable.event_stream import DurableStream
 from astromesh.durable.journal import RunJournal
 from astromesh.errors import Interrupted
 from astromesh.graph.calls import ASSISTANT
 from astromesh.graph.ledger import RunLedger
 from astromesh.graph.scope import Scope
 from astromesh.runtime.agent import Agent
+from astromesh.runtime.budgets import Accounts, ChargedModel
 from astromesh.runtime.content_capture import ContentCapture
-from astromesh.telemetry.events import MODEL_DELTA, ListenableStream, ms_since
+from astromesh.runtime.records import RunAnswer, RunRequest
+from astromesh.runtime.sessions import SessionLock
+from astromesh.telemetry import ids
+from astromesh.telemetry.clock import Clock
+from astromesh.telemetry.events import MODEL_DELTA, EventSink, EventStream, ListenableStream, ms_since
 from astromesh.telemetry.run_log import RunLog
 from astromesh.text import TextBuffer
 from astromesh.tokens import estimate_request
-from astromesh.types import (
-    CallerContext,
-    SessionKey,
-)
+from astromesh.tools.base import ToolContext
+from astromesh.types import CallerContext, SessionKey
 
 
 class _GatedCall:
@@ -32,53 +38,60 @@ class _GatedCall:
 
     __slots__ = ("gate", "raw", "role")
 
-    def __init__(self, gate: StreamGate, role: str, *, changed: bool) -> None:
+    def __init__(self, gate: StreamGate, role: str, *, has_rules: bool) -> None:
         self.gate = gate
         self.role = role
-        # without rules what was said is what leaves
-        self.raw = TextBuffer() if changed else None
+        #: what the model said; without rules that is what leaves
+        self.raw = TextBuffer() if has_rules else None
 
     def text(self) -> str:
         return self.gate.released.text if self.raw is None else self.raw.getvalue()
 
 
 class GatedEvents:
-    """The run's emitter: lets model text out only when no output rule can change it any more (R10).
+    """The emitter of a run: releases model text once no output rule can change it any more.
 
-    What the model asks of tools is text of its own, too: events show it as the rules leave it.
+    The arguments that a model writes for a tool are its text, too: events show them as the rules leave them.
 
-    With `stream: final` it asks no model to stream; step 10 sends the released text as one delta.
+    With `stream: final`, models do not stream; step 10 sends the released text as one delta.
 
-    `partial` is what the running step has released so far; `last` the newest finished step of the run's own
-    voice: its whole text as the model said it, and what left of it.
+    Attributes:
+        last: The newest finished step of the run's own voice: its text as the model said it, and the result
+            of the rules. None before, and while a step is under way.
     """
 
-    __slots__ = ("_agent", "_ledger", "_model", "_partial", "_stream", "_voices", "last")
+    __slots__ = ("_agent", "_calls", "_current", "_ledger", "_model", "_stream", "last")
 
     def __init__(self, stream: ListenableStream, agent: Agent, ledger: RunLedger, model: RunModel) -> None:
         self._stream = stream
         self._agent = agent
         self._ledger = ledger
-        self._voices: dict[int, _GatedCall] = {}
         self._model = model
-        self._partial: TextBuffer | None = None
+        self._calls: dict[int, _GatedCall] = {}
+        #: the newest call of the run's own voice
+        self._current: _GatedCall | None = None
         self.last: tuple[str, OutputResult] | None = None
 
     @property
     def streaming(self) -> bool:
-        """Whether models are to stream; a listener that comes later makes the next call stream."""
+        """Whether models are to stream. A listener that joins later makes the next call stream."""
         return self._stream.streaming and self._agent.stream != "final"
 
     @property
     def partial(self) -> str:
-        return self._partial.getvalue() if self._partial is not None else ""
+        """The text that the step under way has released so far."""
+        return self._current.gate.released.text if self._current is not None else ""
 
     def emit(self, type: str, /, **data: Any) -> None:
-        if type == MODEL_DELTA:
-            self._delta(data)
-            return
-        if type == "model.finished":
-            self._finish(data)
+        if type == MODEL_DELTA:  # one Python call for each token, and the gate's
+            call = self._calls.get(data["step"]) or self._open_call(data["step"], data["role"])
+            if call.raw is not None:
+                call.raw.write(data["content"])
+            data["content"] = text = call.gate.feed(data["content"])
+            if not text:
+                return
+        elif type == "model.finished":
+            self.end(data["step"], data["usage"]["output_tokens"])
         elif type == "model.started" and data["role"] == ASSISTANT:
             self.begin()
         elif type == "tool.started" and self._agent.guardrails.output_rules:
@@ -86,80 +99,42 @@ class GatedEvents:
         self._stream.emit(type, **data)
 
     def begin(self) -> None:
-        """A new step of the run's own voice begins: what the last one said is not the answer."""
-        self._partial = None
-        self.last = None
+        """Begins a step of the run's own voice: the text of the step before is not the answer."""
+        self._current = self.last = None
 
     def end(self, step: int, output_tokens: int) -> None:
-        """A step that no model call of this run said has ended: what is held back of it may leave."""
-        self._finish({"step": step, "usage": {"output_tokens": output_tokens}})
+        """Ends a step: the text that the rules still hold back may leave."""
+        call = self._calls.pop(step, None)
+        if call is None:
+            return
+        used = self._ledger.usage.total_tokens
+        if rest := call.gate.finish(tokens_used=used, output_tokens=output_tokens):
+            self._stream.emit(MODEL_DELTA, step=step, role=call.role, content=rest)
+        if call.role == ASSISTANT:
+            self.last = (call.text(), call.gate.released)
 
     def retract(self, step: int) -> bool:
-        """A broken answer of which all is held back is forgotten, so that another one may begin."""
-        voice = self._voices.get(step)
-        if voice is not None and voice.gate.released.text:
+        """Discards a broken answer so that another one may begin. Returns False if some of it has left."""
+        call = self._calls.get(step)
+        if call is not None and call.gate.released.text:
             return False
-        self._voices.pop(step, None)
+        self._calls.pop(step, None)
         return True
 
-    def _delta(self, data: dict[str, Any]) -> None:
-        step, content = data["step"], data["content"]
-        voice = self._voices.get(step)
-        if voice is None:
-            gate = self._agent.guardrails.gate(self._agent.stream, tokens_used=self._spent_before())
-            rules = bool(self._agent.guardrails.output_rules)
-            voice = self._voices[step] = _GatedCall(gate, data["role"], changed=rules)
-        if voice.raw is not None:
-            voice.raw.write(content)
-        self._send(step, voice.role, voice.gate.feed(content))
+    def _open_call(self, step: int, role: str) -> _GatedCall:
+        rules = self._agent.guardrails
+        gate = rules.gate(self._agent.stream, tokens_used=self._tokens_before())
+        call = self._calls[step] = _GatedCall(gate, role, has_rules=bool(rules.output_rules))
+        if role == ASSISTANT:
+            self._current = call
+        return call
 
-    def _spent_before(self) -> int:
-        """Tokens of the turn before this call's answer: a number that only output rules want."""
+    def _tokens_before(self) -> int:
+        """Returns the tokens of the turn before this call's answer; only output rules need the number."""
         request = self._model.streaming_request
         if request is None or not self._agent.guardrails.output_rules:
             return 0
         return self._ledger.usage.total_tokens + estimate_request(request)
-
-    def _finish(self, data: dict[str, Any]) -> None:
-        step, usage = data["step"], data["usage"]
-        voice = self._voices.pop(step, None)
-        if voice is None:
-            return
-        used = self._ledger.usage.total_tokens
-        self._send(
-            step, voice.role, voice.gate.finish(tokens_used=used, output_tokens=usage["output_tokens"])
-        )
-        if voice.role == ASSISTANT:
-            self.last = (voice.text(), voice.gate.released)
-
-    def _send(self, step: int, role: str, text: str) -> None:
-        if text:
-            if role == ASSISTANT:
-                if self._partial is None:
-                    self._partial = TextBuffer()
-                self._partial.write(text)
-            self._stream.emit(MODEL_DELTA, step=step, role=role, content=text)
-
-
-class SessionHold(Protocol):
-    """What a run holds in its session: `token` of the lease, 0 where there is none.
-
-    `look`, where there is one, ends the run if it should not be answered any more.
-    """
-
-    @property
-    def token(self) -> int: ...
-
-    @property
-    def check_newest(self) -> Callable[[], Awaitable[None]] | None: ...
-
-
-class _NoHold:
-    token = 0
-    check_newest = None
-
-
-NO_HOLD = _NoHold()
 
 
 @dataclass(slots=True)
@@ -167,21 +142,27 @@ class Run:
     """One run in flight.
 
     Args:
-        stream: the listeners' side of the events; `scope.events` is the gated side that the pattern emits to.
-        log: its record among the runs of this process.
-        owner: id of the principal that the session belongs to: the caller, until step 4 finds another one.
-        admitted: the query after the input rules, once step 3 is done.
-        remembered: step 11 has begun.
-        seat: its place in the session.
-        policy: how an accepted run comes into its session, which has let it in before; else empty.
-        any_owner: the caller may use sessions of others (scope `sessions:any`).
-        journal: of a durable run, and of what is nested in it: the record.
-        accepted_at: of a durable run: when it was accepted, in seconds since the epoch; else 0.
-        suspended: the segment of a durable run ends, and not the run: nothing is said, nothing kept.
-        said: of a durable run taken up again: what its newest step has said before.
-        captured: keeps what is said for its trace, where `telemetry.capture_content` asks for it.
+        id: The id of the run.
+        stream: The listeners' side of the events. Patterns emit to `scope.events`, the gated side.
+        log: The record of the run in this process.
+        owner: The id of the principal that the session belongs to. Until step 4 this is the caller.
+        any_owner: Whether the caller may use sessions of others (scope `sessions:any`).
+        parent: `RUN.CALL` of the tool call that this run is nested in, or empty.
+        admitted_query: The query after the input rules, set by step 3.
+        persisted: Whether step 11 has begun.
+        lock: The lock of the session, if the store of its turns has leases.
+        policy: How a segment of a durable run enters its session, which has admitted the run before. None in
+            every other run.
+        accepted_at: When a durable run was accepted, in seconds since the epoch; else 0.
+        suspended: Whether the segment ends and the run does not: nothing more is emitted or stored.
+        journal: The record of a durable run, and of every run nested in one.
+        replayed_text: What the newest step of a resumed run has said before.
+        content_recorder: Stores content for the trace if `telemetry.capture_content` is set.
+        accounts: The stored budgets that the run is charged to, if there are any.
     """
 
+    id: str
+    trace_id: str
     scope: Scope
     stream: ListenableStream
     log: RunLog
@@ -194,34 +175,142 @@ class Run:
     parent: str = ""
     admitted_query: str = ""
     persisted: bool = False
-    session_hold: SessionHold = NO_HOLD
+    lock: SessionLock | None = None
     policy: ConcurrencyPolicy | None = None
     accepted_at: float = 0.0
     suspended: bool = False
     journal: RunJournal | None = None
     replayed_text: str = ""
     content_recorder: ContentCapture | None = None
+    accounts: Accounts | None = None
     started: float = field(default_factory=perf_counter)
 
     @property
-    def id(self) -> str:
-        return self.scope.run_id
-
-    @property
     def is_suspended(self) -> bool:
-        """Its segment ends, or that of the durable run it is part of, and not the run."""
-        book = self.journal.step_log if self.parent and self.journal is not None else None
-        return self.suspended or (book is not None and book.suspended)
+        """Whether its segment, or the segment of the durable run above it, ends without ending the run."""
+        step_log = self.journal.step_log if self.parent and self.journal is not None else None
+        return self.suspended or (step_log is not None and step_log.suspended)
 
     @property
-    def trace_id(self) -> str:
-        return self.scope.trace_id
+    def lease_token(self) -> int:
+        """The fencing token of the session's lease; 0 without a lease."""
+        return self.lock.token if self.lock is not None else 0
 
     def elapsed_ms(self) -> float:
         return ms_since(self.started)
 
+    def use_stream(self, stream: DurableStream, agent: Agent) -> None:
+        """Makes the events of a durable run, or of one nested in it, go to disk first."""
+        assert self.journal is not None
+        self.stream = self.log.stream = stream
+        self.events = self.scope.events = GatedEvents(stream, agent, self.scope.ledger, self.model)
+        self.replayed_text = stream.partial_text
+        self.journal.attach(stream)
 
-def interrupted_error(run: Run) -> Interrupted:
-    error = Interrupted("The run was cancelled.")
-    error.run_id, error.trace_id = run.id, run.trace_id
-    return error
+    def interrupted_error(self) -> Interrupted:
+        error = Interrupted("The run was cancelled.")
+        error.run_id, error.trace_id = self.id, self.trace_id
+        return error
+
+
+#: executes a run: the pipeline, or a wrapper around it
+Handler = Callable[[Agent, RunRequest, Run], Awaitable[RunAnswer]]
+
+
+class RunFactory:
+    """Makes the `Run` of a request.
+
+    Attributes:
+        captures_content: Whether traces hold requests and answers (`telemetry.capture_content`).
+    """
+
+    def __init__(self, clock: Clock, metrics: EventSink, budgets: Budgets) -> None:
+        self._clock, self._metrics, self._budgets = clock, metrics, budgets
+        self.captures_content = False
+
+    def new_run(  # noqa: PLR0913 (what a run is made of)
+        self,
+        agent: Agent,
+        request: RunRequest,
+        caller: CallerContext | None,
+        sinks: tuple[EventSink, ...] = (),
+        trace_id: str = "",
+        parent: ToolContext | None = None,
+        run_id: str = "",
+    ) -> Run:
+        """Returns a run that has not started.
+
+        Args:
+            sinks: Listeners to its events, beside the metrics.
+            trace_id: The trace that it belongs to. Empty: the caller's, or a new one.
+            parent: The tool call that it is nested in.
+            run_id: Empty for a new one. A run nested in a durable run has an id of its place in that run.
+        """
+        caused = request.caused_by
+        run_id, trace_id = run_id or ids.new_id("run_"), trace_id or caused.trace_id or ids.trace_id()
+        tenant, owner = principal_of(caller)
+        session = SessionKey(tenant, agent.name, request.session_id)
+        above = f"{parent.run_id}.{parent.call_id}" if parent else ""
+        outer: Scope | None = parent.run if parent else None
+        record: RunJournal | None = outer.journal if outer else None  # type: ignore[assignment]
+        place = ""
+        if record is not None and parent is not None:
+            place, run_id = record.nested(parent.path, parent.call_id, agent.name)
+        ledger = RunLedger(agent.budget, outer.ledger if outer else None)
+        scope = Scope(
+            run_id,
+            agent=agent.name,
+            session=session,
+            caller=caller,
+            trace_id=trace_id,
+            ledger=ledger,
+            clock=self._clock,
+            deadline=parent.deadline if parent else None,
+            depth=outer.depth + 1 if outer else 0,
+        )
+        if outer:
+            scope.retries, scope.uncancelled, scope.untrusted = (
+                outer.retries,
+                outer.uncancelled,
+                outer.untrusted,
+            )
+        if agent.memory.episodic is not None:
+            scope.tool_records = []
+        schema = agent.output_schema.json_schema if agent.output_schema else None
+        accounts: Accounts | None = outer.accounts if outer else None  # type: ignore[assignment]
+        if agent.limits or accounts is not None:
+            scope.accounts = accounts = Accounts(self._budgets, agent, scope, owner, accounts)
+            model: RunModel = ChargedModel(agent.router, scope, schema, accounts)
+        else:
+            model = RunModel(agent.router, scope, schema)
+        log = RunLog(
+            run_id, trace_id, tenant, owner, agent.name, request.session_id, above, ledger, model.attempts
+        )
+        log.remote_span = caused.span_id
+        sampled = caused.sampled if outer is None else outer.sampled
+        if sampled is not None:
+            log.sampled = scope.sampled = sampled
+        log.stream = stream = EventStream(run_id, (self._metrics, *sinks), log)
+        scope.events = events = GatedEvents(stream, agent, ledger, model)
+        any_owner = bool(caller and caller.scopes & ANY_SESSION)
+        run = Run(
+            run_id, trace_id, scope, stream, log, events, model, session, owner, any_owner, caller, above,
+            accounts=accounts,
+        )  # fmt: skip
+        if agent.guardrails.output_rules:
+            scope.visible_name = agent.guardrails.filter_text
+        if self.captures_content:
+            run.content_recorder = scope.capture = ContentCapture(scope, agent.guardrails)
+        if record is not None:
+            run.accepted_at, log.durable = record.step_log.accepted_at, True
+            run.journal = scope.journal = RunJournal(record.step_log, place, run_id, model)
+        return run
+
+    def resumed_run(self, agent: Agent, request: RunRequest, caller: CallerContext, row: RunRow) -> Run:
+        """Returns a durable run as this process begins a segment of it."""
+        run = self.new_run(agent, request, caller, trace_id=row.trace_id, run_id=row.run_id)
+        run.key, run.owner = SessionKey(row.tenant, row.agent, row.session_id), row.owner
+        newest = row.segment == 1 and agent.manifest.spec.sessions.concurrency == "interrupt"
+        run.policy = "interrupt" if newest else "enqueue"
+        run.log.durable = True
+        return run

@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
+from msgspec.structs import asdict
+
 from astromesh.durable import failpoints
 from astromesh.durable.approvals import ApprovalWaits, decision_event, decisions_of
 from astromesh.durable.base import JournalStep, RunChange, RunRow, RunStore, SegmentClaim
@@ -23,8 +25,7 @@ from astromesh.durable.writer import SegmentWriter, retry_while_unavailable
 from astromesh.errors import AstromeshError, SessionBusy, StoreUnavailable
 from astromesh.runtime.agent import Agent
 from astromesh.runtime.records import RunAnswer, RunRequest, new_request_to_json, request_of
-from astromesh.runtime.run import GatedEvents, Run
-from astromesh.runtime.run_wrappers import Handler
+from astromesh.runtime.run import Handler, Run
 from astromesh.telemetry import ids
 from astromesh.telemetry.clock import Clock
 from astromesh.telemetry.events import EventSink
@@ -48,7 +49,7 @@ class SegmentHost(Protocol):
     @property
     def metrics(self) -> EventSink: ...
 
-    def new_run(self, agent: Agent, request: RunRequest, caller: CallerContext, row: RunRow) -> Run: ...
+    def resumed_run(self, agent: Agent, request: RunRequest, caller: CallerContext, row: RunRow) -> Run: ...
 
     async def run_durable(self, agent: Agent, request: RunRequest, run: Run) -> RunAnswer: ...
 
@@ -75,7 +76,7 @@ class Segment:
         self.row, self.agent = row, agent
         self._host, self._store, self._notify = host, store, notify
         self.request = request_of(row.request)
-        self.run = host.new_run(agent, self.request, caller, row)
+        self.run = host.resumed_run(agent, self.request, caller, row)
         self.writer = SegmentWriter(
             store, SegmentClaim(row.run_id, row.segment, row.worker), self._lost, self._written
         )
@@ -132,12 +133,10 @@ class Segment:
         row, run = self.row, self.run
         steps, past = await self._load_record()
         self.stream = stream = DurableStream(row.run_id, self.writer, run.log, (self._host.metrics,), past)
-        run.stream = run.log.stream = stream
-        run.events = run.scope.events = GatedEvents(stream, self.agent, run.scope.ledger, run.model)
-        run.accepted_at, run.replayed_text = row.created_at, stream.partial_text
-        book = StepLog(row, self.writer, self.waiting, steps, self._load_events, self._postpone)
-        run.journal = run.scope.journal = RunJournal(book, "", row.run_id, run.model)
-        run.journal.attach(stream)
+        step_log = StepLog(row, self.writer, self.waiting, steps, self._load_events, self._postpone)
+        run.journal = run.scope.journal = RunJournal(step_log, "", row.run_id, run.model)
+        run.use_stream(stream, self.agent)
+        run.accepted_at = row.created_at
         run.scope.deadline = self._deadline(steps)
         if steps:
             stream.emit("run.resumed", segment=row.segment, **_new_decisions(steps, past))
@@ -180,7 +179,7 @@ class Segment:
             self.writer.close()
             return
         usage, log = run.scope.ledger.usage, run.log
-        result = answer.to_json() if answer else partial_result(last.data)
+        result = asdict(answer) if answer else partial_result(last.data)
         failure = None
         if last.type == "run.failed":
             failure = {"code": last.data["code"], "detail": last.data["detail"]}
@@ -269,17 +268,19 @@ def under_journal(handler: Handler) -> Handler:
     async def run_by_its_record(agent: Agent, request: RunRequest, run: Run) -> RunAnswer:
         journal = run.journal
         assert journal is not None
-        book, clock = journal.step_log, run.scope.clock
+        step_log, clock = journal.step_log, run.scope.clock
         if run.scope.deadline is not None:
-            book.writer.change(RunChange(deadline_at=clock.now() + run.scope.deadline - clock.monotonic()))
+            step_log.writer.change(
+                RunChange(deadline_at=clock.now() + run.scope.deadline - clock.monotonic())
+            )
         try:
             answer = await handler(agent, request, run)
         except AstromeshError:
-            if book.failure is not None:
-                raise book.failure from None
+            if step_log.failure is not None:
+                raise step_log.failure from None
             raise
-        if book.failure is not None:
-            raise book.failure
+        if step_log.failure is not None:
+            raise step_log.failure
         return answer
 
     return run_by_its_record

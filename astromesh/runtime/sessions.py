@@ -21,10 +21,6 @@ import structlog
 from astromesh.durable.base import ConcurrencyPolicy, SessionLease, SessionLeases
 from astromesh.durable.leases import LEASE_SECONDS, REQUEST_SECONDS, PeriodicJob
 from astromesh.errors import AstromeshError, Interrupted, LeaseLost, SessionBusy, SessionNotFound
-from astromesh.runtime.agent import Agent
-from astromesh.runtime.records import RunAnswer, RunRequest
-from astromesh.runtime.run import Run
-from astromesh.runtime.run_wrappers import Handler, Wrapper
 from astromesh.telemetry.clock import Clock, SystemClock
 from astromesh.types import SessionKey
 
@@ -347,17 +343,13 @@ class SessionLeaseHolder:
                 seat.token = await leases.take(seat.key, self.holder, LEASE_SECONDS) or 0
         self._renewal.start()
 
-    async def take(
-        self, leases: SessionLeases, seat: SessionLock, policy: ConcurrencyPolicy, timeout: float
-    ) -> None:
-        """Waits for the lease of a seat's session.
-
-        Args:
-            timeout: seconds to wait for another process.
+    async def take(self, leases: SessionLeases, seat: SessionLock) -> None:
+        """Waits for the lease of a lock's session, at most `seat.timeout` seconds.
 
         Raises:
-            SessionBusy: by `reject` at once, otherwise after `timeout`.
+            SessionBusy: with `reject` at once, otherwise after the timeout.
         """
+        policy, timeout = seat.policy, seat.timeout
         asked, pause = False, _FIRST_RETRY_SECONDS
         give_up = asyncio.get_running_loop().time() + timeout
         while not await self._try(leases, seat):
@@ -445,51 +437,3 @@ async def require_newest(leases: SessionLeases, seat: SessionLock) -> None:
 
 async def _is_lost(leases: SessionLeases, place: SessionLease) -> bool:
     return (await leases.renew([place], LEASE_SECONDS))[0] is None
-
-
-def within_session(sessions: Sessions, leases: SessionLeaseHolder) -> Wrapper:
-    """Wraps a run so that its session admits one at a time, by the agent's `spec.sessions`.
-
-    What `merge` merges has become one run before (`AgentRuntime.start`).
-    """
-
-    def wrap(handler: Handler) -> Handler:
-        async def run_in_session(agent: Agent, request: RunRequest, run: Run) -> RunAnswer:
-            spec = agent.manifest.spec.sessions
-            owner = None if run.any_owner else run.owner
-            policy = run.policy or spec.concurrency
-            seat = sessions.enter(run.key, policy, spec.queue_timeout_seconds, owner=owner)
-            over = agent.memory.leases
-            if over is None:
-                async with seat:
-                    return await handler(agent, request, run)
-            if policy == "interrupt" and over.shared:
-                async with leases.arrival_lock(run.key):
-                    seat.newest = await become_newest(over, run.key, run.owner)
-            try:
-                async with seat:
-                    return await run_under_lease(over, seat, agent, request, run)
-            finally:
-                if seat.newest is not None:
-                    await leases.release(over, seat.newest)
-
-        async def run_under_lease(
-            over: SessionLeases, seat: SessionLock, agent: Agent, request: RunRequest, run: Run
-        ) -> RunAnswer:
-            spec = agent.manifest.spec.sessions
-            run.session_hold = seat
-            seats = leases.sessions_under(over)
-            seats.add(seat)
-            seat.check_newest = partial(require_newest, over, seat)
-            try:
-                if over.shared:
-                    await leases.take(over, seat, seat.policy, spec.queue_timeout_seconds)
-                return await handler(agent, request, run)
-            finally:
-                seats.discard(seat)
-                if seat.token:
-                    await leases.release(over, SessionLease(seat.key, seat.token))
-
-        return run_in_session
-
-    return wrap

@@ -6,20 +6,15 @@ run may start, and the graphs that all of these run.
 
 from __future__ import annotations
 
-import asyncio
-import os
 import re
-from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from astromesh.config.folder import Configuration, load
 from astromesh.core.templates import check_template
 from astromesh.errors import InvalidManifest
-from astromesh.graph.call_record import hash_of
 from astromesh.plugins import Plugins
-from astromesh.runtime.agent import Agent
 from astromesh.types import JsonObject
 
 #: a literal key; a name of the environment is none
@@ -64,7 +59,7 @@ def load_snapshot(
     folder: Path,
     name: str,
     kept: JsonObject,
-    env: Mapping[str, str] | None,
+    env: Mapping[str, str],
     plugins: Plugins,
     graphs: Iterable[str] = (),
 ) -> Configuration:
@@ -87,7 +82,7 @@ def load_snapshot(
             instead[what].write_text(text, "utf-8")
         found = load(
             folder,
-            env=os.environ if env is None else env,
+            env=env,
             resolver=plugins,
             check_template=check_template,
             replacements=instead,
@@ -105,24 +100,3 @@ def _with_keys(source: str, folder: Path, name: str) -> str:
     if not keys or len(keys) != len(_API_KEY.findall(source)):
         return source
     return _API_KEY.sub(lambda found: found[1] + keys.pop(0), source)
-
-
-class Snapshots:
-    """Agents of manifests that are no longer the present ones; the newest few."""
-
-    def __init__(self, most: int = 16) -> None:
-        self._most = most
-        self._agents: OrderedDict[tuple[str, str], Agent] = OrderedDict()
-        self._opening = asyncio.Lock()
-
-    async def get(
-        self, name: str, kept: JsonObject, make: Callable[[str, JsonObject], Awaitable[Agent]]
-    ) -> Agent:
-        key = name, hash_of(kept)
-        async with self._opening:
-            agent = self._agents.get(key)
-            if agent is None:
-                agent = self._agents[key] = await make(name, kept)
-                while len(self._agents) > self._most:
-                    self._agents.popitem(last=False)
-        return agent

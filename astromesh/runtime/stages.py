@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from time import perf_counter
 
@@ -20,8 +20,8 @@ from astromesh.graph.call_record import arguments_of
 from astromesh.graph.calls import ASSISTANT, call_model
 from astromesh.graph.scope import ToolCallRecord
 from astromesh.orchestration.base import Outcome, PatternTask
-from astromesh.runtime import budgets
 from astromesh.runtime.agent import Agent
+from astromesh.runtime.budgets import ChargedTools, require_progress
 from astromesh.runtime.records import (
     AdmittedQuery,
     EquippedQuery,
@@ -174,7 +174,7 @@ def _admit(agent: Agent, request: RunRequest, run: Run) -> AdmittedQuery:
     started = perf_counter()
     try:
         checked = agent.guardrails.check_input(request.query)
-        preface = _admit_messages(agent, request.preface)
+        preface = _admit_messages(agent, request.preface) if request.preface else ()
         history = None if request.history is None else _admit_history(agent, request)
     except GuardrailBlocked as blocked:
         for action in blocked.actions:
@@ -188,14 +188,22 @@ def _admit(agent: Agent, request: RunRequest, run: Run) -> AdmittedQuery:
 async def recall(agent: Agent, admitted: AdmittedQuery, run: Run) -> RecalledQuery:
     """Step 4: history, knowledge and past events of this session."""
     started = perf_counter()
+    build = partial(
+        agent.memory.build_context,
+        agent.name,
+        run.key.session_id,
+        admitted.query,
+        tenant=run.key.tenant,
+        owner=run.owner,
+        any_owner=run.any_owner,
+    )
     if run.journal is None:
-        memory = await _build_context(agent, admitted, run)
+        memory = await build()
     else:
-        memory = await run.journal.value(
-            "memory", lambda: _build_context(agent, admitted, run), memory_to_json, memory_of
-        )
+        memory = await run.journal.value("memory", build, memory_to_json, memory_of)
     run.owner = memory.owner or run.owner
-    run.scope.note_untrusted(_untrusted_sources(memory))
+    if memory.semantic_results or memory.episodic_events:
+        run.scope.note_untrusted(_untrusted_sources(memory))
     run.stream.emit(
         "memory.loaded",
         turns=len(memory.conversation_history),
@@ -213,17 +221,6 @@ def _untrusted_sources(memory: MemoryContext) -> Iterator[str]:
         yield "semantic memory"
     if any(event.get("event") == "tool_call" for event in memory.episodic_events):
         yield "episodic memory"
-
-
-def _build_context(agent: Agent, admitted: AdmittedQuery, run: Run) -> Awaitable[MemoryContext]:
-    return agent.memory.build_context(
-        agent.name,
-        run.key.session_id,
-        admitted.query,
-        tenant=run.key.tenant,
-        owner=run.owner,
-        any_owner=run.any_owner,
-    )
 
 
 def render(agent: Agent, recalled: RecalledQuery, run: Run) -> PromptedQuery:
@@ -252,9 +249,11 @@ async def equip(agent: Agent, prompted: PromptedQuery, run: Run) -> EquippedQuer
     if agent.tools.live:
         await _await_identity(agent, run)
         await agent.tools.prepare()
-    tools = _tools(agent, prompted.recalled.admitted.request).specs()
-    run.stream.emit("tools.listed", count=len(tools))
-    return EquippedQuery(prompted, tools)
+    offered = prompted.recalled.admitted.request.terms.tools
+    tools: ToolPort = agent.tools if offered is None else JoinedTools(offered, agent.tools)
+    specs = tools.specs()
+    run.stream.emit("tools.listed", count=len(specs))
+    return EquippedQuery(prompted, tools, specs)
 
 
 async def _await_identity(agent: Agent, run: Run) -> None:
@@ -271,13 +270,16 @@ async def orchestrate(agent: Agent, equipped: EquippedQuery, run: Run) -> tuple[
 
     What fails on the way says no more than an answer may.
     """
-    request = equipped.prompted.recalled.admitted.request
-    iterations = agent.iterations_within(request.terms.max_iterations)
-    task = PatternTask(equipped.prompted.messages, equipped.tools, iterations, request.context)
-    tools = budgets.charged_tools(_tools(agent, request), run.scope)
+    request, accounts = equipped.prompted.recalled.admitted.request, run.accounts
+    iterations = agent.max_iterations
+    if request.terms.max_iterations is not None:
+        iterations = agent.iterations_within(request.terms.max_iterations)
+    task = PatternTask(equipped.prompted.messages, equipped.specs, iterations, request.context)
+    tools = equipped.tools if accounts is None else ChargedTools(equipped.tools, accounts)
     try:
         outcome = await agent.pattern.run(task, run.model, tools, run.scope)
-        budgets.require_progress(run.scope, outcome.stop_reason)
+        if accounts is not None and outcome.stop_reason == "budget":
+            require_progress(run.scope.ledger, accounts)
         if agent.output_schema is not None:
             outcome = await enforce_schema(agent.output_schema, outcome, task.messages, run)
     except UpstreamError as error:
@@ -317,7 +319,7 @@ def release(agent: Agent, answered: tuple[EquippedQuery, Outcome], run: Run) -> 
         "stop_reason": outcome.stop_reason,
         "finish_reason": last.finish_reason if last else "stop",
         "attempts": list(run.model.attempts),
-        **_checked_metadata(agent, outcome, checked.text),
+        **(_checked_metadata(agent, outcome, checked.text) if outcome.metadata else {}),
     }
     return ReleasedAnswer(admitted, checked.text, (*admitted.actions, *checked.actions), details)
 
@@ -328,32 +330,29 @@ async def remember(agent: Agent, released: ReleasedAnswer, run: Run) -> None:
     if not request.persist:
         return
     started = perf_counter()
-    if run.session_hold.check_newest is not None:
-        await run.session_hold.check_newest()
+    if run.lock is not None and run.lock.check_newest is not None:
+        await run.lock.check_newest()
     run.persisted = True  # a cancel from here on does not take the turns back, so that none are written twice
     try:
-        await _persist_once(agent, released, run)
+        if run.journal is None:
+            await _persist(agent, released, run)
+        else:
+            await run.journal.require_lease()
+            failpoints.reach(failpoints.BEFORE_STEP_11)
+            persist = partial(_persist, agent, released, run)
+            await run.journal.value("kept", persist, lambda _: {}, lambda _: None)
+            failpoints.reach(failpoints.AFTER_STEP_11)
     except asyncio.CancelledError as error:
         run.persisted = NOT_DONE not in error.args
         raise
     run.stream.emit("memory.persisted", turns=2, duration_ms=ms_since(started))
 
 
-async def _persist_once(agent: Agent, released: ReleasedAnswer, run: Run) -> None:
-    if run.journal is None:
-        await _persist(agent, released, run)
-        return
-    await run.journal.require_lease()
-    failpoints.reach(failpoints.BEFORE_STEP_11)
-    await run.journal.value("kept", lambda: _persist(agent, released, run), lambda _: {}, lambda _: None)
-    failpoints.reach(failpoints.AFTER_STEP_11)
-
-
 async def _persist(agent: Agent, released: ReleasedAnswer, run: Run) -> None:
     if agent.memory.is_empty:
         return
     now = run.scope.clock.now()
-    once, token = run.journal is not None, run.session_hold.token
+    once, token = run.journal is not None, run.lease_token
     async with agent.memory.transaction(run.key, run.owner, skip_written=once, token=token) as transaction:
         transaction.persist_turn(Turn("user", released.admitted.query, created_at=now, run_id=run.id))
         transaction.persist_turn(Turn("assistant", released.response, created_at=now, run_id=run.id))
@@ -367,7 +366,7 @@ async def remember_partial(agent: Agent, request: RunRequest, run: Run) -> None:
     if not text or not request.persist or run.persisted:
         return
     now = run.scope.clock.now()
-    once, token = run.journal is not None, run.session_hold.token
+    once, token = run.journal is not None, run.lease_token
     async with agent.memory.transaction(run.key, run.owner, skip_written=once, token=token) as transaction:
         transaction.persist_turn(Turn("user", run.admitted_query, created_at=now, run_id=run.id))
         transaction.persist_turn(Turn("assistant", text, created_at=now, run_id=run.id, status="partial"))
@@ -382,12 +381,6 @@ def respond(agent: Agent, released: ReleasedAnswer, run: Run) -> RunAnswer:
         "guardrails": list(released.actions),
     }
     return RunAnswer(released.response, agent.name, run.key.session_id, run.id, metadata)
-
-
-def _tools(agent: Agent, request: RunRequest) -> ToolPort:
-    """The agent's tools, and those that an outer pattern offers beside them."""
-    offered = request.terms.tools
-    return agent.tools if offered is None else JoinedTools(offered, agent.tools)
 
 
 def _admit_history(agent: Agent, request: RunRequest) -> tuple[Message, ...]:
@@ -410,7 +403,7 @@ def _admit_messages(
 
 def _checked_metadata(agent: Agent, outcome: Outcome, response: str) -> JsonObject:
     """What a pattern adds to the metadata, each text of it under the output rules; the answer as released."""
-    if not outcome.metadata or not agent.guardrails.output_rules:
+    if not agent.guardrails.output_rules:
         return outcome.metadata
     found: JsonObject = filter_data(agent.guardrails, outcome.metadata, checked={outcome.text: response})
     return found

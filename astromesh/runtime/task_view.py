@@ -11,8 +11,9 @@ from astromesh.access.scopes import Viewer
 from astromesh.durable.base import ENDED_TASK_STATUSES, Artifact, ArtifactFilter, TaskRow, TaskStore
 from astromesh.errors import Conflict, InvalidInput, NotDurable, NotWaiting, StoreError, TaskNotFound
 from astromesh.plugins import Resources
+from astromesh.runtime.agent_directory import AgentDirectory
 from astromesh.runtime.task_log import LiveTask
-from astromesh.runtime.workflows import WorkflowHost, WorkflowRegistry, open_workflow
+from astromesh.runtime.workflows import WorkflowRegistry, open_workflow
 from astromesh.telemetry.events import EventSink
 from astromesh.types import JsonObject
 from astromesh.workflow.base import TaskResult
@@ -278,8 +279,8 @@ _EXTRA_STAGES = 50
 class TaskReplays:
     """Replays of the Tasks of a runtime."""
 
-    def __init__(self, host: WorkflowHost, workflows: WorkflowRegistry, tasks: TaskView) -> None:
-        self._host, self._workflows, self._tasks = host, workflows, tasks
+    def __init__(self, directory: AgentDirectory, workflows: WorkflowRegistry, tasks: TaskView) -> None:
+        self._directory, self._workflows, self._tasks = directory, workflows, tasks
 
     async def replay(self, task_id: str, viewer: Viewer, stage: str = "", path: str = "") -> JsonObject:
         """Runs an ended Task, or one stage of it, again from its records: offline, into a scratch record.
@@ -321,7 +322,7 @@ class TaskReplays:
     ) -> Engine:
         """Returns an engine without model calls and without a log."""
         return await open_workflow(
-            self._host,
+            self._directory.state,
             name,
             resources=resources,
             log=replay,

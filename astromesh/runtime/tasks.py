@@ -12,7 +12,6 @@ from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Protocol
 
 import structlog
 
@@ -21,7 +20,6 @@ from astromesh.durable.leases import (
     LEASE_SECONDS,
     SWEEP_SECONDS,
     PeriodicJob,
-    RetentionPolicy,
     WorkerHeartbeat,
     cancel_and_wait,
     expiry_job,
@@ -39,14 +37,13 @@ from astromesh.errors import (
     TaskNotFound,
 )
 from astromesh.runtime.records import TaskRequest
+from astromesh.runtime.runner import AgentRunner
 from astromesh.runtime.task_log import LiveTask, TaskMetrics, TaskRecords, TaskTraces
 from astromesh.runtime.task_view import TaskReplays, TaskView, task_json
-from astromesh.runtime.workflows import WorkflowHost, WorkflowRegistry
+from astromesh.runtime.workflows import WorkflowRegistry
 from astromesh.telemetry import ids
 from astromesh.telemetry.events import EventSink
 from astromesh.telemetry.logs import OutageLog
-from astromesh.telemetry.metrics import Metrics
-from astromesh.telemetry.traces import TracedRun
 from astromesh.types import CallerContext, JsonObject
 from astromesh.workflow.base import NotJson, TaskResult, canonical
 from astromesh.workflow.engine import Engine
@@ -62,21 +59,6 @@ _QUEUE_RETRY_SECONDS = 0.2
 
 log = structlog.get_logger("astromesh.workflows")
 outages = OutageLog(log, "task_store_away", "task_store_back")
-
-
-class TaskHost(WorkflowHost, Protocol):
-    """What the Tasks need of the runtime."""
-
-    metrics: Metrics
-
-    @property
-    def retention(self) -> RetentionPolicy: ...
-
-    async def open_tasks(self) -> TaskStore: ...
-
-    async def register_key(self, key: IdempotencyKey, candidate_id: str) -> str: ...
-
-    def export(self, run: TracedRun) -> None: ...
 
 
 def _log_task(live: LiveTask, record: JsonObject) -> None:
@@ -102,18 +84,18 @@ class WorkflowTasks:
         heartbeat: the live workers of this data folder.
     """
 
-    def __init__(self, host: TaskHost, heartbeat: WorkerHeartbeat) -> None:
-        self._host = host
-        self._worker = Worker(self, heartbeat, outages, sleep=host.clock.sleep)
+    def __init__(self, runner: AgentRunner, heartbeat: WorkerHeartbeat) -> None:
+        self._runner, self._clock = runner, runner.clock
+        self._worker = Worker(self, heartbeat, outages, sleep=runner.clock.sleep)
         self.worker = self._worker.name
-        self.records = TaskRecords(self.worker, host.clock)
-        self.loaded = WorkflowRegistry(host, self.records)
+        self.records = TaskRecords(self.worker, runner.clock)
+        self.loaded = WorkflowRegistry(runner.directory, self.records)
         self.tasks = TaskView(self.loaded, self.records.live, self.store, self.stop)
-        self.replays = TaskReplays(host, self.loaded, self.tasks)
+        self.replays = TaskReplays(runner.directory, self.loaded, self.tasks)
         self.records.listeners += [
-            TaskMetrics(host.metrics.tally, self.loaded.metrics_of),
+            TaskMetrics(runner.metrics.tally, self.loaded.metrics_of),
             self.loaded.notify_observers,
-            TaskTraces(host.export),
+            TaskTraces(runner.export),
             _log_task,
         ]
         self._opening = asyncio.Lock()
@@ -155,9 +137,9 @@ class WorkflowTasks:
     async def store(self) -> TaskStore:
         async with self._opening:
             if self.records.store is None:
-                self.records.store = store = await self._host.open_tasks()
+                self.records.store = store = await self._runner.stores.open_tasks()
                 delete = partial(_expire, store)
-                self._expiry = expiry_job(delete, self._host.clock, self._host.retention.days)
+                self._expiry = expiry_job(delete, self._clock, self._runner.stores.retention.days)
                 self._expiry.start()
             return self.records.store
 
@@ -226,7 +208,7 @@ class WorkflowTasks:
 
     async def _find_by_key(self, key: IdempotencyKey, task_id: str) -> tuple[str, TaskRow | None]:
         """Returns the Task id of a key, and the Task if it exists."""
-        kept = await self._host.register_key(key, task_id)
+        kept = await (await self._runner.durable.open()).reserve_key(key, task_id)
         if kept == task_id:
             return kept, None
         store, tries = await self.store(), int(_NAMED_TASK_SECONDS / _POLL_SECONDS)
@@ -306,7 +288,7 @@ class WorkflowTasks:
         *,
         durable: bool,
     ) -> TaskRow:
-        now = self._host.clock.now()
+        now = self._clock.now()
         told = caller or CallerContext()
         return TaskRow(
             begin["task_id"], told.tenant_id or "default", told.user_id or "anonymous", begin["workflow"],
@@ -350,7 +332,7 @@ class WorkflowTasks:
             try:
                 return await self._execute(engine, live)
             except QueueFull:
-                await self._host.clock.sleep(_QUEUE_RETRY_SECONDS)
+                await self._clock.sleep(_QUEUE_RETRY_SECONDS)
 
     async def _execute(self, engine: Engine, live: LiveTask, sinks: Sequence[EventSink] = ()) -> TaskResult:
         live.begun = True
@@ -362,7 +344,7 @@ class WorkflowTasks:
             caller=caller_of(row.caller),
             trace_id=row.trace_id,
             sampled=live.caused_by.sampled,
-            sinks=(self._host.metrics, *sinks),
+            sinks=(self._runner.metrics, *sinks),
         )
         if row.metadata:
             result.metadata["request"] = dict(row.metadata)
@@ -408,7 +390,7 @@ class WorkflowTasks:
 
     @property
     def _lease_end(self) -> float:
-        return self._host.clock.now() + LEASE_SECONDS
+        return self._clock.now() + LEASE_SECONDS
 
     async def _take(self, worker: str, *dead: str) -> int:
         """Takes Tasks of dead workers, and those whose lease has expired. Returns their number.
@@ -465,7 +447,7 @@ class WorkflowTasks:
 
     async def _keep_evaluation(self, engine: Engine, found: JsonObject) -> str:
         begin = self._begin(engine, TaskRequest(), ids.new_id("eval_"))
-        row, now = self._row(engine, TaskRequest(), begin, None, durable=False), self._host.clock.now()
+        row, now = self._row(engine, TaskRequest(), begin, None, durable=False), self._clock.now()
         status: TaskStatus = "success" if found["passed"] else "failure"
         row = replace(row, status=status, finished_at=now, result={"output": found}, worker="")
         kept = Artifact(row.task_id, 1, "evaluation", "", "", "", now, row.fingerprint, found)

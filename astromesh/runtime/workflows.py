@@ -6,22 +6,19 @@ With the runtime's agents for agent nodes.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import Any
 
 import structlog
 
 from astromesh.durable.base import TaskRow
 from astromesh.errors import InvalidConfiguration, InvalidManifest, InvalidWorkflow, WorkflowUnavailable
 from astromesh.net.http import Http
-from astromesh.plugins import Deps, Plugins, Resources
-from astromesh.runtime.agent import Agent
+from astromesh.plugins import Deps, Resources
+from astromesh.runtime.agent_directory import AgentDirectory
 from astromesh.runtime.bootstrap import RuntimeState
 from astromesh.runtime.config_loader import workflow_folder, workflow_names, workflow_not_found
 from astromesh.runtime.task_log import LiveTask
-from astromesh.telemetry.clock import Clock
-from astromesh.tools.base import RunAgent
 from astromesh.types import JsonObject
 from astromesh.workflow.base import Gate, TaskLog
 from astromesh.workflow.engine import Engine
@@ -32,32 +29,8 @@ from astromesh.workflow.observers import Observers
 from astromesh.workflow.project import enabled_metrics
 
 
-class WorkflowHost(Protocol):
-    """What workflows need of the runtime."""
-
-    config_dir: Path
-    data_dir: Path
-    plugins: Plugins
-    clock: Clock
-
-    @property
-    def env(self) -> Mapping[str, str]: ...
-
-    @property
-    def state(self) -> RuntimeState: ...
-
-    @property
-    def run_agent(self) -> RunAgent: ...
-
-    @property
-    def agents(self) -> Mapping[str, Agent]: ...
-
-    @property
-    def broken(self) -> Mapping[str, tuple[InvalidManifest, ...]]: ...
-
-
 async def open_workflow(  # noqa: PLR0913 (what an engine is opened with)
-    runtime: WorkflowHost,
+    state: RuntimeState,
     name: str,
     *,
     log: TaskLog | None = None,
@@ -78,27 +51,26 @@ async def open_workflow(  # noqa: PLR0913 (what an engine is opened with)
         WorkflowNotFound: there is none.
         InvalidWorkflow: all its faults at once.
     """
-    folder = workflow_folder(runtime.config_dir, name)
-    resources = resources or runtime.state.resources
+    folder = workflow_folder(state.configuration.folder, name)
+    run_agent, clock = state.deps.run_agent, state.deps.clock
     deps = Deps(
-        http=await runtime.state.resources.shared(Http, Http),
-        clock=runtime.clock,
-        data_dir=runtime.data_dir,
+        http=await state.resources.shared(Http, Http),
+        clock=clock,
+        data_dir=state.deps.data_dir,
         config_dir=folder,
-        resources=resources,
-        knowledge=runtime.state.knowledge,
-        run_agent=runtime.run_agent,
+        resources=resources or state.resources,
+        knowledge=state.knowledge,
+        agents={name: agent.manifest.spec.identity.description for name, agent in state.agents.items()},
+        run_agent=run_agent,
     )
     return Engine.load(
         folder,
-        agents=(*runtime.agents, *runtime.broken),
-        run_agent=runtime.run_agent,
-        plugins=runtime.plugins,
-        deps=replace(
-            deps, agents={n: a.manifest.spec.identity.description for n, a in runtime.agents.items()}
-        ),
-        env=runtime.env,
-        clock=runtime.clock,
+        agents=(*state.agents, *state.broken),
+        run_agent=run_agent,
+        plugins=state.plugins,
+        deps=deps,
+        env=state.env,
+        clock=clock,
         log=log,
         gate=gate,
         journal=journal,
@@ -154,8 +126,8 @@ class WorkflowRegistry:
         log: makes the Tasks of all engines durable.
     """
 
-    def __init__(self, host: WorkflowHost, log: TaskLog) -> None:
-        self._host, self._log = host, log
+    def __init__(self, directory: AgentDirectory, log: TaskLog) -> None:
+        self._directory, self._log = directory, log
         self._loaded: dict[str, Workflow] = {}
 
     def __bool__(self) -> bool:
@@ -165,7 +137,7 @@ class WorkflowRegistry:
 
     async def load(self) -> None:
         """Reads every folder; a broken one harms nobody else."""
-        for name in workflow_names(self._host.config_dir):
+        for name in workflow_names(self._directory.state.configuration.folder):
             self._loaded[name] = await self._load(name, name)
 
     async def open(self, name: str, overrides: Mapping[str, object] | None = None) -> Workflow:
@@ -177,7 +149,7 @@ class WorkflowRegistry:
         Raises:
             WorkflowNotFound: there is none. InvalidWorkflow: all its faults at once.
         """
-        folder = workflow_folder(self._host.config_dir, name)
+        folder = workflow_folder(self._directory.state.configuration.folder, name)
         if overrides or folder.name not in self._loaded:
             replaced = self._loaded.get(folder.name)
             if replaced is not None and replaced.observers is not None:
@@ -192,7 +164,7 @@ class WorkflowRegistry:
         workflow = Workflow(name)
         try:
             workflow.engine = await open_workflow(
-                self._host,
+                self._directory.state,
                 place,
                 log=self._log,
                 gate=workflow.inspector,

@@ -11,7 +11,7 @@ from astromesh.api.requests import RunBody, runtime_of
 from astromesh.api.routes.runs import WaitingOut
 from astromesh.api.schemas import RunOut, problems, request_body
 from astromesh.runtime.agent import Agent, agent_diagram
-from astromesh.runtime.agent_tools import describe_tools
+from astromesh.runtime.agent_directory import describe_tools
 from astromesh.runtime.engine import AgentRuntime
 from astromesh.types import JsonObject
 

@@ -116,4 +116,4 @@ async def _call(request: Request, name: str, arguments: JsonObject) -> str:
         raise InvalidInput(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}.") from error
     caused_by = read_traceparent(request.headers.get("traceparent"))
     wanted = RunRequest(asked.query, asked.session_id, caused_by=caused_by)
-    return (await runtime.start(runtime.agent(name), wanted, caller=caller)).response
+    return (await runtime.runner.start(runtime.agent(name), wanted, caller=caller)).response

@@ -119,7 +119,7 @@ async def chat_completions(request: Request) -> Response:
         _reject_unsupported(body)
         agent = _agent(request, body)
         start = partial(
-            runtime_of(request).start,
+            runtime_of(request).runner.start,
             agent,
             _run_request(body, request.headers),
             caller=caller_of(request),

@@ -99,7 +99,8 @@ async def accept(name: str, request: Request) -> Response:
     runtime = runtime_of(request)
     agent = runtime.agent(name)
     asked = await read_run_request(request)
-    row = await runtime.accept(agent, asked, caller=caller_of(request), key=await idempotency_key(request))
+    key = await idempotency_key(request)
+    row = await runtime.runner.accept(agent, asked, caller=caller_of(request), key=key)
     # who sends it again, with its key, gets the same answer; what became of the run is asked for by its id
     answer = {"run_id": row.run_id, "status": "queued", "links": run_links(row.run_id)}
     return json_response(answer, 202)

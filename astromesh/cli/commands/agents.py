@@ -10,6 +10,7 @@ from pathlib import Path
 from uuid import uuid4
 
 import typer
+from msgspec.structs import asdict
 
 from astromesh.cli.errors import CANCELLED, report
 from astromesh.cli.printer import JsonEvents, Printer, print_fallback
@@ -187,7 +188,7 @@ def run(
     if stream:
         printer.finish(answer.response)
     elif as_json:
-        print_json(answer.to_json())
+        print_json(asdict(answer))
     else:
         print(plain(answer.response))
     if not as_json:
@@ -200,4 +201,4 @@ async def _run(
     query = checked_query(query)
     async with AgentRuntime(folders[0], data_dir=folders[1]) as runtime:
         request = RunRequest(query, session or f"cli-{uuid4().hex}", persist=bool(session))
-        return await runtime.start(find_agent(runtime, agent), request, sinks=sinks)
+        return await runtime.runner.start(find_agent(runtime, agent), request, sinks=sinks)

@@ -166,7 +166,7 @@ async def _runtime_findings(runtime: AgentRuntime) -> list[Finding]:
 async def _store_of_runs(runtime: AgentRuntime) -> tuple[Finding, ...]:
     """Opens it, so that it is asked with the others: a server does so with the first run that it keeps."""
     try:
-        await runtime.open_runs()
+        await runtime.stores.open_runs()
     except AstromeshError as error:
         return (Finding("stores and providers", "store:runs", "failed", str(error)),)
     return ()

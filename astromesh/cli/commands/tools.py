@@ -12,7 +12,7 @@ import typer
 from astromesh.cli.errors import CANCELLED, RUN_FAILED, USAGE_ERROR, report
 from astromesh.cli.terminal import note, plain, print_json, print_table
 from astromesh.errors import AstromeshError
-from astromesh.runtime.agent_tools import agent_with_tool, call_tool, describe_tools
+from astromesh.runtime.agent_directory import call_tool, describe_tools
 from astromesh.runtime.engine import AgentRuntime
 from astromesh.telemetry.logs import configure_logging
 from astromesh.types import JsonObject, ToolResult
@@ -85,5 +85,5 @@ async def _tools(folders: tuple[Path, Path]) -> list[JsonObject]:
 
 async def _call(folders: tuple[Path, Path], tool: str, arguments: str, agent: str) -> ToolResult:
     async with AgentRuntime(folders[0], data_dir=folders[1]) as runtime:
-        whose = runtime.agent(agent) if agent else agent_with_tool(runtime, tool)
-        return await call_tool(runtime, whose, tool, arguments)
+        whose = runtime.agent(agent) if agent else runtime.directory.with_tool(tool)
+        return await call_tool(whose, tool, arguments, runtime.clock)

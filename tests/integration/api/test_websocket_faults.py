@@ -11,8 +11,10 @@ from starlette.testclient import TestClient
 
 from astromesh.api.app import create_app
 from astromesh.api.responses import json_bytes
+from astromesh.durable.leases import WorkerHeartbeat
 from astromesh.runtime.engine import AgentRuntime
 from astromesh.runtime.records import RunAnswer
+from astromesh.runtime.runner import AgentRunner
 from astromesh.testing import ScriptedProvider
 from tests.integration.agents_folder import manifest, runtime_of, write
 
@@ -20,8 +22,8 @@ RUN = {"query": "go", "session_id": "s"}
 PATH = "/v1/ws/agent/helper"
 
 
-class Broken(AgentRuntime):
-    """A runtime whose first runs end in a way that nobody has foreseen."""
+class BrokenRunner(AgentRunner):
+    """A runner whose first runs end in a way that nobody has foreseen."""
 
     broken_runs = 1
 
@@ -32,9 +34,16 @@ class Broken(AgentRuntime):
         return await super().start(*args, **parts)
 
 
+class Broken(AgentRuntime):
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, data_dir=folder / "data", env={})
+        heartbeat = WorkerHeartbeat(self.data_dir)
+        self.runner = BrokenRunner(self.directory, self.stores, self.clock, self.metrics, heartbeat)
+
+
 def test_a_run_that_nobody_foresaw_is_told_and_the_socket_lives(tmp_path: Path) -> None:
     write(tmp_path, manifest(model={"primary": {"provider": "embedded"}}))
-    runtime = Broken(tmp_path, data_dir=tmp_path / "data", env={})
+    runtime = Broken(tmp_path)
     with TestClient(create_app(runtime)) as client, client.websocket_connect(PATH) as socket:
         socket.send_json(RUN)
         frame = socket.receive_json()
@@ -55,7 +64,7 @@ def test_a_frame_that_makes_the_server_fail_is_told_and_the_socket_lives(tmp_pat
             pass
 
     write(tmp_path, manifest(model={"primary": {"provider": "embedded"}}))
-    runtime = Worse(tmp_path, data_dir=tmp_path / "data", env={})
+    runtime = Worse(tmp_path)
     with TestClient(create_app(runtime)) as client, client.websocket_connect(PATH) as socket:
         socket.send_json({"type": "cancel", "run_id": "x"})
         assert socket.receive_json()["code"] == "internal"

@@ -69,7 +69,7 @@ async def test_runs_are_listed_shown_decided_and_cancelled(tmp_path, remote):
     one = runtime(folder, provider)
     async with served(one) as address:
         at = ["--url", f"http://{address}"] if remote else empty(folder)
-        row = await one.accept(one.agent("careful"), RunRequest("Do it", "s-1"))
+        row = await one.runner.accept(one.agent("careful"), RunRequest("Do it", "s-1"))
         await until(one, row.run_id, "waiting")
         [listed] = await cli("list", "--status", "waiting", *at)
         assert (listed["run_id"], listed["waiting_for"]["name"]) == (row.run_id, "lookup")
@@ -85,7 +85,7 @@ async def test_runs_are_listed_shown_decided_and_cancelled(tmp_path, remote):
         assert "b" in next(m.content for m in provider.requests[1].messages if m.role == "tool")
         plain = asyncio.create_task(one.run("helper", "Hello", "s-2"))
         await asyncio.wait_for(stuck.wait(), PATIENCE)
-        run_id = next(iter(one._logs.newest())).run_id
+        run_id = next(iter(one.runner._logs.newest())).run_id
         assert (await cli("cancel", run_id, *at))["status"] == "cancelled"
         with pytest.raises(Interrupted):
             await plain

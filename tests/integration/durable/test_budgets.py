@@ -50,15 +50,15 @@ def answering(answer: Any = ANSWER) -> ScriptedProvider:
 
 
 async def spent(runtime: AgentRuntime, account: BudgetAccount = SESSION) -> BudgetAmounts:
-    await runtime._budgets.flush()
-    return await (await runtime._open_budgets()).spent(account)
+    await runtime.runner.budgets.flush()
+    return await (await runtime.stores.open_budgets()).spent(account)
 
 
 async def reserved_by_another(runtime: AgentRuntime, expires_at: float) -> None:
     """All of the session's tokens, by a process that says nothing more."""
     hold = BudgetHold("h-1", "run-1", "another", expires_at)
     want = Reservation(SESSION, BudgetAmounts(tokens=10_000), BudgetCaps(tokens=10_000), hold)
-    assert await (await runtime._open_budgets()).reserve([want]) is None
+    assert await (await runtime.stores.open_budgets()).reserve([want]) is None
 
 
 async def test_a_session_spends_its_budget_over_a_restart(tmp_path, storage):
@@ -147,11 +147,11 @@ async def test_an_accepted_run_waits_for_what_others_have_reserved(tmp_path):
         await reserved_by_another(runtime, runtime.clock.now() + 3600)
         with pytest.raises(BudgetExhausted, match="Runs under way have reserved") as refused:
             await runtime.run("helper", "Hello", "s-1")
-        row = await runtime.accept(runtime.agent("helper"), RunRequest("Hello", "s-1"))
+        row = await runtime.runner.accept(runtime.agent("helper"), RunRequest("Hello", "s-1"))
         async with asyncio.timeout(30):
             while (found := await runtime.durable.store.get(row.run_id)) is None or found.status == "queued":
                 await asyncio.sleep(0.01)
-        await (await runtime._open_budgets()).release_holder("another")
+        await (await runtime.stores.open_budgets()).release_holder("another")
         async with asyncio.timeout(30):
             while (found := await runtime.durable.store.get(row.run_id)) is None or found.status == "running":
                 await asyncio.sleep(0.01)
@@ -224,7 +224,7 @@ async def test_time_is_charged_and_a_run_beyond_its_own_is_ended(tmp_path):
         await runtime.run("helper", "Hello", "s-1")
         left = await spent(runtime)
         assert 0 < left.wall_seconds < 120  # what was reserved has come back
-        store = await runtime._open_budgets()
+        store = await runtime.stores.open_budgets()
         await store.reserve([], [BudgetCharge(SESSION, BudgetAmounts(wall_seconds=1.0))])
         with pytest.raises(BudgetExhausted, match="wall_seconds"):
             await runtime.run("helper", "Hello", "s-1")
@@ -257,7 +257,7 @@ async def test_a_durable_run_that_is_taken_up_again_is_not_charged_twice(tmp_pat
     plugins = {"tools": {"lookup": plugin_of(tool)}}
     one = runtime_of(folder, ScriptedProvider(call, hangs), plugins=dict(plugins))
     await one.bootstrap()
-    row = await one.accept(one.agent("helper"), RunRequest("Hello", "s-1"))
+    row = await one.runner.accept(one.agent("helper"), RunRequest("Hello", "s-1"))
     await asyncio.wait_for(begun.wait(), 30)
     await one.close(grace=0.0)
     async with runtime_of(folder, ScriptedProvider(ANSWER), plugins=dict(plugins)) as two:
@@ -274,14 +274,14 @@ async def test_agents_without_stored_budgets_open_no_store(tmp_path):
     folder = folder_of(tmp_path, {"per_run": {"tokens": 1000}})
     async with runtime_of(folder, answering()) as runtime:
         await runtime.run("helper", "Hello", "s-1")
-        assert runtime._budgets._store is None
+        assert runtime.runner.budgets._store is None
 
 
 async def test_what_a_cancelled_reservation_has_taken_along_is_charged_once(tmp_path, storage):
     """The store may have done it, or may do it yet: who asked is gone, what calls have cost is not."""
     folder = folder_of(tmp_path, {"per_session": {"tokens": 100_000}}, storage)
     async with runtime_of(folder, answering()) as runtime:
-        budgets = runtime._budgets
+        budgets = runtime.runner.budgets
         await budgets.reserve(())
         for n in range(5):
             budgets.settle([BudgetCharge(SESSION, BudgetAmounts(tokens=1))])
@@ -299,8 +299,8 @@ async def test_a_process_that_closes_has_reserved_nothing_any_more(tmp_path):
     """Whoever comes next does not wait until its reservations are over."""
     folder = folder_of(tmp_path, {"per_session": {"tokens": 100}})
     async with runtime_of(folder, answering()) as runtime:
-        hold = runtime._budgets.hold("run-1")
-        await runtime._budgets.reserve(
+        hold = runtime.runner.budgets.hold("run-1")
+        await runtime.runner.budgets.reserve(
             [Reservation(SESSION, BudgetAmounts(tokens=100), BudgetCaps(tokens=100), hold)]
         )
     async with runtime_of(folder, answering()) as runtime:
@@ -316,6 +316,6 @@ async def test_a_sign_of_life_waits_for_no_reservation_that_ends_just_now(tmp_pa
         try:
             async with other.transaction():
                 await other.execute("DELETE FROM astromesh.budget_holds WHERE id = 'h-1'")
-                await (await runtime._open_budgets()).renew("another", runtime.clock.now() + 3600)
+                await (await runtime.stores.open_budgets()).renew("another", runtime.clock.now() + 3600)
         finally:
             await other.close()

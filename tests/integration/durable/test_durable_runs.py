@@ -70,7 +70,7 @@ async def begun(runtime: AgentRuntime, row: RunRow, calls: int) -> None:
 
 
 async def accepted(runtime: AgentRuntime, query: str = "Hello", name: str = "helper") -> RunRow:
-    return await runtime.accept(runtime.agent(name), RunRequest(query, "s-1"))
+    return await runtime.runner.accept(runtime.agent(name), RunRequest(query, "s-1"))
 
 
 def tool_results(request: CompletionRequest) -> list[str]:
@@ -459,7 +459,8 @@ async def test_a_waiting_run_has_no_task(tmp_path):
         await asyncio.sleep(0.1)  # the periodic jobs pause, which is a task each
         before = len(asyncio.all_tasks())
         rows = [
-            await runtime.accept(runtime.agent("helper"), RunRequest("Hello", f"s-{n}")) for n in range(20)
+            await runtime.runner.accept(runtime.agent("helper"), RunRequest("Hello", f"s-{n}"))
+            for n in range(20)
         ]
         for row in rows:
             assert (await rests(runtime, row.run_id))["status"] == "waiting"

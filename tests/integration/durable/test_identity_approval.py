@@ -80,7 +80,7 @@ async def rests(runtime: AgentRuntime, run_id: str) -> dict[str, Any]:
 async def begun(folder: Path) -> str:
     """A run that waits for a person, and whose process has gone."""
     async with process(folder, [ASKS]) as (runtime, _):
-        row = await runtime.accept(runtime.agent("helper"), RunRequest("go", "s"), caller=alice())
+        row = await runtime.runner.accept(runtime.agent("helper"), RunRequest("go", "s"), caller=alice())
         waiting = await rests(runtime, row.run_id)
     assert waiting["waiting_for"]["kind"] == "approval"
     return row.run_id

@@ -57,7 +57,7 @@ async def process(folder: Path, *script: Any) -> AsyncIterator[AgentRuntime]:
 
 
 async def accepted(runtime: AgentRuntime) -> RunRow:
-    return await runtime.accept(runtime.agent("outer"), RunRequest("Hello", "s-1"))
+    return await runtime.runner.accept(runtime.agent("outer"), RunRequest("Hello", "s-1"))
 
 
 async def rests(runtime: AgentRuntime, run_id: str) -> dict[str, Any]:

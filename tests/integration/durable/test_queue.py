@@ -33,7 +33,7 @@ async def test_more_runs_than_begin_at_once_begin_as_others_end(tmp_path: Path) 
     async with runtime_of(tmp_path, ScriptedProvider(says_when_it_may, repeat=True)) as runtime:
         runtime.durable.max_starting = 4
         agent, count = runtime.agent("plain"), 12
-        rows = [await runtime.accept(agent, RunRequest("go", f"s-{n}")) for n in range(count)]
+        rows = [await runtime.runner.accept(agent, RunRequest("go", f"s-{n}")) for n in range(count)]
         async with asyncio.timeout(PATIENCE):
             while begun < 4:
                 await asyncio.sleep(0.01)
@@ -60,7 +60,7 @@ async def test_who_ends_a_run_of_a_bounded_agent_begins_the_next_at_once(tmp_pat
         await runtime.durable.start()
         await runtime.durable._worker.abandon()
         agent = runtime.agent("plain")
-        rows = [await runtime.accept(agent, RunRequest("go", f"s-{n}")) for n in range(count)]
+        rows = [await runtime.runner.accept(agent, RunRequest("go", f"s-{n}")) for n in range(count)]
         go.set()
         async with asyncio.timeout(PATIENCE):
             for row in rows:
@@ -83,19 +83,19 @@ async def test_a_named_run_that_was_accepted_is_answered_where_no_more_are(tmp_p
 
     async with runtime_of(tmp_path, ScriptedProvider(waits, repeat=True)) as runtime:
         agent = runtime.agent("plain")
-        await runtime.accept(agent, RunRequest("go", "s-1"))
+        await runtime.runner.accept(agent, RunRequest("go", "s-1"))
         await asyncio.wait_for(begun.wait(), PATIENCE)
-        kept = await runtime.accept(agent, RunRequest("go", "s-2"), key=named("k-1"))
-        again = await runtime.accept(agent, RunRequest("go", "s-2"), key=named("k-1"))
+        kept = await runtime.runner.accept(agent, RunRequest("go", "s-2"), key=named("k-1"))
+        again = await runtime.runner.accept(agent, RunRequest("go", "s-2"), key=named("k-1"))
         with pytest.raises(IdempotencyConflict):
-            await runtime.accept(agent, RunRequest("no", "s-2"), key=named("k-1", "another"))
+            await runtime.runner.accept(agent, RunRequest("no", "s-2"), key=named("k-1", "another"))
         for body in ("hash", "another"):  # nothing of it is kept
             with pytest.raises(Overloaded):
-                await runtime.accept(agent, RunRequest("go", "s-3"), key=named("k-2", body))
+                await runtime.runner.accept(agent, RunRequest("go", "s-3"), key=named("k-2", body))
         go.set()
         async with asyncio.timeout(PATIENCE):
             while (await runtime.runs.get(kept.run_id, ME))["status"] != "completed":
                 await asyncio.sleep(0.01)
-        later = await runtime.accept(agent, RunRequest("more", "s-3"), key=named("k-2"))
+        later = await runtime.runner.accept(agent, RunRequest("more", "s-3"), key=named("k-2"))
     assert again.run_id == kept.run_id
     assert later.run_id not in (kept.run_id, "")

@@ -55,7 +55,7 @@ def processes(request: pytest.FixtureRequest, tmp_path: Path) -> Making:
 
 
 async def accepted(runtime: AgentRuntime, query: str, session: str = "s") -> RunRow:
-    return await runtime.accept(runtime.agent("a"), RunRequest(query, session))
+    return await runtime.runner.accept(runtime.agent("a"), RunRequest(query, session))
 
 
 async def rests(runtime: AgentRuntime, run_id: str) -> dict[str, Any]:

@@ -45,7 +45,8 @@ def parts() -> Counter[str]:
 async def wait_for_people(runtime: AgentRuntime, count: int) -> list[str]:
     """Accepts runs and returns when all of them wait."""
     rows = [
-        await runtime.accept(runtime.agent("asks"), RunRequest("go", f"s-{n}-{count}")) for n in range(count)
+        await runtime.runner.accept(runtime.agent("asks"), RunRequest("go", f"s-{n}-{count}"))
+        for n in range(count)
     ]
     async with asyncio.timeout(PATIENCE):
         for row in rows:
@@ -78,7 +79,7 @@ async def test_traces_of_durable_runs_come_from_the_store_and_are_among_the_newe
     write(tmp_path, manifest("asks", tools=[TOOL]), manifest("plain"))
     async with runtime_of(tmp_path, ScriptedProvider(says, repeat=True)) as runtime:
         for n in range(3):
-            await runtime.start(runtime.agent("plain"), RunRequest("go", f"p-{n}"))
+            await runtime.runner.start(runtime.agent("plain"), RunRequest("go", f"p-{n}"))
         assert len(await runtime.traces.list(ME, "", "", 3)) == 3  # they are on disk now
         (run_id,) = await wait_for_people(runtime, 1)
         (line,) = await runtime.traces.list(ME, "", "", 1)

@@ -73,9 +73,9 @@ async def test_a_queue_that_was_away_at_the_start_is_tried_again(tmp_path):
     plugins = {"durable_backends": {"in_process": Slow}}
     async with runtime_of(write(tmp_path, manifest()), ScriptedProvider("Hi"), plugins=plugins) as runtime:
         with pytest.raises(StoreUnavailable):
-            await runtime.accept(runtime.agent("helper"), RunRequest("Hello", "s-1"))
+            await runtime.runner.accept(runtime.agent("helper"), RunRequest("Hello", "s-1"))
         assert closed == tried
-        row = await runtime.accept(runtime.agent("helper"), RunRequest("Hello", "s-1"))
+        row = await runtime.runner.accept(runtime.agent("helper"), RunRequest("Hello", "s-1"))
         assert (await settled(runtime, row.run_id))["status"] == "completed"
     assert closed == tried
     assert len(tried) == 2
@@ -175,7 +175,7 @@ async def test_ended_runs_go_by_age_and_by_number_also_where_all_runs_are_durabl
         rows: list[RunRow] = []
         for n in range(4):
             clock.advance(1.0)
-            rows.append(await runtime.accept(runtime.agent("helper"), RunRequest("Hello", f"s-{n}")))
+            rows.append(await runtime.runner.accept(runtime.agent("helper"), RunRequest("Hello", f"s-{n}")))
             await settled(runtime, rows[-1].run_id)
 
         async def there() -> list[str]:

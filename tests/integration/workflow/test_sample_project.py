@@ -236,7 +236,7 @@ async def test_an_agent_node_runs_an_agent_of_the_runtime(tmp_path: Path) -> Non
     (folder / "workflow.yaml").write_text(yaml.safe_dump(workflow))
     provider = ScriptedProvider('{"answer": 42}')
     async with runtime_of(tmp_path, provider) as runtime:
-        engine = await open_workflow(runtime, "asks")
+        engine = await open_workflow(runtime.state, "asks")
         result = await engine.run("What is it?")
         await engine.close()
     assert (result.status, result.output) == ("success", {"answer": 42})

@@ -42,7 +42,7 @@ async def test_a_store_that_comes_while_another_is_asked_ends_no_renewing() -> N
     key = SessionKey("default", "helper", "s")
     seat = SessionLock(Sessions(), key, "enqueue", 1.0, None)
     leases.sessions_under(store).add(seat)
-    await leases.take(store, seat, "enqueue", 1.0)
+    await leases.take(store, seat)
     await store.renewed.wait()
     leases.sessions_under(SlowLeases())
     store.renewed.clear()

@@ -1,0 +1,632 @@
+"""Starts, accepts and executes runs; composes what wraps every run around the pipeline."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext, suppress
+from functools import partial
+from typing import Any
+
+import structlog
+from msgspec.structs import asdict, replace
+
+from astromesh.access.scopes import principal_of
+from astromesh.durable.base import (
+    BudgetAmounts,
+    IdempotencyKey,
+    RunRow,
+    RunStore,
+    SessionLease,
+    SessionLeases,
+)
+from astromesh.durable.budgets import Budgets
+from astromesh.durable.journal import RunJournal
+from astromesh.durable.leases import WorkerHeartbeat
+from astromesh.durable.queue import AgentSlots
+from astromesh.durable.remote_cancel import RemoteCancel
+from astromesh.durable.run_archive import RunArchive
+from astromesh.durable.run_registry import RunRegistry
+from astromesh.durable.run_worker import RunWorker
+from astromesh.errors import (
+    AstromeshError,
+    BudgetExhausted,
+    ConfigError,
+    DeadlineExceeded,
+    Interrupted,
+    InvalidInput,
+    ShuttingDown,
+)
+from astromesh.graph.scope import Scope
+from astromesh.runtime.agent import Agent
+from astromesh.runtime.agent_directory import AgentDirectory
+from astromesh.runtime.bootstrap import RuntimeState
+from astromesh.runtime.config_loader import add_human_nodes, agents_with_approval
+from astromesh.runtime.idempotency import IdempotentRuns
+from astromesh.runtime.nested_runs import (
+    MAX_DEPTH,
+    MAX_NESTED_RUNS,
+    begin_nested_run,
+    end_nested_run,
+    forward_events,
+)
+from astromesh.runtime.pipeline import answer
+from astromesh.runtime.records import RunAnswer, RunRequest
+from astromesh.runtime.run import Handler, Run, RunFactory
+from astromesh.runtime.segment import (
+    Segment,
+    accepted_row,
+    admission_of,
+    under_journal,
+    waiting_for_session,
+)
+from astromesh.runtime.sessions import (
+    SessionLeaseHolder,
+    SessionLock,
+    Sessions,
+    become_newest,
+    busy_error,
+    require_newest,
+)
+from astromesh.runtime.stages import remember_partial
+from astromesh.runtime.stored_runs import StoredRuns, StoredTraces, wait_for_run
+from astromesh.runtime.stores import RuntimeStores
+from astromesh.telemetry.clock import Clock
+from astromesh.telemetry.events import TERMINAL_EVENTS, EventSink
+from astromesh.telemetry.metrics import Metrics
+from astromesh.telemetry.run_log import RunLogs
+from astromesh.telemetry.traces import TracedRun, TraceExporter, TraceStore
+from astromesh.tools.base import DEFAULT_NESTED_RUN_OPTIONS, NestedRunOptions, ToolContext
+from astromesh.types import CallerContext, JsonObject, SessionKey, calling_as
+
+Wrapper = Callable[[Handler], Handler]
+
+log = structlog.get_logger("astromesh.run")
+
+
+class ActiveRuns:
+    """Counts active runs, so that a shutdown can wait for them. Each run is a `with` block.
+
+    Attributes:
+        count: The active runs of this process.
+        started: The runs that have started since the start of the process.
+        draining: Whether new runs are refused.
+    """
+
+    def __init__(self) -> None:
+        self.count = self.started = 0
+        self.draining = False
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def __enter__(self) -> None:
+        self.count += 1
+        self.started += 1
+        self._idle.clear()
+
+    def __exit__(self, *_: object) -> None:
+        self.count -= 1
+        if not self.count:
+            self._idle.set()
+
+    async def wait(self) -> None:
+        """Waits until no run is active."""
+        await self._idle.wait()
+
+
+class AgentRunner:
+    """The runs of one runtime.
+
+    Args:
+        directory: The agents.
+        heartbeat: The live workers of this machine.
+
+    Attributes:
+        active: The runs of this process that a shutdown waits for.
+        durable: The worker of durable runs.
+        runs, traces: Every run and trace that callers may ask about.
+        sessions: The sessions in which a run of this process is active.
+        max_running: How many durable runs of a limited agent may be active, over all workers.
+    """
+
+    def __init__(
+        self,
+        directory: AgentDirectory,
+        stores: RuntimeStores,
+        clock: Clock,
+        metrics: Metrics,
+        heartbeat: WorkerHeartbeat,
+    ) -> None:
+        self.directory, self.stores, self.clock, self.metrics = directory, stores, clock, metrics
+        self.active = ActiveRuns()
+        self.sessions = Sessions(clock)
+        self._leases = SessionLeaseHolder()
+        self.max_running: Mapping[str, int] = {}
+        #: agents whose runs may have to wait for a person: all of these are durable
+        self._approval_agents: frozenset[str] = frozenset()
+        self._exporter: TraceExporter | None = None
+        self.budgets = Budgets(stores.open_budgets, clock)
+        self._factory = RunFactory(clock, metrics, self.budgets)
+        self._logs = RunLogs()
+        registry = RunRegistry(self._logs, clock)
+        self.durable = RunWorker(self, stores, heartbeat)
+        self._archive = RunArchive(self.durable.open)
+        self._remote_cancel = RemoteCancel(
+            self.durable, registry, clock, lambda: bool(self.active.count), self._archive.flush
+        )
+        self._idempotent_runs = IdempotentRuns(self.durable, registry, clock)
+        self.runs = StoredRuns(registry, self.durable, self._archive, self._remote_cancel)
+        self.traces = StoredTraces(TraceStore(self._logs), self.durable, self._archive)
+        # what wraps every run; the first is the outermost
+        session, slots = within_session(self.sessions, self._leases), within_agent_limit(AgentSlots(clock))
+        self._handle = compose(answer, reported, session, slots, keeping_partial, within_deadline)
+        self._durable_handle = compose(
+            answer, reported, waiting_for_session, session, slots, keeping_partial, within_deadline,
+            under_journal,
+        )  # fmt: skip
+
+    # -- life ----------------------------------------------------------------------------------------------
+
+    def open(self, state: RuntimeState, exporter: TraceExporter | None) -> None:
+        """Prepares for the agents of an opened configuration."""
+        state.erasers.append(self._erase_runs)
+        if any(agent.limits for agent in state.agents.values()):
+            state.erasers.append(self.budgets.erase_owner)
+        configuration = state.configuration
+        self._approval_agents = add_human_nodes(
+            agents_with_approval(configuration), configuration, state.deps.graphs
+        )
+        self._exporter = exporter
+        self._factory.captures_content = configuration.runtime.spec.telemetry.capture_content
+        limits = {name: agent.spec.queue.max_running for name, agent in configuration.agents.items()}
+        self.max_running = {name: limit for name, limit in limits.items() if limit}
+
+    async def close(self, ends: float) -> None:
+        """Waits for active runs until `clock.monotonic()` is `ends`, then hands over durable ones."""
+        await self.durable.drain()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(max(ends - self.clock.monotonic(), 0.0)):
+                await self.active.wait()
+        # what is still active ends with its resources; durable runs are resumed
+        await self.durable.close(max(ends - self.clock.monotonic(), 0.0))
+        await self._remote_cancel.close()
+        await self._leases.close()
+        await self._archive.close()
+        await self.budgets.close()
+
+    async def _erase_runs(self, tenant: str, owner: str) -> int:
+        await self._archive.flush()
+        erased = self._logs.erase_owner(tenant, owner)
+        if not self.stores.may_hold_runs:
+            return erased
+        return max(erased, await (await self.durable.open()).erase_owner(tenant, owner))
+
+    # -- runs ----------------------------------------------------------------------------------------------
+
+    async def start(  # noqa: PLR0913 (a run has these parts)
+        self,
+        agent: Agent,
+        request: RunRequest,
+        *,
+        caller: CallerContext | None = None,
+        sinks: Iterable[EventSink] = (),
+        trace_id: str = "",
+        parent: ToolContext | None = None,
+        key: IdempotencyKey | None = None,
+    ) -> RunAnswer:
+        """Executes one run and returns its answer.
+
+        Args:
+            caller: None is the local anonymous principal.
+            sinks: Listeners to its events. Models stream if one of them wants deltas.
+            trace_id: 32 hex digits of the trace that the run belongs to. Empty starts one.
+            parent: The tool call that the run is nested in.
+            key: The caller's `Idempotency-Key`. The run that has the key already is answered.
+
+        Raises:
+            RequestError, UpstreamError, LimitReached, Unavailable: see `astromesh.errors`.
+        """
+        sinks = tuple(sinks)
+        if parent is None:
+            if self.active.draining:
+                raise ShuttingDown("The server is shutting down; send the request again.")
+            if agent.name in self._approval_agents:
+                row = await self.accept(agent, request, caller=caller, trace_id=trace_id, key=key)
+                return await wait_for_run(self.runs, self.durable.store, row, sinks)
+            if key is not None:
+                return await self._start_idempotent(key, agent, request, caller, sinks, trace_id)
+            if agent.merges_messages:
+                return await self._start_merged(agent, request, caller, sinks, trace_id)
+        run = self._factory.new_run(agent, request, caller, sinks, trace_id, parent)
+        if run.journal is not None:
+            await begin_nested_run(run, agent, (self.metrics,), sinks)
+        return await self._execute(agent, request, run, self._handle)
+
+    async def _execute(self, agent: Agent, request: RunRequest, run: Run, handle: Handler) -> RunAnswer:
+        """Executes one run from its first event to its last, known to `runs` meanwhile."""
+        log = run.log
+        log.task = task = asyncio.current_task()
+        self._logs.open(log)
+        self._remote_cancel.watch()
+        with self.active, calling_as(run.caller):
+            try:
+                return await handle(agent, request, run)
+            except asyncio.CancelledError as cancelled:
+                if log.cancel_requested and task is not None and task.uncancel() == 0:
+                    raise run.interrupted_error() from cancelled
+                raise
+            finally:
+                self._logs.close(log, self.clock.monotonic())
+                if run.parent and run.journal is not None:
+                    end_nested_run(run)
+                if not log.durable:
+                    self._archive.add(log)
+                if self._exporter is not None and log.events and log.events[-1].type in TERMINAL_EVENTS:
+                    self._exporter.offer(log)
+
+    async def _start_idempotent(
+        self,
+        key: IdempotencyKey,
+        agent: Agent,
+        request: RunRequest,
+        caller: CallerContext | None,
+        sinks: tuple[EventSink, ...],
+        trace_id: str,
+    ) -> RunAnswer:
+        run = self._factory.new_run(agent, request, caller, sinks, trace_id)
+        work = partial(self._execute, agent, request, run, self._handle)
+        abandoned = agent.manifest.spec.on_disconnect == "cancel"
+        return await self._idempotent_runs.answer(key, run.log, work, sinks, abandoned=abandoned)
+
+    async def _start_merged(
+        self,
+        agent: Agent,
+        request: RunRequest,
+        caller: CallerContext | None,
+        sinks: tuple[EventSink, ...],
+        trace_id: str,
+    ) -> RunAnswer:
+        """Executes the messages of a window as one run. Every caller receives its events and its answer."""
+
+        async def work(messages: Sequence[tuple[RunRequest, tuple[EventSink, ...]]]) -> RunAnswer:
+            everybody = tuple(sink for _, listening in messages for sink in listening)
+            run = self._factory.new_run(agent, request, caller, everybody, trace_id)
+            merged = _merge_requests([message for message, _ in messages])
+            return await self._execute(agent, merged, run, self._handle)
+
+        tenant, owner = principal_of(caller)
+        group = (SessionKey(tenant, agent.name, request.session_id), owner)
+        window = agent.manifest.spec.sessions.merge_window_ms / 1000
+        with self.active:
+            return await self.sessions.merging.join(group, (request, sinks), window, work)
+
+    async def run_nested(
+        self,
+        agent: str,
+        query: str,
+        context: Mapping[str, Any],
+        parent: ToolContext,
+        terms: NestedRunOptions = DEFAULT_NESTED_RUN_OPTIONS,
+    ) -> Mapping[str, Any]:
+        """Executes a run (steps 2 to 12) inside another one, in its trace, budget and deadline."""
+        outer: Scope = parent.run
+        if outer.depth + 1 > MAX_DEPTH:
+            raise InvalidInput(f"Agents may call agents {MAX_DEPTH} deep; this call would go deeper.")
+        if outer.ledger.spent_in_tree("nested_runs") >= MAX_NESTED_RUNS:
+            raise InvalidInput(f"One run and all below it may call agents {MAX_NESTED_RUNS} times, no more.")
+        outer.ledger.spend("nested_runs")
+        session = f"{parent.session.session_id}/{parent.tool or agent}"
+        request = RunRequest(
+            query,
+            session,
+            context,
+            images=terms.images,
+            history=terms.history,
+            persist=terms.history is None,
+            terms=terms,
+        )
+        record: RunJournal | None = outer.journal  # type: ignore[assignment]
+        suspended = (
+            record.step_log.waiting.suspended_call() if record is not None and parent.step else nullcontext()
+        )
+        with suspended:
+            done = await self.start(
+                await self.directory.nested(agent, record),
+                request,
+                caller=parent.caller,
+                sinks=forward_events(outer, terms),
+                trace_id=parent.trace_id,
+                parent=parent,
+            )
+        return asdict(done)
+
+    def export(self, run: TracedRun) -> None:
+        """Exports the trace of what has ended, if `telemetry.otlp_endpoint` is set."""
+        if self._exporter is not None:
+            self._exporter.offer(run)
+
+    @property
+    def traces_dropped(self) -> int:
+        """The runs whose traces were not exported because the collector was too slow."""
+        return self._exporter.dropped if self._exporter is not None else 0
+
+    # -- durable runs --------------------------------------------------------------------------------------
+
+    async def accept(
+        self,
+        agent: Agent,
+        request: RunRequest,
+        *,
+        caller: CallerContext | None = None,
+        trace_id: str = "",
+        key: IdempotencyKey | None = None,
+    ) -> RunRow:
+        """Accepts a durable run (docs/api.md, Durability): it is on disk when this returns.
+
+        Args:
+            key: The caller's `Idempotency-Key`. The run that has the key already is returned.
+
+        Raises:
+            StoreUnavailable, ShuttingDown: it was not accepted.
+            IdempotencyConflict: the key was used with another body.
+        """
+        tenant, owner = principal_of(caller)
+        rejects = agent.manifest.spec.sessions.concurrency == "reject" and key is None
+        if rejects and SessionKey(tenant, agent.name, request.session_id) in self.sessions.active:
+            raise busy_error()  # by a run that is not durable; of others the store knows
+        caller = caller or CallerContext()
+        row = accepted_row(agent, request, caller, (tenant, owner), self.clock.now(), trace_id)
+        return await self.durable.accept(row, caller, admission_of(agent), key)
+
+    async def load_segment(
+        self, store: RunStore, row: RunRow, caller: CallerContext, notify: Callable[[str], None]
+    ) -> Segment:
+        """Loads a claimed segment with the agent of the run's own manifest, most often the present one.
+
+        Raises:
+            AgentNotFoundError, InvalidManifest: the agent cannot be opened any more.
+        """
+        agent = await self.directory.of_snapshot(row.agent, row.manifest or {})
+        return Segment(self, store, row, agent, caller, notify)
+
+    def resumed_run(self, agent: Agent, request: RunRequest, caller: CallerContext, row: RunRow) -> Run:
+        """Returns a durable run as this process begins a segment of it."""
+        return self._factory.resumed_run(agent, request, caller, row)
+
+    async def run_durable(self, agent: Agent, request: RunRequest, run: Run) -> RunAnswer:
+        """Executes one segment of a durable run."""
+        return await self._execute(agent, request, run, self._durable_handle)
+
+
+def _merge_requests(requests: Sequence[RunRequest]) -> RunRequest:
+    """Returns several messages as one: texts joined by newlines, all pictures, the rest of the first."""
+    return replace(
+        requests[0],
+        query="\n".join(request.query for request in requests),
+        images=tuple(image for request in requests for image in request.images),
+    )
+
+
+# -- what wraps every run ------------------------------------------------------------------------------------
+
+
+def compose(handler: Handler, *wrappers: Wrapper) -> Handler:
+    """Wraps a handler; the first wrapper is the outermost."""
+    for wrap in reversed(wrappers):
+        handler = wrap(handler)
+    return handler
+
+
+def reported(handler: Handler) -> Handler:
+    """Emits the run's first event and exactly one last event, and logs one line.
+
+    Errors get the ids of the run that they end.
+    """
+
+    async def run_reported(agent: Agent, request: RunRequest, run: Run) -> RunAnswer:
+        run.stream.emit(
+            "run.started",
+            run_id=run.id,
+            agent=agent.name,
+            session_id=request.session_id,
+            trace_id=run.trace_id,
+            parent=run.parent,
+        )
+        try:
+            answer = await handler(agent, request, run)
+        except asyncio.CancelledError:
+            if run.is_suspended:
+                raise
+            run.stream.emit("run.cancelled", **_partial_result(agent, run))
+            _log_run(agent, run, "cancelled", "cancelled")
+            raise
+        except AstromeshError as error:
+            error.run_id, error.trace_id = run.id, run.trace_id
+            if isinstance(error, Interrupted) and run.policy is not None:
+                # a durable run that is replaced is cancelled: nobody waits for its error
+                run.stream.emit("run.cancelled", **_partial_result(agent, run))
+                _log_run(agent, run, "cancelled", error.code)
+                raise
+            _emit_failed(agent, run, error)
+            _log_run(agent, run, "failed", error.code)
+            if not error.public:
+                _log_error(agent, run, error)
+            else:
+                # the frames refer to the run, and the run to its error: this circle would keep the run in
+                # memory until the next garbage collection
+                error.__traceback__ = None
+            raise
+        except Exception as error:  # border of a run: whatever a plugin raises ends this run, not the server
+            failure = AstromeshError(
+                "The run failed for an internal reason; the server's log has the details."
+            )
+            failure.run_id, failure.trace_id = run.id, run.trace_id
+            _emit_failed(agent, run, failure)
+            log.exception("run_crashed", agent=agent.name, run_id=run.id, trace_id=run.trace_id)
+            raise failure from error
+        run.stream.emit("run.completed", **asdict(answer))
+        _log_run(agent, run, "completed", answer.metadata["stop_reason"])
+        return answer
+
+    return run_reported
+
+
+def within_session(sessions: Sessions, leases: SessionLeaseHolder) -> Wrapper:
+    """Executes one run of a session at a time, by the agent's `spec.sessions`.
+
+    Messages that `merge` merges are one run before they arrive here.
+    """
+
+    def wrap(handler: Handler) -> Handler:
+        async def run_in_session(agent: Agent, request: RunRequest, run: Run) -> RunAnswer:
+            spec = agent.manifest.spec.sessions
+            owner = None if run.any_owner else run.owner
+            policy = run.policy or spec.concurrency
+            lock = sessions.enter(run.key, policy, spec.queue_timeout_seconds, owner=owner)
+            store = agent.memory.leases
+            if store is None:
+                async with lock:
+                    return await handler(agent, request, run)
+            if policy == "interrupt" and store.shared:
+                async with leases.arrival_lock(run.key):
+                    lock.newest = await become_newest(store, run.key, run.owner)
+            try:
+                async with lock:
+                    return await run_under_lease(store, lock, agent, request, run)
+            finally:
+                if lock.newest is not None:
+                    await leases.release(store, lock.newest)
+
+        async def run_under_lease(
+            store: SessionLeases, lock: SessionLock, agent: Agent, request: RunRequest, run: Run
+        ) -> RunAnswer:
+            run.lock = lock
+            locks = leases.sessions_under(store)
+            locks.add(lock)
+            lock.check_newest = partial(require_newest, store, lock)
+            try:
+                if store.shared:
+                    await leases.take(store, lock)
+                return await handler(agent, request, run)
+            finally:
+                locks.discard(lock)
+                if lock.token:
+                    await leases.release(store, SessionLease(lock.key, lock.token))
+
+        return run_in_session
+
+    return wrap
+
+
+def within_agent_limit(slots: AgentSlots) -> Wrapper:
+    """Executes at most `max_running` runs of an agent at once. A nested run belongs to the run above it."""
+
+    def wrap(handler: Handler) -> Handler:
+        async def run_in_slot(agent: Agent, request: RunRequest, run: Run) -> RunAnswer:
+            spec = agent.manifest.spec
+            accepted = run.journal is not None
+            await slots.enter(
+                agent.name,
+                agent.max_running,
+                # a durable run was counted when it was accepted
+                1 << 62 if accepted else spec.queue.max_queued,
+                None if accepted else spec.sessions.queue_timeout_seconds,
+            )
+            try:
+                return await handler(agent, request, run)
+            finally:
+                slots.leave(agent.name)
+
+        def run_if_limited(agent: Agent, request: RunRequest, run: Run) -> Awaitable[RunAnswer]:
+            """Adds no coroutine to the runs of an agent without a limit: most agents have none."""
+            if not agent.max_running or run.parent:
+                return handler(agent, request, run)
+            return run_in_slot(agent, request, run)
+
+        return run_if_limited
+
+    return wrap
+
+
+def keeping_partial(handler: Handler) -> Handler:
+    """Stores what a cancelled run has released. A run that fails or times out stores nothing."""
+
+    async def run_keeping_partial(agent: Agent, request: RunRequest, run: Run) -> RunAnswer:
+        try:
+            return await handler(agent, request, run)
+        except asyncio.CancelledError:
+            if not run.is_suspended:
+                await asyncio.shield(remember_partial(agent, request, run))
+            raise
+
+    return run_keeping_partial
+
+
+def within_deadline(handler: Handler) -> Handler:
+    """Ends a run at its deadline, and charges its time to the stored budgets.
+
+    The wait for its session and for a reservation does not count.
+    """
+
+    async def run_within_deadline(agent: Agent, request: RunRequest, run: Run) -> RunAnswer:
+        scope, accounts, seconds = run.scope, run.accounts, agent.timeout_seconds
+        reserved = await accounts.for_time(seconds) if accounts is not None else ()
+        began = scope.clock.monotonic()
+        own = began + seconds
+        scope.deadline = min(own, scope.deadline) if scope.deadline is not None else own
+        try:
+            async with asyncio.timeout(scope.deadline - began):
+                return await handler(agent, request, run)
+        except TimeoutError as error:
+            if seconds == agent.budget.get("wall_seconds"):
+                raise BudgetExhausted(
+                    f"The run's budget of wall_seconds, {seconds:g}, is used up (spec.budgets.per_run)."
+                ) from error
+            raise DeadlineExceeded(
+                f"The run did not end within {seconds:g} s (spec.orchestration.timeout_seconds)."
+            ) from error
+        finally:
+            if accounts is not None:
+                spent = BudgetAmounts(wall_seconds=scope.clock.monotonic() - began)
+                accounts.settle(reserved, spent)
+
+    return run_within_deadline
+
+
+def _emit_failed(agent: Agent, run: Run, error: AstromeshError) -> None:
+    run.stream.emit("run.failed", code=error.code, detail=str(error), **_partial_result(agent, run))
+
+
+def _partial_result(agent: Agent, run: Run) -> JsonObject:
+    """Returns what a run without an answer leaves: the released text, and its cost."""
+    usage = run.scope.ledger.usage.to_json()
+    result = {"response": run.events.partial, "agent": agent.name, "usage": usage}
+    return {**result, "uncancellable": list(run.scope.uncancelled)} if run.scope.uncancelled else result
+
+
+def _log_run(agent: Agent, run: Run, status: str, reason: str) -> None:
+    log.info(
+        "run",
+        status=status,
+        reason=reason,
+        agent=agent.name,
+        session_id=run.key.session_id,
+        run_id=run.id,
+        trace_id=run.trace_id,
+        duration_ms=run.elapsed_ms(),
+        tokens=run.scope.ledger.usage.total_tokens,
+        tools=len(run.scope.tools_called),
+    )
+
+
+def _log_error(agent: Agent, run: Run, error: AstromeshError) -> None:
+    """Logs an error whose details callers do not see. A fault of a file needs no traceback."""
+    log.error(
+        "run_failed",
+        agent=agent.name,
+        error=str(error),
+        run_id=run.id,
+        trace_id=run.trace_id,
+        **({"node": error.node} if error.node else {}),
+        **({} if isinstance(error, ConfigError) else {"exc_info": error}),
+    )
