@@ -1,21 +1,21 @@
 """The protocols of channels: people who write through a messenger, and the inbox that stores their messages.
 
-A channel knows one messenger's wire format and nothing else. What is kept, in which order it is answered
-and when something is tried again is the runtime's, for all channels alike.
+A channel knows only the wire format of one messenger. The inbox worker stores, orders and retries messages
+for all channels alike.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 from astromesh.types import CallerContext, Image, JsonObject
 
-#: where a message is on its way to a person, least first; a later state is never undone
+#: delivery of a message, from the first state to the last; no later state is undone
 DeliveryState = Literal["accepted", "sent", "failed", "delivered", "read"]
 DELIVERY_STATES: tuple[DeliveryState, ...] = ("accepted", "sent", "failed", "delivered", "read")
-#: message: for the agent; unreadable: of a kind nobody can answer; fallback: ours, see `Channel.recall`
+#: message: for the agent; unreadable: of an unknown kind; fallback: internal, see `Channel.ask_to_reply`
 MessageKind = Literal["message", "unreadable", "fallback"]
 
 
@@ -29,7 +29,7 @@ class WebhookRequest(NamedTuple):
 
 
 class ConversationAddress(NamedTuple):
-    """A conversation's two ends: our address (a number's id) and the person's. The latter is never logged."""
+    """The two ends of a conversation: our address, e.g. a number's id, and the person's (never logged)."""
 
     account: str
     user: str
@@ -41,9 +41,9 @@ class ReceivedMessage:
 
     Args:
         id: the messenger's, unique within the channel.
-        text: what the agent is asked.
-        about: what else the messenger said, JSON values only: kind, attachment, place, profile name …
-        traceparent: where the trace of whoever passed it on stands (W3C Trace Context), or empty.
+        text: the agent's query.
+        details: further JSON values of the messenger: kind, attachment, place, profile name …
+        traceparent: of the sender of the webhook (W3C Trace Context), or empty.
     """
 
     id: str
@@ -55,7 +55,7 @@ class ReceivedMessage:
 
 
 class DeliveryStatus(NamedTuple):
-    """The delivery status of a message of ours.
+    """The delivery status of a sent message.
 
     Args:
         outside_window: it failed because the person has not written for too long.
@@ -85,13 +85,13 @@ class PreparedMessage:
 
 
 class Channel(Protocol):
-    """One messenger. A `channels` plugin opens it; its name in channels.yaml stands in the webhook's path."""
+    """One messenger. A `channels` plugin opens it; the webhook's path contains its name in channels.yaml."""
 
-    #: what keys for addresses are derived from where the operator gives no `identity_key`
+    #: keys for addresses are derived from it if the operator sets no `identity_key`
     secret: str
-    #: our addresses; what comes to any other is left alone. Empty: every one is ours
+    #: our addresses; messages to other addresses are ignored. Empty: all are ours
     addresses: Collection[str]
-    #: the answer to what cannot be read
+    #: the answer to messages that cannot be read
     unreadable_reply: str
 
     def challenge(self, request: WebhookRequest) -> str:
@@ -108,7 +108,7 @@ class Channel(Protocol):
         """Returns messages and statuses in order; unknown content is ignored.
 
         Raises:
-            InvalidInput: the body is not of the format at all.
+            InvalidInput: the body is not of the messenger's format.
         """
 
     async def prepare(self, message: ReceivedMessage) -> PreparedMessage:
@@ -118,25 +118,25 @@ class Channel(Protocol):
         """Shows the person that the message was seen and is being answered.
 
         Raises:
-            ChannelError: nobody minds.
+            ChannelError: it could not be shown; the answer continues.
         """
 
     def split(self, text: str) -> tuple[str, ...]:
         """Splits a reply into messages within the messenger's limit; an empty text has none."""
 
     async def send(self, address: ConversationAddress, text: str) -> str:
-        """Sends one message and returns its id, empty where it has none.
+        """Sends one message; returns its id, or an empty text if it has none.
 
         Raises:
-            ChannelRejected: it will never be taken. OutsideWindow: only `recall` can reach the person.
-            ChannelError: another try may work.
+            ChannelRejected: a retry cannot work. OutsideWindow: only `ask_to_reply` can reach the person.
+            ChannelError: a retry may work.
         """
 
     async def ask_to_reply(self, address: ConversationAddress) -> str:
-        """Asks a person who has not written for long to write again, and returns the message's id.
+        """Asks a person who has not written for too long to write again; returns the message's id.
 
         Raises:
-            ChannelRejected: nothing is set up for that. ChannelError: as `send`.
+            ChannelRejected: no template is configured. ChannelError: as `send`.
         """
 
     async def close(self) -> None: ...
@@ -150,9 +150,9 @@ class ChannelRunRequest:
     """One run that a channel asks for.
 
     Args:
-        key: the same for the same messages, also after a crash: the idempotency key.
+        key: the idempotency key: the same for the same messages, also after a crash.
         context: variables for the prompt's template.
-        traceparent: of the first message that came with one.
+        traceparent: of the first message that has one.
     """
 
     agent: str
@@ -166,10 +166,8 @@ class ChannelRunRequest:
     traceparent: str = ""
 
 
-class AskAgent(Protocol):
-    """Runs an agent and returns its answer; injected, so that the inbox worker does not know runs."""
-
-    async def __call__(self, question: ChannelRunRequest) -> str: ...
+#: runs an agent and returns its answer; injected, so that the inbox worker does not import the runtime
+AskAgent: TypeAlias = Callable[[ChannelRunRequest], Awaitable[str]]
 
 
 # -- the inbox ----------------------------------------------------------------------------------------------
@@ -180,8 +178,8 @@ class InboundMessage(NamedTuple):
 
     Args:
         queue: of our address and the person; its messages are answered in their order.
-        address: encrypted; the latest one is kept with the queue.
-        due_at: seconds since the epoch; every letter of a queue moves the whole queue to its own.
+        address: encrypted; the queue stores the latest one.
+        due_at: seconds since the epoch; every message sets the time of its whole queue.
     """
 
     channel: str
@@ -199,9 +197,9 @@ class LeasedQueue(NamedTuple):
     """A queue whose next messages this process answers until the lease ends.
 
     Args:
-        attempts: how often this was tried in vain.
-        reply: encrypted; what was answered already and is still to be sent, from part `sent` on.
-        upto: last letter of what is being answered, 0 where nothing was begun.
+        attempts: failed attempts so far.
+        reply: encrypted; an answer whose parts from `sent` on have not been sent.
+        upto: last message that is being answered, 0 if no answer has begun.
     """
 
     queue: str
@@ -224,7 +222,7 @@ class PendingMessage(NamedTuple):
 
 
 class DeliveryReport(NamedTuple):
-    """The state of a message of ours: digest of its id, and its index in `DELIVERY_STATES`."""
+    """The state of a sent message: digest of its id, and its index in `DELIVERY_STATES`."""
 
     id: str
     state: int
@@ -253,16 +251,19 @@ class Inbox(Protocol):
         """Returns the first messages of a queue that wait for an answer."""
 
     async def begin(self, queue: str, holder: str, upto: int) -> bool:
-        """Stores which messages are answered together, for a crash. Returns False if the lease is lost."""
+        """Stores which messages are answered together, so that a retry after a crash answers the same.
+
+        Returns False if the lease is lost.
+        """
 
     async def answer(self, queue: str, holder: str, reply: bytes, upto: int) -> bool:
         """Stores the answer to the messages up to `upto` and deletes their contents.
 
-        False: the lease is lost.
+        Returns False if the lease is lost.
         """
 
     async def record_sent(self, queue: str, holder: str, sent: int, report: DeliveryReport) -> bool:
-        """Stores that the parts up to `sent` were sent, the last with this id. False: the lease is lost."""
+        """Stores that the parts up to `sent` were sent. Returns False if the lease is lost."""
 
     async def finish(self, queue: str, holder: str, now: float) -> None:
         """Deletes the reply and releases the queue, which is due again if messages wait."""
@@ -271,10 +272,10 @@ class Inbox(Protocol):
         """Releases the queue unchanged; it is due again at `due_at`."""
 
     async def release_holder(self, holder: str) -> None:
-        """Releases every queue of a holder that has ended; they are due when they were."""
+        """Releases every queue of a holder that has ended; their times do not change."""
 
     async def report(self, reports: Sequence[DeliveryReport]) -> tuple[bool, ...]:
-        """Stores delivery states. Returns for each whether the message is ours and the state is new."""
+        """Stores delivery states. Returns for each whether the message is known and the state is new."""
 
     async def delivery_status(self, id: str) -> tuple[int, str]:
         """Returns the state of a message: its index in `DELIVERY_STATES`, and the code of a failure."""
@@ -302,11 +303,11 @@ class InboxWorker(Protocol):
 
         Raises:
             ChannelNotFound: there is no such channel. Unauthorized: it is not signed.
-            InvalidInput: it is not of the messenger's format. StoreUnavailable: it is to be sent again.
+            InvalidInput: it is not of the messenger's format. StoreUnavailable: the messenger sends it again.
         """
 
     async def erase(self, tenant: str, principal: str) -> int:
         """Deletes everything that is stored of one person."""
 
     async def close(self) -> None:
-        """Accepts nothing new, waits for active work, and releases the rest."""
+        """Stops accepting work, waits for active work, and releases the rest."""

@@ -46,19 +46,19 @@ from astromesh.errors import (
 )
 from astromesh.telemetry.clock import Clock
 
-#: messages of one run at most, where a channel waits for the end of a burst
+#: most messages of one run, if a channel waits for the end of a burst
 MAX_MESSAGES = 20
-#: tries before a run is given up, and before a reply is: about ten minutes, and six hours
+#: attempts before a run is given up (about ten minutes), and before a reply is (about six hours)
 MAX_RUN_ATTEMPTS, MAX_SEND_ATTEMPTS = 15, 80
-#: seconds between two polls whether a person has decided, and questions that are known to wait for that
+#: seconds between two checks whether a person has decided, and most remembered questions that wait for that
 APPROVAL_PAUSE, MAX_APPROVAL_WAITS = 5.0, 1000
 FIRST_PAUSE, MAX_RUN_PAUSE, MAX_SEND_PAUSE = 1.0, 60.0, 300.0
-#: seconds that an answer waits for its question to be marked as read
+#: seconds that an answer waits until its question is marked as read
 ACKNOWLEDGE_SECONDS = 1.0
-#: code under which a report says that only a template would have arrived
+#: code of a report that only a template can reach the person
 OUTSIDE_WINDOW = "outside_window"
 _FAILED = DELIVERY_STATES.index("failed")
-#: what says that a run has not begun, so that it may be tried again
+#: errors of runs that have not begun, so that a retry is safe
 _NOT_BEGUN = (Unavailable, StoreUnavailable, SessionBusy, RateLimited)
 
 log = structlog.get_logger("astromesh.channels")
@@ -69,7 +69,7 @@ class RetryLater(Exception):
 
     Args:
         seconds: until the next attempt.
-        failed: whether this try counts as one in vain.
+        failed: whether this attempt counts as failed.
     """
 
     def __init__(self, seconds: float, *, failed: bool = True) -> None:
@@ -81,107 +81,113 @@ class QueueLeaseLost(Exception):
 
 
 class Responder:
-    """Args: holder: of the leases, unique to this process and start.
+    """Answers leased queues.
+
+    Args:
+        holder: of the leases, unique to this process and start.
 
     Attributes:
-        asking: queues whose run is being waited for; nothing is lost where that ends in the middle.
+        queues_in_runs: queues that wait for the end of their run; cancelling that wait loses nothing.
     """
 
     def __init__(self, inbox: Inbox, ask: AskAgent, clock: Clock, holder: str) -> None:
         self._inbox, self._ask, self._clock, self._holder = inbox, ask, clock, holder
         self.queues_in_runs: set[str] = set()
-        #: questions whose runs wait for a person, by their key; the runs have the pictures
+        #: questions whose runs wait for a person, by key; without pictures, which the runs have stored
         self._waiting: dict[str, ChannelRunRequest] = {}
 
-    async def serve(self, post: ConfiguredChannel, taken: LeasedQueue) -> None:
-        """Returns what is next in a queue, and gives the queue back.
+    async def serve(self, configured: ConfiguredChannel, leased: LeasedQueue) -> None:
+        """Answers the next messages of a queue and releases the queue.
 
         Raises:
-            Later: it is to be released to be tried again. LeaseEnded: it is not ours any more.
-            AstromeshError: the store failed.
+            RetryLater: the caller releases the queue for a later attempt.
+            QueueLeaseLost: another process works on the queue. AstromeshError: the store failed.
         """
         try:
-            address = post.address(taken)
-            parts = await self._parts(post, taken, address)
-        except ConfigError as error:  # kept until the operator has put that right
-            log.error("inbox_unreadable", channel=post.name, queue=taken.queue, error=str(error))
+            address = configured.address(leased)
+            parts = await self._parts(configured, leased, address)
+        except ConfigError as error:  # the messages wait until the operator sets the right key
+            log.error("inbox_unreadable", channel=configured.name, queue=leased.queue, error=str(error))
             raise RetryLater(MAX_SEND_PAUSE) from error
-        await self._deliver(post, taken, address, parts)
-        await self._inbox.finish(taken.queue, self._holder, self._clock.now())
+        await self._deliver(configured, leased, address, parts)
+        await self._inbox.finish(leased.queue, self._holder, self._clock.now())
 
     # -- the run -------------------------------------------------------------------------------------------
 
     async def _parts(
-        self, post: ConfiguredChannel, taken: LeasedQueue, address: ConversationAddress
+        self, configured: ConfiguredChannel, leased: LeasedQueue, address: ConversationAddress
     ) -> tuple[str, ...]:
-        """The messages of the answer; of a queue that was answered already, as they were kept."""
-        if taken.reply is not None:
-            return post.reply(taken.reply, taken)
-        kept = await self._next_messages(post, taken, address)
-        if not kept:
+        """Returns the messages of the answer: the stored ones if the queue was answered before."""
+        if leased.reply is not None:
+            return configured.reply(leased.reply, leased)
+        pending = await self._next_messages(configured, leased, address)
+        if not pending:
             return ()
-        self._require(await self._inbox.begin(taken.queue, self._holder, kept[-1][0].seq))
-        parts = await self._answer(post, taken, kept)
-        sealed = post.cipher.encrypt({"parts": parts}, taken.queue)
-        self._require(await self._inbox.answer(taken.queue, self._holder, sealed, kept[-1][0].seq))
+        upto = pending[-1][0].seq
+        self._require(await self._inbox.begin(leased.queue, self._holder, upto))
+        parts = await self._answer(configured, leased, pending)
+        encrypted = configured.cipher.encrypt({"parts": parts}, leased.queue)
+        self._require(await self._inbox.answer(leased.queue, self._holder, encrypted, upto))
         return parts
 
     async def _next_messages(
-        self, post: ConfiguredChannel, taken: LeasedQueue, address: ConversationAddress
+        self, configured: ConfiguredChannel, leased: LeasedQueue, address: ConversationAddress
     ) -> Sequence[tuple[PendingMessage, ReceivedMessage]]:
-        """The messages that are answered together: those of before a crash, else of one kind in a row."""
-        several = post.setup.debounce > 0 or taken.upto > 0
-        kept = await self._inbox.pending(taken.queue, MAX_MESSAGES if several else 1)
-        begun = [one for one in kept if one.seq <= taken.upto] or kept
-        messages = [(one, post.from_inbox(one, taken, address)) for one in begun]
+        """Returns the messages to answer together: those from before a crash, else the first of one kind."""
+        several = configured.setup.debounce > 0 or leased.upto > 0
+        pending = await self._inbox.pending(leased.queue, MAX_MESSAGES if several else 1)
+        begun = [one for one in pending if one.seq <= leased.upto] or pending
+        messages = [(one, configured.from_inbox(one, leased, address)) for one in begun]
         return list(takewhile(lambda one: one[1].kind == messages[0][1].kind, messages))
 
     async def _answer(
         self,
-        post: ConfiguredChannel,
-        taken: LeasedQueue,
-        kept: Sequence[tuple[PendingMessage, ReceivedMessage]],
+        configured: ConfiguredChannel,
+        leased: LeasedQueue,
+        pending: Sequence[tuple[PendingMessage, ReceivedMessage]],
     ) -> tuple[str, ...]:
-        messages = [message for _, message in kept]
+        messages = [message for _, message in pending]
         match messages[0].kind:
             case "unreadable":
-                return post.channel.split(post.channel.unreadable_reply)
+                return configured.channel.split(configured.channel.unreadable_reply)
             case "fallback":
-                await self._send_template(post, taken, messages[0].address, 0)
+                await self._send_template(configured, leased, messages[0].address, 0)
                 return ()
-        key = kept[0][0].id
+        key = pending[0][0].id
         if (question := self._waiting.pop(key, None)) is not None:
-            return post.channel.split(await self._run(post, taken, question))
-        noticing = asyncio.create_task(_acknowledge(post, messages[-1]))
+            return configured.channel.split(await self._run(configured, leased, question))
+        acknowledging = asyncio.create_task(_acknowledge(configured, messages[-1]))
         try:
-            prepared = [await post.channel.prepare(message) for message in messages]
+            prepared = [await configured.channel.prepare(message) for message in messages]
             trace = next((message.traceparent for message in messages if message.traceparent), "")
-            question = post.question(taken, messages[0].address, key, prepared, trace)
-            return post.channel.split(await self._run(post, taken, question))
+            question = configured.question(leased, messages[0].address, key, prepared, trace)
+            return configured.channel.split(await self._run(configured, leased, question))
         finally:
-            await asyncio.wait([noticing], timeout=ACKNOWLEDGE_SECONDS)
-            noticing.cancel()
+            await asyncio.wait([acknowledging], timeout=ACKNOWLEDGE_SECONDS)
+            acknowledging.cancel()
 
-    async def _run(self, post: ConfiguredChannel, taken: LeasedQueue, question: ChannelRunRequest) -> str:
-        self.queues_in_runs.add(taken.queue)
+    async def _run(
+        self, configured: ConfiguredChannel, leased: LeasedQueue, question: ChannelRunRequest
+    ) -> str:
+        self.queues_in_runs.add(leased.queue)
         try:
             return await self._ask(question)
         except GuardrailBlocked as refusal:
             return str(refusal)
         except ShuttingDown:
             raise
-        except ApprovalRequired as paused:  # the answer comes when somebody has decided
+        except ApprovalRequired as paused:  # the run continues when a person has decided
             self._remember(question)
             raise RetryLater(APPROVAL_PAUSE, failed=False) from paused
         except _NOT_BEGUN as error:
-            if taken.attempts < MAX_RUN_ATTEMPTS:
-                log.warning("run_not_begun", channel=post.name, agent=question.agent, error=str(error))
-                raise RetryLater(backoff(taken.attempts, MAX_RUN_PAUSE)) from error
-            return self._give_up(post, question.agent, error)
+            if leased.attempts < MAX_RUN_ATTEMPTS:
+                log.warning("run_not_begun", channel=configured.name, agent=question.agent, error=str(error))
+                raise RetryLater(backoff(leased.attempts, MAX_RUN_PAUSE)) from error
+            return self._give_up(configured, question.agent, error)
         except AstromeshError as error:
-            return self._give_up(post, question.agent, error)
+            return self._give_up(configured, question.agent, error)
         finally:
-            self.queues_in_runs.discard(taken.queue)
+            self.queues_in_runs.discard(leased.queue)
 
     def _remember(self, question: ChannelRunRequest) -> None:
         self._waiting[question.key] = replace(question, images=())
@@ -189,66 +195,69 @@ class Responder:
             del self._waiting[next(iter(self._waiting))]
 
     def forget_principal(self, tenant: str, principal: str) -> None:
-        """Holds nothing of a person any more."""
+        """Drops everything of one person from memory."""
         of = (tenant, principal)
         for key in [k for k, q in self._waiting.items() if (q.caller.tenant_id, q.caller.user_id) == of]:
             del self._waiting[key]
 
-    def _give_up(self, post: ConfiguredChannel, agent: str, error: AstromeshError) -> str:
-        log.error("run_given_up", channel=post.name, agent=agent, code=error.code, run_id=error.run_id)
-        return post.setup.failure_reply
+    def _give_up(self, configured: ConfiguredChannel, agent: str, error: AstromeshError) -> str:
+        log.error("run_given_up", channel=configured.name, agent=agent, code=error.code, run_id=error.run_id)
+        return configured.setup.failure_reply
 
     # -- the answer ----------------------------------------------------------------------------------------
 
     async def _deliver(
-        self, post: ConfiguredChannel, taken: LeasedQueue, address: ConversationAddress, parts: Sequence[str]
+        self,
+        configured: ConfiguredChannel,
+        leased: LeasedQueue,
+        address: ConversationAddress,
+        parts: Sequence[str],
     ) -> None:
-        """Sends what was not sent yet, in order."""
-        first = taken.sent if taken.reply is not None else 0
-        attempts = taken.attempts
+        """Sends the parts that have not been sent, in order."""
+        first = leased.sent if leased.reply is not None else 0
+        attempts = leased.attempts
         for place in range(first, len(parts)):
             try:
-                own = await post.channel.send(address, parts[place])
+                message_id = await configured.channel.send(address, parts[place])
             except OutsideWindow:
-                await self._send_template(post, taken, address, len(parts))
+                await self._send_template(configured, leased, address, len(parts))
                 return
             except ChannelRejected as error:
-                log.error("reply_rejected", channel=post.name, queue=taken.queue, error=str(error))
+                log.error("reply_rejected", channel=configured.name, queue=leased.queue, error=str(error))
                 return
             except ChannelError as error:
                 if attempts >= MAX_SEND_ATTEMPTS:
-                    log.error("reply_given_up", channel=post.name, queue=taken.queue, error=str(error))
+                    log.error("reply_given_up", channel=configured.name, queue=leased.queue, error=str(error))
                     return
-                log.warning("reply_delayed", channel=post.name, queue=taken.queue, error=str(error))
+                log.warning("reply_delayed", channel=configured.name, queue=leased.queue, error=str(error))
                 raise RetryLater(max(error.retry_after, backoff(attempts, MAX_SEND_PAUSE))) from error
             attempts = 0
-            await self._record_sent(post, taken, address, own, place + 1)
+            digest = await self._record_sent(configured, leased, message_id, place + 1)
+            if digest and await self._inbox.delivery_status(digest) == (_FAILED, OUTSIDE_WINDOW):
+                # the status of the message arrived before its id was stored
+                await self._inbox.put([fallback_message(configured, address, message_id, self._clock.now())])
 
     async def _record_sent(
-        self, post: ConfiguredChannel, taken: LeasedQueue, address: ConversationAddress, id: str, sent: int
-    ) -> None:
-        digest = post.cipher.digest("sent", id) if id else ""
+        self, configured: ConfiguredChannel, leased: LeasedQueue, message_id: str, sent: int
+    ) -> str:
+        """Stores that the parts up to `sent` were sent; returns the digest of the last one's id."""
+        digest = configured.cipher.digest("sent", message_id) if message_id else ""
         report = DeliveryReport(digest, 0, self._clock.now())
-        self._require(await self._inbox.record_sent(taken.queue, self._holder, sent, report))
-        if digest and await self._inbox.delivery_status(digest) == (_FAILED, OUTSIDE_WINDOW):
-            await self._inbox.put(
-                [fallback_message(post, address, id, self._clock.now())]
-            )  # its status was faster
+        self._require(await self._inbox.record_sent(leased.queue, self._holder, sent, report))
+        return digest
 
     async def _send_template(
-        self, post: ConfiguredChannel, taken: LeasedQueue, address: ConversationAddress, sent: int
+        self, configured: ConfiguredChannel, leased: LeasedQueue, address: ConversationAddress, sent: int
     ) -> None:
         try:
-            own = await post.channel.ask_to_reply(address)
-            log.warning("reply_outside_window", channel=post.name, queue=taken.queue, template="sent")
-            digest = post.cipher.digest("sent", own) if own else ""
-            report = DeliveryReport(digest, 0, self._clock.now())
-            self._require(await self._inbox.record_sent(taken.queue, self._holder, sent, report))
+            message_id = await configured.channel.ask_to_reply(address)
+            log.warning("reply_outside_window", channel=configured.name, queue=leased.queue, template="sent")
+            await self._record_sent(configured, leased, message_id, sent)
         except ChannelRejected as error:
-            log.error("reply_outside_window", channel=post.name, queue=taken.queue, error=str(error))
+            log.error("reply_outside_window", channel=configured.name, queue=leased.queue, error=str(error))
         except ChannelError as error:
-            if taken.attempts < MAX_SEND_ATTEMPTS:
-                raise RetryLater(max(error.retry_after, backoff(taken.attempts, MAX_SEND_PAUSE))) from error
+            if leased.attempts < MAX_SEND_ATTEMPTS:
+                raise RetryLater(max(error.retry_after, backoff(leased.attempts, MAX_SEND_PAUSE))) from error
 
     @staticmethod
     def _require(held: bool) -> None:
@@ -256,20 +265,20 @@ class Responder:
             raise QueueLeaseLost
 
 
-async def _acknowledge(post: ConfiguredChannel, message: ReceivedMessage) -> None:
+async def _acknowledge(configured: ConfiguredChannel, message: ReceivedMessage) -> None:
     try:
-        await post.channel.acknowledge(message)
+        await configured.channel.acknowledge(message)
     except ChannelError as error:
-        log.info("not_marked_as_read", channel=post.name, error=str(error))
+        log.info("not_marked_as_read", channel=configured.name, error=str(error))
 
 
 def fallback_message(
-    post: ConfiguredChannel, address: ConversationAddress, id: str, now: float
+    configured: ConfiguredChannel, address: ConversationAddress, id: str, now: float
 ) -> InboundMessage:
-    """A message to ourselves: the message with this id never arrived, and only a template will."""
-    return post.to_inbox(ReceivedMessage(f"fallback:{id}", address, kind="fallback"), now)
+    """Returns an internal message: the message with this id failed, and only a template can be delivered."""
+    return configured.to_inbox(ReceivedMessage(f"fallback:{id}", address, kind="fallback"), now)
 
 
 def backoff(attempts: int, longest: float) -> float:
-    """Seconds before the next try: doubled each time."""
+    """Returns the seconds until the next attempt, doubled for each attempt."""
     return float(min(FIRST_PAUSE * 2 ** min(attempts, 20), longest))

@@ -1,9 +1,8 @@
 """A configured channel: which messages belong to it, how they are encrypted, and which run they become.
 
-Phone numbers are few enough to be tried one by one, so a plain hash hides nothing. People are recognised by
-HMAC-SHA256 with a key of the operator (RFC 2104). What must be readable again is encrypted with AES-256-GCM
-(RFC 5116) and bound to its queue. Both keys are derived from one secret (HKDF, RFC 5869), separately for
-each channel.
+All phone numbers can be tried one by one, so a plain hash hides nothing. People are identified by HMAC-SHA256
+with a key of the operator (RFC 2104). Contents are encrypted with AES-256-GCM (RFC 5116) and bound to their
+queue. Both keys are derived from one secret (HKDF, RFC 5869), separately for each channel.
 """
 
 from __future__ import annotations
@@ -46,8 +45,8 @@ class MessageCipher:
     """Digests and encryption of one channel.
 
     Args:
-        secret: `identity_key`, or what the channel has for one. With another secret, people are strangers
-            and what was encrypted cannot be read.
+        secret: `identity_key`, or the channel's own secret. With another secret, people are not recognized
+            and stored messages cannot be decrypted.
         channel: its name.
     """
 
@@ -61,12 +60,12 @@ class MessageCipher:
         return hmac.new(self._digest, text, sha256).hexdigest()[:_DIGITS]
 
     def encrypt(self, data: JsonObject, about: str) -> bytes:
-        """Args: about: what `decrypt` must name again."""
+        """Returns encrypted JSON. Args: about: the text that `decrypt` must be called with."""
         nonce = urandom(_NONCE)
         return nonce + self._cipher.encrypt(nonce, orjson.dumps(data), about.encode())
 
     def decrypt(self, encrypted: bytes, about: str) -> JsonObject:
-        """Raises: ConfigError: it was encrypted with another secret, or about something else."""
+        """Raises: ConfigError: it was encrypted with another secret, or with another `about`."""
         try:
             data: JsonObject = orjson.loads(
                 self._cipher.decrypt(encrypted[:_NONCE], encrypted[_NONCE:], about.encode())
@@ -88,9 +87,9 @@ class ChannelSetup:
     """The keys of channels.yaml that every channel has.
 
     Args:
-        agents: by our address; every other one is answered by `default_agent`.
-        debounce: seconds that a person must be silent before an answer is begun.
-        lease: seconds after which another process takes over what this one no longer works on.
+        agents: by our address; `default_agent` answers all other addresses.
+        debounce: seconds without a further message before an answer begins.
+        lease: seconds after which another process takes over the queues of a process that has stopped.
     """
 
     default_agent: str
@@ -116,7 +115,7 @@ class ConfiguredChannel:
     # -- in ------------------------------------------------------------------------------------------------
 
     def to_inbox(self, message: ReceivedMessage, now: float) -> InboundMessage:
-        """A message as it is stored: nothing in it can be read without the key."""
+        """Returns a message as it is stored: nothing in it can be read without the key."""
         address = message.address
         queue = self.cipher.digest("queue", *address)
         content = {"id": message.id, "text": message.text, "kind": message.kind, "about": message.details}
@@ -134,28 +133,28 @@ class ConfiguredChannel:
             due_at=now + (self.setup.debounce if message.kind == "message" else 0.0),
         )
 
-    def address(self, taken: LeasedQueue) -> ConversationAddress:
+    def address(self, leased: LeasedQueue) -> ConversationAddress:
         """Raises: ConfigError: the message was encrypted with another key."""
-        ends = self.cipher.decrypt(taken.address, taken.queue)
+        ends = self.cipher.decrypt(leased.address, leased.queue)
         return ConversationAddress(ends["ours"], ends["theirs"])
 
     def from_inbox(
-        self, kept: PendingMessage, taken: LeasedQueue, address: ConversationAddress
+        self, kept: PendingMessage, leased: LeasedQueue, address: ConversationAddress
     ) -> ReceivedMessage:
         """Raises: ConfigError: the message was encrypted with another key."""
-        content = self.cipher.decrypt(kept.content, taken.queue)
+        content = self.cipher.decrypt(kept.content, leased.queue)
         kind: MessageKind = content["kind"]
         trace = content.get("traceparent", "")
         return ReceivedMessage(content["id"], address, content["text"], kind, content["about"], trace)
 
-    def reply(self, sealed: bytes, taken: LeasedQueue) -> tuple[str, ...]:
-        return tuple(self.cipher.decrypt(sealed, taken.queue)["parts"])
+    def reply(self, sealed: bytes, leased: LeasedQueue) -> tuple[str, ...]:
+        return tuple(self.cipher.decrypt(sealed, leased.queue)["parts"])
 
     # -- the run -------------------------------------------------------------------------------------------
 
     def question(
         self,
-        taken: LeasedQueue,
+        leased: LeasedQueue,
         address: ConversationAddress,
         key: str,
         prepared: list[PreparedMessage],
@@ -164,15 +163,15 @@ class ConfiguredChannel:
         """Joins several messages into one run: texts by newline, pictures in order."""
         agent = self.setup.agents.get(address.account, self.setup.default_agent)
         caller = CallerContext(
-            user_id=taken.principal,
-            tenant_id=taken.tenant,
+            user_id=leased.principal,
+            tenant_id=leased.tenant,
             scopes=frozenset({f"agents:run:{agent}"}),
             metadata={"channel": self.name},
         )
         return ChannelRunRequest(
             agent=agent,
             query="\n".join(one.text for one in prepared),
-            session_id=f"{self.name}:{taken.queue}",
+            session_id=f"{self.name}:{leased.queue}",
             caller=caller,
             key=key,
             context=_prompt_context(self.name, [one.details for one in prepared]),

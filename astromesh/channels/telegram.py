@@ -5,44 +5,33 @@ Only messages of private chats are answered.
 
 from __future__ import annotations
 
-import hmac
 import re
 from collections.abc import Mapping
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 from urllib.parse import quote
 
 import orjson
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
+from pydantic import BaseModel, Field, SecretStr, field_validator
 
-from astromesh.channels.attachments import Attachments, FetchedFile, file_of
-from astromesh.channels.base import (
-    ConversationAddress,
-    PreparedMessage,
-    ReceivedMessage,
-    WebhookContent,
-    WebhookRequest,
-)
-from astromesh.channels.message_text import (
+from astromesh.channels.base import ConversationAddress, ReceivedMessage, WebhookContent, WebhookRequest
+from astromesh.channels.messenger import (
     MAX_NAME,
+    Messenger,
+    MessengerOptions,
+    are_equal,
     list_of,
     object_of,
     parse_object,
     place_of,
-    split_text,
     text_of,
 )
-from astromesh.errors import ChannelError, ChannelRejected, Forbidden, InvalidInput, NetError, Unauthorized
+from astromesh.errors import ChannelError, ChannelRejected, Forbidden, InvalidInput, Unauthorized
 from astromesh.net.http import Http, HttpResponse
-from astromesh.plugins import Deps
 from astromesh.types import JsonObject
 
-#: characters of one message, counted as UTF-16 code units
-MOST_CHARACTERS = 4096
-#: seconds one call of the Bot API may take, and bytes it may answer
-_TIMEOUT_SECONDS, _ANSWER_BYTES = 20.0, 1 << 20
-#: codes that pass by themselves: limits, and a token that is wrong until the operator renews it
+#: codes of temporary errors: limits, and a token that is wrong until the operator renews it
 _TEMPORARY_CODES = frozenset({401, 404, 409, 429})
-#: attachments by the message's key: how the agent is told of them, and their type where Telegram says none
+#: attachments by the message's key: their kind, and their type if Telegram names none
 _FILES: Mapping[str, tuple[str, str]] = {
     "document": ("document", "application/octet-stream"), "voice": ("audio", "audio/ogg"),
     "audio": ("audio", "audio/mpeg"), "video": ("video", "video/mp4"), "video_note": ("video", "video/mp4"),
@@ -50,59 +39,42 @@ _FILES: Mapping[str, tuple[str, str]] = {
 }  # fmt: skip
 
 
-class TelegramOptions(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
+class TelegramOptions(MessengerOptions):
     bot_token: SecretStr = Field(min_length=1, description="Token of the bot, from BotFather.")
-    secret_token: SecretStr = Field(min_length=1, description="What setWebhook was told as secret_token.")
+    secret_token: SecretStr = Field(min_length=1, description="The `secret_token` that setWebhook was sent.")
     api_base: str = Field("https://api.telegram.org", min_length=1, description="The Bot API.")
-    max_media_bytes: int = Field(5_000_000, ge=0, description="Larger attachments are not fetched.")
-    max_text_characters: int = Field(
-        20_000, ge=0, description="Of a text document, so many characters are shown to the agent."
-    )
-    typing: bool = Field(True, description="Show that we are typing.")
-    unreadable_reply: str = Field(
-        "Sorry, I can't read this kind of message yet. Please write it to me as text.",
-        description="Answer to what cannot be read; empty for none.",
-    )
+    typing: bool = Field(True, description="Show the person that an answer is being written.")
 
     @field_validator("secret_token")
     @classmethod
-    def _as_telegram_takes_it(cls, secret: SecretStr) -> SecretStr:
+    def _is_allowed(cls, secret: SecretStr) -> SecretStr:
         if not re.fullmatch(r"[A-Za-z0-9_-]{16,256}", secret.get_secret_value()):
-            raise ValueError("has 16 to 256 of A-Z, a-z, 0-9, _ and -")
+            raise ValueError("must have 16 to 256 of the characters A-Z, a-z, 0-9, _ and -")
         return secret
 
 
-class Telegram:
+class Telegram(Messenger):
     """One bot."""
 
     Options: ClassVar[type[BaseModel]] = TelegramOptions
 
     def __init__(self, options: TelegramOptions, http: Http) -> None:
         token = options.bot_token.get_secret_value()
+        self._account = token.partition(":")[0]
+        super().__init__(options, http, {}, token, self._account)
         base = options.api_base.rstrip("/")
-        self._options, self._http = options, http
-        self._base = f"{base}/bot{token}"
-        self._files = _Files(http, self._base, f"{base}/file/bot{token}", options)
-        self._ours = token.partition(":")[0]
-        self.secret = token
-        self.addresses = frozenset({self._ours})
-        self.unreadable_reply = options.unreadable_reply
+        self._base, self._files = f"{base}/bot{token}", f"{base}/file/bot{token}"
+        self._secret_token = options.secret_token.get_secret_value()
+        self._shows_typing = options.typing
 
-    @classmethod
-    async def open(cls, options: TelegramOptions, deps: Deps) -> Self:
-        return cls(options, deps.http)
-
-    # -- what comes in ---------------------------------------------------------------------------------------
+    # -- incoming ---------------------------------------------------------------------------------------
 
     def challenge(self, request: WebhookRequest) -> str:
-        raise Forbidden("Telegram asks no webhook whose it is; setWebhook names it.")
+        raise Forbidden("Telegram sends no verification request. Register the webhook with setWebhook.")
 
     def verify(self, request: WebhookRequest) -> None:
-        """`X-Telegram-Bot-Api-Secret-Token`: Telegram signs nothing, it says what it was told."""
-        given = request.headers.get("x-telegram-bot-api-secret-token", "").encode(errors="replace")
-        if not hmac.compare_digest(given, self._options.secret_token.get_secret_value().encode()):
+        """Checks `X-Telegram-Bot-Api-Secret-Token`; Telegram signs no webhooks."""
+        if not are_equal(request.headers.get("x-telegram-bot-api-secret-token", ""), self._secret_token):
             raise Unauthorized("The webhook lacks this bot's X-Telegram-Bot-Api-Secret-Token.")
 
     def parse(self, body: bytes) -> WebhookContent:
@@ -121,66 +93,36 @@ class Telegram:
         text, about = _button(pressed) if pressed else _content(message)
         about["profile_name"] = text_of(chat, "first_name", MAX_NAME)
         about["sent_at"] = str(message["date"]) if _is_id(message.get("date")) else ""
-        address = ConversationAddress(self._ours, str(chat["id"]))
+        address = ConversationAddress(self._account, str(chat["id"]))
         return ReceivedMessage(
             str(update["update_id"]), address, text, "message" if text else "unreadable", about
         )
 
-    async def prepare(self, message: ReceivedMessage) -> PreparedMessage:
-        return await self._files.prepare(message)
-
-    # -- what goes out ---------------------------------------------------------------------------------------
+    # -- outgoing ---------------------------------------------------------------------------------------
 
     async def acknowledge(self, message: ReceivedMessage) -> None:
-        if self._options.typing:
+        if self._shows_typing:
             await self._call("sendChatAction", {"chat_id": message.address.user, "action": "typing"})
 
-    def split(self, text: str) -> tuple[str, ...]:
-        return split_text(text, MOST_CHARACTERS)
-
     async def send(self, address: ConversationAddress, text: str) -> str:
-        quiet = {"is_disabled": True}
-        said = {"chat_id": address.user, "text": text, "link_preview_options": quiet}
-        answer = await self._call("sendMessage", said)
+        message = {"chat_id": address.user, "text": text, "link_preview_options": {"is_disabled": True}}
+        answer = await self._call("sendMessage", message)
         return f"{address.user}/{object_of(answer, 'result').get('message_id', '')}"
 
     async def ask_to_reply(self, address: ConversationAddress) -> str:
-        raise ChannelRejected("Telegram has no window in which one may answer.")
-
-    async def close(self) -> None:
-        """Nothing: the HTTP session is shared."""
+        raise ChannelRejected("Telegram does not limit the time of an answer, so there is nothing to ask.")
 
     async def _call(self, method: str, content: JsonObject) -> JsonObject:
-        try:
-            answer = await self._http.request(
-                "POST", f"{self._base}/{method}", body=orjson.dumps(content),
-                headers={"content-type": "application/json"}, timeout=_TIMEOUT_SECONDS, limit=_ANSWER_BYTES,
-            )  # fmt: skip
-        except NetError as error:
-            raise ChannelError(str(error)) from error
-        return _require_success(answer)
+        return _require_success(await self._request("POST", f"{self._base}/{method}", content))
 
-
-class _Files(Attachments):
-    """Attachments: `getFile` names a path, which is fetched below `/file/`."""
-
-    def __init__(self, http: Http, base: str, files: str, options: TelegramOptions) -> None:
-        super().__init__(options.max_media_bytes, options.max_text_characters)
-        self._http, self._base, self._files = http, base, files
-
-    async def fetch(self, id: str) -> FetchedFile:
+    async def fetch(self, id: str) -> HttpResponse:
+        """`getFile` returns a path, which is fetched below `/file/`."""
         url = f"{self._base}/getFile?file_id={quote(id, safe='')}"
-        found = await self._http.request("GET", url, timeout=_TIMEOUT_SECONDS, limit=_ANSWER_BYTES)
-        about = object_of(_require_success(found), "result")
-        size, path = about.get("file_size"), text_of(about, "file_path")
-        if isinstance(size, int) and size > self.most_bytes:
-            return self.too_large()
+        about = object_of(_require_success(await self._request("GET", url)), "result")
+        path = text_of(about, "file_path")
         if not path or ".." in path:
-            raise ChannelError("The Bot API named no path of a file.")
-        answer = await self._http.request(
-            "GET", f"{self._files}/{quote(path)}", timeout=_TIMEOUT_SECONDS, limit=self.most_bytes
-        )
-        return file_of(answer)
+            raise ChannelError("The Bot API did not return the path of a file.")
+        return await self._download(f"{self._files}/{quote(path)}", about.get("file_size"), {})
 
 
 # -- messages ------------------------------------------------------------------------------------------------
@@ -191,7 +133,7 @@ def _button(pressed: Mapping[str, Any]) -> tuple[str, JsonObject]:
 
 
 def _content(message: Mapping[str, Any]) -> tuple[str, JsonObject]:
-    """What the agent is asked, and what else is known."""
+    """Returns the text for the agent, and details."""
     if text := text_of(message, "text"):
         return text, {"kind": "text"}
     if photos := list_of(message, "photo"):  # the same in several sizes, the largest last
@@ -219,18 +161,18 @@ def _attachment(
 
 
 def _require_success(answer: HttpResponse) -> JsonObject:
-    """The body of an answer that says yes. Raises: ChannelError: of the right kind."""
+    """Returns the body of a successful answer. Raises: ChannelError, ChannelRejected."""
     try:
         body = answer.json()
     except orjson.JSONDecodeError:
         body = None
     if answer.status < 300 and isinstance(body, dict) and body.get("ok") is True:
         return body
-    said = f"The Bot API answered {answer.status}."
+    message = f"The Bot API answered {answer.status}."
     if answer.status in _TEMPORARY_CODES or answer.status >= 500 or answer.status < 300:
         pause = object_of(body, "parameters").get("retry_after") if isinstance(body, dict) else None
-        raise ChannelError(said, float(pause) if isinstance(pause, int) and 0 < pause < 100_000 else 0.0)
-    raise ChannelRejected(said)
+        raise ChannelError(message, float(pause) if isinstance(pause, int) and 0 < pause < 100_000 else 0.0)
+    raise ChannelRejected(message)
 
 
 def _is_id(value: Any) -> bool:
