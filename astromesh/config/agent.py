@@ -16,6 +16,7 @@ from astromesh.config.records import (
     Manifest,
     Metadata,
     NamedMetadata,
+    NamesPlugin,
     Ratio,
     Record,
     Seconds,
@@ -88,7 +89,9 @@ class Prompts(Record):
 class Orchestration(Block):
     """Other keys belong to the pattern; they may also be in a mapping with the pattern's name."""
 
-    pattern: str = Field("react", min_length=1, description="Name of the pattern.")
+    pattern: Annotated[str, NamesPlugin("patterns")] = Field(
+        "react", min_length=1, description="Name of the pattern."
+    )
     max_iterations: Count | None = Field(
         None, description="Model calls of one tool loop; absent: 10, for graph and autonomous 50."
     )
@@ -124,7 +127,9 @@ class ToolBlock(Block):
     """Other keys belong to the tool's type."""
 
     name: ToolName = Field(description="The name that the model sees.")
-    type: str = Field(min_length=1, description="Kind of tool: internal, webhook, rag, mcp, agent …")
+    type: Annotated[str, NamesPlugin("tools")] = Field(
+        min_length=1, description="Kind of tool: internal, webhook, rag, mcp, agent …"
+    )
     description: str = Field("", description="Description for the model; empty: the tool's own.")
     parameters: JsonMap | None = Field(None, description="JSON Schema of the arguments, type: object.")
     effect: Effect | None = Field(
@@ -162,8 +167,10 @@ class ToolBlock(Block):
 class Conversational(Block):
     """Other keys belong to the strategy and to the backend."""
 
-    backend: str = Field(min_length=1, description="Name of the conversation store.")
-    strategy: str = Field(
+    backend: Annotated[str, NamesPlugin("conversation_stores")] = Field(
+        min_length=1, description="Name of the conversation store."
+    )
+    strategy: Annotated[str, NamesPlugin("memory_strategies")] = Field(
         "sliding_window",
         min_length=1,
         description="Memory strategy: the part of the history that a run sees.",
@@ -185,7 +192,9 @@ class Conversational(Block):
 class Semantic(Block):
     """Other keys belong to the backend."""
 
-    backend: str = Field(min_length=1, description="Name of the semantic store.")
+    backend: Annotated[str, NamesPlugin("semantic_stores")] = Field(
+        min_length=1, description="Name of the semantic store."
+    )
     embeddings: Embeddings | None = Field(None, description="Absent: search by words only.")
     top_k: Count = Field(5, description="How many passages are recalled.")
     similarity_threshold: Ratio = Field(0.0, description="Minimum score of a passage.")
@@ -195,7 +204,9 @@ class Semantic(Block):
 class Episodic(Block):
     """Other keys belong to the backend."""
 
-    backend: str = Field(min_length=1, description="Name of the episodic store.")
+    backend: Annotated[str, NamesPlugin("episodic_stores")] = Field(
+        min_length=1, description="Name of the episodic store."
+    )
     max_events: Count = Field(20, description="How many events are recalled.")
 
 
@@ -211,7 +222,9 @@ class Memory(Record):
 class GuardrailRule(Block):
     """Other keys belong to the rule's type."""
 
-    type: str = Field(min_length=1, description="Name of the guardrail.")
+    type: Annotated[str, NamesPlugin("guardrails")] = Field(
+        min_length=1, description="Name of the guardrail."
+    )
 
 
 class Guardrails(Record):

@@ -244,8 +244,3 @@ class GraphFindings(NamedTuple):
 
 #: checks the spec of a graph
 GraphCheck = Callable[[Mapping[str, Any]], GraphFindings]
-#: Documented keys that this runtime does not support yet, so that no key is silently ignored.
-#:
-#: `{"Agent.spec.tools.*.approval=required": "Approvals are not supported yet."}`: the kind, then the path
-#: with `*` for any key or position; `=VALUE` for one value, `=post*` for values with this prefix.
-Unsupported = Mapping[str, str]

@@ -9,24 +9,14 @@ from typing import NamedTuple
 from pydantic import BaseModel
 
 from astromesh.config import endpoints
-from astromesh.config.agent import (
-    AgentManifest,
-    AgentModel,
-    AgentSpec,
-    Conversational,
-    GuardrailRule,
-    Memory,
-    Orchestration,
-    RoleModel,
-)
+from astromesh.config.agent import AgentModel, Conversational, Orchestration, RoleModel
 from astromesh.config.base import Node, OptionsResolver, Steps
 from astromesh.config.connections import ChannelBlock
 from astromesh.config.endpoints import KEY_SOURCES, ProviderEntryNode
 from astromesh.config.keys import accepts_key, did_you_mean, keys_of, list_known
 from astromesh.config.parser import manifest_fault
 from astromesh.config.providers import ModelBlock, ModelSpec, ProviderEntry
-from astromesh.config.rag import RAGSpec
-from astromesh.config.records import Block
+from astromesh.config.records import Block, records_in
 from astromesh.config.validation import MISSING, validate
 from astromesh.errors import ConfigError, InvalidManifest, UnknownPlugin
 
@@ -60,74 +50,54 @@ class Binder:
         self.faults: list[InvalidManifest] = []
         self.warnings: list[InvalidManifest] = []
 
-    # -- files -----------------------------------------------------------------------------------------------
+    def bind(self, record: BaseModel) -> None:
+        """Binds every block of a file's `spec`."""
+        for at, one in records_in(record, ("spec",)):
+            match one:
+                case ModelSpec():
+                    self._model(one, at)
+                case ProviderEntry():
+                    self._entry(str(at[-1]), one, at)
+                case Orchestration():
+                    self._pattern(one, getattr(record, "model", None), at)
+                case Conversational():
+                    self._conversational(one, at)
+                case ChannelBlock():
+                    self._bind_to(one, "channels", str(at[-1]), at)
+                case Block():
+                    for key, group in one.plugin_keys().items():
+                        self._bind_to(one, group, getattr(one, key), at, (*at, key))
 
-    def agent(self, manifest: AgentManifest) -> None:
-        """Binds every block of an agent."""
-        spec = manifest.spec
-        for role, models in spec.model.sets():
-            self._models(models, ("spec", "model", "roles", role) if role else ("spec", "model"))
-        self._pattern(spec, ("spec", "orchestration"))
-        for i, tool in enumerate(spec.tools):
-            self._block(tool, "tools", "type", ("spec", "tools", i))
-        self._memory(spec.memory, ("spec", "memory"))
-        self._rules(spec.guardrails.input, ("spec", "guardrails", "input"))
-        self._rules(spec.guardrails.output, ("spec", "guardrails", "output"))
+    # -- blocks ----------------------------------------------------------------------------------------------
 
-    def pipeline(self, spec: RAGSpec) -> None:
-        """Binds every block of a RAG pipeline."""
-        self._block(spec.chunking, "chunkers", "strategy", ("spec", "chunking"))
-        self._block(spec.store, "vector_stores", "backend", ("spec", "store"))
-        if spec.embeddings is not None:
-            self._model(spec.embeddings, ("spec", "embeddings"), "embedders")
-        if spec.retrieval.reranker is not None:
-            self._models(spec.retrieval.reranker, ("spec", "retrieval", "reranker"))
+    def _bind_to(self, block: Block, group: str, name: str, at: Steps, named_at: Steps = ()) -> None:
+        """Binds a block to a plugin.
 
-    def channel(self, name: str, block: ChannelBlock) -> None:
-        """Binds a channel, whose name is that of its plugin."""
-        at = ("spec", "channels", name)
-        options = self._options("channels", name, at)
+        Args:
+            named_at: where the file names the plugin, if not at the block itself.
+        """
+        options = self._options(group, name, named_at or at)
         if options is not None:
-            known = keys_of(ChannelBlock)
+            known = keys_of(type(block))
             block.bind(self._validated(options, _plugin_keys(self._node(at), known, options), at, known))
 
-    def entry(self, name: str, record: ProviderEntry) -> None:
-        """Binds an entry of providers.yaml.
+    def _entry(self, name: str, record: ProviderEntry, at: Steps) -> None:
+        """Checks an entry of providers.yaml.
 
         Keys that only model blocks have, such as the model, may be missing.
         """
-        at = ("spec", "providers", name)
         node = self._node(at)
         self._check_key(node, at)
         options = self._options("providers", record.type, (*at, "type"))
         if options is None:
             return
         self._reject_ignored_keys(node, options, at, record.type)
-        checked = validate(
-            options,
-            endpoints.plugin_options(node, options, name, "", endpoints.ApiKey()),
-            self._file,
-            at,
-            keys_of(ProviderEntry),
-        )
+        values = endpoints.plugin_options(node, options, name, "", endpoints.ApiKey())
+        checked = validate(options, values, self._file, at, keys_of(ProviderEntry))
         self.faults += [found for found in checked.faults if found.message != MISSING]
 
-    # -- blocks ----------------------------------------------------------------------------------------------
-
-    def _block(self, block: Block, group: str, key: str, at: Steps) -> None:
-        """Binds a block, one of whose keys names its plugin."""
-        options = self._options(group, getattr(block, key), (*at, key))
-        if options is not None:
-            known = keys_of(type(block))
-            block.bind(self._validated(options, _plugin_keys(self._node(at), known, options), at, known))
-
-    def _rules(self, rules: tuple[GuardrailRule, ...], at: Steps) -> None:
-        for i, rule in enumerate(rules):
-            self._block(rule, "guardrails", "type", (*at, i))
-
-    def _pattern(self, spec: AgentSpec, at: Steps) -> None:
+    def _pattern(self, block: Orchestration, models: AgentModel | None, at: Steps) -> None:
         """Binds the pattern's keys, which are beside `pattern` or in a mapping with the pattern's name."""
-        block = spec.orchestration
         name = block.pattern
         options = self._options("patterns", name, (*at, "pattern"))
         if options is None:
@@ -136,16 +106,16 @@ class Binder:
         own = _plugin_keys(self._node(at), known, options)
         nested = own.get(name)
         if nested is None or name in keys_of(options) or not isinstance(nested.value, dict):
-            own = self._branches(spec.model, own, at)
+            own = self._branches(models, own, at)
             block.bind(self._validated(options, own, at, known))
             return
         beside = own.select(key for key in own.entries if key != name)
         for twice in nested.entries.keys() & beside.entries.keys():
             self._fault(f"is also set beside `pattern: {name}`", (*at, name, twice), "Remove one of them.")
-        nested = self._branches(spec.model, nested.merged_over(beside), (*at, name))
+        nested = self._branches(models, nested.merged_over(beside), (*at, name))
         block.bind(self._validated(options, nested, (*at, name), known))
 
-    def _branches(self, models: AgentModel, own: Node, at: Steps) -> Node:
+    def _branches(self, models: AgentModel | None, own: Node, at: Steps) -> Node:
         """Makes the model of a branch a role of the agent and passes that role to the pattern."""
         for i, branch in own.children("branches"):
             written = branch.get("model")
@@ -161,19 +131,10 @@ class Binder:
                 continue
             self._model(checked.record, where, node=node)
             role = endpoints.branch_role(i)
-            models.roles[role] = RoleModel(primary=checked.record)
+            if models is not None:
+                models.roles[role] = RoleModel(primary=checked.record)
             own = own.with_replaced(("branches", i), endpoints.branch_with_role(branch, role, checked.record))
         return own
-
-    def _memory(self, memory: Memory, at: Steps) -> None:
-        if memory.conversational is not None:
-            self._conversational(memory.conversational, (*at, "conversational"))
-        if memory.semantic is not None:
-            self._block(memory.semantic, "semantic_stores", "backend", (*at, "semantic"))
-            if memory.semantic.embeddings is not None:
-                self._model(memory.semantic.embeddings, (*at, "semantic", "embeddings"), "embedders")
-        if memory.episodic is not None:
-            self._block(memory.episodic, "episodic_stores", "backend", (*at, "episodic"))
 
     def _conversational(self, block: Conversational, at: Steps) -> None:
         """Binds a block of two plugins; each key goes to the plugin that declares it."""
@@ -191,21 +152,13 @@ class Binder:
 
     # -- models ----------------------------------------------------------------------------------------------
 
-    def _models(self, models: RoleModel, at: Steps) -> None:
-        self._model(models.primary, (*at, "primary"))
-        if isinstance(models.fallback, ModelSpec):
-            self._model(models.fallback, (*at, "fallback"))
-            return
-        for i, block in enumerate(models.fallback):
-            self._model(block, (*at, "fallback", i))
-
-    def _model(self, spec: ModelSpec, at: Steps, group: str = "providers", node: Node | None = None) -> None:
+    def _model(self, spec: ModelSpec, at: Steps, node: Node | None = None) -> None:
         """Binds a model block, merged with its provider's entry in providers.yaml.
 
         Args:
             node: of the block, where it is not a mapping in the file.
         """
-        entry = self._context.entries.get(spec.provider)
+        entry, group = self._context.entries.get(spec.provider), spec.plugin_keys()["provider"]
         if entry is not None and not entry.has_type:
             return
         plugin = entry.record.type if entry else spec.provider

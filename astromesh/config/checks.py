@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
-from fnmatch import fnmatchcase
 from graphlib import CycleError, TopologicalSorter
 from typing import Any, NamedTuple
 
 import jsonschema_rs
 
 from astromesh.config.agent import AgentManifest, ApprovalRule, Stream, ToolBlock
-from astromesh.config.base import GraphMention, Node, Place, Steps, TemplateCheck, Unsupported
+from astromesh.config.base import GraphMention, Node, Place, Steps, TemplateCheck
 from astromesh.config.connections import MCPServer
 from astromesh.config.environment import displayable_name
 from astromesh.config.keys import did_you_mean, list_known
@@ -328,32 +327,3 @@ def find_cycles(edges: Mapping[str, Iterable[str]]) -> Iterator[tuple[str, ...]]
             left[cycle[0]].remove(cycle[1])
         else:
             return
-
-
-# -- not supported yet ---------------------------------------------------------------------------------------
-
-
-def find_unsupported(kind: str, root: Node, table: Unsupported) -> Iterator[Finding]:
-    """Yields keys that this runtime does not support yet."""
-    for pattern, sentence in table.items():
-        path, _, value = pattern.partition("=")
-        head, *steps = path.split(".")
-        if head != kind:
-            continue
-        for found, node in _matches(root, steps):
-            if not value or fnmatchcase(_yaml_text(node.value), value):
-                yield Finding(found, sentence)
-
-
-def _yaml_text(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _matches(node: Node, steps: list[str]) -> Iterator[tuple[Steps, Node]]:
-    if not steps:
-        yield (), node
-        return
-    for key, child in node.entries.items():
-        if steps[0] in ("*", str(key)):
-            for rest, found in _matches(child, steps[1:]):
-                yield (key, *rest), found

@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from astromesh.config import checks
 from astromesh.config.agent import AgentManifest, GraphManifest
-from astromesh.config.base import Node, Place, Steps, Unsupported, node_from_value
+from astromesh.config.base import Node, Place, Steps, node_from_value
 from astromesh.config.binding import Binder, BindingContext
 from astromesh.config.checks import Finding
 from astromesh.config.connections import ChannelManifest, MCPManifest
@@ -89,18 +88,14 @@ class ConfigFile:
         if self.manifest is not None:
             self.add_findings(findings(self.manifest, self._sound))
 
-    def bind(self, context: BindingContext, work: Callable[[Binder, Any], None]) -> None:
+    def bind(self, context: BindingContext) -> None:
         """Binds the record's plugin blocks."""
         if self.manifest is None:
             return
         binder = Binder(context, self.path, self._sound)
-        work(binder, self.manifest)
+        binder.bind(self.manifest.spec)
         self.faults += binder.faults
         self.warnings += binder.warnings
-
-    def reject_unsupported(self, unsupported: Unsupported) -> None:
-        """Adds a fault for each key that this runtime does not support yet."""
-        self.add_findings(checks.find_unsupported(self.kind, self.root, unsupported))
 
     def add_findings(self, findings: Iterable[Finding]) -> None:
         """Turns findings into faults at their places."""

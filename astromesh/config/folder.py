@@ -18,9 +18,8 @@ from astromesh.config.base import (
     Place,
     Steps,
     TemplateCheck,
-    Unsupported,
 )
-from astromesh.config.binding import Binder, BindingContext
+from astromesh.config.binding import BindingContext
 from astromesh.config.checks import Finding, KnownNames, Names
 from astromesh.config.connections import ChannelManifest, MCPManifest
 from astromesh.config.endpoints import ProviderEntryNode
@@ -110,7 +109,6 @@ def load(  # noqa: PLR0913 (a keyword for each thing that the checks depend on)
     env: Mapping[str, str] | None = None,
     resolver: OptionsResolver | None = None,
     check_template: TemplateCheck | None = None,
-    unsupported: Unsupported | None = None,
     replacements: Mapping[tuple[str, str], Path] | None = None,
     graphs: Iterable[str] = (),
     check_graph: GraphCheck | None = None,
@@ -122,7 +120,6 @@ def load(  # noqa: PLR0913 (a keyword for each thing that the checks depend on)
         env: environment variables; absent: the process's own.
         resolver: the plugins, e.g. `astromesh.plugins.Plugins()`; absent: plugin blocks are not looked into.
         check_template: says what is wrong with a Jinja template; absent: templates are not looked into.
-        unsupported: what this runtime does not do yet.
         replacements: by kind and name, e.g. `("Agent", "support")`, a file that replaces the folder's.
         graphs: names of graphs that were made in Python, beside those of the folder.
         check_graph: says what is wrong with a graph; absent: graphs are not looked into.
@@ -134,9 +131,7 @@ def load(  # noqa: PLR0913 (a keyword for each thing that the checks depend on)
     variables = os.environ if env is None else env
     context = BindingContext(folder, variables, resolver)
     checkers = Checkers(check_template, check_graph)
-    return _FolderLoader(
-        folder, context, checkers, unsupported or {}, replacements or {}, frozenset(graphs)
-    ).run()
+    return _FolderLoader(folder, context, checkers, replacements or {}, frozenset(graphs)).run()
 
 
 class Checkers(NamedTuple):
@@ -154,7 +149,6 @@ class _FolderLoader:
         folder: Path,
         context: BindingContext,
         checkers: Checkers,
-        unsupported: Unsupported,
         replacements: Mapping[tuple[str, str], Path],
         python_graphs: frozenset[str],
     ) -> None:
@@ -165,7 +159,6 @@ class _FolderLoader:
         self._checkers = checkers
         #: graph → names that its agents must declare, each with its place
         self._mentions: dict[str, list[tuple[GraphMention, str]]] = {}
-        self._unsupported = unsupported
 
     def run(self) -> Configuration:
         runtime, providers, mcp, channels = (self._single(name) for name in SINGLE_FILES)
@@ -243,13 +236,11 @@ class _FolderLoader:
         data_dir = self._context.env.get("ASTROMESH_DATA_DIR") or ".astromesh"
         url = {"url": f"sqlite:///{data_dir}/astromesh.db"}
         file.validate(lambda root: with_defaults(root, ("spec", "storage"), url))
-        file.reject_unsupported(self._unsupported)
         file.check(lambda manifest, _: checks.check_authentication(manifest.spec.auth, self._context.env))
 
     def _providers(self, file: ConfigFile) -> None:
         file.validate()
-        file.reject_unsupported(self._unsupported)
-        file.bind(self._context, _bind_entries)
+        file.bind(self._context)
         if file.manifest is not None:
             entries = {
                 name: ProviderEntryNode(record, file.sound.get("spec", "providers", name) or Node({}))
@@ -259,26 +250,22 @@ class _FolderLoader:
 
     def _mcp(self, file: ConfigFile) -> None:
         file.validate()
-        file.reject_unsupported(self._unsupported)
         file.check(_check_servers)
 
     def _channels(self, file: ConfigFile, agents: Names) -> None:
         file.validate()
-        file.reject_unsupported(self._unsupported)
-        file.bind(self._context, _bind_channels)
+        file.bind(self._context)
         file.check(lambda manifest, _: _check_channel_agents(manifest, agents))
 
     def _pipelines(self, files: Iterable[ConfigFile]) -> None:
         for file in files:
             file.validate()
-            file.reject_unsupported(self._unsupported)
-            file.bind(self._context, lambda binder, manifest: binder.pipeline(manifest.spec))
+            file.bind(self._context)
             file.check(_check_pipeline)
 
     def _graphs(self, files: Iterable[ConfigFile]) -> None:
         for file in files:
             file.validate()
-            file.reject_unsupported(self._unsupported)
             if self._checkers.graph is not None and file.manifest is not None:
                 found = self._checkers.graph(file.manifest.spec)
                 file.add_findings(Finding(("spec", *steps), message) for steps, message in found.faults)
@@ -288,8 +275,7 @@ class _FolderLoader:
 
     def _agent(self, file: ConfigFile, defaults: OrchestrationDefaults, known: KnownNames) -> None:
         file.validate(lambda root: _with_orchestration(root, defaults))
-        file.reject_unsupported(self._unsupported)
-        file.bind(self._context, Binder.agent)
+        file.bind(self._context)
         file.check(lambda m, root: checks.check_agent(m, root, file.root, known, self._checkers.template))
         file.check(lambda m, _: self._graph_requirements(m))
         if file.manifest is not None:
@@ -310,16 +296,6 @@ def _with_orchestration(root: Node, defaults: OrchestrationDefaults) -> Node:
     iterations = checks.PATTERN_ITERATIONS.get(pattern, defaults.max_iterations)
     values = {"pattern": pattern, "max_iterations": iterations, "timeout_seconds": defaults.timeout_seconds}
     return with_defaults(root, at, values)
-
-
-def _bind_entries(binder: Binder, manifest: ProviderManifest) -> None:
-    for name, record in manifest.spec.providers.items():
-        binder.entry(name, record)
-
-
-def _bind_channels(binder: Binder, manifest: ChannelManifest) -> None:
-    for name, block in manifest.spec.channels.items():
-        binder.channel(name, block)
 
 
 def _check_servers(manifest: MCPManifest, _: Node) -> Iterator[Finding]:

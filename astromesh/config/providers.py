@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, PrivateAttr
 
@@ -16,6 +16,7 @@ from astromesh.config.records import (
     Manifest,
     Metadata,
     Name,
+    NamesPlugin,
     Record,
     Seconds,
     Secret,
@@ -90,9 +91,11 @@ class Endpoint(Block):
 
 
 class ModelSpec(Endpoint):
-    """A model block as written."""
+    """A model block as written. Its provider is an entry of providers.yaml, or a plugin."""
 
-    provider: str = Field(min_length=1, description="A name of providers.yaml, or of a provider plugin.")
+    provider: Annotated[str, NamesPlugin("providers")] = Field(
+        min_length=1, description="A name of providers.yaml, or of a provider plugin."
+    )
     model: str = Field("", description="The model's name; absent: the first of `models` in providers.yaml.")
 
     _block: ModelBlock | None = PrivateAttr(default=None)
@@ -118,6 +121,10 @@ class ModelSpec(Endpoint):
 class Embeddings(ModelSpec):
     """A model block whose plugin is an embedder."""
 
+    provider: Annotated[str, NamesPlugin("embedders")] = Field(
+        min_length=1, description="A name of providers.yaml, or of an embedder plugin."
+    )
+
 
 Strategy = Literal[
     "cost_optimized", "latency_optimized", "quality_first", "round_robin", "capability_match", "priority"
@@ -127,7 +134,9 @@ Strategy = Literal[
 class ProviderEntry(Endpoint):
     """One endpoint with its models."""
 
-    type: str = Field(min_length=1, description="Name of the provider plugin.")
+    type: Annotated[str, NamesPlugin("providers")] = Field(
+        min_length=1, description="Name of the provider plugin."
+    )
     models: tuple[str, ...] = Field(
         (), description="Models it is used with; the first is the default, others get a warning."
     )

@@ -9,7 +9,7 @@ from pydantic import Discriminator, Field, Tag
 
 from astromesh.config.agent import RoleModel
 from astromesh.config.providers import Embeddings
-from astromesh.config.records import Block, Count, Manifest, Metadata, Record
+from astromesh.config.records import Block, Count, Manifest, Metadata, NamesPlugin, Record
 
 
 def _one_or_list(value: Any) -> str:
@@ -34,13 +34,17 @@ class Source(Record):
 class Chunking(Block):
     """Other keys belong to the chunker."""
 
-    strategy: str = Field("markdown", min_length=1, description="Name of the chunker.")
+    strategy: Annotated[str, NamesPlugin("chunkers")] = Field(
+        "markdown", min_length=1, description="Name of the chunker."
+    )
 
 
 class VectorStore(Block):
     """Other keys belong to the store."""
 
-    backend: str = Field("sqlite", min_length=1, description="Name of the store.")
+    backend: Annotated[str, NamesPlugin("vector_stores")] = Field(
+        "sqlite", min_length=1, description="Name of the store."
+    )
 
 
 class Reranker(RoleModel):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, cast
+from typing import Annotated, Any, Literal, Self, TypeVar, cast
 
 from pydantic import (
     BaseModel,
@@ -17,6 +18,8 @@ from pydantic import (
     model_serializer,
 )
 from pydantic_core import CoreSchema, core_schema
+
+from astromesh.config.base import Steps
 
 #: name of an agent, pipeline or server: part of URLs and file names, and a model's name for OpenAI clients
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
@@ -44,6 +47,13 @@ class Record(BaseModel):
         return cast(Self, cls.model_construct())
 
 
+@dataclass(frozen=True, slots=True)
+class NamesPlugin:
+    """Marks the key of a block that names a plugin of this group."""
+
+    group: str
+
+
 class Block(Record):
     """A mapping that names a plugin; keys that the record does not declare belong to the plugin's `Options`.
 
@@ -53,6 +63,12 @@ class Block(Record):
     model_config = ConfigDict(extra="allow")
 
     _options: BaseModel | None = PrivateAttr(default=None)
+
+    @classmethod
+    def plugin_keys(cls) -> dict[str, str]:
+        """Returns each key that names a plugin, with the group of the plugin."""
+        marks = {name: field.metadata for name, field in cls.model_fields.items()}
+        return {name: m.group for name, found in marks.items() for m in found if isinstance(m, NamesPlugin)}
 
     @property
     def options(self) -> Any:
@@ -85,6 +101,35 @@ class Secret(SecretStr):
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         as_stars = core_schema.plain_serializer_function_ser_schema(str, when_used="json")
         return {**super().__get_pydantic_core_schema__(source, handler), "serialization": as_stars}
+
+
+# -- what records contain ------------------------------------------------------------------------------------
+
+
+def records_in(value: Any, at: Steps = ()) -> Iterator[tuple[Steps, BaseModel]]:
+    """Yields every record in a value with its path, each before what it contains."""
+    if isinstance(value, BaseModel):
+        yield at, value
+        for name, field in type(value).model_fields.items():
+            yield from records_in(getattr(value, name), (*at, field.alias or name))
+    elif isinstance(value, tuple):
+        for i, one in enumerate(value):
+            yield from records_in(one, (*at, i))
+    elif isinstance(value, dict):
+        for key, one in value.items():
+            yield from records_in(one, (*at, key))
+
+
+_Mark = TypeVar("_Mark")
+
+
+def marked_fields(record: Any, kind: type[_Mark], at: Steps = ()) -> Iterator[tuple[Steps, _Mark, Any]]:
+    """Yields each field with a mark of a class in its annotation, at any depth: path, mark and value."""
+    for above, one in records_in(record, at):
+        for name, field in type(one).model_fields.items():
+            for mark in field.metadata:
+                if isinstance(mark, kind):
+                    yield (*above, field.alias or name), mark, getattr(one, name)
 
 
 # -- the head of every file: apiVersion, kind, metadata, spec ------------------------------------------------

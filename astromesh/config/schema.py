@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import product
-from typing import Any, NamedTuple
+from typing import Any
 
 from pydantic import BaseModel
 
-from astromesh.config import agent, providers, rag
 from astromesh.config.base import OptionsResolver, node_from_value
 from astromesh.config.endpoints import ignored_keys
 from astromesh.config.file import KINDS
-from astromesh.config.records import JsonMap
+from astromesh.config.providers import Endpoint, ModelSpec
+from astromesh.config.records import Block, JsonMap
 from astromesh.errors import MissingExtra
 
 #: kind → name of its file in `config/schemas/`
@@ -28,33 +28,6 @@ SCHEMA_FILES: Mapping[str, str] = {
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
-class _PluginKey(NamedTuple):
-    """The key of a block that names a plugin of a group; `free` where other names are valid, too."""
-
-    key: str
-    group: str
-    free: bool = False
-
-
-#: block → the keys that name its plugins
-_BLOCKS: Mapping[type[BaseModel], tuple[_PluginKey, ...]] = {
-    providers.ModelSpec: (_PluginKey("provider", "providers", free=True),),
-    providers.Embeddings: (_PluginKey("provider", "embedders", free=True),),
-    providers.ProviderEntry: (_PluginKey("type", "providers"),),
-    agent.Orchestration: (_PluginKey("pattern", "patterns"),),
-    agent.ToolBlock: (_PluginKey("type", "tools"),),
-    agent.Conversational: (
-        _PluginKey("backend", "conversation_stores"),
-        _PluginKey("strategy", "memory_strategies"),
-    ),
-    agent.Semantic: (_PluginKey("backend", "semantic_stores"),),
-    agent.Episodic: (_PluginKey("backend", "episodic_stores"),),
-    agent.GuardrailRule: (_PluginKey("type", "guardrails"),),
-    rag.Chunking: (_PluginKey("strategy", "chunkers"),),
-    rag.VectorStore: (_PluginKey("backend", "vector_stores"),),
-}
-
-
 def schema(kind: str, resolver: OptionsResolver) -> JsonMap:
     """Returns the JSON Schema of a kind, with the options of every installed plugin.
 
@@ -64,14 +37,21 @@ def schema(kind: str, resolver: OptionsResolver) -> JsonMap:
     """
     whole = KINDS[kind].model_json_schema()
     definitions: JsonMap = whole.setdefault("$defs", {})
-    for block, namings in _BLOCKS.items():
-        if block.__name__ in definitions:
-            definitions[block.__name__] = _block_schema(block, namings, definitions, resolver)
+    for block in _blocks(Block):
+        if block.plugin_keys() and block.__name__ in definitions:
+            definitions[block.__name__] = _block_schema(block, definitions, resolver)
     if kind == "ChannelConfig":
         of = definitions["ChannelSpec"]["properties"]
         of["channels"] = _channels(of["channels"], definitions, resolver)
     _allow_variables(whole)
     return {"$schema": _DIALECT, **whole}
+
+
+def _blocks(above: type[Block]) -> Iterator[type[Block]]:
+    """Yields every class of blocks."""
+    for block in above.__subclasses__():
+        yield block
+        yield from _blocks(block)
 
 
 def _channels(described: JsonMap, definitions: JsonMap, resolver: OptionsResolver) -> JsonMap:
@@ -92,27 +72,25 @@ def _channels(described: JsonMap, definitions: JsonMap, resolver: OptionsResolve
     return {**head, "properties": named, "additionalProperties": False}
 
 
-def _block_schema(
-    block: type[BaseModel], namings: tuple[_PluginKey, ...], definitions: JsonMap, resolver: OptionsResolver
-) -> JsonMap:
+def _block_schema(block: type[Block], definitions: JsonMap, resolver: OptionsResolver) -> JsonMap:
     """Returns a block as one form for each plugin, or each pair of plugins, that it may name."""
     own = definitions[block.__name__]
-    names = [resolver.names(naming.group) for naming in namings]
+    names = [resolver.names(group) for group in block.plugin_keys().values()]
     forms = []
     for chosen in product(*names):
         form = _PluginForm(block, own)
-        for naming, name in zip(namings, chosen, strict=True):
-            form.add(naming, name, definitions, resolver)
+        for (key, group), name in zip(block.plugin_keys().items(), chosen, strict=True):
+            form.add(key, group, name, definitions, resolver)
         forms.append(form.schema)
-    if forms and namings[0].free:
-        forms.append(_free_form(own, namings[0].key, names[0]))
+    if forms and issubclass(block, ModelSpec):
+        forms.append(_free_form(own, "provider", names[0]))
     return {**{key: own[key] for key in ("title", "description")}, "oneOf": forms} if forms else own
 
 
 class _PluginForm:
     """A block's own keys and those of its plugins, and no others."""
 
-    def __init__(self, block: type[BaseModel], own: JsonMap) -> None:
+    def __init__(self, block: type[Block], own: JsonMap) -> None:
         self._block = block
         self._own = own
         self.schema: JsonMap = {
@@ -123,29 +101,29 @@ class _PluginForm:
             "additionalProperties": False,
         }
 
-    def add(self, naming: _PluginKey, name: str, definitions: JsonMap, resolver: OptionsResolver) -> None:
-        """Adds the keys of one plugin."""
-        self._name(naming.key, name)
+    def add(self, key: str, group: str, name: str, definitions: JsonMap, resolver: OptionsResolver) -> None:
+        """Adds the keys of the plugin that a key of the block names."""
+        self._name(key, name)
         try:
-            options = resolver.options(naming.group, name)
+            options = resolver.options(group, name)
         except MissingExtra:
             self.schema["additionalProperties"] = True
             return
-        theirs = _options_schema(options, f"{naming.group}.{name}", definitions)
+        theirs = _options_schema(options, f"{group}.{name}", definitions)
         if theirs.get("additionalProperties", True) is not False:
             self.schema["additionalProperties"] = True
         properties = self.schema["properties"]
         foreign = {
-            key: value for key, value in theirs["properties"].items() if key not in self._own["properties"]
+            own: value for own, value in theirs["properties"].items() if own not in self._own["properties"]
         }
-        if issubclass(self._block, providers.Endpoint):
-            for key in ignored_keys(node_from_value(dict.fromkeys(properties)), options):
-                del properties[key]
-        elif naming.key == "pattern":
+        if issubclass(self._block, Endpoint):
+            for ignored in ignored_keys(node_from_value(dict.fromkeys(properties)), options):
+                del properties[ignored]
+        elif key == "pattern":
             nested = {"type": "object", "properties": foreign, "additionalProperties": False}
             properties.setdefault(name, foreign.get(name, nested))
         else:
-            self.schema["required"] += [key for key in theirs.get("required", ()) if key in foreign]
+            self.schema["required"] += [own for own in theirs.get("required", ()) if own in foreign]
         properties.update(foreign)
 
     def _name(self, key: str, name: str) -> None:

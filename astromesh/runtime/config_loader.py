@@ -32,12 +32,6 @@ def check_graph(spec: Mapping[str, Any]) -> GraphFindings:
     )
 
 
-# What the pages define and this runtime does not do yet; writing such a key is a fault, never ignored.
-
-#: see `astromesh.config.base.Unsupported`
-UNSUPPORTED_KEYS: Mapping[str, str] = {}
-
-
 def load_configuration(
     folder: Path, plugins: Plugins, env: Mapping[str, str] | None = None, graphs: Iterable[str] = ()
 ) -> Configuration:
@@ -52,7 +46,6 @@ def load_configuration(
         env=os.environ if env is None else env,
         resolver=plugins,
         check_template=check_template,
-        unsupported=UNSUPPORTED_KEYS,
         graphs=graphs,
         check_graph=check_graph,
     )

@@ -11,11 +11,9 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from pydantic import BaseModel
-
 from astromesh.config.base import Steps
 from astromesh.config.keys import did_you_mean, list_known
-from astromesh.config.records import JsonMap
+from astromesh.config.records import JsonMap, marked_fields
 from astromesh.config.workflow.agents import AgentsFile, CredentialsFile, ProvidersFile, ToolsFile
 from astromesh.config.workflow.folder import SCHEMAS, WorkflowFolder
 from astromesh.config.workflow.manifest import MemoryFile, NodeSpec, RefersTo, WorkflowFile
@@ -110,25 +108,16 @@ def _stage_names(folder: WorkflowFolder) -> set[str]:
 def _references(folder: WorkflowFolder) -> Iterator[Reference]:
     """Yields every reference from one file to another."""
     for name, record in folder.files.items():
-        yield from _references_in(record, name, ())
+        for steps, mark, value in marked_fields(record, RefersTo):
+            values = enumerate(value) if isinstance(value, tuple) else ((None, value),)
+            for i, one in values:
+                if one:
+                    yield Reference(mark.kind, one, name, steps if i is None else (*steps, i))
     for i, policy in enumerate(folder.file(PolicyFile).policies):
         for k, rule in enumerate(policy.rules):
             if rule.target_id != "*":
                 at: Steps = ("policies", i, "rules", k, "target_id")
                 yield Reference(rule.target, rule.target_id, "policy.yaml", at)
-
-
-def _references_in(record: BaseModel, file: str, at: Steps) -> Iterator[Reference]:
-    """Yields the references of the fields that are marked with `RefersTo`, at any depth."""
-    for name, field in type(record).model_fields.items():
-        kind = next((mark.kind for mark in field.metadata if isinstance(mark, RefersTo)), "")
-        value, steps = getattr(record, name), (*at, field.alias or name)
-        for i, one in enumerate(value) if isinstance(value, tuple) else ((None, value),):
-            place = steps if i is None else (*steps, i)
-            if isinstance(one, BaseModel):
-                yield from _references_in(one, file, place)
-            elif kind and one:
-                yield Reference(kind, one, file, place)
 
 
 #: file → its list whose ids must be unique

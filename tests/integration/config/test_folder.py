@@ -28,12 +28,8 @@ def check_template(text: str) -> TemplateFault | None:
     return None
 
 
-def loaded(
-    folder: Path, env: Mapping[str, str] = ENV, unsupported: Mapping[str, str] | None = None
-) -> Configuration:
-    return load(
-        folder, env=env, resolver=FewPlugins(), check_template=check_template, unsupported=unsupported
-    )
+def loaded(folder: Path, env: Mapping[str, str] = ENV) -> Configuration:
+    return load(folder, env=env, resolver=FewPlugins(), check_template=check_template)
 
 
 @pytest.fixture
@@ -429,26 +425,7 @@ def test_a_pipeline_needs_its_folder_and_embeddings_for_vectors(good: Path) -> N
     assert any("spec.retrieval.mode: hybrid needs spec.embeddings" in line for line in lines)
 
 
-# -- not supported yet, warnings -----------------------------------------------------------------------------
-
-
-def test_what_the_runtime_does_not_do_yet_is_refused_and_not_ignored(good: Path) -> None:
-    table = {
-        "Agent.spec.tools.*.approval=required": "Approvals are not supported yet.",
-        "Agent.spec.tools.*.approval=none": "never written",
-        "Agent.spec.memory.semantic": "Semantic memory is not supported yet.",
-        "Agent.spec.memory.semantic.auto_index=true": "Not yet.",
-        "RuntimeConfig.spec.auth.mode=jwt": "never written",
-        "MCPConfig.spec.servers.*.transport=stdio": "Not yet, either.",
-    }
-    found = [str(fault).replace(f"{good}/", "") for fault in loaded(good, unsupported=table).every_fault()]
-    keys = sorted(line.split(": ")[1] for line in found)
-    assert keys == [
-        "spec.memory.semantic",
-        "spec.memory.semantic.auto_index",
-        "spec.servers.files.transport",
-        "spec.tools[1].approval",
-    ]
+# -- warnings ------------------------------------------------------------------------------------------------
 
 
 def test_files_that_nobody_reads_are_warned_of(good: Path) -> None:

@@ -34,8 +34,7 @@ def agent_of(
     """An agent with its blocks bound."""
     file = file_of("Agent", HEAD + spec, env)
     file.bind(
-        BindingContext(folder, env or {}, FewPlugins(), entries_of(providers, env) if providers else {}),
-        lambda b, m: b.agent(m),
+        BindingContext(folder, env or {}, FewPlugins(), entries_of(providers, env) if providers else {})
     )
     return file
 
