@@ -356,7 +356,7 @@ def _is_defined(target: str) -> bool:
 #: again, and the boundary of something that must not end with its part are reasons.
 BROAD_EXCEPTS: Mapping[str, tuple[str, ...]] = {
     "api.app": ("a route raised", "the routes could not be loaded"),
-    "api.ws": ("a frame raised", "a frame raised", "a run raised", "an event could not be encoded"),
+    "api.ws": ("a frame or a run raised", "an event could not be encoded"),
     "cli.commands.workflow_repl": ("a project's own command raised",),
     "cli.main": ("a command raised",),
     "core.context_transform": ("a template raised",),

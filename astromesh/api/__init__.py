@@ -1,1 +1,1 @@
-"""The outside: HTTP and WebSocket (api.md sections 1 and 2)."""
+"""HTTP and WebSocket (docs/api.md)."""

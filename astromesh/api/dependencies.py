@@ -1,13 +1,17 @@
-"""What a route of FastAPI declares in its `dependencies`: its scope, and whether it is audited."""
+"""What FastAPI routes declare: their scope, whether they are audited, and parameters that several share."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import Depends
+from fastapi import Depends, Header, Query
 
 from astromesh.api.auth import RequiredScope
 from astromesh.api.middleware.audit import Audited
+from astromesh.api.requests import MAX_SEQ
+
+Limit = Annotated[int, Query(ge=1, le=1000)]
+LastEventId = Annotated[int, Header(ge=0, le=MAX_SEQ, description="Resume after this event.")]
 
 
 def scope(name: str, resource: str = "", *, any_resource: bool = False) -> Any:
@@ -16,5 +20,5 @@ def scope(name: str, resource: str = "", *, any_resource: bool = False) -> Any:
 
 
 def audited(action: str, *resource: str) -> Any:
-    """See `Audited`; before the scope, so that refusals are noted too."""
+    """See `Audited`. Declare it before the scope, so that refusals are recorded too."""
     return Depends(Audited(action, resource))

@@ -1,4 +1,4 @@
-"""Encodes errors as problem documents (RFC 9457). `astromesh.errors` has their codes and statuses."""
+"""Encodes errors as problem documents (RFC 9457). `astromesh.errors` defines their codes and statuses."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ TITLES: dict[int, str] = {
     410: "Gone", 413: "Payload too large", 422: "Invalid input", 429: "Too many requests",
     500: "Internal error", 502: "Upstream failed", 503: "Unavailable", 504: "Deadline exceeded",
 }  # fmt: skip
-INTERNAL_DETAIL = "Something went wrong inside the server; its log has the details under this trace_id."
+INTERNAL_DETAIL = "An internal error occurred. The server's log has the details under this trace_id."
 
 
 def problem(error: AstromeshError) -> tuple[int, JsonObject]:
-    """Returns status and body of an error; one that is not public reveals nothing of itself."""
+    """Returns status and body of an error. The body of an error that is not public reveals nothing."""
     code, detail = _shown(error, str(error))
     body = problem_body(error.status, code, detail, error.trace_id)
     if error.run_id:
@@ -43,7 +43,7 @@ def problem(error: AstromeshError) -> tuple[int, JsonObject]:
 
 
 def public_failure(data: JsonObject) -> JsonObject:
-    """Code and detail of a `run.failed` event as clients see them, the same as over plain HTTP."""
+    """Returns the data of a `run.failed` event with code and detail as a problem document has them."""
     kind = error_class(data["code"])
     code, detail = _shown(kind, data["detail"])
     return {**data, "code": code, "detail": detail}
@@ -58,21 +58,21 @@ def error_response(error: AstromeshError) -> Response:
 
 
 def problem_response(error: AstromeshError, status: int, body: JsonObject) -> Response:
-    """The answer; with `Retry-After` where trying again makes sense."""
+    """Returns the response, with `Retry-After` where a retry can succeed."""
     seconds = getattr(error, "retry_after", 0.0)
-    # a session's budget that is used up stays so
+    # a used-up budget of a session stays used up
     forever = error.code == "budget_exhausted" and not seconds
     return response_of(status, body, None if forever else seconds)
 
 
-#: what pydantic says in words of its own
+#: by pydantic's error type, where its own message does not help a caller
 _MESSAGES = {
     "extra_forbidden": "unknown field",
     "missing": "required, but missing",
     "model_type": "it must be a JSON object",
     "model_attributes_type": "it must be a JSON object",
 }
-#: part of a pattern → what a text that does not fit it is told
+#: by a part of the pattern that a text does not match
 _PATTERN_MESSAGES = {
     "\\x00-\\x1f": "it must hold no control characters, such as line ends or tabs",
     "\\S": "it must not be blank",
@@ -80,24 +80,25 @@ _PATTERN_MESSAGES = {
 
 
 def validation_detail(errors: Any) -> str:
-    """One sentence from pydantic's findings: which field, what is wrong."""
-    found = []
+    """Returns one sentence from pydantic's errors: which field, what is wrong."""
+    faults = []
     for error in errors:
         where = ".".join(str(p) for p in error["loc"] if p != "body")
-        said = _message_of(error)
-        found.append(f"{where}: {said}" if where else said)
-    return "The request is not valid: " + "; ".join(found[:10]) + "."
+        message = _message_of(error)
+        faults.append(f"{where}: {message}" if where else message)
+    return "The request is not valid: " + "; ".join(faults[:10]) + "."
 
 
 def _message_of(error: Any) -> str:
     if error["type"] != "string_pattern_mismatch":
         return _MESSAGES.get(error["type"], str(error["msg"]))
     pattern = str(error["ctx"]["pattern"])
-    return next((said for part, said in _PATTERN_MESSAGES.items() if part in pattern), str(error["msg"]))
+    messages = (message for part, message in _PATTERN_MESSAGES.items() if part in pattern)
+    return next(messages, str(error["msg"]))
 
 
 async def handle_error(request: Request, error: Exception) -> Response:
-    """The answer to an error of ours; one that callers are not told is logged where no run has done so."""
+    """Answers an error of astromesh, and logs it where callers may not see it and no run has logged it."""
     assert isinstance(error, AstromeshError)
     if not error.public and not error.run_id:
         error.trace_id = error.trace_id or new_trace_id()
@@ -106,12 +107,12 @@ async def handle_error(request: Request, error: Exception) -> Response:
 
 
 async def handle_disconnect(request: Request, error: Exception) -> Response:
-    """The client went away before its body was there: nobody reads this, and nothing of ours failed."""
+    """Answers a client that has disconnected. Nobody reads the response, and nothing failed."""
     return Response(status_code=499)
 
 
 async def handle_crash(request: Request, error: Exception) -> Response:
-    """The answer to what nobody expected; the log has it."""
+    """Logs an unexpected exception and answers 500."""
     trace_id = new_trace_id()
     log.error("request_crashed", path=request.url.path, trace_id=trace_id, exc_info=error)
     return response_of(500, problem_body(500, "internal", INTERNAL_DETAIL, trace_id))

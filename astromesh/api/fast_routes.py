@@ -56,7 +56,7 @@ async def run(name: str, request: Request) -> Response:
         answer = await (start() if agent.continues_on_disconnect else cancel_on_disconnect(request, start()))
     except ApprovalRequired as waiting:  # the run continues without this caller
         body = {"run_id": waiting.run_id, "status": "waiting", "waiting_for": waiting.waiting_for}
-        return json_response({**body, "links": run_links(waiting.run_id)}, 202)
+        return json_response({**body, "links": links_of(f"/v1/runs/{waiting.run_id}")}, 202)
     return json_response(asdict(answer))
 
 
@@ -64,8 +64,7 @@ def json_response(content: JsonObject, status: int = 200) -> Response:
     return Response(orjson.dumps(content), status, media_type="application/json")
 
 
-def run_links(run_id: str) -> JsonObject:
-    path = f"/v1/runs/{run_id}"
+def links_of(path: str) -> JsonObject:
     return {"self": path, "events": f"{path}/events", "cancel": f"{path}/cancel"}
 
 

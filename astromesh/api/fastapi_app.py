@@ -1,4 +1,4 @@
-"""The FastAPI application: every route, as its description shows it."""
+"""The FastAPI application: every route, and every error as a problem document."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from astromesh.api.ws import ConnectionManager
 from astromesh.api.ws import router as ws_router
 from astromesh.errors import AstromeshError, MethodNotAllowed, NotFound, RequestError
 
-#: a run has spans and figures of its own; FastAPI would look for its own providers at every request
+#: a run has its own spans and metrics; FastAPI would look for its own providers at every request
 _NO_TELEMETRY = TelemetryConfig(tracing=False, metrics=False, logs=False)
 
 ROUTERS = (
@@ -58,19 +58,19 @@ ROUTERS = (
 
 
 def create_fastapi_app(state: State) -> FastAPI:
-    """Args: state: of the server, where its handlers find the runtime."""
+    """Returns the application. Args: state: the server's, where handlers find the runtime."""
     app = FastAPI(
         title="astromesh",
         version=__version__,
-        openapi_url=None,  # described.router has it, with a scope
+        openapi_url=None,  # docs.router serves it, with a scope
         telemetry=_NO_TELEMETRY,
-        redirect_slashes=False,  # a key would be sent, and a run asked for, twice
+        redirect_slashes=False,  # a client would send its key, and start its run, twice
     )
     app.state = state
     state.connections = ConnectionManager()
     add_exception_handlers(app)
     for router in ROUTERS:
-        # as they are: `include_router` would make every route a second time, at the first request
+        # `include_router` would make every route a second time, at the first request
         app.router.routes.extend(router.routes)
     return app
 
@@ -93,11 +93,11 @@ async def _handle_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if error.status_code == 404:
         return error_response(
-            NotFound(f"There is nothing at {request.url.path}. GET /openapi.json lists the routes.")
+            NotFound(f"There is no route {request.url.path}. GET /openapi.json lists the routes.")
         )
     code = (MethodNotAllowed if error.status_code == 405 else RequestError).code
     allowed = (error.headers or {}).get("Allow", "")
-    detail = f"{request.url.path} takes {allowed}, not {request.method}." if allowed else str(error.detail)
+    detail = f"{request.url.path} accepts {allowed}, not {request.method}." if allowed else str(error.detail)
     response = response_of(error.status_code, problem_body(error.status_code, code, detail))
     response.headers.update(error.headers or {})
     return response

@@ -1,4 +1,4 @@
-"""Bodies of answers, as the OpenAPI description shows them, and what it says of those of requests."""
+"""Models of response bodies, and other parts of the OpenAPI description."""
 
 from __future__ import annotations
 
@@ -8,25 +8,17 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from astromesh.types import JsonObject
 
+RunStatus = Literal["queued", "running", "waiting", "completed", "failed", "cancelled"]
 
-def inline_schema(model: type[BaseModel]) -> dict[str, Any]:
-    """The JSON Schema of a body that a route reads by itself, without references: they would lead nowhere."""
-    schema = model.model_json_schema()
-    parts = schema.pop("$defs", {})
 
-    def whole(node: Any) -> Any:
-        if isinstance(node, dict) and "$ref" in node:
-            return whole(parts[node["$ref"].rpartition("/")[2]])
-        if isinstance(node, dict):
-            return {key: whole(value) for key, value in node.items()}
-        return [*map(whole, node)] if isinstance(node, list) else node
-
-    found: dict[str, Any] = whole(schema)
-    return found
+class LinksOut(BaseModel):
+    self: str
+    events: str
+    cancel: str
 
 
 class UsageOut(BaseModel):
-    """With `"estimated": true` where some of it no provider has counted."""
+    """With `"estimated": true` where no provider has counted a part of it."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -70,13 +62,13 @@ class RunOut(BaseModel):
 
 
 class AttemptOut(BaseModel):
-    """One failed try of a model call, with its `usage` where it has cost something."""
+    """A failed attempt of a model call, with its `usage` where it has a cost."""
 
     model_config = ConfigDict(extra="allow")
 
     provider: str
     error: str
-    status: int = Field(description="HTTP status of the provider's answer; 0: there was none.")
+    status: int = Field(description="HTTP status of the provider's response; 0: there was none.")
 
 
 class FailureOut(BaseModel):
@@ -85,11 +77,11 @@ class FailureOut(BaseModel):
 
 
 class DecidedOut(BaseModel):
-    """What a person decided. `arguments`: what was asked about; `edited`: what was called with instead."""
+    """A person's decision. `arguments`: those in question; `edited`: those of the call in their place."""
 
     kind: str
-    name: str = Field(description="Of the tool or node.")
-    agent: str = Field(description="That asked: the run's own, or one nested in it.")
+    name: str = Field(description="Name of the tool or node.")
+    agent: str = Field(description="Agent that asks: the run's own, or a nested one.")
     arguments: Any
     asked_at: float | None
     decision: str
@@ -100,34 +92,34 @@ class DecidedOut(BaseModel):
 
 
 class RunStateOut(BaseModel):
-    """A run, whether it goes on or has ended."""
+    """A run, active or ended."""
 
     run_id: str
     agent: str
     session_id: str
-    status: Literal["queued", "running", "waiting", "completed", "failed", "cancelled"]
+    status: RunStatus
     created_at: str | None
     finished_at: str | None
     result: dict[str, Any] | None = Field(
-        description="The answer; of a run that failed or was cancelled, `response` is what it had said."
+        description="The answer; of a failed or cancelled run, `response` is its text so far."
     )
     error: FailureOut | None
     usage: UsageOut
     attempts: list[AttemptOut]
     waiting_for: Any | None
     decisions: list[DecidedOut] | None = Field(
-        None, description="Of a durable run asked for by itself: what people decided in it."
+        None, description="What people decided; only for a single durable run."
     )
 
 
 class RunsOut(BaseModel):
     runs: list[RunStateOut]
-    usage: UsageOut = Field(description="Of all runs that fit, with those that they started.")
+    usage: UsageOut = Field(description="Of all matching runs, nested ones included.")
 
 
 class ErasedOut(BaseModel):
     principal: str
-    erased: int = Field(description="Sessions, passages, events and runs that were deleted.")
+    erased: int = Field(description="Deleted sessions, passages, events and runs.")
 
 
 class TurnOut(BaseModel):
@@ -143,7 +135,7 @@ class HistoryOut(BaseModel):
     agent: str
     session_id: str
     turns: list[TurnOut]
-    next: int | None = Field(description="Pass as `after` for the following page; null on the last one.")
+    next: int | None = Field(description="Pass it as `after` to get the next page; null on the last page.")
 
 
 class SessionOut(BaseModel):
@@ -177,11 +169,24 @@ _PROBLEM = {"content": {"application/problem+json": {"schema": _PROBLEM_SCHEMA}}
 
 
 def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """What a route's description says of its errors."""
+    """Returns the `responses` of a route that answers with these errors."""
     return dict.fromkeys(statuses, _PROBLEM)
 
 
 def request_body(body: type[BaseModel], *, required: bool = True) -> dict[str, Any]:
-    """What the description of a route says that reads its body itself (`api.body.read`)."""
-    content = {"application/json": {"schema": body.model_json_schema()}}
+    """Returns the `openapi_extra` of a route that reads its body itself (`requests.read_body`).
+
+    The schema has no references, because the description does not hold what they would point to.
+    """
+    schema = body.model_json_schema()
+    definitions = schema.pop("$defs", {})
+
+    def inlined(node: Any) -> Any:
+        if isinstance(node, dict) and "$ref" in node:
+            return inlined(definitions[node["$ref"].rpartition("/")[2]])
+        if isinstance(node, dict):
+            return {key: inlined(value) for key, value in node.items()}
+        return [*map(inlined, node)] if isinstance(node, list) else node
+
+    content = {"application/json": {"schema": inlined(schema)}}
     return {"requestBody": {"required": required, "content": content}}

@@ -1,9 +1,9 @@
-"""The WebSocket of an agent: runs, cancel, resume, ping (api.md section 2)."""
+"""The WebSocket of an agent: runs, cancel, resume, ping (docs/api.md, WebSocket)."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any, Literal
 
@@ -35,7 +35,7 @@ log = structlog.get_logger("astromesh.api")
 MAX_RUNS = 8
 UNKNOWN_AGENT, UNAVAILABLE, SERVICE_RESTART = 4404, 4503, 1012
 _SUBPROTOCOL = "bearer."
-#: characters of an id that the audit log takes, and of a trace context
+#: characters of an id in the audit log, and of a trace context
 _MAX_RUN_ID, _MAX_TRACEPARENT = 200, 512
 
 
@@ -46,7 +46,7 @@ class RunFrame(BaseModel):
     query: Query
     session_id: SessionId
     context: dict[str, Any] = {}
-    #: of this run; without it that of the handshake counts
+    #: without it, that of the handshake counts
     traceparent: str = Field("", max_length=_MAX_TRACEPARENT)
 
 
@@ -104,7 +104,7 @@ class ConnectionManager:
 
 @router.websocket("/v1/ws/agent/{agent_name}")
 async def agent_socket(socket: WebSocket, agent_name: str) -> None:
-    """Each run frame is one run; its events come back as frames."""
+    """Starts a run for each run frame, and sends its events as frames."""
     runtime: AgentRuntime = socket.app.state.runtime
     manager: ConnectionManager = socket.app.state.connections
     try:
@@ -128,10 +128,10 @@ async def agent_socket(socket: WebSocket, agent_name: str) -> None:
 
 
 class Connection:
-    """One socket: a reader, a writer while there is something to write, and up to eight runs."""
+    """One socket: a reader, a writer from its first frame on, and up to eight runs."""
 
     __slots__ = (
-        "_agent", "_caller", "_ends", "_listeners", "_outbox", "_runs", "_runtime", "_writer", "socket",
+        "_agent", "_buffer", "_caller", "_ends", "_listeners", "_runs", "_runtime", "_writer", "socket",
     )  # fmt: skip
 
     def __init__(self, socket: WebSocket, runtime: AgentRuntime, agent: Agent, caller: CallerContext) -> None:
@@ -139,49 +139,51 @@ class Connection:
         self._runtime = runtime
         self._agent = agent
         self._caller = caller
-        self._outbox: EventBuffer | None = None
+        self._buffer: EventBuffer | None = None
         self._writer: asyncio.Task[None] | None = None
         self._runs: set[asyncio.Task[None]] = set()
         self._listeners: dict[str, _Listener] = {}
-        #: by run: who waits for the end of one that was cancelled here and is heard elsewhere
+        #: by run: the task that waits for the end of a run that this socket cancels and does not follow
         self._ends: dict[str, asyncio.Task[None]] = {}
 
     async def serve(self) -> None:
-        """Until the client leaves; then its runs are cancelled unless the agent lets them go on."""
+        """Serves until the client disconnects; then cancels its runs, unless the agent keeps them running."""
         try:
             while True:
-                await self._handle(await self.socket.receive())
-        except WebSocketDisconnect:
-            pass
+                message = await self.socket.receive()
+                if message["type"] == "websocket.disconnect":
+                    break
+                await self._guard(self._handle(message.get("text")))
         finally:
             await self._leave()
 
-    async def _handle(self, message: Any) -> None:
-        if message["type"] == "websocket.disconnect":
-            raise WebSocketDisconnect(message.get("code", 1000))
+    async def _guard(self, work: Awaitable[None]) -> None:
+        """Awaits `work`, and sends an error as a frame: the socket and its other runs continue."""
         try:
-            match _parse(message.get("text")):
-                case RunFrame() as frame:
-                    self._start(frame)
-                case CancelFrame(run_id=run_id):
-                    await self._cancel(run_id)
-                case ResumeFrame(run_id=run_id, after=after):
-                    await self._resume(run_id, after)
-                case _:
-                    self._send({"type": "pong"})
+            await work
         except AstromeshError as error:
             self._send(_error(error))
-        except Exception as error:  # noqa: BLE001  border of a frame: the socket and its runs live
+        except Exception as error:  # noqa: BLE001  a frame or a run raised, and nobody else learns of it
             self._send(_crashed(error))
+
+    async def _handle(self, text: str | None) -> None:
+        match _parse(text):
+            case RunFrame() as frame:
+                self._start(frame)
+            case CancelFrame(run_id=run_id):
+                await self._cancel(run_id)
+            case ResumeFrame(run_id=run_id, after=after):
+                await self._resume(run_id, after)
+            case _:
+                self._send({"type": "pong"})
 
     def _start(self, frame: RunFrame) -> None:
         if len(self._runs) >= MAX_RUNS:
-            raise Overloaded(f"{MAX_RUNS} runs are going on this socket; wait for one to end.")
+            raise Overloaded(f"{MAX_RUNS} runs are active on this socket. Wait for one to end.")
         self.socket.app.state.auth.count(self._caller)
-        told = frame.traceparent or self.socket.headers.get("traceparent")
-        caused_by = read_traceparent(told)
+        caused_by = read_traceparent(frame.traceparent or self.socket.headers.get("traceparent"))
         request = RunRequest(frame.query, frame.session_id, frame.context, caused_by=caused_by)
-        task = asyncio.create_task(self._run(request))
+        task = asyncio.create_task(self._guard(self._run(request)))
         self._runs.add(task)
         task.add_done_callback(self._runs.discard)
 
@@ -190,13 +192,11 @@ class Connection:
         try:
             await self._runtime.runner.start(self._agent, request, caller=self._caller, sinks=sinks)
         except AstromeshError as error:
-            if not error.run_id:  # refused before its first event
-                self._send(_error(error))
-        except Exception as error:  # noqa: BLE001  border of a run: nobody else would hear of it
-            self._send(_crashed(error))
+            if not error.run_id:  # the runtime refused the run before its first event
+                raise
 
     async def _cancel(self, run_id: str) -> None:
-        stopped, told = False, run_id in self._listeners or run_id in self._ends
+        stopped, is_followed = False, run_id in self._listeners or run_id in self._ends
         try:
             stopped = await self._runtime.runs.stop(run_id, viewer_of(self.socket))
         finally:
@@ -204,42 +204,38 @@ class Connection:
             await record_act(self.socket.app.state.audit, self._caller, entry)
         if not stopped:
             raise RunNotFound(f"The run {run_id!r} has ended.")
-        if not told:
-            self._ends[run_id] = asyncio.create_task(self._send_end(run_id))
+        if not is_followed:
+            self._ends[run_id] = asyncio.create_task(self._guard(self._send_end(run_id)))
 
     async def _send_end(self, run_id: str) -> None:
-        """Answers the cancel of a run that this socket does not hear, once the run has ended."""
+        """Confirms the cancel of a run that this socket does not follow, once the run has ended."""
         try:
             state: JsonObject = {"status": "running"}
-            while state["status"] not in ENDED_STATUSES:  # a tool may take its time to let go
+            while state["status"] not in ENDED_STATUSES:  # a tool may take long to stop
                 state = await self._runtime.runs.cancel(run_id, viewer_of(self.socket))
             if state["status"] != "cancelled":
                 raise RunNotFound(f"The run {run_id!r} has ended.")
-            said = (state["result"] or {}).get("response", "")
-            self._send({"type": "cancelled", "response": said, "run_id": run_id})
-        except AstromeshError as error:
-            self._send(_error(error))
-        except Exception as error:  # noqa: BLE001  border of a frame: nobody else would hear of it
-            self._send(_crashed(error))
+            response = (state["result"] or {}).get("response", "")
+            self._send({"type": "cancelled", "response": response, "run_id": run_id})
         finally:
             self._ends.pop(run_id, None)
 
     async def _resume(self, run_id: str, after: int) -> None:
-        """A run's frames from one on; where this socket hears it already, from now on instead of then."""
+        """Sends a run's frames after `after`, also where this socket follows the run already."""
         before = self._listeners.get(run_id)
         if before is None and len(self._listeners) >= 2 * MAX_RUNS:
-            raise Overloaded(f"{2 * MAX_RUNS} runs are heard on this socket; wait for one to end.")
+            raise Overloaded(f"This socket follows {2 * MAX_RUNS} runs. Wait for one to end.")
         listener = _Listener(self._event_buffer(), self._listeners)
         viewer = viewer_of(self.socket)
         listener.unsubscribe = await self._runtime.runs.follow(run_id, viewer, after, listener)
         if before is not None:
             before.close()
         if listener.unsubscribe is None and not listener.received_any:
-            raise InvalidInput(f"The run {run_id!r} has ended; there is nothing behind {after}.")
+            raise InvalidInput(f"The run {run_id!r} has ended and has no event after {after}.")
 
     async def _leave(self) -> None:
-        if self._outbox is not None:
-            self._outbox.discard()
+        if self._buffer is not None:
+            self._buffer.discard()
         for listener in tuple(self._listeners.values()):
             listener.close()
         if self._writer is not None:
@@ -257,28 +253,28 @@ class Connection:
         self._event_buffer().send(Event("", 0, 0.0, "frame", frame))
 
     def _event_buffer(self) -> EventBuffer:
-        """The outbox, with its writer from the first use on: most sockets are idle."""
-        if self._outbox is None:
-            self._outbox = EventBuffer()
-            self._writer = asyncio.create_task(self._write(self._outbox))
-        return self._outbox
+        """Returns the buffer. Its first use starts the writer, because most sockets are idle."""
+        if self._buffer is None:
+            self._buffer = EventBuffer()
+            self._writer = asyncio.create_task(self._write(self._buffer))
+        return self._buffer
 
-    async def _write(self, outbox: EventBuffer) -> None:
-        while events := await outbox.take():
+    async def _write(self, buffer: EventBuffer) -> None:
+        while events := await buffer.take():
             for event in events:
                 frame = _frame(event)
                 if frame is not None:
                     try:
                         await self.socket.send_text(_text(frame))
                     except (RuntimeError, WebSocketDisconnect):
-                        return  # the client left between two frames; the reader sees it too
+                        return  # the client disconnected between two frames; the reader sees it too
 
 
 class _Listener:
     """One run on one socket.
 
     Args:
-        known: the socket's listeners by run, where this one stands from its first event to its last.
+        listeners: the socket's, by run; this one is among them from its first event to its last.
     """
 
     wants_deltas = True
@@ -300,7 +296,7 @@ class _Listener:
             self._listeners[event.run_id] = self
 
     def close(self) -> None:
-        """Hears nothing any more."""
+        """Ignores every later event."""
         self._buffer = None
         if self.unsubscribe is not None:
             self.unsubscribe()
@@ -310,9 +306,9 @@ class _Listener:
 
 
 def to_frame(event: Event) -> JsonObject | None:
-    """The frame of an event, None for events that have none."""
-    make = _ENCODERS.get(event.type)
-    frame = make(event.data) if make else None
+    """Returns the frame of an event, None for events that have none."""
+    encode = _ENCODERS.get(event.type)
+    frame = encode(event.data) if encode else None
     if frame is None:
         return None
     return frame if event.type == "frame" else {**frame, "run_id": event.run_id, "seq": event.seq}
@@ -321,7 +317,7 @@ def to_frame(event: Event) -> JsonObject | None:
 def _frame(event: Event) -> JsonObject | None:
     try:
         return to_frame(event)
-    except Exception as error:  # noqa: BLE001  border of a frame: the rest is still to be told
+    except Exception as error:  # noqa: BLE001  an event cannot be encoded: the others follow
         return {**_crashed(error), "run_id": event.run_id, "seq": event.seq}
 
 
@@ -357,7 +353,7 @@ _ENCODERS: dict[str, Callable[[JsonObject], JsonObject | None]] = {
 
 def _parse(text: str | None) -> Frame:
     if text is None:
-        raise InvalidInput("Binary frames are not understood here; send JSON text.")
+        raise InvalidInput("Send frames as JSON text, not binary.")
     if nests_too_deep(text.encode(errors="replace")):
         raise InvalidInput(TOO_DEEP)
     try:
@@ -367,7 +363,7 @@ def _parse(text: str | None) -> Frame:
     kind = value.get("type", "run") if isinstance(value, dict) else None
     adapter = _FRAMES.get(kind) if isinstance(kind, str) else None
     if adapter is None:
-        raise InvalidInput(f"Frames are JSON objects; known types: {', '.join(_FRAMES)}.")
+        raise InvalidInput(f"A frame is a JSON object with a type of: {', '.join(_FRAMES)}.")
     try:
         frame: Frame = adapter.validate_python(value)
     except ValidationError as error:
@@ -381,8 +377,8 @@ def _error(error: AstromeshError) -> JsonObject:
 
 
 def _crashed(error: Exception) -> JsonObject:
-    """The frame of a fault of ours; what it was stands in the log alone."""
-    failure = AstromeshError("a fault of ours")
+    """Logs an unexpected exception, and returns a frame that does not reveal it."""
+    failure = AstromeshError("an unexpected exception")
     failure.trace_id = new_trace_id()
     log.error("frame_crashed", trace_id=failure.trace_id, exc_info=error)
     return _error(failure) | {"trace_id": failure.trace_id}
@@ -393,12 +389,12 @@ def _text(frame: JsonObject) -> str:
 
 
 async def _authorise(socket: WebSocket, agent_name: str) -> tuple[CallerContext, str | None]:
-    """The caller, by the same headers as HTTP or by the subprotocol `bearer.TOKEN`; never by the URL."""
+    """Authenticates by the headers of HTTP or the subprotocol `bearer.TOKEN`, never by the URL."""
     auth: Auth = socket.app.state.auth
     offered: list[str] = socket.scope.get("subprotocols", [])
     bearer = next((p for p in offered if p.startswith(_SUBPROTOCOL)), None)
     headers = socket.headers
     if bearer and "authorization" not in headers:
-        given = {"authorization": "Bearer " + bearer.removeprefix(_SUBPROTOCOL)}
-        return await auth.authorise(given, "agents:run", agent_name), bearer
+        authorization = {"authorization": "Bearer " + bearer.removeprefix(_SUBPROTOCOL)}
+        return await auth.authorise(authorization, "agents:run", agent_name), bearer
     return await auth.authorise(headers, "agents:run", agent_name), None

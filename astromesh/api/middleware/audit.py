@@ -1,6 +1,6 @@
-"""What goes into the audit log: a route declares it as it declares its scope, the border writes it.
+"""Records audited requests: a route declares its action, and the entry is on disk before the response.
 
-The line is on disk before the answer goes out; what a caller was refused is noted as well.
+Refused requests are recorded as well.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ class _AuditedAct:
     action: str
     object: str
     detail: str = ""
-    #: tenant and name of whom this act has erased
+    #: tenant and name of the principal that this act erased
     erased: tuple[str, str] | None = None
 
 
 class Audited:
-    """A dependency that has the outcome of a request noted.
+    """A dependency that records a request and its outcome in the audit log.
 
     Args:
-        action: what is done, e.g. `run.cancel`.
-        resource: path parameters that name what it is done to.
+        action: e.g. `run.cancel`.
+        resource: path parameters that name the object of the action.
     """
 
     def __init__(self, action: str, resource: tuple[str, ...]) -> None:
@@ -41,20 +41,20 @@ class Audited:
         self.resource = resource
 
     async def __call__(self, request: Request) -> None:
-        named = "/".join(request.path_params[name] for name in self.resource)
-        request.state.audit = _AuditedAct(request.app.state.audit, self.action, named[:MAX_OBJECT_LENGTH])
+        target = "/".join(request.path_params[name] for name in self.resource)
+        request.state.audit = _AuditedAct(request.app.state.audit, self.action, target[:MAX_OBJECT_LENGTH])
 
 
 def add_detail(request: Request, detail: str) -> None:
-    """Says more of what is done, e.g. which way a person decided. Never content."""
+    """Adds a detail to the entry of a request, e.g. a person's decision. Never content."""
     request.state.audit.detail = detail
 
 
 async def pseudonymise(request: Request, tenant: str, principal: str) -> None:
-    """Leaves a pseudonym of an erased principal in the audit log, and in the line of this act.
+    """Replaces an erased principal by a pseudonym in the audit log and in the entry of this request.
 
     Raises:
-        StoreUnavailable: the log could not be rewritten.
+        StoreUnavailable: the log cannot be rewritten.
     """
     act: _AuditedAct = request.state.audit
     await asyncio.to_thread(act.log.pseudonymize, tenant, principal)
@@ -62,7 +62,7 @@ async def pseudonymise(request: Request, tenant: str, principal: str) -> None:
 
 
 async def record_response(state: MutableMapping[str, Any], status: int) -> None:
-    """Writes what a request did. Args: state: of the request. status: of its answer."""
+    """Records a request. Args: state: the request's. status: the response's."""
     act: _AuditedAct = state.pop("audit")
     caller: CallerContext = state.get("caller", _ANONYMOUS)
     entry = AuditEntry(act.action, act.object, outcome_of(status), act.detail)
@@ -72,12 +72,12 @@ async def record_response(state: MutableMapping[str, Any], status: int) -> None:
 async def record_act(
     log: AuditLog, caller: CallerContext, entry: AuditEntry, erased: tuple[str, str] | None = None
 ) -> None:
-    """Notes what a caller did; in a thread, as it is written to disk.
+    """Records what a caller did, in a thread, because it writes to disk.
 
-    Who is nobody is only logged: it did nothing, and could fill the disk with that.
+    An act without a caller is only logged: it had no effect, and could fill the disk.
 
     Args:
-        erased: tenant and name of somebody whose name is not to be noted.
+        erased: tenant and name of a principal to replace by a pseudonym.
     """
     key = str((caller.metadata or {}).get("key_id", ""))
     entry = entry._replace(principal=caller.user_id, tenant=caller.tenant_id, key=key)
@@ -92,7 +92,7 @@ def _write(log: AuditLog, entry: AuditEntry, erased: tuple[str, str] | None) -> 
 
 
 def outcome_of(status: int) -> str:
-    """`done`, `refused` or `failed`."""
+    """Returns `done`, `refused` or `failed`."""
     if status < 400:
         return "done"
     return "refused" if status < 500 else "failed"

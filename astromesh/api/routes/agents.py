@@ -34,11 +34,11 @@ router.post(
 
 @router.get("/v1/agents", summary="List the agents", dependencies=[scope("agents:read")])
 async def agents(request: Request) -> JsonObject:
-    """Every agent of the configuration, those with faults too."""
+    """Lists every configured agent, those with faults included."""
     runtime = runtime_of(request)
-    good = [_line(a) for a in runtime.agents.values()]
+    sound = [_summary(a) for a in runtime.agents.values()]
     broken = [_broken(runtime, name) for name in runtime.broken]
-    return {"agents": sorted(good + broken, key=lambda a: str(a["name"]))}
+    return {"agents": sorted(sound + broken, key=lambda a: str(a["name"]))}
 
 
 @router.get(
@@ -48,11 +48,11 @@ async def agents(request: Request) -> JsonObject:
     dependencies=[scope("agents:read")],
 )
 async def agent(name: str, request: Request) -> JsonObject:
-    """What an agent is made of, without secrets and prompts."""
+    """Returns what an agent consists of, without secrets and prompts."""
     runtime = runtime_of(request)
     if name in runtime.broken:
         return _broken(runtime, name)
-    return _line(runtime.agent(name)) | _details(runtime.agent(name))
+    return _summary(runtime.agent(name)) | _details(runtime.agent(name))
 
 
 @router.get(
@@ -63,12 +63,13 @@ async def agent(name: str, request: Request) -> JsonObject:
     dependencies=[scope("agents:read")],
 )
 async def graph(name: str, request: Request) -> str:
-    """What an agent does, as a Mermaid diagram."""
+    """Returns what an agent does as a Mermaid diagram."""
     return agent_diagram(runtime_of(request).agent(name))
 
 
-def _line(agent: Agent) -> JsonObject:
+def _summary(agent: Agent) -> JsonObject:
     meta, identity = agent.manifest.metadata, agent.manifest.spec.identity
+    missing = agent.tools.missing_tools()
     return {
         "name": agent.name,
         "version": meta.version,
@@ -77,13 +78,9 @@ def _line(agent: Agent) -> JsonObject:
         "display_name": identity.display_name,
         "description": identity.description,
         "pattern": agent.pattern_name,
-        **_status(agent.tools.missing_tools()),
+        # an agent runs without the tools that are missing
+        **({"status": "degraded", "missing": list(missing)} if missing else {"status": "ready"}),
     }
-
-
-def _status(missing: tuple[str, ...]) -> JsonObject:
-    """An agent some of whose tools are missing runs without them."""
-    return {"status": "degraded", "missing": list(missing)} if missing else {"status": "ready"}
 
 
 def _details(agent: Agent) -> JsonObject:
@@ -105,18 +102,16 @@ def _broken(runtime: AgentRuntime, name: str) -> JsonObject:
     return {"name": name, "status": "unavailable", "errors": [str(f) for f in runtime.broken[name]]}
 
 
-# Tools and providers of the loaded agents.
-
 tools_router = APIRouter(tags=["tools"])
 
 
 @tools_router.get("/v1/tools", summary="List tools", dependencies=[scope("tools:read")])
 async def tools(request: Request) -> JsonObject:
-    """Every tool that some agent may use, in function-calling form, with the agents that may."""
+    """Lists every tool of an agent in function-calling form, with the agents that may call it."""
     return {"tools": describe_tools(runtime_of(request).agents.values())}
 
 
 @tools_router.get("/v1/providers", summary="List providers", dependencies=[scope("agents:read")])
 async def providers(request: Request) -> JsonObject:
-    """Every model that some agent may use, with the state of its circuit breaker and its latency."""
+    """Lists every model of an agent with the state of its circuit breaker and its latency."""
     return {"providers": runtime_of(request).state.health.snapshot()}

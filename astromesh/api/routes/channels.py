@@ -1,4 +1,4 @@
-"""Webhooks of messengers: public, because each is signed; what they bring is on disk before the 200."""
+"""Webhooks of messengers. They are public, because each is signed; messages are on disk before the 200."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ router = APIRouter(prefix="/v1/channels", tags=["channels"])
 @router.get("/{channel}/webhook", summary="Verify a webhook", response_class=PlainTextResponse)
 async def verification(channel: str, request: Request) -> Response:
     """Answers the messenger's challenge as plain text; a wrong verify token is 403."""
-    asked = WebhookRequest("GET", dict(request.query_params), dict(request.headers))
-    return PlainTextResponse(_inbox(request).challenge(channel, asked))
+    webhook = WebhookRequest("GET", dict(request.query_params), dict(request.headers))
+    return PlainTextResponse(_inbox(request).challenge(channel, webhook))
 
 
 @router.post("/{channel}/webhook", summary="Receive messages")
 async def messages(channel: str, request: Request) -> JsonObject:
-    """Takes what a messenger brings; a wrong or missing signature is 401. The answers go their own way."""
+    """Stores the messages and answers 200; a wrong or missing signature is 401. Replies are sent later."""
     webhook = WebhookRequest("POST", dict(request.query_params), dict(request.headers), await request.body())
     await _inbox(request).receive(channel, webhook)
     return {"status": "received"}
 
 
 def _inbox(request: Request) -> InboxWorker:
-    desk = cast("InboxWorker | None", getattr(request.app.state, "inbox_worker", None))
-    if desk is None:
-        raise ChannelNotFound("No channel is set up in channels.yaml.")
-    return desk
+    worker = cast("InboxWorker | None", getattr(request.app.state, "inbox_worker", None))
+    if worker is None:
+        raise ChannelNotFound("channels.yaml configures no channel.")
+    return worker

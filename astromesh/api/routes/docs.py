@@ -1,4 +1,4 @@
-"""The routes themselves: for machines as OpenAPI, for people as a page."""
+"""The description of the routes: OpenAPI for machines, a page for people."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fastapi.openapi.docs import get_swagger_ui_html
 from astromesh.api.dependencies import scope
 
 router = APIRouter(include_in_schema=False)
-#: what the page is made of: one script of its own, and Swagger UI from its usual place
+#: the page holds one inline script, and loads Swagger UI from its usual place
 _CONTENT_SECURITY_POLICY = (
     "default-src 'none'; script-src 'unsafe-inline' https://cdn.jsdelivr.net; style-src 'unsafe-inline'"
     " https://cdn.jsdelivr.net; img-src data: https://fastapi.tiangolo.com; connect-src 'self';"
@@ -21,12 +21,12 @@ _CONTENT_SECURITY_POLICY = (
 
 @router.get("/openapi.json", dependencies=[scope("agents:read")])
 async def openapi(request: Request) -> Response:
-    """OpenAPI 3.1, made in a thread, once for all who ask: it takes a quarter of a second of a processor."""
+    """Returns OpenAPI 3.1. A thread makes it once for all callers, in a quarter of a second."""
     state = request.app.state
-    making: asyncio.Task[bytes] | None = getattr(state, "description", None)
-    if making is None or (making.done() and (making.cancelled() or making.exception() is not None)):
-        making = state.description = asyncio.create_task(asyncio.to_thread(_description, request.app))
-    return Response(await asyncio.shield(making), media_type="application/json")
+    task: asyncio.Task[bytes] | None = getattr(state, "description", None)
+    if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
+        task = state.description = asyncio.create_task(asyncio.to_thread(_description, request.app))
+    return Response(await asyncio.shield(task), media_type="application/json")
 
 
 def _description(app: FastAPI) -> bytes:
@@ -35,7 +35,7 @@ def _description(app: FastAPI) -> bytes:
 
 @router.get("/docs", dependencies=[scope("agents:read")])
 async def docs(request: Request) -> Response:
-    """A page over the description; browsers send no key, so that it is of use where none is needed."""
+    """Returns a page over the description. Browsers send no key, so it helps only where none is needed."""
     page = get_swagger_ui_html(
         openapi_url=f"{request.scope.get('root_path', '')}/openapi.json", title="astromesh"
     )

@@ -1,13 +1,13 @@
-"""`/mcp`: the agents as MCP tools, one each, with the authorisation of the HTTP routes.
+"""`/mcp`: each agent as an MCP tool, with the authorisation of the HTTP routes.
 
-The SDK is loaded by the first request, in a thread: who publishes nothing pays nothing.
+The first request loads the SDK, in a thread. A server that nobody asks does not load it.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any
 from uuid import uuid4
 
 from fastapi import APIRouter, Request, Response
@@ -16,24 +16,28 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from astromesh.access.scopes import RUN, permits
 from astromesh.api.dependencies import scope
-from astromesh.api.requests import RunBody, runtime_of
+from astromesh.api.requests import RunBody, caller_of, runtime_of
 from astromesh.errors import AgentNotFoundError, Forbidden, InvalidInput, MissingExtra, NotFound
 from astromesh.plugins import Deps
 from astromesh.runtime.engine import AgentRuntime
 from astromesh.runtime.records import RunRequest
 from astromesh.telemetry.ids import read_traceparent
-from astromesh.types import CallerContext, JsonObject, ToolSpec
+from astromesh.types import JsonObject, ToolSpec
 
 router = APIRouter(tags=["mcp"])
 
 _PARAMETERS: JsonObject = {
     "type": "object",
     "properties": {
-        "query": {"type": "string", "minLength": 1, "description": "What to ask, with all it needs to know."},
+        "query": {
+            "type": "string",
+            "minLength": 1,
+            "description": "The question with all its context.",
+        },
         "session_id": {
             "type": "string",
             "minLength": 1,
-            "description": "Names a conversation that goes on; without it the call is one of its own.",
+            "description": "Names a conversation to continue; without it, each call is a new one.",
         },
     },
     "required": ["query"],
@@ -42,7 +46,7 @@ _PARAMETERS: JsonObject = {
 
 
 class _DelegatedResponse(Response):
-    """A response that another ASGI app makes."""
+    """A response that another ASGI application sends."""
 
     def __init__(self, app: ASGIApp) -> None:
         super().__init__()
@@ -59,7 +63,7 @@ class _DelegatedResponse(Response):
     dependencies=[scope(RUN, any_resource=True)],
 )
 async def mcp(request: Request) -> Response:
-    """MCP over streamable HTTP, without sessions and without a stream of our own, so that POST is all."""
+    """MCP over streamable HTTP, without sessions and server-sent streams, so that POST is enough."""
     return _DelegatedResponse((await _mcp_server(runtime_of(request))).asgi)
 
 
@@ -82,12 +86,12 @@ class _McpServer:
         return await plugin.open(options, Deps(resources=self._runtime.state.resources))
 
     async def __aexit__(self, *_: object) -> None:
-        """The server closes with the runtime's resources, where it opened itself."""
+        """Does nothing: the server is one of the runtime's resources and closes with them."""
 
 
 def _tools(request: Request) -> Iterator[ToolSpec]:
     """The agents that this caller may run."""
-    caller = cast(CallerContext, request.state.caller)
+    caller = caller_of(request)
     for name, agent in runtime_of(request).agents.items():
         if permits(caller.scopes, RUN, name):
             description = agent.manifest.spec.identity.description or f"Asks the agent {name}."
@@ -95,25 +99,25 @@ def _tools(request: Request) -> Iterator[ToolSpec]:
 
 
 def _run_arguments(arguments: JsonObject) -> JsonObject:
-    """What a tool's caller may say of a run. Raises: InvalidInput: there is more."""
-    if more := sorted(arguments.keys() - _PARAMETERS["properties"].keys()):
-        raise InvalidInput(f"An agent takes the texts query and session_id, not {more[0][:64]!r}.")
+    """Returns the arguments that have a value. Raises: InvalidInput: one is unknown."""
+    if unknown := sorted(arguments.keys() - _PARAMETERS["properties"].keys()):
+        raise InvalidInput(f"Unknown argument {unknown[0][:64]!r}: an agent takes query and session_id.")
     return {key: value for key, value in arguments.items() if value not in (None, "")}
 
 
 async def _call(request: Request, name: str, arguments: JsonObject) -> str:
     """Raises: Forbidden, AgentNotFoundError, InvalidInput, and what a run raises."""
-    caller = cast(CallerContext, request.state.caller)
+    caller = caller_of(request)
     runtime = runtime_of(request)
     if not permits(caller.scopes, RUN, name):
         raise Forbidden(f"This needs the scope '{RUN}:{name}'.")
     if name not in runtime.agents and name not in runtime.broken:
-        raise AgentNotFoundError(name, "tools/list has those that you may run.")
+        raise AgentNotFoundError(name, "tools/list names those that you may run.")
     try:
-        asked = RunBody.model_validate({"session_id": f"mcp-{uuid4().hex}", **_run_arguments(arguments)})
+        body = RunBody.model_validate({"session_id": f"mcp-{uuid4().hex}", **_run_arguments(arguments)})
     except ValidationError as error:
         fault = error.errors(include_url=False, include_input=False)[0]
         raise InvalidInput(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}.") from error
     caused_by = read_traceparent(request.headers.get("traceparent"))
-    wanted = RunRequest(asked.query, asked.session_id, caused_by=caused_by)
-    return (await runtime.runner.start(runtime.agent(name), wanted, caller=caller)).response
+    run_request = RunRequest(body.query, body.session_id, caused_by=caused_by)
+    return (await runtime.runner.start(runtime.agent(name), run_request, caller=caller)).response

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated, cast
+from typing import Annotated, Literal, cast
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import BaseModel, Field
 
 from astromesh.access.audit import AuditFilter, AuditLog
 from astromesh.api.auth import RemoteScope
-from astromesh.api.dependencies import scope
+from astromesh.api.dependencies import Limit, scope
 from astromesh.api.fast_routes import LIVE_PATH, READY_PATH, live, ready
 from astromesh.api.requests import caller_of, runtime_of, viewer_of
-from astromesh.api.routes.runs import Status
+from astromesh.api.schemas import RunStatus
 from astromesh.errors import TraceNotFound
 from astromesh.telemetry.prometheus import exposition
 from astromesh.types import JsonObject
@@ -46,20 +46,14 @@ async def acts(
     object: str = "",
     limit: Annotated[int, Query(ge=1, le=10_000)] = 100,
 ) -> JsonObject:
-    """What was done in the caller's tenant, the newest first."""
+    """Lists the audited acts of the caller's tenant, newest first."""
     log = cast(AuditLog, request.app.state.audit)
-    wanted = AuditFilter(action, principal, object, limit)
-    return {"acts": await asyncio.to_thread(log.read, caller_of(request).tenant_id, wanted)}
+    query = AuditFilter(action, principal, object, limit)
+    return {"acts": await asyncio.to_thread(log.read, caller_of(request).tenant_id, query)}
 
-
-# Whether the server lives, and whether it can work.
 
 health_router = APIRouter(tags=["health"])
-
-
 health_router.get(LIVE_PATH, summary="Liveness", response_model=JsonObject)(live)
-
-
 health_router.get(READY_PATH, summary="Readiness", response_model=JsonObject)(ready)
 
 
@@ -68,24 +62,24 @@ async def traces(
     request: Request,
     agent: str = "",
     session: str = "",
-    status: Status = "",
-    limit: Annotated[int, Query(ge=1, le=1000)] = 50,
+    status: Literal[""] | RunStatus = "",
+    limit: Limit = 50,
 ) -> JsonObject:
-    """The newest runs, one line each."""
+    """Lists the newest runs, one line each."""
     viewer = viewer_of(request)
     return {"traces": await runtime_of(request).traces.list(viewer, agent, status, limit, session)}
 
 
 @router.get("/v1/traces/{trace_id}", summary="One trace", dependencies=[scope("traces:read")])
 async def trace(trace_id: str, request: Request) -> JsonObject:
-    """The span tree of one trace."""
+    """Returns the span tree of one trace."""
     found = await runtime_of(request).traces.get(trace_id, viewer_of(request))
     if found is None:
-        raise TraceNotFound(f"There is no trace {trace_id!r}, or it is no longer kept.")
+        raise TraceNotFound(f"There is no trace {trace_id!r}, or it has expired.")
     return found
 
 
 @router.get("/metrics", summary="Prometheus metrics", dependencies=[Depends(RemoteScope("metrics:read"))])
 async def metrics(request: Request) -> Response:
-    """The text exposition format of Prometheus."""
+    """Returns the metrics in the text exposition format of Prometheus."""
     return Response(exposition(runtime_of(request).metrics), media_type="text/plain; version=0.0.4")

@@ -1,4 +1,4 @@
-"""What was kept for one principal."""
+"""The personal data of one principal: show it, erase it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from astromesh.types import JsonObject
 router = APIRouter(tags=["principals"])
 
 
-#: bytes that go out together, about
+#: bytes that one write sends, about
 _CHUNK_BYTES = 65_536
 _LINES = "application/x-ndjson"
 
@@ -34,10 +34,10 @@ _LINES = "application/x-ndjson"
     dependencies=[audited("principal.show", "principal"), scope("sessions:read")],
 )
 async def show(principal: str, request: Request) -> StreamingResponse:
-    """Everything that was kept for a principal, a JSON object in each line; the last one is of kind `end`."""
+    """Sends all stored data of a principal, one JSON object a line; the last line has the kind `end`."""
     tenant = _authorised_tenant(request, principal)
     records = principal_data(runtime_of(request), tenant, principal)
-    first = await anext(records, None)  # a store that is away is a problem, not the end of a stream
+    first = await anext(records, None)  # before the status is sent: an unavailable store is a 503
     return StreamingResponse(
         _chunks(_lines(first, records)), media_type=_LINES, headers={"cache-control": "no-store"}
     )
@@ -50,9 +50,9 @@ async def show(principal: str, request: Request) -> StreamingResponse:
     dependencies=[audited("principal.erase", "principal"), scope("sessions:write")],
 )
 async def erase(principal: str, request: Request) -> ErasedOut:
-    """Deletes everything that was kept for a principal of the caller's tenant: by itself, or by an admin.
+    """Deletes all stored data of a principal of the caller's tenant. The principal or an admin may.
 
-    The audit log keeps a pseudonym: that somebody was erased, and by whom, stays.
+    The audit log still shows that somebody was erased, and by whom, under a pseudonym.
     """
     tenant = _authorised_tenant(request, principal)
     count = await erase_principal(runtime_of(request), tenant, principal)
@@ -61,10 +61,10 @@ async def erase(principal: str, request: Request) -> ErasedOut:
 
 
 def _authorised_tenant(request: Request, principal: str) -> str:
-    """The tenant, where the caller is that principal or an admin; for others there is nothing."""
+    """Returns the tenant. Raises: NotFound: the caller is neither that principal nor an admin."""
     caller = caller_of(request)
     if principal != caller.user_id and ADMIN not in caller.scopes:
-        raise NotFound(f"There is nothing of {principal!r} that you may use; it may itself, or an admin.")
+        raise NotFound(f"There is no data of {principal!r} for you. The principal or an admin may use it.")
     return caller.tenant_id
 
 
@@ -77,9 +77,7 @@ async def _lines(first: JsonObject | None, others: AsyncIterator[JsonObject]) ->
         async for record in others:
             count += 1
             yield orjson.dumps(record)
-    except (
-        AstromeshError
-    ) as error:  # the status has gone out already: whoever reads must see that it broke off
+    except AstromeshError as error:  # the status is sent, so only this line shows that the data is incomplete
         yield orjson.dumps({"kind": "error", **public_failure({"code": error.code, "detail": str(error)})})
     else:
         yield orjson.dumps({"kind": "end", "records": count})

@@ -1,4 +1,4 @@
-"""Knowledge over HTTP: documents in, passages with their citations out."""
+"""Knowledge pipelines: add documents, search for passages with their citations."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ router = APIRouter(tags=["knowledge"])
 MAX_DOCUMENTS, MAX_PASSAGES = 500, 50
 
 DocumentId = Annotated[str, StringConstraints(min_length=1, max_length=512, pattern=SINGLE_LINE)]
-#: what a filter can ask for: a plain value, or any of several
+#: a filter: a plain value, or a list of which any may match
 FilterValue = str | int | float | bool | list[str | int | float | bool]
 
 
@@ -34,31 +34,31 @@ _BASE64 = {"type": "string", "format": "byte", "contentEncoding": "base64"}
 
 def _from_base64(value: Any) -> bytes:
     if not isinstance(value, str):
-        raise ValueError("has to be a text in base64")
+        raise ValueError("it must be a text in base64")
     try:
         return b64decode(value, validate=True)
     except ValueError as error:
-        raise ValueError(f"is no base64: {error}") from error
+        raise ValueError(f"it is not base64: {error}") from error
 
 
 class DocumentIn(_Body):
-    """A text to be found. The same id again replaces it."""
+    """A text to search. A document with the same id replaces it."""
 
     id: DocumentId = Field(description="Stable name within the pipeline.", examples=["faq/refunds"])
     text: str = Field("", max_length=5_000_000, description="Markdown, plain text or HTML.")
     data: Annotated[bytes, BeforeValidator(_from_base64), Field(json_schema_extra=_BASE64)] = Field(
         b"", description="A file in base64 instead of `text`: PDF, HTML or text."
     )
-    title: str = Field("", max_length=1000, description="Shown with its passages, and searched.")
+    title: str = Field("", max_length=1000, description="Shown with its passages; the search covers it.")
     media_type: Literal["text/markdown", "text/plain", "text/html", "application/pdf"] = "text/markdown"
     metadata: dict[str, Any] = Field(default={}, description="Plain values and lists of them, for filters.")
 
     @model_validator(mode="after")
     def _has_one_content(self) -> Self:
         if bool(self.text) == bool(self.data):
-            raise ValueError("give either 'text' or 'data', and not empty")
+            raise ValueError("set exactly one of 'text' and 'data', and not to an empty value")
         if self.text and self.media_type == "application/pdf":
-            raise ValueError("a PDF comes as 'data', in base64")
+            raise ValueError("send a PDF as 'data', in base64")
         return self
 
 
@@ -67,12 +67,12 @@ class DocumentsIn(_Body):
     remove: list[DocumentId] = Field(
         default=[],
         max_length=MAX_DOCUMENTS,
-        description="Documents to be forgotten, before those are added.",
+        description="Ids of documents to remove before the others are added.",
     )
 
 
 class IngestedOut(BaseModel):
-    """What was done, in documents."""
+    """The numbers of documents."""
 
     pipeline: str
     added: int
@@ -113,9 +113,9 @@ class PassagesOut(BaseModel):
     response_model=IngestedOut,
 )
 async def documents(pipeline: str, body: DocumentsIn, request: Request) -> JsonObject:
-    """Adds, replaces and removes documents; what is unchanged costs nothing. Files of folders are no part."""
+    """Adds, replaces and removes documents. An unchanged document costs nothing. Files in folders stay."""
     if not body.documents and not body.remove:
-        raise InvalidInput("There is nothing to do: give documents, or ids to remove.")
+        raise InvalidInput("There is nothing to do: send documents, or ids to remove.")
     knowledge = pipeline_of(runtime_of(request).state, pipeline)
     removed = await knowledge.remove(body.remove) if body.remove else IngestReport()
     done = await knowledge.ingest([_document(one) for one in body.documents])
@@ -132,7 +132,7 @@ async def documents(pipeline: str, body: DocumentsIn, request: Request) -> JsonO
     response_model=PassagesOut,
 )
 async def query(pipeline: str, body: QueryIn, request: Request) -> JsonObject:
-    """The best passages, best first, each with its source. Nothing found is an empty list."""
+    """Returns the best passages with their sources, best first; an empty list where nothing matches."""
     knowledge = pipeline_of(runtime_of(request).state, pipeline)
     found = await knowledge.query(body.query, top_k=body.top_k, filters=body.filters or None)
     return {"pipeline": pipeline, "passages": list(map(Passage.to_json, found))}

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
-from astromesh.api.dependencies import audited, scope
+from astromesh.api.dependencies import Limit, audited, scope
 from astromesh.api.requests import MAX_SEQ, runtime_of, viewer_of
 from astromesh.api.schemas import HistoryOut, SessionOut, SessionsOut, TurnOut
 from astromesh.errors import SessionNotFound
@@ -15,7 +15,6 @@ from astromesh.memory.base import ConversationStore, SessionInfo
 from astromesh.types import SessionKey, Turn
 
 router = APIRouter(tags=["sessions"])
-Limit = Annotated[int, Query(ge=1, le=1000)]
 After = Annotated[int, Query(ge=0, le=MAX_SEQ)]
 
 
@@ -23,7 +22,7 @@ After = Annotated[int, Query(ge=0, le=MAX_SEQ)]
 async def sessions(
     name: str, request: Request, limit: Limit = 50, after: Annotated[str, Query(max_length=256)] = ""
 ) -> SessionsOut:
-    """The caller's sessions with this agent, by session_id."""
+    """Lists the caller's sessions with this agent, by session_id."""
     tenant, owner = viewer_of(request)
     store = runtime_of(request).agent(name).memory.conversations
     if store is None:
@@ -44,7 +43,7 @@ async def history(
     limit: Limit = 50,
     after: After = 0,
 ) -> HistoryOut:
-    """The turns of a session, oldest first."""
+    """Lists the turns of a session, oldest first."""
     key, store = await _find_session(request, name, session_id)
     found = await store.page(key, after=after, limit=limit + 1)
     page = found[:limit]
@@ -59,14 +58,14 @@ async def history(
     dependencies=[audited("session.erase", "name", "session_id"), scope("sessions:write")],
 )
 async def erase(name: str, session_id: str, request: Request) -> Response:
-    """Deletes a session with everything that was kept of it."""
+    """Deletes a session with everything that is stored of it."""
     key, _ = await _find_session(request, name, session_id)
     await runtime_of(request).agent(name).memory.erase(key)
     return Response(status_code=204)
 
 
 async def _find_session(request: Request, name: str, session_id: str) -> tuple[SessionKey, ConversationStore]:
-    """The session's key and store, if this caller may see it; what is somebody else's does not exist."""
+    """Returns the session's key and store. Raises: SessionNotFound: also for a session of somebody else."""
     tenant, owner = viewer_of(request)
     store = runtime_of(request).agent(name).memory.conversations
     key = SessionKey(tenant, name, session_id)

@@ -1,17 +1,17 @@
-"""Workflows and their Tasks (api.md section 1)."""
+"""Workflows and their Tasks: run, accept, list, follow, pause, step, replay."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from fastapi import APIRouter, Depends, Header, Query, Request, Response
+from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-from astromesh.api.dependencies import audited, scope
-from astromesh.api.fast_routes import json_response
+from astromesh.api.dependencies import LastEventId, Limit, audited, scope
+from astromesh.api.fast_routes import json_response, links_of
 from astromesh.api.requests import (
-    MAX_SEQ,
     caller_of,
     cancel_on_disconnect,
     idempotency_key,
@@ -20,9 +20,10 @@ from astromesh.api.requests import (
     viewer_of,
 )
 from astromesh.api.responses import EventBuffer, EventStreamResponse
-from astromesh.api.schemas import problems, request_body
+from astromesh.api.schemas import LinksOut, problems, request_body
 from astromesh.durable.base import Artifact, ArtifactFilter, ArtifactType
 from astromesh.runtime.records import TaskRequest
+from astromesh.runtime.task_view import TaskView
 from astromesh.telemetry.ids import read_traceparent
 from astromesh.types import JsonObject
 
@@ -32,25 +33,28 @@ async def _load_workflows(request: Request) -> None:
 
 
 router = APIRouter(tags=["workflows"], dependencies=[Depends(_load_workflows)])
-_READING = problems(401, 403, 404, 409)
-_RUNNING = problems(401, 403, 404, 413, 422, 503)
-Status = Literal["", "queued", "running", "success", "failure", "partial"]
+Route = TypeVar("Route", bound=Callable[..., Any])
+_PROBLEMS = problems(401, 403, 404, 409)
+_RUN_PROBLEMS = problems(401, 403, 404, 413, 422, 503)
+TaskStatus = Literal["queued", "running", "success", "failure", "partial"]
 
 
 class TaskBody(BaseModel):
-    """What a Task works on."""
+    """The input of a Task."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    input: Any = Field(None, description="Any JSON value; the start node's schema says more.")
+    input: Any = Field(None, description="Any JSON value that the schema of the start node accepts.")
     start: str | None = Field(None, description="A start node; absent: the default one.")
-    metadata: dict[str, Any] = Field(default_factory=dict, description="Kept with the Task.")
+    metadata: dict[str, Any] = Field(default_factory=dict, description="Stored with the Task.")
 
 
 class PauseBody(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    before: list[str] = Field(default_factory=list, description="Stages to wait before; empty: every one.")
+    before: list[str] = Field(
+        default_factory=list, description="Stages to pause before; empty: before every one."
+    )
 
 
 class ReplayBody(BaseModel):
@@ -61,28 +65,22 @@ class ReplayBody(BaseModel):
 
 
 class TaskOut(BaseModel):
-    """A Task. One that failed is 200, too: its status says so."""
+    """A Task. A failed one is 200 as well, with the status `failure`."""
 
     model_config = ConfigDict(extra="allow")
 
     task_id: str
     workflow: str
-    status: Literal["queued", "running", "success", "failure", "partial"]
+    status: TaskStatus
     output: Any = None
     error: dict[str, Any] | None = None
     metadata: dict[str, Any]
 
 
-class TaskLinks(BaseModel):
-    self: str
-    events: str
-    cancel: str
-
-
 class TaskAcceptedOut(BaseModel):
     task_id: str
     status: str
-    links: TaskLinks
+    links: LinksOut
 
 
 _TASK: TypeAdapter[TaskBody] = TypeAdapter(TaskBody)
@@ -90,22 +88,48 @@ _PAUSE: TypeAdapter[PauseBody] = TypeAdapter(PauseBody)
 _REPLAY: TypeAdapter[ReplayBody] = TypeAdapter(ReplayBody)
 
 
+def _run_route(path: str, summary: str, answer: type[BaseModel], **options: Any) -> Callable[[Route], Route]:
+    """Declares a route that starts a Task."""
+    return router.post(
+        f"/v1/workflows/{{name}}/{path}",
+        summary=summary,
+        response_model=answer,
+        openapi_extra=request_body(TaskBody),
+        responses=_RUN_PROBLEMS,
+        dependencies=[scope("workflows:run")],
+        **options,
+    )
+
+
+def _read_route(path: str, summary: str, **options: Any) -> Callable[[Route], Route]:
+    """Declares a route that reads a Task."""
+    options = {"responses": _PROBLEMS, "dependencies": [scope("workflows:read")], **options}
+    return router.get(f"/v1/tasks/{{task_id}}{path}", summary=summary, **options)
+
+
+def _act_route(action: str, summary: str, **options: Any) -> Callable[[Route], Route]:
+    """Declares a route that changes a Task."""
+    return router.post(
+        f"/v1/tasks/{{task_id}}/{action}",
+        summary=summary,
+        dependencies=[audited(f"task.{action}", "task_id"), scope("workflows:write")],
+        **{"responses": _PROBLEMS, "response_model": TaskOut, **options},
+    )
+
+
+def _tasks(request: Request) -> TaskView:
+    return runtime_of(request).workflows.tasks
+
+
 @router.get("/v1/workflows", summary="List the workflows", dependencies=[scope("workflows:read")])
 async def workflows(request: Request) -> JsonObject:
-    """Every workflow of the configuration, those with faults too."""
+    """Lists every configured workflow, those with faults included."""
     return {"workflows": runtime_of(request).workflows.loaded.to_json()}
 
 
-@router.post(
-    "/v1/workflows/{name}/run",
-    summary="Run a workflow",
-    response_model=TaskOut,
-    openapi_extra=request_body(TaskBody),
-    responses=_RUNNING,
-    dependencies=[scope("workflows:run")],
-)
+@_run_route("run", "Run a workflow", TaskOut)
 async def run(name: str, request: Request) -> Response:
-    """Runs a Task to its end. It is cancelled when the client goes away, unless it has an Idempotency-Key."""
+    """Runs a Task to its end. A client that disconnects cancels it, unless it sent an Idempotency-Key."""
     body = await read_body(request, _TASK)
     workflows, caller = runtime_of(request).workflows, caller_of(request)
     task_request = _task_request(body, request)
@@ -116,168 +140,107 @@ async def run(name: str, request: Request) -> Response:
     return json_response(result.to_json())
 
 
-@router.post(
-    "/v1/workflows/{name}/runs",
-    summary="Accept a durable Task",
-    status_code=202,
-    response_model=TaskAcceptedOut,
-    openapi_extra=request_body(TaskBody),
-    responses=_RUNNING,
-    dependencies=[scope("workflows:run")],
-)
+@_run_route("runs", "Accept a durable Task", TaskAcceptedOut, status_code=202)
 async def accept(name: str, request: Request) -> Response:
-    """Answered when the Task is on disk: from then on it ends, whatever dies meanwhile."""
+    """Answers when the Task is on disk. From then on it ends, even if processes die."""
     body = await read_body(request, _TASK)
     row = await runtime_of(request).workflows.accept(
         name, _task_request(body, request), caller=caller_of(request), key=await idempotency_key(request)
     )
-    path = f"/v1/tasks/{row.task_id}"
-    links = {"self": path, "events": f"{path}/events", "cancel": f"{path}/cancel"}
-    # who sends it again, with its key, gets the same answer; what became of the Task is asked for by its id
+    # a repeated request gets the same answer, so the status is not the Task's present one
+    links = links_of(f"/v1/tasks/{row.task_id}")
     return json_response({"task_id": row.task_id, "status": "queued", "links": links}, 202)
 
 
 @router.get("/v1/tasks", summary="List Tasks", dependencies=[scope("workflows:read")])
 async def tasks(
-    request: Request,
-    workflow: str = "",
-    status: Status = "",
-    limit: Annotated[int, Query(ge=1, le=1000)] = 50,
+    request: Request, workflow: str = "", status: Literal[""] | TaskStatus = "", limit: Limit = 50
 ) -> JsonObject:
-    """The caller's Tasks, the newest first."""
-    viewer = viewer_of(request)
-    return {"tasks": await runtime_of(request).workflows.tasks.list(viewer, workflow, status, limit)}
+    """Lists the caller's Tasks, newest first."""
+    return {"tasks": await _tasks(request).list(viewer_of(request), workflow, status, limit)}
 
 
-@router.get(
-    "/v1/tasks/{task_id}",
-    summary="One Task",
-    response_model=TaskOut,
-    responses=_READING,
-    dependencies=[scope("workflows:read")],
-)
+@_read_route("", "One Task", response_model=TaskOut)
 async def task(task_id: str, request: Request) -> JsonObject:
-    """State and outcome of a Task, and the stages that wait for the inspector."""
-    return await runtime_of(request).workflows.tasks.state(task_id, viewer_of(request))
+    """Returns the state and outcome of a Task, and the stages that wait for the inspector."""
+    return await _tasks(request).state(task_id, viewer_of(request))
 
 
-@router.get(
-    "/v1/tasks/{task_id}/trace",
-    summary="History of a Task",
-    response_model=TaskOut,
-    responses=_READING,
-    dependencies=[scope("workflows:read")],
-)
+@_read_route("/trace", "History of a Task", response_model=TaskOut)
 async def trace(task_id: str, request: Request) -> JsonObject:
-    """Every execution of a stage by `seq`, and the Task's descendants."""
-    return await runtime_of(request).workflows.tasks.trace(task_id, viewer_of(request))
+    """Returns every execution of a stage by `seq`, and the descendants of the Task."""
+    return await _tasks(request).trace(task_id, viewer_of(request))
 
 
-@router.get(
-    "/v1/tasks/{task_id}/artifacts",
-    summary="What a Task left",
-    responses=_READING,
-    dependencies=[scope("workflows:read")],
-)
+@_read_route("/artifacts", "Artifacts of a Task")
 async def artifacts(
     task_id: str,
     request: Request,
     node: str = "",
-    type: Annotated[ArtifactType | Literal[""], Query(description="Only of this type.")] = "",
-    since: Annotated[datetime | None, Query(description="Only those that are not older.")] = None,
+    type: Annotated[ArtifactType | Literal[""], Query(description="Only artifacts of this type.")] = "",
+    since: Annotated[datetime | None, Query(description="Only artifacts that are not older.")] = None,
     limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
 ) -> JsonObject:
-    """Validated outputs, answers of tools, telemetry, evaluations; the oldest first."""
-    wanted = ArtifactFilter(task_id, node, type, since.timestamp() if since else 0.0, limit)
-    viewer = viewer_of(request)
-    found = await runtime_of(request).workflows.tasks.artifacts(task_id, viewer, wanted)
+    """Lists validated outputs, tool results, telemetry and evaluations, oldest first."""
+    query = ArtifactFilter(task_id, node, type, since.timestamp() if since else 0.0, limit)
+    found = await _tasks(request).artifacts(task_id, viewer_of(request), query)
     return {"artifacts": [_artifact_json(one) for one in found]}
 
 
-@router.get(
-    "/v1/tasks/{task_id}/events",
-    summary="Events of a Task",
+@_read_route(
+    "/events",
+    "Events of a Task",
     status_code=200,
     response_class=EventStreamResponse,
-    responses={200: {"content": {"text/event-stream": {}}}, **_READING},
-    dependencies=[scope("workflows:read")],
+    responses={200: {"content": {"text/event-stream": {}}}, **_PROBLEMS},
 )
-async def events(
-    task_id: str,
-    request: Request,
-    last_event_id: Annotated[int, Header(ge=0, le=MAX_SEQ, description="Resume behind this event.")] = 0,
-) -> Response:
-    """Everything behind `Last-Event-ID`, then what comes, until the Task has ended."""
-    outbox = EventBuffer()
-    request.app.state.followers.add(outbox)
-    viewer, tasks = viewer_of(request), runtime_of(request).workflows.tasks
-    leave = await tasks.follow(task_id, viewer, last_event_id, outbox, outbox.close)
-    return EventStreamResponse(outbox, leave)
+async def events(task_id: str, request: Request, last_event_id: LastEventId = 0) -> Response:
+    """Sends every event after `Last-Event-ID`, past and to come, until the Task ends."""
+    buffer = EventBuffer()
+    request.app.state.followers.add(buffer)
+    leave = await _tasks(request).follow(task_id, viewer_of(request), last_event_id, buffer, buffer.close)
+    return EventStreamResponse(buffer, leave)
 
 
-@router.post(
-    "/v1/tasks/{task_id}/cancel",
-    summary="Cancel a Task",
-    response_model=TaskOut,
-    responses=_READING,
-    dependencies=[audited("task.cancel", "task_id"), scope("workflows:write")],
-)
+@_act_route("cancel", "Cancel a Task")
 async def cancel(task_id: str, request: Request) -> JsonObject:
-    """Ends a Task and all below it; answered when it has ended."""
-    return await runtime_of(request).workflows.tasks.cancel(task_id, viewer_of(request))
+    """Ends a Task and its descendants, and answers when it has ended."""
+    return await _tasks(request).cancel(task_id, viewer_of(request))
 
 
-@router.post(
-    "/v1/tasks/{task_id}/pause",
-    summary="Pause a Task before its next stage",
-    response_model=TaskOut,
-    openapi_extra=request_body(PauseBody, required=False),
-    responses=_READING,
-    dependencies=[audited("task.pause", "task_id"), scope("workflows:write")],
+@_act_route(
+    "pause", "Pause a Task before its next stage", openapi_extra=request_body(PauseBody, required=False)
 )
 async def pause(task_id: str, request: Request) -> JsonObject:
-    """Stages that run go on; the next ones wait, or only the named ones."""
+    """Pauses a Task before its next stages, or before the named ones. Running stages continue."""
     body = await read_body(request, _PAUSE) if await request.body() else PauseBody()
-    viewer = viewer_of(request)
-    return await runtime_of(request).workflows.tasks.pause(task_id, viewer, body.before)
+    return await _tasks(request).pause(task_id, viewer_of(request), body.before)
 
 
-@router.post(
-    "/v1/tasks/{task_id}/step",
-    summary="Run one waiting stage",
-    response_model=TaskOut,
-    responses=_READING,
-    dependencies=[audited("task.step", "task_id"), scope("workflows:write")],
-)
+@_act_route("step", "Run one waiting stage")
 async def step(task_id: str, request: Request) -> JsonObject:
-    """The stage that waits longest runs; the Task waits before the next one."""
-    return await runtime_of(request).workflows.tasks.step(task_id, viewer_of(request))
+    """Runs the stage that waits longest. The Task pauses again before the next one."""
+    return await _tasks(request).step(task_id, viewer_of(request))
 
 
-@router.post(
-    "/v1/tasks/{task_id}/resume",
-    summary="Let a paused Task go on",
-    response_model=TaskOut,
-    responses=_READING,
-    dependencies=[audited("task.resume", "task_id"), scope("workflows:write")],
-)
+@_act_route("resume", "Resume a paused Task")
 async def resume(task_id: str, request: Request) -> JsonObject:
-    """All stages that wait run."""
-    return await runtime_of(request).workflows.tasks.resume(task_id, viewer_of(request))
+    """Runs all stages that wait."""
+    return await _tasks(request).resume(task_id, viewer_of(request))
 
 
-@router.post(
-    "/v1/tasks/{task_id}/replay",
-    summary="Replay a Task offline",
+@_act_route(
+    "replay",
+    "Replay a Task offline",
     openapi_extra=request_body(ReplayBody, required=False),
-    responses={**_READING, **problems(422)},
-    dependencies=[audited("task.replay", "task_id"), scope("workflows:write")],
+    response_model=None,
+    responses={**_PROBLEMS, **problems(422)},
 )
 async def replay(task_id: str, request: Request) -> JsonObject:
-    """Runs an ended Task, or one stage of it, from its records: nobody is asked, nothing is kept."""
+    """Runs an ended Task, or one stage of it, from its records. It calls nobody and stores nothing."""
     body = await read_body(request, _REPLAY) if await request.body() else ReplayBody()
-    viewer = viewer_of(request)
-    return await runtime_of(request).workflows.replays.replay(task_id, viewer, body.stage, body.task)
+    replays = runtime_of(request).workflows.replays
+    return await replays.replay(task_id, viewer_of(request), body.stage, body.task)
 
 
 def _task_request(body: TaskBody, request: Request) -> TaskRequest:

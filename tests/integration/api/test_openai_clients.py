@@ -171,7 +171,7 @@ def picture(url: str) -> dict[str, Any]:
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     "tools": (
         {"tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}]},
-        "brings its own tools",
+        "has its own tools",
     ),
     "a tool's message": ({"messages": [{"role": "tool", "content": "x"}, *USER]}, "role tool"),
     "n": ({"n": 2}, "n must be 1"),
@@ -186,9 +186,9 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         ]}]},
         "image_url.url",
     ),
-    "a text as a picture": (picture("data:text/plain;base64,aGk="), "'text/plain' is none of image/gif"),
-    "a picture that is no base64": (picture("data:image/png;base64,!!!!"), "is no base64"),
-    "an empty picture": (picture("data:image/png;base64,"), "is no base64"),
+    "a text as a picture": (picture("data:text/plain;base64,aGk="), "'text/plain' is not supported. Use one"),
+    "a picture that is no base64": (picture("data:image/png;base64,!!!!"), "is not base64"),
+    "an empty picture": (picture("data:image/png;base64,"), "is not base64"),
     "a format": ({"response_format": {"type": "json_object"}}, "output_schema"),
     "a session with a tab": ({"extra_headers": {"x-session-id": "a\tb"}}, "X-Session-Id"),
     "a long session": ({"extra_headers": {"x-session-id": "a" * 257}}, "X-Session-Id"),

@@ -96,8 +96,8 @@ async def test_files_come_in_as_base64(client):
         ({"media_type": "application/pdf", "text": "words"}, "base64"),
         ({"media_type": "text/plain", "data": "AAAA"}, "binary"),
         ({"data": "no base64!"}, "base64"),
-        ({"text": "a", "data": "YQ=="}, "either"),
-        ({}, "either"),
+        ({"text": "a", "data": "YQ=="}, "exactly one"),
+        ({}, "exactly one"),
     ],
 )
 async def test_what_is_no_such_file_is_refused_with_its_reason(client, document, says):
