@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import itertools
+import os
 import random
 import statistics
 import sys
@@ -23,6 +24,8 @@ from pathlib import Path
 from uuid import uuid4
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as `astromesh serve` does; read by numpy's import
 
 import numpy as np
 from figures import Figure, show

@@ -27,7 +27,7 @@ from astromesh.knowledge.passages import (
     vector_space,
 )
 from astromesh.knowledge.ranking import candidate_count, fuse_results
-from astromesh.knowledge.sqlite_search import Corpus, PassageSearch
+from astromesh.knowledge.sqlite_search import Corpus, PassageSearch, TableState
 from astromesh.knowledge.words import terms
 from astromesh.plugins import Deps
 from astromesh.storage.expiry import expire_periodically
@@ -210,13 +210,14 @@ class PassageTable:
         if scope is None:
             return ()
         (number, removed), limit = scope, candidate_count(query.top_k)
-        corpus = _corpus(connection, number, removed)
+        state = TableState(removed, connection.execute(SQL["newest"]).fetchone()[0])
+        corpus = _corpus(connection, number, state)
         candidates = self._search.propose(connection, corpus, query.terms, limit)
         near: list[tuple[int, float]] = []
         cosines: dict[int, float] = {}
         if query.vector:
             key, dimensions = (number, query.space), len(query.vector) // 4
-            index = self._search.index(connection, key, removed, dimensions)
+            index = self._search.index(connection, key, state, dimensions)
             near = index.nearest(query.vector, limit)
             cosines = index.cosines(candidates.ranks, query.vector)
         if candidates.ranks.keys() <= cosines.keys():
@@ -227,12 +228,11 @@ class PassageTable:
         return _results(connection, number, best, query)
 
 
-def _corpus(connection: sqlite3.Connection, number: int, removed: int) -> Corpus:
+def _corpus(connection: sqlite3.Connection, number: int, state: TableState) -> Corpus:
     """The passages of a scope; in a file of one scope, BM25 need not count the scope's word."""
     only = connection.execute(SQL["scopes"]).fetchone()[0] == 1
-    newest = connection.execute(SQL["newest"]).fetchone()[0] or 0
     return Corpus(
-        (newest // _COUNTED_FOR, removed // _COUNTED_FOR),
+        (state.newest // _COUNTED_FOR, state.removed // _COUNTED_FOR),
         columns="content : ",
         scope="" if only else f'scope : "{number}" AND ',
         newest_first=True,

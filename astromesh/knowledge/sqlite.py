@@ -28,7 +28,7 @@ from astromesh.knowledge.ranking import (
     candidate_count,
     fuse_rankings,
 )
-from astromesh.knowledge.sqlite_search import Corpus, PassageSearch
+from astromesh.knowledge.sqlite_search import Corpus, PassageSearch, TableState
 from astromesh.knowledge.words import terms
 from astromesh.plugins import Deps
 from astromesh.storage.migrations import Schema, queries
@@ -129,14 +129,14 @@ class SqliteChunks:
         return [self._find_one(connection, item) for item in items]
 
     def _find_one(self, connection: sqlite3.Connection, query: ChunkQuery) -> tuple[Passage, ...]:
-        removed, newest = connection.execute(SQL["state"]).fetchone()
+        state = TableState(*connection.execute(SQL["state"]).fetchone())
         documents = _filtered_documents(connection, query.filters) if query.filters else None
-        corpus = Corpus((removed, newest), headings="{title heading} : ", documents=documents)
+        corpus = Corpus(state, headings="{title heading} : ", documents=documents)
         limit = candidate_count(query.top_k)
         candidates = self._search.propose(connection, corpus, query.terms, limit)
         found = self._search.score(connection, corpus, candidates, len(query.terms))
         if query.vector is not None:
-            near = self._nearest(connection, query.vector, removed, limit, documents)
+            near = self._nearest(connection, query.vector, state, limit, documents)
             found = fuse_rankings(found, near) if query.terms else near
         return tuple(_passage(connection, row, score) for row, score in found[: query.top_k])
 
@@ -144,11 +144,11 @@ class SqliteChunks:
         self,
         connection: sqlite3.Connection,
         vector: array[float],
-        removed: int,
+        state: TableState,
         limit: int,
         documents: str | None,
     ) -> list[tuple[int, float]]:
-        index = self._search.index(connection, (self._embedder,), removed, len(vector))
+        index = self._search.index(connection, (self._embedder,), state, len(vector))
         among = None
         if documents is not None:
             among = [row for (row,) in connection.execute(SQL["chunks_of"], (documents,))]

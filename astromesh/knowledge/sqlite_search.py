@@ -68,12 +68,11 @@ class Candidates(NamedTuple):
     words: Mapping[str, int]
 
 
-class LoadedIndex(NamedTuple):
-    """Vectors up to the id `last`, without those deleted when the removal counter was `removed`."""
+class TableState(NamedTuple):
+    """Args: removed: the database's counter of removals; newest: the highest id."""
 
-    vectors: VectorIndex
     removed: int
-    last: int
+    newest: int
 
 
 class PassageSearch:
@@ -90,7 +89,7 @@ class PassageSearch:
     def __init__(self, sql: Mapping[str, str], max_bytes: float = math.inf) -> None:
         self._sql, self._max_bytes = sql, max_bytes
         self._counts: dict[tuple[str, str], tuple[Hashable, int]] = {}
-        self._indexes: OrderedDict[tuple[Hashable, ...], LoadedIndex] = OrderedDict()
+        self._indexes: OrderedDict[tuple[Hashable, ...], tuple[VectorIndex, TableState]] = OrderedDict()
 
     def propose(
         self, connection: sqlite3.Connection, corpus: Corpus, words: Sequence[str], limit: int
@@ -131,25 +130,25 @@ class PassageSearch:
         return sorted(scored, key=lambda one: -one[1])
 
     def index(
-        self, connection: sqlite3.Connection, key: tuple[Hashable, ...], removed: int, dimensions: int
+        self, connection: sqlite3.Connection, key: tuple[Hashable, ...], state: TableState, dimensions: int
     ) -> VectorIndex:
         """The vectors as this transaction sees them.
 
         Args:
             key: arguments of the queries `vectors` and `vector_ids` that name the vectors.
-            removed: the database's counter of removals.
         """
         place = (*key, dimensions)
-        loaded = self._indexes.pop(place, None) or LoadedIndex(VectorIndex(dimensions), removed, 0)
-        vectors, last = loaded.vectors, loaded.last
-        if loaded.removed != removed:
-            vectors.retain([row for (row,) in connection.execute(self._sql["vector_ids"], (*key, last))])
-        rows = connection.execute(self._sql["vectors"], (*key, last, 4 * dimensions))
-        while portion := rows.fetchmany(_FETCH_SIZE):
-            vectors.extend([row for row, _ in portion], [blob for _, blob in portion])
-            last = portion[-1][0]
-        self._indexes[place] = LoadedIndex(vectors, removed, last)
-        while self._indexes and sum(one.vectors.nbytes for one in self._indexes.values()) > self._max_bytes:
+        empty = TableState(state.removed, 0)
+        vectors, seen = self._indexes.pop(place, None) or (VectorIndex(dimensions), empty)
+        if seen.removed != state.removed:
+            rows = connection.execute(self._sql["vector_ids"], (*key, seen.newest))
+            vectors.retain([row for (row,) in rows])
+        if seen.newest < state.newest:
+            rows = connection.execute(self._sql["vectors"], (*key, seen.newest, 4 * dimensions))
+            while portion := rows.fetchmany(_FETCH_SIZE):
+                vectors.extend([row for row, _ in portion], [blob for _, blob in portion])
+        self._indexes[place] = vectors, TableState(state.removed, max(seen.newest, state.newest))
+        while self._indexes and sum(one.nbytes for one, _ in self._indexes.values()) > self._max_bytes:
             self._indexes.popitem(last=False)
         return vectors
 
@@ -164,8 +163,10 @@ class PassageSearch:
             if len(self._counts) >= _MAX_COUNTED:
                 self._counts.clear()
             expression = match_any([word])
-            count = self._count_in(connection, corpus._replace(scope=""), expression, MAX_RANKED + 1)
-            if count > MAX_RANKED:
+            count, most = MAX_RANKED + 1, MAX_RANKED + 1
+            if corpus.scope:
+                count = self._count_in(connection, corpus._replace(scope=""), expression, most)
+            if count == most:
                 count = self._count_in(connection, corpus, expression, EVERYWHERE)
             known = self._counts[key] = corpus.version, count
         return known[1]

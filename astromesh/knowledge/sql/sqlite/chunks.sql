@@ -32,7 +32,7 @@ DELETE FROM vectors WHERE chunk IN (SELECT id FROM chunks WHERE document = ?)
 UPDATE removals SET count = count + 1
 
 -- name: state
-SELECT (SELECT count FROM removals), (SELECT max(id) FROM chunks)
+SELECT (SELECT count FROM removals), coalesce((SELECT max(id) FROM chunks), 0)
 
 -- name: count
 SELECT count(*) FROM (SELECT 1 FROM words WHERE words MATCH ? LIMIT ?)

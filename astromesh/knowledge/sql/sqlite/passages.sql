@@ -41,7 +41,7 @@ SELECT id FROM passages WHERE scope = ? AND space = ? AND id <= ?
 SELECT count(*) FROM (SELECT 1 FROM scopes LIMIT 2)
 
 -- name: newest
-SELECT max(id) FROM passages
+SELECT coalesce(max(id), 0) FROM passages
 
 -- name: count
 SELECT count(*) FROM (SELECT 1 FROM passage_words WHERE passage_words MATCH ? LIMIT ?)
