@@ -139,7 +139,7 @@ class PassageSearch:
         """
         place = (*key, dimensions)
         empty = TableState(state.removed, 0)
-        vectors, seen = self._indexes.pop(place, None) or (VectorIndex(dimensions), empty)
+        vectors, seen = self._indexes.get(place) or (VectorIndex(dimensions), empty)
         if seen.removed != state.removed:
             rows = connection.execute(self._sql["vector_ids"], (*key, seen.newest))
             vectors.retain([row for (row,) in rows])
@@ -148,6 +148,7 @@ class PassageSearch:
             while portion := rows.fetchmany(_FETCH_SIZE):
                 vectors.extend([row for row, _ in portion], [blob for _, blob in portion])
         self._indexes[place] = vectors, TableState(state.removed, max(seen.newest, state.newest))
+        self._indexes.move_to_end(place)
         while self._indexes and sum(one.nbytes for one, _ in self._indexes.values()) > self._max_bytes:
             self._indexes.popitem(last=False)
         return vectors
