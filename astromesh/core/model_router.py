@@ -21,9 +21,8 @@ from typing import Any, TypeVar, cast
 
 from msgspec.structs import replace
 
-from astromesh.core.circuit_breaker import CLOSED, Outcome
+from astromesh.core.circuit_breaker import CLOSED, BreakerRules, CircuitBreaker, CircuitOpen
 from astromesh.core.guardrails import GuardrailsEngine, filter_error
-from astromesh.core.provider_health import Health, Monitor
 from astromesh.core.routing import STRATEGIES, Candidate, missing_capabilities, rank, request_needs
 from astromesh.errors import (
     AllProvidersFailed,
@@ -34,7 +33,8 @@ from astromesh.errors import (
 )
 from astromesh.graph.scope import Scope
 from astromesh.providers.base import Provider
-from astromesh.tokens import estimate_request, estimate_size, utf8_size
+from astromesh.telemetry.clock import Clock, SystemClock
+from astromesh.tokens import TokenCorrection, estimate_request, estimate_size, utf8_size
 from astromesh.types import (
     CompletionRequest,
     CompletionResult,
@@ -54,6 +54,70 @@ E = TypeVar("E", bound=Exception)
 _MIN_PAUSE = 0.05
 #: reported token counts that a model's correction is learned from: the first few, then one of sixteen
 _LEARN_FIRST, _LEARN_EVERY = 4, 16
+#: weight of the newest latency in the moving average
+_SMOOTHING = 0.2
+
+
+class ProviderHealth:
+    """The circuit, the latency and the counts of one provider and model."""
+
+    __slots__ = (
+        "breaker", "calls", "correction", "failures", "last_error", "latency_ms", "model", "name", "provider",
+    )  # fmt: skip
+
+    def __init__(self, provider: Provider, breaker: CircuitBreaker) -> None:
+        self.name, self.provider, self.model = provider.name, provider.provider, provider.model
+        self.breaker = breaker
+        self.latency_ms = 0.0
+        self.calls = 0
+        self.failures = 0
+        self.last_error = ""
+        self.correction = TokenCorrection()
+
+    def record_latency(self, latency_ms: float) -> None:
+        """Takes one more latency into the moving average."""
+        known = self.latency_ms
+        self.latency_ms = known + _SMOOTHING * (latency_ms - known) if known else latency_ms
+
+    def to_json(self, now: float) -> JsonObject:
+        return {
+            "name": self.name,
+            "provider": self.provider,
+            "model": self.model,
+            **self.breaker.to_json(now),
+            "latency_ms": round(self.latency_ms, 1),
+            "calls": self.calls,
+            "failures": self.failures,
+            "last_error": self.last_error,
+        }
+
+
+class Health:
+    """The health of all providers: one record per provider and model, shared by all agents of the process.
+
+    Args:
+        rules: `routing.circuit_breaker` of providers.yaml.
+        clock: its monotonic time drives the circuits.
+    """
+
+    def __init__(self, rules: BreakerRules | None = None, clock: Clock | None = None) -> None:
+        self._rules = rules or BreakerRules()
+        self.clock: Clock = clock or SystemClock()
+        self._providers: dict[tuple[str, str], ProviderHealth] = {}
+
+    def of(self, provider: Provider) -> ProviderHealth:
+        """The record of this provider; agents share it if they name the same model at the same endpoint."""
+        # an agent may give a named provider its own endpoint, which is another service
+        key = (provider.name, str(getattr(provider, "endpoint", "")))
+        if key not in self._providers:
+            breaker = CircuitBreaker(provider.name, self._rules, self.clock.monotonic)
+            self._providers[key] = ProviderHealth(provider, breaker)
+        return self._providers[key]
+
+    def snapshot(self) -> list[JsonObject]:
+        """Every provider's state for `GET /v1/providers`, ordered by name."""
+        now = self.clock.monotonic()
+        return [health.to_json(now) for _, health in sorted(self._providers.items())]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +145,13 @@ class RoutedCall:
     """
 
     __slots__ = (
-        "_attempts", "_failed_usage", "_failures", "_index", "_log", "_monitor", "_order", "_position",
+        "_attempts", "_failed_usage", "_failures", "_health", "_index", "_log", "_order", "_position",
         "_probe", "_request", "_retry_after", "_retry_index", "_router", "_started", "_take_retry", "_tries",
         "settled",
     )  # fmt: skip
     #: the provider that is being asked, since when, and whether the call is a probe
     _index: int
-    _monitor: Monitor
+    _health: ProviderHealth
     _started: float
     _probe: bool
     #: how long the provider to ask again wants to be left alone
@@ -125,17 +189,21 @@ class RoutedCall:
             now = self._router.clock.monotonic()
             if self._enter(self._retry_index, now):
                 return self._router.providers[self._retry_index]
-            self._retry_after = self._jittered(self._seconds_until_probe(self._retry_index, now))
+            breaker = self._router.healths[self._retry_index].breaker
+            self._retry_after = self._jittered(breaker.seconds_until_probe(now))
         return None
 
     def succeeded(self, result: CompletionResult) -> CompletionResult:
         """Records a result; returns it with the cost and the lines of the failed tries."""
-        monitor = self._monitor
+        health = self._health
         latency_ms = (perf_counter() - self._started) * 1000
-        monitor.record_success(latency_ms, probe=self._probe)
+        health.calls += 1
+        health.record_latency(latency_ms)
+        if health.breaker.circuit is not CLOSED:
+            health.breaker.record_success(probe=self._probe)
         self.settled = True
-        if monitor.calls <= _LEARN_FIRST or monitor.calls % _LEARN_EVERY == 0:
-            monitor.correction.learn(estimate_request(self._request), result.usage.input_tokens)
+        if health.calls <= _LEARN_FIRST or health.calls % _LEARN_EVERY == 0:
+            health.correction.learn(estimate_request(self._request), result.usage.input_tokens)
         if self._failed_usage is not None:
             result = replace(result, usage=self._failed_usage + result.usage)
         if self._attempts or not result.latency_ms:
@@ -157,16 +225,23 @@ class RoutedCall:
                 error, Usage(estimate_request(self._request), estimate_size(streamed_bytes), estimated=True)
             )
         filter_error(self._router.rules, error)
-        # repeated tries of one call are one failure; a probe always decides
-        first = self._tries == 0 or self._probe
-        wait, now = self._jittered(error.retry_after), self._router.clock.monotonic()
+        health, wait = self._health, self._jittered(error.retry_after)
+        health.calls += 1
+        health.failures += 1
+        health.last_error = error.code
+        health.breaker.record_failure(
+            error,
+            probe=self._probe,
+            counts=self._tries == 0 or self._probe,
+            now=self._router.clock.monotonic(),
+            wait=wait,
+        )
         self.settled = True
-        self._monitor.record_failure(error, _outcome(error, first), probe=self._probe, now=now, wait=wait)
         self._record_failure(error)
         self._add_cost(attached_usage(error))
         timed_out = isinstance(error, ProviderTimeout)
         if timed_out:
-            self._monitor.record_latency((perf_counter() - self._started) * 1000)
+            health.record_latency((perf_counter() - self._started) * 1000)
         if error.retryable and not timed_out:
             self._retry_index, self._retry_after = self._index, wait
         elif self._retry_index == self._index:
@@ -175,7 +250,7 @@ class RoutedCall:
     def cancelled(self, error: asyncio.CancelledError) -> None:
         """Records that the caller gave up: the cost so far, and that of the tries before."""
         now = attached_usage(error) or Usage(estimate_request(self._request), estimated=True)
-        self._attempts.append(_attempt(self._monitor.name, "cancelled", 0, now))
+        self._attempts.append(_attempt(self._health.name, "cancelled", 0, now))
         attach_attempts(error, self._attempts)
         if self._failed_usage is not None:
             attach_usage(error, self._failed_usage + now)
@@ -192,7 +267,7 @@ class RoutedCall:
     def abandon(self) -> None:
         """Ends a try whose end nobody recorded, so that a probe does not stay out for ever."""
         self.settled = True
-        self._monitor.settle("abandoned", probe=self._probe, now=self._router.clock.monotonic())
+        self._health.breaker.record_abandoned(probe=self._probe, now=self._router.clock.monotonic())
 
     def final_error(self) -> Exception:
         """The error of a call that nobody answered."""
@@ -204,7 +279,7 @@ class RoutedCall:
                 "No configured model can serve this request; "
                 f"missing: {self._router.describe_missing(self._request)}."
             )
-        answers = [f for f in self._failures if not isinstance(f, _CircuitOpen)]
+        answers = [f for f in self._failures if not isinstance(f, CircuitOpen)]
         if answers and all(isinstance(f, ProviderRejected) for f in answers):
             first = answers[0]
             return ProviderRejected(
@@ -213,31 +288,25 @@ class RoutedCall:
         return AllProvidersFailed(self._failures)
 
     def _enter(self, index: int, now: float) -> bool:
-        monitor = self._router.monitors[index]
-        if not monitor.admit(now):
+        health = self._router.healths[index]
+        breaker = health.breaker
+        if breaker.circuit is not CLOSED and not breaker.admit(now):
             return False
-        self._index, self._monitor, self.settled = index, monitor, False
-        self._probe = monitor.circuit is not CLOSED and monitor.probing
+        self._index, self._health, self.settled = index, health, False
+        self._probe = breaker.circuit is not CLOSED and breaker.probing
         self._router.last_tried[index] = self._router.turn
         self._started = perf_counter()
         return True
 
     def _record_skip(self, index: int, now: float) -> None:
-        monitor, wait = self._router.monitors[index], self._seconds_until_probe(index, now)
-        reason = f"its circuit is open for another {wait:.0f} s"
-        if monitor.probing:
-            reason = "another call is probing whether it works again"
-        self._record_failure(_CircuitOpen(reason, provider=monitor.name))
+        breaker = self._router.healths[index].breaker
+        self._record_failure(breaker.skip_error(now))
         if self._retry_index < 0:
-            self._retry_index, self._retry_after = index, self._jittered(wait)
-
-    def _seconds_until_probe(self, index: int, now: float) -> float:
-        """Seconds until an open circuit admits a probe; 0 while a probe is out."""
-        return max(0.0, self._router.monitors[index].circuit.until - now)
+            self._retry_index, self._retry_after = index, self._jittered(breaker.seconds_until_probe(now))
 
     def _record_failure(self, error: ProviderError) -> None:
         if not error.provider:
-            error.provider = self._monitor.name
+            error.provider = self._health.name
         # without the traceback, whose frames hold this call: the circle would keep responses for minutes
         self._failures.append(error.with_traceback(None))
         self._attempts.append(
@@ -266,12 +335,12 @@ class RoutedCall:
     async def _probe_is_back(self) -> bool:
         """Waits for the probe of another call; returns False if it takes too long."""
         rules, router = self._router.retries, self._router
-        monitor, left = router.monitors[self._retry_index], rules.max_wait
-        while monitor.probing and left > 0:
+        breaker, left = router.healths[self._retry_index].breaker, rules.max_wait
+        while breaker.probing and left > 0:
             pause = max(rules.backoff * (0.5 + router.chance()), _MIN_PAUSE)
             left -= pause
             await router.clock.sleep(pause)
-        return not monitor.probing
+        return not breaker.probing
 
     def _add_cost(self, usage: Usage | None) -> None:
         if usage is not None:
@@ -286,18 +355,6 @@ def _attempt(provider: str, error: str, status: int, usage: Usage | None) -> Jso
     """The line of a failed try, with its cost if that is known."""
     line: JsonObject = {"provider": provider, "error": error, "status": status}
     return line if usage is None else line | {"usage": usage.to_json()}
-
-
-class _CircuitOpen(ProviderUnavailable):
-    code = "circuit_open"
-
-
-def _outcome(error: ProviderError, first: bool) -> Outcome:
-    if not error.trips_breaker:
-        return "rejected"
-    if error.retry_after:
-        return "throttled"
-    return "failure" if first else "abandoned"
 
 
 #: spreads retries; a generator of its own, because an embedding program may seed the global one
@@ -337,7 +394,7 @@ class ModelRouter:
         self.retries = retries or RetryRules()
         self.chance = chance
         self.rules = rules or GuardrailsEngine()
-        self.monitors = tuple(self.health.monitor(p) for p in self.providers)
+        self.healths = tuple(self.health.of(p) for p in self.providers)
         self.clock = self.health.clock
         #: whether there is nothing to rank
         self.is_single = len(self.providers) == 1 and strategy != "capability_match"
@@ -439,13 +496,13 @@ class ModelRouter:
             Candidate(
                 index,
                 provider.capabilities,
-                provider.estimated_cost(request) * monitor.correction.factor if costs else 0.0,
-                monitor.latency_ms,
+                provider.estimated_cost(request) * health.correction.factor if costs else 0.0,
+                health.latency_ms,
                 self.turn - tried,
-                monitor.correction.factor,
+                health.correction.factor,
             )
-            for index, (provider, monitor, tried) in enumerate(
-                zip(self.providers, self.monitors, self.last_tried, strict=True)
+            for index, (provider, health, tried) in enumerate(
+                zip(self.providers, self.healths, self.last_tried, strict=True)
             )
         ]
 

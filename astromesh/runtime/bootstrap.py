@@ -26,9 +26,8 @@ from astromesh.core.circuit_breaker import BreakerRules
 from astromesh.core.context_transform import compile_transform
 from astromesh.core.guardrails import GuardrailsEngine
 from astromesh.core.memory import ConversationalMemory, EpisodicMemory, MemoryManager, SemanticMemory
-from astromesh.core.model_router import ModelRouter
+from astromesh.core.model_router import Health, ModelRouter
 from astromesh.core.prompt_engine import PromptEngine
-from astromesh.core.provider_health import Health
 from astromesh.core.tools import ToolRegistry, declare_source, declare_tool
 from astromesh.errors import (
     AstromeshError,

@@ -11,7 +11,13 @@ import orjson
 from msgspec.structs import replace
 
 from astromesh.core.answer_schema import AnswerSchema, repair_message
-from astromesh.core.guardrails import GuardrailsEngine, filter_data, filter_error
+from astromesh.core.guardrails import (
+    GuardrailsEngine,
+    InputResult,
+    OutputResult,
+    filter_data,
+    filter_error,
+)
 from astromesh.durable import failpoints
 from astromesh.durable.base import RunChange
 from astromesh.durable.serialization import memory_of, memory_to_json
@@ -173,7 +179,8 @@ def admit(agent: Agent, request: RunRequest, run: Run) -> AdmittedQuery:
 def _admit(agent: Agent, request: RunRequest, run: Run) -> AdmittedQuery:
     started = perf_counter()
     try:
-        checked = agent.guardrails.check_input(request.query)
+        rules = agent.guardrails
+        checked = rules.check_input(request.query) if rules.input_rules else InputResult(request.query)
         preface = _admit_messages(agent, request.preface) if request.preface else ()
         history = None if request.history is None else _admit_history(agent, request)
     except GuardrailBlocked as blocked:
@@ -298,11 +305,13 @@ def release(agent: Agent, answered: tuple[EquippedQuery, Outcome], run: Run) -> 
     if streamed is not None and streamed[0] == outcome.text:
         checked = streamed[1]  # the rules have seen it on its way out
     else:
-        checked = agent.guardrails.check_output(
-            outcome.text,
-            tokens_used=usage.total_tokens,
-            output_tokens=last.usage.output_tokens if last else 0,
-        )
+        checked = OutputResult(outcome.text)
+        if agent.guardrails.output_rules:
+            checked = agent.guardrails.check_output(
+                outcome.text,
+                tokens_used=usage.total_tokens,
+                output_tokens=last.usage.output_tokens if last else 0,
+            )
         if run.stream.streaming and checked.text and checked.text != run.replayed_text:
             # text that no step has streamed is a step of its own
             step = run.scope.next_step() if run.events.streaming else run.scope.steps[0]

@@ -13,8 +13,7 @@ from msgspec.structs import replace
 
 from astromesh.config.workflow.agents import CredentialSpec, OwnAgent, ProviderSpec
 from astromesh.core.answer_schema import AnswerSchema, repair_message
-from astromesh.core.model_router import ModelRouter
-from astromesh.core.provider_health import Health
+from astromesh.core.model_router import Health, ModelRouter
 from astromesh.errors import InvalidOutput, MissingKey
 from astromesh.graph.ledger import RunLedger
 from astromesh.graph.scope import Scope
@@ -233,7 +232,7 @@ class WorkflowModels:
             "model": spec.model,
             "version": spec.version,
             "credential": "missing" if name in self._missing else spec.credential,
-            "health": self._health.monitor(provider).to_json(now) if provider is not None else None,
+            "health": self._health.of(provider).to_json(now) if provider is not None else None,
         }
 
 

@@ -103,7 +103,7 @@ def router(*lines: Any) -> ModelRouter:
 async def test_the_answer_has_cost_what_the_tries_before_it_cost() -> None:
     routed = router(costly(ProviderUnavailable("late"), 40, 3), Reply("yes", usage=Usage(30, 1)))
     assert (await routed.route(ASK)).usage == Usage(70, 4)
-    assert routed.monitors[1].correction.factor < 5  # learned from its own count alone
+    assert routed.healths[1].correction.factor < 5  # learned from its own count alone
 
 
 async def test_where_nobody_answers_the_error_has_the_sum() -> None:

@@ -12,8 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from astromesh.core.circuit_breaker import BreakerRules
-from astromesh.core.model_router import ModelRouter, RetryRules
-from astromesh.core.provider_health import Health
+from astromesh.core.model_router import Health, ModelRouter, RetryRules
 from astromesh.errors import (
     AllProvidersFailed,
     ProviderError,
@@ -154,7 +153,7 @@ async def test_latency_is_learned_from_the_calls_themselves():
 
     routed = router(model(slowly), model("fast", name="b/m"), strategy="latency_optimized")
     assert [(await routed.route(ASK)).content for _ in range(2)] == ["slow", "fast"]
-    slow, fast = (monitor.latency_ms for monitor in routed.monitors)
+    slow, fast = (health.latency_ms for health in routed.healths)
     assert slow > 4
     # on a busy machine the fast one may have waited longer
     assert (await routed.route(ASK)).content == ("fast" if fast < slow else "slow")
@@ -679,7 +678,7 @@ async def test_a_call_took_the_time_from_its_beginning_to_its_answer():
     began = perf_counter()
     result = await routed.route(ASK)
     assert 2.0 < result.latency_ms <= (perf_counter() - began) * 1000
-    assert routed.monitors[0].latency_ms == result.latency_ms
+    assert routed.healths[0].latency_ms == result.latency_ms
 
 
 async def test_a_provider_that_ran_out_of_time_was_as_slow_as_that():
@@ -687,7 +686,7 @@ async def test_a_provider_that_ran_out_of_time_was_as_slow_as_that():
     began = perf_counter()
     with pytest.raises(AllProvidersFailed):
         await routed.route(ASK)
-    assert 2.0 < routed.monitors[0].latency_ms <= (perf_counter() - began) * 1000
+    assert 2.0 < routed.healths[0].latency_ms <= (perf_counter() - began) * 1000
 
 
 class Timed(ScriptedProvider):
@@ -707,11 +706,11 @@ async def test_every_try_counts_as_a_call():
     routed = router(model(down(), "Hi", "Hi"))
     for _ in range(2):
         await routed.route(ASK)
-    assert (routed.monitors[0].calls, routed.monitors[0].failures) == (3, 1)
+    assert (routed.healths[0].calls, routed.healths[0].failures) == (3, 1)
     routed = router(model(down()), rules=BreakerRules(99))
     with pytest.raises(AllProvidersFailed):
         await routed.route(ASK)
-    assert (routed.monitors[0].calls, routed.monitors[0].failures) == (3, 3)
+    assert (routed.healths[0].calls, routed.healths[0].failures) == (3, 3)
 
 
 # -- learning ------------------------------------------------------------------------------------------------
@@ -721,7 +720,7 @@ async def test_reported_usage_corrects_what_is_estimated():
     routed = router(model(Reply("Hi", usage=Usage(input_tokens=30))))
     for _ in range(3):
         await routed.route(ASK)
-    assert routed.monitors[0].correction.apply(9) == 30
+    assert routed.healths[0].correction.apply(9) == 30
 
 
 async def test_the_first_counts_teach_and_then_one_of_sixteen():
@@ -729,7 +728,7 @@ async def test_the_first_counts_teach_and_then_one_of_sixteen():
     learned = []
     for _ in range(33):
         await routed.route(ASK)
-        learned.append(routed.monitors[0].correction.reports)
+        learned.append(routed.healths[0].correction.reports)
     assert [call for call in range(1, 33) if learned[call] > learned[call - 1]] == [1, 2, 3, 15, 31]
 
 
@@ -762,8 +761,8 @@ async def test_a_slow_model_is_tried_again_after_fifty_calls_and_then_after_fift
     routed = router(model("slow"), model("fast", name="b/m"), strategy="latency_optimized")
     said = []
     for _ in range(104):
-        for monitor, latency_ms in zip(routed.monitors, (100.0, 1.0), strict=True):
-            monitor.latency_ms = latency_ms
+        for health, latency_ms in zip(routed.healths, (100.0, 1.0), strict=True):
+            health.latency_ms = latency_ms
         said.append((await routed.route(ASK)).content)
     assert [call for call, answer in enumerate(said, 1) if answer == "slow"] == [50, 100]
 

@@ -6,8 +6,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from astromesh.core.circuit_breaker import BreakerRules
-from astromesh.core.model_router import ModelRouter, RetryRules
-from astromesh.core.provider_health import Health
+from astromesh.core.model_router import Health, ModelRouter, RetryRules
 from astromesh.errors import ProviderError, ProviderRejected, ProviderUnauthorized, ProviderUnavailable
 from astromesh.testing import ManualClock, ScriptedProvider
 from astromesh.types import CompletionRequest, Message
