@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, ClassVar, Literal, TypedDict, Unpack
 
 from astromesh.graph.flags import NodeFlag
@@ -72,35 +73,6 @@ class NodeKeywords(TypedDict, total=False):
     max_iterations: int | None
 
 
-DEFAULTS: NodeKeywords = {
-    "instructions": "",
-    "description": "",
-    "blocks": (),
-    "strategy": None,
-    "perspective": None,
-    "preprocessor": None,
-    "postprocessor": None,
-    "guards": (),
-    "tools": (),
-    "inject_tools": False,
-    "tool_loop": True,
-    "input_keys": (),
-    "output_key": "",
-    "inherit_context_from": "",
-    "output_schema": None,
-    "model_override": None,
-    "flags": (),
-    "is_entry": False,
-    "is_terminal": False,
-    "transitions": {},
-    "default_next": "",
-    "routes": (),
-    "routing": "",
-    "timeout": None,
-    "pure": False,
-    "max_iterations": None,
-}
-
 #: Keywords that only a PromptNode uses.
 PROMPT_KEYWORDS = frozenset({"blocks", "strategy", "perspective"})
 #: Keywords that a node without model and tools does not use.
@@ -133,32 +105,33 @@ class BaseNode:
     constructor_keys: ClassVar[tuple[str, ...]] = ()
 
     name: str
-    instructions: str
-    description: str
-    blocks: tuple[Any, ...]
-    strategy: Any
-    perspective: Any
-    preprocessor: Callable[..., Any] | None
-    postprocessor: Callable[..., Any] | None
-    guards: tuple[Any, ...]
-    tools: tuple[Any, ...]
-    inject_tools: bool
-    tool_loop: bool
-    input_keys: tuple[str, ...]
-    output_key: str
-    inherit_context_from: str
-    output_schema: Any
-    model_override: Any
-    flags: frozenset[Hashable]
-    is_entry: bool
-    is_terminal: bool
-    transitions: dict[Any, str]
-    default_next: str
-    routes: tuple[str, ...]
-    routing: Routing
-    timeout: float | None
-    pure: bool
-    max_iterations: int | None
+    instructions: str = ""
+    description: str = ""
+    blocks: tuple[Any, ...] = ()
+    strategy: Any = None
+    perspective: Any = None
+    preprocessor: Callable[..., Any] | None = None
+    postprocessor: Callable[..., Any] | None = None
+    guards: tuple[Any, ...] = ()
+    tools: tuple[Any, ...] = ()
+    inject_tools: bool = False
+    tool_loop: bool = True
+    input_keys: tuple[str, ...] = ()
+    output_key: str = ""
+    inherit_context_from: str = ""
+    output_schema: Any = None
+    model_override: Any = None
+    flags: frozenset[Hashable] = frozenset()
+    is_entry: bool = False
+    is_terminal: bool = False
+    transitions: Mapping[Any, str] = MappingProxyType({})
+    default_next: str = ""
+    routes: tuple[str, ...] = ()
+    routing: Routing = ""
+    timeout: float | None = None
+    pure: bool = False
+    max_iterations: int | None = None
+    _own_routes: tuple[str, ...] = ()
 
     def __init__(self, name: str, **keywords: Unpack[NodeKeywords]) -> None:
         check_name(name)
@@ -166,23 +139,24 @@ class BaseNode:
         for key in keywords.keys() - DEFAULTS.keys():
             near = difflib.get_close_matches(key, DEFAULTS, 1)
             raise TypeError(
-                f"Node {name!r} has no keyword {key!r}." + (f" Did you mean {near[0]!r}?" if near else "")
+                f"Node {name!r} has no keyword `{key}`." + (f" Did you mean `{near[0]}`?" if near else "")
             )
         check_keywords(name, keywords)
-        for key, value in (DEFAULTS | keywords).items():
-            setattr(self, key, value)
-        for key in ("blocks", "guards", "tools", "input_keys", "routes"):
-            setattr(self, key, tuple(getattr(self, key)))
+        passed: Mapping[str, Any] = {**keywords}
+        for key, value in passed.items():
+            setattr(self, key, tuple(value) if key in _TUPLES else value)
         self.transitions = dict(self.transitions)
-        self._set_flags()
-
-    def _set_flags(self) -> None:
         flags = self.default_flags | frozenset(self.flags)
         for flag, key in _FLAG_OF_KEYWORD:
             if getattr(self, key):
                 flags |= {flag}
             setattr(self, key, flag in flags)
         self.flags = flags
+
+    def add_routes(self, *targets: str) -> None:
+        """Declares targets that the node itself chooses, so that they are checked and drawn."""
+        self._own_routes = tuple(filter(None, targets))
+        self.routes += self._own_routes
 
     async def execute(self, state: GraphState, config: NodeConfig) -> NodeResult:
         """Does the node's work once.
@@ -202,7 +176,7 @@ class BaseNode:
 
     def ignored_keywords(self) -> Iterable[str]:
         """Returns the keywords that were passed and that this node does not use."""
-        return sorted(key for key in self.ignores if getattr(self, key) != DEFAULTS[key])  # type: ignore[literal-required]
+        return sorted(key for key in self.ignores if getattr(self, key) != DEFAULTS[key])
 
     def problems(self) -> Iterable[str]:
         """Returns what is wrong with the node by itself, for `PromptGraph.validate`.
@@ -220,6 +194,8 @@ class BaseNode:
 
     def constructor_value(self, key: str) -> Any:
         """Returns the value that the constructor took for a keyword or a constructor key, for YAML."""
+        if key == "routes":
+            return self.routes[: len(self.routes) - len(self._own_routes)]
         return getattr(self, key)
 
     def has_flag(self, flag: Hashable) -> bool:
@@ -229,6 +205,9 @@ class BaseNode:
         return f"{type(self).__name__}({self.name!r})"
 
 
+#: The keywords of every node with their defaults.
+DEFAULTS: Mapping[str, Any] = {key: getattr(BaseNode, key) for key in NodeKeywords.__annotations__}
+_TUPLES = frozenset(key for key, value in DEFAULTS.items() if value == ())
 _FLAG_OF_KEYWORD = (
     (NodeFlag.ENTRY, "is_entry"),
     (NodeFlag.TERMINAL, "is_terminal"),

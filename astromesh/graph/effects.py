@@ -256,7 +256,7 @@ def use_lightweight(visit: Visit) -> None:
 def require_human(visit: Visit) -> Awaitable[None]:
     name = visit.node.name
     visit.base.context[AWAITING_HUMAN] = visit.state.context[AWAITING_HUMAN] = name
-    return visit.hooks.human_required(visit.node, visit.base)
+    return visit.hooks.notify("on_human_required", visit.node, visit.base)
 
 
 def read_only(visit: Visit) -> None:
@@ -375,11 +375,12 @@ def log_in_full(visit: Visit) -> None:
     log.debug("node %s: %s", visit.config.path, output)
 
 
-def emit_metrics(visit: Visit) -> Awaitable[None]:
+async def emit_metrics(visit: Visit) -> None:
     node, path, result = visit.node, visit.config.path, visit.outcome
     calls = len(result.tool_calls)
     metrics = NodeMetrics(node.name, path, result.duration_ms, result.usage, calls, result.error)
-    return visit.hooks.metrics(node, metrics)
+    for name in ("on_node_metrics", "on_observable_event"):
+        await visit.hooks.notify(name, node, metrics)
 
 
 AFTER: tuple[tuple[NodeFlag, Effect], ...] = (

@@ -74,54 +74,34 @@ class Hook(Protocol):
 
 Method: TypeAlias = Callable[..., Any]
 
-_METHODS = (
-    "pre_node", "post_node", "pre_tool", "post_tool", "on_error", "on_node_metrics", "on_observable_event",
-    "on_human_required", "on_graph_mutation",
-)  # fmt: skip
+_METHODS = tuple(name for name, value in vars(Hook).items() if callable(value) and not name.startswith("_"))
 
 
 class HookSet:
     """The hooks of an engine, by method. An engine without hooks pays nothing for them."""
 
-    __slots__ = (
-        "on_error",
-        "on_graph_mutation",
-        "on_human_required",
-        "on_metrics",
-        "paired_post_nodes",
-        "post_node",
-        "post_tool",
-        "pre_node",
-        "pre_tool",
-    )  # fmt: skip
+    __slots__ = ("methods", "paired_post_nodes", "watches_nodes")
 
     def __init__(self, hooks: Sequence[Any] = ()) -> None:
         for hook in hooks:
             if not any(callable(getattr(hook, name, None)) for name in _METHODS):
                 log.warning("The hook %r is never called: it has none of %s.", hook, ", ".join(_METHODS))
-        self.pre_node = _methods_named(hooks, "pre_node")
-        self.post_node = _methods_named(hooks, "post_node")
+        self.methods = {name: _methods_named(hooks, name) for name in _METHODS}
         #: for each `pre_node`, how many `post_node` belong to the hooks up to and with its own
         self.paired_post_nodes = tuple(
             len(_methods_named(hooks[: place + 1], "post_node"))
             for place, hook in enumerate(hooks)
             if _methods_named((hook,), "pre_node")
         )
-        self.pre_tool = _methods_named(hooks, "pre_tool")
-        self.post_tool = _methods_named(hooks, "post_tool")
-        self.on_error = _methods_named(hooks, "on_error")
-        self.on_metrics = _methods_named(hooks, "on_node_metrics") + _methods_named(
-            hooks, "on_observable_event"
-        )
-        self.on_human_required = _methods_named(hooks, "on_human_required")
-        self.on_graph_mutation = _methods_named(hooks, "on_graph_mutation")
+        self.watches_nodes = any(self.methods[name] for name in ("pre_node", "post_node", "on_error"))
 
-    @property
-    def watches_nodes(self) -> bool:
-        return bool(self.pre_node or self.post_node or self.on_error)
+    async def notify(self, name: str, *arguments: Any) -> None:
+        """Calls a method of all hooks that have it."""
+        for method in self.methods[name]:
+            await _notify(method, *arguments)
 
     async def before_node(self, node: BaseNode, state: GraphState) -> None:
-        for method, begun in zip(self.pre_node, self.paired_post_nodes, strict=True):
+        for method, begun in zip(self.methods["pre_node"], self.paired_post_nodes, strict=True):
             try:
                 other = await _notify(method, node, state)
             except BaseException:  # cancelled: only hooks that saw the start see the end
@@ -131,7 +111,7 @@ class HookSet:
                 state.replace_with(other)
 
     async def after_node(self, node: BaseNode, result: NodeResult, state: GraphState) -> NodeResult:
-        for place, method in enumerate(self.post_node):
+        for place, method in enumerate(self.methods["post_node"]):
             try:
                 other = await _notify(method, node, result, state)
             except BaseException:  # cancelled: the remaining hooks are called too
@@ -145,7 +125,7 @@ class HookSet:
         self, node: BaseNode, state: GraphState, first: int = 0, last: int | None = None
     ) -> None:
         """Calls `post_node` of some of the hooks for a cancelled node."""
-        for method in self.post_node[first:last]:
+        for method in self.methods["post_node"][first:last]:
             await _notify(method, node, NodeResult(node.name, error="cancelled"), state)
 
     def _accepted(self, node: BaseNode, result: NodeResult, other: NodeResult) -> NodeResult:
@@ -164,7 +144,7 @@ class HookSet:
         Raises:
             ToolFailed: A hook raised an exception. The call must not be made.
         """
-        for method in self.pre_tool:
+        for method in self.methods["pre_tool"]:
             try:
                 other = await _invoke(method, call, state)
             except Exception as error:  # a hook's border
@@ -175,27 +155,11 @@ class HookSet:
         return call
 
     async def after_tool(self, call: ToolCall, result: ToolResult, state: GraphState) -> ToolResult:
-        for method in self.post_tool:
+        for method in self.methods["post_tool"]:
             other = await _notify(method, call, result, state)
             if isinstance(other, ToolResult):
                 result = other
         return result
-
-    async def error(self, node: BaseNode, result: NodeResult, state: GraphState) -> None:
-        for method in self.on_error:
-            await _notify(method, node, result.exception or result.error, state)
-
-    async def metrics(self, node: BaseNode, metrics: NodeMetrics) -> None:
-        for method in self.on_metrics:
-            await _notify(method, node, metrics)
-
-    async def human_required(self, node: BaseNode, state: GraphState) -> None:
-        for method in self.on_human_required:
-            await _notify(method, node, state)
-
-    async def mutation(self, mutation: Mutation, state: GraphState) -> None:
-        for method in self.on_graph_mutation:
-            await _notify(method, mutation, state)
 
 
 def _methods_named(hooks: Sequence[Any], name: str) -> tuple[Method, ...]:

@@ -268,7 +268,7 @@ def _with_hooks(node: BaseNode, hooks: HookSet) -> NodeWrapper:
                 if state.current_node != END:
                     result = await call(state, config)
                 if result.error:
-                    await hooks.error(node, result, state)
+                    await hooks.notify("on_error", node, result.exception or result.error, state)
             except BaseException:  # cancelled: hooks that saw the start see the end
                 await hooks.notify_cancelled(node, state)
                 raise

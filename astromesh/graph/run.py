@@ -424,14 +424,13 @@ class Run:
     async def _call_tool(self, scope: Scope, port: ToolPort, state: GraphState, call: ToolCall) -> ToolResult:
         hooks = self.settings.options.hooks
         try:
-            changed = await hooks.before_tool(call, state) if hooks.pre_tool else call
+            changed = await hooks.before_tool(call, state)
         except ToolError as error:
             return failed_result(call, error)
         if any(spec.name == changed.name for spec in port.specs()):  # an unknown tool is not called
             self.tool_calls.append(changed.name)
         result = await call_tool(scope, port, changed)
-        if hooks.post_tool:
-            result = await hooks.after_tool(changed, result, state)
+        result = await hooks.after_tool(changed, result, state)
         # whatever hooks have changed: the result belongs to the call that the model made
         return result if result.call_id == call.id else replace(result, call_id=call.id)
 
@@ -682,7 +681,7 @@ async def apply_mutations(run: Run, plan: Plan, state: GraphState, result: NodeR
         if run.emit is not None:
             run.emit("graph.mutated", node=node, op=mutation.op, rejected=mutation.rejected)
         if mutation.applied:
-            await settings.options.hooks.mutation(mutation, state)
+            await settings.options.hooks.notify("on_graph_mutation", mutation, state)
     if graph is None or graph is plan.graph:
         return plan
     plan = compile_graph(graph, settings.options, plan.ceiling)

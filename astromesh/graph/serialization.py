@@ -529,7 +529,7 @@ def _node_data(node: BaseNode, place: Cursor) -> JsonObject:
 
 
 def _is_default(node: BaseNode, key: str, value: Any) -> bool:
-    if isinstance(value, tuple | frozenset):
+    if isinstance(value, tuple | frozenset | dict):
         return len(value) == 0 and key in DEFAULTS
     default = DEFAULTS.get(key) if key in DEFAULTS else _own_defaults(type(node)).get(key)
     return type(value) is type(default) and bool(value == default)

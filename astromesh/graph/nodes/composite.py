@@ -54,9 +54,8 @@ class ParallelNode(BaseNode):
 
     async def execute(self, state: GraphState, config: NodeConfig) -> NodeResult:
         results = await config.together([Child(n) for n in self.nodes], state, on_error=self.on_error)
-        outputs = {
-            child.name: _collected_output(result) for child, result in zip(self.nodes, results, strict=True)
-        }
+        names = [child.name for child in self.nodes]
+        outputs = dict(zip(names, map(_collected_output, results), strict=True))
         return _joined_result(self.name, outputs, results)
 
 
@@ -104,20 +103,17 @@ class FanOutNode(BaseNode):
         if inspect.isawaitable(items):
             items = await items
         if not isinstance(items, list | tuple):
-            return NodeResult(
-                self.name, error=f"{self.name!r} needs a list of items, not {type(items).__name__}."
-            )
+            error = f"{self.name!r} needs a list of items, not {type(items).__name__}."
+            return NodeResult(self.name, error=error)
         if len(items) > self.max_items:
-            return NodeResult(
-                self.name, error=f"{self.name!r} takes at most {self.max_items} items, not {len(items)}."
-            )
-        children = [self._child(index, item) for index, item in enumerate(items)]
+            error = f"{self.name!r} takes at most {self.max_items} items, not {len(items)}."
+            return NodeResult(self.name, error=error)
+        children = [
+            Child(self.node, f"{self.node.name}[{index}]", {self.item_key: item, "index": index})
+            for index, item in enumerate(items)
+        ]
         results = await config.together(children, state, on_error=self.on_error)
-        outputs = [_collected_output(result) for result in results]
-        return _joined_result(self.name, outputs, results)
-
-    def _child(self, index: int, item: Any) -> Child:
-        return Child(self.node, f"{self.node.name}[{index}]", {self.item_key: item, "index": index})
+        return _joined_result(self.name, [_collected_output(result) for result in results], results)
 
 
 class LoopNode(BaseNode):
@@ -172,12 +168,8 @@ class LoopNode(BaseNode):
                 )
             if not result.error and await self._is_done(result, state):
                 return NodeResult(self.name, result.output, result.raw_output, is_answer=result.is_answer)
-        return NodeResult(
-            self.name,
-            None,
-            result.raw_output,
-            error=f"{self.name!r} did not end within {self.max_loops} rounds.",
-        )
+        error = f"{self.name!r} did not end within {self.max_loops} rounds."
+        return NodeResult(self.name, None, result.raw_output, error=error)
 
     def _first_step_of_next_round(self, result: NodeResult) -> int:
         """Returns the first index of the next round: where a guard sent work back, or -1 after a failure."""
@@ -219,11 +211,7 @@ class SubgraphNode(BaseNode):
         return True
 
     async def execute(self, state: GraphState, config: NodeConfig) -> NodeResult:
-        result = await config.run_graph(self.graph, state)
-        return NodeResult(
-            self.name, result.output, result.raw_output, error=result.error, exception=result.exception,
-            stop_reason=result.stop_reason,
-        )  # fmt: skip
+        return (await config.run_graph(self.graph, state)).passed_on(self.name)
 
 
 class RetryNode(BaseNode):
@@ -254,16 +242,7 @@ class RetryNode(BaseNode):
         return True
 
     async def execute(self, state: GraphState, config: NodeConfig) -> NodeResult:
-        result = await config.run(self.node, state)
-        return NodeResult(
-            self.name,
-            result.output,
-            result.raw_output,
-            error=result.error,
-            stop_reason=result.stop_reason,
-            exception=result.exception,
-            is_answer=result.is_answer,
-        )
+        return (await config.run(self.node, state)).passed_on(self.name)
 
 
 def all_nodes(name: str, nodes: Any) -> tuple[BaseNode, ...]:
@@ -286,22 +265,14 @@ def _collected_output(result: NodeResult) -> Any:
 
 
 def _joined_result(name: str, outputs: Any, results: Sequence[NodeResult]) -> NodeResult:
-    """Returns the result of several children.
+    """Returns the result of several children. It is an answer unless all of them are results of tools.
 
-    If all failed, its cause is one that a retry may heal, if there is any.
+    If all failed, it failed too. Its cause is one that a retry may heal, if there is any.
     """
-    error = _all_failed(results)
-    causes = [result.exception for result in results] if error else [None]
-    cause = next((cause for cause in causes if is_retryable(cause)), causes[0])
-    return NodeResult(name, outputs, error=error, exception=cause, is_answer=_any_answer(results))
-
-
-def _all_failed(results: Sequence[NodeResult]) -> str:
+    error, cause = "", None
     if results and all(result.error for result in results):
-        return "; ".join(f"{result.node_name}: {result.error}" for result in results)
-    return ""
-
-
-def _any_answer(results: Sequence[NodeResult]) -> bool:
-    """Whether one of the results may be an answer. Results of tools alone are none."""
-    return not results or any(result.is_answer for result in results)
+        error = "; ".join(f"{result.node_name}: {result.error}" for result in results)
+        causes = [result.exception for result in results]
+        cause = next((cause for cause in causes if is_retryable(cause)), causes[0])
+    is_answer = not results or any(result.is_answer for result in results)
+    return NodeResult(name, outputs, error=error, exception=cause, is_answer=is_answer)

@@ -155,15 +155,10 @@ class GuardNode(BaseNode):
     ignores: ClassVar[frozenset[str]] = MODEL_KEYWORDS
 
     def __init__(self, name: str, *, retry_node: str = "", **keywords: Unpack[NodeKeywords]) -> None:
-        keywords["routes"] = (*keywords.get("routes", ()), *([retry_node] if retry_node else ()))
         super().__init__(name, **keywords)
+        self.add_routes(retry_node)
         self.retry_node = retry_node
         self._guards = as_guards(self.guards)
-
-    def constructor_value(self, key: str) -> Any:
-        if key == "routes" and self.retry_node:
-            return self.routes[:-1]
-        return super().constructor_value(key)
 
     def problems(self) -> Iterable[str]:
         if not self.guards:

@@ -140,15 +140,9 @@ class CritiqueNode(ReasoningNode):
             raise ValueError(
                 f"Node {name!r}: threshold is one of {', '.join(SEVERITIES)}, not {threshold!r}."
             )
-        super().__init__(name, **_with_route(keywords, revise))
+        super().__init__(name, **keywords)
+        self.add_routes(revise)
         self.revise, self.threshold = revise, threshold
-
-    def constructor_value(self, key: str) -> Any:
-        return (
-            _without_added_route(self.routes, self.revise)
-            if key == "routes"
-            else super().constructor_value(key)
-        )
 
     def _store(self, result: NodeResult, state: GraphState) -> None:
         found = _object(result) or {"issues": [result.raw_output]}
@@ -220,26 +214,13 @@ class ValidateNode(ReasoningNode):
         self, name: str, *, on_valid: str = "", on_invalid: str = "", **keywords: Unpack[NodeKeywords]
     ) -> None:
         keywords.setdefault("output_schema", self.schema)
-        super().__init__(name, **_with_route(keywords, on_valid, on_invalid))
+        super().__init__(name, **keywords)
+        self.add_routes(on_valid, on_invalid)
         self.on_valid, self.on_invalid = on_valid, on_invalid
-
-    def constructor_value(self, key: str) -> Any:
-        if key == "routes":
-            return _without_added_route(self.routes, self.on_valid, self.on_invalid)
-        return super().constructor_value(key)
 
     def _store(self, result: NodeResult, state: GraphState) -> None:
         valid = isinstance(result.output, dict) and result.output.get("valid") is True
         result.next_node = self.on_valid if valid else self.on_invalid
-
-
-def _with_route(keywords: NodeKeywords, *targets: str) -> NodeKeywords:
-    """Returns keywords that declare the node's own targets, so that they are checked and drawn."""
-    return {**keywords, "routes": (*keywords.get("routes", ()), *filter(None, targets))}
-
-
-def _without_added_route(routes: tuple[str, ...], *targets: str) -> tuple[str, ...]:
-    return routes[: len(routes) - sum(map(bool, targets))]
 
 
 def steps_of(output: Any) -> list[Any]:

@@ -137,7 +137,7 @@ def test_arguments_have_their_defaults(function: Any) -> None:
 
 def test_every_node_takes_every_keyword() -> None:
     assert set(KEYWORDS) <= DEFAULTS.keys()
-    made = PromptNode("n", **{key: DEFAULTS[key] for key in KEYWORDS})  # type: ignore[literal-required]
+    made = PromptNode("n", **{key: DEFAULTS[key] for key in KEYWORDS})
     assert all(hasattr(made, key) for key in KEYWORDS)
 
 
