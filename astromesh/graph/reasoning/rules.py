@@ -230,8 +230,8 @@ def final_output(rc: ReasoningState, notes: Notes, *, finished: bool, cut_short:
     settings = rc.engine_config
     rc.status = status_of(
         reason,
-        settings.get("on_disallowed", "partial"),
-        settings.get("on_strategy_unavailable", "partial"),
+        settings["tool_policy"]["on_disallowed"] if settings else "partial",
+        settings["on_strategy_unavailable"] if settings else "partial",
     )
     rc.reasoning_summary = _summary(rc)
     return {

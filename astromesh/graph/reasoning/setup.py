@@ -55,7 +55,9 @@ class PrepareTask(BaseNode):
         request = _request(state.context.get(REQUEST), rc)
         rc.engine_config = self._valid.to_json()
         rc.constraints = _constraints(request, rc)
-        caps, errors = narrow_caps(self._valid.caps, request.get("budget"), rc.constraints.get("budget"))
+        caps, errors = narrow_caps(
+            self._valid.budgets.model_dump(), request.get("budget"), rc.constraints.get("budget")
+        )
         rc.reasoning_budget = caps
         state.context[NOTES] = notes = Notes(Budgets(state.ledger, caps))
         rc.budget_used = notes.budgets.used()

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from astromesh.graph.ledger import MODEL_KEYS, RunLedger
-from astromesh.graph.reasoning.settings import BUDGETS, STRATEGIES, StrategySpec, is_count
+from astromesh.graph.reasoning.settings import STRATEGIES, StrategySpec
 from astromesh.graph.state import GraphState
 from astromesh.types import JsonObject
 
@@ -66,26 +66,19 @@ def narrow_caps(caps: Mapping[str, int], *overrides: Any) -> tuple[dict[str, int
     """
     merged, errors = dict(caps), []
     for override in overrides:
-        if override is None:
-            continue
-        if not isinstance(override, Mapping):
+        if override is not None and not isinstance(override, Mapping):
             errors.append("The budget must be an object of whole numbers; it is ignored.")
             continue
-        for key, value in override.items():
-            if fault := _override_error(key, value, caps):
-                errors.append(fault)
-            if key in caps and is_count(value):
+        for key, value in (override or {}).items():
+            if key not in caps:
+                errors.append(f"There is no budget {str(key)[:40]!r}; it is ignored.")
+            elif not isinstance(value, int) or isinstance(value, bool) or value < 0:
+                errors.append(f"The budget {key!r} must be a whole number from 0; it is ignored.")
+            else:
+                if value > caps[key]:
+                    errors.append(f"The budget {key!r} may not be raised above {caps[key]}.")
                 merged[key] = min(merged[key], value)
     return merged, errors
-
-
-def _override_error(key: object, value: object, caps: Mapping[str, int]) -> str:
-    if key not in BUDGETS:
-        return f"There is no budget {str(key)[:40]!r}; it is ignored."
-    if not is_count(value):
-        return f"The budget {key!r} must be a whole number from 0; it is ignored."
-    cap = caps[str(key)]
-    return f"The budget {key!r} may not be raised above {cap}." if int(str(value)) > cap else ""
 
 
 #: Their keys in the graph's context.
