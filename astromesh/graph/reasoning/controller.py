@@ -1,23 +1,16 @@
-"""The graph of the controller: 13 nodes, 21 edges, a finalizer. Code alone decides which node follows.
+"""The nodes of the loop and of the answer. Those that start a run stand in `setup`.
 
-The nodes of the loop (propose, execute, run a tool, evaluate, switch) and of the answer (draft, critique,
-revise, finalize) stand below the graph. Those that start a run stand in `setup`.
+The loop proposes a step, carries it out or calls a tool, evaluates, and may switch the strategy. The answer is
+drafted, criticised, revised and reported.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import orjson
 
 from astromesh.errors import InvalidToolCall, LimitReached
-from astromesh.graph.base import BaseNode
-from astromesh.graph.flags import NodeFlag
-from astromesh.graph.graph import PromptGraph
 from astromesh.graph.node_config import NodeConfig
-from astromesh.graph.nodes.function import FunctionNode
-from astromesh.graph.reasoning import prompts, setup
+from astromesh.graph.reasoning import prompts
 from astromesh.graph.reasoning.parsing import (
     DONE,
     MAX_LINES,
@@ -36,9 +29,7 @@ from astromesh.graph.reasoning.parsing import (
 )
 from astromesh.graph.reasoning.prompts import MAX_FAILURES, Reply, ask, ask_object
 from astromesh.graph.reasoning.rules import (
-    SCHEMA,
     Facts,
-    Route,
     by_rule,
     eligible,
     fallback_answer,
@@ -46,125 +37,12 @@ from astromesh.graph.reasoning.rules import (
     is_stalled,
     route,
 )
-from astromesh.graph.reasoning.settings import ReasoningSettings
 from astromesh.graph.reasoning.setup import resources_of
 from astromesh.graph.reasoning.state import KEY, NOTES, Budgets, Notes, ReasoningState, notes_of, rc_of
-from astromesh.graph.records import END, NodeResult
+from astromesh.graph.records import NodeResult
 from astromesh.graph.state import GraphState
 from astromesh.tools.results import parse_arguments
 from astromesh.types import JsonObject, Message, ToolCall, ToolResult, ToolSpec
-
-FINALIZE = "finalize_response"
-_STOP = ("stop", True)
-
-
-def reasoning_controller(
-    settings: ReasoningSettings | Mapping[str, Any] | None = None, *, name: str = "reasoning"
-) -> PromptGraph:
-    """Returns the reasoning controller as a graph.
-
-    The run's fields are `result.context["rc"]`, its final_output is `result.output`. The context may hold
-    `reasoning`, with which a request narrows: constraints, evidence, allowed_tools, available_strategies,
-    budget. If budgets are above the defaults, an engine of its own needs
-    `max_iterations=settings.max_iterations`.
-
-    Args:
-        settings: `ReasoningSettings`, or a mapping with the keys of the YAML. None for the defaults.
-        name: The name of the graph.
-
-    Raises:
-        InvalidSettings: A setting is invalid.
-    """
-    valid = ReasoningSettings.of(settings)
-    graph = PromptGraph(name, nodes=_nodes(valid), routing="edges_only")
-    for source, target, key, value, priority in EDGES:
-        graph.on_output(source, target, key, value, priority=priority)
-    for source, target in STRAIGHT:
-        graph.always(source, target)
-    return graph.set_entry("prepare_task").set_finalizer(FINALIZE)
-
-
-#: Source, target, field of the output, its value, priority.
-EDGES: tuple[tuple[str, str, str, Any, int], ...] = (
-    ("prepare_task", FINALIZE, *_STOP, 2),
-    ("prepare_task", "analyze_task", "rd", "continue", 1),
-    ("analyze_task", "select_reasoning_strategy", "rd", "continue", 1),
-    ("select_reasoning_strategy", FINALIZE, *_STOP, 2),
-    ("select_reasoning_strategy", "prepare_working_memory", "rd", "continue", 1),
-    ("prepare_working_memory", "propose_next_step", "rd", "continue", 1),
-    ("propose_next_step", "run_tool_action", "rd", "use_tool", 3),
-    ("propose_next_step", "execute_reasoning_step", "rd", "continue", 2),
-    ("propose_next_step", "evaluate_progress", "rd", "evaluate", 1),
-    ("execute_reasoning_step", "evaluate_progress", "rd", "evaluate", 1),
-    ("run_tool_action", "evaluate_progress", "rd", "evaluate", 1),
-    ("evaluate_progress", "draft_answer", "rd", "draft", 4),
-    ("evaluate_progress", FINALIZE, *_STOP, 3),
-    ("evaluate_progress", "switch_strategy", "rd", "switch_strategy", 2),
-    ("evaluate_progress", "propose_next_step", "rd", "continue", 1),
-    ("switch_strategy", "propose_next_step", "rd", "continue", 1),
-    ("draft_answer", "critique_answer", "rd", "critique", 1),
-    ("critique_answer", "revise_answer", "rd", "revise", 2),
-    ("critique_answer", FINALIZE, "rd", "finalize", 1),
-    ("revise_answer", FINALIZE, "rd", "finalize", 1),
-)
-STRAIGHT = ((FINALIZE, END),)
-
-
-def _nodes(settings: ReasoningSettings) -> list[BaseNode]:
-    stateful, observable = {NodeFlag.STATEFUL}, {NodeFlag.OBSERVABLE}
-    # CycleDetectionHook ignores nodes with a limit of their own
-    most = settings.max_iterations
-    # after a failure in a node or a change by a hook the run still ends in the report
-    last: Any = {"default_next": FINALIZE}
-    return [
-        setup.PrepareTask("prepare_task", settings.to_json(), inject_tools=True, **last),
-        FunctionNode("analyze_task", setup.analyze_task, flags={NodeFlag.LIGHTWEIGHT}, **last),
-        FunctionNode(
-            "select_reasoning_strategy", setup.select_reasoning_strategy, flags={NodeFlag.LIGHTWEIGHT}, **last
-        ),
-        FunctionNode("prepare_working_memory", setup.prepare_working_memory, flags=stateful, **last),
-        FunctionNode(
-            "propose_next_step",
-            propose_next_step,
-            flags=stateful,
-            inject_tools=True,
-            max_iterations=most,
-            **last,
-        ),
-        FunctionNode(
-            "execute_reasoning_step",
-            execute_reasoning_step,
-            flags=stateful,
-            max_iterations=most,
-            **last,
-        ),
-        FunctionNode(
-            "run_tool_action",
-            run_tool_action,
-            flags=stateful,
-            inject_tools=True,
-            max_iterations=most,
-            **last,
-        ),
-        FunctionNode("evaluate_progress", evaluate_progress, flags=observable, max_iterations=most, **last),
-        FunctionNode("switch_strategy", switch_strategy, flags=observable, max_iterations=most, **last),
-        FunctionNode("draft_answer", draft_answer, flags=stateful, inject_tools=True, **last),
-        FunctionNode(
-            "critique_answer",
-            critique_answer,
-            flags={NodeFlag.READONLY, NodeFlag.OBSERVABLE},
-            **last,
-        ),
-        FunctionNode("revise_answer", revise_answer, flags=stateful, **last),
-        FunctionNode(
-            FINALIZE,
-            finalize_response,
-            flags={NodeFlag.VALIDATE_OUTPUT},
-            output_schema=SCHEMA,
-            is_terminal=True,
-        ),
-    ]
-
 
 #: Characters of a tool's result in the observations, and in the trace.
 MAX_OBSERVATION, MAX_TRACE = 1_000, 160
@@ -271,15 +149,12 @@ async def execute_reasoning_step(state: GraphState, config: NodeConfig) -> JsonO
     if found is not None:
         concluded = text_list(found.get("conclusions") or [])
         memory = rc.working_memory
-        memory["partial_conclusions"] = _merge_lines(memory["partial_conclusions"], concluded)
+        merged = list(dict.fromkeys([*memory["partial_conclusions"], *concluded]))
+        memory["partial_conclusions"] = merged[-_MAX_CONCLUSIONS:]
         memory["open_questions"] = text_list(found.get("open_questions") or memory["open_questions"])
         result = one_line(found.get("summary")) or "; ".join(concluded)[:MAX_TRACE] or result
     rc.step_trace.append({"step": step["step"], "result": result})
     return {"rd": "evaluate"}
-
-
-def _merge_lines(known: list[str], more: list[str]) -> list[str]:
-    return list(dict.fromkeys([*known, *more]))[-_MAX_CONCLUSIONS:]
 
 
 async def run_tool_action(state: GraphState, config: NodeConfig) -> NodeResult:
@@ -337,11 +212,7 @@ async def evaluate_progress(state: GraphState, config: NodeConfig) -> JsonObject
     rc.step_trace.append(
         {"step": config.node.name, "result": f"{decided.name}: confidence {rc.confidence:.2f}{gaps}"}
     )
-    return {"rd": decided.name, "stop": _ends_run(decided)}
-
-
-def _ends_run(decided: Route) -> bool:
-    return bool(decided.reason)
+    return {"rd": decided.name, "stop": bool(decided.reason)}
 
 
 async def _judge(state: GraphState, config: NodeConfig) -> None:
