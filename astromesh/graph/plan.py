@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -37,11 +37,11 @@ from astromesh.graph.runner import bounded, unit, wrapped
 from astromesh.graph.state import RETRY_ERROR, GraphState, engine_forget, engine_write
 from astromesh.graph.topology import contains_protected, declared_targets, is_protected, may_refuse, routable
 from astromesh.graph.transitions import (
-    END_TRANSITION,
     ERROR_KEY,
+    NO_TRANSITION,
     CompiledEdge,
     OnError,
-    Rule,
+    RoutedNode,
     Transition,
     as_test,
     repeat_with_tools,
@@ -130,9 +130,6 @@ async def _check_and_process(
     return result, checked
 
 
-NO_TRANSITION = Transition("", "")
-
-
 @dataclass(frozen=True, slots=True)
 class CompileOptions:
     """What an engine compiles with.
@@ -145,7 +142,7 @@ class CompileOptions:
     max_node_iterations: int = 25
 
 
-class Step:
+class Step(RoutedNode):
     """A compiled node.
 
     Attributes:
@@ -156,68 +153,28 @@ class Step:
         takes_state_only: Whether `body` is called without a config.
         function: The body, if it is a plain function: a coroutine would double its cost.
         model, role: From `model_override`.
-
-    All other attributes are what transitions read (`RoutedNode`).
     """
-
-    __slots__ = (
-        "audibility",
-        "body",
-        "call",
-        "default",
-        "edges",
-        "fail",
-        "function",
-        "guards",
-        "hooks",
-        "is_unwrapped",
-        "mask",
-        "max_visits",
-        "model",
-        "name",
-        "needs_no_config",
-        "node",
-        "on_error",
-        "output_key",
-        "output_name",
-        "role",
-        "routes",
-        "rules",
-        "settle",
-        "takes_state_only",
-        "tool_loop",
-        "transitions",
-        "unconditional",
-    )  # fmt: skip
 
     def __init__(
         self, node: BaseNode, options: CompileOptions, audibility: Audibility = Audibility.STREAMED
     ) -> None:
-        self.node, self.name, self.hooks, self.audibility = node, node.name, options.hooks, audibility
+        super().__init__(node.name, node.tool_loop, rules=(repeat_with_tools,) if node.tool_loop else ())
+        self.node, self.hooks, self.audibility, self.on_error = node, options.hooks, audibility, NO_TRANSITION
         self.mask = mask(node.flags)
         self.output_key, self.output_name = node.output_key, node.name + OUTPUT_SUFFIX
-        self.tool_loop = node.tool_loop
         override = node.model_override
         self.model: ModelPort | None = None if isinstance(override, str) else override
         self.role: str = override if isinstance(override, str) else ""
-        self.max_visits = self._most_visits(options.max_node_iterations)
-        self.edges: tuple[CompiledEdge, ...] = ()
-        self.transitions: Mapping[Any, str] = {}
-        self.default, self.on_error = NO_TRANSITION, NO_TRANSITION
-        self.routes: Mapping[str, str] = {}
-        self.guards: frozenset[str] = frozenset()
-        self.rules: tuple[Rule, ...] = (repeat_with_tools,) if node.tool_loop else ()
-        self.unconditional: Transition | None = END_TRANSITION
+        own, limit = node.max_iterations, options.max_node_iterations
+        self.max_visits = limit if own is None or self._has(NodeFlag.RETRYABLE) else min(own, limit)
         takes_state = isinstance(node, FunctionNode) and node.arity == 1
         self.takes_state_only = isinstance(node, FunctionNode) and node.arity == 1 and node.is_async
         body = node.body()
         if (around := with_processors(node, body, state_only=self.takes_state_only)) is not None:
             body, self.takes_state_only, takes_state = around, False, False
         self.body = body if node.timeout is None else bounded(body, node.timeout, self.name)
-        self.settle, self.fail = (
-            _result_maker(self.name, foreign=not is_built_in(node)),
-            _failure_maker(self.name),
-        )
+        self.settle = _result_maker(self.name, foreign=not is_built_in(node))
+        self.fail = _failure_maker(self.name)
         wrappers = tuple(self._wrappers())
         self.is_unwrapped = not wrappers
         self.needs_no_config = self.is_unwrapped and takes_state
@@ -228,12 +185,8 @@ class Step:
             unit(self.body, self.settle, self.fail, subject_only=self.takes_state_only), wrappers
         )
 
-    def has(self, flag: NodeFlag) -> bool:
+    def _has(self, flag: NodeFlag) -> bool:
         return bool(self.mask & BIT[flag])
-
-    def _most_visits(self, limit: int) -> int:
-        own = self.node.max_iterations
-        return limit if own is None or self.has(NodeFlag.RETRYABLE) else min(own, limit)
 
     def _wrappers(self) -> Iterable[NodeWrapper]:
         """Yields hooks, flags, retries, outermost first. Each wrapper sees the result of those inside it."""
@@ -243,7 +196,7 @@ class Step:
             yield _with_hooks(self.node, self.hooks)
         if (flags := with_flags(self.node, self.hooks, self.mask)) is not None:
             yield flags
-        if self.has(NodeFlag.RETRYABLE):
+        if self._has(NodeFlag.RETRYABLE):
             yield with_retries(self.node.max_iterations or ATTEMPTS)
 
 
@@ -353,11 +306,6 @@ class Plan:
         guarded: Whether anything inside may refuse another node's text.
         nested: The plans of all children, by the identity of their source.
     """
-
-    __slots__ = (
-        "ceiling", "entry", "finalizer", "graph", "guarded", "is_graph", "name", "nested", "steps",
-        "unconfirmed", "version",
-    )  # fmt: skip
 
     def __init__(
         self,

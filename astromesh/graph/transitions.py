@@ -17,9 +17,9 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from astromesh.graph.records import END, TOOL_CALLS_PRESENT, NodeResult
 from astromesh.graph.state import GraphState
@@ -184,7 +184,11 @@ class CompiledEdge(NamedTuple):
     transition: Transition
 
 
-class RoutedNode(Protocol):
+END_TRANSITION, NO_TRANSITION = Transition(END, "end"), Transition("", "")
+
+
+@dataclass
+class RoutedNode:
     """What a transition reads of a compiled node.
 
     Args:
@@ -195,19 +199,17 @@ class RoutedNode(Protocol):
     """
 
     name: str
-    tool_loop: bool
-    edges: tuple[CompiledEdge, ...]
-    transitions: Mapping[Any, str]
-    default: Transition
-    routes: Mapping[str, str]
-    guards: frozenset[str]
-    rules: tuple[Rule, ...]
-    unconditional: Transition | None
+    tool_loop: bool = True
+    edges: tuple[CompiledEdge, ...] = ()
+    transitions: Mapping[Any, str] = field(default_factory=dict)
+    default: Transition = NO_TRANSITION
+    routes: Mapping[str, str] = field(default_factory=dict)
+    guards: frozenset[str] = frozenset()
+    rules: tuple[Rule, ...] = ()
+    unconditional: Transition | None = END_TRANSITION
 
 
-Rule: TypeAlias = "Callable[[RoutedNode, NodeResult, GraphState], Transition | None]"
-
-END_TRANSITION = Transition(END, "end")
+Rule: TypeAlias = Callable[[RoutedNode, NodeResult, GraphState], Transition | None]
 
 
 def next_transition(node: RoutedNode, result: NodeResult, state: GraphState) -> Transition:
@@ -303,10 +305,10 @@ def route_in(output: Any) -> tuple[str, str] | None:
     """Returns the field of an output that names the next node, and its value."""
     if output is None or isinstance(output, str):
         return None
-    for field in ROUTE_FIELDS:
-        word = field_of(output, field)
+    for key in ROUTE_FIELDS:
+        word = field_of(output, key)
         if isinstance(word, str) and word:
-            return field, word
+            return key, word
     return None
 
 

@@ -1,7 +1,7 @@
 """The nodes of the loop and of the answer. Those that start a run stand in `setup`.
 
-The loop proposes a step, carries it out or calls a tool, evaluates, and may switch the strategy. The answer is
-drafted, criticised, revised and reported.
+The loop proposes a step, carries it out or calls a tool, evaluates, and may switch the strategy.
+Then the answer is drafted, criticised, revised and reported.
 """
 
 from __future__ import annotations

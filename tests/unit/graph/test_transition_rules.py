@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,7 +14,7 @@ from astromesh.graph.state import GraphState
 from astromesh.graph.transitions import (
     END_TRANSITION,
     CompiledEdge,
-    Rule,
+    RoutedNode,
     Transition,
     by_the_model,
     matching_transition,
@@ -31,17 +30,7 @@ EDGE, DEFAULT = Transition("edge", "edge"), Transition("default", "default")
 CALLS = [ToolCall("c", "look")]
 
 
-@dataclass
-class Crossing:
-    name: str = "a"
-    tool_loop: bool = True
-    edges: tuple[CompiledEdge, ...] = ()
-    transitions: Mapping[Any, str] = ()  # type: ignore[assignment]
-    default: Transition = NOWHERE
-    routes: Mapping[str, str] = ()  # type: ignore[assignment]
-    guards: frozenset[str] = frozenset()
-    rules: tuple[Rule, ...] = ()
-    unconditional: Transition | None = None
+Crossing = partial(RoutedNode, "a")
 
 
 def never(result: NodeResult, state: GraphState) -> bool:
@@ -63,7 +52,7 @@ def in_this_state(result: NodeResult, state: GraphState) -> bool:
     ],
 )
 def test_the_straight_way_is_there_where_nothing_has_to_be_asked(
-    crossing: Crossing, way: Transition | None
+    crossing: RoutedNode, way: Transition | None
 ) -> None:
     assert unconditional_transition(crossing) == way
 
@@ -103,7 +92,7 @@ def test_a_node_that_failed_or_was_stopped_does_not_follow_its_model(stopped: di
     ],
 )
 def test_what_the_model_says_skips_no_guard_that_the_node_would_come_to(
-    guarded: Crossing, way: Transition
+    guarded: RoutedNode, way: Transition
 ) -> None:
     """The next rule that answers counts; where that leads past the guards, the model is followed."""
     guarded.routes, guarded.guards = {"b": "b", "gate": "gate"}, frozenset({"gate"})
