@@ -1,29 +1,20 @@
-"""A `ToolPort` over plain tools: arguments are read and checked, calls are timed, failures become results.
+"""A `ToolPort` over plain tools: parses and checks arguments, limits the time of calls, returns failures.
 
-Every call gets exactly one result. What the model did wrong (an unknown tool, arguments that are no JSON or
-are invalid) comes back as a corrective result that says what would have been right. Permissions, rate limits
-and approval are wrappers around this.
+Every call has exactly one result. For an error of the model (an unknown tool, invalid arguments), the result
+says what is right. The tools of agents have further policies: `astromesh.core.tools`.
 """
 
 from __future__ import annotations
 
-import asyncio
 import importlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeAlias, cast
 
 from astromesh.errors import ConfigError, InvalidToolCall
-from astromesh.tools.base import Tool, ToolContext, ToolPort
-from astromesh.tools.results import (
-    argument_error,
-    argument_validator,
-    failed_result,
-    parse_arguments,
-    result_of,
-    timeout_error,
-    unknown_tool,
-)
-from astromesh.types import JsonObject, ToolCall, ToolResult, ToolSpec
+from astromesh.tools.base import Tool, ToolContext, ToolPolicy, ToolPort
+from astromesh.tools.policies import DeclaredTool, Invoke, apply_layers, arguments, time_limit
+from astromesh.tools.results import failed_result, result_of, unknown_tool
+from astromesh.types import ToolCall, ToolResult, ToolSpec
 
 #: a tool, or a Python function that becomes one by its type hints and docstring
 ToolLike: TypeAlias = "Tool | Callable[..., Any]"
@@ -52,7 +43,7 @@ class ToolBox:
     ) -> None:
         self._timeout, self._timeouts = timeout, dict(timeouts or {})
         self._tools: dict[str, Tool] = {}
-        self._validators: dict[str, Any] = {}
+        self._calls: dict[str, Invoke] = {}
         for tool in map(as_tool, tools):
             if tool.spec.name in self._tools:
                 raise ConfigError(f"There are two tools named {tool.spec.name!r}.")
@@ -66,33 +57,18 @@ class ToolBox:
         return await result_of(call, self._run(call, context))
 
     async def _run(self, call: ToolCall, context: ToolContext) -> Any:
-        tool = self._find(call.name)
-        return await self._call(tool, self._check(tool.spec, parse_arguments(call)), context)
+        invoke = self._calls.get(call.name)
+        if invoke is None:
+            invoke = self._calls[call.name] = self._layered(call.name)
+        return await invoke(call.arguments, context)
 
-    def _find(self, name: str) -> Tool:
+    def _layered(self, name: str) -> Invoke:
+        """Returns a tool behind its checks; compiles its schema on its first call."""
         tool = self._tools.get(name)
         if tool is None:
             raise InvalidToolCall(unknown_tool(name, tuple(self._tools)))
-        return tool
-
-    def _check(self, spec: ToolSpec, arguments: JsonObject) -> JsonObject:
-        validator = self._validators.get(spec.name)
-        if validator is None:
-            validator = self._validators[spec.name] = argument_validator(spec)
-        if not validator.is_valid(arguments):
-            raise InvalidToolCall(argument_error(spec.name, validator, arguments))
-        return arguments
-
-    async def _call(self, tool: Tool, arguments: JsonObject, context: ToolContext) -> Any:
-        seconds = self._timeouts.get(tool.spec.name, self._timeout)
-        try:
-            async with asyncio.timeout(seconds) as limit:
-                return await tool.call(arguments, context)
-        except TimeoutError as error:
-            if not limit.expired():  # the tool's own TimeoutError
-                raise
-            said = f"The tool {tool.spec.name!r} did not answer within {seconds:g} s."
-            raise timeout_error(error, said) from error
+        policy = ToolPolicy(timeout_seconds=self._timeouts.get(name, self._timeout))
+        return apply_layers(DeclaredTool(tool.spec, tool, policy), (arguments, time_limit))
 
 
 class JoinedTools:
