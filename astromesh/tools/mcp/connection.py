@@ -73,37 +73,32 @@ def _block_text(block: ContentBlock) -> str:
             return f"[resource: <{other.uri}>, {other.mime_type or 'binary'}, not shown]"
 
 
-# -- invalid tools: the SDK rejects a whole list for one of them ---------------------------------------------
+# -- the stream of messages ----------------------------------------------------------------------------------
 
 log = structlog.get_logger("astromesh.mcp")
 
 
-@asynccontextmanager
-async def without_invalid_tools(
-    server: str, transport: AbstractAsyncContextManager[Any]
-) -> AsyncIterator[Any]:
-    """Opens a transport's streams and removes invalid tools from lists of tools.
+class _IncomingMessages:
+    """A stream of messages without invalid tools, which reports its end.
 
-    Args:
-        server: name in mcp.yaml, for messages.
-        transport: opens the streams of messages, those that come and those that go.
+    The SDK rejects a whole list for one invalid tool, and reports the end only to pending requests.
     """
-    async with transport as (read, write):
-        yield _LenientStream(server, read), write
 
-
-class _LenientStream:
-    def __init__(self, server: str, inner: Any) -> None:
-        self._server, self._inner = server, inner
+    def __init__(self, server: str, inner: Any, on_end: Callable[[], None]) -> None:
+        self._server, self._inner, self._on_end = server, inner, on_end
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)  # `last_context`, which the SDK reads
 
-    def __aiter__(self) -> _LenientStream:
+    def __aiter__(self) -> _IncomingMessages:
         return self
 
     async def __anext__(self) -> Any:
-        return self._filter(await self._inner.__anext__())
+        try:
+            return self._filter(await self._inner.__anext__())
+        except StopAsyncIteration:
+            self._on_end()
+            raise
 
     async def receive(self) -> Any:
         return self._filter(await self._inner.receive())
@@ -187,7 +182,7 @@ class Connection:
     ) -> None:
         self._server, self._follows = server, follows
         self._client = Client(
-            without_invalid_tools(server, transport(self.request_refresh)), cache=None,
+            self._streams(transport(self.request_refresh)), cache=None,
             read_timeout_seconds=seconds, message_handler=self._on_notification,
             client_info=Implementation(name="astromesh", version=version),
         )  # fmt: skip
@@ -196,6 +191,11 @@ class Connection:
         self._opened = self.lost = False
         self.busy = 0
         self.definitions = ToolDefinitions()
+
+    @asynccontextmanager
+    async def _streams(self, opening: AbstractAsyncContextManager[Any]) -> AsyncIterator[Any]:
+        async with opening as (read, write):
+            yield _IncomingMessages(self._server, read, self.request_refresh), write
 
     # -- life ----------------------------------------------------------------------------------------------
 

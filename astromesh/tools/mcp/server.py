@@ -13,6 +13,7 @@ app = server.app()  # ASGI, at /mcp; or server.run(port=8001)
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -51,6 +52,7 @@ from astromesh.plugins import Deps
 from astromesh.telemetry.clock import Clock, SystemClock
 from astromesh.tools.base import ToolContext
 from astromesh.tools.functions import FunctionTool
+from astromesh.tools.results import to_text
 from astromesh.types import CallerContext, JsonObject, ToolSpec
 
 _BLOCKS = get_args(ContentBlock)
@@ -149,7 +151,7 @@ def _wire_result(value: Any, *, failed: bool = False) -> CallToolResult:
     blocks = [value] if isinstance(value, _BLOCKS) else value
     if isinstance(blocks, list) and blocks and all(isinstance(block, _BLOCKS) for block in blocks):
         return CallToolResult(content=blocks, is_error=failed)
-    text = value if isinstance(value, str) else _to_json(value)
+    text = to_text(value, sys.maxsize)
     structured = None
     if isinstance(value, dict):
         with suppress(orjson.JSONDecodeError):
@@ -157,16 +159,6 @@ def _wire_result(value: Any, *, failed: bool = False) -> CallToolResult:
     return CallToolResult(
         content=[TextContent(type="text", text=text)], structured_content=structured, is_error=failed
     )
-
-
-def _to_json(value: Any) -> str:
-    return orjson.dumps(value, default=_jsonable, option=orjson.OPT_NON_STR_KEYS).decode()
-
-
-def _jsonable(value: Any) -> Any:
-    if hasattr(value, "model_dump"):
-        return value.model_dump(mode="json")
-    return list(value) if isinstance(value, set | frozenset) else str(value)
 
 
 # -- the plugin `publishers: mcp` ----------------------------------------------------------------------------
@@ -309,8 +301,8 @@ def _auth_error(error: AstromeshError) -> JSONResponse:
     """Returns the response of RFC 6750, section 3."""
     if isinstance(error, Overloaded):
         return JSONResponse({"error": "temporarily_unavailable"}, 503, {"retry-after": "1"})
-    told = {"error": "invalid_token", "error_description": str(error)}
-    return JSONResponse(told, 401, {"www-authenticate": 'Bearer error="invalid_token"'})
+    body = {"error": "invalid_token", "error_description": str(error)}
+    return JSONResponse(body, 401, {"www-authenticate": 'Bearer error="invalid_token"'})
 
 
 # -- guards: rules that a client must pass before a tool is called -------------------------------------------

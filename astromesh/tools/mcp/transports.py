@@ -12,7 +12,7 @@ import logging
 import os
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from typing import Any, Self, TextIO
+from typing import Any, TextIO
 
 import anyio
 import httpx2
@@ -140,23 +140,16 @@ class HttpxTransport(httpx2.AsyncBaseTransport):
             if request.method == "DELETE":  # ends a session whose server is gone
                 return httpx2.Response(204)
             self._on_end()
-            return _error_response(503, NOT_SENT if isinstance(error, NetUnreachable) else BROKEN, str(error))
-        if fault := _http_fault(incoming.status, "mcp-session-id" in headers, listening):
+            return _error_response(503, _error_code(error), str(error))
+        fault = _status_fault(incoming.status)
+        concerns_call = incoming.status == 404 and (listening or "mcp-session-id" not in headers)
+        if fault is not None and fault[0] in (REFUSED, SESSION_GONE) and not concerns_call:
             await leave.aclose()
-            return fault
+            return _error_response(incoming.status, *fault)
         return _response(incoming, leave, self._on_end if listening else _ignore)
 
 
 def _ignore() -> None: ...
-
-
-def _http_fault(status: int, in_session: bool, listening: bool) -> httpx2.Response | None:
-    """Returns the error of a status that concerns the session, not the call; else None."""
-    if status in (401, 403):
-        return _error_response(status, REFUSED, f"The server rejects the caller: HTTP {status}.")
-    if status == 404 and in_session and not listening:
-        return _error_response(404, SESSION_GONE, "The server no longer knows the session.")
-    return None
 
 
 def _error_response(status: int, code: int, message: str) -> httpx2.Response:
@@ -213,39 +206,12 @@ async def http_transport(
 async def stdio_transport(
     server: str, parameters: StdioServerParameters, on_end: Callable[[], None]
 ) -> AsyncIterator[Any]:
-    """Starts a server as a child process, opens the SDK's streams to it and logs its stderr."""
-    async with logged_stderr(server) as errors, stdio_client(parameters, errlog=errors) as (read, write):
-        yield _Ending(read, on_end), write
+    """Starts a server as a child process, opens the SDK's streams to it and logs its stderr.
 
-
-class _Ending:
-    """A stream of messages that reports its end; the SDK notifies only pending requests."""
-
-    def __init__(self, inner: Any, on_end: Callable[[], None]) -> None:
-        self._inner, self._on_end = inner, on_end
-
-    def __aiter__(self) -> _Ending:
-        return self
-
-    async def __anext__(self) -> Any:
-        try:
-            return await self._inner.__anext__()
-        except StopAsyncIteration:
-            self._on_end()
-            raise
-
-    async def receive(self) -> Any:
-        return await self._inner.receive()
-
-    async def aclose(self) -> None:
-        await self._inner.aclose()
-
-    async def __aenter__(self) -> Self:
-        await self._inner.__aenter__()
-        return self
-
-    async def __aexit__(self, *error: object) -> Any:
-        return await self._inner.__aexit__(*error)
+    The end of the process ends the stream of messages, so `on_end` is not called.
+    """
+    async with logged_stderr(server) as errors, stdio_client(parameters, errlog=errors) as streams:
+        yield streams
 
 
 # -- SSE: one stream of events, many POSTs -------------------------------------------------------------------
@@ -275,7 +241,7 @@ async def sse_transport(
         async with http.stream(
             "GET", url, headers=asking, read_timeout=SILENCE_SECONDS, resend=False
         ) as stream:
-            if fault := _sse_fault(stream.status):
+            if fault := _status_fault(stream.status):
                 raise MCPError(*fault)
             events = _sse_events(stream)
             target = await _sse_endpoint(url, events)
@@ -348,7 +314,7 @@ class _SsePosts:
                 resend=False,
             ) as answer:
                 await answer.drain()
-                return _sse_fault(answer.status)
+                return _status_fault(answer.status)
         except NetError as error:
             self._on_end()
             return _error_code(error), str(error)
@@ -385,7 +351,7 @@ def _sse_message(data: bytes) -> SessionMessage | Exception:
         return error
 
 
-def _sse_fault(status: int) -> tuple[int, str] | None:
+def _status_fault(status: int) -> tuple[int, str] | None:
     """Returns code and message of an HTTP status, None for success."""
     if status in _SUCCESS:
         return None
