@@ -19,4 +19,5 @@ settings.register_profile(
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items[:] = [item for item in items if item.get_closest_marker("counts_calls") is None]
     items.sort(key=lambda item: is_hypothesis_test(getattr(item, "obj", None)))

@@ -1024,6 +1024,7 @@ def test_an_answer_that_just_fits_leaves_whole():
     assert gate.released.actions == ()
 
 
+@pytest.mark.counts_calls
 @pytest.mark.parametrize(
     "text",
     [
@@ -1036,6 +1037,7 @@ def test_work_grows_with_the_text_and_not_with_its_square(text):
     assert _calls(text) < 10 * _calls(text[: len(text) // 8]) + 100
 
 
+@pytest.mark.counts_calls
 @pytest.mark.parametrize(
     "unit", ["(2", "22 ", "9-", "9 ", "2024-01-01 ", "1.2.3.4 ", "212 555 01 ", "12, 34\n"]
 )
