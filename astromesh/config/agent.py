@@ -12,15 +12,19 @@ from astromesh.config.records import (
     Amount,
     Block,
     Count,
+    IsJsonSchema,
+    IsTemplate,
     JsonMap,
     Manifest,
     Metadata,
     NamedMetadata,
     NamesPlugin,
+    RateLimit,
     Ratio,
     Record,
     Seconds,
     ToolName,
+    one_or_list,
 )
 from astromesh.types import Effect
 
@@ -37,14 +41,10 @@ class Routing(Record):
     strategy: Strategy | None = Field(None, description="Absent: routing.default_strategy of providers.yaml.")
 
 
-def _one_or_list(value: Any) -> str:
-    return "one" if isinstance(value, dict | ModelSpec) else "list"
-
-
 #: distinguished before validation, so that a fault is reported once
 OneOrMore = Annotated[
     Annotated[ModelSpec, Tag("one")] | Annotated[tuple[ModelSpec, ...], Tag("list")],
-    Discriminator(_one_or_list),
+    Discriminator(one_or_list),
 ]
 
 
@@ -82,7 +82,7 @@ class AgentModel(RoleModel):
 
 # -- prompts, orchestration, tools -------------------------------------------------------------------------
 class Prompts(Record):
-    system: str = Field("", description="Jinja2 template of the system message.")
+    system: Annotated[str, IsTemplate()] = Field("", description="Jinja2 template of the system message.")
     variables: JsonMap = Field(default_factory=dict, description="More template variables.")
 
 
@@ -98,19 +98,16 @@ class Orchestration(Block):
     timeout_seconds: Seconds | None = Field(None, description="Seconds a run may take; absent: 120.")
 
 
-class RateLimit(Record):
-    max_calls: Count = Field(description="Calls within the window.")
-    window_seconds: Seconds = Field(60.0, description="Length of the window.")
-
-
 class ApprovalRule(Record):
     """A person approves a call where all written conditions hold. A condition that raises an error holds."""
 
-    when: str | None = Field(
+    when: Annotated[str | None, IsTemplate(expression=True)] = Field(
         None, min_length=1,
         description="Jinja expression over the call's arguments by their names, e.g. `amount > 100`.",
     )  # fmt: skip
-    arguments: JsonMap | None = Field(None, description="JSON Schema that the call's arguments must match.")
+    arguments: Annotated[JsonMap | None, IsJsonSchema()] = Field(
+        None, description="JSON Schema that the call's arguments must match."
+    )
 
 
 #: default effect of each type of tool (docs/tools.md)
@@ -131,7 +128,9 @@ class ToolBlock(Block):
         min_length=1, description="Kind of tool: internal, webhook, rag, mcp, agent …"
     )
     description: str = Field("", description="Description for the model; empty: the tool's own.")
-    parameters: JsonMap | None = Field(None, description="JSON Schema of the arguments, type: object.")
+    parameters: Annotated[JsonMap | None, IsJsonSchema(of_arguments=True)] = Field(
+        None, description="JSON Schema of the arguments, type: object."
+    )
     effect: Effect | None = Field(
         None, description="Effect on the world; absent: read for internal and rag, external for others."
     )
@@ -301,7 +300,9 @@ class AgentSpec(Record):
     on_disconnect: Literal["continue", "cancel"] | None = Field(
         None, description="Absent: synchronous runs are cancelled, durable ones continue."
     )
-    output_schema: JsonMap | None = Field(None, description="JSON Schema of the answer.")
+    output_schema: Annotated[JsonMap | None, IsJsonSchema()] = Field(
+        None, description="JSON Schema of the answer."
+    )
 
 
 class AgentManifest(Manifest):

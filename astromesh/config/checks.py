@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 
 import jsonschema_rs
 
-from astromesh.config.agent import AgentManifest, ApprovalRule, Stream, ToolBlock
+from astromesh.config.agent import AgentManifest, Stream, ToolBlock
 from astromesh.config.base import GraphMention, Node, Place, Steps, TemplateCheck
 from astromesh.config.connections import MCPServer
 from astromesh.config.environment import displayable_name
 from astromesh.config.keys import did_you_mean, list_known
-from astromesh.config.records import JsonMap
+from astromesh.config.records import IsJsonSchema, IsTemplate, JsonMap, marked_fields
 from astromesh.config.runtime import Auth
 
 #: patterns whose `max_iterations` is not that of the tool loop: the engine's cap, or none
@@ -229,17 +229,11 @@ def _whole_text_reason(manifest: AgentManifest) -> str:
 
 
 def _schemas(manifest: AgentManifest) -> Iterator[Finding]:
-    if manifest.spec.output_schema is not None:
-        yield from _schema(manifest.spec.output_schema, ("spec", "output_schema"))
-    for i, tool in enumerate(manifest.spec.tools):
-        if isinstance(tool.approval, ApprovalRule) and tool.approval.arguments is not None:
-            yield from _schema(tool.approval.arguments, ("spec", "tools", i, "approval", "arguments"))
-        if tool.parameters is None:
-            continue
-        at: Steps = ("spec", "tools", i, "parameters")
-        yield from _schema(tool.parameters, at)
-        if tool.parameters.get("type") != "object":
-            yield Finding(at, "must have `type: object`, because arguments are passed by name")
+    for at, mark, schema in marked_fields(manifest.spec, IsJsonSchema, ("spec",)):
+        if schema is not None:
+            yield from _schema(schema, at)
+            if mark.of_arguments and schema.get("type") != "object":
+                yield Finding(at, "must have `type: object`, because arguments are passed by name")
 
 
 def _schema(schema: JsonMap, at: Steps) -> Iterator[Finding]:
@@ -253,15 +247,15 @@ def _schema(schema: JsonMap, at: Steps) -> Iterator[Finding]:
 
 
 def _templates(manifest: AgentManifest, root: Node, check: TemplateCheck) -> Iterator[Finding]:
-    yield from _template(root, ("spec", "prompts", "system"), check)
+    for at, mark, text in marked_fields(manifest.spec, IsTemplate, ("spec",)):
+        if not mark.expression:
+            yield from _template(root, at, check)
+        elif text and (found := check("{{ " + text + " }}")):
+            for wrong in found.every():
+                yield Finding(at, f"is not a valid Jinja expression: {wrong.message}")
     for i, tool in enumerate(manifest.spec.tools):
         if tool.type == "agent":
             yield from _template(root, ("spec", "tools", i, "context_transform"), check)
-        if isinstance(tool.approval, ApprovalRule) and tool.approval.when:
-            at = ("spec", "tools", i, "approval", "when")
-            found = check("{{ " + tool.approval.when + " }}")
-            for wrong in found.every() if found else ():
-                yield Finding(at, f"is not a valid Jinja expression: {wrong.message}")
 
 
 def _template(root: Node, at: Steps, check: TemplateCheck) -> Iterator[Finding]:

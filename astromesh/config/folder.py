@@ -57,17 +57,11 @@ class Configuration:
     unusable: Mapping[str, Faults] = field(default_factory=dict)
     cycles: Faults = ()
     warnings: Faults = ()
-    providers: ProviderManifest = field(
-        default_factory=lambda: ProviderManifest(apiVersion="astromesh/v1", kind="ProviderConfig")
-    )
+    providers: ProviderManifest = field(default_factory=ProviderManifest.absent)
     rag: Mapping[str, RAGManifest] = field(default_factory=dict)
-    channels: ChannelManifest = field(
-        default_factory=lambda: ChannelManifest(apiVersion="astromesh/v1", kind="ChannelConfig")
-    )
-    mcp: MCPManifest = field(default_factory=lambda: MCPManifest(apiVersion="astromesh/v1", kind="MCPConfig"))
-    runtime: RuntimeManifest = field(
-        default_factory=lambda: RuntimeManifest(apiVersion="astromesh/v1", kind="RuntimeConfig")
-    )
+    channels: ChannelManifest = field(default_factory=ChannelManifest.absent)
+    mcp: MCPManifest = field(default_factory=MCPManifest.absent)
+    runtime: RuntimeManifest = field(default_factory=RuntimeManifest.absent)
     graphs: Mapping[str, GraphManifest] = field(default_factory=dict)
     edges: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 

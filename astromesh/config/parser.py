@@ -156,11 +156,12 @@ class Document:
 
 
 def manifest_fault(
-    file: Path, message: str, place: Place, steps: Steps = (), hint: str = ""
+    file: Path, message: str, place: Place = Place(), steps: Steps = (), hint: str = "", rule: str = ""
 ) -> InvalidManifest:
     """Creates a fault at a place of a file."""
+    key = format_path(steps)
     return InvalidManifest(
-        message, file=str(file), line=place.line, column=place.column, key=format_path(steps), hint=hint
+        message, file=str(file), line=place.line, column=place.column, key=key, hint=hint, rule=rule
     )
 
 

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Discriminator, Field, Tag
 
 from astromesh.config.agent import RoleModel
 from astromesh.config.providers import Embeddings
-from astromesh.config.records import Block, Count, Manifest, Metadata, NamesPlugin, Record
-
-
-def _one_or_list(value: Any) -> str:
-    return "list" if isinstance(value, list | tuple) else "one"
-
+from astromesh.config.records import Block, Count, Manifest, Metadata, NamesPlugin, Record, one_or_list
 
 _Glob = Annotated[str, Field(min_length=1)]
 #: distinguished before validation, so that a fault is reported once
 Globs = Annotated[
-    Annotated[_Glob, Tag("one")] | Annotated[tuple[_Glob, ...], Tag("list")], Discriminator(_one_or_list)
+    Annotated[_Glob, Tag("one")] | Annotated[tuple[_Glob, ...], Tag("list")], Discriminator(one_or_list)
 ]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar, cast
+from typing import Annotated, Any, Literal, Self, TypeVar, cast, get_args
 
 from pydantic import (
     BaseModel,
@@ -31,6 +31,28 @@ Count = Annotated[int, Field(ge=1)]
 Ratio = Annotated[float, Field(ge=0, le=1)]
 Amount = Annotated[float, Field(ge=0)]
 JsonMap = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class IsJsonSchema:
+    """Marks a field that holds a JSON Schema, or None.
+
+    Args:
+        of_arguments: whether it must have `type: object`.
+    """
+
+    of_arguments: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class IsTemplate:
+    """Marks a field that holds a Jinja template, or None.
+
+    Args:
+        expression: whether it is a single expression, without `{{ }}`.
+    """
+
+    expression: bool = False
 
 
 class Record(BaseModel):
@@ -103,6 +125,16 @@ class Secret(SecretStr):
         return {**super().__get_pydantic_core_schema__(source, handler), "serialization": as_stars}
 
 
+class RateLimit(Record):
+    max_calls: Count = Field(description="Calls within the window.")
+    window_seconds: Seconds = Field(60.0, description="Length of the window.")
+
+
+def one_or_list(value: Any) -> str:
+    """Returns the tag of a value that may be one thing or a list, so that a fault is reported once."""
+    return "list" if isinstance(value, list | tuple) else "one"
+
+
 # -- what records contain ------------------------------------------------------------------------------------
 
 
@@ -162,6 +194,12 @@ class Manifest(Record):
         """The file that it was read from; relative paths in it start in this file's folder."""
         return self._file
 
+    @classmethod
+    def absent(cls) -> Self:
+        """Returns the record of a file that does not exist and need not."""
+        (kind,) = get_args(cls.model_fields["kind"].annotation)
+        return cls.model_validate({"apiVersion": "astromesh/v1", "kind": kind})
+
     def read_from(self, file: Path) -> None:
-        """Stores the validated options; called once, at load."""
+        """Stores the path of the file; called once, at load."""
         self._file = file

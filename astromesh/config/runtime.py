@@ -14,7 +14,7 @@ from urllib.parse import SplitResult, parse_qsl, urlsplit
 from pydantic import AfterValidator, Field
 
 from astromesh.config.environment import VariableName
-from astromesh.config.records import Count, Manifest, Metadata, Ratio, Record, Seconds, Secret
+from astromesh.config.records import Count, Manifest, Metadata, RateLimit, Ratio, Record, Seconds, Secret
 
 _HOST_LABEL = r"[^\W_](?:[\w-]{0,61}[^\W_])?|[\w](?:[\w-]{0,61}[\w])?"
 _HOST_NAME = re.compile(rf"(?:{_HOST_LABEL})(?:\.(?:{_HOST_LABEL}))*\.?")
@@ -168,11 +168,6 @@ RedisUrl = Annotated[Secret, AfterValidator(redis_url)]
 Port = Annotated[int, Field(ge=0, le=65535)]
 
 
-class CallRate(Record):
-    max_calls: Count = Field(description="Calls of one principal within the window.")
-    window_seconds: Seconds = Field(60.0, description="Length of the window.")
-
-
 class Api(Record):
     host: ListenHost = Field(
         "127.0.0.1", min_length=1, description="Address to listen on; a public one needs auth."
@@ -184,7 +179,7 @@ class Api(Record):
     )
     max_requests: Count = Field(1_000, description="Requests at once in one process; more get 503.")
     max_sockets: Count = Field(10_000, description="WebSockets at once in one process; more get 503.")
-    rate_limit: CallRate | None = Field(
+    rate_limit: RateLimit | None = Field(
         None, description="Calls and runs of each principal; absent: no limit."
     )
 

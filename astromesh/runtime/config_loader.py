@@ -14,6 +14,7 @@ from typing import Any
 
 from astromesh.config.agent import AgentManifest
 from astromesh.config.base import GraphFindings, GraphMention
+from astromesh.config.checks import find_cycles
 from astromesh.config.folder import Configuration, load
 from astromesh.core.templates import check_template
 from astromesh.errors import CircularAgentReference, WorkflowNotFound
@@ -52,27 +53,16 @@ def load_configuration(
 
 
 def detect_circular_refs(edges: Mapping[str, tuple[str, ...]]) -> None:
-    """Depth-first search over who may call whom (document 001, circular reference safety).
+    """Checks who may call whom (document 001, circular reference safety).
 
     Raises:
         CircularAgentReference: prints the circle, e.g. `a → b → a`.
     """
-    done: set[str] = set()
-
-    def visit(agent: str, path: tuple[str, ...]) -> None:
-        if agent in path:
-            circle = " → ".join((*path[path.index(agent) :], agent))
-            raise CircularAgentReference(
-                f"Agents call each other in a circle: {circle}. Remove one of these tools."
-            )
-        if agent in done:
-            return
-        for called in edges.get(agent, ()):
-            visit(called, (*path, agent))
-        done.add(agent)
-
-    for agent in edges:
-        visit(agent, ())
+    for cycle in find_cycles(edges):
+        path = " → ".join(cycle)
+        raise CircularAgentReference(
+            f"Agents call each other in a circle: {path}. Remove one of these tools."
+        )
 
 
 def agents_with_approval(configuration: Configuration) -> frozenset[str]:

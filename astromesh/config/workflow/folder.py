@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 
 import orjson
 
-from astromesh.config.base import Node, Place, Steps, format_path, node_from_value
+from astromesh.config.base import Node, Place, Steps, node_from_value
 from astromesh.config.keys import did_you_mean
-from astromesh.config.parser import read_file
+from astromesh.config.parser import manifest_fault, read_file
 from astromesh.config.records import JsonMap
 from astromesh.config.validation import salvage
 from astromesh.config.workflow.agents import AgentsFile, CredentialsFile, ProvidersFile, ToolsFile
@@ -85,22 +85,7 @@ class WorkflowFolder:
         """Creates a fault at a place of one of its files."""
         root = self.roots.get(file)
         place = root.place_of(steps, key=False) if root is not None else Place()
-        return rule_fault(self.folder / file, rule, message, place, steps, hint)
-
-
-def rule_fault(
-    file: Path, rule: str, message: str, place: Place = Place(), steps: Steps = (), hint: str = ""
-) -> InvalidManifest:
-    """Creates a fault with the name of the broken rule."""
-    return InvalidManifest(
-        message,
-        file=str(file),
-        line=place.line,
-        column=place.column,
-        key=format_path(steps),
-        hint=hint,
-        rule=rule,
-    )
+        return manifest_fault(self.folder / file, message, place, steps, hint, rule)
 
 
 def read_folder(folder: str | Path, env: Mapping[str, str] | None = None) -> WorkflowFolder:
@@ -112,9 +97,8 @@ def read_folder(folder: str | Path, env: Mapping[str, str] | None = None) -> Wor
     """
     folder = Path(folder)
     if not folder.is_dir():
-        return WorkflowFolder(
-            folder, faults=(rule_fault(folder, "missing_folder", "the folder does not exist"),)
-        )
+        fault = manifest_fault(folder, "the folder does not exist", rule="missing_folder")
+        return WorkflowFolder(folder, faults=(fault,))
     return _FolderReader(folder, os.environ if env is None else env).run()
 
 
@@ -133,13 +117,11 @@ class _FolderReader:
             if (self._folder / name).exists():
                 self._file(name)
             elif name == WORKFLOW:
-                self._faults.append(
-                    rule_fault(self._folder / name, "missing_file", "the file does not exist")
-                )
+                self._fault(name, "missing_file", "the file does not exist")
         for name, right in REJECTED.items():
             if (self._folder / name).exists():
                 message = f"is not a file of a workflow; its settings belong into {right}"
-                self._faults.append(rule_fault(self._folder / name, "rejected_file", message))
+                self._fault(name, "rejected_file", message)
         for path in sorted((self._folder / SCHEMAS).glob("*.json")):
             self._schema(path)
         faults = tuple({str(fault): fault for fault in self._faults}.values())
@@ -147,20 +129,27 @@ class _FolderReader:
             self._folder, self._files, self._roots, self._schemas, faults, tuple(self._unread_files())
         )
 
+    def _fault(self, name: str, rule: str, message: str, place: Place = Place()) -> None:
+        self._faults.append(manifest_fault(self._folder / name, message, place, rule=rule))
+
     def _file(self, name: str) -> None:
         path = self._folder / name
         document = read_file(path, self._env)
-        self._faults += [_with_rule(fault, "unreadable") for fault in document.faults]
+        for fault in document.faults:
+            fault.rule = "unreadable"
+        self._faults += document.faults
         if document.node is None:
             return
         self._roots[name] = root = _with_empty_lists(_without_extension_keys(document.node))
         if not isinstance(root.value, dict):
-            self._faults.append(rule_fault(path, "invalid_value", "must be a mapping", root.place))
+            self._fault(name, "invalid_value", "must be a mapping", root.place)
             return
         if self._other_version(path, root):
             return
         salvaged = salvage(FILES[name], root, path)
-        self._faults += [_with_rule(fault, _rule_of(fault)) for fault in salvaged.faults]
+        for fault in salvaged.faults:
+            fault.rule = _rule_of(fault)
+        self._faults += salvaged.faults
         if salvaged.record is not None:
             self._files[name] = salvaged.record
 
@@ -170,28 +159,32 @@ class _FolderReader:
             return False
         message = f"unknown version {version.value}; this astromesh reads version {MANIFEST_VERSION}"
         hint = _migration_hint(version.value)
-        self._faults.append(rule_fault(path, "unknown_version", message, version.place, ("version",), hint))
+        self._faults.append(
+            manifest_fault(path, message, version.place, ("version",), hint, "unknown_version")
+        )
         return True
 
     def _schema(self, path: Path) -> None:
+        name = f"{SCHEMAS}/{path.name}"
         try:
             text = path.read_bytes()
             schema = orjson.loads(text)
         except OSError as error:
-            self._faults.append(rule_fault(path, "unreadable", f"cannot be read: {error.strerror}"))
+            self._fault(name, "unreadable", f"cannot be read: {error.strerror}")
         except orjson.JSONDecodeError as error:
             place = Place(error.lineno, error.colno)
-            self._faults.append(rule_fault(path, "unreadable", f"is not valid JSON: {error.msg}", place))
+            self._fault(name, "unreadable", f"is not valid JSON: {error.msg}", place)
         else:
             if isinstance(schema, dict):
                 self._schemas[path.stem] = schema
             else:
-                self._faults.append(rule_fault(path, "invalid_schema", "must be a JSON object", Place(1, 1)))
+                self._fault(name, "invalid_schema", "must be a JSON object", Place(1, 1))
 
     def _unread_files(self) -> Iterator[InvalidManifest]:
         for path in sorted(self._folder.glob("*.y*ml")):
             if path.name not in FILES and path.name not in REJECTED:
-                yield rule_fault(path, "stranger", "is not read", hint=did_you_mean(path.name, FILES))
+                hint = did_you_mean(path.name, FILES)
+                yield manifest_fault(path, "is not read", hint=hint, rule="stranger")
 
 
 def _migration_hint(version: int) -> str:
@@ -234,11 +227,6 @@ def _with_empty_lists(root: Node) -> Node:
             empty.place = node.place
             root = root.with_entry(str(key), empty)
     return root
-
-
-def _with_rule(fault: InvalidManifest, rule: str) -> InvalidManifest:
-    fault.rule = rule
-    return fault
 
 
 #: start of a validation message → rule
