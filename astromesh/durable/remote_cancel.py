@@ -14,10 +14,10 @@ from typing import TypeVar
 import structlog
 
 from astromesh.access.scopes import Viewer
-from astromesh.durable.base import CancelRequest, RunStore
-from astromesh.durable.run_registry import RunRegistry
+from astromesh.durable.base import CancelRequest, RunRow, RunStore
+from astromesh.durable.run_registry import RunRegistry, run_json
 from astromesh.durable.run_worker import RunWorker
-from astromesh.errors import AstromeshError, EventsGone, RunNotFound
+from astromesh.errors import AstromeshError, RunNotFound
 from astromesh.telemetry.clock import Clock
 from astromesh.telemetry.ids import created_at
 from astromesh.types import JsonObject
@@ -94,26 +94,25 @@ class RemoteCancel:
             return
         for one in asked:
             if store is not None and one.run_id not in self._ending:
-                self._end(store, one)
+                await self._end(store, one)
 
-    def _end(self, store: RunStore, asked: CancelRequest) -> None:
-        viewer = Viewer(asked.tenant, asked.owner)
-        try:
-            self._registry.stop(asked.run_id, viewer)
-        except (RunNotFound, EventsGone):  # another process has it, or nobody
+    async def _end(self, store: RunStore, request: CancelRequest) -> None:
+        run_id, viewer = request.run_id, Viewer(request.tenant, request.owner)
+        run = await self._registry.find(run_id, viewer, durable=True)
+        if run is None:  # another process has it, or nobody
             return
-        task = asyncio.create_task(self._answer(store, asked.run_id, viewer))
-        self._ending[asked.run_id] = task
-        task.add_done_callback(lambda _: self._ending.pop(asked.run_id, None))
+        await self._registry.stop(run)
+        self._ending[run_id] = task = asyncio.create_task(self._answer(store, run))
+        task.add_done_callback(lambda _: self._ending.pop(run_id, None))
 
-    async def _answer(self, store: RunStore, run_id: str, viewer: Viewer) -> None:
+    async def _answer(self, store: RunStore, run: RunRow) -> None:
         try:
-            await store.answer_cancel(run_id, None)
-            line = await self._registry.cancel(run_id, viewer)
+            await store.answer_cancel(run.run_id, None)
+            line = run_json(await self._registry.ended(run))
             await self._flush_archive()
-            await store.answer_cancel(run_id, line)
+            await store.answer_cancel(run.run_id, line)
         except AstromeshError as error:  # who asked gives up waiting
-            log.warning("cancel_not_answered", run_id=run_id, error=str(error))
+            log.warning("cancel_not_answered", run_id=run.run_id, error=str(error))
 
     # -- asking others -------------------------------------------------------------------------------------
 

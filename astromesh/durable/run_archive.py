@@ -12,8 +12,8 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import structlog
 
-from astromesh.durable.base import ENDED_STATUSES, RunRow, RunStore
-from astromesh.durable.run_registry import outcome_of
+from astromesh.durable.base import RunStore
+from astromesh.durable.run_registry import row_of
 from astromesh.errors import AstromeshError, StoreUnavailable
 from astromesh.telemetry.run_log import RunLog
 from astromesh.telemetry.traces import trace_events
@@ -110,15 +110,3 @@ class RunArchive:
 
 def _log_dropped(count: int, error: AstromeshError | None) -> None:
     log.warning("runs_not_noted", count=count, error=str(error))
-
-
-def row_of(ended: RunLog) -> RunRow:
-    """Returns the row of a run that has ended."""
-    first, last = ended.events[0], ended.events[-1]
-    status = ended.status
-    result, error = outcome_of(ended)
-    return RunRow(
-        ended.run_id, ended.tenant, ended.owner, ended.agent, ended.session_id, ended.trace_id,
-        status if status in ENDED_STATUSES else "failed", first.ts, ended.parent, finished_at=last.ts,  # type: ignore[arg-type]
-        result=result, error=error, usage=ended.meter.usage, attempts=tuple(ended.attempts),
-    )  # fmt: skip

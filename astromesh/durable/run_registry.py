@@ -1,14 +1,20 @@
-"""The runs of this process that callers ask about: find, list, follow, cancel (api.md section 1)."""
+"""The stores of runs that callers ask about share one record and one interface (docs/api.md, Runs).
+
+A plain run is in the memory of its process (`RunRegistry`), and its row is written after its end. A durable
+run is in the database (`astromesh.runtime.runs.StoredRuns`) from its start.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import NamedTuple, Protocol
 
 from astromesh.access.scopes import Viewer
-from astromesh.errors import EventsGone, InvalidInput, RunNotFound
+from astromesh.durable.base import ENDED_STATUSES, RunQuery, RunRow
+from astromesh.errors import EventsGone, InvalidInput
 from astromesh.telemetry.clock import Clock
 from astromesh.telemetry.events import EventSink
 from astromesh.telemetry.run_log import RunLog, RunLogs
@@ -19,7 +25,7 @@ EVENT_RETENTION_SECONDS = 300.0
 
 
 class RunFilter(NamedTuple):
-    """What a list is limited to; empty: everything. `limit`: most lines."""
+    """The filter of a list; empty fields match everything. `limit`: the maximum number of runs."""
 
     agent: str = ""
     session: str = ""
@@ -27,43 +33,40 @@ class RunFilter(NamedTuple):
     limit: int = 50
 
 
-class Runs(Protocol):
-    """The seam between the routes and whoever keeps runs.
+class RunRecords(Protocol):
+    """A store of runs."""
 
-    Raises (all of them):
-        RunNotFound: there is none of this id, or not for this viewer.
-        EventsGone: there was one, and what is asked for is no longer kept.
-    """
+    async def find(self, run_id: str, viewer: Viewer) -> RunRow | None:
+        """Returns a run; None if the store does not have it, or this viewer may not see it."""
 
-    async def get(self, run_id: str, viewer: Viewer) -> JsonObject:
-        """One run as api.md section 1 shows it."""
+    async def list(self, query: RunQuery) -> tuple[list[RunRow], Usage]:
+        """Returns the newest runs first, and the usage of all that match.
 
-    async def list(self, viewer: Viewer, wanted: RunFilter) -> tuple[list[JsonObject], Usage]:
-        """The newest first, and what all that fit have used; a nested run is part of the one above it."""
+        A nested run is part of the run above it.
+        """
 
-    async def follow(
-        self, run_id: str, viewer: Viewer, after: int, sink: EventSink
-    ) -> Callable[[], None] | None:
-        """Sends the events behind `after`, then those that come.
+    async def follow(self, run: RunRow, after: int, sink: EventSink) -> Callable[[], None] | None:
+        """Sends the events after `after`, then new ones.
 
-        Returns a function that ends it, or None where the run has ended and nothing will come.
+        Returns a function that ends it, or None if the run has ended and no event will come.
 
         Raises:
-            RunNotFound, EventsGone
+            EventsGone: events after `after` are no longer stored.
             InvalidInput: the run continues, and has not come to an event `after` yet.
         """
 
-    async def cancel(self, run_id: str, viewer: Viewer) -> JsonObject:
-        """Ends a run and all that it started; what it had said is kept. No new side effect starts after."""
+    async def stop(self, run: RunRow) -> bool:
+        """Starts to cancel a run and all that it started. Returns False if it has ended."""
+
+    async def ended(self, run: RunRow) -> RunRow:
+        """Returns the run when it has ended, or its current row when the wait times out."""
 
 
 class RunRegistry:
-    """`Runs` of this process.
+    """`RunRecords` in the memory of this process: the active runs, and the newest ended ones.
 
     Args:
-        logs: the records.
-        clock: for how long they are kept.
-        patience: seconds that a cancel waits for the run's end; a tool may take longer to let go.
+        cancel_timeout: seconds that `ended` waits. A tool may take longer to end.
     """
 
     def __init__(self, logs: RunLogs, clock: Clock, cancel_timeout: float = 10.0) -> None:
@@ -71,30 +74,33 @@ class RunRegistry:
         self._clock = clock
         self._cancel_timeout = cancel_timeout
 
-    async def get(self, run_id: str, viewer: Viewer) -> JsonObject:
-        return _to_json(self._find(run_id, viewer))
+    async def find(self, run_id: str, viewer: Viewer, *, durable: bool = False) -> RunRow | None:
+        """`durable`: find a part of a durable run, too. The database has more of it."""
+        log = self._logs.find(run_id)
+        if log is None or not log.visible(*viewer) or (log.durable and not durable):
+            return None
+        return row_of(log)
 
-    async def list(
-        self, viewer: Viewer, wanted: RunFilter, running: bool = False
-    ) -> tuple[list[JsonObject], Usage]:
-        """Args: running: only those that have not ended."""
+    async def list(self, query: RunQuery, *, active: bool = False) -> tuple[list[RunRow], Usage]:
+        """`active`: list active runs only."""
         found = [
             log
             for log in self._logs.newest()
             if not log.durable
-            and log.visible(*viewer)
-            and _matches(log, wanted)
-            and not (running and log.ended_at is not None)
+            and log.visible(query.tenant, query.owner)
+            and query.agent in ("", log.agent)
+            and query.session in ("", log.session_id)
+            and query.status in ("", log.status)
+            and not (active and log.ended_at is not None)
         ]
-        return [_to_json(log) for log in found[: wanted.limit]], _total_usage(found)
+        return [row_of(log) for log in found[: query.limit]], _total_usage(found)
 
-    async def follow(
-        self, run_id: str, viewer: Viewer, after: int, sink: EventSink
-    ) -> Callable[[], None] | None:
-        log = self._find(run_id, viewer)
-        if log.ended_at is not None and self._clock.monotonic() - log.ended_at > EVENT_RETENTION_SECONDS:
+    async def follow(self, run: RunRow, after: int, sink: EventSink) -> Callable[[], None] | None:
+        log = self._logs.find(run.run_id)
+        if log is None or self._is_past(log):
             raise EventsGone(
-                f"Events are kept for {EVENT_RETENTION_SECONDS:g} s; GET /v1/runs/{run_id} has the result."
+                f"Events are stored for {EVENT_RETENTION_SECONDS:g} s; "
+                f"GET /v1/runs/{run.run_id} has the result."
             )
         stream, events = log.stream, log.after(after)
         for event in events:
@@ -102,55 +108,36 @@ class RunRegistry:
         if stream is None:
             return None
         if not events and after > log.dropped_through and not log.after(after - 1):
-            raise event_not_reached(run_id, after)
+            raise event_not_reached(run.run_id, after)
         stream.add(sink)
         return lambda: stream.remove(sink)
 
-    async def cancel(self, run_id: str, viewer: Viewer) -> JsonObject:
-        log = self._find(run_id, viewer)
-        self.stop(run_id, viewer)
-        try:
-            async with asyncio.timeout(self._cancel_timeout):
-                await log.wait()
-        except TimeoutError:
-            pass  # something in it does not let go; its status says `running`
-        return _to_json(log)
+    def _is_past(self, log: RunLog) -> bool:
+        return log.ended_at is not None and self._clock.monotonic() - log.ended_at > EVENT_RETENTION_SECONDS
 
-    def stop(self, run_id: str, viewer: Viewer) -> bool:
-        """Starts to cancel a run; False where it had ended.
-
-        Raises:
-            RunNotFound, EventsGone: as in `Runs`.
-        """
-        log = self._find(run_id, viewer)
-        if log.task is None:
+    async def stop(self, run: RunRow) -> bool:
+        log = self._logs.find(run.run_id)
+        if log is None or log.task is None:
             return False
         if not log.cancel_requested:  # a second cancel would cut short what the first one tidies up
             log.cancel_requested = True
             log.task.cancel()
         return True
 
-    def _find(self, run_id: str, viewer: Viewer) -> RunLog:
-        log = self._logs.find(run_id)
-        if log is not None and log.visible(*viewer):
-            return log
-        if self._logs.was_dropped(run_id, *viewer):
-            raise EventsGone(f"The run {run_id!r} is no longer kept.")
-        raise RunNotFound(f"There is no run {run_id!r}.")
+    async def ended(self, run: RunRow) -> RunRow:
+        log = self._logs.find(run.run_id)
+        if log is None:
+            return run
+        with suppress(TimeoutError):  # something does not end; its status is `running`
+            async with asyncio.timeout(self._cancel_timeout):
+                await log.wait()
+        return row_of(log)
 
 
 def event_not_reached(run_id: str, after: int) -> InvalidInput:
-    """Who follows a run from a number on that it has not reached would hear nothing, perhaps for ever."""
+    """The error for a reader that would receive nothing, perhaps for ever."""
     return InvalidInput(
         f"The run {run_id!r} has not come to an event {after} yet; resume behind one you have seen."
-    )
-
-
-def _matches(log: RunLog, wanted: RunFilter) -> bool:
-    return (
-        wanted.agent in ("", log.agent)
-        and wanted.session in ("", log.session_id)
-        and wanted.status in ("", log.status)
     )
 
 
@@ -160,42 +147,47 @@ def _total_usage(found: Sequence[RunLog]) -> Usage:
     return sum((log.meter.usage for log in tops), Usage())
 
 
-def outcome_of(log: RunLog) -> tuple[JsonObject | None, JsonObject | None]:
-    """Result and error of a run, as far as it has come."""
-    data = log.events[-1].data if log.events and log.ended_at is not None else {}
-    error = {"code": data["code"], "detail": data["detail"]} if "code" in data else None
-    return _result(log.status, data), error
-
-
-def _to_json(log: RunLog) -> JsonObject:
-    status, last = log.status, log.events[-1] if log.events else None
-    result, error = outcome_of(log)
-    return {
-        "run_id": log.run_id,
-        "agent": log.agent,
-        "session_id": log.session_id,
-        "status": status,
-        "created_at": iso_time(log.events[0].ts) if log.events else None,
-        "finished_at": iso_time(last.ts) if last and log.ended_at is not None else None,
-        "result": result,
-        "error": error,
-        "usage": log.meter.usage.to_json(),
-        "attempts": list(log.attempts),
-        "waiting_for": last.data.get("approval") if last and status == "waiting" else None,
-    }
-
-
-def _result(status: str, data: JsonObject) -> JsonObject | None:
-    """The whole answer; of a run that has none, what it had said."""
-    if status == "completed":
-        return data
-    return partial_result(data)
+def row_of(log: RunLog) -> RunRow:
+    """Returns the row of a run of this process, as far as it has come."""
+    status = log.status
+    if log.ended_at is not None and status not in ENDED_STATUSES:
+        status = "failed"
+    created_at = finished_at = 0.0
+    result = error = None
+    if log.events:
+        created_at, last = log.events[0].ts, log.events[-1]
+        if status in ENDED_STATUSES:
+            finished_at, data = last.ts, last.data
+            error = {"code": data["code"], "detail": data["detail"]} if "code" in data else None
+            result = data if status == "completed" else partial_result(data)
+    return RunRow(
+        log.run_id, log.tenant, log.owner, log.agent, log.session_id, log.trace_id, status,  # type: ignore[arg-type]
+        created_at, log.parent, finished_at=finished_at, result=result, error=error, usage=log.meter.usage,
+        attempts=tuple(log.attempts),
+    )  # fmt: skip
 
 
 def partial_result(last: JsonObject) -> JsonObject | None:
-    """What a run without an answer has left: text, and tools that could not be stopped."""
+    """Returns what a run without an answer leaves: text, and tools that could not be stopped."""
     return {key: last[key] for key in ("response", "uncancellable") if last.get(key)} or None
 
 
-def iso_time(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
+def run_json(row: RunRow) -> JsonObject:
+    """Returns a run as `GET /v1/runs/{id}` shows it (docs/api.md, Runs)."""
+    return {
+        "run_id": row.run_id,
+        "agent": row.agent,
+        "session_id": row.session_id,
+        "status": row.status,
+        "created_at": _iso_time(row.created_at),
+        "finished_at": _iso_time(row.finished_at),
+        "result": row.result,
+        "error": row.error and {key: row.error[key] for key in ("code", "detail")},
+        "usage": row.usage.to_json(),
+        "attempts": list(row.attempts),
+        "waiting_for": row.waiting_for,
+    }
+
+
+def _iso_time(seconds: float) -> str | None:
+    return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z") if seconds else None

@@ -82,7 +82,7 @@ class AgentRuntime:
         self.runner = AgentRunner(
             self.directory, self.stores, self.clock, self.metrics, WorkerHeartbeat(self.data_dir)
         )
-        self.runs, self.traces, self.durable = self.runner.runs, self.runner.traces, self.runner.durable
+        self.runs, self.traces, self.durable = self.runner.runs, self.runner.runs.traces, self.runner.durable
         self._env: Mapping[str, str] = os.environ if env is None else env
         self._graphs = graphs or {}
         self._resuming: asyncio.Task[None] | None = None

@@ -17,9 +17,8 @@ from functools import partial
 
 import structlog
 
-from astromesh.access.scopes import Viewer
 from astromesh.durable.base import ENDED_STATUSES, IdempotencyKey, RunChange, RunRow, SegmentClaim
-from astromesh.durable.run_registry import RunRegistry, outcome_of
+from astromesh.durable.run_registry import row_of
 from astromesh.durable.run_worker import RunWorker
 from astromesh.durable.writer import retry_while_unavailable
 from astromesh.errors import (
@@ -31,7 +30,7 @@ from astromesh.errors import (
     RunNotFound,
 )
 from astromesh.runtime.records import RunAnswer
-from astromesh.runtime.stored_runs import answer_of
+from astromesh.runtime.runs import Runs, answer_of
 from astromesh.telemetry.clock import Clock
 from astromesh.telemetry.events import EventSink
 from astromesh.telemetry.run_log import RunLog
@@ -52,11 +51,11 @@ class IdempotentRuns:
     """The runs with keys of one process.
 
     Args:
-        registry: knows the events of those that run here.
+        runs: Has the events of those that this process executes.
     """
 
-    def __init__(self, durable: RunWorker, registry: RunRegistry, clock: Clock) -> None:
-        self._durable, self._registry, self._clock = durable, registry, clock
+    def __init__(self, durable: RunWorker, runs: Runs, clock: Clock) -> None:
+        self._durable, self._runs, self._clock = durable, runs, clock
         self._local: dict[str, _SharedRun] = {}
 
     async def answer(
@@ -122,13 +121,13 @@ class IdempotentRuns:
             self._local.pop(row.run_id, None)
 
     async def _settle(self, row: RunRow, run: RunLog, details: JsonObject) -> None:
-        result, error = outcome_of(run)
+        ended = row_of(run)
         change = RunChange(
-            status=run.status,  # type: ignore[arg-type]
-            result=result,
-            error={**error, "more": details} if error else None,
-            usage=run.meter.usage,
-            attempts=tuple(run.attempts),
+            status=ended.status,
+            result=ended.result,
+            error={**ended.error, "more": details} if ended.error else None,
+            usage=ended.usage,
+            attempts=ended.attempts,
             finished_at=self._clock.now(),
         )
         claim = SegmentClaim(row.run_id, row.segment, row.worker)
@@ -146,9 +145,8 @@ class IdempotentRuns:
         """
         shown = {}
         for sink in sinks:
-            with suppress(RunNotFound, EventsGone):
-                viewer = Viewer(kept.tenant, kept.owner)
-                shown[sink] = await self._registry.follow(kept.run_id, viewer, 0, sink)
+            with suppress(EventsGone):
+                shown[sink] = await self._runs.follow_here(kept, sink)
         return shown
 
     async def _wait_for_end(self, row: RunRow) -> RunRow:

@@ -22,7 +22,6 @@ from astromesh.net.http import Http
 from astromesh.plugins import Deps
 from astromesh.runtime.engine import AgentRuntime
 from astromesh.runtime.records import RunRequest
-from astromesh.runtime.stored_runs import wait_for_run
 from astromesh.telemetry.ids import read_traceparent
 
 
@@ -80,7 +79,7 @@ def channel_runner(runtime: AgentRuntime) -> AskAgent:
 async def _answer(runtime: AgentRuntime, row: RunRow) -> str:
     """Raises: ApprovalRequired: a person must decide first; ask again."""
     try:
-        return (await wait_for_run(runtime.runs, runtime.durable.store, row, ())).response
+        return (await runtime.runs.wait(row, ())).response
     except RunFailed as failed:
         if failed.code == GuardrailBlocked.code:
             raise GuardrailBlocked(str(failed.details.get("guardrail", "")), str(failed)) from failed

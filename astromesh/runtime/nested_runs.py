@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from astromesh.durable.base import RunRow
 from astromesh.durable.event_stream import DurableStream
-from astromesh.durable.run_archive import row_of
+from astromesh.durable.run_registry import row_of
 from astromesh.durable.writer import SegmentWriter
 from astromesh.graph.calls import ASSISTANT
 from astromesh.graph.scope import Scope

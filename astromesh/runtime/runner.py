@@ -24,9 +24,6 @@ from astromesh.durable.budgets import Budgets
 from astromesh.durable.journal import RunJournal
 from astromesh.durable.leases import WorkerHeartbeat
 from astromesh.durable.queue import AgentSlots
-from astromesh.durable.remote_cancel import RemoteCancel
-from astromesh.durable.run_archive import RunArchive
-from astromesh.durable.run_registry import RunRegistry
 from astromesh.durable.run_worker import RunWorker
 from astromesh.errors import (
     AstromeshError,
@@ -53,6 +50,7 @@ from astromesh.runtime.nested_runs import (
 from astromesh.runtime.pipeline import answer
 from astromesh.runtime.records import RunAnswer, RunRequest
 from astromesh.runtime.run import Handler, Run, RunFactory
+from astromesh.runtime.runs import Runs
 from astromesh.runtime.segment import (
     Segment,
     accepted_row,
@@ -69,13 +67,11 @@ from astromesh.runtime.sessions import (
     require_newest,
 )
 from astromesh.runtime.stages import remember_partial
-from astromesh.runtime.stored_runs import StoredRuns, StoredTraces, wait_for_run
 from astromesh.runtime.stores import RuntimeStores
 from astromesh.telemetry.clock import Clock
 from astromesh.telemetry.events import TERMINAL_EVENTS, EventSink
 from astromesh.telemetry.metrics import Metrics
-from astromesh.telemetry.run_log import RunLogs
-from astromesh.telemetry.traces import TracedRun, TraceExporter, TraceStore
+from astromesh.telemetry.traces import TracedRun, TraceExporter
 from astromesh.tools.base import DEFAULT_NESTED_RUN_OPTIONS, NestedRunOptions, ToolContext
 from astromesh.types import CallerContext, JsonObject, SessionKey, calling_as
 
@@ -124,7 +120,7 @@ class AgentRunner:
     Attributes:
         active: The runs of this process that a shutdown waits for.
         durable: The worker of durable runs.
-        runs, traces: Every run and trace that callers may ask about.
+        runs: Every run that callers may ask about.
         sessions: The sessions in which a run of this process is active.
         max_running: How many durable runs of a limited agent may be active, over all workers.
     """
@@ -147,16 +143,9 @@ class AgentRunner:
         self._exporter: TraceExporter | None = None
         self.budgets = Budgets(stores.open_budgets, clock)
         self._factory = RunFactory(clock, metrics, self.budgets)
-        self._logs = RunLogs()
-        registry = RunRegistry(self._logs, clock)
         self.durable = RunWorker(self, stores, heartbeat)
-        self._archive = RunArchive(self.durable.open)
-        self._remote_cancel = RemoteCancel(
-            self.durable, registry, clock, lambda: bool(self.active.count), self._archive.flush
-        )
-        self._idempotent_runs = IdempotentRuns(self.durable, registry, clock)
-        self.runs = StoredRuns(registry, self.durable, self._archive, self._remote_cancel)
-        self.traces = StoredTraces(TraceStore(self._logs), self.durable, self._archive)
+        self.runs = Runs(self.durable, clock, lambda: bool(self.active.count))
+        self._idempotent_runs = IdempotentRuns(self.durable, self.runs, clock)
         # what wraps every run; the first is the outermost
         session, slots = within_session(self.sessions, self._leases), within_agent_limit(AgentSlots(clock))
         self._handle = compose(answer, reported, session, slots, keeping_partial, within_deadline)
@@ -169,7 +158,7 @@ class AgentRunner:
 
     def open(self, state: RuntimeState, exporter: TraceExporter | None) -> None:
         """Prepares for the agents of an opened configuration."""
-        state.erasers.append(self._erase_runs)
+        state.erasers.append(self.runs.erase_owner)
         if any(agent.limits for agent in state.agents.values()):
             state.erasers.append(self.budgets.erase_owner)
         configuration = state.configuration
@@ -189,17 +178,9 @@ class AgentRunner:
                 await self.active.wait()
         # what is still active ends with its resources; durable runs are resumed
         await self.durable.close(max(ends - self.clock.monotonic(), 0.0))
-        await self._remote_cancel.close()
+        await self.runs.stop_writing()
         await self._leases.close()
-        await self._archive.close()
         await self.budgets.close()
-
-    async def _erase_runs(self, tenant: str, owner: str) -> int:
-        await self._archive.flush()
-        erased = self._logs.erase_owner(tenant, owner)
-        if not self.stores.may_hold_runs:
-            return erased
-        return max(erased, await (await self.durable.open()).erase_owner(tenant, owner))
 
     # -- runs ----------------------------------------------------------------------------------------------
 
@@ -232,7 +213,7 @@ class AgentRunner:
                 raise ShuttingDown("The server is shutting down; send the request again.")
             if agent.name in self._approval_agents:
                 row = await self.accept(agent, request, caller=caller, trace_id=trace_id, key=key)
-                return await wait_for_run(self.runs, self.durable.store, row, sinks)
+                return await self.runs.wait(row, sinks)
             if key is not None:
                 return await self._start_idempotent(key, agent, request, caller, sinks, trace_id)
             if agent.merges_messages:
@@ -246,8 +227,7 @@ class AgentRunner:
         """Executes one run from its first event to its last, known to `runs` meanwhile."""
         log = run.log
         log.task = task = asyncio.current_task()
-        self._logs.open(log)
-        self._remote_cancel.watch()
+        self.runs.open(log)
         with self.active, calling_as(run.caller):
             try:
                 return await handle(agent, request, run)
@@ -256,11 +236,9 @@ class AgentRunner:
                     raise run.interrupted_error() from cancelled
                 raise
             finally:
-                self._logs.close(log, self.clock.monotonic())
+                self.runs.close(log)
                 if run.parent and run.journal is not None:
                     end_nested_run(run)
-                if not log.durable:
-                    self._archive.add(log)
                 if self._exporter is not None and log.events and log.events[-1].type in TERMINAL_EVENTS:
                     self._exporter.offer(log)
 

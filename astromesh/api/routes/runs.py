@@ -24,7 +24,7 @@ from astromesh.api.responses import EventBuffer, EventStreamResponse
 from astromesh.api.schemas import LinksOut, RunsOut, RunStateOut, RunStatus, problems, request_body
 from astromesh.durable.run_registry import RunFilter
 from astromesh.errors import EventsGone
-from astromesh.runtime.stored_runs import Decision
+from astromesh.runtime.runs import Decision
 from astromesh.tools.result_cache import ResultCache
 from astromesh.types import JsonObject, SessionKey
 

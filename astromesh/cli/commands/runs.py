@@ -24,12 +24,12 @@ from astromesh.cli.terminal import note, plain, print_json, print_table
 from astromesh.durable.approvals import decide, decisions_of
 from astromesh.durable.base import ENDED_STATUSES, RunQuery, RunRow, RunStore
 from astromesh.durable.remote_cancel import cancel_remotely
-from astromesh.durable.run_registry import RunFilter
+from astromesh.durable.run_registry import RunFilter, run_json
 from astromesh.errors import AstromeshError, InvalidInput, NetError, RunNotFound, UpstreamError
 from astromesh.net.http import Http
 from astromesh.plugins import Deps, Plugins, Resources
 from astromesh.runtime.config_loader import load_configuration
-from astromesh.runtime.stored_runs import Decision, run_json
+from astromesh.runtime.runs import Decision
 from astromesh.telemetry.clock import SystemClock
 from astromesh.types import JsonObject
 

@@ -20,7 +20,7 @@ from astromesh.errors import NotWaiting, StoreUnavailable
 from astromesh.memory.backends.sqlite import SqliteConversations
 from astromesh.runtime.engine import AgentRuntime
 from astromesh.runtime.records import RunRequest
-from astromesh.runtime.stored_runs import Decision
+from astromesh.runtime.runs import Decision
 from astromesh.testing import ManualClock, RecordingSink, RecordingTool, ScriptedProvider, plugin_of
 from astromesh.types import CallerContext, CompletionRequest, ToolCall
 from tests.integration.agents_folder import client_of, manifest, runtime_of, write

@@ -14,7 +14,7 @@ from astromesh.access.scopes import Viewer
 from astromesh.errors import Forbidden, InvalidInput
 from astromesh.runtime.engine import AgentRuntime
 from astromesh.runtime.records import RunRequest
-from astromesh.runtime.stored_runs import Decision
+from astromesh.runtime.runs import Decision
 from astromesh.testing import RecordingTool, ScriptedProvider, plugin_of
 from astromesh.tools.mcp.server import AuthMiddleware, HasRole, RequestContext, ToolServer
 from astromesh.types import CallerContext, ToolCall

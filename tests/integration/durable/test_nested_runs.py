@@ -16,7 +16,7 @@ from astromesh.durable.base import RunRow
 from astromesh.durable.run_registry import RunFilter
 from astromesh.runtime.engine import AgentRuntime
 from astromesh.runtime.records import RunRequest
-from astromesh.runtime.stored_runs import Decision
+from astromesh.runtime.runs import Decision
 from astromesh.telemetry.events import TERMINAL_EVENTS
 from astromesh.testing import RecordingSink, RecordingTool, ScriptedProvider, plugin_of
 from astromesh.types import CallerContext, CompletionRequest, Event, ToolCall

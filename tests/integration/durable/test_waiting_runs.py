@@ -13,8 +13,8 @@ from astromesh.durable.journal import StepLog
 from astromesh.runtime.engine import AgentRuntime
 from astromesh.runtime.records import RunRequest
 from astromesh.runtime.run import Run
+from astromesh.runtime.runs import Decision
 from astromesh.runtime.segment import Segment
-from astromesh.runtime.stored_runs import Decision
 from astromesh.telemetry.run_log import RunLog
 from astromesh.testing import ScriptedProvider
 from astromesh.types import CallerContext, CompletionRequest, Event, ToolCall

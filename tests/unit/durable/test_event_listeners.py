@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 
 from astromesh.durable.event_stream import DurableStream
 from astromesh.graph.ledger import RunLedger
-from astromesh.runtime.stored_runs import RunListener
+from astromesh.runtime.runs import RunListener
 from astromesh.telemetry.events import MODEL_DELTA, EventStream
 from astromesh.telemetry.run_log import RunLog
 from astromesh.testing import RecordingSink

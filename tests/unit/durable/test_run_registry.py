@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from typing import Any
 
 import pytest
 
 from astromesh.access.scopes import Viewer
-from astromesh.durable.run_registry import RunFilter, RunRegistry
-from astromesh.errors import RunNotFound
+from astromesh.durable.base import RunQuery, RunRow
+from astromesh.durable.run_registry import RunRegistry, run_json
 from astromesh.graph.ledger import RunLedger
 from astromesh.telemetry.events import EventStream
 from astromesh.telemetry.run_log import RunLog, RunLogs
@@ -38,20 +37,18 @@ def started(logs: RunLogs, run_id: str = "run_1", parent: str = "") -> RunLog:
     return log
 
 
+async def found(registry: RunRegistry, viewer: Viewer = ANN) -> RunRow:
+    run = await registry.find("run_1", viewer)
+    assert run is not None
+    return run
+
+
 @pytest.mark.parametrize("viewer", STRANGERS, ids=str)
 async def test_runs_of_others_do_not_exist(logs: RunLogs, registry: RunRegistry, viewer: Viewer) -> None:
     log = started(logs)
     log.task = asyncio.create_task(asyncio.sleep(60))
-    calls: list[Any] = [
-        registry.get("run_1", viewer),
-        registry.cancel("run_1", viewer),
-        registry.follow("run_1", viewer, 0, RecordingSink()),
-    ]
-    for call in calls:
-        with pytest.raises(RunNotFound):
-            await call
-    assert (await registry.list(viewer, RunFilter()))[0] == []
-    assert not log.task.cancelling()
+    assert await registry.find("run_1", viewer) is None
+    assert (await registry.list(RunQuery(*viewer)))[0] == []
     log.task.cancel()
 
 
@@ -60,8 +57,8 @@ async def test_the_owner_and_who_may_see_all_of_the_tenant_find_it(
     logs: RunLogs, registry: RunRegistry, viewer: Viewer
 ) -> None:
     started(logs)
-    assert (await registry.get("run_1", viewer))["status"] == "running"
-    assert len((await registry.list(viewer, RunFilter()))[0]) == 1
+    assert (await found(registry, viewer)).status == "running"
+    assert len((await registry.list(RunQuery(*viewer)))[0]) == 1
 
 
 async def test_a_follower_hears_what_was_and_what_comes_until_it_leaves(
@@ -71,7 +68,7 @@ async def test_a_follower_hears_what_was_and_what_comes_until_it_leaves(
     stream = log.stream
     assert stream is not None
     stream.emit("tools.listed", count=0)
-    leave = await registry.follow("run_1", ANN, 1, sink)
+    leave = await registry.follow(await found(registry), 1, sink)
     stream.emit("node.started", node="n")
     assert leave is not None
     leave()
@@ -81,7 +78,7 @@ async def test_a_follower_hears_what_was_and_what_comes_until_it_leaves(
 
 async def test_of_an_ended_run_nothing_more_will_come(logs: RunLogs, registry: RunRegistry) -> None:
     logs.close(started(logs), 0.0)
-    assert await registry.follow("run_1", ANN, 0, RecordingSink()) is None
+    assert await registry.follow(await found(registry), 0, RecordingSink()) is None
 
 
 async def test_a_second_cancel_does_not_cut_short_what_the_first_one_tidies_up(
@@ -99,7 +96,11 @@ async def test_a_second_cancel_does_not_cut_short_what_the_first_one_tidies_up(
 
     log.task = asyncio.create_task(work())
     await asyncio.sleep(0)
-    await asyncio.gather(registry.cancel("run_1", ANN), registry.cancel("run_1", ANN))
+    run = await found(registry)
+    for _ in range(2):
+        assert await registry.stop(run)
+        await asyncio.sleep(0)
+    assert (await registry.ended(run)).status == "failed"
     assert tidied == [True]
 
 
@@ -113,8 +114,10 @@ async def test_a_cancel_says_so_when_something_does_not_let_go(logs: RunLogs, re
 
     log.task = asyncio.create_task(stubborn())
     await asyncio.sleep(0)
-    state = await registry.cancel("run_1", ANN)
-    assert (state["status"], state["finished_at"]) == ("running", None)
+    run = await found(registry)
+    assert await registry.stop(run)
+    assert run_json(await registry.ended(run))["finished_at"] is None
+    assert (await found(registry)).status == "running"
     task = log.task
     over.set()
     await task

@@ -1,0 +1,502 @@
+"""Runs and traces of a runtime, plain and durable: find, list, follow, cancel, decide, wait."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Literal, NamedTuple
+
+from msgspec.structs import replace
+
+from astromesh.access.scopes import Viewer
+from astromesh.durable.approvals import decisions_of
+from astromesh.durable.base import ENDED_STATUSES, RunQuery, RunRow, RunStore
+from astromesh.durable.remote_cancel import RemoteCancel
+from astromesh.durable.run_archive import RunArchive
+from astromesh.durable.run_registry import (
+    RunFilter,
+    RunRecords,
+    RunRegistry,
+    event_not_reached,
+    run_json,
+)
+from astromesh.durable.run_worker import RunWorker
+from astromesh.errors import (
+    ApprovalRequired,
+    EventsGone,
+    Interrupted,
+    NotDurable,
+    RunFailed,
+    RunNotFound,
+    StoreError,
+)
+from astromesh.runtime.records import RunAnswer
+from astromesh.telemetry.clock import Clock
+from astromesh.telemetry.events import TERMINAL_EVENTS, EventSink, send_to_sinks
+from astromesh.telemetry.run_log import RunLog, RunLogs
+from astromesh.telemetry.traces import TraceStore, build_spans
+from astromesh.types import CallerContext, Event, JsonObject, Usage
+
+#: seconds between two polls for events of a run that another process works on, and of one that waits
+_POLL_SECONDS, _WAITING_POLL_SECONDS = 0.075, 1.0
+
+
+_PAGE = 1000
+
+
+class Decision(NamedTuple):
+    """The decision of a person.
+
+    Args:
+        arguments: of an approved call, instead of those that the model wrote.
+        answer: to a question.
+    """
+
+    decision: Literal["approve", "deny", "answer"]
+    arguments: JsonObject | None = None
+    answer: object = None
+
+
+class Runs:
+    """Every run of a runtime, wherever it is stored: in this process, in the database, in another process.
+
+    Args:
+        durable: The worker of durable runs, whose store has the rows.
+        is_busy: Returns whether this process has active runs.
+
+    Methods with a `run_id` raise RunNotFound if there is no such run, or not for this viewer, and EventsGone
+    if there was one and it is no longer stored.
+    """
+
+    def __init__(self, durable: RunWorker, clock: Clock, is_busy: Callable[[], bool]) -> None:
+        self._logs, self._clock, self._durable = RunLogs(), clock, durable
+        self._local = RunRegistry(self._logs, clock)
+        self._stored = StoredRuns(durable)
+        self._archive = RunArchive(durable.open)
+        self._remote_cancel = RemoteCancel(durable, self._local, clock, is_busy, self._archive.flush)
+        self.traces = StoredTraces(TraceStore(self._logs), durable, self._archive)
+
+    # -- the runs of this process --------------------------------------------------------------------------
+
+    def open(self, log: RunLog) -> None:
+        """Adds a run that starts."""
+        self._logs.open(log)
+        self._remote_cancel.watch()
+
+    def close(self, log: RunLog) -> None:
+        """Marks a run as ended. The row of a plain run is written a moment later."""
+        self._logs.close(log, self._clock.monotonic())
+        if not log.durable:
+            self._archive.add(log)
+
+    async def stop_writing(self) -> None:
+        """Writes what is left, at the end of the process."""
+        await self._remote_cancel.close()
+        await self._archive.close()
+
+    async def erase_owner(self, tenant: str, owner: str) -> int:
+        """Deletes the ended runs of one principal. Returns their number."""
+        await self._archive.flush()
+        erased = self._logs.erase_owner(tenant, owner)
+        store = await self._durable.open_if_used()
+        return erased if store is None else max(erased, await store.erase_owner(tenant, owner))
+
+    # -- queries -------------------------------------------------------------------------------------------
+
+    async def get(self, run_id: str, viewer: Viewer) -> JsonObject:
+        """Returns one run as the API shows it."""
+        return await self._stored.detailed((await self._require(run_id, viewer))[1])
+
+    async def follow(
+        self, run_id: str, viewer: Viewer, after: int, sink: EventSink
+    ) -> Callable[[], None] | None:
+        """Sends the events of a run after `after`, then new ones; see `RunRecords.follow`.
+
+        Raises:
+            NotDurable: the run is a plain one of another process, which alone has its events.
+        """
+        store, run = await self._require(run_id, viewer)
+        if store is self._stored and self._logs.was_dropped(run_id, *viewer) and not run.nested:
+            raise _no_longer_stored(run_id)
+        return await store.follow(run, after, sink)
+
+    async def wait(self, run: RunRow, sinks: Sequence[EventSink]) -> RunAnswer:
+        """Waits for a durable run and returns its answer.
+
+        Args:
+            sinks: Listeners to its events.
+
+        Raises:
+            ApprovalRequired: it waits for a person, and continues without this caller.
+            RunFailed, Interrupted: it failed, or was cancelled.
+        """
+        listener = RunListener(sinks)
+        leave = await self.follow(run.run_id, Viewer(run.tenant, run.owner), 0, listener)
+        try:
+            await listener.ended.wait()
+        finally:
+            if leave is not None:
+                leave()
+        return answer_of(await self._durable.store.get(run.run_id), run.run_id)
+
+    async def follow_here(self, run: RunRow, sink: EventSink) -> Callable[[], None] | None:
+        """Sends the events of a run of this process.
+
+        Raises:
+            EventsGone: they are no longer stored, or another process has them.
+        """
+        return await self._local.follow(run, 0, sink)
+
+    async def _find(self, run_id: str, viewer: Viewer) -> tuple[RunRecords, RunRow] | None:
+        for store in (self._local, self._stored):
+            if (run := await store.find(run_id, viewer)) is not None:
+                return store, run
+        return None
+
+    async def _require(self, run_id: str, viewer: Viewer) -> tuple[RunRecords, RunRow]:
+        return await self._remote_cancel.retry_until_archived(run_id, partial(self._find_now, run_id, viewer))
+
+    async def _find_now(self, run_id: str, viewer: Viewer) -> tuple[RunRecords, RunRow]:
+        found = await self._find(run_id, viewer)
+        if found is None and self._logs.was_dropped(run_id, *viewer):
+            raise _no_longer_stored(run_id)
+        if found is None:
+            raise RunNotFound(f"There is no run {run_id!r}.")
+        return found
+
+    # -- cancelling ----------------------------------------------------------------------------------------
+
+    async def cancel(self, run_id: str, viewer: Viewer) -> JsonObject:
+        """Cancels a run and all that it started; what it has released is stored.
+
+        When this returns, no new side effect starts.
+        """
+        found = await self._active(run_id, viewer)
+        if found is not None:
+            store, run = found
+            await store.stop(run)
+            return await self._stored.detailed(await store.ended(run))
+        line = await self._remote_cancel.cancel(run_id, viewer)
+        if line is None:  # it may have ended meanwhile
+            _, run = await self._find_now(run_id, viewer)
+            return await self._stored.detailed(run)
+        return line
+
+    async def stop(self, run_id: str, viewer: Viewer) -> bool:
+        """Starts to cancel a run. Returns False if it has ended."""
+        found = await self._active(run_id, viewer)
+        if found is not None:
+            return await found[0].stop(found[1])
+        if await self._remote_cancel.cancel(run_id, viewer) is not None:
+            return True
+        await self._find_now(run_id, viewer)
+        return False
+
+    async def _active(self, run_id: str, viewer: Viewer) -> tuple[RunRecords, RunRow] | None:
+        """Returns a run and the store that can cancel it; None if only another process may have it."""
+        found = await self._find(run_id, viewer)
+        if found is not None and (found[1].durable or found[1].status in ENDED_STATUSES):
+            return found
+        local = await self._local.find(run_id, viewer, durable=True)  # a run nested in a durable one, too
+        return None if local is None else (self._local, local)
+
+    # -- people --------------------------------------------------------------------------------------------
+
+    async def approvals(self, viewer: Viewer, limit: int = 100) -> list[JsonObject]:
+        """Returns what waits for a person, the oldest first."""
+        store = await self._durable.open_if_used()
+        rows = await store.waiting(*viewer, limit) if store is not None else ()
+        return [_approval_json(row) for row in rows]
+
+    async def resume(self, run_id: str, viewer: Viewer, by: CallerContext, decision: Decision) -> JsonObject:
+        """Stores a decision for a run that waits, and continues the run.
+
+        Args:
+            by: Who decides; the name is stored. The run continues with their token if they are its caller.
+
+        Raises:
+            NotWaiting: it does not wait. NotDurable: it never will.
+            Forbidden, InvalidInput: it waits for the token of its caller, and this is another one, or none.
+            InvalidInput: the decision does not fit the question, which stays open.
+        """
+        _, run = await self._require(run_id, viewer)
+        if not run.durable:
+            raise NotDurable(f"The run {run_id!r} is not durable: it never waits for a person.")
+        values = {key: value for key, value in decision._asdict().items() if value is not None}
+        return await self._stored.detailed(await self._durable.decide(run, values, by))
+
+    async def list(self, viewer: Viewer, wanted: RunFilter) -> tuple[list[JsonObject], Usage]:
+        """Returns the newest runs first, and the usage of all that match."""
+        await self._archive.flush()
+        query = RunQuery(*viewer, wanted.agent, wanted.session, wanted.status, wanted.limit)
+        rows, used = await self._local.list(query, active=self._durable.is_open)
+        stored, more = await self._stored.list(query)
+        local_ids = {row.run_id for row in rows}  # a run with an idempotency key has a row from its start
+        rows += [row for row in stored if row.run_id not in local_ids]
+        rows.sort(key=lambda row: row.created_at, reverse=True)
+        return [run_json(row) for row in rows[: wanted.limit]], used + more
+
+
+def _no_longer_stored(run_id: str) -> EventsGone:
+    return EventsGone(f"The run {run_id!r} is no longer stored.")
+
+
+class StoredRuns:
+    """`RunRecords` in the database: durable runs, runs nested in them, and plain runs that have ended.
+
+    Args:
+        cancel_timeout: Seconds that `ended` waits.
+    """
+
+    def __init__(self, durable: RunWorker, cancel_timeout: float = 10.0) -> None:
+        self._durable, self._cancel_timeout = durable, cancel_timeout
+
+    async def find(self, run_id: str, viewer: Viewer) -> RunRow | None:
+        if "\0" in run_id:  # PostgreSQL refuses to look for it
+            return None
+        store = await self._durable.open_if_used()
+        run = await store.get(run_id) if store is not None else None
+        return await self._current(run) if run is not None and _is_visible(run, viewer) else None
+
+    async def list(self, query: RunQuery) -> tuple[list[RunRow], Usage]:
+        if not self._durable.is_open:
+            return [], Usage()
+        rows, used = await self._durable.store.list(query)
+        return [await self._current(row) for row in rows], used
+
+    async def follow(self, run: RunRow, after: int, sink: EventSink) -> Callable[[], None] | None:
+        if not (run.durable or run.nested):
+            raise NotDurable(
+                f"The run {run.run_id!r} is not durable: only the process that ran it has its events. "
+                f"GET /v1/runs/{run.run_id} has its result."
+            )
+        store = self._durable.store
+        follower = _Follower(store, self._durable, run.run_id, after, sink)
+        if run.status in ENDED_STATUSES:
+            await follower.read()
+            return None
+        if after:
+            seen = await store.events(run.run_id, after - 1, 1)
+            if not seen:
+                raise event_not_reached(run.run_id, after)
+            if seen[0].type in TERMINAL_EVENTS:
+                return None
+        return follower.start()
+
+    async def stop(self, run: RunRow) -> bool:
+        if run.status in ENDED_STATUSES:
+            return False
+        await self._durable.store.cancel(run.run_id)
+        self._durable.stop(run.run_id)
+        return True
+
+    async def ended(self, run: RunRow) -> RunRow:
+        news = asyncio.Event()
+        leave = self._durable.listen(run.run_id, news)
+        try:
+            async with asyncio.timeout(self._cancel_timeout):
+                while run.status not in ENDED_STATUSES:
+                    news.clear()
+                    run = await self._durable.store.get(run.run_id) or run
+                    if run.status not in ENDED_STATUSES:
+                        await _wait_briefly(news, _POLL_SECONDS)
+        except TimeoutError:
+            pass
+        finally:
+            leave()
+        return run
+
+    async def detailed(self, run: RunRow) -> JsonObject:
+        """Returns a run as the API shows it; a durable one with the decisions that people made in it."""
+        if not run.durable:
+            return run_json(run)
+        # before its second segment nobody can have decided
+        steps = await self._durable.store.steps(run.run_id) if run.segment > 1 else ()
+        return {**run_json(run), "decisions": decisions_of(steps)}
+
+    async def _current(self, run: RunRow) -> RunRow:
+        """Returns a row as callers see it. A run nested in a durable one has the status of the top run."""
+        if not run.nested or run.status in ENDED_STATUSES:
+            return run
+        top = await self._durable.store.get(run.worker)
+        return replace(run, status=top.status if top is not None else "cancelled")
+
+
+class _Follower:
+    """A listener to a stored run, whichever process executes it."""
+
+    def __init__(self, store: RunStore, durable: RunWorker, run_id: str, after: int, sink: EventSink) -> None:
+        self._store, self._durable, self._run_id = store, durable, run_id
+        self._after, self._sink = after, sink
+        self._last = ""
+
+    def start(self) -> Callable[[], None]:
+        task = asyncio.create_task(self._follow())
+        return task.cancel  # type: ignore[return-value]
+
+    async def read(self) -> bool:
+        """Sends the stored events. Returns whether the last event of the run was among them."""
+        while page := await self._store.events(self._run_id, self._after, _PAGE):
+            for event in page:
+                self._sink.send(event)
+            self._after, self._last = page[-1].seq, page[-1].type
+        return self._last in TERMINAL_EVENTS
+
+    async def _follow(self) -> None:
+        news = asyncio.Event()
+        leave = self._durable.listen(self._run_id, news)
+        try:
+            while True:
+                news.clear()
+                try:
+                    if await self.read():
+                        return
+                except StoreError:
+                    pass  # it may be there again
+                await _wait_briefly(
+                    news, _WAITING_POLL_SECONDS if self._last == "run.waiting" else _POLL_SECONDS
+                )
+        finally:
+            leave()
+
+
+def _is_visible(row: RunRow, viewer: Viewer) -> bool:
+    return row.tenant == viewer.tenant and viewer.owner in (None, row.owner)
+
+
+def _approval_json(row: RunRow) -> JsonObject:
+    """`asking_agent`: whose call or node it is; the run's own, or one nested in it."""
+    asked = row.waiting_for or {}
+    asking = asked.get("asking_agent") or row.agent
+    return {**asked, "agent": row.agent, "session_id": row.session_id, "asking_agent": asking}
+
+
+async def _wait_briefly(news: asyncio.Event, seconds: float) -> None:
+    try:
+        async with asyncio.timeout(seconds):
+            await news.wait()
+    except TimeoutError:
+        pass
+
+
+# -- waiting for a durable run: the caller receives its events and its answer, as of a plain run -------------
+
+
+class RunListener:
+    """A listener that knows when a run has ended, or waits for a person.
+
+    Args:
+        sinks: hear everything, too.
+    """
+
+    wants_deltas = True
+
+    def __init__(self, sinks: Sequence[EventSink]) -> None:
+        self._sinks = tuple(sinks)
+        self.ended = asyncio.Event()
+
+    def send(self, event: Event) -> None:
+        if broken := send_to_sinks(self._sinks, event):
+            self._sinks = tuple(sink for sink in self._sinks if sink not in broken)
+        if event.type in TERMINAL_EVENTS or event.type == "run.waiting":
+            self.ended.set()
+
+
+def answer_of(row: RunRow | None, run_id: str) -> RunAnswer:
+    """Returns the answer of an ended run, or raises its error, as a plain run does."""
+    if row is None:
+        raise RunNotFound(f"The run {run_id!r} was erased.")
+    if row.status == "completed" and row.result is not None:
+        return RunAnswer(**row.result)
+    if row.status == "failed" and row.error is not None:
+        failed = RunFailed(row.error["code"], row.error["detail"], row.error.get("more"))
+        failed.run_id, failed.trace_id = run_id, row.trace_id
+        raise failed
+    if row.status == "cancelled":
+        stopped = Interrupted("The run was cancelled.")
+        stopped.run_id, stopped.trace_id = run_id, row.trace_id
+        raise stopped
+    waits = ApprovalRequired("The run waits for a person's decision.", run_id, row.waiting_for)
+    waits.trace_id = row.trace_id
+    raise waits
+
+
+# -- traces of runs of this process and of stored runs -------------------------------------------------------
+
+#: events of a durable run that a trace is made of at most
+_MAX_EVENTS = 10_000
+
+
+class StoredTraces:
+    """Traces by id and in lists.
+
+    Args:
+        present: those of this process.
+        notes: what of them is on its way to the disk.
+    """
+
+    def __init__(self, present: TraceStore, durable: RunWorker, notes: RunArchive) -> None:
+        self._local, self._durable, self._archive = present, durable, notes
+
+    async def get(self, trace_id: str, viewer: Viewer) -> JsonObject | None:
+        """Returns `{"trace_id", "spans"}` of what this viewer may see, or None."""
+        await self._archive.flush()
+        present = self._local.runs(trace_id, tenant=viewer.tenant, owner=viewer.owner)
+        known = {run.run_id for run in present}
+        found = [span for run in present for span in build_spans(run)]
+        if self._durable.is_open:
+            for row, events in await self._durable.store.trace(trace_id):
+                if row.run_id not in known and _is_visible(row, viewer):
+                    told = events or await self._durable.store.events(row.run_id, 0, _MAX_EVENTS)
+                    found += build_spans(
+                        _StoredTrace(
+                            row.run_id, row.trace_id, row.session_id, row.parent, row.agent, row.status, told
+                        )
+                    )
+        return {"trace_id": trace_id, "spans": found} if found else None
+
+    async def list(
+        self, viewer: Viewer, agent: str, status: str, limit: int, session: str = ""
+    ) -> list[JsonObject]:
+        """The newest runs first, one line each."""
+        await self._archive.flush()
+        found = self._local.list(
+            tenant=viewer.tenant,
+            owner=viewer.owner,
+            agent=agent,
+            session=session,
+            status=status,
+            limit=limit,
+        )
+        if self._durable.is_open:  # durable runs that rest are there alone
+            known = {line["run_id"] for line in found}
+            rows, _ = await self._durable.store.list(
+                RunQuery(*viewer, agent, session, status, limit + len(known))
+            )
+            found += [_trace_summary(row) for row in rows if row.run_id not in known]
+        found.sort(key=lambda line: -float(line["start"]))
+        return found[:limit]
+
+
+class _StoredTrace(NamedTuple):
+    run_id: str
+    trace_id: str
+    session_id: str
+    parent: str
+    agent: str
+    status: str
+    events: tuple[Event, ...]
+    remote_span: str = ""
+    sampled: bool | None = None
+
+
+def _trace_summary(row: RunRow) -> JsonObject:
+    return {
+        "trace_id": row.trace_id,
+        "run_id": row.run_id,
+        "agent": row.agent,
+        "status": row.status,
+        "start": row.created_at,
+        "duration_ms": round(max(row.finished_at - row.created_at, 0.0) * 1000, 3),
+    }
