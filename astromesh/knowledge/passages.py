@@ -1,20 +1,22 @@
-"""Options and rows that all semantic stores share, and the embedding of passages."""
+"""Semantic memory: what its stores have in common, whatever holds their passages."""
 
 from __future__ import annotations
 
 import hashlib
-import sys
 from array import array
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Hashable, Iterable, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import orjson
 import structlog
 from pydantic import BaseModel, ConfigDict, Field
 
 from astromesh.errors import InvalidInput, ProviderError
-from astromesh.knowledge.base import Embedder
-from astromesh.types import JsonObject, SemanticResult
+from astromesh.knowledge.base import Embedder, OwnedPassage
+from astromesh.knowledge.vectors import vector_blob
+from astromesh.knowledge.words import terms
+from astromesh.telemetry.clock import Clock
+from astromesh.types import JsonObject, SemanticResult, SessionKey
 
 #: after this many additions to a scope, passages beyond its bound are deleted
 TRIM_EVERY = 100
@@ -64,42 +66,126 @@ class PassageRow(NamedTuple):
     vector: bytes | None = None
 
 
-def vector_blob(vector: array[float]) -> bytes:
-    """Float32, little-endian."""
-    if sys.byteorder == "big":
-        vector = array("f", vector)
-        vector.byteswap()
-    return vector.tobytes()
+class SemanticQuery(NamedTuple):
+    """A search within a scope.
 
-
-def vector_space(embedder: Embedder, dimensions: int) -> str:
-    return f"{embedder.fingerprint}:{dimensions}"
-
-
-async def prepare_passages(
-    passages: Sequence[tuple[str, JsonObject]], embedder: Embedder | None, now: float, ttl: float
-) -> list[PassageRow]:
-    """Returns rows to store. Passages that cannot be embedded have no vector and are found by their words.
-
-    Raises:
-        InvalidInput: a text contains half of a surrogate pair.
+    Args:
+        words: to search for, see `words.terms`.
+        vector: of the query; empty for words only.
+        space: name of the vector space; empty if there is no vector.
+        threshold: least score of a result.
+        now: seconds since the epoch.
     """
-    texts = [p for p in passages if p[0].strip()]
-    rows = [_text_row(content, metadata, now, now + ttl if ttl else 0.0) for content, metadata in texts]
-    if embedder is None or not rows:
-        return rows
-    try:
-        vectors = await embedder.embed([content for content, _ in texts])
-    except ProviderError as error:
-        log.warning("passages_not_embedded", count=len(rows), code=error.code, error=str(error))
-        return rows
-    return [
-        row._replace(space=vector_space(embedder, len(vector)), vector=vector_blob(vector))
-        for row, vector in zip(rows, vectors, strict=True)
-    ]
+
+    scope: Scope
+    words: tuple[str, ...]
+    vector: array[float]
+    space: str
+    top_k: int
+    threshold: float
+    now: float
+
+
+class PassageTable(Protocol):
+    """The passages of one database, which all stores that name it share."""
+
+    def __hash__(self) -> int: ...
+
+    async def add(self, scope: Scope, passages: Sequence[PassageRow], max_passages: int) -> None:
+        """Stores passages. The oldest of the scope are deleted beyond `max_passages`, now or soon."""
+
+    async def search(self, query: SemanticQuery) -> tuple[SemanticResult, ...]: ...
+
+    async def owned(self, tenant: str, owner: str, after: int, now: float, limit: int) -> Iterable[Any]:
+        """Returns number, agent, content and JSON metadata of passages of one principal, by number."""
+
+    async def erase(self, key: SessionKey) -> int: ...
+
+    async def erase_owner(self, tenant: str, owner: str) -> int: ...
+
+    async def ping(self) -> None: ...
+
+
+class PassageStore:
+    """A SemanticStore over a table of passages.
+
+    Args:
+        embedder: None for words only.
+    """
+
+    def __init__(
+        self, table: PassageTable, options: SemanticOptions, embedder: Embedder | None, clock: Clock
+    ) -> None:
+        self._table, self._options, self._embedder, self._clock = table, options, embedder, clock
+
+    async def add(
+        self, tenant: str, agent: str, owner: str, passages: Sequence[tuple[str, JsonObject]]
+    ) -> None:
+        now, ttl = self._clock.now(), self._options.ttl
+        texts = [(text, metadata) for text, metadata in passages if text.strip()]
+        rows = [_text_row(text, metadata, now, now + ttl if ttl else 0.0) for text, metadata in texts]
+        if rows:
+            scope = Scope(tenant, agent, owner)
+            await self._table.add(scope, await self._embed(rows), self._options.max_passages)
+
+    async def search(
+        self, tenant: str, agent: str, owner: str, query: str, *, top_k: int = 5, threshold: float = 0.0
+    ) -> tuple[SemanticResult, ...]:
+        vector, space = array("f"), ""
+        if self._embedder is not None:
+            vector = (await self._embedder.embed([query]))[0]
+            space = _space(self._embedder, vector)
+        scope, now = Scope(tenant, agent, owner), self._clock.now()
+        return await self._table.search(
+            SemanticQuery(scope, terms(query), vector, space, top_k, threshold, now)
+        )
+
+    @property
+    def place(self) -> Hashable:
+        return self._table
+
+    async def owned(
+        self, tenant: str, owner: str, *, after: int = 0, limit: int = 50
+    ) -> tuple[OwnedPassage, ...]:
+        rows = await self._table.owned(tenant, owner, after, self._clock.now(), limit)
+        return tuple(
+            OwnedPassage(number, agent, content, orjson.loads(metadata))
+            for number, agent, content, metadata in rows
+        )
+
+    async def erase(self, key: SessionKey) -> int:
+        return await self._table.erase(key)
+
+    async def erase_owner(self, tenant: str, owner: str) -> int:
+        return await self._table.erase_owner(tenant, owner)
+
+    async def ping(self) -> None:
+        await self._table.ping()
+
+    async def close(self) -> None:
+        """Does nothing: the table closes with the runtime's resources."""
+
+    async def _embed(self, rows: Sequence[PassageRow]) -> Sequence[PassageRow]:
+        """Adds vectors. Passages that cannot be embedded now have none and are found by their words."""
+        if self._embedder is None:
+            return rows
+        try:
+            vectors = await self._embedder.embed([row.content for row in rows])
+        except ProviderError as error:
+            log.warning("passages_not_embedded", count=len(rows), code=error.code, error=str(error))
+            return rows
+        return [
+            row._replace(space=_space(self._embedder, vector), vector=vector_blob(vector))
+            for row, vector in zip(rows, vectors, strict=True)
+        ]
+
+
+def _space(embedder: Embedder, vector: Sequence[float]) -> str:
+    return f"{embedder.fingerprint}:{len(vector)}"
 
 
 def _text_row(content: str, metadata: JsonObject, now: float, expires_at: float) -> PassageRow:
+    """Raises: InvalidInput: the text contains half of a surrogate pair."""
     try:
         digest = hashlib.blake2b(content.encode(), digest_size=16).digest()
         encoded = orjson.dumps(metadata).decode()

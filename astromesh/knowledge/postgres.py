@@ -20,10 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
 from astromesh.knowledge.base import Chunk, DocumentVersion, IndexedDocument, Passage
 from astromesh.knowledge.postgres_search import PassageSearch, Ranking, fill, index_type
-from astromesh.knowledge.ranking import (
-    candidate_count,
-    fuse_rankings,
-)
+from astromesh.knowledge.ranking import candidate_count, fuse_rankings
 from astromesh.knowledge.words import terms, words_of
 from astromesh.plugins import Deps
 from astromesh.storage.migrations import Schema, queries

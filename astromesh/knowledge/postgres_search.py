@@ -13,12 +13,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
-from astromesh.knowledge.ranking import (
-    MAX_RANKED,
-    MIN_PREFIX_LENGTH,
-    plan_query,
-    word_score,
-)
+from astromesh.knowledge.ranking import MAX_RANKED, MIN_PREFIX_LENGTH, plan_query, word_score
 from astromesh.storage.postgres import Connection, Postgres
 from astromesh.telemetry.clock import Clock
 

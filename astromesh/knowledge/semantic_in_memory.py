@@ -3,29 +3,26 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import count
 from typing import ClassVar, NamedTuple, Self
 
-import orjson
 from pydantic import BaseModel, Field
 
-from astromesh.knowledge.base import Embedder, OwnedPassage
 from astromesh.knowledge.passages import (
     PassageRow,
+    PassageStore,
     Scope,
     SemanticOptions,
-    prepare_passages,
+    SemanticQuery,
     to_result,
-    vector_space,
 )
 from astromesh.knowledge.ranking import bm25_scores, candidate_count, fuse_results, term_weights, word_score
 from astromesh.knowledge.vectors import VectorIndex
-from astromesh.knowledge.words import stems, terms
+from astromesh.knowledge.words import stems
 from astromesh.plugins import Deps
 from astromesh.storage.expiry import expire_periodically
-from astromesh.telemetry.clock import Clock
-from astromesh.types import JsonObject, SemanticResult, SessionKey
+from astromesh.types import SemanticResult, SessionKey
 
 
 class InMemoryOptions(SemanticOptions):
@@ -44,62 +41,59 @@ class _Stored(NamedTuple):
     stems: Counter[str]
 
 
-class InMemoryPassages:
-    """A SemanticStore without a file. Words are found by their stems, ranked by BM25."""
+class InMemoryPassages(PassageStore):
+    """The plugin `in_memory`: a SemanticStore without a file."""
 
     Options: ClassVar[type[BaseModel]] = InMemoryOptions
 
-    def __init__(self, options: InMemoryOptions, embedder: Embedder | None, clock: Clock) -> None:
-        self._options, self._embedder, self._clock = options, embedder, clock
+    @classmethod
+    async def open(cls, options: InMemoryOptions, deps: Deps) -> Self:
+        table = InMemoryTable()
+        await deps.resources.shared((cls, id(table)), lambda: expire_periodically(table.expire, deps.clock))
+        return cls(table, options, deps.embedder, deps.clock)
+
+
+class InMemoryTable:
+    """Passages by scope and number. Words are found by their stems and ranked by BM25."""
+
+    def __init__(self) -> None:
         self._ids = count(1)
         self._passages: dict[Scope, dict[int, _Stored]] = {}
 
-    @classmethod
-    async def open(cls, options: InMemoryOptions, deps: Deps) -> Self:
-        store = cls(options, deps.embedder, deps.clock)
-        await deps.resources.shared((cls, id(store)), lambda: expire_periodically(store.expire, deps.clock))
-        return store
-
-    async def add(
-        self, tenant: str, agent: str, owner: str, passages: Sequence[tuple[str, JsonObject]]
-    ) -> None:
-        rows = await prepare_passages(passages, self._embedder, self._clock.now(), self._options.ttl)
-        scope = Scope(tenant, agent, owner)
+    async def add(self, scope: Scope, passages: Sequence[PassageRow], max_passages: int) -> None:
         stored = self._passages.setdefault(scope, {})
-        for row in rows:
+        for row in passages:
             same = [number for number, old in stored.items() if old.row.hash == row.hash]
             one = _Stored(row, Counter(stems(row.content)))
             stored.update(dict.fromkeys(same, one) or {next(self._ids): one})
-        self._delete(scope, list(stored)[: max(0, len(stored) - self._options.max_passages)])
+        self._delete(scope, list(stored)[: max(0, len(stored) - max_passages)])
 
-    async def search(
-        self, tenant: str, agent: str, owner: str, query: str, *, top_k: int = 5, threshold: float = 0.0
-    ) -> tuple[SemanticResult, ...]:
-        scope = Scope(tenant, agent, owner)
-        now = self._clock.now()
-        alive = {i: p for i, p in self._passages.get(scope, {}).items() if _is_alive(p, now)}
-        by_words = _rank_by_words(alive, query)[: candidate_count(top_k)]
+    async def search(self, query: SemanticQuery) -> tuple[SemanticResult, ...]:
+        stored = self._passages.get(query.scope, {})
+        alive = {number: one for number, one in stored.items() if _is_alive(one, query.now)}
         rows = {number: one.row for number, one in alive.items()}
-        near, cosines = await self._nearest(rows, query, [one for one, _ in by_words], candidate_count(top_k))
-        best = fuse_results(near, by_words, cosines, top_k=top_k, threshold=threshold)
+        limit = candidate_count(query.top_k)
+        by_words = _rank_by_words(alive, query.words)[:limit]
+        near: list[tuple[int, float]] = []
+        cosines: dict[int, float] = {}
+        if query.vector and rows:
+            index = _index(rows, query)
+            near = index.nearest(query.vector, limit)
+            cosines = index.cosines((one for one, _ in by_words), query.vector)
+        best = fuse_results(near, by_words, cosines, top_k=query.top_k, threshold=query.threshold)
         return tuple(to_result(rows[one].content, rows[one].metadata, score) for one, score in best)
 
-    @property
-    def place(self) -> Hashable:
-        return id(self)
-
     async def owned(
-        self, tenant: str, owner: str, *, after: int = 0, limit: int = 50
-    ) -> tuple[OwnedPassage, ...]:
-        now = self._clock.now()
+        self, tenant: str, owner: str, after: int, now: float, limit: int
+    ) -> Iterable[tuple[int, str, str, str]]:
         found = [
-            OwnedPassage(number, scope.agent, one.row.content, orjson.loads(one.row.metadata))
+            (number, scope.agent, one.row.content, one.row.metadata)
             for scope, stored in self._passages.items()
             if (scope.tenant, scope.owner) == (tenant, owner)
             for number, one in stored.items()
             if number > after and _is_alive(one, now)
         ]
-        return tuple(sorted(found, key=lambda one: one.number)[:limit])
+        return sorted(found)[:limit]
 
     async def erase(self, key: SessionKey) -> int:
         scopes = [s for s in self._passages if (s.tenant, s.agent) == (key.tenant, key.agent)]
@@ -121,21 +115,6 @@ class InMemoryPassages:
     async def ping(self) -> None:
         """Never fails."""
 
-    async def close(self) -> None:
-        self._passages.clear()
-
-    async def _nearest(
-        self, rows: Mapping[int, PassageRow], query: str, found_by_words: Iterable[int], limit: int
-    ) -> tuple[list[tuple[int, float]], dict[int, float]]:
-        if self._embedder is None or not rows:
-            return [], {}
-        vector = (await self._embedder.embed([query]))[0]
-        index = VectorIndex(len(vector))
-        space = vector_space(self._embedder, len(vector))
-        same = [(i, p.vector) for i, p in rows.items() if p.vector is not None and p.space == space]
-        index.extend([i for i, _ in same], [blob for _, blob in same])
-        return index.nearest(vector, limit), index.cosines(found_by_words, vector)
-
     def _delete(self, scope: Scope, ids: Sequence[int]) -> int:
         for one in ids:
             del self._passages[scope][one]
@@ -146,9 +125,17 @@ def _is_alive(one: _Stored, now: float) -> bool:
     return not 0 < one.row.expires_at <= now
 
 
-def _rank_by_words(stored: Mapping[int, _Stored], query: str) -> list[tuple[int, float]]:
+def _index(rows: Mapping[int, PassageRow], query: SemanticQuery) -> VectorIndex:
+    """The vectors of the query's space."""
+    index = VectorIndex(len(query.vector))
+    same = [(i, p.vector) for i, p in rows.items() if p.vector is not None and p.space == query.space]
+    index.extend([i for i, _ in same], [blob for _, blob in same])
+    return index
+
+
+def _rank_by_words(stored: Mapping[int, _Stored], words: Sequence[str]) -> list[tuple[int, float]]:
     """The ids of passages that have any of the words, with scores in [0, 1], best first."""
-    sought = dict.fromkeys(stems(" ".join(terms(query))))
+    sought = dict.fromkeys(stems(" ".join(words)))
     documents = [one.stems for one in stored.values()]
     ranks = bm25_scores(term_weights(sought, documents), documents)
     top = max(ranks, default=0.0)

@@ -9,32 +9,28 @@ from __future__ import annotations
 
 import sqlite3
 from collections import Counter
-from collections.abc import AsyncIterator, Hashable, Sequence
-from contextlib import asynccontextmanager
-from typing import Any, ClassVar, NamedTuple, Self
+from collections.abc import Iterable, Sequence
+from typing import Any, ClassVar, Self
 
 import orjson
 from pydantic import BaseModel, Field
 
-from astromesh.knowledge.base import Embedder, OwnedPassage
 from astromesh.knowledge.passages import (
     TRIM_EVERY,
     PassageRow,
+    PassageStore,
     Scope,
     SemanticOptions,
-    prepare_passages,
+    SemanticQuery,
     to_result,
-    vector_space,
 )
 from astromesh.knowledge.ranking import candidate_count, fuse_results
 from astromesh.knowledge.sqlite_search import Corpus, PassageSearch, TableState
-from astromesh.knowledge.words import terms
 from astromesh.plugins import Deps
-from astromesh.storage.expiry import expire_periodically
+from astromesh.storage.expiry import opened_store
 from astromesh.storage.migrations import Schema, queries
 from astromesh.storage.sqlite import Database, shared_database
-from astromesh.telemetry.clock import Clock
-from astromesh.types import JsonObject, SemanticResult, SessionKey
+from astromesh.types import SemanticResult, SessionKey
 
 _PACKAGE = "astromesh.knowledge"
 SCHEMA = Schema("passages", _PACKAGE, "sql/sqlite/passages")
@@ -55,138 +51,75 @@ class SqliteOptions(SemanticOptions):
     )
 
 
-class SemanticQuery(NamedTuple):
-    """Args: vector: of the query, float32, empty for words only; now: seconds since the epoch."""
-
-    scope: Scope
-    terms: tuple[str, ...]
-    vector: bytes
-    space: str
-    top_k: int
-    threshold: float
-    now: float
-
-
-class AddRequest(NamedTuple):
-    """Args: max_passages: passages that the scope may hold."""
-
-    scope: Scope
-    passages: Sequence[PassageRow]
-    max_passages: int
-
-
-class SqlitePassages:
-    """A SemanticStore over one SQLite file.
-
-    Args:
-        table: the passages of the file, shared by all agents that use it.
-        embedder: None for words only.
-    """
+class SqlitePassages(PassageStore):
+    """The plugin `sqlite`: a SemanticStore over one file."""
 
     Options: ClassVar[type[BaseModel]] = SqliteOptions
-
-    def __init__(
-        self, table: PassageTable, options: SqliteOptions, embedder: Embedder | None, clock: Clock
-    ) -> None:
-        self._table, self._options, self._embedder, self._clock = table, options, embedder, clock
 
     @classmethod
     async def open(cls, options: SqliteOptions, deps: Deps) -> Self:
         """Raises: StoreUnavailable: the file cannot be used. ConfigError: a newer astromesh wrote it."""
         database = await shared_database(deps, options.path)
-        table: PassageTable = await deps.resources.shared(
-            (cls, database.path), lambda: PassageTable.open_shared(database, options.cache_mb, deps.clock)
+        made = SqliteTable(database, options.cache_mb * 1024 * 1024)
+        table: SqliteTable = await deps.resources.shared(
+            (cls, database), lambda: opened_store(database, SCHEMA, made, deps.clock)
         )
         return cls(table, options, deps.embedder, deps.clock)
 
-    async def add(
-        self, tenant: str, agent: str, owner: str, passages: Sequence[tuple[str, JsonObject]]
-    ) -> None:
-        rows = await prepare_passages(passages, self._embedder, self._clock.now(), self._options.ttl)
-        if rows:
-            request = AddRequest(Scope(tenant, agent, owner), rows, self._options.max_passages)
-            await self._table.database.write(self._table.add, request)
 
-    async def search(
-        self, tenant: str, agent: str, owner: str, query: str, *, top_k: int = 5, threshold: float = 0.0
-    ) -> tuple[SemanticResult, ...]:
-        vector, space = b"", ""
-        if self._embedder is not None:
-            embedded = (await self._embedder.embed([query]))[0]
-            vector, space = embedded.tobytes(), vector_space(self._embedder, len(embedded))
-        scope, now = Scope(tenant, agent, owner), self._clock.now()
-        request = SemanticQuery(scope, terms(query), vector, space, top_k, threshold, now)
-        return await self._table.database.read(self._table.search, request)
-
-    @property
-    def place(self) -> Hashable:
-        return self._table
-
-    async def owned(
-        self, tenant: str, owner: str, *, after: int = 0, limit: int = 50
-    ) -> tuple[OwnedPassage, ...]:
-        bound = (tenant, owner, after, self._clock.now(), limit)
-        rows = await self._table.database.read(_owned, bound)
-        return tuple(OwnedPassage(row[0], row[1], row[2], orjson.loads(row[3])) for row in rows)
-
-    async def erase(self, key: SessionKey) -> int:
-        return await self._table.delete("of_session", *key)
-
-    async def erase_owner(self, tenant: str, owner: str) -> int:
-        return await self._table.erase_owner(tenant, owner)
-
-    async def expire(self, now: float) -> int:
-        return await self._table.expire(now)
-
-    async def ping(self) -> None:
-        await self._table.database.ping()
-
-    async def close(self) -> None:
-        """Does nothing: the database closes with the runtime's resources."""
-
-
-class PassageTable:
-    """The passages of one file. `add` runs in the writer's thread, `search` in the reader's.
+class SqliteTable:
+    """The passages of one file.
 
     Args:
         max_bytes: bytes of vectors in memory.
     """
 
     def __init__(self, database: Database, max_bytes: int) -> None:
-        self.database = database
+        self._database = database
         self._search = PassageSearch(SQL, max_bytes)
         self._added: Counter[int] = Counter()
 
-    @classmethod
-    @asynccontextmanager
-    async def open_shared(cls, database: Database, cache_mb: int, clock: Clock) -> AsyncIterator[Self]:
-        await database.migrate(SCHEMA)
-        table = cls(database, cache_mb * 1024 * 1024)
-        async with expire_periodically(table.expire, clock):
-            yield table
+    async def add(self, scope: Scope, passages: Sequence[PassageRow], max_passages: int) -> None:
+        await self._database.write(self._add, (scope, passages, max_passages))
+
+    async def search(self, query: SemanticQuery) -> tuple[SemanticResult, ...]:
+        return await self._database.read(self._search_all, query)
+
+    async def owned(
+        self, tenant: str, owner: str, after: int, now: float, limit: int
+    ) -> Iterable[tuple[Any, ...]]:
+        return await self._database.read(_owned, (tenant, owner, after, now, limit))
+
+    async def erase(self, key: SessionKey) -> int:
+        return await self._delete("of_session", *key)
 
     async def expire(self, now: float) -> int:
-        return await self.delete("expired", now)
+        return await self._delete("expired", now)
 
     async def erase_owner(self, tenant: str, owner: str) -> int:
-        count = await self.delete("of_owner", tenant, owner)
-        await self.database.write(_erase_scopes, (tenant, owner))
+        count = await self._delete("of_owner", tenant, owner)
+        await self._database.write(_erase_scopes, (tenant, owner))
         return count
 
-    async def delete(self, name: str, *bound: object) -> int:
+    async def ping(self) -> None:
+        await self._database.ping()
+
+    async def _delete(self, name: str, *bound: object) -> int:
         """Deletes the passages that a query finds, then their words from the full-text index.
 
         Args:
             name: a query in `passages.sql` that finds passages; its last argument is a limit.
         """
         total = 0
-        while count := await self.database.write(_delete, (name, (*bound, _CHUNK))):
+        while count := await self._database.write(_delete, (name, (*bound, _CHUNK))):
             total += count
         if total:
-            await self.database.write(_forget_words, None)
+            await self._database.write(_forget_words, None)
         return total
 
-    def add(self, connection: sqlite3.Connection, items: Sequence[AddRequest]) -> Sequence[None]:
+    def _add(
+        self, connection: sqlite3.Connection, items: Sequence[tuple[Scope, Sequence[PassageRow], int]]
+    ) -> Sequence[None]:
         for scope, passages, max_passages in items:
             number, _ = _scope(connection, scope) or _create_scope(connection, scope)
             for passage in passages:
@@ -200,7 +133,7 @@ class PassageTable:
             del self._added[number]
             _drop_passages(connection, "beyond", (number, max_passages))
 
-    def search(
+    def _search_all(
         self, connection: sqlite3.Connection, items: Sequence[SemanticQuery]
     ) -> Sequence[tuple[SemanticResult, ...]]:
         return [self._search_one(connection, item) for item in items]
@@ -212,18 +145,17 @@ class PassageTable:
         (number, removed), limit = scope, candidate_count(query.top_k)
         state = TableState(removed, connection.execute(SQL["newest"]).fetchone()[0])
         corpus = _corpus(connection, number, state)
-        candidates = self._search.propose(connection, corpus, query.terms, limit)
+        candidates = self._search.propose(connection, corpus, query.words, limit)
         near: list[tuple[int, float]] = []
         cosines: dict[int, float] = {}
         if query.vector:
-            key, dimensions = (number, query.space), len(query.vector) // 4
-            index = self._search.index(connection, key, state, dimensions)
+            index = self._search.index(connection, (number, query.space), state, len(query.vector))
             near = index.nearest(query.vector, limit)
             cosines = index.cosines(candidates.ranks, query.vector)
         if candidates.ranks.keys() <= cosines.keys():
             by_words = list(candidates.ranks.items())  # only the order counts: vectors give the scores
         else:
-            by_words = self._search.score(connection, corpus, candidates, len(query.terms))
+            by_words = self._search.score(connection, corpus, candidates, len(query.words))
         best = fuse_results(near, by_words, cosines, top_k=limit, threshold=query.threshold)
         return _results(connection, number, best, query)
 

@@ -1,14 +1,16 @@
-"""Deletes expired rows periodically while a store is open."""
+"""Keeps stores open: migrates their tables, and deletes expired rows periodically."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
+from typing import Protocol, TypeVar
 
 import structlog
 
 from astromesh.errors import StoreError
+from astromesh.storage.migrations import Schema
 from astromesh.telemetry.clock import Clock
 
 #: seconds between two sweeps
@@ -17,6 +19,27 @@ EXPIRY_PERIOD = 60.0
 LEASE_GRACE_SECONDS = 3600.0
 
 log = structlog.get_logger("astromesh.memory")
+
+
+class MigratedDatabase(Protocol):
+    async def migrate(self, schema: Schema) -> None: ...
+
+
+class ExpiringStore(Protocol):
+    async def expire(self, now: float) -> int: ...
+
+
+Store = TypeVar("Store", bound=ExpiringStore)
+
+
+@asynccontextmanager
+async def opened_store(
+    database: MigratedDatabase, schema: Schema, store: Store, clock: Clock
+) -> AsyncIterator[Store]:
+    """A store with its tables, whose expired rows are deleted."""
+    await database.migrate(schema)
+    async with expire_periodically(store.expire, clock):
+        yield store
 
 
 @asynccontextmanager
