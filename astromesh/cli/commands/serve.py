@@ -31,10 +31,10 @@ from astromesh.api.auth import is_loopback
 from astromesh.api.middleware.limits import ConcurrencyLimits
 from astromesh.cli import startup
 from astromesh.cli.commands.validate import load_valid
-from astromesh.cli.http_protocol import BoundedHttp
 from astromesh.cli.options import CONFIG_FOLDER, DATA_FOLDER
 from astromesh.cli.shutdown import drain_before_shutdown
 from astromesh.cli.terminal import note
+from astromesh.cli.uvicorn_protocols import BoundedHttp
 from astromesh.config.folder import Configuration
 from astromesh.config.runtime import RuntimeSpec
 from astromesh.errors import ConfigError
@@ -202,7 +202,7 @@ def uvicorn_config(app: Server | str, spec: RuntimeSpec, workers: int = 1) -> uv
     """
     return uvicorn.Config(
         app, factory=isinstance(app, str), workers=workers, backlog=BACKLOG,
-        loop="uvloop", http=BoundedHttp, ws=_socket,  # type: ignore[arg-type]
+        loop="uvloop", http=BoundedHttp, ws=_websocket_protocol,  # type: ignore[arg-type]
         lifespan="on", interface="asgi3",
         ws_max_size=spec.api.max_body_bytes, ws_per_message_deflate=False,
         access_log=False, log_config=None, server_header=False, proxy_headers=False,
@@ -210,11 +210,11 @@ def uvicorn_config(app: Server | str, spec: RuntimeSpec, workers: int = 1) -> uv
     )  # fmt: skip
 
 
-def _socket(**given: Any) -> asyncio.Protocol:
-    """A WebSocket; what speaks with it is loaded with the first one."""
-    from astromesh.cli.websocket_protocol import TextSockets
+def _websocket_protocol(**options: Any) -> asyncio.Protocol:
+    """Returns a new WebSocket protocol. The first one loads the library."""
+    from astromesh.cli.uvicorn_websocket import TextSockets
 
-    return TextSockets(**given)
+    return TextSockets(**options)
 
 
 # -- one process ---------------------------------------------------------------------------------------------

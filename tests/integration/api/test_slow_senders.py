@@ -14,7 +14,7 @@ import uvicorn
 from astromesh.api.app import create_app
 from astromesh.api.middleware.limits import ConcurrencyLimits
 from astromesh.cli.commands.serve import uvicorn_config
-from astromesh.cli.http_protocol import BoundedHttp
+from astromesh.cli.uvicorn_protocols import BoundedHttp
 from astromesh.config.runtime import RuntimeSpec
 from astromesh.testing import ScriptedProvider
 from tests.integration.agents_folder import manifest, runtime_of, write
@@ -90,14 +90,14 @@ async def test_half_a_body_is_408_and_the_connection_ends(tmp_path: Path) -> Non
         status, body = await told(wires)
         assert await wires[0].read() == b""
     assert (status, body["code"]) == (408, "request_timeout")
-    assert body["detail"] == "The body of the request was not there within 0.3 seconds."
+    assert body["detail"] == "The body of the request did not arrive within 0.3 seconds."
 
 
 async def test_half_a_head_is_408(tmp_path: Path) -> None:
     async with serving(tmp_path, Hasty, ConcurrencyLimits()) as clients:
         status, body = await told(await clients.sent(b"GET /v1/agents HTTP/1.1\r\nhost: x\r\nx-a: "))
     assert (status, body["code"]) == (408, "request_timeout")
-    assert body["detail"] == "The head of the request was not there within 0.3 seconds."
+    assert body["detail"] == "The head of the request did not arrive within 0.3 seconds."
 
 
 async def test_who_drips_a_head_byte_by_byte_is_hung_up_on(tmp_path: Path) -> None:

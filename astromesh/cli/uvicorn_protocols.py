@@ -1,9 +1,7 @@
-"""HTTP/1.1 of uvicorn with time limits for slow clients and size limits for heads (reliability.md S8).
+"""Extends uvicorn's HTTP/1.1: time limits for slow clients, size limits for heads, problem documents.
 
-A request that arrives with its first bytes, as nearly all do, costs no timer. A request that is
-incomplete is marked, so that
-the limits count it apart from active requests. Every request gets one answer; an upgrade that is not
-taken does not change it.
+This module and `uvicorn_websocket`, which is loaded with the first socket, are all that depends on the inside
+of uvicorn's protocols. `tests/unit/cli/test_uvicorn_versions.py` names the versions that they fit.
 """
 
 from __future__ import annotations
@@ -20,9 +18,13 @@ from astromesh.api.middleware.limits import BODY_INCOMPLETE, MAX_HEADER_BYTES, M
 from astromesh.api.middleware.response import add_security_headers
 from astromesh.errors import AstromeshError, MalformedRequest, PayloadTooLarge, RequestTimeout
 
+_VERSIONS = ("1.1", "1.0")
+_MAX_HEAD = MAX_HEADER_BYTES + MAX_TARGET_BYTES
+_MALFORMED = "The method, target, header lines or lengths of the request break the rules of HTTP/1.1."
+
 
 def closing_response(error: AstromeshError) -> bytes:
-    """A whole HTTP/1.1 answer: the problem document of an error."""
+    """Returns the problem document of an error as a complete HTTP/1.1 response."""
     status, body = problem(error)
     content = orjson.dumps(body)
     headers = [
@@ -34,26 +36,19 @@ def closing_response(error: AstromeshError) -> bytes:
     return b"HTTP/1.1 %d %b\r\n%b\r\n%b" % (status, body["title"].encode(), lines, content)
 
 
-# HTTP as uvicorn speaks it, with deadlines for what a client is still sending (reliability.md S8).
-#
-# A request that is there with its first bytes, as nearly all are, costs no timer. One that is not yet whole
-# is
-# marked, so that the border counts it apart from those that run: who sends halves of requests blocks nobody.
-# Every request gets one answer, and an upgrade that is not taken changes nothing about it.
+class BoundedHttp(HttpToolsProtocol):
+    """Closes connections that send a head or a body too slowly (408), or too large a head (413).
 
-_MALFORMED = "What came is not HTTP/1.1, or breaks its rules: method, target, header lines, lengths."
-
-
-_VERSIONS = ("1.1", "1.0")
-
-
-class TimedHttp(HttpToolsProtocol):
-    """Hangs up on clients that send neither a head nor a body in time, with 408 where they have begun.
+    The parser collects a request line, header lines, chunk extensions and trailers until they are complete,
+    whatever their length. Applications do not see that, so this class counts the unread bytes. A request that
+    arrives with its first bytes, as nearly all do, costs no timer. An incomplete one is marked, so that the
+    limits count it apart from active requests. Every request gets one response. An upgrade that the server
+    does not accept has no effect.
 
     Attributes:
-        head_seconds: for a whole head, from the first byte, or from the connection.
-        body_seconds: for a whole body; `bytes_per_second` of it add a second each.
-        unread: bytes that belong to no whole head, chunk or message yet.
+        head_seconds: for a complete head, from its first byte, or from the start of the connection.
+        body_seconds: for a complete body; every `bytes_per_second` bytes of it add a second.
+        unread_bytes: bytes that belong to no complete head, chunk or message yet.
     """
 
     head_seconds: ClassVar[float] = 30.0
@@ -65,11 +60,11 @@ class TimedHttp(HttpToolsProtocol):
     _timed_cycle: RequestResponseCycle | None = None
     _deadline = 0.0
     _received_bytes = 0
-    #: whether the newest request is there, head and body
+    #: whether the newest request has arrived, head and body
     _is_complete = True
-    #: whether the head that was read last offers to speak something else than HTTP/1
+    #: whether the newest head offers another protocol than HTTP/1
     _upgrade_offered = False
-    #: whether nothing is read any more
+    #: whether the connection reads nothing more
     _refused = False
 
     def connection_made(self, transport: Any) -> None:
@@ -84,58 +79,63 @@ class TimedHttp(HttpToolsProtocol):
         if self._refused:
             return
         self.unread_bytes += len(data)
-        self._unset_keepalive_if_required()
+        if self.timeout_keep_alive_task is not None:
+            self.timeout_keep_alive_task.cancel()
+            self.timeout_keep_alive_task = None
         try:
             self._parse(data)
         except HttpParserError as broken:
-            known = broken.__context__  # what was raised in one of our methods below
+            known = broken.__context__  # an exception of a method below
             self.refuse(known if isinstance(known, MalformedRequest) else MalformedRequest(_MALFORMED))
             return
         if not self._is_complete:
             if self._timed_cycle is not self.cycle:
-                self.cycle.scope["state"][BODY_INCOMPLETE] = (
-                    True  # the border reads it when the request's task begins
-                )
+                # before the task of the request starts, which reads it
+                self.cycle.scope["state"][BODY_INCOMPLETE] = True
                 self._start_timer(self.cycle, self.body_seconds)
         elif not self.unread_bytes:
             self._stop_timer()
         elif self._timer is None or self._timed_cycle is not None:
             self._start_timer(None, self.head_seconds)
+        if self.unread_bytes > _MAX_HEAD and not self.transport.is_closing():
+            self.refuse(PayloadTooLarge(f"The head of a request is larger than {_MAX_HEAD} bytes."))
 
     def _parse(self, data: bytes) -> None:
-        """Parses, over the upgrades that are not taken."""
+        """Parses the data, and continues after upgrades that the server does not accept."""
         rest: bytes | memoryview = data
         while True:
             try:
                 self.parser.feed_data(rest)
             except HttpParserUpgrade as offer:
                 self._upgrade_offered = False
-                if self._should_upgrade():
+                if self._opens_websocket():
                     self.handle_websocket_upgrade()
                     return
                 rest = memoryview(rest)[offer.args[0] :]
-                self._pass_over_upgrade()
+                self._ignore_upgrade()
             else:
                 return
 
     # -- upgrades ------------------------------------------------------------------------------------------
 
-    def _should_upgrade(self) -> bool:
-        """A WebSocket begins with a GET (RFC 6455, 4.1), of HTTP/1.1, behind all answers before it."""
-        scope = self.scope
+    def _opens_websocket(self) -> bool:
+        """Whether the head is a GET of HTTP/1.1 (RFC 6455, 4.1) whose predecessors have all been answered."""
+        scope, headers = self.scope, dict(self.headers)
         before: RequestResponseCycle | None = self.cycle
+        connection = {token.strip().lower() for token in headers.get(b"connection", b"").split(b",")}
         return (
             scope["method"] == "GET"
             and scope["http_version"] == "1.1"
             and (before is None or before.response_complete)
-            and super()._should_upgrade()
+            and b"upgrade" in connection
+            and headers.get(b"upgrade", b"").lower() == b"websocket"
         )
 
-    def _pass_over_upgrade(self) -> None:
-        """Reads the head again as if nothing were offered (RFC 9110, 7.8): the parser left the body unread.
+    def _ignore_upgrade(self) -> None:
+        """Parses the head again without its offer (RFC 9110, 7.8), because the parser has not read the body.
 
         Raises:
-            HttpParserError: it cannot be read in another way: CONNECT.
+            HttpParserError: the method is CONNECT, which has no other meaning.
         """
         method, version = self.scope["method"], self.scope["http_version"]
         if method == "CONNECT":
@@ -147,7 +147,7 @@ class TimedHttp(HttpToolsProtocol):
         self.parser.feed_data(b"".join(lines) + b"\r\n")
 
     def handle_websocket_upgrade(self) -> None:
-        """Hands a handshake over that can be opened: no deadline of ours is behind it."""
+        """Passes a handshake to the WebSocket protocol, which has no time limit for it."""
         self.unread_bytes, self._is_complete = 0, True
         path, _, query = self.url.partition(b"?")
         fault = head_fault({"path": path, "query_string": query, "headers": self.headers})
@@ -158,7 +158,7 @@ class TimedHttp(HttpToolsProtocol):
         else:
             super().handle_websocket_upgrade()
 
-    # -- what the parser has read --------------------------------------------------------------------------
+    # -- callbacks of the parser ---------------------------------------------------------------------------
 
     def on_headers_complete(self) -> None:
         self._check_head()
@@ -168,18 +168,18 @@ class TimedHttp(HttpToolsProtocol):
             self.scope["http_version"] = self.parser.get_http_version()
             return
         super().on_headers_complete()
-        self.headers = []  # the request has the others: trailers are no headers (RFC 9110, 6.5.1)
+        self.headers = []  # the request keeps its own list: trailers are not headers (RFC 9110, 6.5.1)
         self.unread_bytes, self._is_complete = 0, False
 
     def _check_head(self) -> None:
-        """Of two hosts, who asks for the one may be looked at and who asks for the other served.
+        """Checks the version and the host. With two, a proxy could check one and the server use the other.
 
         Raises:
-            MalformedRequest: of another HTTP, or not of one host; HTTP/1.0 alone may leave it out.
+            MalformedRequest: another version, or not one Host header; only HTTP/1.0 may omit it.
         """
         version = self.parser.get_http_version()
         if version not in _VERSIONS:
-            raise MalformedRequest(f"HTTP/{version} is not spoken here; HTTP/1.1 is.")
+            raise MalformedRequest(f"HTTP/{version} is not supported. Use HTTP/1.1.")
         hosts = [name for name, _ in self.headers].count(b"host")
         if hosts != 1 and (hosts or version == "1.1"):
             raise MalformedRequest(f"A request has one Host header (RFC 9112, 3.2); this one has {hosts}.")
@@ -195,7 +195,7 @@ class TimedHttp(HttpToolsProtocol):
         super().on_message_complete()
         self.unread_bytes, self._is_complete = 0, True
 
-    # -- deadlines -----------------------------------------------------------------------------------------
+    # -- time limits ---------------------------------------------------------------------------------------
 
     def _start_timer(self, cycle: RequestResponseCycle | None, seconds: float) -> None:
         self._stop_timer()
@@ -208,25 +208,25 @@ class TimedHttp(HttpToolsProtocol):
             self._timer = self._timed_cycle = None
 
     def _on_timer(self) -> None:
-        waited, came = self._timed_cycle, self._received_bytes
+        cycle, received = self._timed_cycle, self._received_bytes
         self._timer = self._timed_cycle = None
         if self.transport.is_closing():
             return
-        if waited is None:
-            self._head_timed_out()
+        if cycle is None:
+            self._time_out_head()
             return
-        earned = self._deadline + came / self.bytes_per_second
-        if any(cycle is waited for cycle, _ in self.pipeline):  # it is we who let it wait
-            self._start_timer(waited, self.body_seconds)
-        elif earned > self.loop.time():
-            self._timed_cycle, self._timer = waited, self.loop.call_at(earned, self._on_timer)
-        elif waited.response_started:
+        extended = self._deadline + received / self.bytes_per_second
+        if any(queued is cycle for queued, _ in self.pipeline):  # the server makes it wait, not the client
+            self._start_timer(cycle, self.body_seconds)
+        elif extended > self.loop.time():
+            self._timed_cycle, self._timer = cycle, self.loop.call_at(extended, self._on_timer)
+        elif cycle.response_started:
             self.transport.close()
         else:
             self._time_out("body", self.body_seconds)
 
-    def _head_timed_out(self) -> None:
-        """While a request before it is answered, the next one may take its time."""
+    def _time_out_head(self) -> None:
+        """Ends the wait for a head. While the server answers a request, the next one has no time limit."""
         cycle: RequestResponseCycle | None = self.cycle
         if cycle is not None and not cycle.response_complete:
             return
@@ -236,10 +236,10 @@ class TimedHttp(HttpToolsProtocol):
             self.transport.close()
 
     def _time_out(self, part: str, seconds: float) -> None:
-        self.refuse(RequestTimeout(f"The {part} of the request was not there within {seconds:g} seconds."))
+        self.refuse(RequestTimeout(f"The {part} of the request did not arrive within {seconds:g} seconds."))
 
     def refuse(self, error: AstromeshError) -> None:
-        """Answers what came last, unless that is done, and hangs up; what came before is answered first."""
+        """Answers the newest request, unless it has its response, and closes after the earlier responses."""
         newest: RequestResponseCycle | None = self.cycle
         if self._refused:
             return
@@ -256,7 +256,7 @@ class TimedHttp(HttpToolsProtocol):
         else:
             if not newest.response_started:
                 self._send_and_close(error)
-            newest.disconnected = True  # whoever waits for the rest of it is told, and says nothing any more
+            newest.disconnected = True  # the application's next receive() ends, and its response is dropped
             newest.message_event.set()
             self.transport.close()
 
@@ -270,21 +270,3 @@ def _has_body(headers: list[tuple[bytes, bytes]]) -> bool:
         name == b"transfer-encoding" or (name == b"content-length" and value.strip(b"0"))
         for name, value in headers
     )
-
-
-# HTTP as uvicorn speaks it; what a parser keeps to itself is bounded (reliability.md S8).
-#
-# The parser collects a request line, header lines, chunk extensions and trailers until they are whole,
-# however
-# long they get. Applications cannot see that: it is bounded where the bytes come in.
-
-_MAX_HEAD = MAX_HEADER_BYTES + MAX_TARGET_BYTES
-
-
-class BoundedHttp(TimedHttp):
-    """Closes a connection that sends more than fits into the head of a request without completing it."""
-
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        if self.unread_bytes > _MAX_HEAD and not self.transport.is_closing():
-            self.refuse(PayloadTooLarge(f"The head of a request may have {_MAX_HEAD} bytes."))
