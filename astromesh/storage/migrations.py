@@ -7,9 +7,9 @@ import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
-from typing import Literal
 
 from astromesh.errors import ConfigError
+from astromesh.storage.queries import Dialect, SqlStore, to_sqlite
 
 _VERSIONS = (
     "CREATE TABLE IF NOT EXISTS schemas (name TEXT PRIMARY KEY, version INTEGER NOT NULL) WITHOUT ROWID"
@@ -26,27 +26,41 @@ class Schema:
 
     Args:
         name: unique within a database, e.g. `conversations`.
-        package: package that holds `folder`.
+        package: package that holds the folders.
         folder: of `0001_what.sql`, `0002_what.sql`, …: each leads from the version before to its own.
+        shared: folder of more migrations, for both databases and written for PostgreSQL; the numbers of both
+            folders are one sequence.
     """
 
     name: str
     package: str
     folder: str
+    shared: str = ""
 
-    def steps(self) -> list[str]:
-        """The migrations in order; the n-th leads to version n."""
-        found = [
-            f for f in files(self.package).joinpath(self.folder).iterdir() if _NUMBERED.fullmatch(f.name)
-        ]
-        return [f.read_text("utf-8") for f in sorted(found, key=lambda f: f.name)]
+    def steps(self, dialect: Dialect = "postgres") -> list[str]:
+        """Returns the migrations in order; the n-th leads to version n."""
+        found = self._read(self.folder)
+        if self.shared:
+            shared = self._read(self.shared)
+            found |= {name: to_sqlite(text) if dialect == "sqlite" else text for name, text in shared.items()}
+        return [text for _, text in sorted(found.items())]
+
+    def _read(self, folder: str) -> dict[str, str]:
+        path = files(self.package).joinpath(folder)
+        found = path.iterdir() if path.is_dir() else ()
+        return {file.name: file.read_text("utf-8") for file in found if _NUMBERED.fullmatch(file.name)}
+
+
+def store_schema(store: type[SqlStore], dialect: Dialect) -> Schema:
+    """Returns the tables of a store in one database."""
+    return Schema(store.name, store.package, f"sql/{dialect}/{store.name}", f"sql/{store.name}")
 
 
 def migrate(connection: sqlite3.Connection, schemas: Sequence[Schema]) -> Sequence[None]:
     """Work for the writer: what is missing, inside its transaction, so that two processes do it once."""
     connection.execute(_VERSIONS)
     for schema in schemas:
-        _bring_up(connection, schema, schema.steps())
+        _bring_up(connection, schema, schema.steps("sqlite"))
     return [None] * len(schemas)
 
 
@@ -75,36 +89,6 @@ def statements(script: str) -> Iterator[str]:
             pending = ""
     if pending.strip():
         raise ConfigError(f"A migration ends in the middle of a statement: {pending.strip()[:80]}")
-
-
-#: what PostgreSQL has and SQLite has not, or writes in another way
-_TO_SQLITE = (
-    (re.compile(r"\bastromesh\."), ""),
-    (re.compile(r"::\w+(\[\])?"), ""),
-    (re.compile(r"\$(\d+)"), r"?\1"),
-    (re.compile(r"\s+FOR UPDATE( SKIP LOCKED)?"), ""),
-    (re.compile(r"\bTRUE\b"), "1"),
-    (re.compile(r"\bFALSE\b"), "0"),
-)
-
-
-def to_sqlite(query: str) -> str:
-    """A query of PostgreSQL in SQLite's words: no schema, casts or row locks, `?1` for `$1`, 1 for TRUE."""
-    for pattern, replacement in _TO_SQLITE:
-        query = pattern.sub(replacement, query)
-    return query
-
-
-def store_queries(package: str, name: str, dialect: Literal["sqlite", "postgres"]) -> dict[str, str]:
-    """The queries of a store by name.
-
-    `sql/NAME.sql` holds what both databases share, written for PostgreSQL. `sql/DIALECT/NAME.sql` holds the
-    queries of one database alone.
-    """
-    shared = queries(package, f"sql/{name}.sql")
-    if dialect == "sqlite":
-        shared = {key: to_sqlite(query) for key, query in shared.items()}
-    return {**shared, **queries(package, f"sql/{dialect}/{name}.sql")}
 
 
 def queries(package: str, path: str) -> Mapping[str, str]:

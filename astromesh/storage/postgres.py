@@ -9,19 +9,21 @@ PostgreSQL schema `astromesh`. Errors are translated here, by SQLSTATE (PostgreS
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Any, NamedTuple, Self, TypeAlias, TypeVar
+from typing import Any, ClassVar, NamedTuple, Self, TypeAlias, TypeVar
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
 import asyncpg
 import structlog
 from asyncpg.pool import PoolConnectionProxy
+from pydantic import BaseModel
 
 from astromesh.errors import AstromeshError, ConfigError, InvalidInput, StoreError, StoreUnavailable
 from astromesh.plugins import Deps
-from astromesh.storage.migrations import Schema
+from astromesh.storage.migrations import Schema, store_schema
+from astromesh.storage.queries import Dialect, SqlStore, TransactionWork, store_queries
 from astromesh.storage.retry import NotSent, ShieldedTasks, retry_until_deadline
 
 #: longest prefix first; the store as a whole cannot do it now
@@ -396,6 +398,83 @@ async def shared_postgres(deps: Deps, url: str = "") -> Postgres:
     opened: Postgres = await deps.resources.shared(("postgres", address), lambda: Postgres(address))
     return opened
 
+
+# -- stores that run on both databases -----------------------------------------------------------------------
+
+_LOCK = "SELECT pg_advisory_xact_lock(hashtextextended($1, 0))"
+#: between the parts of a lock's name
+_LOCK_SEPARATOR = "\x1f"
+
+
+class PostgresTransaction:
+    """A `Transaction` on one connection."""
+
+    __slots__ = ("_connection", "_statements")
+
+    def __init__(self, connection: Connection, statements: Mapping[str, str]) -> None:
+        self._connection, self._statements = connection, statements
+
+    async def fetch(self, query: str, *values: object) -> list[asyncpg.Record]:
+        return await _fetch(self._statements[query], values, self._connection)
+
+    async def execute(self, query: str, *values: object) -> int:
+        status = await self._connection.execute(self._statements[query], *values)
+        return int(status.rpartition(" ")[2])  # e.g. UPDATE 1
+
+    async def execute_many(self, query: str, rows: Sequence[Sequence[object]]) -> None:
+        if rows:
+            await self._connection.executemany(self._statements[query], rows)
+
+    async def lock(self, *name: str) -> None:
+        await self._connection.execute(_LOCK, _LOCK_SEPARATOR.join(name))
+
+
+class PostgresQueries:
+    """`Queries` in a PostgreSQL database.
+
+    Args:
+        statements: by the names of the queries.
+    """
+
+    dialect: ClassVar[Dialect] = "postgres"
+
+    def __init__(self, database: Postgres, statements: Mapping[str, str]) -> None:
+        self._database, self._statements = database, statements
+
+    async def read(self, query: str, *values: object) -> Sequence[asyncpg.Record]:
+        return await self._database.read(self._statements[query], *values)
+
+    async def write(self, query: str, *values: object) -> Sequence[asyncpg.Record]:
+        return await self._database.write(self._statements[query], *values)
+
+    async def write_many(self, query: str, rows: Sequence[Sequence[object]]) -> None:
+        """Executes a statement once for each row, all or none, in one round trip."""
+        await self._database.write_many(self._statements[query], rows)
+
+    async def transact(self, work: TransactionWork[T]) -> T:
+        return await self._database.transact(
+            lambda connection: work(PostgresTransaction(connection, self._statements))
+        )
+
+    async def ping(self) -> None:
+        await self._database.ping()
+
+
+class PostgresStore(SqlStore):
+    """A store in the database of `storage.url`, for several servers."""
+
+    _queries: PostgresQueries
+
+    @classmethod
+    async def open(cls, options: BaseModel, deps: Deps) -> Self:
+        """Raises: ConfigError: no URL, or a newer astromesh wrote the tables. StoreError: no permission."""
+        database = await shared_postgres(deps)
+        await database.migrate(store_schema(cls, "postgres"))
+        statements = store_queries(cls.package, cls.name, "postgres", cls.fragments("postgres"))
+        return cls(PostgresQueries(database, statements), deps.clock)
+
+
+# -- NUL -----------------------------------------------------------------------------------------------------
 
 # PostgreSQL stores any character but NUL, which is escaped here.
 

@@ -9,18 +9,27 @@ disk per transaction (docs/memory.md has the figures). Deleted content is overwr
 from __future__ import annotations
 
 import asyncio
+import re
 import sqlite3
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
+from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self, TypeVar
 
-from astromesh.errors import StoreUnavailable
+import orjson
+from pydantic import BaseModel
+
+from astromesh.errors import AstromeshError, StoreUnavailable
 from astromesh.plugins import Deps
-from astromesh.storage.migrations import Schema, migrate
+from astromesh.storage.migrations import Schema, migrate, store_schema
 from astromesh.storage.private_files import private_file, private_folder
+from astromesh.storage.queries import Dialect, Row, SqlStore, TransactionWork, store_queries
 from astromesh.storage.writer_thread import ConnectionThread, Item, Result, Work
+
+T = TypeVar("T")
 
 FILE = "astromesh.db"
 SQLITE_URL = "sqlite:///"
@@ -187,6 +196,125 @@ def default_file(deps: Deps) -> Path:
     if deps.storage_url.startswith(SQLITE_URL) and deps.storage_url != DEFAULT_URL:
         return Path(deps.storage_url.removeprefix(SQLITE_URL))
     return deps.data_dir / FILE
+
+
+# -- stores that run on both databases -----------------------------------------------------------------------
+
+# `json_each` reads what is an array in PostgreSQL
+sqlite3.register_adapter(list, lambda values: orjson.dumps(values).decode())
+
+#: rows that one INSERT writes; SQLite takes at least 999 values
+_INSERT_ROWS, _INSERT_VALUES = 32, 999
+_INSERT = re.compile(r"(INSERT .+ VALUES )(\(.+\))( ON CONFLICT .+)?", re.DOTALL)
+
+
+class SqliteTransaction:
+    """A `Transaction` on one connection. No statement waits, so its coroutines never do either."""
+
+    __slots__ = ("_connection", "_statements")
+
+    def __init__(self, connection: sqlite3.Connection, statements: Mapping[str, str]) -> None:
+        self._connection, self._statements = connection, statements
+
+    async def fetch(self, query: str, *values: object) -> list[Row]:
+        return self._connection.execute(self._statements[query], values).fetchall()
+
+    async def execute(self, query: str, *values: object) -> int:
+        return self._connection.execute(self._statements[query], values).rowcount
+
+    async def execute_many(self, query: str, rows: Sequence[Sequence[object]]) -> None:
+        """Writes many rows by few statements: each costs SQLite about as much as a row."""
+        statement, at = self._statements[query], 0
+        size = min(_INSERT_VALUES // len(rows[0]), _INSERT_ROWS) if rows else 0
+        while size and at + size <= len(rows):
+            values = tuple(chain.from_iterable(rows[at : at + size]))
+            self._connection.execute(_insert_of_rows(statement, size), values)
+            at += size
+        self._connection.executemany(statement, rows[at:])
+
+    async def lock(self, *name: str) -> None:
+        """Does nothing: the file has one writer."""
+
+
+class SqliteQueries:
+    """`Queries` in a SQLite file.
+
+    Args:
+        statements: by the names of the queries.
+    """
+
+    dialect: ClassVar[Dialect] = "sqlite"
+
+    def __init__(self, database: Database, statements: Mapping[str, str]) -> None:
+        self._database, self._statements = database, statements
+
+    async def read(self, query: str, *values: object) -> Sequence[Row]:
+        return await self._database.read(_fetch_all, (self._statements[query], values))
+
+    async def write(self, query: str, *values: object) -> Sequence[Row]:
+        return await self._database.write(_fetch_all, (self._statements[query], values))
+
+    async def transact(self, work: TransactionWork[T]) -> T:
+        result: T = await self._database.write(_transact_all, (self._statements, work))
+        return result
+
+    async def ping(self) -> None:
+        await self._database.ping()
+
+
+class SqliteStore(SqlStore):
+    """A store in the runtime's own file, which several processes of one machine may share."""
+
+    @classmethod
+    async def open(cls, options: BaseModel, deps: Deps) -> Self:
+        """Raises: StoreUnavailable: the file cannot be used. ConfigError: a newer astromesh wrote it."""
+        database = await shared_database(deps)
+        await database.migrate(store_schema(cls, "sqlite"))
+        statements = store_queries(cls.package, cls.name, "sqlite", cls.fragments("sqlite"))
+        return cls(SqliteQueries(database, statements), deps.clock)
+
+
+@lru_cache
+def _insert_of_rows(statement: str, rows: int) -> str:
+    """An INSERT of one row, as one of many rows."""
+    found = _INSERT.fullmatch(statement)
+    assert found is not None, statement
+    head, values, tail = found.groups(default="")
+    values = re.sub(r"\?\d+", "?", values)
+    return f"{head}{', '.join([values] * rows)}{tail}"
+
+
+def _fetch_all(
+    connection: sqlite3.Connection, items: Sequence[tuple[str, tuple[object, ...]]]
+) -> Sequence[list[Row]]:
+    return [connection.execute(statement, values).fetchall() for statement, values in items]
+
+
+def _transact_all(
+    connection: sqlite3.Connection, items: Sequence[tuple[Mapping[str, str], TransactionWork[Any]]]
+) -> Sequence[Any]:
+    """Executes transactions as one. If one raises before it changes anything, the others are not undone."""
+    results: list[Any] = []
+    for statements, work in items:
+        changes = connection.total_changes
+        try:
+            results.append(_finish(work(SqliteTransaction(connection, statements))))
+        except AstromeshError as error:
+            if connection.total_changes != changes:
+                raise
+            results.append(error)
+    return results
+
+
+def _finish(work: Coroutine[Any, Any, T]) -> T:
+    """Returns what a coroutine returns that never waits."""
+    try:
+        work.send(None)
+    except StopIteration as returned:
+        result: T = returned.value
+        return result
+    work.close()
+    raise RuntimeError("A transaction may await nothing but its own statements.")
 
 
 def _count_changes(

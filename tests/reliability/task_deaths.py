@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from astromesh.access.scopes import Viewer
-from astromesh.durable import sqlite_tasks
+from astromesh.durable import sqlite
 from astromesh.durable.base import ENDED_TASK_STATUSES
 from astromesh.durable.failpoints import parse_failpoint
 from astromesh.orchestration import patterns
@@ -29,7 +29,7 @@ from tests.integration.workflow.folders import runtime_with
 from tests.integration.workflow.test_sample_project import CONTRACT, lawyer
 
 #: what each process would import by and by, imported once for all
-WARM = (sqlite_tasks, patterns)
+WARM = (sqlite, patterns)
 ANYBODY = Viewer("default", None)
 
 

@@ -1,73 +1,82 @@
--- Queries of runs that are the same in every database, written for PostgreSQL (see `storage.migrations`).
--- COLUMNS and VALUES stand for the columns of a run and its `queued_at`; FIRST_IN_SESSION: no older ordered run of
--- the session is queued or running.
+-- Queries of runs for both databases, written for PostgreSQL (astromesh/storage/queries.py). {columns} are the columns
+-- of a run; {values} are their parameters, and at their end that of `queued_at` (rows.py). {open} has the words of the
+-- index `runs_open`. {first_in_session}: no older ordered run of the session is queued or running.
+
+-- fragment: open
+status IN ('queued', 'running', 'waiting') AND durable = TRUE
+
+-- fragment: first_in_session
+NOT (ordered AND EXISTS (
+    SELECT 1 FROM astromesh.runs o
+    WHERE o.tenant = runs.tenant AND o.agent = runs.agent AND o.session_id = runs.session_id
+        AND o.id < runs.id AND o.ordered = TRUE AND o.status IN ('queued', 'running')))
 
 -- name: add
-INSERT INTO astromesh.runs (COLUMNS, queued_at) VALUES (VALUES)
+INSERT INTO astromesh.runs ({columns}, queued_at) VALUES ({values})
 
--- name: note
-INSERT INTO astromesh.runs (COLUMNS, queued_at) VALUES (VALUES) ON CONFLICT (run_id) DO NOTHING
+-- name: archive
+INSERT INTO astromesh.runs ({columns}, queued_at) VALUES ({values}) ON CONFLICT (run_id) DO NOTHING
 
--- name: put_trace
+-- name: store_trace
 INSERT INTO astromesh.run_traces VALUES ($1, $2) ON CONFLICT (run_id) DO UPDATE SET events = excluded.events
 
 -- name: trace
-SELECT COLUMNS, (SELECT events FROM astromesh.run_traces t WHERE t.run_id = r.run_id)
+SELECT {columns}, (SELECT events FROM astromesh.run_traces t WHERE t.run_id = r.run_id)
 FROM astromesh.runs r WHERE trace_id = $1 ORDER BY id
 
 -- name: get
-SELECT COLUMNS FROM astromesh.runs WHERE run_id = $1
+SELECT {columns} FROM astromesh.runs WHERE run_id = $1
 
 -- name: list
-SELECT COLUMNS FROM astromesh.runs
+SELECT {columns} FROM astromesh.runs
 WHERE tenant = $1 AND ($2::text IS NULL OR owner = $2) AND ($3 = '' OR agent = $3)
     AND ($4 = '' OR session_id = $4) AND ($5 = '' OR status = $5)
 ORDER BY id DESC LIMIT $6
 
--- name: next_of
+-- name: next_of_agent
 SELECT run_id, segment FROM astromesh.runs
-WHERE status IN ('queued', 'running', 'waiting') AND durable = TRUE AND status = 'queued' AND agent = $1 AND wake_at <= $2
-    AND FIRST_IN_SESSION
+WHERE {open} AND status = 'queued' AND agent = $1 AND wake_at <= $2
+    AND {first_in_session}
 ORDER BY priority, id LIMIT 1
 
 -- name: queued
 SELECT count(*) FROM astromesh.runs
-WHERE status IN ('queued', 'running', 'waiting') AND durable = TRUE AND status = 'queued' AND agent = $1
+WHERE {open} AND status = 'queued' AND agent = $1
 
 -- name: running
--- Beside one run.
+-- Without the run $2.
 SELECT count(*) FROM astromesh.runs
-WHERE status IN ('queued', 'running', 'waiting') AND durable = TRUE AND status = 'running' AND agent = $1 AND run_id <> $2
+WHERE {open} AND status = 'running' AND agent = $1 AND run_id <> $2
 
--- name: agent
+-- name: agent_of
 SELECT agent FROM astromesh.runs WHERE run_id = $1
 
 -- name: open_of_session
-SELECT COLUMNS FROM astromesh.runs
+SELECT {columns} FROM astromesh.runs
 WHERE tenant = $1 AND agent = $2 AND session_id = $3 AND ordered = TRUE AND status IN ('queued', 'running')
 ORDER BY id FOR UPDATE
 
--- name: put_step
+-- name: store_step
 INSERT INTO astromesh.run_steps VALUES ($1, $2, $3, $4, $5, $6, $7)
 ON CONFLICT (run_id, path, n) DO UPDATE
 SET kind = excluded.kind, request_hash = excluded.request_hash, state = excluded.state, output = excluded.output
 
--- name: put_nested
--- One that has begun, once; one that has ended.
-INSERT INTO astromesh.runs (COLUMNS, queued_at) VALUES (VALUES)
+-- name: store_nested
+-- A nested run that has begun is stored once; its end replaces that.
+INSERT INTO astromesh.runs ({columns}, queued_at) VALUES ({values})
 ON CONFLICT (run_id) DO UPDATE SET status = excluded.status, finished_at = excluded.finished_at, result = excluded.result,
     error = excluded.error, attempts = excluded.attempts, input_tokens = excluded.input_tokens,
     output_tokens = excluded.output_tokens, cached_tokens = excluded.cached_tokens, cost_usd = excluded.cost_usd,
     estimated = excluded.estimated
 WHERE excluded.finished_at > 0
 
--- name: nested_open
-SELECT COLUMNS FROM astromesh.runs WHERE durable = FALSE AND status = 'running' AND worker = $1 AND parent <> ''
+-- name: open_of_parent
+SELECT {columns} FROM astromesh.runs WHERE durable = FALSE AND status = 'running' AND worker = $1 AND parent <> ''
 
 -- name: steps
 SELECT path, n, kind, request_hash, state, output FROM astromesh.run_steps WHERE run_id = $1 ORDER BY path, n
 
--- name: put_last_event
+-- name: add_last_event
 INSERT INTO astromesh.run_events
 SELECT $1, coalesce(max(seq), 0) + 1, $2, $3, $4 FROM astromesh.run_events WHERE run_id = $1
 
@@ -77,40 +86,40 @@ SELECT seq, ts, type, data FROM astromesh.run_events WHERE run_id = $1 AND seq >
 -- name: advance
 UPDATE astromesh.runs SET status = 'queued', segment = segment + 1, worker = '', waiting_for = NULL,
     wake_at = 0.0, queued_at = $3
-WHERE run_id = $1 AND segment = $2 AND status = 'waiting' RETURNING COLUMNS
+WHERE run_id = $1 AND segment = $2 AND status = 'waiting' RETURNING {columns}
 
--- name: hand_back
+-- name: requeue_claimed
 UPDATE astromesh.runs SET status = 'queued', segment = segment + 1, worker = '', queued_at = $4
-WHERE run_id = $1 AND segment = $2 AND worker = $3 AND status = 'running' RETURNING COLUMNS
+WHERE run_id = $1 AND segment = $2 AND worker = $3 AND status = 'running' RETURNING {columns}
 
--- name: end_idle
+-- name: end
 UPDATE astromesh.runs SET status = $2, finished_at = $3, error = $4, waiting_for = NULL, wake_at = 0.0
 WHERE run_id = $1 AND status IN ('queued', 'running', 'waiting')
 
--- name: ask_end
+-- name: request_cancel
 UPDATE astromesh.runs SET cancelling = TRUE WHERE run_id = $1 AND status = 'running'
 
 -- name: cancelling
 SELECT run_id FROM astromesh.runs
-WHERE status IN ('queued', 'running', 'waiting') AND durable = TRUE AND status = 'running' AND worker = $1 AND cancelling = TRUE
+WHERE {open} AND status = 'running' AND worker = $1 AND cancelling = TRUE
 
--- name: beat
+-- name: heartbeat
 INSERT INTO astromesh.workers VALUES ($1, $2) ON CONFLICT (worker) DO UPDATE SET seen_at = excluded.seen_at
 
--- name: leave
+-- name: delete_worker
 DELETE FROM astromesh.workers WHERE worker = $1
 
--- name: forget_workers
+-- name: expire_workers
 DELETE FROM astromesh.workers WHERE seen_at < $1
 
--- name: hand_over
+-- name: requeue_of_worker
 UPDATE astromesh.runs SET status = 'queued', segment = segment + 1, worker = '', queued_at = $2
-WHERE status IN ('queued', 'running', 'waiting') AND durable = TRUE AND status = 'running' AND worker = $1
+WHERE {open} AND status = 'running' AND worker = $1
 RETURNING run_id, segment
 
--- name: orphans
-SELECT COLUMNS FROM astromesh.runs
-WHERE status IN ('queued', 'running', 'waiting') AND durable = TRUE AND status = 'running'
+-- name: orphaned
+SELECT {columns} FROM astromesh.runs
+WHERE {open} AND status = 'running'
     AND worker NOT IN (SELECT worker FROM astromesh.workers WHERE seen_at > $1)
 LIMIT $2 FOR UPDATE SKIP LOCKED
 
@@ -119,23 +128,22 @@ UPDATE astromesh.runs SET status = 'queued', segment = segment + 1, worker = '',
     wake_at = 0.0, queued_at = $3
 WHERE run_id = $1 AND segment = $2 RETURNING run_id, segment
 
--- name: awake
-SELECT COLUMNS FROM astromesh.runs
-WHERE status IN ('queued', 'running', 'waiting') AND durable = TRUE AND status = 'waiting' AND wake_at > 0.0
-    AND wake_at <= $1
+-- name: woken
+SELECT {columns} FROM astromesh.runs
+WHERE {open} AND status = 'waiting' AND wake_at > 0.0 AND wake_at <= $1
 LIMIT $2 FOR UPDATE SKIP LOCKED
 
 -- name: waiting
-SELECT COLUMNS FROM astromesh.runs
-WHERE status IN ('queued', 'running', 'waiting') AND durable = TRUE AND status = 'waiting' AND waiting_for IS NOT NULL
+SELECT {columns} FROM astromesh.runs
+WHERE {open} AND status = 'waiting' AND waiting_for IS NOT NULL
     AND tenant = $1 AND ($2::text IS NULL OR owner = $2)
 ORDER BY id LIMIT $3
 
 -- name: expire_keys
 DELETE FROM astromesh.idempotency_keys WHERE expires_at <= $1
 
--- name: owned_open
-SELECT COLUMNS FROM astromesh.runs
+-- name: open_of_owner
+SELECT {columns} FROM astromesh.runs
 WHERE tenant = $1 AND owner = $2 AND status IN ('queued', 'running', 'waiting') ORDER BY id
 
 -- name: erase_keys
@@ -145,7 +153,7 @@ DELETE FROM astromesh.idempotency_keys WHERE tenant = $1 AND owner = $2
 SELECT body_hash, run_id FROM astromesh.idempotency_keys
 WHERE tenant = $1 AND owner = $2 AND route = $3 AND key = $4 AND expires_at > $5
 
--- name: put_key
+-- name: store_key
 INSERT INTO astromesh.idempotency_keys VALUES ($1, $2, $3, $4, $5, $6, $7)
 ON CONFLICT (tenant, owner, route, key) DO UPDATE
 SET body_hash = excluded.body_hash, run_id = excluded.run_id, expires_at = excluded.expires_at
@@ -153,26 +161,69 @@ SET body_hash = excluded.body_hash, run_id = excluded.run_id, expires_at = exclu
 -- name: free_key
 DELETE FROM astromesh.idempotency_keys WHERE run_id = $1
 
--- name: lost
--- Runs of one process that is dead.
-SELECT COLUMNS FROM astromesh.runs
+-- name: interrupted
+-- Runs that are not durable, of processes that are dead.
+SELECT {columns} FROM astromesh.runs
 WHERE durable = FALSE AND status = 'running' AND parent = ''
     AND worker NOT IN (SELECT worker FROM astromesh.workers WHERE seen_at > $1)
 LIMIT $2 FOR UPDATE SKIP LOCKED
 
--- name: ask_process
-INSERT INTO astromesh.run_ends VALUES ($1, $2, $3, $4, NULL)
+-- name: add_cancel_request
+INSERT INTO astromesh.cancel_requests VALUES ($1, $2, $3, $4, NULL)
 ON CONFLICT (run_id) DO UPDATE
-SET tenant = excluded.tenant, owner = excluded.owner, asked_at = excluded.asked_at, answer = NULL
+SET tenant = excluded.tenant, owner = excluded.owner, requested_at = excluded.requested_at, answer = NULL
 
--- name: asked_processes
-SELECT run_id, tenant, owner FROM astromesh.run_ends WHERE answer IS NULL AND asked_at > $1
+-- name: cancel_requests
+SELECT run_id, tenant, owner FROM astromesh.cancel_requests WHERE answer IS NULL AND requested_at > $1
 
--- name: answer_process
-UPDATE astromesh.run_ends SET answer = $2 WHERE run_id = $1
+-- name: answer_cancel
+UPDATE astromesh.cancel_requests SET answer = $2 WHERE run_id = $1
 
--- name: answered
-SELECT answer FROM astromesh.run_ends WHERE run_id = $1
+-- name: cancel_answer
+SELECT answer FROM astromesh.cancel_requests WHERE run_id = $1
 
--- name: forget_asked
-DELETE FROM astromesh.run_ends WHERE run_id = $1 OR asked_at < $2
+-- name: delete_cancel
+DELETE FROM astromesh.cancel_requests WHERE run_id = $1 OR requested_at < $2
+
+-- name: usage
+-- The usage of a nested run is part of the usage of its parent.
+SELECT coalesce(sum(input_tokens), 0)::bigint, coalesce(sum(output_tokens), 0)::bigint,
+    coalesce(sum(cached_tokens), 0)::bigint, coalesce(sum(cost_usd), 0.0), coalesce(bool_or(estimated), FALSE)
+FROM astromesh.runs r
+WHERE tenant = $1 AND ($2::text IS NULL OR owner = $2) AND ($3 = '' OR agent = $3)
+    AND ($4 = '' OR session_id = $4) AND ($5 = '' OR status = $5)
+    AND (parent = '' OR NOT EXISTS (
+        SELECT 1 FROM astromesh.runs a WHERE a.run_id = split_part(r.parent, '.', 1)
+            AND a.tenant = $1 AND ($2::text IS NULL OR a.owner = $2) AND ($3 = '' OR a.agent = $3)
+            AND ($4 = '' OR a.session_id = $4) AND ($5 = '' OR a.status = $5)))
+
+-- name: merge
+UPDATE astromesh.runs SET request = $2, priority = least(priority, $3) WHERE run_id = $1
+
+-- name: redispatch
+UPDATE astromesh.runs SET queued_at = $2
+WHERE id IN (
+    SELECT id FROM astromesh.runs
+    WHERE {open} AND status = 'queued' AND queued_at <= $1
+        AND wake_at <= $2 AND NOT agent = ANY ($4::text[])
+        AND {first_in_session}
+    ORDER BY priority, id LIMIT $3 FOR UPDATE SKIP LOCKED)
+RETURNING run_id, segment
+
+-- name: expire
+DELETE FROM astromesh.runs WHERE id IN (
+    SELECT id FROM astromesh.runs WHERE finished_at > 0.0 AND finished_at < $1 LIMIT $2) RETURNING 1
+
+-- name: expire_many
+-- A run with an idempotency key stays as long as the key.
+DELETE FROM astromesh.runs WHERE id IN (
+    SELECT id FROM astromesh.runs r WHERE finished_at > 0.0
+        AND NOT EXISTS (SELECT 1 FROM astromesh.idempotency_keys k WHERE k.run_id = r.run_id)
+    ORDER BY finished_at DESC LIMIT $2 OFFSET $1) RETURNING 1
+
+-- name: erase_owner
+DELETE FROM astromesh.runs
+WHERE tenant = $1 AND owner = $2 AND status IN ('completed', 'failed', 'cancelled')
+
+-- name: lock
+SELECT {columns} FROM astromesh.runs WHERE run_id = $1 FOR UPDATE

@@ -1,7 +1,8 @@
--- Queries of Tasks that are the same in every database. COLUMNS and VALUES stand for the columns of a Task.
+-- Queries of Tasks for both databases, written for PostgreSQL (astromesh/storage/queries.py). {columns} are the columns
+-- of a Task, {values} their parameters.
 
 -- name: accept
-INSERT INTO astromesh.tasks (COLUMNS) VALUES (VALUES)
+INSERT INTO astromesh.tasks ({columns}) VALUES ({values})
 
 -- name: add_record
 INSERT INTO astromesh.task_records (task_id, n, record) VALUES ($1, $2, $3)
@@ -13,10 +14,10 @@ VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)
 ON CONFLICT (task_id, n) DO UPDATE SET content = excluded.content
 
 -- name: get
-SELECT COLUMNS FROM astromesh.tasks WHERE task_id = $1
+SELECT {columns} FROM astromesh.tasks WHERE task_id = $1
 
 -- name: list
-SELECT COLUMNS FROM astromesh.tasks
+SELECT {columns} FROM astromesh.tasks
 WHERE tenant = $1 AND ($2::text IS NULL OR owner = $2) AND ($3 = '' OR workflow = $3)
   AND ($4 = '' OR status = $4)
 ORDER BY created_at DESC, task_id DESC LIMIT $5
@@ -39,3 +40,40 @@ SELECT task_id FROM astromesh.tasks WHERE finished_at > 0 AND finished_at < $1 L
 
 -- name: owned
 SELECT task_id FROM astromesh.tasks WHERE tenant = $1 AND owner = $2 AND finished_at > 0
+
+-- name: hold
+UPDATE astromesh.tasks SET status = CASE status WHEN 'queued' THEN 'running' ELSE status END
+WHERE task_id = $1 AND worker = $2 AND finished_at = 0
+
+-- name: end
+UPDATE astromesh.tasks SET status = $3, result = $4, finished_at = $5, worker = '', lease_until = 0
+WHERE task_id = $1 AND worker = $2 AND finished_at = 0
+
+-- name: take
+UPDATE astromesh.tasks SET worker = $1, lease_until = $2
+WHERE task_id IN (
+    SELECT task_id FROM astromesh.tasks
+    WHERE finished_at = 0 AND durable = 1
+      AND (lease_until < $3 OR worker = ANY($4::text[]))
+    ORDER BY created_at, task_id LIMIT $5 FOR UPDATE SKIP LOCKED
+)
+RETURNING {columns}
+
+-- name: heartbeat
+UPDATE astromesh.tasks SET lease_until = $2
+WHERE worker = $1 AND finished_at = 0 AND ($3::text[] IS NULL OR task_id = ANY($3))
+
+-- name: cancel
+UPDATE astromesh.tasks SET cancelling = 1 WHERE task_id = $1 AND finished_at = 0 RETURNING task_id
+
+-- name: cancel_owned
+UPDATE astromesh.tasks SET cancelling = 1 WHERE tenant = $1 AND owner = $2 AND finished_at = 0
+
+-- name: delete_records
+DELETE FROM astromesh.task_records WHERE task_id = ANY($1::text[])
+
+-- name: delete_artifacts
+DELETE FROM astromesh.task_artifacts WHERE task_id = ANY($1::text[])
+
+-- name: delete
+DELETE FROM astromesh.tasks WHERE task_id = ANY($1::text[])

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from astromesh.durable import postgres_inbox, sqlite_inbox
+from astromesh.durable.sql_inbox import SqlInbox
+from astromesh.durable.sql_runs import SqlRuns
 from astromesh.errors import ConfigError
 from astromesh.knowledge import semantic_postgres
 from astromesh.knowledge import semantic_sqlite as sqlite_passages
@@ -19,7 +20,7 @@ from astromesh.memory.backends import postgres, sqlite
 from astromesh.memory.backends import postgres as postgres_events
 from astromesh.memory.backends import sqlite as sqlite_events
 from astromesh.plugins import Deps, Plugins
-from astromesh.storage.migrations import Schema, statements
+from astromesh.storage.migrations import Schema, statements, store_schema
 from astromesh.storage.postgres import Address, Connection, Postgres
 from astromesh.storage.sqlite import FILE, Database
 from astromesh.types import SessionKey
@@ -95,9 +96,38 @@ VALUES ('whatsapp', '1', 'q', {content}, 1, 1);
 _LETTER_SQLITE = _LETTER.format(p="", address="x'00'", content="x'6b657074'")
 _LETTER_POSTGRES = _LETTER.format(p="astromesh.", address="'\\x00'", content="'\\x6b657074'")
 
+
+async def _stored_query(store: Any) -> object:
+    return [(await store.get("run_1")).request["query"]]
+
+
+_RUN = """
+INSERT INTO {p}runs (run_id, tenant, owner, agent, session_id, trace_id, parent, status, durable, segment,
+    worker, priority, created_at, queued_at, finished_at, deadline_at, wake_at, input_tokens, output_tokens,
+    cached_tokens, cost_usd, estimated, request, caller, attempts)
+VALUES ('run_1', 'acme', 'ann', 'support', 's-1', 't', '', 'queued', {true}, 1,
+    '', 0, 1, 1, 0, 0, 0, 0, 0, 0, 0, {false}, '{{"query": "kept"}}', '{{}}', '[]');
+"""
+_RUN_SQLITE = _RUN.format(p="", true="1", false="0")
+_RUN_POSTGRES = _RUN.format(p="astromesh.", true="TRUE", false="FALSE")
+
 SEAMS = (
-    Seam("inboxes", "sqlite", sqlite_inbox.SCHEMA, {1: _LETTER_SQLITE}, _waiting),
-    Seam("inboxes", "postgres", postgres_inbox.SCHEMA, {1: _LETTER_POSTGRES}, _waiting),
+    Seam(
+        "run_stores",
+        "sqlite",
+        store_schema(SqlRuns, "sqlite"),
+        dict.fromkeys(range(1, 6), _RUN_SQLITE),
+        _stored_query,
+    ),
+    Seam(
+        "run_stores",
+        "postgres",
+        store_schema(SqlRuns, "postgres"),
+        dict.fromkeys(range(1, 6), _RUN_POSTGRES),
+        _stored_query,
+    ),
+    Seam("inboxes", "sqlite", store_schema(SqlInbox, "sqlite"), {1: _LETTER_SQLITE}, _waiting),
+    Seam("inboxes", "postgres", store_schema(SqlInbox, "postgres"), {1: _LETTER_POSTGRES}, _waiting),
     Seam(
         "conversation_stores",
         "sqlite",
@@ -170,7 +200,7 @@ def deps_of(seam: Seam, folder: Path, request: pytest.FixtureRequest) -> Deps:
 
 
 async def left_by_version(seam: Seam, version: int, deps: Deps, *, said: int = 0) -> None:
-    steps = seam.schema.steps()[:version]
+    steps = seam.schema.steps("postgres" if deps.storage_url else "sqlite")[:version]
     if deps.storage_url:
         async with Postgres(Address.parse(deps.storage_url)) as database:
             await database.transact(partial(_made_in_postgres, seam, steps, said or version))

@@ -1,0 +1,390 @@
+"""The store of runs, for both databases. The queries are in `sql/runs.sql`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import ClassVar, NamedTuple
+
+from astromesh.durable.base import (
+    NO_AGENT_LIMITS,
+    CancelRequest,
+    ConcurrencyPolicy,
+    IdempotencyKey,
+    JournalStep,
+    RunChange,
+    RunQuery,
+    RunRow,
+    SegmentClaim,
+)
+from astromesh.durable.rows import (
+    archive_values,
+    event_of,
+    event_values,
+    run_fragments,
+    run_of,
+    run_values,
+    step_of,
+    step_values,
+    text_of,
+    trace_of,
+    usage_of,
+    value_of,
+)
+from astromesh.errors import DeadlineExceeded, IdempotencyConflict, Interrupted, LeaseLost, SessionBusy
+from astromesh.storage.queries import Dialect, Row, SqlStore, Transaction
+from astromesh.types import Event, JsonObject, Usage
+
+#: runs deleted in one transaction, so that others get their turn in between
+_CHUNK = 200
+#: seconds after which a worker that sends no heartbeat is deleted
+_WORKER_RETENTION_SECONDS = 86_400.0
+
+
+class Commit(NamedTuple):
+    """What one call of `RunStore.commit` writes."""
+
+    claim: SegmentClaim
+    steps: Sequence[JournalStep]
+    events: Sequence[Event]
+    change: RunChange | None
+    nested: Sequence[RunRow]
+
+
+class _StoredKey(NamedTuple):
+    body_hash: str
+    run_id: str
+
+    def require_body(self, key: IdempotencyKey) -> None:
+        """Raises: IdempotencyConflict: the key was stored with another body."""
+        if self.body_hash != key.body_hash:
+            raise IdempotencyConflict(
+                f"The Idempotency-Key {key.key!r} was used with another request; send a new key, or the same "
+                "request again."
+            )
+
+
+class SqlRuns(SqlStore):
+    """A RunStore over one database, which it may share with others."""
+
+    package: ClassVar[str] = "astromesh.durable"
+    name: ClassVar[str] = "runs"
+
+    #: a run as the values of `RUN_COLUMNS`
+    values = staticmethod(run_values)
+
+    @classmethod
+    def fragments(cls, dialect: Dialect) -> Mapping[str, str]:
+        return run_fragments(dialect)
+
+    async def accept(
+        self, run: RunRow, key: IdempotencyKey | None = None, policy: ConcurrencyPolicy = "enqueue"
+    ) -> RunRow:
+        return await self._queries.transact(partial(self._accept, run, key, policy))
+
+    async def reserve_key(self, key: IdempotencyKey, candidate_id: str) -> str:
+        return await self._queries.transact(partial(self._reserve_key, key, candidate_id))
+
+    async def archive(self, runs: Sequence[tuple[RunRow, Sequence[Event]]]) -> None:
+        async def archive(tx: Transaction) -> None:
+            rows = [archive_values(run, events, self.values) for run, events in runs]
+            await tx.execute_many("archive", [row for row, _ in rows])
+            await tx.execute_many("store_trace", [trace for _, trace in rows])
+
+        await self._queries.transact(archive)
+
+    async def trace(self, trace_id: str) -> tuple[tuple[RunRow, tuple[Event, ...]], ...]:
+        return tuple(map(trace_of, await self._queries.read("trace", trace_id)))
+
+    async def get(self, run_id: str) -> RunRow | None:
+        rows = await self._queries.read("get", run_id)
+        return run_of(rows[0]) if rows else None
+
+    async def list(self, filter: RunQuery) -> tuple[tuple[RunRow, ...], Usage]:
+        rows = await self._queries.read("list", *filter)
+        numbers = await self._queries.read("usage", *filter[:5])
+        return tuple(map(run_of, rows)), usage_of(numbers[0])
+
+    async def claim(
+        self, run_id: str, segment: int, worker: str, limits: Mapping[str, int] = NO_AGENT_LIMITS
+    ) -> RunRow | None:
+        claim = SegmentClaim(run_id, segment, worker)
+        return await self._queries.transact(partial(self._claim_within, claim, limits))
+
+    async def next_in_session(self, run: RunRow) -> tuple[str, int] | None:
+        rows = await self._queries.read("next_in_session", run.tenant, run.agent, run.session_id)
+        return _first_segment(rows)
+
+    async def next_of_agent(self, agent: str) -> tuple[str, int] | None:
+        return _first_segment(await self._queries.read("next_of_agent", agent, self._clock.now()))
+
+    async def queued(self, agent: str) -> int:
+        count: int = (await self._queries.read("queued", agent))[0][0]
+        return count
+
+    async def commit(
+        self, claim: SegmentClaim, *, steps: Sequence[JournalStep] = (), events: Sequence[Event] = (),
+        change: RunChange | None = None, nested: Sequence[RunRow] = (),
+    ) -> None:  # fmt: skip
+        if not await self._commit(Commit(claim, steps, events, change, nested)):
+            raise LeaseLost(f"The run {claim.run_id!r} is no longer this worker's, or it has ended.")
+
+    async def steps(self, run_id: str) -> tuple[JournalStep, ...]:
+        return tuple(map(step_of, await self._queries.read("steps", run_id)))
+
+    async def events(self, run_id: str, after: int = 0, limit: int = 1000) -> tuple[Event, ...]:
+        rows = await self._queries.read("events", run_id, after, limit)
+        return tuple(map(partial(event_of, run_id), rows))
+
+    async def advance(self, run_id: str, segment: int, steps: Sequence[JournalStep] = ()) -> RunRow | None:
+        async def advance(tx: Transaction) -> RunRow | None:
+            rows = await tx.fetch("advance", run_id, segment, self._clock.now())
+            if not rows:
+                return None
+            await tx.execute_many("store_step", [step_values(run_id, step) for step in steps])
+            return run_of(rows[0])
+
+        return await self._queries.transact(advance)
+
+    async def requeue(self, claim: SegmentClaim) -> RunRow | None:
+        rows = await self._queries.write("requeue_claimed", *claim, self._clock.now())
+        return run_of(rows[0]) if rows else None
+
+    async def cancel(self, run_id: str) -> RunRow | None:
+        return await self._queries.transact(partial(self._cancel, run_id))
+
+    async def cancelling(self, worker: str) -> tuple[str, ...]:
+        return tuple(row[0] for row in await self._queries.read("cancelling", worker))
+
+    async def request_cancel(self, run_id: str, tenant: str, owner: str | None) -> None:
+        await self._queries.write("add_cancel_request", run_id, tenant, owner, self._clock.now())
+
+    async def cancel_requests(self, since: float) -> tuple[CancelRequest, ...]:
+        return tuple(CancelRequest(*row) for row in await self._queries.read("cancel_requests", since))
+
+    async def answer_cancel(self, run_id: str, line: JsonObject | None) -> None:
+        await self._queries.write("answer_cancel", run_id, text_of(line) or "")
+
+    async def cancel_answer(self, run_id: str) -> tuple[bool, JsonObject | None]:
+        rows = await self._queries.read("cancel_answer", run_id)
+        answer = rows[0][0] if rows else None
+        return answer is not None, value_of(answer or None)
+
+    async def delete_cancel(self, run_id: str, before: float) -> None:
+        await self._queries.write("delete_cancel", run_id, before)
+
+    async def heartbeat(self, worker: str) -> None:
+        await self._queries.write("heartbeat", worker, self._clock.now())
+
+    async def release_worker(self, worker: str) -> tuple[tuple[str, int], ...]:
+        async def release(tx: Transaction) -> tuple[tuple[str, int], ...]:
+            await tx.execute("delete_worker", worker)
+            rows = await tx.fetch("requeue_of_worker", worker, self._clock.now())
+            return tuple((run_id, segment) for run_id, segment in rows)
+
+        return await self._queries.transact(release)
+
+    async def overdue(
+        self,
+        lease: float,
+        limit: int = 100,
+        *,
+        queued: float = 0.0,
+        limits: Mapping[str, int] = NO_AGENT_LIMITS,
+    ) -> tuple[tuple[str, int], ...]:
+        return await self._queries.transact(partial(self._overdue, lease, limit, queued or lease, limits))
+
+    async def waiting(self, tenant: str, owner: str | None, limit: int = 100) -> tuple[RunRow, ...]:
+        return tuple(map(run_of, await self._queries.read("waiting", tenant, owner, limit)))
+
+    async def expire(self, before: float, max_runs: int) -> int:
+        await self._queries.write("expire_keys", self._clock.now())
+        await self._queries.write("expire_workers", self._clock.now() - _WORKER_RETENTION_SECONDS)
+        return await self._in_chunks("expire", before) + await self._in_chunks("expire_many", max_runs)
+
+    async def erase_owner(self, tenant: str, owner: str) -> int:
+        async def erase(tx: Transaction) -> int:
+            for run in map(run_of, await tx.fetch("open_of_owner", tenant, owner)):
+                await self._cancel(run.run_id, tx)
+            await tx.execute("erase_keys", tenant, owner)
+            return await tx.execute("erase_owner", tenant, owner)
+
+        return await self._queries.transact(erase)
+
+    async def _in_chunks(self, query: str, bound: float) -> int:
+        total = 0
+        while deleted := await self._queries.write(query, bound, _CHUNK):
+            total += len(deleted)
+        return total
+
+    # -- parts of a transaction: what the databases do in different ways -----------------------------------
+
+    async def _claim_segment(self, claim: SegmentClaim, tx: Transaction) -> RunRow | None:
+        """Claims a segment that is due, and renews the lease of its worker."""
+        raise NotImplementedError
+
+    async def _write_segment(self, commit: Commit, tx: Transaction) -> bool:
+        """Writes steps and the change of a run. Returns False if the claim is lost."""
+        raise NotImplementedError
+
+    # -- parts of a transaction ----------------------------------------------------------------------------
+
+    async def _accept(
+        self, run: RunRow, key: IdempotencyKey | None, policy: ConcurrencyPolicy, tx: Transaction
+    ) -> RunRow:
+        if key is not None:
+            stored_key = await self._find_key(key, tx)
+            if stored_key is not None and (rows := await tx.fetch("get", stored_key.run_id)):
+                stored_key.require_body(key)
+                return run_of(rows[0])
+        stored = run if policy == "enqueue" else await self._apply_policy(run, policy, tx)
+        if key is not None:
+            await tx.execute("store_key", *key[:5], stored.run_id, key.expires_at)
+        if stored is run:
+            await tx.execute("add", *self.values(run), self._clock.now())
+        return stored
+
+    async def _reserve_key(self, key: IdempotencyKey, candidate_id: str, tx: Transaction) -> str:
+        stored_key = await self._find_key(key, tx)
+        if stored_key is not None:
+            stored_key.require_body(key)
+            return stored_key.run_id
+        await tx.execute("store_key", *key[:5], candidate_id, key.expires_at)
+        return candidate_id
+
+    async def _find_key(self, key: IdempotencyKey, tx: Transaction) -> _StoredKey | None:
+        """Finds what a key was stored with. No other transaction stores it meanwhile."""
+        await tx.lock(*key[:4])
+        rows = await tx.fetch("key", *key[:4], self._clock.now())
+        return _StoredKey(*rows[0]) if rows else None
+
+    async def _apply_policy(self, run: RunRow, policy: ConcurrencyPolicy, tx: Transaction) -> RunRow:
+        """Returns the run, or the run that it was merged into."""
+        session = (run.tenant, run.agent, run.session_id)
+        await tx.lock("session", *session)
+        others = tuple(map(run_of, await tx.fetch("open_of_session", *session)))
+        if policy == "reject" and others:
+            raise SessionBusy(
+                "The session is answering another message; send this one again when it is done."
+            )
+        for other in others:
+            if policy == "interrupt":
+                await self._cancel(other.run_id, tx)
+            elif policy == "merge" and _can_merge(run, other, self._clock.now()):
+                request = text_of(merge_requests(other.request, run.request))
+                await tx.execute("merge", other.run_id, request, run.priority)
+                return other
+        return run
+
+    async def _claim_within(
+        self, claim: SegmentClaim, limits: Mapping[str, int], tx: Transaction
+    ) -> RunRow | None:
+        """Claims a segment unless its agent runs as often as it may."""
+        agents = await tx.fetch("agent_of", claim.run_id) if limits else ()
+        if agents and (agent := agents[0][0]) in limits:
+            await tx.lock("agent", agent)
+            if (await tx.fetch("running", agent, claim.run_id))[0][0] >= limits[agent]:
+                return None
+        return await self._claim_segment(claim, tx)
+
+    async def _commit(self, commit: Commit) -> bool:
+        return await self._queries.transact(partial(self._commit_tree, commit))
+
+    async def _commit_tree(self, commit: Commit, tx: Transaction) -> bool:
+        """Writes a commit with its nested runs. Returns False if the claim is lost."""
+        if not await self._write_segment(commit, tx):
+            return False
+        if commit.nested:
+            nested = [(*self.values(run), run.created_at) for run in commit.nested]
+            await tx.execute_many("store_nested", nested)
+        if commit.events:
+            await tx.execute_many("add_event", [event_values(event) for event in commit.events])
+        if ends_nested(commit):
+            assert commit.change is not None
+            await self._end_nested(
+                commit.claim.run_id, commit.change.finished_at or 0.0, commit.change.error, tx
+            )
+        return True
+
+    async def _cancel(self, run_id: str, tx: Transaction) -> RunRow | None:
+        rows = await tx.fetch("lock", run_id)
+        if not rows:
+            return None
+        run = run_of(rows[0])
+        if run.status in ("queued", "waiting"):
+            await self._end(run, "cancelled", self._clock.now(), None, tx)
+        else:
+            await tx.execute("request_cancel", run_id)
+        return run_of((await tx.fetch("get", run_id))[0])
+
+    async def _end(
+        self, run: RunRow, status: str, now: float, error: JsonObject | None, tx: Transaction
+    ) -> None:
+        """Ends a run that no worker executes, with its last event."""
+        await tx.execute("end", run.run_id, status, now, text_of(error))
+        data = {**(error or {}), "response": "", "agent": run.agent, "usage": run.usage.to_json()}
+        await tx.execute("add_last_event", run.run_id, now, f"run.{status}", text_of(data))
+        await self._end_nested(run.run_id, now, error, tx)
+
+    async def _end_nested(self, run_id: str, now: float, error: JsonObject | None, tx: Transaction) -> None:
+        """Ends the runs nested in a run that has ended."""
+        for run in map(run_of, await tx.fetch("open_of_parent", run_id)):
+            await self._end(run, "failed" if error else "cancelled", now, error, tx)
+
+    async def _overdue(
+        self, lease: float, limit: int, queued: float, limits: Mapping[str, int], tx: Transaction
+    ) -> tuple[tuple[str, int], ...]:
+        now = self._clock.now()
+        due: list[tuple[str, int]] = []
+        for run in map(run_of, await tx.fetch("orphaned", now - lease, limit)):
+            if run.cancelling:
+                await self._end(run, "cancelled", now, None, tx)
+            elif 0.0 < run.deadline_at <= now:
+                await self._end(run, "failed", now, _DEADLINE_ERROR, tx)
+            else:
+                due += await _requeue(run, now, tx)
+        for run in map(run_of, await tx.fetch("woken", now, limit)):
+            due += await _requeue(run, now, tx)
+        for run in map(run_of, await tx.fetch("interrupted", now - lease, limit)):
+            await tx.execute("end", run.run_id, "failed", now, text_of(_INTERRUPTED_ERROR))
+            await tx.execute("free_key", run.run_id)
+        full = [a for a, most in limits.items() if (await tx.fetch("running", a, ""))[0][0] >= most]
+        due += [(row[0], row[1]) for row in await tx.fetch("redispatch", now - queued, now, limit, full)]
+        return tuple(dict.fromkeys(due))
+
+
+async def _requeue(run: RunRow, now: float, tx: Transaction) -> list[tuple[str, int]]:
+    rows = await tx.fetch("requeue", run.run_id, run.segment, now)
+    return [(run_id, segment) for run_id, segment in rows]
+
+
+def _first_segment(rows: Sequence[Row]) -> tuple[str, int] | None:
+    return (rows[0][0], rows[0][1]) if rows else None
+
+
+def ends_nested(commit: Commit) -> bool:
+    """Whether runs of earlier segments may be nested in the run that a commit ends."""
+    return commit.claim.segment > 1 and commit.change is not None and bool(commit.change.finished_at)
+
+
+def _can_merge(run: RunRow, earlier: RunRow, now: float) -> bool:
+    """Whether a run becomes part of an earlier one of its session that has not begun."""
+    whole = all(one.request.get("history") is None and "persist" not in one.request for one in (run, earlier))
+    return whole and earlier.status == "queued" and earlier.owner == run.owner and earlier.wake_at > now
+
+
+def merge_requests(earlier: JsonObject, request: JsonObject) -> JsonObject:
+    """Two requests as one: texts by newline, pictures in order, the rest of the first."""
+    images = [*earlier.get("images", ()), *request.get("images", ())]
+    both = {**earlier, "query": f"{earlier['query']}\n{request['query']}"}
+    return {**both, "images": images} if images else both
+
+
+_INTERRUPTED_ERROR: JsonObject = {
+    "code": Interrupted.code,
+    "detail": "The server stopped in the middle of this run. Send it again; the same key may be used.",
+}
+_DEADLINE_ERROR: JsonObject = {
+    "code": DeadlineExceeded.code,
+    "detail": "The time of the run was over before another worker could resume it.",
+}
