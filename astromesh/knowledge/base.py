@@ -74,6 +74,14 @@ class IngestReport:
     removed: int = 0
     unchanged: int = 0
 
+    def __add__(self, other: IngestReport) -> IngestReport:
+        return IngestReport(
+            self.added + other.added,
+            self.changed + other.changed,
+            self.removed + other.removed,
+            self.unchanged + other.unchanged,
+        )
+
 
 class Chunker(Protocol):
     """Cuts a document into chunks; `document.text[chunk.start : chunk.end] == chunk.text` for each."""

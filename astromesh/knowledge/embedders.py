@@ -10,9 +10,9 @@ import base64
 import hashlib
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, Protocol
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 import orjson
@@ -25,6 +25,7 @@ from astromesh.net.http import Http
 from astromesh.net.service_options import ServiceOptions, read_key
 from astromesh.plugins import Deps
 from astromesh.telemetry.clock import Clock
+from astromesh.types import JsonObject
 
 #: bytes of a vector's object and its key, beside its floats
 _OVERHEAD = 200
@@ -92,61 +93,51 @@ class EmbeddingOptions(ServiceOptions):
     cache_mb: int = Field(16, ge=0, description="Megabytes of vectors kept in memory, by content.")
 
 
-class EmbeddingWire(Protocol):
-    """One wire format, without I/O."""
-
-    #: below the endpoint
-    path: str
-    ping_path: str
-
-    def encode(self, texts: Sequence[str]) -> bytes: ...
-
-    def decode(self, payload: Any) -> Iterable[Any]:
-        """Each text's vector as the service sent it, in order: floats, or bytes of float32."""
-
-
-@dataclass(frozen=True, slots=True)
-class EmbeddingService:
-    """The endpoint of a model. Args: kind: the plugin's name; headers: with the key."""
-
-    kind: str
-    options: EmbeddingOptions
-    endpoint: str
-    headers: Mapping[str, str] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, kind: str, options: EmbeddingOptions, endpoint: str, key: str) -> EmbeddingService:
-        """The service of a block. Args: endpoint: the service's own base URL, the default of the block."""
-        headers = {"content-type": "application/json"}
-        if key:
-            headers["authorization"] = f"Bearer {key}"
-        url = (options.endpoint or endpoint).rstrip("/")
-        return cls(kind, options, url, {**headers, **options.own_headers})
-
-
 class ServiceEmbedder:
-    """An `Embedder` over HTTP.
+    """An `Embedder` over HTTP. A subclass is the wire format of one kind of service.
 
     Args:
-        wire: the wire format of the service.
+        key: sent as a bearer token; empty for none.
         http: the shared session.
         clock: for the pauses between tries.
     """
 
+    Options: ClassVar[type[BaseModel]] = EmbeddingOptions
     semantic = True
+    #: the plugin's name
+    kind: ClassVar[str]
+    #: the service's own base URL, and the paths below it
+    endpoint: ClassVar[str]
+    path: ClassVar[str]
+    ping_path: ClassVar[str]
 
-    def __init__(self, service: EmbeddingService, wire: EmbeddingWire, http: Http, clock: Clock) -> None:
-        options = service.options
+    def __init__(self, options: EmbeddingOptions, key: str, http: Http, clock: Clock) -> None:
         self.dimensions = options.dimensions or 0
-        self.fingerprint = "/".join(
-            filter(None, (service.kind, options.model, str(options.dimensions or "")))
-        )
-        self._name = f"{options.name or service.kind}/{options.model}"
-        self._service, self._options, self._wire, self._http, self._clock = (
-            service, options, wire, http, clock,
-        )  # fmt: skip
+        self.fingerprint = "/".join(filter(None, (self.kind, options.model, str(options.dimensions or ""))))
+        self._name = f"{options.name or self.kind}/{options.model}"
+        self._options, self._http, self._clock = options, http, clock
+        self._url = (options.endpoint or self.endpoint).rstrip("/")
+        bearer = {"authorization": f"Bearer {key}"} if key else {}
+        self._headers = {"content-type": "application/json", **bearer, **options.own_headers}
+        size = {"dimensions": options.dimensions} if options.dimensions else {}
+        self._fixed = {"model": options.model, **size, **self.parameters(options)}
         self._cache = VectorCache(options.cache_mb * 1024 * 1024)
         self._semaphore = asyncio.Semaphore(MAX_CONCURRENT_REQUESTS)
+
+    @classmethod
+    async def open(cls, options: EmbeddingOptions, deps: Deps) -> Self:
+        """Raises: MissingKey: the key that the block names is not set."""
+        return cls(options, read_key(options, deps.config_dir), deps.http, deps.clock)
+
+    @staticmethod
+    def parameters(options: Any) -> JsonObject:
+        """Returns what each request says beside the model, its dimensions and the texts."""
+        raise NotImplementedError
+
+    @staticmethod
+    def decode(payload: Any) -> Iterable[Any]:
+        """Returns each text's vector as the service sent it, in order: floats, or bytes of float32."""
+        raise NotImplementedError
 
     async def embed(self, texts: Sequence[str]) -> Sequence[Vector]:
         keys = [content_key(text) for text in texts]
@@ -162,9 +153,9 @@ class ServiceEmbedder:
         return [found[key] for key in keys]
 
     async def ping(self) -> None:
-        url = self._service.endpoint + self._wire.ping_path
+        url = self._url + self.ping_path
         try:
-            answer = await self._http.request("GET", url, headers=self._service.headers, timeout=5.0)
+            answer = await self._http.request("GET", url, headers=self._headers, timeout=5.0)
         except NetError as error:
             raise self._with_name(provider_errors.from_net_error(error)) from error
         if answer.status in (401, 402, 403) or answer.status >= 500:
@@ -175,19 +166,18 @@ class ServiceEmbedder:
 
     async def _embed_batch(self, texts: Sequence[str]) -> list[Vector]:
         most = self._options.max_characters
-        body = self._wire.encode([text[:most] or " " for text in texts])  # services reject empty texts
+        # services reject empty texts and half surrogate pairs
+        sent = [(text[:most] or " ").encode("utf-8", "replace").decode() for text in texts]
+        body = orjson.dumps({**self._fixed, "input": sent})
         async with self._semaphore:
             answer = await self._send_with_retries(body)
-        read = _read if len(answer) < _LARGE_ANSWER else _read_in_thread
-        vectors = await read(self._wire.decode, answer)
+        read = partial(_vectors, self.decode, answer)
+        vectors = read() if len(answer) < _LARGE_ANSWER else await asyncio.to_thread(read)
         if vectors is None or len(vectors) != len(texts):
             raise self._with_name(ProviderUnavailable("did not answer with a vector for each text"))
         if len(vectors[0]) != (self.dimensions or len(vectors[0])):
-            raise self._with_name(
-                ProviderUnavailable(
-                    f"answered vectors of {len(vectors[0])} dimensions instead of {self.dimensions}"
-                )
-            )
+            why = f"answered vectors of {len(vectors[0])} dimensions instead of {self.dimensions}"
+            raise self._with_name(ProviderUnavailable(why))
         self.dimensions = len(vectors[0])
         return vectors
 
@@ -205,30 +195,21 @@ class ServiceEmbedder:
         raise AssertionError("a loop that returns or raises")
 
     async def _send(self, body: bytes) -> bytes:
-        url = self._service.endpoint + self._wire.path
         try:
             answer = await self._http.request(
-                "POST", url, body=body, headers=self._service.headers, timeout=self._options.timeout,
-                resend=True,
+                "POST", self._url + self.path, body=body, headers=self._headers,
+                timeout=self._options.timeout, resend=True,
             )  # fmt: skip
         except NetError as error:
             raise provider_errors.from_net_error(error) from error
         if answer.status != 200:
-            secrets = [v.removeprefix("Bearer ") for v in self._service.headers.values() if len(v) > 8]
+            secrets = [v.removeprefix("Bearer ") for v in self._headers.values() if len(v) > 8]
             raise provider_errors.from_status(answer.status, answer.headers, answer.body, secrets)
         return answer.body
 
     def _with_name(self, error: ProviderError) -> ProviderError:
         error.provider = self._name
         return error
-
-
-async def _read(decode: Callable[[Any], Iterable[Any]], body: bytes) -> list[Vector] | None:
-    return _vectors(decode, body)
-
-
-async def _read_in_thread(decode: Callable[[Any], Iterable[Any]], body: bytes) -> list[Vector] | None:
-    return await asyncio.to_thread(_vectors, decode, body)
 
 
 def _vectors(decode: Callable[[Any], Iterable[Any]], body: bytes) -> list[Vector] | None:
@@ -249,45 +230,24 @@ def _row(one: Any) -> np.ndarray[Any, np.dtype[np.float32]]:
     return np.frombuffer(one, "<f4") if isinstance(one, bytes) else np.asarray(one, dtype=np.float32)
 
 
-# -- ollama --------------------------------------------------------------------------------------------------
-
-OLLAMA_ENDPOINT = "http://localhost:11434"
+# -- the wire formats ----------------------------------------------------------------------------------------
 
 
-class OllamaEmbedder:
-    """The plugin `ollama`."""
-
-    Options: ClassVar[type[BaseModel]] = EmbeddingOptions
-
-    @classmethod
-    async def open(cls, options: EmbeddingOptions, deps: Deps) -> ServiceEmbedder:
-        """Raises: MissingKey: the key that the block names is not set."""
-        service = EmbeddingService.of("ollama", options, OLLAMA_ENDPOINT, read_key(options, deps.config_dir))
-        return ServiceEmbedder(service, OllamaEmbeddingWire(options), deps.http, deps.clock)
-
-
-class OllamaEmbeddingWire:
+class OllamaEmbedder(ServiceEmbedder):
     """https://github.com/ollama/ollama/blob/main/docs/api.md#generate-embeddings"""
 
-    path = "/api/embed"
-    ping_path = "/api/version"
+    kind, endpoint = "ollama", "http://localhost:11434"
+    path, ping_path = "/api/embed", "/api/version"
 
-    def __init__(self, options: EmbeddingOptions) -> None:
-        self._fixed: dict[str, Any] = {"model": options.model, "truncate": True}
-        if options.dimensions:
-            self._fixed["dimensions"] = options.dimensions
+    @staticmethod
+    def parameters(options: EmbeddingOptions) -> JsonObject:
+        return {"truncate": True}
 
-    def encode(self, texts: Sequence[str]) -> bytes:
-        return orjson.dumps(
-            {**self._fixed, "input": [text.encode("utf-8", "replace").decode() for text in texts]}
-        )
-
-    def decode(self, payload: Any) -> Iterable[Any]:
+    @staticmethod
+    def decode(payload: Any) -> Iterable[Any]:
         rows: list[Any] = payload["embeddings"]
         return rows
 
-
-# -- openai --------------------------------------------------------------------------------------------------
 
 OPENAI_ENDPOINT = "https://api.openai.com/v1"
 
@@ -300,36 +260,19 @@ class OpenAIEmbeddingOptions(EmbeddingOptions):
     )
 
 
-class OpenAIEmbedder:
-    """The plugin `openai`."""
-
-    Options: ClassVar[type[BaseModel]] = OpenAIEmbeddingOptions
-
-    @classmethod
-    async def open(cls, options: OpenAIEmbeddingOptions, deps: Deps) -> ServiceEmbedder:
-        """Raises: MissingKey: the key that the block names is not set."""
-        key = read_key(options, deps.config_dir)
-        service = EmbeddingService.of("openai", options, OPENAI_ENDPOINT, key)
-        return ServiceEmbedder(service, OpenAIEmbeddingWire(options), deps.http, deps.clock)
-
-
-class OpenAIEmbeddingWire:
+class OpenAIEmbedder(ServiceEmbedder):
     """https://platform.openai.com/docs/api-reference/embeddings"""
 
-    path = "/embeddings"
-    ping_path = "/models"
+    Options: ClassVar[type[BaseModel]] = OpenAIEmbeddingOptions
+    kind, endpoint = "openai", OPENAI_ENDPOINT
+    path, ping_path = "/embeddings", "/models"
 
-    def __init__(self, options: OpenAIEmbeddingOptions) -> None:
-        self._fixed: dict[str, Any] = {"model": options.model, "encoding_format": options.encoding}
-        if options.dimensions:
-            self._fixed["dimensions"] = options.dimensions
+    @staticmethod
+    def parameters(options: OpenAIEmbeddingOptions) -> JsonObject:
+        return {"encoding_format": options.encoding}
 
-    def encode(self, texts: Sequence[str]) -> bytes:
-        return orjson.dumps(
-            {**self._fixed, "input": [text.encode("utf-8", "replace").decode() for text in texts]}
-        )
-
-    def decode(self, payload: Any) -> Iterable[Any]:
+    @staticmethod
+    def decode(payload: Any) -> Iterable[Any]:
         for one in sorted(payload["data"], key=lambda item: item["index"]):
             vector = one["embedding"]
             yield base64.b64decode(vector) if isinstance(vector, str) else vector

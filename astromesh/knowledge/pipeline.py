@@ -77,7 +77,7 @@ class Indexer:
             if stamps:
                 await self._store.touch(stamps)
             changed = sum(one.document.id in known for one in fresh)
-            total = add_results(total, IngestReport(len(fresh) - changed, changed, 0, len(some) - len(fresh)))
+            total += IngestReport(len(fresh) - changed, changed, 0, len(some) - len(fresh))
             step(len(some))
         return total
 
@@ -127,15 +127,6 @@ def check_ids(ids: Sequence[str], known: Mapping[str, DocumentVersion]) -> None:
 
 def batches(items: Sequence[T], size: int = BATCH) -> Iterator[Sequence[T]]:
     return (items[start : start + size] for start in range(0, len(items), size))
-
-
-def add_results(one: IngestReport, other: IngestReport) -> IngestReport:
-    return IngestReport(
-        one.added + other.added,
-        one.changed + other.changed,
-        one.removed + other.removed,
-        one.unchanged + other.unchanged,
-    )
 
 
 def _hash(document: Document, fingerprint: str) -> str:
@@ -256,9 +247,7 @@ class RAGPipeline:
             for some in batches(list(stamps)):
                 read = await asyncio.to_thread(_read_folder, folder, some, stamps)
                 found += len(read)
-                total = add_results(
-                    total, await self._indexer.write([(one, "") for one in read], known, step)
-                )
+                total += await self._indexer.write([(one, "") for one in read], known, step)
                 step(len(some) - len(read))
             if not found:
                 raise InvalidInput(f"No file at {path} can be read.")
@@ -351,12 +340,12 @@ class RAGPipeline:
             read = await asyncio.to_thread(self._read_documents, some, stamps)
             unreadable = set(some) - {document.id for document, _ in read}
             vanished += [name for name in some if name in known and name in unreadable]
-            total = add_results(total, await self._indexer.write(read, known, step))
+            total += await self._indexer.write(read, known, step)
             step(len(unreadable))
         if vanished:
             await self._store.remove(vanished)
         await self._store.settle()
-        return add_results(total, IngestReport(removed=len(vanished)))
+        return total + IngestReport(removed=len(vanished))
 
     def _read_documents(self, ids: Iterable[str], stamps: Mapping[str, str]) -> list[tuple[Document, str]]:
         found = [(name, self._folder_of(name).read(name, stamps[name])) for name in ids]
