@@ -1,4 +1,4 @@
-"""The pattern protocol, its task and its outcome (document 001, step 7)."""
+"""The protocol of patterns, with their task and their outcome (document 001, step 7)."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class PatternTask(Struct, frozen=True):
     """The input of step 7: everything that a pattern may read.
 
     Args:
-        messages: system message first, then history, last the user's message.
-        tools: from step 6.
-        max_iterations: model calls of one tool loop.
-        context: the request's own template variables.
+        messages: The system message, the history, and last the user's message.
+        tools: The tools of step 6.
+        max_iterations: The model calls of one tool loop.
+        context: The request's own template variables.
     """
 
     messages: tuple[Message, ...]
@@ -33,11 +33,11 @@ class Outcome(Struct, frozen=True):
     """The result of step 7.
 
     Args:
-        text: the answer; never a raw tool result, never the question.
-        stop_reason: `completed`, `max_iterations`, … (graph.md section 2, Stops).
-        iterations: model calls of the pattern's loop.
-        error: message of a pattern that failed, else empty.
-        metadata: added to the metadata of the run, e.g. `reasoning`.
+        text: The answer. It is never a raw tool result and never the question.
+        stop_reason: `completed`, `max_iterations`, … (docs/graph/graph.md, Stops).
+        iterations: The model calls of the pattern's loop.
+        error: The message of a pattern that failed, else empty.
+        metadata: Keys for the metadata of the run, e.g. `reasoning`.
     """
 
     text: str
@@ -48,12 +48,12 @@ class Outcome(Struct, frozen=True):
     metadata: JsonObject = field(default_factory=dict)
 
     def with_text(self, text: str) -> Outcome:
-        """The same outcome with another text."""
+        """Returns the same outcome with another text."""
         return replace(self, text=text)
 
 
 class Pattern(Protocol):
-    """An orchestration pattern (document 001, step 7): model_fn and tool_fn in, the final answer out.
+    """An orchestration pattern: it takes a model and tools, and returns the final answer.
 
     `scope` is the run's `astromesh.graph.scope.Scope`.
     """
@@ -66,4 +66,4 @@ class Drawable(Protocol):
     """A pattern that can be drawn, as graphs can."""
 
     def to_mermaid(self, iterations: int) -> str:
-        """A Mermaid diagram, for an agent with this `max_iterations`."""
+        """Returns a Mermaid diagram for an agent with this `max_iterations`."""

@@ -1,10 +1,12 @@
-"""`GraphPattern` runs a graph inside a run of the pipeline and reports how it ended."""
+"""GraphPattern: runs a graph inside a run of the pipeline, and reports how it ended."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
+
+from pydantic import BaseModel, ConfigDict
 
 from astromesh.errors import (
     AstromeshError,
@@ -17,7 +19,7 @@ from astromesh.errors import (
 from astromesh.graph.engine import PromptGraphEngine
 from astromesh.graph.graph import PromptGraph
 from astromesh.graph.nodes.human import HumanRequest
-from astromesh.graph.records import GraphResult, NodeResult
+from astromesh.graph.records import LIMIT_STOPS, GraphResult, NodeResult
 from astromesh.graph.run import Run
 from astromesh.graph.scope import Scope
 from astromesh.graph.state import GraphState
@@ -26,65 +28,66 @@ from astromesh.providers.base import ModelPort
 from astromesh.tools.base import HumanQuestion, ToolPort
 from astromesh.types import JsonObject
 
-#: the answer if a limit ends the run before the model produced text
+#: The answer if a limit ends the run before the model has produced text.
 UNFINISHED = "I could not finish this within the limits that are set for me."
-
-
-#: the answer if a person denies or does not decide in time; never the text to decide on
+#: The answer if a person denies or does not decide in time. It is never the text to decide on.
 NOT_APPROVED = {
     "human_denied": "A person has not approved this, so I stopped here.",
     "human_timeout": "Nobody has approved this in time, so I stopped here.",
 }
-
-
-#: the error of an answer that a guard of the graph refused; the reason stays internal
+#: The error of an answer that a guard of the graph refused. The reason stays internal.
 REFUSED = "A guard of this agent refused the answer."
-
-
-#: stops that produce an answer; any other stop without an output is an error
-_BOUNDS = frozenset({"max_iterations", "stuck_node", "budget", "cycle"})
-
-
-#: role of `spec.model.roles` for nodes with the flag LIGHTWEIGHT; the main model replaces a missing role
+#: The role in `spec.model.roles` for nodes with the flag LIGHTWEIGHT. The main model replaces a missing role.
 LIGHT = "lightweight"
-
-
-#: node executions of a graph whose tool loops have their own limits
+#: The node executions of a graph whose tool loops have limits of their own.
 _UNBOUNDED = 100_000
-
-
-#: key of the notes of a run, `config[NOTES]`; request variables cannot override it
+#: Nodes read the notes of a run as `config[NOTES]`. Variables of the request cannot replace them.
 NOTES = "_notes"
+#: The names of stages, branches and nodes, which are parts of paths.
+NAME_PATTERN = r"^[^/\s][^/]{0,63}$"
+
+
+class PatternOptions(BaseModel):
+    """The base of the YAML options of patterns."""
+
+    model_config = ConfigDict(extra="forbid")
 
 
 class Notes(Protocol):
     """The notes of the nodes of a pattern about one run."""
 
     def metadata(self) -> JsonObject:
-        """The keys to add to the metadata of the run."""
+        """Returns the keys to add to the metadata of the run."""
 
 
 class GraphPattern:
     """A `Pattern` that runs a graph.
 
     Args:
-        make: makes the engine for a number of iterations; called once for each number.
-        notes: makes the notes of a run, which its nodes read as `config[NOTES]`. With notes, the iterations
+        graph: The graph, whose node executions the run's iterations limit. Or a function that makes the graph
+            for a number of iterations; its tool loops limit themselves. It is called once for each number.
+        notes: Makes the notes of a run, which its nodes read as `config[NOTES]`. With notes, the iterations
             of the outcome are model calls; without, node executions.
+
+    Raises:
+        InvalidGraph: The graph cannot run.
     """
 
     def __init__(
-        self, make: Callable[[int], PromptGraphEngine], notes: Callable[[PatternTask], Notes] | None = None
+        self,
+        graph: PromptGraph | Callable[[int], PromptGraph],
+        notes: Callable[[PatternTask], Notes] | None = None,
     ) -> None:
-        self._make = make
-        self._notes = notes
+        self._graph, self._notes = graph, notes
         self._engines: dict[int, PromptGraphEngine] = {}
+        if isinstance(graph, PromptGraph):
+            self._engine(1).plan  # noqa: B018 (compiles it: a graph that cannot run is found at load)
 
     async def run(self, task: PatternTask, model: ModelPort, tools: ToolPort, scope: Scope) -> Outcome:
-        """One run of the graph.
+        """Runs the graph once.
 
         Raises:
-            AstromeshError: the cause of the failure, e.g. AllProvidersFailed.
+            AstromeshError: The cause of the failure, e.g. AllProvidersFailed.
         """
         notes = self._notes(task) if self._notes else None
         steps = scope.steps[0]
@@ -111,16 +114,23 @@ class GraphPattern:
         return Outcome(text, report.stop_reason, calls, report.usage, report.error, notes.metadata())
 
     def to_mermaid(self, iterations: int) -> str:
-        """The graph as a Mermaid diagram."""
+        """Returns the graph as a Mermaid diagram."""
         return self._engine(iterations).graph.to_mermaid()
 
     def _engine(self, iterations: int) -> PromptGraphEngine:
-        engine = self._engines[iterations] = self._engines.get(iterations) or self._make(iterations)
-        return engine
+        if iterations not in self._engines:
+            if isinstance(self._graph, PromptGraph):
+                graph, most = self._graph, iterations
+            else:
+                graph, most = self._graph(iterations), _UNBOUNDED
+            self._engines[iterations] = PromptGraphEngine(
+                graph, lightweight_model=LIGHT, max_iterations=most, max_node_iterations=most
+            )
+        return self._engines[iterations]
 
 
 def human_handler(scope: Scope) -> Callable[[HumanRequest], Awaitable[JsonObject]]:
-    """The handler of human nodes in a durable run, which is suspended until a person decides."""
+    """Returns the handler of human nodes in a durable run, which is suspended until a person decides."""
 
     async def ask(request: HumanRequest) -> JsonObject:
         journal = scope.journal
@@ -155,24 +165,8 @@ def _answer_text(result: GraphResult, run: Run, message_count: int) -> str:
     return text if run.shared.stop_reason == "completed" else text or UNFINISHED
 
 
-def engine_of(graph: PromptGraph, iterations: int) -> PromptGraphEngine:
-    """An engine whose only limit is the number of iterations of the run."""
-    return _engine(graph, iterations)
-
-
-def unbounded_engine_of(graph: PromptGraph) -> PromptGraphEngine:
-    """An engine for a graph whose tool loops have their own limits (`ToolLoop`)."""
-    return _engine(graph, _UNBOUNDED)
-
-
-def _engine(graph: PromptGraph, iterations: int) -> PromptGraphEngine:
-    return PromptGraphEngine(
-        graph, lightweight_model=LIGHT, max_iterations=iterations, max_node_iterations=iterations
-    )
-
-
 def _last_text(result: GraphResult, message_count: int) -> str:
-    """The newest text of the model in this run, never the result of a tool."""
+    """Returns the newest text of the model in this run, never the result of a tool."""
     texts = (
         m.content for m in reversed(result.messages[message_count:]) if m.role == "assistant" and m.content
     )
@@ -181,7 +175,7 @@ def _last_text(result: GraphResult, message_count: int) -> str:
 
 def _raise_failure(result: GraphResult, state: GraphState) -> None:
     report = result.report
-    if not report.error or report.stop_reason in _BOUNDS:
+    if not report.error or report.stop_reason in LIMIT_STOPS:
         return
     failed = _failed(report.error, state.node_history)
     cause = failed.exception
@@ -201,20 +195,16 @@ def _raise_failure(result: GraphResult, state: GraphState) -> None:
 
 
 def _failed(error: str, history: Sequence[NodeResult]) -> NodeResult:
-    """The node result that made a run fail; the graph handled earlier failures.
+    """Returns the result of the node that made a run fail. The graph handled earlier failures.
 
     Args:
-        error: of the run: the error of a node, with a possible addition of its finalizer, or of a hook.
+        error: The error of the run: that of a node, perhaps with an addition by its finalizer, or of a hook.
     """
     named = (r for r in reversed(history) if r.error and f"{error} ".startswith(f"{r.error} "))
     return next(named, history[-1] if history else NodeResult())
 
 
 def _path(node: str, visited: Sequence[str]) -> str:
-    """Where a node failed: the path of the last visit, if it is inside of the node."""
+    """Returns where a node failed: the path of the last visit, if it is inside the node."""
     last = visited[-1] if visited else node
     return last if not node or last.startswith(f"{node}/") else node
-
-
-#: names of stages, branches and nodes, which are parts of paths
-NAME_PATTERN = r"^[^/\s][^/]{0,63}$"

@@ -1,4 +1,4 @@
-"""parallel_fan_out: several branches answer at once; their answers are joined, voted on, or judged."""
+"""parallel_fan_out: several branches answer concurrently. Their answers are joined, voted on, or judged."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import re
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import combinations
 from typing import Any, ClassVar, Literal, NamedTuple, Unpack
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from astromesh.errors import IterationsExhausted
 from astromesh.graph.base import BaseNode, NodeKeywords
@@ -21,36 +22,37 @@ from astromesh.graph.nodes.prompt import PromptNode
 from astromesh.graph.records import NodeResult
 from astromesh.graph.state import GraphState
 from astromesh.graph.structured_output import extract_values
-from astromesh.orchestration.graph_pattern import NAME_PATTERN, NOTES, GraphPattern, unbounded_engine_of
+from astromesh.orchestration.graph_pattern import NAME_PATTERN, NOTES, GraphPattern, PatternOptions
 from astromesh.orchestration.workers import IsolatedNode, ToolLoop
 from astromesh.plugins import Deps
 from astromesh.types import JsonObject, Message
 
 Merge = Literal["concat", "vote", "judge"]
-
-
 _WORD = re.compile(r"\w+")
-
-
 _NUMBER = re.compile(r"\W*(?:answer|number|nr|no)?\W*(\d{1,3})\W*", re.IGNORECASE)
 
 
-class Branch(NamedTuple):
-    """One branch. `role` names its model, empty for the main one; `prompt` is added to the system prompt."""
+class Branch(PatternOptions):
+    """A branch with a role or a model of its own. Without either it has the main model of the agent."""
 
-    name: str
-    role: str = ""
-    prompt: str = ""
+    name: str = Field("", pattern=rf"^$|{NAME_PATTERN}", description="The default is the role or model.")
+    role: str = Field("", description="A role of spec.model.roles.")
+    model: str | dict[str, Any] = Field(
+        "", description="Instead of a role: a model block, or PROVIDER/MODEL."
+    )
+    prompt: str = Field("", description="Instructions of this branch, after the system prompt.")
 
 
 class BranchAnswer(NamedTuple):
+    """The answer of a branch, or the error of one that failed."""
+
     branch: str
     text: str
 
 
 @dataclass(slots=True)
 class FanOutNotes:
-    """The answers of the branches. `failed`: branch and error; `chosen`: the branch of the answer."""
+    """The answers of the branches, the failed branches, and the branch whose answer was chosen."""
 
     answers: list[BranchAnswer] = field(default_factory=list)
     failed: list[BranchAnswer] = field(default_factory=list)
@@ -63,12 +65,12 @@ class FanOutNotes:
 
 
 def fan_out_graph(branches: Sequence[Branch], merge: Merge, max_iterations: int) -> PromptGraph:
-    """Runs the branches at once, then merges their answers.
+    """Returns the graph that runs the branches concurrently and merges their answers.
 
     Args:
-        branches: with different names.
-        merge: how many answers become one.
-        max_iterations: model calls of one branch.
+        branches: Branches with different names.
+        merge: How many answers become one.
+        max_iterations: The model calls of one branch.
     """
     workers = [_branch_node(branch, max_iterations) for branch in branches]
     graph = PromptGraph("parallel_fan_out")
@@ -94,9 +96,8 @@ def _branch_node(branch: Branch, max_iterations: int) -> IsolatedNode:
 
 
 class Branches(BaseNode):
-    """Runs the branches at once and records their answers; if all fail, it fails with the error of one."""
+    """Runs the branches concurrently and records their answers. If all fail, it fails with one error."""
 
-    constructor_keys = ("nodes",)
     default_flags: ClassVar[frozenset[Hashable]] = frozenset({NodeFlag.CRITICAL})
 
     def __init__(self, name: str, nodes: Iterable[BaseNode], **keywords: Unpack[NodeKeywords]) -> None:
@@ -121,7 +122,7 @@ class Branches(BaseNode):
 
 
 def _drop_blank(notes: FanOutNotes) -> None:
-    """Counts an empty answer as a failure if another branch has an answer, so that it wins no vote."""
+    """Counts empty answers as failures if another branch has an answer, so that they win no vote."""
     blank = [answer for answer in notes.answers if not answer.text.strip()]
     if len(blank) == len(notes.answers):
         return
@@ -130,7 +131,7 @@ def _drop_blank(notes: FanOutNotes) -> None:
 
 
 def _main_failure(results: Sequence[NodeResult]) -> BaseException:
-    """The cause if no branch answered: an exhausted limit, else the first failure."""
+    """Returns the cause if no branch answered: an exhausted limit, else the first failure."""
     causes = [result.exception for result in results if result.exception is not None]
     limits = [cause for cause in causes if isinstance(cause, IterationsExhausted)]
     return (limits or causes)[0]
@@ -138,13 +139,13 @@ def _main_failure(results: Sequence[NodeResult]) -> BaseException:
 
 # -- merging -----------------------------------------------------------------------------------------------
 def _concat(state: GraphState, config: NodeConfig) -> str:
-    """All answers, each under the name of its branch."""
+    """Returns all answers, each under the name of its branch."""
     notes: FanOutNotes = config[NOTES]
     return concatenate(notes.answers)
 
 
 def _vote(state: GraphState, config: NodeConfig) -> str:
-    """The answer on which most branches agree."""
+    """Returns the answer on which most branches agree."""
     notes: FanOutNotes = config[NOTES]
     return _choose(notes, vote([answer.text for answer in notes.answers]))
 
@@ -155,7 +156,7 @@ def _choose(notes: FanOutNotes, index: int) -> str:
 
 
 def concatenate(answers: Sequence[BranchAnswer]) -> str:
-    """The answers one after another; equal answers once, with the names of their branches."""
+    """Returns the answers one after another. Equal answers come once, with the names of their branches."""
     names: dict[str, list[str]] = {}
     for answer in answers:
         names.setdefault(answer.text.strip(), []).append(answer.branch)
@@ -165,10 +166,10 @@ def concatenate(answers: Sequence[BranchAnswer]) -> str:
 
 
 def vote(texts: Sequence[str]) -> int:
-    """The index of the answer that has the majority.
+    """Returns the index of the answer with the most votes.
 
-    Answers that differ only in case, space or punctuation are equal. If no answer has the most votes, the
-    one that shares most words with all others wins. Ties go to the first.
+    Answers that differ only in case, space or punctuation are equal. If several answers have the most votes,
+    the one that shares most words with all others wins. Ties go to the first.
     """
     words = [tuple(_WORD.findall(text.casefold())) for text in texts]
     votes = Counter(words)
@@ -196,7 +197,7 @@ _JUDGE = (
 
 
 class Judge(IsolatedNode):
-    """Picks the best answer. Output: its text, or `{"undecided": true}` if the judge named none."""
+    """Picks the best answer. The output is its text, or `{"undecided": true}` if the judge names none."""
 
     async def execute(self, state: GraphState, config: NodeConfig) -> NodeResult:
         result = await super().execute(state, config)
@@ -210,7 +211,7 @@ class Judge(IsolatedNode):
 
 
 def judge_node() -> Judge:
-    """The node of the judge, which sees only the question and the answers."""
+    """Returns the node of the judge, which sees only the question and the answers."""
     prompt = PromptNode(
         "decide",
         role="judge",
@@ -230,11 +231,11 @@ def _judge_messages(state: GraphState, config: NodeConfig) -> Sequence[Message]:
 
 
 def parse_verdict(text: str, count: int) -> int | None:
-    """The index of the answer that a judge named, or None.
+    """Returns the index of the answer that a judge named, or None.
 
     Args:
-        text: the answer of the judge: the JSON object, or only a number.
-        count: of answers.
+        text: The answer of the judge: the JSON object, or only a number.
+        count: The number of answers.
     """
     for value in extract_values(text):
         if isinstance(value, dict) and (place := _answer_index(value.get("best"), count)) is not None:
@@ -250,47 +251,30 @@ def _answer_index(value: Any, count: int) -> int | None:
 
 
 class ParallelFanOut:
-    """The plugin: several models or roles answer at once; their answers are joined, voted on, or judged."""
+    """Several models or roles answer concurrently. Their answers are joined, voted on, or judged."""
 
-    class Options(BaseModel):
-        model_config = ConfigDict(extra="forbid")
-
-        class Branch(BaseModel):
-            """A branch: a role, or its own model; without either the main model of the agent."""
-
-            model_config = ConfigDict(extra="forbid")
-
-            name: str = Field("", pattern=rf"^$|{NAME_PATTERN}", description="Absent: the role or model.")
-            role: str = Field("", description="A role of spec.model.roles.")
-            model: str | dict[str, Any] = Field(
-                "", description="Instead of a role: a model block, or PROVIDER/MODEL."
-            )
-            prompt: str = Field("", description="What this branch is told besides the system prompt.")
-
+    class Options(PatternOptions):
         branches: tuple[Branch, ...] = Field(min_length=1, description="The branches that answer.")
         merge: Merge = Field(
             "concat",
-            description="concat: all; vote: the one most agree on; judge: the one that the role judge picks.",
+            description="concat: all answers. vote: the one that most branches agree on. "
+            "judge: the one that the role judge picks.",
         )
 
     @classmethod
     async def open(cls, options: Options, deps: Deps) -> GraphPattern:
-        branches = _name_branches(options.branches)
-        return GraphPattern(
-            lambda iterations: unbounded_engine_of(fan_out_graph(branches, options.merge, iterations)),
-            lambda task: FanOutNotes(),
-        )
+        graph = partial(fan_out_graph, name_branches(options.branches), options.merge)
+        return GraphPattern(graph, lambda task: FanOutNotes())
 
 
-def _name_branches(options: Iterable[ParallelFanOut.Options.Branch]) -> list[Branch]:
-    """Branches with different names: as written, else their role or model, numbered if they repeat."""
+def name_branches(branches: Iterable[Branch]) -> list[Branch]:
+    """Returns branches with different names: their own, else their role or model, numbered if they repeat."""
     seen: Counter[str] = Counter()
-    branches = []
-    for number, branch in enumerate(options, 1):
+    named = []
+    for number, branch in enumerate(branches, 1):
         model = branch.model if isinstance(branch.model, str) else ""
         name = branch.name or model.replace("/", ":") or branch.role or f"branch {number}"
         seen[name] += 1
-        branches.append(
-            Branch(f"{name} {seen[name]}" if seen[name] > 1 else name, branch.role, branch.prompt)
-        )
-    return branches
+        name = f"{name} {seen[name]}" if seen[name] > 1 else name
+        named.append(branch.model_copy(update={"name": name}))
+    return named

@@ -9,9 +9,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import Field, ValidationError, field_validator
 from pydantic_core import InitErrorDetails
 
 from astromesh.errors import ConfigError, InvalidGraph
@@ -22,13 +22,7 @@ from astromesh.graph.nodes.autonomous import DONE, AutonomousNode
 from astromesh.graph.prebuilt import react
 from astromesh.graph.records import NodeResult
 from astromesh.graph.state import GraphState
-from astromesh.orchestration.graph_pattern import (
-    NAME_PATTERN,
-    NOTES,
-    GraphPattern,
-    engine_of,
-    unbounded_engine_of,
-)
+from astromesh.orchestration.graph_pattern import NAME_PATTERN, NOTES, GraphPattern, PatternOptions
 from astromesh.orchestration.workers import IsolatedNode, ToolLoop, append_sections, best_fit
 from astromesh.plugins import Deps
 from astromesh.types import JsonObject, Message
@@ -41,8 +35,8 @@ _AUTONOMOUS = "autonomous"
 class Explorer(AutonomousNode):
     """An AutonomousNode for models that cannot choose.
 
-    After two unusable choices in a row it picks the node that fits the question best among those that have
-    not run, or ends if all have.
+    After two unusable choices in a row it picks the node that fits the question best, among those that have
+    not run. If all have run, it ends.
     """
 
     async def _choose(self, state: GraphState, config: NodeConfig, taken: list[str]) -> str:
@@ -55,14 +49,14 @@ class Explorer(AutonomousNode):
 
 
 def autonomous_graph(pool: Sequence[Mapping[str, Any]], max_steps: int) -> PromptGraph:
-    """A graph of the nodes that a pool describes.
+    """Returns a graph of the nodes that a pool describes.
 
     Args:
-        pool: nodes as `graphs/*.graph.yaml` writes them.
-        max_steps: choices of the model.
+        pool: Nodes as `graphs/*.graph.yaml` writes them.
+        max_steps: The limit of choices of the model.
 
     Raises:
-        InvalidGraph: a node is invalid, or two have the same name.
+        InvalidGraph: A node is invalid, or two have one name.
     """
     nodes = PromptGraph.from_config({"name": "pool", "nodes": list(pool)}).nodes
     try:
@@ -83,12 +77,10 @@ def _ran(name: str, taken: Sequence[str]) -> bool:
 # -- pipeline: stages one after another --------------------------------------------------------------------
 
 
-class Stage(NamedTuple):
-    """One stage. `role` names the model, empty for the main one."""
-
-    name: str
-    prompt: str
-    role: str = ""
+class Stage(PatternOptions):
+    name: str = Field(pattern=NAME_PATTERN, description="The name in events and traces.")
+    prompt: str = Field(min_length=1, description="What this stage does.")
+    role: str = Field("", description="A role of spec.model.roles. The default is the main model.")
 
 
 @dataclass(slots=True)
@@ -115,11 +107,11 @@ class StageNode(IsolatedNode):
 
 
 def stages_graph(stages: Sequence[Stage], max_iterations: int) -> PromptGraph:
-    """The stages in order. The last one answers; a stage that fails ends the run.
+    """Returns the graph of the stages, in order. The last one answers. A stage that fails ends the run.
 
     Args:
-        stages: at least one, with different names.
-        max_iterations: model calls of one stage.
+        stages: At least one, with different names.
+        max_iterations: The model calls of one stage.
     """
     last = stages[-1]
     nodes = [_stage_node(stage, "" if stage is last else "worker", max_iterations) for stage in stages]
@@ -144,56 +136,49 @@ def _stage_messages(state: GraphState, config: NodeConfig) -> Sequence[Message]:
     return append_sections(state.messages, **{f"Result of {before}": notes.output})
 
 
+# -- the plugins -------------------------------------------------------------------------------------------
+
+
 class React:
     """Reasoning and acting: the model calls tools until it answers (document 001, step 7)."""
 
-    class Options(BaseModel):
-        model_config = ConfigDict(extra="forbid")
+    class Options(PatternOptions):
+        pass
 
     @classmethod
     async def open(cls, options: Options, deps: Deps) -> GraphPattern:
-        return GraphPattern(partial(engine_of, react()))
+        return GraphPattern(react())
 
 
 class OwnGraph:
-    """A graph of `config/graphs/`, or one given to the runtime in Python."""
+    """A graph of `config/graphs/`, or one that the runtime was given in Python."""
 
-    class Options(BaseModel):
-        model_config = ConfigDict(extra="forbid")
-
-        graph: str = Field(min_length=1, description="Name of a graph of graphs/NAME.graph.yaml.")
+    class Options(PatternOptions):
+        graph: str = Field(min_length=1, description="The name of a graph: graphs/NAME.graph.yaml.")
 
     @classmethod
     async def open(cls, options: Options, deps: Deps) -> GraphPattern:
-        """Raises: ConfigError, InvalidGraph: the graph does not exist, or cannot run."""
+        """Opens the pattern.
+
+        Raises:
+            ConfigError, InvalidGraph: The graph does not exist or cannot run.
+        """
         source = deps.graphs.get(options.graph)
         if source is None:
             known = ", ".join(sorted(deps.graphs)) or "none"
-            raise ConfigError(f"Unknown graph {options.graph!r} (known: {known}).")
-        graph = source if isinstance(source, PromptGraph) else PromptGraph.from_config(source)
-        pattern = GraphPattern(partial(engine_of, graph))
-        engine_of(graph, 1).plan  # noqa: B018 (compiles it now: a graph that cannot run is found at load)
-        return pattern
+            raise ConfigError(f"There is no graph {options.graph!r}. Known: {known}.")
+        return GraphPattern(source if isinstance(source, PromptGraph) else PromptGraph.from_config(source))
 
 
 class Pipeline:
-    """Stages one after another; the output of each is the input of the next."""
+    """Stages one after another. The output of each is the input of the next."""
 
-    class Options(BaseModel):
-        model_config = ConfigDict(extra="forbid")
-
-        class Stage(BaseModel):
-            model_config = ConfigDict(extra="forbid")
-
-            name: str = Field(pattern=NAME_PATTERN, description="Stands in events and traces.")
-            prompt: str = Field(min_length=1, description="What this stage does.")
-            role: str = Field("", description="A role of spec.model.roles; absent: the main model.")
-
-        stages: tuple[Stage, ...] = Field(min_length=1, description="In their order.")
+    class Options(PatternOptions):
+        stages: tuple[Stage, ...] = Field(min_length=1, description="The stages, in order.")
 
         @field_validator("stages")
         @classmethod
-        def _different(cls, stages: tuple[Stage, ...]) -> tuple[Stage, ...]:
+        def _check_names(cls, stages: tuple[Stage, ...]) -> tuple[Stage, ...]:
             twice = [name for name, times in Counter(s.name for s in stages).items() if times > 1]
             if twice:
                 raise ValueError(f"two stages have the name {twice[0]!r}")
@@ -201,27 +186,21 @@ class Pipeline:
 
     @classmethod
     async def open(cls, options: Options, deps: Deps) -> GraphPattern:
-        stages = [Stage(stage.name, stage.prompt, stage.role) for stage in options.stages]
-        return GraphPattern(
-            lambda iterations: unbounded_engine_of(stages_graph(stages, iterations)),
-            lambda task: StageNotes(),
-        )
+        return GraphPattern(partial(stages_graph, options.stages), lambda task: StageNotes())
 
 
 class Autonomous:
     """The model chooses the next node of a pool, step by step."""
 
-    class Options(BaseModel):
-        model_config = ConfigDict(extra="forbid")
-
+    class Options(PatternOptions):
         pool: tuple[dict[str, Any], ...] = Field(
             min_length=1, description="The nodes to choose from, as graphs/*.graph.yaml writes nodes."
         )
-        max_steps: int = Field(10, ge=1, description="Choices of the model.")
+        max_steps: int = Field(10, ge=1, description="The limit of choices of the model.")
 
         @field_validator("pool")
         @classmethod
-        def _sound(cls, pool: tuple[dict[str, Any], ...]) -> tuple[dict[str, Any], ...]:
+        def _check_pool(cls, pool: tuple[dict[str, Any], ...]) -> tuple[dict[str, Any], ...]:
             try:
                 autonomous_graph(pool, 1)
             except InvalidGraph as error:
@@ -231,16 +210,14 @@ class Autonomous:
 
     @classmethod
     async def open(cls, options: Options, deps: Deps) -> GraphPattern:
-        """Raises: InvalidGraph: the pool cannot run."""
-        graph = autonomous_graph(options.pool, options.max_steps)
-        engine_of(graph, 1).plan  # noqa: B018 (compiles it now: a pool that cannot run is found at load)
-        return GraphPattern(partial(engine_of, graph))
+        """Opens the pattern. Raises InvalidGraph if the pool cannot run."""
+        return GraphPattern(autonomous_graph(options.pool, options.max_steps))
 
 
 def _pool_error(problem: str) -> InitErrorDetails:
-    """A problem with its path, `nodes.1.guards: …`, as an error of pydantic, reported at its line."""
-    place, _, message = problem.partition(": ")
-    nodes, *steps = place.split(".")
+    """Returns a problem with its path, `nodes.1.guards: …`, as an error of pydantic, reported at its line."""
+    location, _, message = problem.partition(": ")
+    nodes, *steps = location.split(".")
     if nodes != "nodes":
         steps, message = [], problem
     path = tuple(int(step) if step.isdecimal() else step for step in steps)

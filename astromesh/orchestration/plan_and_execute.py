@@ -1,6 +1,6 @@
-"""plan_and_execute: writes a numbered plan, runs it step by step with tools.
+"""plan_and_execute: the model plans, works step by step with tools, and answers.
 
-Replans after a failure, then answers.
+After a failed step it plans again.
 """
 
 from __future__ import annotations
@@ -8,9 +8,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from astromesh.graph.flags import NodeFlag
 from astromesh.graph.graph import PromptGraph
@@ -20,22 +21,16 @@ from astromesh.graph.nodes.function import FunctionNode
 from astromesh.graph.records import NodeResult
 from astromesh.graph.state import GraphState
 from astromesh.graph.structured_output import extract_values
-from astromesh.orchestration.graph_pattern import NOTES, GraphPattern, unbounded_engine_of
+from astromesh.orchestration.graph_pattern import NOTES, GraphPattern, PatternOptions
 from astromesh.orchestration.workers import IsolatedNode, ToolLoop, append_sections, rounds_error
 from astromesh.plugins import Deps
 from astromesh.types import JsonObject, Message
 
-#: first word of the answer of a worker that cannot do its step
+#: The first word of the answer of a worker that cannot do its step.
 FAILED = "FAILED"
-
-
-#: most steps of a plan; a longer numbered list is not a plan
-MOST_STEPS = 20
-
-
+#: The limit of steps of a plan. A longer numbered list is not a plan.
+MAX_STEPS = 20
 _GAVE_UP = re.compile(rf"\**{FAILED}\b[*:\s]*")
-
-
 _ITEM = re.compile(r"^\s*(?:step\s+)?(\d+)[.):]\s+(.+)$", re.IGNORECASE)
 
 
@@ -44,9 +39,9 @@ class PlanNotes:
     """The progress of a run.
 
     Args:
-        plan: the steps of the current plan.
-        position: started steps of the current plan.
-        results: finished steps and their results, over all plans.
+        plan: The steps of the current plan.
+        position: The number of started steps of the current plan.
+        results: The finished steps and their results, over all plans.
     """
 
     plan: list[str] = field(default_factory=list)
@@ -71,7 +66,7 @@ _PLAN = (
 
 
 class Planner(IsolatedNode):
-    """Has the model write a numbered plan. A text without one is a plan of one step, the question."""
+    """Asks the model for a numbered plan. A text without one is a plan of one step, the question."""
 
     async def execute(self, state: GraphState, config: NodeConfig) -> NodeResult:
         result = await super().execute(state, config)
@@ -103,7 +98,7 @@ class PlanAnswer(SynthesizeNode):
     """Writes the answer from all results, without tools.
 
     Args:
-        max_rounds: model calls; a model that still asks for tools uses them up.
+        max_rounds: The limit of model calls. A model that still asks for tools uses them up.
     """
 
     def __init__(self, max_rounds: int, **keywords: Any) -> None:
@@ -117,13 +112,13 @@ class PlanAnswer(SynthesizeNode):
 
 
 def plan_graph(max_replans: int, max_iterations: int) -> PromptGraph:
-    """Plans, carries out the steps, replans after a failure, answers.
+    """Returns the graph that plans, carries out the steps, plans again after a failure, and answers.
 
     The result of a plan of one step is the answer.
 
     Args:
-        max_replans: further plans after the first.
-        max_iterations: model calls of one step.
+        max_replans: Further plans after the first.
+        max_iterations: The model calls of one step.
     """
     rounds: dict[str, Any] = {"max_rounds": max_iterations}
     critical = {NodeFlag.CRITICAL}
@@ -160,7 +155,7 @@ def _planner_messages(state: GraphState, config: NodeConfig) -> Sequence[Message
 
 
 def parse_steps(text: str) -> list[str]:
-    """The steps of a numbered plan, or of a JSON list; empty for other texts.
+    """Returns the steps of a numbered plan or of a JSON list. Other texts have none.
 
     Numbers must begin at 1 and increase by one: other numbered lines are not a plan.
     """
@@ -169,7 +164,7 @@ def parse_steps(text: str) -> list[str]:
             return steps
     found = [match for line in text.splitlines() if (match := _ITEM.match(line))]
     numbers = [int(match[1]) for match in found]
-    if not found or numbers != list(range(1, len(found) + 1)) or len(found) > MOST_STEPS:
+    if not found or numbers != list(range(1, len(found) + 1)) or len(found) > MAX_STEPS:
         return []
     return [match[2].strip() for match in found]
 
@@ -181,7 +176,7 @@ def _json_steps(value: Any) -> list[str]:
         return []
     texts = [item.get("step") or item.get("task") if isinstance(item, dict) else item for item in value]
     steps = [text.strip() for text in texts if isinstance(text, str) and text.strip()]
-    return steps if len(steps) == len(value) <= MOST_STEPS else []
+    return steps if len(steps) == len(value) <= MAX_STEPS else []
 
 
 def _next_step(state: GraphState, config: NodeConfig) -> JsonObject:
@@ -195,7 +190,7 @@ def _next_step(state: GraphState, config: NodeConfig) -> JsonObject:
 
 def _replan(max_replans: int) -> Any:
     def replan(state: GraphState, config: NodeConfig) -> JsonObject:
-        """Notes what failed, and whether there may be another plan."""
+        """Notes what failed, and decides whether there may be another plan."""
         notes: PlanNotes = config[NOTES]
         failure = state.node_history[-1]
         step = notes.plan[max(notes.position, 1) - 1]
@@ -219,16 +214,11 @@ def _step_messages(state: GraphState, config: NodeConfig) -> Sequence[Message]:
 
 
 class PlanAndExecute:
-    """A numbered plan, step after step with tools, planned anew where a step fails; then the answer."""
+    """A numbered plan, carried out step by step with tools. After a failed step the model plans again."""
 
-    class Options(BaseModel):
-        model_config = ConfigDict(extra="forbid")
-
+    class Options(PatternOptions):
         max_replans: int = Field(1, ge=0, description="Further plans after the first.")
 
     @classmethod
     async def open(cls, options: Options, deps: Deps) -> GraphPattern:
-        return GraphPattern(
-            lambda iterations: unbounded_engine_of(plan_graph(options.max_replans, iterations)),
-            lambda task: PlanNotes(),
-        )
+        return GraphPattern(partial(plan_graph, options.max_replans), lambda task: PlanNotes())

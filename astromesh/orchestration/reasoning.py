@@ -1,4 +1,4 @@
-"""The pattern `reasoning`: its options, and the reasoning controller inside a run of the pipeline."""
+"""The pattern `reasoning`: the reasoning controller inside a run of the pipeline."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from astromesh.plugins import Deps
 from astromesh.providers.base import ModelPort
 from astromesh.tools.base import ToolPort
 
-#: the only key of the context of a request that the controller reads
+#: The only key of a request's context that the controller reads.
 REQUEST = "reasoning"
 
 
@@ -19,7 +19,7 @@ class Reasoning:
     """A bounded controller: profile, strategy, evaluated steps, draft, critique, revision, report.
 
     Args:
-        settings: the bounds; a request's `context.reasoning` may narrow them.
+        settings: The bounds. A request's `context.reasoning` may narrow them.
     """
 
     Options = ReasoningSettings
@@ -35,8 +35,12 @@ class Reasoning:
         return cls(options)
 
     async def run(self, task: PatternTask, model: ModelPort, tools: ToolPort, scope: Scope) -> Outcome:
-        """One run. It always has an answer; `metadata["reasoning"]` is the final_output of the controller."""
-        # other keys are for templates; they must not replace the checked query
+        """Runs the controller once. Its final_output becomes `metadata["reasoning"]`.
+
+        Raises:
+            GraphError: The controller ended without a report.
+        """
+        # other keys are for templates, and must not replace the checked query
         context = {REQUEST: task.context[REQUEST]} if REQUEST in task.context else {}
         run = self._engine.start(task.messages, scope, model=model, tools=tools, context=context)
         result = await run.execute()

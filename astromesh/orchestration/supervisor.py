@@ -1,8 +1,8 @@
 """supervisor: decomposes a task, delegates to worker agents, collects (document 001, step 7).
 
-decompose   offers the workers to the planner as tools; it calls them, or writes its delegations as JSON
-delegate    runs the workers as nested runs, at once where independent, and the run's own tools
-answer      the supervisor answers, or asks for more: then it delegates again
+decompose   offers the workers to the planner as tools: it calls them, or writes its delegations as JSON
+delegate    runs the workers as nested runs, independent ones concurrently, and the run's own tools
+answer      the supervisor answers, or asks for more and delegates again
 
 A round makes at most `MAX_TASKS` delegations, and none whose results nobody would read.
 """
@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import orjson
 from msgspec import structs
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from astromesh.errors import (
     AstromeshError,
@@ -41,7 +41,7 @@ from astromesh.graph.scope import Scope
 from astromesh.graph.state import GraphState
 from astromesh.graph.structured_output import extract_values, whole_object
 from astromesh.orchestration.base import Outcome, PatternTask
-from astromesh.orchestration.graph_pattern import NOTES, GraphPattern, unbounded_engine_of
+from astromesh.orchestration.graph_pattern import NOTES, GraphPattern, PatternOptions
 from astromesh.orchestration.workers import best_fit, isolated_state
 from astromesh.plugins import Deps
 from astromesh.providers.base import ModelPort
@@ -64,10 +64,10 @@ class WorkerTool:
     """A worker agent as a tool of its supervisor.
 
     Args:
-        agent: name of the agent and of the tool.
-        description: the purpose of the agent.
-        run_agent: runs it.
-        terms: options of its runs.
+        agent: The name of the agent and of the tool.
+        description: The purpose of the agent.
+        run_agent: Runs it.
+        terms: The options of its runs.
     """
 
     def __init__(self, agent: str, description: str, run_agent: RunAgent, terms: NestedRunOptions) -> None:
@@ -79,7 +79,11 @@ class WorkerTool:
         self._active: set[int] = set()
 
     async def call(self, arguments: dict[str, Any], context: ToolContext) -> Any:
-        """Raises: ToolTimeout, ToolFailed: the run of the worker failed; the supervisor sees the reason."""
+        """Runs the worker.
+
+        Raises:
+            ToolTimeout, ToolFailed: The run of the worker failed. The supervisor sees the reason.
+        """
         name = self.spec.name
         place = next(n for n in count(1) if n not in self._active)
         self._active.add(place)
@@ -99,7 +103,7 @@ class WorkerTool:
 
 
 class Assignment(NamedTuple):
-    """A task for a worker. `after`: numbers, from 1, of the assignments whose results it needs."""
+    """A task for a worker. `after` holds the numbers, from 1, of the assignments whose results it needs."""
 
     worker: str
     task: str
@@ -107,13 +111,13 @@ class Assignment(NamedTuple):
 
 
 def parse_assignments(text: str, workers: Mapping[str, str]) -> list[Assignment] | None:
-    """The assignments that a text holds as JSON, or None if it holds none.
+    """Returns the assignments that a text holds as JSON, or None if it holds none.
 
-    A misspelled name is replaced by the closest one, an unknown name by the worker that fits the task best.
+    The closest name replaces a misspelled one. An unknown name goes to the worker that fits the task best.
 
     Args:
-        text: a model's answer.
-        workers: description by name.
+        text: A model's answer.
+        workers: The descriptions by name.
     """
     for value in extract_values(text):
         listed = value.get("delegate") if isinstance(value, dict) else value
@@ -143,35 +147,29 @@ def _match_worker(name: str, task: str, workers: Mapping[str, str]) -> str:
 
 
 def execution_waves(assignments: Sequence[Assignment]) -> list[list[int]]:
-    """Groups of positions that can run at once; each assignment comes after those it needs."""
+    """Returns groups of positions that can run concurrently. Each assignment comes after those it needs."""
     depth: list[int] = []
     for assignment in assignments:
         depth.append(1 + max((depth[n - 1] for n in assignment.after), default=-1))
     return [[i for i, d in enumerate(depth) if d == level] for level in range(max(depth, default=-1) + 1)]
 
 
-#: most delegations of one round
+#: The limit of delegations of one round.
 MAX_TASKS = 32
-
-
-_TOO_MANY = f"At most {MAX_TASKS} tasks are delegated at a time; this one was not."
-
-
-_CUT = "{} further tasks were not delegated: at most {} are at a time."
+_TOO_MANY = f"At most {MAX_TASKS} tasks are delegated at a time. This one was not delegated."
+_CUT = "{} further tasks were not delegated: at most {} are delegated at a time."
 
 
 class Supervisor:
-    """The plugin: decomposes a task, delegates to worker agents, collects the results."""
+    """A supervisor decomposes a task, delegates to worker agents, and collects the results."""
 
-    class Options(BaseModel):
-        model_config = ConfigDict(extra="forbid")
-
-        workers: tuple[str, ...] = Field(min_length=1, description="Names of the agents that do the work.")
-        max_parallel: int = Field(4, ge=1, description="Workers that run at the same time.")
+    class Options(PatternOptions):
+        workers: tuple[str, ...] = Field(min_length=1, description="The agents that do the work.")
+        max_parallel: int = Field(4, ge=1, description="The limit of workers that run concurrently.")
 
     @classmethod
     async def open(cls, options: Options, deps: Deps) -> SupervisorPattern:
-        """Raises: ConfigError: there is no runtime that runs agents."""
+        """Opens the pattern. Raises ConfigError if there is no runtime that runs agents."""
         if deps.run_agent is None:
             raise ConfigError("The pattern supervisor needs a runtime that runs its workers.")
         workers = {name: deps.agents.get(name, "") for name in dict.fromkeys(options.workers)}
@@ -182,14 +180,13 @@ class SupervisorPattern(GraphPattern):
     """A `Pattern` whose tools are its workers and those of the agent.
 
     Args:
-        workers: description by name.
-        max_parallel: workers that run at the same time.
-        run_agent: runs an agent.
+        workers: The descriptions by name.
+        max_parallel: The limit of workers that run concurrently.
+        run_agent: Runs an agent.
     """
 
     def __init__(self, workers: Mapping[str, str], max_parallel: int, run_agent: RunAgent) -> None:
-        make = partial(supervisor_graph, workers, max_parallel)
-        super().__init__(lambda iterations: unbounded_engine_of(make(iterations)), lambda task: Delegations())
+        super().__init__(partial(supervisor_graph, workers, max_parallel), lambda task: Delegations())
         self._workers, self._run_agent = workers, run_agent
 
     async def run(self, task: PatternTask, model: ModelPort, tools: ToolPort, scope: Scope) -> Outcome:
@@ -199,12 +196,12 @@ class SupervisorPattern(GraphPattern):
 
 
 def supervisor_graph(workers: Mapping[str, str], max_parallel: int, max_iterations: int) -> PromptGraph:
-    """The graph that the docstring of this module describes.
+    """Returns the graph that the docstring of this module describes.
 
     Args:
-        workers: description by name.
-        max_parallel: workers that run at the same time.
-        max_iterations: most tries of the supervisor to answer.
+        workers: The descriptions by name.
+        max_parallel: The limit of workers that run concurrently.
+        max_iterations: The limit of rounds of the supervisor.
     """
     critical = {NodeFlag.CRITICAL}
     graph = PromptGraph("supervisor")
@@ -220,8 +217,8 @@ class Delegations:
     """The delegations of a run, and the rounds of the supervisor.
 
     Args:
-        requested: assignments that the model wrote and that are carried out next.
-        as_text: the model writes its delegations.
+        requested: The assignments that the model wrote and that are carried out next.
+        as_text: Whether the model writes its delegations instead of calling tools.
     """
 
     delegated: list[tuple[str, bool]] = field(default_factory=list)
@@ -239,10 +236,8 @@ class Decompose(BaseNode):
     """Asks for delegations: tool calls, or JSON, which it records.
 
     Args:
-        workers: description by name.
+        workers: The descriptions by name.
     """
-
-    constructor_keys = ("workers",)
 
     def __init__(self, workers: Mapping[str, str]) -> None:
         super().__init__("decompose", flags={NodeFlag.CRITICAL})
@@ -293,11 +288,9 @@ class Delegate(BaseNode):
     The conversation holds the results as those of tool calls.
 
     Args:
-        workers: description by name.
-        max_parallel: calls that run at the same time.
+        workers: The descriptions by name.
+        max_parallel: The limit of calls that run concurrently.
     """
-
-    constructor_keys = ("workers", "max_parallel")
 
     def __init__(self, name: str, workers: Mapping[str, str], max_parallel: int) -> None:
         super().__init__(name, inject_tools=True)
@@ -367,12 +360,11 @@ class SupervisorAnswer(SynthesizeNode):
     Delegations of its last call are not carried out, because nobody would read the results.
 
     Args:
-        workers: description by name.
-        max_rounds: most calls of the supervisor.
+        workers: The descriptions by name.
+        max_rounds: The limit of calls of the supervisor.
     """
 
     decides_streaming = True
-    constructor_keys = ("workers", "max_rounds")
 
     def __init__(self, workers: Mapping[str, str], max_rounds: int, **keywords: Any) -> None:
         super().__init__("answer", inject_tools=True, tool_loop=False, routing="edges_only", **keywords)
@@ -396,7 +388,7 @@ class SupervisorAnswer(SynthesizeNode):
         return NodeResult(self.name, {"again": True}, is_answer=False)
 
     def _ask(self, request: CompletionRequest, config: NodeConfig) -> Awaitable[CompletionResult]:
-        """Lets a model that writes its delegations write more; listeners see only answers."""
+        """Lets a model that writes its delegations write more of them. Listeners see answers alone."""
         notes: Delegations = config[NOTES]
         if not notes.as_text:
             return super()._ask(request, config)
@@ -409,7 +401,7 @@ class SupervisorAnswer(SynthesizeNode):
         )
 
     def _delegates(self, text: str) -> bool:
-        """Whether a text delegates, or is only JSON that was meant to delegate."""
+        """Whether a text delegates, or is JSON that was meant to."""
         alone = whole_object(text)
         if alone is not None and "delegate" in alone:
             return True

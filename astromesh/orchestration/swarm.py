@@ -1,21 +1,21 @@
 """swarm: agents hand a conversation to each other, without a coordinator (document 001, step 7).
 
 Every agent is a node. It runs as a nested run on the conversation of the swarm's session, with its own
-prompt, model, tools and guardrails; its words stream as the swarm's own. An agent that had the
-conversation in a run does not receive it again. Agents hand over by a tool call or, without tools, by
-writing JSON.
+prompt, model, tools and guardrails. Its text streams as the swarm's own. Within one run no agent receives the
+conversation twice. Agents hand over by a tool call or, without tools, by writing JSON.
 """
 
 from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from astromesh.errors import ConfigError, InvalidToolCall
 from astromesh.graph.base import BaseNode
@@ -26,7 +26,7 @@ from astromesh.graph.records import NodeResult
 from astromesh.graph.state import GraphState
 from astromesh.graph.structured_output import whole_object
 from astromesh.orchestration.base import PatternTask
-from astromesh.orchestration.graph_pattern import NOTES, UNFINISHED, GraphPattern, unbounded_engine_of
+from astromesh.orchestration.graph_pattern import NOTES, UNFINISHED, GraphPattern, PatternOptions
 from astromesh.plugins import Deps
 from astromesh.tools.base import NestedRunOptions, RunAgent, ToolContext
 from astromesh.tools.results import failed_result, parse_arguments, unknown_tool
@@ -35,29 +35,26 @@ from astromesh.types import JsonObject, ToolCall, ToolResult, ToolSpec
 # -- hand-offs ---------------------------------------------------------------------------------------------
 
 _HANDOFF_KEY = "handoff"
-
-
 _INVALID_IN_NAME = re.compile(r"[^A-Za-z0-9_-]")
-
-
-#: longest name of a function that providers accept
+#: The longest name of a function that providers accept.
 _MAX_NAME_LENGTH = 64
 
 
 class Handoff(NamedTuple):
-    """The agent that continues, and what it should know."""
+    """The agent that takes over, and what it should know."""
 
     agent: str
     message: str = ""
 
 
 class HandoffTools:
-    """A `ToolPort` with one tool for each agent that may continue. The first call ends the run.
+    """A `ToolPort` with one tool for each agent that may take over. The first call ends the run.
 
     Args:
-        agents: description by name.
+        agents: The descriptions by name.
 
-    `chosen` is the hand-off of the run, or None.
+    Attributes:
+        chosen: The hand-off of the run, or None.
     """
 
     def __init__(self, agents: Mapping[str, str]) -> None:
@@ -77,37 +74,33 @@ class HandoffTools:
         except InvalidToolCall:
             message = ""  # the tool already names the agent
         self.chosen = self.chosen or Handoff(agent, message if isinstance(message, str) else "")
-        return ToolResult(call.id, call.name, f"{self.chosen.agent} goes on.", ends_run=True)
+        return ToolResult(call.id, call.name, f"{self.chosen.agent} takes over.", ends_run=True)
 
 
 def parse_handoff(text: str, agents: Mapping[str, str]) -> Handoff | None:
-    """The hand-off if the whole text is one, `{"handoff": "AGENT", "message": "…"}`, or None.
+    """Returns the hand-off if the whole text is one, `{"handoff": "AGENT", "message": "…"}`, or None.
 
     Args:
-        text: the answer of an agent.
-        agents: agents that may continue; a misspelled name is replaced by the closest one.
+        text: The answer of an agent.
+        agents: The agents that may take over. The closest name replaces a misspelled one.
     """
     found = handoff_object(text)
     if found is None:
         return None
     folded = {name.casefold(): name for name in agents}
     near = difflib.get_close_matches(str(found[_HANDOFF_KEY]).casefold(), folded, 1, 0.8)
-    return Handoff(folded[near[0]], handoff_message(found)) if near else None
+    message = found.get("message")
+    return Handoff(folded[near[0]], message if isinstance(message, str) else "") if near else None
 
 
 def handoff_object(text: str) -> dict[str, Any] | None:
-    """The JSON object of a text that is a hand-off to any name; None for other texts."""
+    """Returns the JSON object of a text that is a hand-off to any name, or None."""
     found = whole_object(text)
-    return found if isinstance(found, dict) and _HANDOFF_KEY in found else None
-
-
-def handoff_message(found: Mapping[str, Any]) -> str:
-    message = found.get("message")
-    return message if isinstance(message, str) else ""
+    return found if found is not None and _HANDOFF_KEY in found else None
 
 
 def handoff_instructions(agents: Mapping[str, str]) -> str:
-    """The instructions of an agent about the others; empty if there are none."""
+    """Returns the instructions of an agent about the others, or an empty text if there are none."""
     if not agents:
         return ""
     listed = "\n".join(f"- {name}: {about}" for name, about in agents.items())
@@ -130,32 +123,27 @@ def _handoff_spec(tool: str, agent: str, description: str) -> ToolSpec:
     return ToolSpec(tool, about, schema, recorded=False)
 
 
-#: metadata of the answering agent that the run of the swarm reports as its own
+#: The metadata of the answering agent that the run of the swarm reports as its own.
 _REPORTED = ("provider", "model", "attempts")
 
 
 class Swarm:
-    """The plugin: agents hand the conversation to each other; the first listed begins."""
+    """Agents hand the conversation to each other. The first one listed begins."""
 
-    class Options(BaseModel):
-        model_config = ConfigDict(extra="forbid")
-
-        agents: tuple[str, ...] = Field(min_length=1, description="Names of the agents; the first begins.")
-        max_handoffs: int = Field(3, ge=0, description="Hand-offs of one run; then who has it answers.")
+    class Options(PatternOptions):
+        agents: tuple[str, ...] = Field(min_length=1, description="The agents. The first one begins.")
+        max_handoffs: int = Field(
+            3, ge=0, description="The limit of hand-offs of one run. After it the current agent answers."
+        )
 
     @classmethod
     async def open(cls, options: Options, deps: Deps) -> GraphPattern:
-        """Raises: ConfigError: there is no runtime that runs agents."""
+        """Opens the pattern. Raises ConfigError if there is no runtime that runs agents."""
         run_agent = deps.run_agent
         if run_agent is None:
             raise ConfigError("The pattern swarm needs a runtime that runs its agents.")
         agents = {name: deps.agents.get(name, "") for name in dict.fromkeys(options.agents)}
-        return GraphPattern(
-            lambda iterations: unbounded_engine_of(
-                swarm_graph(agents, options.max_handoffs, run_agent, iterations)
-            ),
-            SwarmNotes,
-        )
+        return GraphPattern(partial(swarm_graph, agents, options.max_handoffs, run_agent), SwarmNotes)
 
 
 @dataclass(slots=True)
@@ -163,7 +151,7 @@ class SwarmNotes:
     """The agents that had the conversation, in order, and the metadata of the last one.
 
     Args:
-        task: the task of the swarm.
+        task: The task of the swarm.
     """
 
     task: PatternTask
@@ -174,42 +162,35 @@ class SwarmNotes:
 
     def metadata(self) -> JsonObject:
         handoffs = [{"from": one, "to": other} for one, other in pairwise(self.turns)]
-        answered_by = self.turns[-1] if self.turns else ""
-        return {
-            **self.reported,
-            "answered_by": answered_by,
-            "handoffs": handoffs,
-            "iterations": self.iterations,
-        }
+        last = self.turns[-1] if self.turns else ""
+        return {**self.reported, "answered_by": last, "handoffs": handoffs, "iterations": self.iterations}
 
 
 def swarm_graph(
     agents: Mapping[str, str], max_handoffs: int, run_agent: RunAgent, max_iterations: int
 ) -> PromptGraph:
-    """A node for each agent, with routes to all others.
+    """Returns a graph with a node for each agent, with routes to all others.
 
     Args:
-        agents: description by name; the first begins.
-        max_handoffs: of one run.
-        run_agent: runs an agent.
-        max_iterations: model calls of the tool loop of each.
+        agents: The descriptions by name. The first agent begins.
+        max_handoffs: The limit of hand-offs of one run.
+        run_agent: Runs an agent.
+        max_iterations: The model calls of the tool loop of each agent.
     """
     nodes = [AgentNode(name, agents, max_handoffs, run_agent, max_iterations) for name in agents]
     return PromptGraph("swarm", nodes=nodes).set_entry(next(iter(agents)))
 
 
 class AgentNode(BaseNode):
-    """Runs one agent on the conversation; returns its answer, or routes to the agent that continues.
+    """Runs one agent on the conversation. It returns the answer, or routes to the agent that takes over.
 
     Args:
-        name: of the agent.
-        agents: all agents of the swarm, description by name.
-        max_handoffs: of one run.
-        run_agent: runs it.
-        max_iterations: model calls of its tool loop.
+        name: The name of the agent.
+        agents: The descriptions of all agents of the swarm, by name.
+        max_handoffs: The limit of hand-offs of one run.
+        run_agent: Runs the agent.
+        max_iterations: The model calls of its tool loop.
     """
-
-    constructor_keys = ("agents", "max_handoffs", "run_agent", "max_iterations")
 
     def __init__(
         self,
@@ -226,20 +207,18 @@ class AgentNode(BaseNode):
 
     async def execute(self, state: GraphState, config: NodeConfig) -> NodeResult:
         notes: SwarmNotes = config[NOTES]
-        handed, notes.handoff = notes.handoff, None
+        received, notes.handoff = notes.handoff, None
         notes.turns.append(self.name)
         others = self._others(notes)
-        notices = (_handoff_notice(notes, handed), handoff_instructions(others))
+        notices = (_handoff_notice(notes, received), handoff_instructions(others))
         offer = HandoffTools(others)
         response, details = await self._answer(notes, notices, offer, config)
         notes.handoff = offer.chosen or parse_handoff(response, others)
         if notes.handoff is not None:
             return NodeResult(self.name, next_node=notes.handoff.agent, is_answer=False)
-        if (
-            handoff_object(response) is not None
-        ):  # a hand-off to itself, to nobody, or to an earlier agent is not an answer
+        if _is_handoff(response):  # to itself, to nobody, or to an earlier agent: that is not an answer
             response, details = await self._answer(notes, (notices[0], _ALONE), HandoffTools({}), config)
-        if handoff_object(response) is not None:
+        if _is_handoff(response):
             return NodeResult(self.name, UNFINISHED, stop_reason="max_iterations")
         reason = details["stop_reason"]
         return NodeResult(self.name, response, stop_reason="" if reason == "completed" else reason)
@@ -286,10 +265,7 @@ def _handoff_notice(notes: SwarmNotes, handoff: Handoff | None) -> str:
 
 
 def _record_run(notes: SwarmNotes, details: JsonObject, config: NodeConfig) -> None:
-    config.scope.tools_called.extend(_without_handoffs(details["tools_called"]))
+    tools = (tool for tool in details["tools_called"] if not tool.startswith("handoff_to_"))
+    config.scope.tools_called.extend(tools)
     notes.iterations += details["iterations"]
     notes.reported = {key: details[key] for key in _REPORTED if key in details}
-
-
-def _without_handoffs(tools: Iterable[str]) -> Iterable[str]:
-    return (tool for tool in tools if not tool.startswith("handoff_to_"))

@@ -1,4 +1,4 @@
-"""Nodes that give a model a conversation of its own: a branch, a stage, a step of a plan.
+"""Nodes that run a model on a conversation of its own: a branch, a stage, a step of a plan.
 
 `ToolLoop` is a model with its tools, bounded in model calls. `IsolatedNode` runs a prompt on its own
 conversation and returns only the result, so that no worker reads the messages of another.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Any, ClassVar, Unpack
+from typing import Any, Unpack
 
 from msgspec.structs import replace
 
@@ -20,7 +20,7 @@ from astromesh.graph.records import NodeResult
 from astromesh.graph.state import GraphState
 from astromesh.types import CompletionRequest, CompletionResult, Message
 
-#: makes the conversation of a worker
+#: Makes the conversation of a worker.
 Brief = Callable[[GraphState, NodeConfig], Sequence[Message]]
 
 
@@ -28,14 +28,13 @@ class ToolLoop(PromptNode):
     """A model that calls tools until it answers, within a number of calls.
 
     Args:
-        max_rounds: model calls; if they are used up, the result is an IterationsExhausted.
-        role: of the speaker, see PromptNode.
-        answers: whether its text may be the answer of the run.
-        keywords: see `NodeKeywords`.
+        max_rounds: The limit of model calls. After it the node fails with IterationsExhausted.
+        role: See PromptNode.
+        answers: Whether its text may be the answer of the run.
+        keywords: See `NodeKeywords`.
     """
 
     decides_streaming = True
-    constructor_keys: ClassVar[tuple[str, ...]] = ("role", "max_rounds", "answers")
 
     def __init__(
         self,
@@ -62,11 +61,11 @@ class ToolLoop(PromptNode):
 
 
 def rounds_error(name: str, state: GraphState, max_rounds: int) -> IterationsExhausted | None:
-    """The error of a tool loop that made all its model calls, or None if it may make another.
+    """Returns the error of a tool loop that has made all its model calls, or None if it may make another.
 
     Args:
-        name: of the node.
-        max_rounds: most model calls.
+        name: The name of the node.
+        max_rounds: The limit of model calls.
     """
     if sum(message.role == "assistant" for message in state.loop) < max_rounds:
         return None
@@ -74,17 +73,16 @@ def rounds_error(name: str, state: GraphState, max_rounds: int) -> IterationsExh
 
 
 class IsolatedNode(BaseNode):
-    """Runs a prompt on its own conversation. Output: that of the prompt.
+    """Runs a prompt on its own conversation. The output is that of the prompt.
 
     Args:
-        prompt: the node to run.
-        brief: makes the conversation; by default that of the run.
-        collected: whether an exhausted limit is a failure of this node only; else it ends the run.
-        keywords: see `NodeKeywords`.
+        prompt: The node to run.
+        brief: Makes the conversation. The default is that of the run.
+        collected: Whether an exhausted limit is a failure of this node alone. Otherwise it ends the run.
+        keywords: See `NodeKeywords`.
     """
 
     decides_streaming = True
-    constructor_keys: ClassVar[tuple[str, ...]] = ("prompt", "brief", "collected")
 
     def __init__(
         self,
@@ -96,7 +94,7 @@ class IsolatedNode(BaseNode):
         **keywords: Unpack[NodeKeywords],
     ) -> None:
         super().__init__(name, **keywords)
-        self.prompt, self.brief, self.collected = prompt, brief or _run_messages, collected
+        self.prompt, self.brief, self.collected = prompt, brief, collected
 
     def children(self) -> Iterable[BaseNode]:
         return (self.prompt,)
@@ -105,7 +103,7 @@ class IsolatedNode(BaseNode):
         return True
 
     async def execute(self, state: GraphState, config: NodeConfig) -> NodeResult:
-        messages = self.brief(state, config)
+        messages = self.brief(state, config) if self.brief else state.messages
         own = isolated_state(state, messages)
         try:
             result = await config.run(self.prompt, own)
@@ -121,31 +119,27 @@ class IsolatedNode(BaseNode):
         )
 
 
-def _run_messages(state: GraphState, config: NodeConfig) -> Sequence[Message]:
-    return state.messages
-
-
 def isolated_state(state: GraphState, messages: Sequence[Message]) -> GraphState:
-    """The state with other messages and without gathered notes; writes go to the run."""
+    """Returns the state with other messages, and without plan, observations and reflections."""
     own = state.view(list(messages), dict(state.context))
     own.plan, own.observations, own.reflections = [], [], []
     return own
 
 
 def _keep_last_text(state: GraphState, messages: Sequence[Message]) -> None:
-    """Keeps the last text of a worker that did not finish, for a run that a limit ends here."""
-    words = next((m.content for m in reversed(messages) if m.role == "assistant" and m.content), "")
-    if words:
-        state.messages.append(Message("assistant", words))
+    """Adds the last text of a worker that did not finish, for a run that a limit ends here."""
+    text = next((m.content for m in reversed(messages) if m.role == "assistant" and m.content), "")
+    if text:
+        state.messages.append(Message("assistant", text))
 
 
 # -- conversations -----------------------------------------------------------------------------------------
 def append_sections(messages: Sequence[Message], **sections: Any) -> tuple[Message, ...]:
-    """A conversation with titled sections after its last question, without empty ones.
+    """Returns a conversation with titled sections after its last question. Empty ones are left out.
 
     Args:
-        messages: system, history, the user's question.
-        sections: texts by title.
+        messages: System, history, the user's question.
+        sections: Texts by title.
     """
     place = max((i for i, m in enumerate(messages) if m.role == "user"), default=-1)
     if place < 0:
@@ -158,9 +152,7 @@ def append_sections(messages: Sequence[Message], **sections: Any) -> tuple[Messa
 # -- the best worker for a task ----------------------------------------------------------------------------
 
 _WORD = re.compile(r"[^\W_]{3,}")
-
-
-#: words that say nothing about the purpose of a worker
+#: Words that say nothing about the purpose of a worker.
 _STOP_WORDS = frozenset(
     _WORD.findall(
         "about agent all and any answer answers anything are ask asks can could did does for from get has "
@@ -171,16 +163,16 @@ _STOP_WORDS = frozenset(
 
 
 def best_fit(task: str, candidates: Mapping[str, str]) -> str:
-    """The candidate whose name and description share most words with a task; ties go to the first.
+    """Returns the candidate whose name and description share most words with a task. Ties go to the first.
 
     Args:
-        task: to be done.
-        candidates: description by name, at least one.
+        task: What is to be done.
+        candidates: The descriptions by name, at least one.
     """
     wanted = _stems(task)
     return max(candidates, key=lambda name: len(wanted & _stems(f"{name} {candidates[name]}")))
 
 
 def _stems(text: str) -> set[str]:
-    """The beginnings of words, so that `plans` and `plan`, `billed` and `billing` are equal."""
+    """Returns the beginnings of words, so that `plans` equals `plan`, and `billed` equals `billing`."""
     return {word.rstrip("s")[:4] for word in _WORD.findall(text.casefold()) if word not in _STOP_WORDS}

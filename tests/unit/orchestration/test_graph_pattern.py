@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import pytest
@@ -11,7 +10,7 @@ from astromesh.errors import AstromeshError, GraphError, ProviderUnavailable
 from astromesh.graph import BaseNode, FunctionNode, NodeFlag, NodeResult, ParallelNode, PromptGraph
 from astromesh.graph.scope import Scope
 from astromesh.orchestration.base import PatternTask
-from astromesh.orchestration.graph_pattern import GraphPattern, engine_of
+from astromesh.orchestration.graph_pattern import GraphPattern
 from astromesh.testing import ScriptedProvider
 from astromesh.tools.toolbox import ToolBox
 from astromesh.types import Message
@@ -29,7 +28,7 @@ def says(name: str, value: Any) -> BaseNode:
 
 
 async def failure_of(graph: PromptGraph) -> AstromeshError:
-    pattern = GraphPattern(partial(engine_of, graph))
+    pattern = GraphPattern(graph)
     task = PatternTask((Message("user", "Why?"),), (), 10)
     with pytest.raises(AstromeshError) as raised:
         await pattern.run(task, ScriptedProvider(), ToolBox(()), Scope("r1"))
