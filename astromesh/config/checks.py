@@ -86,9 +86,8 @@ def _tools(manifest: AgentManifest, known: KnownNames) -> Iterator[Finding]:
     for i, tool in enumerate(manifest.spec.tools):
         at: Steps = ("spec", "tools", i)
         if tool.name in seen:
-            yield Finding(
-                (*at, "name"), f"duplicate tool `{tool.name}`, first declared as tools[{seen[tool.name]}]"
-            )
+            message = f"duplicate tool `{tool.name}`, first declared as tools[{seen[tool.name]}]"
+            yield Finding((*at, "name"), message, "Rename one of them.")
         seen.setdefault(tool.name, i)
         yield from _references(tool, at, known)
 
@@ -203,7 +202,7 @@ def _stream(manifest: AgentManifest) -> Iterator[Finding]:
     written = manifest.spec.stream
     reason = _whole_text_reason(manifest)
     if reason and written in ("token", "sentence"):
-        yield Finding(("spec", "stream"), f"must be final: {reason}")
+        yield Finding(("spec", "stream"), f"must be final: {reason}", "Write `stream: final`.")
 
 
 def effective_stream(manifest: AgentManifest) -> Stream:
@@ -304,7 +303,7 @@ def check_authentication(auth: Auth, env: Mapping[str, str]) -> Iterator[Finding
 def _secret(secret: str, name: str, at: Steps) -> Iterator[Finding]:
     size = len(secret.encode())
     if not size:
-        yield Finding(at, f"{name} is not set")
+        yield Finding(at, f"{name} is not set", "Set it.")
     elif size < _MIN_SECRET_BYTES:
         yield Finding(at, f"the secret in {name} has {size} bytes; HS256 needs at least {_MIN_SECRET_BYTES}")
 

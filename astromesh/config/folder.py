@@ -24,7 +24,7 @@ from astromesh.config.checks import Finding, KnownNames, Names
 from astromesh.config.connections import ChannelManifest, MCPManifest
 from astromesh.config.endpoints import ProviderEntryNode
 from astromesh.config.file import ConfigFile, with_defaults
-from astromesh.config.keys import did_you_mean
+from astromesh.config.keys import did_you_mean, list_known
 from astromesh.config.parser import manifest_fault
 from astromesh.config.providers import ProviderManifest
 from astromesh.config.rag import RAGManifest
@@ -304,18 +304,23 @@ def _check_channel_agents(manifest: ChannelManifest, agents: Names) -> Iterator[
         named |= {(*at, "agents", ours): agent for ours, agent in block.agents.items()}
         for where, agent in named.items():
             if agents is not None and agent not in agents:
-                yield Finding(where, f"unknown agent `{agent}`", did_you_mean(agent, agents))
+                yield Finding(
+                    where, f"unknown agent `{agent}`", did_you_mean(agent, agents) or list_known(agents)
+                )
 
 
 def _check_pipeline(manifest: RAGManifest, _: Node) -> Iterator[Finding]:
     spec = manifest.spec
     if spec.embeddings is None and spec.mode != "lexical":
-        yield Finding(("spec", "retrieval", "mode"), f"{spec.mode} needs spec.embeddings")
+        yield Finding(
+            ("spec", "retrieval", "mode"),
+            f"{spec.mode} needs spec.embeddings",
+            "Add them, or write `mode: lexical`.",
+        )
     for i, source in enumerate(spec.sources):
         if not manifest.folder(source).is_dir():
-            yield Finding(
-                ("spec", "sources", i, "path"), f"the folder {manifest.folder(source)} does not exist"
-            )
+            message = f"the folder {manifest.folder(source)} does not exist"
+            yield Finding(("spec", "sources", i, "path"), message, "Create it, or correct the path.")
 
 
 # -- details of the whole ------------------------------------------------------------------------------------
@@ -351,7 +356,8 @@ def _reject_duplicate_names(files: Iterable[ConfigFile], what: str) -> None:
 
 def _duplicate_name(other: ConfigFile, what: str) -> Finding:
     at: Steps = ("metadata", "name")
-    return Finding(at, f"duplicate {what} `{other.name}`, also in {other.location(at)}")
+    message = f"duplicate {what} `{other.name}`, also in {other.location(at)}"
+    return Finding(at, message, "Rename one of them.")
 
 
 def _called_agents(file: ConfigFile, pattern: str) -> tuple[str, ...]:
@@ -388,7 +394,9 @@ def _call_cycles(
         file = by_name[circle[0]]
         steps = dict(_agent_references(file.root, pattern)).get(circle[1], ("spec", "tools"))
         message = f"agents call each other in a cycle: {' → '.join(circle)}"
-        yield manifest_fault(file.path, message, file.root.place_of(steps), steps)
+        yield manifest_fault(
+            file.path, message, file.root.place_of(steps), steps, "Remove one of the references."
+        )
 
 
 def _faults_by_name(files: Iterable[ConfigFile]) -> dict[str, Faults]:

@@ -1,9 +1,8 @@
-"""YAML text to nodes with line and column, within fixed bounds; scalars by YAML 1.2 (section 10.3.2).
+"""YAML text to nodes with line and column, within fixed bounds; scalars by the core schema of YAML 1.2.
 
-Reads libyaml's events one by one: nothing recurses, and depth and size are bounded before anything is built.
-Cuts off deep flow nesting and many %TAG directives, on which libyaml takes quadratic time. `yes`, `no`,
-dates and
-`12:30` are text; infinity and NaN are rejected.
+The composer reads libyaml's events one by one: nothing recurses, and depth and size are checked before
+anything is built. Deep nesting and %TAG directives, on which libyaml takes quadratic time, are rejected, and
+so are infinity and NaN. `yes`, `no`, dates and `12:30` are text.
 """
 
 from __future__ import annotations
@@ -94,11 +93,6 @@ def parse_boolean(text: str) -> bool:
         raise ValueError("neither true nor false")
     return BOOLEANS[text]
 
-
-# YAML text to nodes with line and column; no input makes it hang or fall over (reliability.md R15).
-#
-# libyaml's events are read one by one: nothing recurses, depth and size are bounded before anything is built.
-# (libyaml takes quadratic time on deep flow nesting and on many %TAG directives; both are cut off here.)
 
 #: bytes of a file
 MAX_BYTES = 1_048_576
@@ -196,7 +190,8 @@ def _open_nonblocking(path: str, flags: int) -> int:
 def parse_text(text: str, document: Document, env: Mapping[str, str]) -> Document:
     """Reads YAML text into the document."""
     if directive := _TAG_DIRECTIVE.search(text):
-        document.fault("%TAG directives are not supported", _place_after(text[: directive.start()]))
+        place = _place_after(text[: directive.start()])
+        document.fault("%TAG directives are not supported", place, hint="Remove them.")
         return document
     composer = _Composer(document, env)
     try:
@@ -330,7 +325,7 @@ class _Composer:
         mapping = self._open[-1]
         if (first := mapping.keys.get(key)) is not None:
             message = f"duplicate key `{key}`, first in line {first.line}, column {first.column}"
-            self._document.fault(message, place, (*self.path(), key))
+            self._document.fault(message, place, (*self.path(), key), "Remove one of them.")
         mapping.keys.setdefault(key, place)
         self._keys[-1] = key
 

@@ -1,7 +1,7 @@
 """Workflows: the DAG of Tasks (document 004).
 
 A folder of manifests is loaded as a `Project` and compiled into a `Plan` for each start. In a run,
-`state_machine` decides by the rules R1 to R7 without I/O, and `execution` carries out its commands.
+`state_machine` decides by its rules without I/O, and `execution` carries out its commands.
 """
 
 from astromesh.workflow.base import Entry, TaskLog, TaskResult

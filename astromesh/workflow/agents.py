@@ -47,7 +47,7 @@ class AgentRequest(NamedTuple):
 
 
 class AgentResponse(NamedTuple):
-    """The response to an agent node. `repaired`: the JSON was extracted from other text (E47)."""
+    """The response to an agent node. `repaired`: the JSON was extracted from other text."""
 
     output: Any
     usage: JsonObject
@@ -174,7 +174,7 @@ class _ConfiguredModel:
                 yield piece
 
 
-# -- models (E62) --------------------------------------------------------------------------------------------
+# -- models --------------------------------------------------------------------------------------------------
 
 #: adapters under other names than their plugins'
 ADAPTER_PLUGINS: Mapping[str, str] = {"openai_compat": "openai"}
@@ -250,7 +250,7 @@ def adapter_origins(project: Project, plugins: Plugins) -> dict[str, str]:
 
 
 class MissingCredentialModel:
-    """A model whose credential is missing: every call raises (E62)."""
+    """A model whose credential is missing: every call raises."""
 
     def __init__(self, error: MissingKey) -> None:
         self._error = error

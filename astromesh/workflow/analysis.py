@@ -1,7 +1,7 @@
-"""Static analysis of a workflow: reachability, dominators and cycles (workflow.md section 3). Pure.
+"""Static analysis of a workflow: reachability, dominators and cycles. Pure.
 
-Computed on the stages reachable from one start, because several starts may share stages (E12). Sets are
-integers, one bit per stage in topological order, so that workflows of thousands of stages cost milliseconds.
+Covers the stages that one start reaches, because several starts may share stages. Sets are integers, one bit
+per stage in topological order, so that the analysis of thousands of stages takes milliseconds.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Analysis:
         return frozenset(m for m in merges if m in self.reach[fork] and self.idom[m] in self.dom[fork])
 
     def open_at(self, stage: str, merges: Iterable[str]) -> tuple[str, ...]:
-        """Returns the merges that a token here may still reach and whose anchor it has passed (R3)."""
+        """Returns the merges that a token here may still reach and whose anchor it has passed."""
         behind = self.dom[stage] - {stage}
         return tuple(m for m in merges if m in self.reach[stage] and self.idom[m] in behind)
 
@@ -101,7 +101,7 @@ def analyze(successors: Successors, start: str) -> Analysis:
     """Analyzes the part of a workflow that one start reaches.
 
     Args:
-        ways: stage → the stages that its edges lead to; without a cycle.
+        successors: stage → the stages that its edges lead to; without a cycle.
         start: one of them.
     """
     order = _topological(successors, start)

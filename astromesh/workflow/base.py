@@ -62,7 +62,7 @@ def stage_path(path: str, stage: str) -> str:
 
 
 Status = Literal["success", "failure", "partial"]
-#: statuses only ever get worse (R7)
+#: a status only ever gets worse
 RANK: Mapping[str, int] = {"success": 0, "partial": 1, "failure": 2}
 
 
@@ -71,7 +71,7 @@ def worst(*statuses: Status) -> Status:
 
 
 class Entry(Struct):
-    """One execution of a stage in the history (E51), immutable once written.
+    """One execution of a stage in the history, immutable once written.
 
     Times are seconds since the epoch.
     """
@@ -113,7 +113,7 @@ class TaskResult:
     """The result of a Task that a user started.
 
     Args:
-        status: by R7.
+        status: the worst of its stages and inputs.
         output: output of its exit, or `{"subtasks": […]}` of a split without a merge.
         error: `{code, message, stage}` where it failed.
         tasks: final state of the Task and all its descendants, by path.
@@ -131,7 +131,7 @@ class TaskResult:
 
     @property
     def history(self) -> dict[str, list[Entry]]:
-        """Entries by node (document 004, section 1.1)."""
+        """Entries by node."""
         found: dict[str, list[Entry]] = {}
         for entry in self.trace:
             found.setdefault(entry.node, []).append(entry)
@@ -181,7 +181,7 @@ def result_metadata(result: TaskResult, latency_ms: float, trace_id: str = "") -
 
 
 class TaskLog(Protocol):
-    """Stores the records of runs, so that a killed run repeats only its interrupted stages (E56).
+    """Stores the records of runs, so that a killed run repeats only its interrupted stages.
 
     A record is a JSON object. The first is `{type: begin, task_id, workflow, start, input}`. A
     `{type: stage, entry}` follows for each stage (`Entry.to_json`) in the order in which they count, perhaps
@@ -194,6 +194,6 @@ class TaskLog(Protocol):
 
 
 class Gate(Protocol):
-    """Awaited before each stage, which begins when it returns. The inspector is one (E54)."""
+    """Awaited before each stage, which begins when it returns. The inspector is one."""
 
     async def __call__(self, task: str, stage: str, input: Any, context: JsonObject | None) -> None: ...

@@ -1,4 +1,4 @@
-"""Secrets of provider_credentials.yaml: from the environment or a file, plain or encrypted (workflow.md E62).
+"""Secrets of provider_credentials.yaml: from the environment or a file, plain or encrypted.
 
 An encrypted secret is a Fernet token (https://github.com/fernet/spec), written by `astromesh keys encrypt`.
 """
@@ -31,10 +31,14 @@ def read_secret(auth: AuthSpec, folder: Path, env: Mapping[str, str]) -> str:
         try:
             found = _value_at(file.read_text(), auth.file_key)
         except (OSError, KeyError, TypeError, orjson.JSONDecodeError) as error:
-            raise MissingKey(f"There is no credential in {where}.") from error
+            raise MissingKey(_no_credential(where)) from error
     if not found:
-        raise MissingKey(f"There is no credential in {where}.")
+        raise MissingKey(_no_credential(where))
     return decrypt_secret(found, _key(auth, folder, env), where) if auth.type == "encrypted" else found
+
+
+def _no_credential(where: str) -> str:
+    return f"There is no credential in {where}. Store it there, or change provider_credentials.yaml."
 
 
 def encrypt_secret(text: str, key: str) -> str:
@@ -78,14 +82,14 @@ def _key(auth: AuthSpec, folder: Path, env: Mapping[str, str]) -> str:
     if auth.key_env:
         found = env.get(auth.key_env, "")
         if not found:
-            raise MissingKey(f"There is no key in the environment variable {auth.key_env}.")
+            raise MissingKey(f"There is no key in the environment variable {auth.key_env}. Set it.")
         return found
     if not auth.key_file:
-        raise MissingKey("auth.type: encrypted needs key_env or key_file.")
+        raise MissingKey("auth.type: encrypted needs key_env or key_file. Write one of them.")
     try:
         return (folder / auth.key_file).read_text()
     except OSError as error:
-        raise MissingKey(f"There is no key in the file {Path(auth.key_file).name}.") from error
+        raise MissingKey(f"There is no key in the file {Path(auth.key_file).name}. Write it.") from error
 
 
 def _value_at(text: str, key: str | None) -> str:

@@ -158,8 +158,7 @@ class Engine:
             events: the event stream of a surrounding run, instead of sinks.
 
         Raises:
-            InvalidInput: the input is not a JSON value or `start` is not a start node (E11, E61). No Task
-                exists then.
+            InvalidInput: the input is not a JSON value or `start` is not a start node. No Task exists then.
             QueueFull: the queue holds `scheduler.max_queue_size` Tasks.
         """
         plan, value = self.project.plan(start), _canonical_input(input)
@@ -181,7 +180,7 @@ class Engine:
         return TaskHandle(task_id, work, lambda: self.cancel(task_id) or work.cancel())
 
     async def resume(self, records: Iterable[Mapping[str, Any]], **options: Any) -> TaskResult:
-        """Continues a run from its records; only stages without a record run again (E56).
+        """Continues a run from its records; only stages without a record run again.
 
         Args:
             records: as committed to the TaskLog, the `begin` record first.
@@ -198,7 +197,7 @@ class Engine:
     async def rerun_stage(
         self, start: str, entry: Mapping[str, Any], context: JsonObject | None = None
     ) -> JsonObject:
-        """Runs one recorded stage once more, into a scratch record (E54)."""
+        """Runs one recorded stage once more, into a scratch record."""
         await self.open()
         plan = self.project.plan(start)
         scope = self._scope("scratch", None, (), None)
@@ -351,7 +350,7 @@ class Engine:
 
     @asynccontextmanager
     async def _task_slot(self) -> AsyncGenerator[None, None]:
-        """Waits for a place among the Tasks that run at once; first come, first served (E55)."""
+        """Waits for a place among the Tasks that run at once; first come, first served."""
         self.require_capacity()
         self._queued += 1
         try:

@@ -1,4 +1,4 @@
-"""Evaluates the result of a Task against a case of evaluations.yaml (workflow.md E58)."""
+"""Evaluates the result of a Task against a case of evaluations.yaml."""
 
 from __future__ import annotations
 

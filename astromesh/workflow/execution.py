@@ -37,7 +37,7 @@ from astromesh.workflow.task import Task
 
 
 class StageSlots:
-    """The stages that may run at once, over all Tasks of an engine (E55); first come, first served.
+    """The stages that may run at once, over all Tasks of an engine; first come, first served.
 
     One request is for one stage. A waiting Task holds no slot.
 
@@ -198,7 +198,7 @@ class Execution:
         return await self._run_commands(self.machine.begin(input))
 
     async def resume(self, records: Iterable[Mapping[str, Any]]) -> TaskResult:
-        """Continues where the records end: only stages that are not in them run (E56)."""
+        """Continues where the records end: only stages that are not in them run."""
         recorded = list(records)
         commands = self._replay(recorded)
         if len(recorded) > 1:

@@ -1,4 +1,4 @@
-"""The inspector (workflow.md E54): pauses, steps and resumes Tasks without changing them."""
+"""The inspector: pauses, steps and resumes Tasks without changing them."""
 
 from __future__ import annotations
 

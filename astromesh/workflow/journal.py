@@ -1,4 +1,4 @@
-"""The journal of a stage: records its calls of models, tools and runtime agents, or answers them (E53).
+"""The journal of a stage: records its calls of models, tools and runtime agents, or answers them.
 
 A context variable says which stage a call belongs to. Patterns and operations do not know of it.
 """

@@ -1,4 +1,4 @@
-"""Memory of a workflow: stores of its layers, the view of one run, the context package of a stage (E37)."""
+"""Memory of a workflow: stores of its layers, the view of one run, the context package of a stage."""
 
 from __future__ import annotations
 
@@ -295,7 +295,7 @@ def _open_layer(folder: Path, layer: str, spec: StoreSpec) -> LayerStore:
 
 
 class RunMemory:
-    """The memory of one run: task memory by lineage, the other layers as they were when it began (E37).
+    """The memory of one run: task memory by lineage, the other layers as they were when it began.
 
     A child sees what its parent had written before the fork, and what it wrote itself; a merge appends what
     its inputs wrote, in their order, to the memory of the Task that continues. Writes to stores are deferred

@@ -16,7 +16,7 @@ _DEFAULT_MERGE = MergeSpec()
 
 
 def merge_input(inputs: Sequence[Task], failures: Sequence[Task]) -> JsonObject:
-    """Returns `{"inputs": […], "failures": […]}`, both in order (E34)."""
+    """Returns `{"inputs": […], "failures": […]}`, both in order."""
     return {
         "inputs": [_input(task) for task in inputs],
         "failures": [_failure(task) for task in failures],
@@ -28,7 +28,7 @@ _RUN_FIELDS = frozenset({"task_id", "started_at", "finished_at"})
 
 
 def without_run_fields(value: JsonObject) -> JsonObject:
-    """Returns the input of a merge without the keys that differ from run to run (E53)."""
+    """Returns the input of a merge without the keys that differ from run to run."""
     return {
         key: [{name: one[name] for name in one if name not in _RUN_FIELDS} for one in entries]
         for key, entries in value.items()
@@ -65,7 +65,7 @@ def _failure(task: Task) -> JsonObject:
 
 
 def merge_error(node: NodeSpec, inputs: Sequence[Task], failures: Sequence[Task]) -> JsonObject | None:
-    """Returns the error of a merge whose operation must not run, or None (E32, E33)."""
+    """Returns the error of a merge whose operation must not run, or None."""
     rules = node.merge or _DEFAULT_MERGE
     if rules.on_failure == "halt" and failures:
         return {

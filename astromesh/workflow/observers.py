@@ -1,7 +1,8 @@
-"""Plugins of a workflow: read-only observers (workflow.md E59). None of them can hold a Task up or change it.
+"""Plugins of a workflow: read-only observers, which can neither delay nor change a Task.
 
-A plugin is a class `module.Name` that is made with its `config` and has `observe(event)`, a function or a
-coroutine; perhaps `close()`. Each has a queue of its own: it gets every event, in order, as a frozen copy.
+A plugin is a class `module.Name` that is created with its `config`. It has `observe(event)`, a function or a
+coroutine, and optionally `close()`. Each plugin has its own queue and receives every event, in order, as a
+frozen copy.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from astromesh.types import JsonObject
 from astromesh.workflow.operations import call_function
 from astromesh.workflow.validation import enabled_observers, observer_class
 
-#: events that wait for a slow plugin; beyond it the oldest is dropped and logged
+#: events that wait for a slow plugin; a further event drops the oldest, which is logged
 MAX_QUEUED_EVENTS = 10_000
 #: seconds that closing a workflow waits for its observers
 CLOSE_TIMEOUT = 10.0

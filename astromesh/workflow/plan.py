@@ -12,7 +12,7 @@ from astromesh.workflow.analysis import Analysis, analyze, reachable
 from astromesh.workflow.base import StageFault
 
 FORKS = ("branch", "split")
-#: roles that may continue after a failure (E42); a decision only by its default edge (E40)
+#: roles that may continue after a failure; a decision continues only by its default edge
 CONTINUING = ("start", "linear", "branch", "merge")
 
 
@@ -31,11 +31,11 @@ class Stage:
 
     Args:
         out: its edges, as declared.
-        open: merges that a token here may still reach and whose anchor it has passed (R3).
+        open: merges that a token here may still reach and whose anchor it has passed.
         anchor: immediate dominator of a merge.
-        closing: whether a merge post-dominates its anchor (R5).
-        recombined: whether any merge may recombine the children of a fork (R6).
-        collector: closing merge of a split, which fires without input if there are no items (E25).
+        closing: whether every path from the anchor of a merge leads through it.
+        recombined: whether any merge may recombine the children of a fork.
+        collector: closing merge of a split, which fires without input if there are no items.
         continues: whether the Task continues with the previous output after a failure.
     """
 
@@ -70,7 +70,7 @@ class Plan:
 
     @property
     def is_timing_dependent(self) -> bool:
-        """Whether timing can decide: the first clone to end (E21), or the first subtask to fail."""
+        """Whether timing can decide: the first clone to end, or the first subtask to fail."""
         return any(
             (stage.role == "branch" and not stage.recombined)
             or (stage.node.split is not None and stage.node.split.on_failure == "fail_fast")
@@ -208,10 +208,10 @@ class ForkChild(NamedTuple):
 
 
 def decide(stage: Stage, output: Any) -> tuple[Edge, Any]:
-    """Returns the selected edge and the current output of a decision (E39).
+    """Returns the selected edge and the current output of a decision.
 
     Raises:
-        StageFault: `invalid_decision` (E40).
+        StageFault: `invalid_decision`.
     """
     key = stage.node.selection_key or SELECTION_KEY
     if not isinstance(output, dict) or not isinstance(output.get(key), str):
@@ -225,10 +225,10 @@ def decide(stage: Stage, output: Any) -> tuple[Edge, Any]:
 
 
 def fork_children(stage: Stage, output: Any) -> list[ForkChild]:
-    """Returns the children of a branch (E23) or split (E24).
+    """Returns the children of a branch or split.
 
     Raises:
-        StageFault: `malformed_split`, `empty_split` or `limit_exceeded` (E18, E25, E26).
+        StageFault: `malformed_split`, `empty_split` or `limit_exceeded`.
     """
     if stage.role == "branch":
         return [ForkChild(edge, 0, output) for edge in stage.out]

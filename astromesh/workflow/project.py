@@ -59,9 +59,9 @@ from astromesh.workflow.validation import KnownNames
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """Hashes of everything that a run depends on (workflow.md E52, E63).
+    """Hashes of everything that a run depends on.
 
-    Manifests are hashed as written: a reference to a secret counts, the secret itself does not (E62).
+    Manifests are hashed as written: a reference to a secret counts, the secret itself does not.
 
     Args:
         parts: `{engine, manifests, schemas, operations, models, adapters}`, hashes in hex.
@@ -225,7 +225,7 @@ class Project:
         """Returns the plan of a start, compiled once.
 
         Raises:
-            InvalidInput: it is not a start node (E11).
+            InvalidInput: it is not a start node.
         """
         wanted = start or self.default_start
         if wanted not in self._plans:
@@ -293,7 +293,7 @@ def _ignored_settings(read: WorkflowFolder) -> Iterator[InvalidManifest]:
 
 
 def _missing_secrets(read: WorkflowFolder, env: Mapping[str, str]) -> Iterator[InvalidManifest]:
-    """Yields a warning for each model without its credential; a stage that calls it will fail (E62)."""
+    """Yields a warning for each model without its credential; a stage that calls it will fail."""
     credentials = read.file(CredentialsFile).provider_credentials
     auths = {credential.id: credential.auth for credential in credentials}
     for i, spec in enumerate(read.file(ProvidersFile).providers):
@@ -337,7 +337,7 @@ def _error_type(rule: str) -> type[InvalidWorkflow]:
     return DAGValidationError
 
 
-# -- settings for one process: `--set task.timeout_s=60` (document 004, section 8.9) -------------------------
+# -- settings for one process: `--set task.timeout_s=60` ----------------------------------------------------
 
 _Section = TypeVar("_Section", bound=BaseModel)
 #: keys that belong to another section

@@ -1,4 +1,4 @@
-"""The file of a recorded run, `*.cassette.json`: its input, its stages and their calls (workflow.md E53)."""
+"""The file of a recorded run, `*.cassette.json`: its input, its stages and their calls."""
 
 from __future__ import annotations
 

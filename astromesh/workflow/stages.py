@@ -43,7 +43,7 @@ from astromesh.workflow.task import Task
 from astromesh.workflow.tools import PolicyRequest, StagePort, StageTools, denial_reason
 from astromesh.workflow.validation import GLOBAL_CONTEXT, NO_CONTEXT
 
-#: exception → code of the stage's error, the most specific first (E46 to E49)
+#: exception → code of the stage's error, the most specific first
 _ERROR_CODES: Sequence[tuple[type[BaseException] | tuple[type[BaseException], ...], str]] = (
     ((ProviderError, AllProvidersFailed), "provider_error"),
     (InvalidOutput, "invalid_output"),
@@ -160,7 +160,7 @@ def _schema_name(reference: Any) -> str:
 
 
 def _denial(stage: Stage, resources: StageResources) -> str:
-    """Returns why the policies deny a stage, or an empty text (E57). Known when the stage is compiled."""
+    """Returns why the policies deny a stage, or an empty text. Known when the stage is compiled."""
     node = stage.node
     requests = [PolicyRequest("node", node.id, node.id)]
     if node.agent:
@@ -335,7 +335,10 @@ def _agent_body(stage: Stage, resources: StageResources) -> _StageBody:
         agent = resources.agents.get(name)
         if agent is None:
             if resources.run_agent is None:
-                raise StageFault("agent_not_found", f"This engine cannot run the runtime's agent {name!r}.")
+                raise StageFault(
+                    "agent_not_found",
+                    f"The agent {name!r} is not in agents.yaml, and this engine has no run_agent to run it.",
+                )
             agent = RuntimeAgent(name, resources.run_agent)
         port = job.port = StagePort(box, node.id, policies, on_error)
         scope = job.scope.child(f"{job.task.path}@{stage.id}".lstrip("/"))

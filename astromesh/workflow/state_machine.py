@@ -1,4 +1,17 @@
-"""The rules R1 to R7 (workflow.md section 3): state and event in, state and commands out; no I/O, no clock.
+"""How Tasks move: state and event in, state and commands out; no I/O, no clock.
+
+The rules (docs/workflows.md, "How Tasks move"):
+
+- Fork: a branch or split passes the token of its Task to the children. The Task has none until it is
+  resolved.
+- Scope: a token waits at a merge. The merge belongs to the Task, or its nearest ancestor, that executed the
+  anchor of the merge (its immediate dominator).
+- Count: a merge fires once, when no further token can reach it within its scope.
+- Inputs: a merge receives them in the order of its inbound edges, then in the order of the Tasks.
+- Continuation: a closing merge, through which every path from its anchor leads, continues the scope itself.
+  Any other merge continues in a merged clone.
+- Resolution: a forked Task takes its result from its children when all of them are done.
+- Status: `success`, `partial`, `failure`; a status only ever gets worse.
 
 `StateMachine` holds the state. `begin`, `finish_stage` and `cancel` are its events; each returns the commands
 to carry out. The same events in the same order lead to the same state, which is how a run resumes from its
@@ -18,7 +31,7 @@ from astromesh.workflow.merge import merge_error, merge_input
 from astromesh.workflow.plan import Edge, ForkChild, Plan, Stage
 from astromesh.workflow.task import Join, Lineage, Task
 
-# -- R6: the result of a forked Task whose children are all done ---------------------------------------------
+# -- resolution: the result of a forked Task whose children are all done -------------------------------------
 
 
 class Resolution(NamedTuple):
@@ -27,7 +40,7 @@ class Resolution(NamedTuple):
     Args:
         merged: whether it ended in a merge further out, with its children.
         merged_into: the scope of that merge.
-        early_exit: a successful exit below it, which counts only if no merge succeeds (E7).
+        early_exit: a successful exit below it, which counts only if no merge succeeds.
     """
 
     status: Status = "success"
@@ -39,7 +52,7 @@ class Resolution(NamedTuple):
 
 
 def resolve(parent: Task, stage: Stage, rules: StatusRules) -> Resolution:
-    """Applies R6 to one Task.
+    """Returns the result of a forked Task.
 
     Args:
         parent: forked at `stage`; none of its children lives.
@@ -65,7 +78,7 @@ def resolve(parent: Task, stage: Stage, rules: StatusRules) -> Resolution:
 
 
 def _resolve_split(parent: Task, rules: StatusRules) -> Resolution:
-    """Returns the list of the subtasks' results, for a split without a merge (E28)."""
+    """Returns the list of the subtasks' results, for a split without a merge."""
     ended = [c for c in parent.children if c.lineage == "subtask" and c.state in ("ended", "cancelled")]
     output = {"subtasks": [_summary(child) for child in ended]}
     good = [child for child in ended if child.succeeded]
@@ -111,7 +124,7 @@ def _failed(child: Task) -> bool:
 
 
 def _no_success_error(parent: Task, stage: Stage | None) -> JsonObject:
-    """Returns the error of a Task whose children all failed; its code says whether a merge waited (E33)."""
+    """Returns the error of a Task whose children all failed; its code says whether a merge waited."""
     merge_waited = any(join.failures for join in (parent.joins or {}).values())
     code = "no_successful_inputs" if merge_waited else "no_successful_child"
     errors = [c.error["code"] for c in parent.children if c.error]
@@ -214,7 +227,7 @@ class StateMachine:
         return self._settle()
 
     def cancel(self, reason: str) -> list[Command]:
-        """Cancels the whole run; no merge fires for it (E50)."""
+        """Cancels the whole run; no merge fires for it."""
         if not self.root.is_live:
             return []
         self.root.error = {"code": reason, "message": _CANCEL_MESSAGES.get(reason, "The Task was cancelled.")}
@@ -223,7 +236,7 @@ class StateMachine:
         return self._settle()
 
     def fork_limit_error(self, task: Task, children: int) -> JsonObject | None:
-        """Returns the error of a fork that exceeds a limit, or None (E18)."""
+        """Returns the error of a fork that exceeds a limit, or None."""
         rules = self.plan.task
         if children and task.depth + 1 > rules.max_depth:
             return _limit_error(f"Forks may be nested at most {rules.max_depth} deep (task.max_depth).")
@@ -257,7 +270,7 @@ class StateMachine:
                 self._follow(task, stage.out[0])
 
     def _failed(self, task: Task, stage: Stage, error: JsonObject) -> None:
-        """After a failed stage, continues (E42), goes to the error exit (E43), or ends the Task."""
+        """After a failed stage, continues, goes to the error exit, or ends the Task."""
         if stage.continues:
             task.status = worst(task.status, "partial")
             self._continue_after_failure(task, stage)
@@ -285,24 +298,24 @@ class StateMachine:
         self._enter(task, edge.target, (edge.source, edge.label))
 
     def _enter(self, task: Task, stage: str, edge: tuple[str, str]) -> None:
-        """Moves the token to a stage; at a merge it waits (R2)."""
+        """Moves the token to a stage; at a merge it waits."""
         before, task.stage, task.entered_by = task.stage, stage, edge
         self._token_moved(task, before, stage)
         found = self.plan.stages[stage]
         if found.anchor:
             task.state = "waiting"
             join = self._join(task, stage)
-            assert not join.fired, "a token arrived at a merge that had fired (E36)"
+            assert not join.fired, "a token arrived at a merge that had fired"
             join.waiting.append(task)
             self._changed_joins.append(join)
         else:
             task.state = "running"
             self._commands.append(StartStage(task))
 
-    # -- counts (R3) -----------------------------------------------------------------------------------------
+    # -- counts ---------------------------------------------------------------------------------------------
 
     def _join(self, task: Task, merge: str) -> Join:
-        """Returns the merge within its scope: the Task or nearest ancestor that executed its anchor (R2)."""
+        """Returns the merge within its scope: the Task or nearest ancestor that executed its anchor."""
         anchor = self.plan.stages[merge].anchor
         scope = task
         while anchor not in scope.executed:
@@ -335,7 +348,7 @@ class StateMachine:
     # -- forks -----------------------------------------------------------------------------------------------
 
     def _fork(self, task: Task, stage: Stage, parts: Sequence[ForkChild]) -> None:
-        """R1: passes the token to the children; the Task has none until it is resolved."""
+        """Passes the token to the children; the Task has none until it is resolved."""
         lineage: Lineage = "clone" if stage.role == "branch" else "subtask"
         task.state, task.children, task.winner, task.live_children = "forked", [], None, len(parts)
         if not parts:
@@ -365,7 +378,7 @@ class StateMachine:
         return child
 
     def _split_nothing(self, task: Task, stage: Stage) -> None:
-        """E25: fires the closing merge without inputs, or ends the Task."""
+        """Fires the closing merge without inputs, or ends the Task."""
         if stage.collector:
             join = self._join(task, stage.collector)
             if join.scope is task and self.plan.stages[stage.collector].closing:
@@ -394,13 +407,13 @@ class StateMachine:
             return False
         if join.waiting:
             return True
-        # E33: every input has failed
+        # every input has failed
         stage = self.plan.stages[join.merge]
         least = stage.node.merge.min_success if stage.node.merge else 1
         return bool(join.failures) and join.scope.state == "forked" and (stage.closing or not least)
 
     def _fire(self, join: Join) -> None:
-        """R4 and R5: runs the merge once for its scope, in that Task itself or in a merged clone of it."""
+        """Runs the merge once for its scope, in that Task itself or in a merged clone of it."""
         join.fired = True
         scope, stage = join.scope, self.plan.stages[join.merge]
         positions = self.plan.inbound[join.merge]
@@ -424,7 +437,7 @@ class StateMachine:
         )
 
     def _merge_task(self, scope: Task, stage: Stage, inputs: list[Task]) -> Task:
-        """Returns the Task that runs the merge (R5) and ends the other arrivals."""
+        """Returns the Task that runs the merge and ends the other arrivals."""
         if len(inputs) == 1 and inputs[0] is scope:
             return scope
         if stage.closing:
@@ -465,7 +478,7 @@ class StateMachine:
         self._commands.append(EmitEvent("task.finished", data))
 
     def _child_done(self, child: Task) -> None:
-        """Counts a child that ended or merged, which may decide its parent (R6)."""
+        """Counts a child that ended or merged, which may resolve its parent."""
         parent = child.parent
         if parent is None or parent.state != "forked":
             return
@@ -490,7 +503,7 @@ class StateMachine:
                 self._cancel(rest, "cancelled")
 
     def _resolve_children(self, parent: Task) -> None:
-        """R6: gives a Task whose children are all done its result."""
+        """Gives a Task whose children are all done its result."""
         if parent.state != "forked" or parent.live_children:
             return
         found: Resolution = resolve(parent, self.plan.stages[parent.stage], self.plan.task.status)
@@ -507,7 +520,7 @@ class StateMachine:
     # -- cancelling ------------------------------------------------------------------------------------------
 
     def _cancel(self, tasks: Sequence[Task], reason: str) -> None:
-        """Cancels Tasks and their descendants (E50). Merges treat them as absent, not as failed."""
+        """Cancels Tasks and their descendants. Merges treat them as absent, not as failed."""
         waiting = deque(tasks)
         tops = set(map(id, tasks))
         while waiting:

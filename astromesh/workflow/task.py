@@ -54,7 +54,7 @@ class Task:
         self.live_children = 0
         self.winner: Task | None = None
         #: the scope of the merge that this Task ended in; a successful early exit below it, which counts if
-        #: no merge succeeds (E7)
+        #: no merge succeeds
         self.merged_into: Task | None = None
         self.early_exit: Task | None = None
         self.joins: dict[str, Join] | None = None
@@ -87,7 +87,7 @@ class Task:
 
 
 class Join:
-    """A merge within one scope: the Tasks that wait, and how many tokens may still arrive (R2, R3).
+    """A merge within one scope: the Tasks that wait, and how many tokens may still arrive.
 
     Every move of a token updates `pending`, so that no rule ever looks through all Tasks.
     """

@@ -1,4 +1,4 @@
-"""Tools of a workflow: tools.yaml, what one stage may call, and the policies (workflow.md E46, E57)."""
+"""Tools of a workflow: tools.yaml, what one stage may call, and the policies."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class PolicyRequest(NamedTuple):
 
 
 def denial_reason(policies: Iterable[PolicySpec], request: PolicyRequest) -> str:
-    """Returns why a request is denied, or '': explicit deny, then allow, then the default (E57)."""
+    """Returns why a request is denied, or '': explicit deny, then allow, then the default."""
     allowed, by_default = False, ""
     for policy in policies:
         for rule in policy.rules:
@@ -152,7 +152,7 @@ def _call_record(call: ToolCall, result: ToolResult) -> JsonObject:
 class StageTools:
     """The third argument of an operation: `answer = await tools.call("law_lookup", query="…")`.
 
-    The result has `ok`, `value`, `error` and `content`. A tool's own failure is a result (E46). Calling a
+    The result has `ok`, `value`, `error` and `content`. A tool's own failure is a result. Calling a
     tool that the node does not name, or with wrong arguments, fails the stage.
     """
 

@@ -1,7 +1,6 @@
-"""Checks a workflow's folder: the structure of its graph, and names that one file takes from another (E15).
+"""Checks a workflow's folder: the structure of its graph, and names that one file takes from another.
 
-Each structural rule is a function of the manifest that yields its findings; `STRUCTURE_RULES` lists them
-(workflow.md sections 1, 4 and E15).
+Each structural rule is a function of the manifest that yields its findings; `STRUCTURE_RULES` lists them.
 """
 
 from __future__ import annotations
@@ -136,7 +135,9 @@ def _duplicate_ids(folder: WorkflowFolder) -> Iterator[InvalidManifest]:
         seen: set[str] = set()
         for i, one in enumerate(getattr(folder.file(kind), key)):
             if one.id in seen:
-                yield folder.fault(file, "duplicate_id", f"duplicate id `{one.id}`", (key, i, "id"))
+                yield folder.fault(
+                    file, "duplicate_id", f"duplicate id `{one.id}`", (key, i, "id"), "Rename it."
+                )
             seen.add(one.id)
 
 
@@ -164,7 +165,7 @@ def _unenforceable_flags(folder: WorkflowFolder) -> Iterator[InvalidManifest]:
             for key in ("root", "allow_network", "allow_shell"):
                 if key in node.entries:
                     message = f"{key} cannot be enforced for type: python"
-                    yield folder.fault("tools.yaml", "unkeepable", message, ("tools", i, key))
+                    yield folder.fault("tools.yaml", "unkeepable", message, ("tools", i, key), "Remove it.")
 
 
 # -- observers and metrics -----------------------------------------------------------------------------------
@@ -173,7 +174,7 @@ _OBSERVERS_FILE = "plugins.yaml"
 
 
 def observer_faults(folder: WorkflowFolder) -> Iterator[InvalidManifest]:
-    """Yields a fault for each observer whose class does not exist (E15)."""
+    """Yields a fault for each observer whose class does not exist."""
     for i, spec in enumerate(folder.file(ObserversFile).plugins):
         try:
             if spec.enabled and not inspect.isclass(observer_class(folder, spec)):
@@ -198,7 +199,7 @@ def observer_class(folder: WorkflowFolder, spec: ObserverSpec) -> Any:
 
 
 def metric_faults(folder: WorkflowFolder) -> Iterator[InvalidManifest]:
-    """Yields a fault for each unknown metric or wrong type in metrics.yaml (document 004, section 8.4)."""
+    """Yields a fault for each unknown metric or wrong type in metrics.yaml."""
     for i, profile in enumerate(folder.file(MetricsFile).profiles):
         for k, metric in enumerate(profile.metrics):
             at = ("profiles", i, "metrics", k)
@@ -208,7 +209,8 @@ def metric_faults(folder: WorkflowFolder) -> Iterator[InvalidManifest]:
                 yield folder.fault(METRICS_FILE, "unknown_metric", message, (*at, "name"), hint)
             elif metric.type != METRICS[metric.name][0]:
                 message = f"{metric.name} is a {METRICS[metric.name][0]}, not a {metric.type}"
-                yield folder.fault(METRICS_FILE, "wrong_metric_type", message, (*at, "type"))
+                hint = f"Write type: {METRICS[metric.name][0]}."
+                yield folder.fault(METRICS_FILE, "wrong_metric_type", message, (*at, "type"), hint)
 
 
 # -- structure: each rule checks the valid part of workflow.yaml ---------------------------------------------
@@ -280,16 +282,17 @@ def known_stages(workflow: WorkflowFile) -> Iterator[Finding]:
     for i, edge in enumerate(workflow.edges):
         for key, stage in (("from", edge.from_), ("to", edge.to)):
             if stage.partition("#")[0] not in known:
-                message = f"unknown node `{stage.partition('#')[0]}`"
-                yield Finding("unknown_node", message, ("edges", i, key))
+                node = stage.partition("#")[0]
+                hint = did_you_mean(node, known) or list_known(known)
+                yield Finding("unknown_node", f"unknown node `{node}`", ("edges", i, key), hint)
 
 
 def starts(workflow: WorkflowFile) -> Iterator[Finding]:
-    """E11, E14: exactly one default start, at least one exit."""
+    """There is exactly one default start, and at least one exit."""
     found = [(node, at) for node, at in _nodes_with_steps(workflow) if node.role == "start"]
     defaults = [(node, at) for node, at in found if node.default]
     if not found:
-        yield Finding("no_start", "no node has role: start", ("nodes",))
+        yield Finding("no_start", "no node has role: start", ("nodes",), "Add one with default: true.")
     elif not defaults:
         yield Finding("no_default_start", "no start has default: true", (*found[0][1], "id"),
                       f"Set default: true on `{found[0][0].id}`.")  # fmt: skip
@@ -297,7 +300,7 @@ def starts(workflow: WorkflowFile) -> Iterator[Finding]:
         message = f"`{defaults[0][0].id}` is already the default start"
         yield Finding("two_default_starts", message, (*at, "default"), "Keep default: true on one of them.")
     if not any(node.role == "exit" for node in workflow.nodes):
-        yield Finding("no_exit", "no node has role: exit", ("nodes",))
+        yield Finding("no_exit", "no node has role: exit", ("nodes",), "Add one, and an edge to it.")
 
 
 def keys_of_roles(workflow: WorkflowFile) -> Iterator[Finding]:
@@ -305,7 +308,7 @@ def keys_of_roles(workflow: WorkflowFile) -> Iterator[Finding]:
         for key, (roles, absent) in ONLY_ON.items():
             if node.role not in roles and getattr(node, key) != absent:
                 message = f"{key} is for role: {' or '.join(roles)}, not {node.role}"
-                yield Finding("wrong_role", message, (*at, key))
+                yield Finding("wrong_role", message, (*at, key), "Remove it.")
 
 
 def kinds(workflow: WorkflowFile) -> Iterator[Finding]:
@@ -313,15 +316,16 @@ def kinds(workflow: WorkflowFile) -> Iterator[Finding]:
         if node.kind == "agent":
             if node.role in DETERMINISTIC:
                 yield Finding("must_be_deterministic", f"a {node.role} node must be kind: deterministic",
-                              (*at, "kind"))  # fmt: skip
+                              (*at, "kind"), "Put a linear node with the agent beside it.")  # fmt: skip
             if not node.agent:
-                yield Finding("missing_agent", "kind: agent needs the key 'agent'", (*at, "id"))
+                yield Finding("missing_agent", "kind: agent needs the key `agent`", (*at, "id"),
+                              "Name an agent of agents.yaml or of the runtime.")  # fmt: skip
             if node.op:
-                yield Finding("wrong_kind", "op is for kind: deterministic", (*at, "op"))
+                yield Finding("wrong_kind", "op is for kind: deterministic", (*at, "op"), "Remove it.")
         elif node.agent:
-            yield Finding("wrong_kind", "agent is for kind: agent", (*at, "agent"))
+            yield Finding("wrong_kind", "agent is for kind: agent", (*at, "agent"), "Write kind: agent.")
         if node.role == "exit" and node.tools:
-            yield Finding("exit_with_tools", "an exit cannot have tools", (*at, "tools"))
+            yield Finding("exit_with_tools", "an exit cannot have tools", (*at, "tools"), "Remove them.")
 
 
 def merges(workflow: WorkflowFile) -> Iterator[Finding]:
@@ -334,8 +338,8 @@ def merges(workflow: WorkflowFile) -> Iterator[Finding]:
             yield Finding("merge_strategy", f"strategy: {strategy} does not use the node's {wanted}",
                           (*at, "merge", "strategy"), f"Write strategy: {wanted}.")  # fmt: skip
         elif not wanted and strategy in ("op", "agent"):
-            yield Finding("merge_strategy", f"strategy: {strategy} needs the key {strategy!r}",
-                          (*at, "merge", "strategy"))  # fmt: skip
+            yield Finding("merge_strategy", f"strategy: {strategy} needs the key `{strategy}`",
+                          (*at, "merge", "strategy"), "Add it, or use another strategy.")  # fmt: skip
 
 
 def continuing(workflow: WorkflowFile) -> Iterator[Finding]:
@@ -344,28 +348,29 @@ def continuing(workflow: WorkflowFile) -> Iterator[Finding]:
             continue
         if why := NEVER_CONTINUES.get(node.role):
             yield Finding("cannot_continue", f"a {node.role} cannot continue_on_failure: {why}",
-                          (*at, "continue_on_failure"))  # fmt: skip
+                          (*at, "continue_on_failure"), "Remove it.")  # fmt: skip
         elif node.role == "decision" and not node.default_edge:
             yield Finding("cannot_continue", "a decision can continue_on_failure only with a default_edge",
-                          (*at, "continue_on_failure"))  # fmt: skip
+                          (*at, "continue_on_failure"), "Add default_edge.")  # fmt: skip
 
 
 def error_exits(workflow: WorkflowFile) -> Iterator[Finding]:
-    """E43: `on_failure` names an exit that always fails."""
+    """`on_failure` names an exit that always fails."""
     by_id = {node.id: node for node in workflow.nodes}
     for node, at in _nodes_with_steps(workflow):
         if node.on_failure is None:
             continue
         target = by_id.get(node.on_failure.partition("#")[0])
         if target is None:
-            yield Finding("unknown_node", f"unknown node `{node.on_failure}`", (*at, "on_failure"))
+            hint = did_you_mean(node.on_failure, by_id) or list_known(by_id)
+            yield Finding("unknown_node", f"unknown node `{node.on_failure}`", (*at, "on_failure"), hint)
         elif target.role != "exit" or not target.always_fail:
             message = f"`{node.on_failure}` is not an exit with always_fail: true"
-            yield Finding("no_error_exit", message, (*at, "on_failure"))
+            yield Finding("no_error_exit", message, (*at, "on_failure"), "Name such an exit.")
 
 
 def decisions(workflow: WorkflowFile) -> Iterator[Finding]:
-    """E9: labels are unique; `default_edge` is one of them."""
+    """The labels of a decision are unique; `default_edge` is one of them."""
     by_id = {node.id: node for node in workflow.nodes}
     seen: dict[tuple[str, str], int] = {}
     for i, edge in enumerate(workflow.edges):
@@ -374,16 +379,16 @@ def decisions(workflow: WorkflowFile) -> Iterator[Finding]:
             label = edge.label or edge.to
             if seen.setdefault((edge.from_, label), i) != i:
                 message = f"duplicate label `{label}` on the edges of `{edge.from_}`"
-                yield Finding("duplicate_label", message, ("edges", i, "label"))
+                yield Finding("duplicate_label", message, ("edges", i, "label"), "Give each its own label.")
     for node, at in _nodes_with_steps(workflow):
         labels = {e.label or e.to for e in workflow.edges if e.from_.partition("#")[0] == node.id}
         if node.role == "decision" and node.default_edge and node.default_edge not in labels:
-            message = f"unknown edge `{node.default_edge}`; the edges are {', '.join(sorted(labels))}"
-            yield Finding("unknown_edge", message, (*at, "default_edge"))
+            hint = did_you_mean(node.default_edge, labels) or list_known(labels)
+            yield Finding("unknown_edge", f"unknown edge `{node.default_edge}`", (*at, "default_edge"), hint)
 
 
 def parallel_edges(workflow: WorkflowFile) -> Iterator[Finding]:
-    """E8: two edges between the same pair only from a decision to a merge or exit, with different labels."""
+    """Only a decision may have two edges to the same merge or exit; their labels differ."""
     roles = {node.id: node.role for node in workflow.nodes}
     seen: set[tuple[str, str]] = set()
     for i, edge in enumerate(workflow.edges):
@@ -398,7 +403,7 @@ def parallel_edges(workflow: WorkflowFile) -> Iterator[Finding]:
 
 
 def degrees(workflow: WorkflowFile) -> Iterator[Finding]:
-    """Per occurrence (E31); an exit may be reached by `on_failure` alone."""
+    """Every occurrence has as many edges as its role needs; an exit may be reached by `on_failure` alone."""
     into, out = Counter(e.to for e in workflow.edges), Counter(e.from_ for e in workflow.edges)
     failing = {node.on_failure for node in workflow.nodes}
     where = {node.id: (node, at) for node, at in _nodes_with_steps(workflow)}
@@ -426,7 +431,7 @@ def degrees(workflow: WorkflowFile) -> Iterator[Finding]:
 
 
 def acyclic(workflow: WorkflowFile) -> Iterator[Finding]:
-    """E13: the edges form no cycle."""
+    """The edges form no cycle."""
     cycle = find_cycle(successors_of(workflow))
     if cycle:
         i = next(i for i, e in enumerate(workflow.edges) if (e.from_, e.to) == (cycle[0], cycle[1]))
@@ -435,7 +440,7 @@ def acyclic(workflow: WorkflowFile) -> Iterator[Finding]:
 
 
 def connected(workflow: WorkflowFile) -> Iterator[Finding]:
-    """E10: every component has a start and an exit; every stage is reached; every start reaches an exit."""
+    """Every component has a start and an exit; every stage is reached; every start reaches an exit."""
     successors = successors_of(workflow)
     roles = {node.id: node.role for node in workflow.nodes}
     where = {node.id: at for node, at in _nodes_with_steps(workflow)}
@@ -452,12 +457,19 @@ def connected(workflow: WorkflowFile) -> Iterator[Finding]:
         if missing := [role for role in ("start", "exit") if role not in has]:
             stage = min(part)
             message = f"the part with {', '.join(sorted(part)[:5])} has no {' and no '.join(missing)}"
-            yield Finding("component", message, (*where[stage.partition("#")[0]], "id"))
+            yield Finding(
+                "component",
+                message,
+                (*where[stage.partition("#")[0]], "id"),
+                "Add what is missing, or connect it.",
+            )
     for stage in sorted(successors.keys() - reachable(successors, begin)):
-        yield Finding("unreachable", f"no start leads to `{stage}`", (*where[stage.partition("#")[0]], "id"))
+        at = (*where[stage.partition("#")[0]], "id")
+        yield Finding("unreachable", f"no start leads to `{stage}`", at, "Add an edge to it, or remove it.")
     for start in begin:
         if not any(roles[s.partition("#")[0]] == "exit" for s in reachable(successors, [start])):
-            yield Finding("no_way_out", f"`{start}` reaches no exit", (*where[start.partition("#")[0]], "id"))
+            at = (*where[start.partition("#")[0]], "id")
+            yield Finding("no_way_out", f"`{start}` reaches no exit", at, "Add edges that lead to an exit.")
 
 
 STRUCTURE_RULES: tuple[Rule, ...] = (
@@ -472,7 +484,7 @@ def structure_faults(workflow: WorkflowFile) -> list[Finding]:
 
 
 def structure_warnings(workflow: WorkflowFile) -> list[Finding]:
-    """Returns warnings for a workflow without faults (E5, E7)."""
+    """Returns warnings for a workflow without faults."""
     nodes = {node.id: (node, at) for node, at in _nodes_with_steps(workflow)}
     successors = successors_of(workflow)
     found: dict[str, Finding] = {}

@@ -42,10 +42,10 @@ class OwnAgent(Section):
         "react", min_length=1, description="Name of the orchestration pattern."
     )
     pattern_options: JsonMap = Field(default_factory=dict, description="The pattern's own options.")
-    schema_in: SchemaRef = Field(None, description="Of its input, where the node says nothing.")
-    schema_out: SchemaRef = Field(None, description="Of its output, where the node says nothing.")
+    schema_in: SchemaRef = Field(None, description="Schema of its input, if the node has none.")
+    schema_out: SchemaRef = Field(None, description="Schema of its output, if the node has none.")
     context: ContextName = Field("none", description="The profile that it was written for.")
-    tools: ToolNames = Field((), description="Tools that it can use, where the node allows them.")
+    tools: ToolNames = Field((), description="Tools that it may use, if the node names them, too.")
     config: AgentConfig = AgentConfig()
 
 
@@ -59,10 +59,10 @@ class AgentsFile(ManifestFile):
 class ToolHead(Section):
     id: Id = Field(description="Unique among the tools; the name that models see.")
     description: str = Field("", description="Description for the model.")
-    schema_in: SchemaRef = Field(None, description="Of the arguments, type: object.")
-    schema_out: SchemaRef = Field(None, description="Of the result.")
+    schema_in: SchemaRef = Field(None, description="Schema of the arguments, type: object.")
+    schema_out: SchemaRef = Field(None, description="Schema of the result.")
     timeout_s: Seconds = Field(30.0, description="Seconds that one call may take.")
-    effect: Effect = Field("external", description="What it does to the world.")
+    effect: Effect = Field("external", description="Effect on the world.")
 
 
 class PythonTool(ToolHead):
@@ -111,7 +111,7 @@ class ProviderSpec(Section):
     fallback: Annotated[tuple[str, ...], RefersTo("model")] = Field(
         (), description="Models that are called when this one fails."
     )
-    version: str = Field("", description="Of the adapter's settings, free text.")
+    version: str = Field("", description="Version of the adapter's settings, free text.")
     timeout_s: Seconds = Field(60.0, description="Seconds of one model call.")
     options: JsonMap = Field(default_factory=dict, description="Further options of the plugin.")
 
@@ -121,8 +121,8 @@ class ProvidersFile(ManifestFile):
 
 
 class AuthSpec(Section):
-    type: Literal["api_key", "bearer", "encrypted"] = Field("api_key", description="What kind of secret.")
-    source: Literal["env", "file"] = Field(description="Where it is.")
+    type: Literal["api_key", "bearer", "encrypted"] = Field("api_key", description="Kind of secret.")
+    source: Literal["env", "file"] = Field(description="Where the secret is.")
     env_var: VariableName | None = Field(
         None, min_length=1, description="Variable that holds it (source: env)."
     )
@@ -134,7 +134,7 @@ class AuthSpec(Section):
 
 class CredentialSpec(Section):
     id: Id = Field(description="Unique among the credentials.")
-    provider: str = Field(min_length=1, description="Adapter that it is for.")
+    provider: str = Field(min_length=1, description="Adapter that receives it.")
     auth: AuthSpec
 
 

@@ -1,4 +1,4 @@
-"""Reads a workflow's folder: which files it has, every file, and every fault at once (workflow.md E16)."""
+"""Reads a workflow's folder: which files it has, every file, and every fault at once."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class WorkflowFolder:
         return found if isinstance(found, WorkflowFile) else None
 
     def file(self, kind: type[_File]) -> _File:
-        """Returns a file's record; the defaults where the file does not exist (E17)."""
+        """Returns a file's record; the defaults where the file does not exist."""
         return next((file for file in self.files.values() if isinstance(file, kind)), None) or kind()
 
     def fault(self, file: str, rule: str, message: str, steps: Steps = (), hint: str = "") -> InvalidManifest:
@@ -208,7 +208,7 @@ _FREE_FORM_KEYS = (
 
 
 def _without_extension_keys(root: Node) -> Node:
-    """Returns the document without keys that begin with `x-` (E16)."""
+    """Returns the document without keys that begin with `x-`."""
     for key, node in list(root.entries.items()):
         if isinstance(key, str) and isinstance(root.value, dict) and key.startswith("x-"):
             root = root.without((key,))
@@ -220,7 +220,7 @@ def _without_extension_keys(root: Node) -> Node:
 
 
 def _with_empty_lists(root: Node) -> Node:
-    """Replaces lists without a value by empty lists, such as `edges:` (E14, E17)."""
+    """Replaces lists without a value by empty lists, such as `edges:`."""
     for key, node in list(root.entries.items()):
         if node.value is None and key in ("edges", "agents", "tools", "providers", "policies", "plugins"):
             empty = node_from_value([])

@@ -380,7 +380,7 @@ def test_two_circles_are_two_faults(tmp_path: Path) -> None:
     for name, called in {"a": "b", "b": "a", "c": "c", "d": "a"}.items():
         tool = f"  tools: [{{name: t, type: agent, agent: {called}}}]\n"
         (tmp_path / "agents" / f"{name}.agent.yaml").write_text(head.format(name) + model + tool)
-    circles = sorted(str(fault).rpartition("cycle: ")[2] for fault in loaded(tmp_path).cycles)
+    circles = sorted(fault.message.rpartition("cycle: ")[2] for fault in loaded(tmp_path).cycles)
     assert circles[-1] == "c → c"
     assert circles[0] in ("a → b → a", "b → a → b")
     assert len(circles) == 2

@@ -58,7 +58,7 @@ def test_a_variable_in_a_literal_block_is_found_on_its_own_line() -> None:
 
 def test_both_places_of_a_key_that_stands_twice_are_told() -> None:
     message = only("a:\n  b: 1\n  c: 2\n  b: 3\n")
-    assert message == "f.yaml:4:3: a.b: duplicate key `b`, first in line 2, column 3"
+    assert message == "f.yaml:4:3: a.b: duplicate key `b`, first in line 2, column 3. Remove one of them."
 
 
 def test_several_faults_of_one_file_are_told_at_once() -> None:
