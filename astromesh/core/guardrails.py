@@ -184,7 +184,7 @@ class _TokenGate:
     @property
     def released(self) -> OutputResult:
         actions = tuple(
-            _action("output", rule.type, rule.action, stream.count)
+            _action("output", rule.type, stream.action, stream.count)
             for rule, stream in zip(self._rules, self._streams, strict=True)
             if stream.count
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, Literal, Protocol, Self, TypeVar
+from typing import Any, ClassVar, Literal, Protocol, Self
 
 from pydantic import BaseModel, ConfigDict
 
@@ -50,6 +50,10 @@ class RuleStream(Protocol):
     """
 
     @property
+    def action(self) -> Action:
+        """What the rule does to a text that streams."""
+
+    @property
     def count(self) -> int:
         """Places touched so far, as in `Verdict`."""
 
@@ -72,10 +76,6 @@ class Guardrail(Protocol):
         """The `type` in YAML."""
 
     @property
-    def action(self) -> Action:
-        """What the rule does to texts that stream."""
-
-    @property
     def needs_whole_text(self) -> bool:
         """Whether the rule cannot stream; with such an output rule an agent streams as `final`."""
 
@@ -86,41 +86,35 @@ class Guardrail(Protocol):
         """A new stream; called only if the rule does not need the whole text."""
 
 
-class RuleOptions(BaseModel):
-    """Base of the options of a rule. The configuration and the engine both read `needs_whole_text` here."""
+class Rule(BaseModel):
+    """A rule that is its own plugin: its fields are the options in YAML. Define `type` and `check`.
+
+    A rule that can check a stream overrides `needs_whole_text`, which the configuration reads, too, and
+    `stream`.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
-    @property
-    def needs_whole_text(self) -> bool:
-        """Whether the rule can only check a whole text; overridden by rules that can stream."""
-        return True
-
-
-O = TypeVar("O", bound=RuleOptions)  # noqa: E741 (the options)
-
-
-class Rule(Generic[O]):
-    """Base of a rule and its plugin: define `type`, `Options` and `check`, and `stream` if the rule can."""
-
-    Options: ClassVar[type[RuleOptions]]
     type: ClassVar[str]
-
-    def __init__(self, options: O) -> None:
-        self.options = options
+    Options: ClassVar[Any]
 
     @classmethod
-    async def open(cls, options: O, deps: Any) -> Self:
-        """The rule with these options; `deps` are `astromesh.plugins.Deps`."""
-        return cls(options)
+    def __pydantic_init_subclass__(cls, **_: Any) -> None:
+        cls.Options = cls
 
-    @property
-    def action(self) -> Action:
-        return "block"
+    @classmethod
+    async def open(cls, options: Self, deps: Any) -> Self:
+        """The rule; `deps` are `astromesh.plugins.Deps`."""
+        return options
 
     @property
     def needs_whole_text(self) -> bool:
-        return self.options.needs_whole_text
+        return True
+
+    def check(self, text: str, context: CheckContext) -> Verdict | None:
+        """What becomes of a text; None: it passes unchanged."""
+        raise NotImplementedError
 
     def stream(self, context: CheckContext) -> RuleStream:
+        """A new stream; called only if the rule does not need the whole text."""
         raise NotImplementedError(f"{self.type} needs the whole text.")

@@ -12,7 +12,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from astromesh.guardrails.base import Action, CheckContext, Rule, RuleOptions, RuleStream, Verdict
+from astromesh.guardrails.base import Action, CheckContext, Rule, RuleStream, Verdict
 
 CHARACTERS_PER_TOKEN = 4
 #: characters before the bound in which a sentence end is searched; a stream holds back as many
@@ -22,8 +22,10 @@ _SENTENCE_END = re.compile(r"(?:[.!?…]+[\"'”’)\]]*(?=\s)|[。！？]+[”�
 _SPACE = re.compile(r"\s+")
 
 
-class CostLimitOptions(RuleOptions):
-    """Options of `cost_limit`."""
+class CostLimit(Rule):
+    """Cuts or replaces an answer whose turn has used up its tokens."""
+
+    type = "cost_limit"
 
     max_tokens_per_turn: int = Field(
         ge=1, description="Most tokens that one turn may use, over all its calls."
@@ -40,19 +42,8 @@ class CostLimitOptions(RuleOptions):
     def needs_whole_text(self) -> bool:
         return self.action == "block"
 
-
-class CostLimit(Rule[CostLimitOptions]):
-    """The plugin, and the rule."""
-
-    Options = CostLimitOptions
-    type = "cost_limit"
-
-    @property
-    def action(self) -> Action:
-        return self.options.action
-
     def check(self, text: str, context: CheckContext) -> Verdict | None:
-        allowed = self.options.max_tokens_per_turn - context.tokens_used + context.output_tokens
+        allowed = self.max_tokens_per_turn - context.tokens_used + context.output_tokens
         if context.output_tokens:
             bound = len(text) * allowed // context.output_tokens
         else:
@@ -60,12 +51,12 @@ class CostLimit(Rule[CostLimitOptions]):
         if len(text) <= max(bound, 0):
             return None
         if self.action == "block":
-            return Verdict("block", self.options.message)
-        return Verdict("truncate", text[: cut_at(text, bound)] or self.options.message)
+            return Verdict("block", self.message)
+        return Verdict("truncate", text[: cut_at(text, bound)] or self.message)
 
     def stream(self, context: CheckContext) -> RuleStream:
-        allowed = self.options.max_tokens_per_turn - context.tokens_used
-        return _CostStream(allowed * CHARACTERS_PER_TOKEN, self.options.message)
+        allowed = self.max_tokens_per_turn - context.tokens_used
+        return _CostStream(allowed * CHARACTERS_PER_TOKEN, self.message)
 
 
 def cut_at(text: str, bound: int) -> int:
@@ -82,6 +73,8 @@ def cut_at(text: str, bound: int) -> int:
 
 class _CostStream:
     """Releases all text until the bound is near, then holds back what the cut may remove."""
+
+    action: Action = "truncate"
 
     def __init__(self, bound: int, message: str) -> None:
         self.count, self.done = 0, False

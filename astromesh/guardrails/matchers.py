@@ -15,37 +15,25 @@ import re
 import unicodedata
 import warnings
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from importlib import import_module
 from itertools import chain
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar, Self
 
 import ahocorasick
 import re2
-from pydantic import AfterValidator
+from pydantic import AfterValidator, Field, model_validator
 
-from astromesh.guardrails.spans import NOTHING, Finding, Scan, Scanner, settle
+from astromesh.guardrails.spans import NOTHING, Finding, Scan, Scanner, SpanRule, settle
 from astromesh.text import INVISIBLE, LINE_ENDS, LONGEST_INVISIBLE_RUN, SPACES
 
 _BLANK = f"{SPACES}{LINE_ENDS}_\\-\u2010-\u2015\u2212\ufe63\uff0d"
-
-
 _is_blank = re.compile(f"[{_BLANK}]").match
-
-
 _has_blank = re.compile(f"[{_BLANK}]").search
-
-
 #: runs, and characters that fold to nothing: the combining dot of an i
 _RUN = re.compile(f"[{_BLANK}{INVISIBLE}]{{2,}}|[{INVISIBLE}]|(?<=[iI\u0130])\u0307")
-
-
 _IRREGULAR = _RUN.search
-
-
 _APOSTROPHES = str.maketrans(dict.fromkeys("\u2018\u2019\u201b\u02bc\u2032\u00b4", "'"))
-
-
 #: Thai, Lao, Burmese, Hangul, Khmer, Chinese, Japanese, Yi
 _SPACELESS = re.compile(
     "[\u0e00-\u0eff\u1000-\u109f\u1100-\u11ff\u1780-\u17ff\u2e80-\ua4cf\ua960-\ua97f\uac00-\ud7ff"
@@ -204,19 +192,11 @@ def _is_edge(folded: str, at: int) -> bool:
 
 #: longest match for which a stream waits, in characters; patterns with longer matches need the whole text
 MAX_MATCH_LENGTH = 2000
-
-
 #: matches that unbounded patterns replace one by one; the rest is replaced as one, so that time stays linear
 MAX_FINDINGS = 1_000
-
-
 #: the pattern parser of Python, which computes the width of a pattern; it has no public name
 _parser: Any = import_module("re._parser")
-
-
 _SURROGATES = re.compile("[\ud800-\udfff]")
-
-
 #: syntax of RE2 that Python does not know
 _RE2_ONLY = re.compile(
     r"\\(?:[pP](?:\{\^?\w+\}|\w)|x\{[0-9A-Fa-f]+\}|C)|\[:\^?\w+:\]|\(\?<(?=\w)|\\.", re.DOTALL
@@ -308,7 +288,7 @@ class Patterns:
         return findings
 
 
-# -- options and scanners of topic_filter and content_filter ------------------------------------------------
+# -- the base of topic_filter and content_filter ------------------------------------------------------------
 
 
 def _validate_keyword(word: str) -> str:
@@ -320,16 +300,34 @@ Keyword = Annotated[str, AfterValidator(_validate_keyword)]
 Pattern = Annotated[str, AfterValidator(validate_pattern)]
 
 
-def any_unbounded(patterns: Sequence[str]) -> bool:
-    """Whether a match of one of the patterns has no longest length, so that no stream can wait for it."""
-    return any(widest_match(pattern) is None for pattern in patterns)
+class MatchRule(SpanRule):
+    """A rule that finds keywords, and patterns in what the keywords leave.
 
+    Define `keywords`, and `keywords_key`, the name of their field.
+    """
 
-def match_scanners(words: Sequence[str], patterns: Sequence[str], replacement: str) -> list[Scanner]:
-    """Scanners for the keywords, and for the patterns in what the keywords leave."""
-    scanners: list[Scanner] = []
-    if words:
-        scanners.append(Keywords(words, replacement))
-    if patterns:
-        scanners.append(Patterns(patterns, replacement))
-    return scanners
+    keywords_key: ClassVar[str]
+
+    blocked_patterns: list[Pattern] = Field([], description="RE2 patterns that must not match.")
+    replacement: str = Field("[REDACTED]", description="What stands for a place that was redacted.")
+
+    @property
+    def keywords(self) -> list[str]:
+        raise NotImplementedError
+
+    @model_validator(mode="after")
+    def _not_empty(self) -> Self:
+        if not (self.keywords or self.blocked_patterns):
+            raise ValueError(
+                f"{self.type} needs {self.keywords_key} or blocked_patterns, or it finds nothing."
+            )
+        return self
+
+    @cached_property
+    def scanners(self) -> Sequence[Scanner]:
+        scanners: list[Scanner] = []
+        if self.keywords:
+            scanners.append(Keywords(self.keywords, self.replacement))
+        if self.blocked_patterns:
+            scanners.append(Patterns(self.blocked_patterns, self.replacement))
+        return scanners

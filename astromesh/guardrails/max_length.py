@@ -6,11 +6,13 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from astromesh.guardrails.base import CheckContext, Rule, RuleOptions, Verdict
+from astromesh.guardrails.base import CheckContext, Rule, Verdict
 
 
-class MaxLengthOptions(RuleOptions):
-    """Options of `max_length`."""
+class MaxLength(Rule):
+    """Refuses a text that is too long."""
+
+    type = "max_length"
 
     max_characters: int | None = Field(None, ge=1, description="Most characters that a text may have.")
     max_chars: int | None = Field(None, ge=1, description="The same as max_characters.")
@@ -25,15 +27,8 @@ class MaxLengthOptions(RuleOptions):
             raise ValueError("max_length needs max_characters, once.")
         return self
 
-
-class MaxLength(Rule[MaxLengthOptions]):
-    """The plugin, and the rule."""
-
-    Options = MaxLengthOptions
-    type = "max_length"
-
     def check(self, text: str, context: CheckContext) -> Verdict | None:
-        limit = self.options.max_characters or self.options.max_chars or 1
+        limit = self.max_characters or self.max_chars or 1
         if len(text) <= limit:
             return None
-        return Verdict("block", self.options.message.replace("{max_characters}", str(limit)))
+        return Verdict("block", self.message.replace("{max_characters}", str(limit)))

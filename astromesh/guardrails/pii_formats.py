@@ -17,81 +17,37 @@ from astromesh.guardrails.spans import Finding
 from astromesh.text import LINE_ENDS, SPACES
 
 DASH = "\\-\u2010-\u2015\u2212\ufe63\uff0d"
-
-
 DOT = ".\u00b7\uff0e"
-
-
 SEPARATOR = f"[{SPACES}{DASH}{DOT}/()（）]"
-
-
 PLUS, OPEN = "[+\uff0b]", "[(（]"
-
-
 #: most characters between two groups of a number
 WIDEST_GAP = 3
-
-
 Span = tuple[int, int]
-
-
 _DIGITS = re.compile(r"\d+")
-
-
 _WIDE_DIGIT = re.compile(r"(?![0-9])\d")
-
-
 #: stretches of digits that are long enough for a number of any kind
 _STRETCH = re.compile(f"\\d(?:[{SPACES}{LINE_ENDS}{DASH}{DOT}/()（）_]{{0,{WIDEST_GAP}}}+\\d){{6,}}+")
-
-
 _JOINED = re.compile(f"{SEPARATOR}{{1,3}}|_").fullmatch
-
-
 #: a line end within a number
 _BROKEN = re.compile(f"{SEPARATOR}{{0,2}}(?:\r\n|[{LINE_ENDS}]){SEPARATOR}{{0,2}}").fullmatch
-
-
 _KINDS = tuple(re.compile(f"[{chars}]").search for chars in (DASH, DOT, "/", "()（）", "_"))
-
-
 #: characters that a number cannot touch; underscores are allowed, as Markdown writes italics with them
 GLUE = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
-
-
 #: underscores of a name such as `order_2125550123`
 _NAME_BEFORE = re.compile(r"[A-Za-z0-9]_{1,3}\Z")
-
-
 _NAME_BEHIND = re.compile(r"_{1,3}[A-Za-z0-9]")
-
-
 _DAY, _MONTH, _YEAR = r"(?:0?[1-9]|[12]\d|3[01])", r"(?:0?[1-9]|1[0-2])", r"(?:19|20)\d\d"
-
-
 _OCTET = r"(?:25[0-5]|2[0-4]\d|1?\d?\d)"
-
-
 #: dates and IPv4 addresses, which are not part of a longer row of groups
 _DATE_OR_ADDRESS = re.compile(
     rf"(?<!\d)(?:{_YEAR}([-./]){_MONTH}\1{_DAY}(?!\d)|{_DAY}([-./]){_DAY}\2{_YEAR}(?!\d)"
     rf"|(?<!\d[ /\xa0\u202f]){_DAY} {_MONTH} {_YEAR}(?! ?\d)|(?<!\d\.)(?:{_OCTET}\.){{3}}{_OCTET}(?!\.?\d))"
 ).match
-
-
 #: characters of the longest date or address
 MAX_DATE_LENGTH = 15
-
-
 _HEX = "[0-9A-Fa-f]"
-
-
 _UUID = re.compile(rf"(?<![0-9A-Za-z]){_HEX}{{8}}(?:-{_HEX}{{4}}){{3}}-{_HEX}{{12}}(?![0-9A-Za-z])").match
-
-
 _PLACES_IN_UUID = (0, 9, 14, 19, 24)
-
-
 #: the beginning of a UUID at the end of a text
 UNFINISHED_UUID = rf"(?<![0-9A-Za-z])(?:{_HEX}{{1,8}}|{_HEX}{{8}}-(?:{_HEX}{{4}}-){{0,3}}{_HEX}{{0,12}})\Z"
 
@@ -172,12 +128,8 @@ def fraction_before(text: str, start: int, points: str = ".") -> bool:
 # -- payment cards and US social security numbers ----------------------------------------------------------
 
 CARD, SSN = "[CREDIT_CARD]", "[SSN]"
-
-
 #: digits of a card (ISO/IEC 7812)
 CARD_DIGITS = range(12, 20)
-
-
 #: issuer prefixes, and the lengths that their networks issue
 _NETWORKS = re.compile(
     r"4(?:\d{12}|\d{15}|\d{18})"  # Visa
@@ -191,49 +143,27 @@ _NETWORKS = re.compile(
     r"|220[0-4]\d{12,15}"  # Mir
     r"|9792\d{12}"  # Troy
 )
-
-
 _LUHN_DOUBLED = str.maketrans("0123456789", "0246813579")
-
-
 #: the groups of digits of a card, and those that a line end may split
 _CARD_FORMS = frozenset({
     *((size,) for size in CARD_DIGITS),
     (4, 4, 4, 4), (4, 6, 5), (4, 6, 4), (4, 4, 4, 2), (4, 4, 4, 3), (4, 3, 3, 3),
     (4, 4, 4, 4, 1), (4, 4, 4, 4, 2), (4, 4, 4, 4, 3), (8, 8), (6, 13),
 })  # fmt: skip
-
-
 _BREAKABLE_FORMS = frozenset({(4, 4, 4, 4), (4, 6, 5)})
-
-
 #: forms that are decimal numbers if a dot separates the groups
 _DOTLESS_FORMS = frozenset({(8, 8), (6, 13)})
-
-
 _FORM_BEGINNINGS = frozenset(form[:size] for form in _CARD_FORMS for size in range(1, len(form) + 1))
-
-
 _FIRST_SIZES = frozenset((1, *(form[0] for form in _CARD_FORMS)))
-
-
 _MAX_CARD_GROUPS = 5
-
-
 #: digits one by one, not in a longer row of digits
 _SPELT_CARD = re.compile(
     f"(?<![A-Za-z\\d])(?<!\\d[{SPACES}{DASH}])\\d([{SPACES}{DASH}])\\d(?:\\1\\d){{10,17}}"
     f"(?![A-Za-z\\d])(?![{SPACES}{DASH}]\\d)"
 )
-
-
 #: words that cards and social security numbers may touch, as in Visa4111…; one or two letters make it an id
 _CARD_WORD_BEFORE = re.compile(r"(?:(?<![A-Za-z0-9_])[A-Za-z]{2,8}|[A-Za-z]{9})\Z")
-
-
 _CARD_WORD_BEHIND = re.compile(r"[A-Za-z]{2,8}(?![A-Za-z0-9_])|[A-Za-z]{9}")
-
-
 _LETTERS_BEHIND = re.compile(r"[A-Za-z]{2}")
 
 
@@ -333,81 +263,43 @@ def is_ssn(area: str, pair: str, serial: str) -> bool:
 # -- e-mail addresses --------------------------------------------------------------------------------------
 
 EMAIL = "[EMAIL]"
-
-
 #: letters of scripts with spaces between words; in others an address does not differ from the text
 _EMAIL_LETTERS = (
     "A-Za-z\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u02af\u0370-\u060b\u060d-\u0dff\u10a0-\u10ff\u1e00-\u1fff"
     "\uff21-\uff3a\uff41-\uff5a"
 )
-
-
 _DIGIT, _DOT, _IDEOGRAPHIC_STOP = "0-9\uff10-\uff19", ".\uff0e", "\u3002\uff61"
-
-
 #: letters of scripts without: Thai, Lao, Burmese, Khmer, Hangul, Chinese, Japanese, Yi
 _SPACELESS = (
     "\u0e01-\u0e3a\u0e40-\u0e4e\u0e81-\u0edf\u1000-\u1049\u1050-\u109f\u1100-\u11ff\u1780-\u17d3\u3005-\u3007"
     "\u3041-\u3096\u309d-\u309f\u30a1-\u30fa\u30fc-\u30ff\u3105-\u312f\u3131-\u318e\u3400-\u4dbf\u4e00-\u9fff"
     "\ua000-\ua48c\ua960-\ua97c\uac00-\ud7a3\uf900-\ufaff\uff66-\uff9d\U00020000-\U0003ffff"
 )
-
-
 #: most of them before the at sign, since the beginning of the address is unknown
 _SPACELESS_LENGTH = 16
-
-
 #: the atext of RFC 5322 without = ? ` |, which precede addresses in links, code and tables
 _LOCAL_SIGNS = "!#$%&'*+/^~\uff0b\uff0d-"
-
-
 _LOCAL = f"[{_EMAIL_LETTERS}{_DIGIT}{_DOT}_\uff3f{_LOCAL_SIGNS}]"
-
-
 _DOMAIN_LABEL = (
     f"[{_EMAIL_LETTERS}{_DIGIT}](?:[{_EMAIL_LETTERS}{_DIGIT}-]{{0,61}}[{_EMAIL_LETTERS}{_DIGIT}])?"
 )
-
-
 _WIDE_LABEL = f"[{_SPACELESS}][{_SPACELESS}{_EMAIL_LETTERS}{_DIGIT}-]{{0,62}}"
-
-
 _AT = "[@\uff20\ufe6b]"
-
-
 #: characters with which an address does not begin
 _LOCAL_LEADING = re.compile(f"[{_DOT}{_LOCAL_SIGNS}]*")
-
-
 #: longest local part, and longest domain of five labels and a top level
 LOCAL_LENGTH, DOMAIN_LENGTH = 64, 5 * 68 + 50
-
-
 _AT_SIGN = re.compile(_AT)
-
-
 #: the local part, reversed; braces in pairs, but not those of a template
 _LOCAL_BEFORE = re.compile(f"(?:{_LOCAL}|\\}}{_LOCAL}++\\{{(?!\\{{))*+")
-
-
 _WIDE_LOCAL_BEFORE = re.compile(f"[{_SPACELESS}]{{1,{_SPACELESS_LENGTH}}}")
-
-
 _TOP_LEVEL = f"xn--[a-z0-9-]{{1,20}}|[{_EMAIL_LETTERS}]{{2,24}}"
-
-
 _DOMAIN = re.compile(
     f"(?:(?:{_DOMAIN_LABEL}|{_WIDE_LABEL})[{_DOT}]){{1,5}}(?:{_TOP_LEVEL}|[{_SPACELESS}]{{1,24}})"
 )
-
-
 #: a domain with ideographic full stops (UTS 46), which otherwise end a sentence
 _STOPPED_DOMAIN = re.compile(f"(?:{_DOMAIN_LABEL}[{_IDEOGRAPHIC_STOP}]){{1,5}}(?:{_TOP_LEVEL})")
-
-
 _BRACED_LOCAL = f"(?:{_LOCAL}|[{{}}])"
-
-
 #: the beginning of an address at the end of a text
 UNFINISHED_EMAIL = (
     f"{_BRACED_LOCAL}{{1,{LOCAL_LENGTH}}}\\Z"
@@ -448,8 +340,6 @@ def _domain(text: str, start: int, stopped: re.Pattern[str] | None) -> re.Match[
 # -- international bank account numbers --------------------------------------------------------------------
 
 IBAN = "[IBAN]"
-
-
 #: characters of an IBAN by country, as registered with SWIFT
 IBAN_LENGTHS = {
     country: length
@@ -475,41 +365,21 @@ IBAN_LENGTHS = {
     }.items()
     for country in countries.split()
 }
-
-
 #: most lines of an IBAN
 _MAX_IBAN_LINES = 2
-
-
 #: letters, full-width ones too, and digits of every script
 _IBAN_LETTER = "A-Za-z\uff21-\uff3a\uff41-\uff5a"
-
-
 _ALPHANUMERIC = f"[{_IBAN_LETTER}\\d]"
-
-
 _IBAN_GAP = f"[{SPACES}{LINE_ENDS}{DASH}{DOT}]{{0,2}}"
-
-
 #: it may follow the word IBAN without a space
 _IBAN_BEGIN = f"(?:(?<!{_ALPHANUMERIC})|(?<=(?<!{_ALPHANUMERIC})[Ii][Bb][Aa][Nn]))"
-
-
 _IBAN_HEAD = re.compile(f"{_IBAN_BEGIN}[{_IBAN_LETTER}]{{2}}([{SPACES}]?)\\d{{2}}")
-
-
 #: if a space follows the country, groups of four; other forms would match sentences
 _IBAN_GROUPS = re.compile(f"([{SPACES}])(?:{_ALPHANUMERIC}{{4}}\\1)+{_ALPHANUMERIC}{{1,4}}\\Z")
-
-
 #: a word that may follow, as in …EUR, without digits behind it
 _IBAN_WORD_BEHIND = f"[A-Za-z]{{2,8}}(?!{_ALPHANUMERIC})"
-
-
 #: the beginning of an IBAN at the end of a text
 _UNFINISHED_IBAN_REST = f"\\d(?:\\d(?:{_IBAN_GAP}{_ALPHANUMERIC}){{0,40}}{_IBAN_GAP})?"
-
-
 UNFINISHED_IBAN = (
     f"{_IBAN_BEGIN}[{_IBAN_LETTER}](?:[{_IBAN_LETTER}](?:[{SPACES}]?(?:{_UNFINISHED_IBAN_REST})?)?)?\\Z"
 )

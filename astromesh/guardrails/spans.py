@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple, Protocol
 
 from pydantic import Field
 
-from astromesh.guardrails.base import Action, CheckContext, Rule, RuleOptions, RuleStream, Verdict
+from astromesh.guardrails.base import Action, CheckContext, Rule, RuleStream, Verdict
 from astromesh.text import LONGEST_INVISIBLE_RUN, has_invisible, visible_text
 
 #: characters before a position that a scanner may look at
@@ -90,6 +90,7 @@ class SpanStream:
     """A `RuleStream` of one scanner: its window holds the unsettled text and `CONTEXT` before it."""
 
     __slots__ = ("_scanner", "_start", "_window", "count", "done")
+    action: Action = "redact"
 
     def __init__(self, scanner: Scanner) -> None:
         self.count, self.done = 0, False
@@ -122,6 +123,7 @@ class ChainStream:
     """Several streams, one after the other, as one."""
 
     __slots__ = ("_streams",)
+    action: Action = "redact"
 
     def __init__(self, streams: Sequence[RuleStream]) -> None:
         self._streams = streams
@@ -146,33 +148,27 @@ class ChainStream:
         return rest
 
 
-class SpanOptions(RuleOptions):
-    """Options of a `SpanRule`."""
+class SpanRule(Rule):
+    """A rule that redacts what its scanners find, one scanner after the other, or blocks the text.
+
+    Define `scanners` and `refusal`, the text that stands for a blocked one.
+    """
 
     action: Literal["redact", "block"] = Field(
         "redact", description="Replace the places that were found, or refuse the whole text."
     )
 
     @property
-    def needs_whole_text(self) -> bool:
-        return self.action == "block"
-
-
-class SpanRule(Rule[SpanOptions]):
-    """A rule that redacts what its scanners find, one scanner after the other, or blocks the text.
-
-    Args:
-        scanners: find the places.
-        message: stands for a blocked text.
-    """
-
-    def __init__(self, options: SpanOptions, scanners: Sequence[Scanner], message: str) -> None:
-        super().__init__(options)
-        self.scanners, self._message = tuple(scanners), message
+    def scanners(self) -> Sequence[Scanner]:
+        raise NotImplementedError
 
     @property
-    def action(self) -> Action:
-        return self.options.action
+    def refusal(self) -> str:
+        raise NotImplementedError
+
+    @property
+    def needs_whole_text(self) -> bool:
+        return self.action == "block" or any(scanner.max_lookahead is None for scanner in self.scanners)
 
     def check(self, text: str, context: CheckContext) -> Verdict | None:
         total = 0
@@ -183,7 +179,7 @@ class SpanRule(Rule[SpanOptions]):
                 text, _ = replace_findings(text, findings, 0, len(text))
         if not total:
             return None
-        return Verdict(self.action, self._message if self.action == "block" else text, total)
+        return Verdict(self.action, self.refusal if self.action == "block" else text, total)
 
     def stream(self, context: CheckContext) -> RuleStream:
         streams: list[RuleStream] = [SpanStream(scanner) for scanner in self.scanners]

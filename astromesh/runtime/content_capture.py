@@ -11,6 +11,7 @@ from collections.abc import Set as AbstractSet
 from astromesh.core.guardrails import GuardrailsEngine, filter_data
 from astromesh.graph.call_record import arguments_of
 from astromesh.graph.scope import Scope
+from astromesh.guardrails.base import CheckContext, Guardrail, Place, RuleStream, Verdict
 from astromesh.telemetry.events import MODEL_CONTENT, TOOL_CONTENT
 from astromesh.types import (
     CompletionRequest,
@@ -39,9 +40,8 @@ class ContentCapture:
 
     def __init__(self, scope: Scope, rules: GuardrailsEngine) -> None:
         self._scope = scope
-        redacting = (rule for rule in rules.input_rules if rule.action == "redact")
-        self._rules = GuardrailsEngine((), (*redacting, *rules.output_rules))
-        self._known: dict[str, str] = {}
+        self._rules = GuardrailsEngine((), (*map(_Redaction, rules.input_rules), *rules.output_rules))
+        self._known: dict[tuple[str, Place], str] = {}
 
     def model(self, step: int, request: CompletionRequest, result: CompletionResult | None) -> None:
         tools = frozenset(spec.name for spec in request.tools)
@@ -54,12 +54,13 @@ class ContentCapture:
         self._scope.events.emit(MODEL_CONTENT, **data)
 
     def tool(self, call: ToolCall, result: ToolResult) -> None:
-        told, said = self._arguments(call), self.text(result.content)
+        told, said = self._arguments(call), self.text(result.content, "tool_result")
         self._scope.events.emit(TOOL_CONTENT, id=call.id, arguments=told, result=said)
 
     def _message(self, message: Message, tools: AbstractSet[str]) -> JsonObject:
         """`tools`: the names that there are; any other one is a text of the model's own."""
-        shown: JsonObject = {"role": message.role, "content": self.text(message.content)}
+        place: Place = "tool_result" if message.role == "tool" else "output"
+        shown: JsonObject = {"role": message.role, "content": self.text(message.content, place)}
         if message.tool_calls:
             shown["tool_calls"] = [
                 {
@@ -76,17 +77,33 @@ class ContentCapture:
     def _arguments(self, call: ToolCall) -> object:
         """As data; too long ones as text that is cut."""
         if len(call.arguments) > MAX_TEXT:
-            return self.text(call.arguments)
+            return self.text(call.arguments, "tool_argument")
         return filter_data(self._rules, arguments_of(call), "tool_argument")
 
-    def text(self, text: str) -> str:
+    def text(self, text: str, place: Place = "output") -> str:
         """Checked as a whole, then cut: what is cut may be what tells a rule that there is a secret."""
-        found = self._known.get(text)
+        found = self._known.get((text, place))
         if found is None:
-            found = _cut(self._rules.check_output(text).text)
+            found = _cut(self._rules.filter_text(text, place))
             if len(self._known) < _MAX_CHECKED:
-                self._known[text] = found
+                self._known[text, place] = found
         return found
+
+
+class _Redaction:
+    """An input rule that redacts as it always does, and lets pass what it would refuse."""
+
+    needs_whole_text = True
+
+    def __init__(self, rule: Guardrail) -> None:
+        self._rule, self.type = rule, rule.type
+
+    def check(self, text: str, context: CheckContext) -> Verdict | None:
+        verdict = self._rule.check(text, context)
+        return verdict if verdict is not None and verdict.action == "redact" else None
+
+    def stream(self, context: CheckContext) -> RuleStream:
+        raise NotImplementedError(f"{self.type} checks whole texts here.")
 
 
 def _cut(text: str) -> str:

@@ -9,7 +9,7 @@ import pytest
 import re2
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import ValidationError
+from pydantic import PrivateAttr, ValidationError
 
 from astromesh.core.guardrails import GuardrailsEngine, InputResult, OutputResult, filter_data
 from astromesh.errors import GuardrailBlocked
@@ -894,20 +894,18 @@ def test_rules_run_in_order_each_on_what_the_one_before_left():
 class Recorder(CostLimit):
     """Records the contexts of the texts."""
 
-    def __init__(self):
-        super().__init__(CostLimit.Options(max_tokens_per_turn=10))
-        self.contexts = []
+    _contexts: list = PrivateAttr(default_factory=list)
 
     def check(self, text, context):
-        self.contexts.append(context)
+        self._contexts.append(context)
 
     def stream(self, context):
-        self.contexts.append(context)
+        self._contexts.append(context)
         return super().stream(context)
 
 
 def test_a_rule_knows_what_it_checks():
-    recorder = Recorder()
+    recorder = Recorder(max_tokens_per_turn=10)
     GuardrailsEngine([recorder]).check_input("query")
     engine = GuardrailsEngine((), [recorder])
     engine.check_output("answer")
@@ -919,7 +917,7 @@ def test_a_rule_knows_what_it_checks():
     engine.gate("sentence", tokens_used=4)
     filter_data(engine, ["text"], "tool_argument")
     engine.filter_text("text", "tool_result")
-    assert recorder.contexts == [
+    assert recorder._contexts == [
         CheckContext("input"),
         CheckContext("output"),
         CheckContext("output", 7, 2),
