@@ -67,7 +67,18 @@ class AstromeshError(Exception):
     trace_id: str = ""
     node: str = ""
 
-    def __init_subclass__(cls) -> None:
+    def __init_subclass__(
+        cls, *, code: str = "", status: int = 0, public: bool | None = None, public_code: str = ""
+    ) -> None:
+        """Takes what differs from the base as keywords: `class X(NotFound, code="x_not_found")`."""
+        if code:
+            cls.code = code
+        if status:
+            cls.status = status
+        if public is not None:
+            cls.public = public
+        if public_code:
+            cls.public_code = public_code
         if "code" in cls.__dict__:
             _CLASSES.setdefault(cls.code, cls)
 
@@ -89,13 +100,11 @@ def error_classes() -> tuple[type[AstromeshError], ...]:
 # -- the operator must change a file -----------------------------------------------------------------------
 
 
-class ConfigError(AstromeshError):
+class ConfigError(AstromeshError, code="config_error"):
     """The configuration is wrong."""
 
-    code = "config_error"
 
-
-class InvalidManifest(ConfigError):
+class InvalidManifest(ConfigError, code="invalid_manifest"):
     """One fault in one file.
 
     Args:
@@ -106,8 +115,6 @@ class InvalidManifest(ConfigError):
         hint: what to do, as a sentence, e.g. "Did you mean `timeout`?".
         rule: stable name of the broken rule, e.g. `cycle`; empty where only the message says.
     """
-
-    code = "invalid_manifest"
 
     def __init__(  # noqa: PLR0913 (one keyword for each part of a fault)
         self,
@@ -138,82 +145,60 @@ class InvalidManifest(ConfigError):
         return f"{where}: {text}" if where else text
 
 
-class InvalidConfiguration(ConfigError):
+class InvalidConfiguration(ConfigError, code="invalid_manifest"):
     """All faults of a load at once.
 
     Args:
         faults: every fault found, in file and line order.
     """
 
-    code = "invalid_manifest"
-
     def __init__(self, faults: Sequence[InvalidManifest]) -> None:
         self.faults = tuple(faults)
         super().__init__("\n".join(str(f) for f in self.faults))
 
 
-class InvalidWorkflow(InvalidConfiguration):
+class InvalidWorkflow(InvalidConfiguration, code="invalid_workflow"):
     """A workflow's folder is not valid; all faults at once, of every type (document 004, section 4)."""
 
-    code = "invalid_workflow"
 
-
-class ManifestLoadError(InvalidWorkflow):
+class ManifestLoadError(InvalidWorkflow, code="manifest_load_error"):
     """A file is missing, cannot be read, or refers to something that does not exist."""
 
-    code = "manifest_load_error"
 
-
-class SchemaValidationError(InvalidWorkflow):
+class SchemaValidationError(InvalidWorkflow, code="schema_validation_error"):
     """A file holds keys or values that its schema does not allow."""
 
-    code = "schema_validation_error"
 
-
-class DAGValidationError(InvalidWorkflow):
+class DAGValidationError(InvalidWorkflow, code="dag_validation_error"):
     """Each file is valid, but the nodes and edges do not form a workflow."""
 
-    code = "dag_validation_error"
 
-
-class UnknownPlugin(ConfigError):
+class UnknownPlugin(ConfigError, code="unknown_plugin"):
     """No installed plugin has this name; the message lists the known names."""
 
-    code = "unknown_plugin"
 
-
-class MissingExtra(ConfigError):
+class MissingExtra(ConfigError, code="missing_extra"):
     """An optional dependency is not installed; the message says what to install."""
 
-    code = "missing_extra"
 
-
-class MissingKey(ConfigError):
+class MissingKey(ConfigError, code="missing_key"):
     """A provider's key is not set. The provider is skipped, `doctor` reports it, and its agent still runs."""
 
-    code = "missing_key"
 
-
-class CircularAgentReference(ConfigError, ValueError):
+class CircularAgentReference(ConfigError, ValueError, code="circular_agent_reference"):
     """Agents call each other in a circle; the message shows the circle (document 001)."""
 
-    code = "circular_agent_reference"
 
-
-class TemplateFailed(ConfigError):
+class TemplateFailed(ConfigError, code="template_failed"):
     """A template that was valid at load failed on the values of a run; the message says where and how."""
 
-    code = "template_failed"
 
-
-class InvalidGraph(ConfigError):
+class InvalidGraph(ConfigError, code="invalid_graph"):
     """A graph or workflow that cannot run.
 
     Args:
         problems: every problem found.
     """
-
-    code = "invalid_graph"
 
     def __init__(self, problems: Sequence[str]) -> None:
         self.problems = tuple(problems)
@@ -223,96 +208,66 @@ class InvalidGraph(ConfigError):
 # -- the caller must change the request --------------------------------------------------------------------
 
 
-class RequestError(AstromeshError):
+class RequestError(AstromeshError, code="invalid_input", status=422, public=True):
     """The caller must change the request."""
 
-    code = "invalid_input"
-    status = 422
-    public = True
 
-
-class NotFound(RequestError):
+class NotFound(RequestError, code="not_found", status=404):
     """The requested object does not exist, or the caller may not see it."""
 
-    code = "not_found"
-    status = 404
 
-
-class AgentNotFoundError(NotFound):
-    code = "agent_not_found"
-
+class AgentNotFoundError(NotFound, code="agent_not_found"):
     def __init__(self, agent: str, hint: str = "") -> None:
         self.agent = agent
         super().__init__(f"There is no agent named {agent!r}.{' ' + hint if hint else ''}")
 
 
-class SessionNotFound(NotFound):
-    code = "session_not_found"
+class SessionNotFound(NotFound, code="session_not_found"): ...
 
 
-class RunNotFound(NotFound):
-    code = "run_not_found"
+class RunNotFound(NotFound, code="run_not_found"): ...
 
 
-class PipelineNotFound(NotFound):
-    code = "pipeline_not_found"
+class PipelineNotFound(NotFound, code="pipeline_not_found"): ...
 
 
-class ChannelNotFound(NotFound):
+class ChannelNotFound(NotFound, code="channel_not_found"):
     """channels.yaml has no such channel."""
 
-    code = "channel_not_found"
+
+class TraceNotFound(NotFound, code="trace_not_found"): ...
 
 
-class TraceNotFound(NotFound):
-    code = "trace_not_found"
+class TaskNotFound(NotFound, code="task_not_found"): ...
 
 
-class TaskNotFound(NotFound):
-    code = "task_not_found"
+class WorkflowNotFound(NotFound, code="workflow_not_found"): ...
 
 
-class WorkflowNotFound(NotFound):
-    code = "workflow_not_found"
+class ApprovalNotFound(NotFound, code="approval_not_found"): ...
 
 
-class ApprovalNotFound(NotFound):
-    code = "approval_not_found"
+class InvalidInput(RequestError, code="invalid_input"): ...
 
 
-class InvalidInput(RequestError):
-    code = "invalid_input"
+class PayloadTooLarge(RequestError, code="payload_too_large", status=413): ...
 
 
-class PayloadTooLarge(RequestError):
-    code = "payload_too_large"
-    status = 413
-
-
-class MalformedRequest(RequestError):
+class MalformedRequest(RequestError, code="malformed_request", status=400):
     """The received bytes are not HTTP."""
 
-    code = "malformed_request"
-    status = 400
 
-
-class RequestTimeout(RequestError):
+class RequestTimeout(RequestError, code="request_timeout", status=408):
     """The head or the body of a request did not arrive in time."""
 
-    code = "request_timeout"
-    status = 408
+
+class MethodNotAllowed(RequestError, code="method_not_allowed", status=405): ...
 
 
-class MethodNotAllowed(RequestError):
-    code = "method_not_allowed"
-    status = 405
+class IdempotencyConflict(RequestError, code="idempotency_conflict"): ...
 
 
-class IdempotencyConflict(RequestError):
-    code = "idempotency_conflict"
-
-
-class GuardrailBlocked(RequestError):
+class GuardrailBlocked(RequestError, code="guardrail_blocked"):
     """An input rule rejected the query, or a guard of the agent's graph rejected the answer.
 
     Args:
@@ -321,66 +276,48 @@ class GuardrailBlocked(RequestError):
         actions: actions of the rules, `{stage, type, action, count}` each, the rejection last.
     """
 
-    code = "guardrail_blocked"
-
     def __init__(self, guardrail: str, message: str, actions: Sequence[Mapping[str, object]] = ()) -> None:
         self.guardrail, self.actions = guardrail, tuple(actions)
         super().__init__(message)
 
 
-class Unauthorized(RequestError):
-    code = "unauthorized"
-    status = 401
+class Unauthorized(RequestError, code="unauthorized", status=401): ...
 
 
-class Forbidden(RequestError):
-    code = "forbidden"
-    status = 403
+class Forbidden(RequestError, code="forbidden", status=403): ...
 
 
-class RateLimited(RequestError):
+class RateLimited(RequestError, code="rate_limited", status=429):
     """Args: retry_after: seconds until the next try makes sense."""
-
-    code = "rate_limited"
-    status = 429
 
     def __init__(self, message: str, retry_after: float = 1.0) -> None:
         self.retry_after = retry_after
         super().__init__(message)
 
 
-class Conflict(RequestError):
+class Conflict(RequestError, code="conflict", status=409):
     """The request conflicts with the current state."""
 
-    code = "conflict"
-    status = 409
+
+class SessionBusy(Conflict, code="session_busy"): ...
 
 
-class SessionBusy(Conflict):
-    code = "session_busy"
+class Interrupted(Conflict, code="interrupted"): ...
 
 
-class Interrupted(Conflict):
-    code = "interrupted"
+class NotWaiting(Conflict, code="not_waiting"): ...
 
 
-class NotWaiting(Conflict):
-    code = "not_waiting"
+class NotDurable(Conflict, code="not_durable"): ...
 
 
-class NotDurable(Conflict):
-    code = "not_durable"
-
-
-class ApprovalRequired(Conflict):
+class ApprovalRequired(Conflict, code="approval_required"):
     """The run waits for a person.
 
     Args:
         run_id: of the waiting run; it continues after the decision.
         waiting_for: the question and its parameters.
     """
-
-    code = "approval_required"
 
     def __init__(
         self, message: str, run_id: str = "", waiting_for: Mapping[str, object] | None = None
@@ -406,72 +343,51 @@ class RunFailed(AstromeshError):
         super().__init__(message)
 
 
-class LeaseLost(Conflict):
+class LeaseLost(Conflict, code="lease_lost", status=503):
     """Another worker has taken over the work; writes of this worker are rejected."""
 
-    code = "lease_lost"
-    status = 503
 
-
-class Divergence(Conflict):
+class Divergence(Conflict, code="divergence", status=500, public=False):
     """A resumed run differs from its log; the message names the place."""
 
-    code = "divergence"
-    status = 500
-    public = False
 
-
-class EventsGone(RequestError):
-    code = "events_gone"
-    status = 410
+class EventsGone(RequestError, code="events_gone", status=410): ...
 
 
 # -- another service ---------------------------------------------------------------------------------------
 
 
-class UpstreamError(AstromeshError):
+class UpstreamError(AstromeshError, code="upstream_error"):
     """Another service failed; a retry may work."""
 
-    code = "upstream_error"
 
-
-class NetError(UpstreamError):
+class NetError(UpstreamError, code="network_error"):
     """An outgoing HTTP call failed without a response: no connection, or a broken or unreadable one.
 
     The message names the host, never the path, the query or a header, which may contain secrets. Adapters
     translate it into their own error.
     """
 
-    code = "network_error"
+
+class NetTimeout(NetError, code="network_timeout"): ...
 
 
-class NetTimeout(NetError):
-    code = "network_timeout"
-
-
-class NetUnreachable(NetError):
+class NetUnreachable(NetError, code="network_unreachable"):
     """There was no connection. Nothing was sent, so the call may be repeated."""
 
-    code = "network_unreachable"
 
-
-class NetConnectTimeout(NetTimeout, NetUnreachable):
+class NetConnectTimeout(NetTimeout, NetUnreachable, code="network_timeout"):
     """The connection was not accepted in time."""
 
-    code = "network_timeout"
+
+class AnswerTooLarge(NetError, code="answer_too_large"): ...
 
 
-class AnswerTooLarge(NetError):
-    code = "answer_too_large"
-
-
-class AddressForbidden(NetError):
+class AddressForbidden(NetError, code="address_forbidden"):
     """The request-forgery guard rejected an address that a model, a user, a document or a redirect chose."""
 
-    code = "address_forbidden"
 
-
-class ProviderError(UpstreamError):
+class ProviderError(UpstreamError, code="provider_error"):
     """A model call failed.
 
     Args:
@@ -485,7 +401,6 @@ class ProviderError(UpstreamError):
             request.
     """
 
-    code = "provider_error"
     #: characters of a quote that are shown
     max_quote: ClassVar[int] = 300
     retryable: bool = True
@@ -513,49 +428,38 @@ class ProviderError(UpstreamError):
         return f"{message}: {self.quote[: self.max_quote]}" if self.quote else message
 
 
-class ProviderTimeout(ProviderError):
-    code = "provider_timeout"
+class ProviderTimeout(ProviderError, code="provider_timeout"): ...
 
 
-class ProviderUnavailable(ProviderError):
+class ProviderUnavailable(ProviderError, code="provider_unavailable"):
     """No connection, a truncated response, 5xx, or a response that is not in the wire format."""
 
-    code = "provider_unavailable"
+
+class ProviderRateLimited(ProviderError, code="provider_rate_limited"): ...
 
 
-class ProviderRateLimited(ProviderError):
-    code = "provider_rate_limited"
-
-
-class ProviderUnauthorized(ProviderError):
+class ProviderUnauthorized(ProviderError, code="provider_unauthorized"):
     """401 or 403: the key is wrong. Another provider may succeed, this one will not."""
 
-    code = "provider_unauthorized"
     retryable = False
 
 
-class ProviderRejected(ProviderError):
+class ProviderRejected(
+    ProviderError, code="provider_rejected", status=422, public=True, public_code=InvalidInput.code
+):
     """400, 413, 422 and similar: the request is invalid for this model and stays invalid."""
 
-    code = "provider_rejected"
-    status = 422
-    public = True
-    public_code = InvalidInput.code
     retryable = False
     trips_breaker = False
 
 
-class AllProvidersFailed(UpstreamError):
+class AllProvidersFailed(UpstreamError, code="all_providers_failed", status=502, public=True):
     """No provider answered.
 
     Args:
         failures: the error of each tried provider, in order.
         begun: the last provider had started to answer and its text was sent on, so no other one was tried.
     """
-
-    code = "all_providers_failed"
-    status = 502
-    public = True
 
     def __init__(self, failures: Sequence[ProviderError], *, begun: bool = False) -> None:
         self.failures, self.begun = tuple(failures), begun
@@ -564,180 +468,129 @@ class AllProvidersFailed(UpstreamError):
         super().__init__(f"{message} {tried or 'None is configured or all circuits are open.'}")
 
 
-class InvalidOutput(UpstreamError):
+class InvalidOutput(UpstreamError, code="invalid_output", status=502, public=True):
     """The model's answer does not match the agent's output schema, even after the repair turn."""
 
-    code = "invalid_output"
-    status = 502
-    public = True
 
-
-class ToolError(UpstreamError):
+class ToolError(UpstreamError, code="tool_error"):
     """A tool call failed. The model receives the error as the tool result; the run continues."""
 
-    code = "tool_error"
+
+class ToolTimeout(ToolError, code="tool_timeout"): ...
 
 
-class ToolTimeout(ToolError):
-    code = "tool_timeout"
+class ToolFailed(ToolError, code="tool_failed"): ...
 
 
-class ToolFailed(ToolError):
-    code = "tool_failed"
-
-
-class ToolBusy(ToolError):
+class ToolBusy(ToolError, code="tool_busy"):
     """The call was not started: no thread is free, or too many calls of the same function hang."""
 
-    code = "tool_busy"
 
-
-class OutcomeUnknown(ToolError):
+class OutcomeUnknown(ToolError, code="unknown_outcome"):
     """The process died during the call: its effect may have happened, and the call is not repeated."""
 
-    code = "unknown_outcome"
 
-
-class ToolDenied(ToolError):
+class ToolDenied(ToolError, code="tool_denied"):
     """A person denied the call, or nobody approved it in time."""
 
-    code = "tool_denied"
 
-
-class InvalidToolCall(ToolError):
+class InvalidToolCall(ToolError, code="invalid_tool_call"):
     """The tool is unknown, or the arguments are not JSON or do not match the schema."""
 
-    code = "invalid_tool_call"
 
-
-class ToolPermissionError(ToolError):
-    code = "tool_not_permitted"
-
+class ToolPermissionError(ToolError, code="tool_not_permitted"):
     def __init__(self, tool: str, agent: str) -> None:
         super().__init__(f"The agent {agent!r} may not use the tool {tool!r}.")
 
 
-class ToolRateLimitError(ToolError):
-    code = "tool_rate_limited"
-
+class ToolRateLimitError(ToolError, code="tool_rate_limited"):
     def __init__(self, tool: str, retry_after: float = 0.0) -> None:
         self.retry_after = retry_after
         wait = f" Try again in {retry_after:.0f} s." if retry_after >= 1 else ""
         super().__init__(f"The tool {tool!r} was called too often.{wait}")
 
 
-class StoreError(UpstreamError):
+class StoreError(UpstreamError, code="store_error"):
     """A database or file store failed."""
 
-    code = "store_error"
 
-
-class StoreUnavailable(StoreError):
+class StoreUnavailable(StoreError, code="overloaded", status=503, public=True):
     """The store is locked, full or unreachable; accepted data is not lost. Answered 503 with Retry-After."""
 
-    code = "overloaded"
-    status = 503
-    public = True
     retry_after: ClassVar[float] = 1.0
 
 
-class ChannelError(UpstreamError):
+class ChannelError(UpstreamError, code="channel_error"):
     """A messenger did not accept a message; a retry may work.
 
     Args:
         retry_after: seconds the messenger asked to wait, 0 where it did not say.
     """
 
-    code = "channel_error"
-
     def __init__(self, message: str, retry_after: float = 0.0) -> None:
         self.retry_after = retry_after
         super().__init__(message)
 
 
-class ChannelRejected(ChannelError):
+class ChannelRejected(ChannelError, code="channel_rejected"):
     """The messenger will never accept this message."""
 
-    code = "channel_rejected"
 
-
-class OutsideWindow(ChannelRejected):
+class OutsideWindow(ChannelRejected, code="channel_outside_window"):
     """The user has not written for so long that only a template message may be sent."""
-
-    code = "channel_outside_window"
 
 
 # -- the server cannot serve the request now ---------------------------------------------------------------
 
 
-class Unavailable(AstromeshError):
-    code = "overloaded"
-    status = 503
-    public = True
+class Unavailable(AstromeshError, code="overloaded", status=503, public=True):
     retry_after: ClassVar[float] = 1.0
 
 
-class AgentUnavailable(Unavailable):
+class AgentUnavailable(Unavailable, code="agent_unavailable"):
     """The agent's manifest has faults, or a dependency could not be opened; other agents run.
 
     Args:
         temporary: a store is unreachable; the agent works again as soon as the store does.
     """
 
-    code = "agent_unavailable"
-
     def __init__(self, message: str, *, temporary: bool = False) -> None:
         super().__init__(message)
         self.temporary = temporary
 
 
-class WorkflowUnavailable(Unavailable):
+class WorkflowUnavailable(Unavailable, code="workflow_unavailable"):
     """The workflow's manifests have faults; other workflows run."""
 
-    code = "workflow_unavailable"
+
+class Overloaded(Unavailable, code="overloaded"): ...
 
 
-class Overloaded(Unavailable):
-    code = "overloaded"
-
-
-class QueueFull(Unavailable):
+class QueueFull(Unavailable, code="queue_full"):
     """The queue of Tasks is full; the message says how many wait."""
 
-    code = "queue_full"
 
-
-class ShuttingDown(Unavailable):
-    code = "shutting_down"
+class ShuttingDown(Unavailable, code="shutting_down"): ...
 
 
 # -- a configured limit ------------------------------------------------------------------------------------
 
 
-class LimitReached(AstromeshError):
-    code = "limit_reached"
+class LimitReached(AstromeshError, code="limit_reached"): ...
 
 
-class IterationsExhausted(LimitReached):
-    code = "iterations_exhausted"
+class IterationsExhausted(LimitReached, code="iterations_exhausted"): ...
 
 
-class BudgetExhausted(LimitReached):
+class BudgetExhausted(LimitReached, code="budget_exhausted", status=429, public=True):
     """Args: retry_after: seconds until the budget renews, 0 where it never does."""
-
-    code = "budget_exhausted"
-    status = 429
-    public = True
 
     def __init__(self, message: str, retry_after: float = 0.0) -> None:
         self.retry_after = retry_after
         super().__init__(message)
 
 
-class DeadlineExceeded(LimitReached):
-    code = "deadline_exceeded"
-    status = 504
-    public = True
+class DeadlineExceeded(LimitReached, code="deadline_exceeded", status=504, public=True): ...
 
 
 # -- inside a graph's run ----------------------------------------------------------------------------------
@@ -747,7 +600,7 @@ class GraphError(AstromeshError):
     """Raised between parts of the graph engine; a run returns it as a result."""
 
 
-class NodeFailed(GraphError):
+class NodeFailed(GraphError, code="node_failed"):
     """A required node failed.
 
     Args:
@@ -757,8 +610,6 @@ class NodeFailed(GraphError):
         stop_reason: of a nested graph that could not continue: `stuck_node`, `unknown_node`.
     """
 
-    code = "node_failed"
-
     def __init__(
         self, path: str, error: str, cause: BaseException | None = None, stop_reason: str = ""
     ) -> None:
@@ -766,7 +617,7 @@ class NodeFailed(GraphError):
         super().__init__(f"{path}: {error}")
 
 
-class OutputRefused(GraphError):
+class OutputRefused(GraphError, code="guardrail_blocked", status=422, public=True):
     """A guard rejected a node's output; a retry may pass. Outside the run it becomes GuardrailBlocked.
 
     Args:
@@ -774,16 +625,10 @@ class OutputRefused(GraphError):
         error: of the node's result.
     """
 
-    code = "guardrail_blocked"
-    status = 422
-    public = True
-
     def __init__(self, guard: str, error: str) -> None:
         self.guard = guard
         super().__init__(error)
 
 
-class GraphStopped(GraphError):
+class GraphStopped(GraphError, code="graph_stopped"):
     """The run is being stopped; no further node starts."""
-
-    code = "graph_stopped"
