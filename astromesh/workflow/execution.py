@@ -357,8 +357,12 @@ class Execution:
         complete_entry(job, outcome, self._setup.clock.now(), output)
         if self._setup.log is None:
             return self._apply(job, outcome)
-        calls = job.calls.to_json() if self._setup.records_calls else {}
-        self._commit({"type": "stage", "entry": job.entry.to_json(), **calls}, job, outcome)
+        record: JsonObject = {"type": "stage", "entry": job.entry.to_json()}
+        if job.calls is not None:
+            record |= job.calls.to_json()
+        elif self._setup.records_calls:  # it failed before, e.g. because its memory could not be read
+            record["begun"] = False
+        self._commit(record, job, outcome)
         return ()
 
     def _apply(self, job: StageExecution, outcome: Outcome) -> Sequence[Command]:

@@ -32,25 +32,17 @@ class StageCalls:
 
     Args:
         task: path of the Task within the run.
+        context: the context package that the stage received.
     """
 
-    __slots__ = ("begun", "calls", "context", "stage", "task")
+    __slots__ = ("calls", "context", "stage", "task")
 
-    def __init__(self, task: str, stage: str) -> None:
-        self.task, self.stage = task, stage
-        self.begun = False
-        #: the context package that the stage received
-        self.context: JsonObject | None = None
+    def __init__(self, task: str, stage: str, context: JsonObject | None) -> None:
+        self.task, self.stage, self.context = task, stage, context
         self.calls: list[JsonObject] = []
 
     def to_json(self) -> JsonObject:
-        """Returns what the record of the stage contains of them.
-
-        `begun: false` says that the stage failed before it began, for example because its memory could not be
-        read.
-        """
-        if not self.begun:
-            return {"begun": False}
+        """Returns what the record of the stage contains of them."""
         fields = {"calls": self.calls, "context": self.context}
         return {key: value for key, value in fields.items() if value}
 
@@ -79,16 +71,12 @@ class StageJournal(Protocol):
 _CURRENT_CALLS: ContextVar[StageCalls] = ContextVar("astromesh_stage_calls")
 
 
-async def begin_stage(journal: StageJournal, calls: StageCalls, context: JsonObject | None) -> None:
+async def begin_stage(journal: StageJournal, calls: StageCalls) -> None:
     """Begins a stage: the calls of the current context belong to it from here on.
-
-    Args:
-        context: the context package that the stage receives.
 
     Raises:
         StageFault: the stage fails.
     """
-    calls.begun, calls.context = True, context
     _CURRENT_CALLS.set(calls)
     await journal.begin(calls)
 

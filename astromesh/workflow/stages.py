@@ -82,7 +82,8 @@ class StageExecution:
     ) -> None:
         self.task, self.entry, self.machine, self.memory, self.scope = task, entry, machine, memory, scope
         self.port: StagePort | None = None
-        self.calls = StageCalls(task.path, entry.stage)
+        #: None until the stage has begun in a journal
+        self.calls: StageCalls | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,8 +232,10 @@ async def _assemble_context(
 async def _begin_in_journal(
     journal: StageJournal, call: StageCall, job: StageExecution, package: ContextPackage | None
 ) -> Outcome:
+    calls = StageCalls(job.task.path, job.entry.stage, package.to_json() if package else None)
     try:
-        await begin_stage(journal, job.calls, package.to_json() if package else None)
+        await begin_stage(journal, calls)
+        job.calls = calls
     except StageFault as fault:
         return Outcome(error=stage_error(fault))
     return await call(job, package)
