@@ -9,24 +9,8 @@ INSERT INTO astromesh.events (tenant, agent, session_id, owner, expires_at, even
 SELECT $1, $2, $3, $4, $5, event FROM unnest($6::TEXT[]) WITH ORDINALITY AS e(event, n) ORDER BY n
 
 -- name: recent
-SELECT event FROM astromesh.events
-WHERE tenant = $1 AND agent = $2 AND session_id = $3 AND ($4::TEXT IS NULL OR owner = $4)
-    AND (expires_at = 0 OR expires_at > $5)
-ORDER BY id DESC LIMIT greatest($6::INTEGER, 0)
-
--- name: owned
-SELECT id, agent, session_id, event FROM astromesh.events
-WHERE tenant = $1 AND owner = $2 AND id > $3 AND (expires_at = 0 OR expires_at > $4) ORDER BY id LIMIT $5
-
--- name: erase
-DELETE FROM astromesh.events WHERE tenant = $1 AND agent = $2 AND session_id = $3
-
--- name: erase_owner
-DELETE FROM astromesh.events WHERE id IN (
-    SELECT id FROM astromesh.events WHERE tenant = $1 AND owner = $2 LIMIT $3)
-RETURNING 1
-
--- name: expire
-DELETE FROM astromesh.events WHERE id IN (
-    SELECT id FROM astromesh.events WHERE expires_at > 0 AND expires_at <= $1 LIMIT $2 FOR UPDATE SKIP LOCKED)
-RETURNING 1
+SELECT coalesce(json_agg(event), '[]')::TEXT FROM (
+    SELECT event FROM astromesh.events
+    WHERE tenant = $1 AND agent = $2 AND session_id = $3 AND ($4::TEXT IS NULL OR owner = $4)
+        AND (expires_at = 0 OR expires_at > $5)
+    ORDER BY id DESC LIMIT greatest($6::INTEGER, 0)) AS newest

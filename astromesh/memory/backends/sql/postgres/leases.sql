@@ -11,15 +11,3 @@ UPDATE astromesh.session_leases l SET expires_at = $5
 FROM unnest($1::TEXT[], $2::TEXT[], $3::TEXT[], $4::BIGINT[]) AS h (tenant, agent, session_id, token)
 WHERE l.tenant = h.tenant AND l.agent = h.agent AND l.session_id = h.session_id AND l.token = h.token
 RETURNING l.token, l.interrupted
-
--- name: release
-DELETE FROM astromesh.session_leases WHERE tenant = $1 AND agent = $2 AND session_id = $3 AND token = $4
-
--- name: interrupt
-UPDATE astromesh.session_leases SET interrupted = TRUE WHERE tenant = $1 AND agent = $2 AND session_id = $3
-
--- name: holds
-SELECT 1 FROM astromesh.session_leases WHERE tenant = $1 AND agent = $2 AND session_id = $3 AND token = $4
-
--- name: forget
-DELETE FROM astromesh.session_leases WHERE expires_at <= $1

@@ -13,16 +13,3 @@ SELECT json_group_array(event) FROM (
     WHERE tenant = ?1 AND agent = ?2 AND session_id = ?3 AND (?4 IS NULL OR owner = ?4)
         AND (expires_at = 0 OR expires_at > ?5)
     ORDER BY id DESC LIMIT max(?6, 0))
-
--- name: owned
-SELECT id, agent, session_id, event FROM events
-WHERE tenant = ?1 AND owner = ?2 AND id > ?3 AND (expires_at = 0 OR expires_at > ?4) ORDER BY id LIMIT ?5
-
--- name: erase
-DELETE FROM events WHERE tenant = ? AND agent = ? AND session_id = ?
-
--- name: erase_owner
-DELETE FROM events WHERE id IN (SELECT id FROM events WHERE tenant = ? AND owner = ? LIMIT ?)
-
--- name: expire
-DELETE FROM events WHERE id IN (SELECT id FROM events WHERE expires_at > 0 AND expires_at <= ? LIMIT ?)

@@ -8,15 +8,3 @@ ON CONFLICT (tenant, agent, session_id) DO NOTHING RETURNING token
 
 -- name: renew
 UPDATE session_leases SET expires_at = ?2 WHERE token = ?1 RETURNING interrupted
-
--- name: release
-DELETE FROM session_leases WHERE token = ?
-
--- name: interrupt
-UPDATE session_leases SET interrupted = 1 WHERE tenant = ? AND agent = ? AND session_id = ?
-
--- name: holds
-SELECT 1 FROM session_leases WHERE token = ?4 AND tenant = ?1 AND agent = ?2 AND session_id = ?3
-
--- name: forget
-DELETE FROM session_leases WHERE expires_at <= ?
