@@ -5,14 +5,14 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-#: what stands here by name, and where it is; loaded when it is first asked for
+#: public name -> its module, which is imported on first access
 _PUBLIC = {
     "build_agent": "astromesh.runtime.builder",
     "CallerContext": "astromesh.types",
     "get_current_caller": "astromesh.types",
 }
 
-__all__ = ["__version__", *_PUBLIC]  # noqa: PLE0604 (texts, all of them)
+__all__ = ["__version__", *_PUBLIC]  # noqa: PLE0604 (all are strings)
 
 
 def __getattr__(name: str) -> Any:

@@ -42,14 +42,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
-#: what a cancelled `append` says where it is sure that nothing was written, and nothing will be
+#: message of a cancelled `append` that is certain to write nothing
 NOT_DONE = "not done"
 
 
 class AstromeshError(Exception):
     """Root of the tree.
 
-    The runtime sets `run_id` and `trace_id` where the error ended a run, and `node` where a node of its graph
+    The runtime sets `run_id` and `trace_id` if the error ended a run, and `node` if a node of its graph
     failed.
 
     Attributes:
@@ -110,10 +110,10 @@ class InvalidManifest(ConfigError, code="invalid_manifest"):
     Args:
         message: what is wrong, without the place.
         file: path as the operator wrote it.
-        line, column: 1-based; 0 where the fault has no place in the file.
+        line, column: 1-based; 0 if the fault has no place in the file.
         key: dotted path of the key, e.g. `spec.model.primary.timeout`.
         hint: what to do, as a sentence, e.g. "Did you mean `timeout`?".
-        rule: stable name of the broken rule, e.g. `cycle`; empty where only the message says.
+        rule: stable name of the broken rule, e.g. `cycle`; empty if there is none.
     """
 
     def __init__(  # noqa: PLR0913 (one keyword for each part of a fault)
@@ -393,9 +393,9 @@ class ProviderError(UpstreamError, code="provider_error"):
     Args:
         message: what happened, without keys or prompts.
         provider: name as configured, e.g. `openai/gpt-4o-mini`.
-        status: HTTP status of the response (attribute `upstream_status`), 0 where there was none.
-        retry_after: seconds the provider asked to wait, 0 where it did not say.
-        retryable: whether a retry at the same provider can help, where that differs from the class; the
+        status: HTTP status of the response (attribute `upstream_status`), 0 if there was none.
+        retry_after: seconds the provider asked to wait, 0 if it named none.
+        retryable: whether a retry at the same provider can help, if that differs from the class; the
             router tries the next provider in any case.
         quote: the service's own message, shown after the message and truncated. It may repeat parts of the
             request.
@@ -458,7 +458,7 @@ class AllProvidersFailed(UpstreamError, code="all_providers_failed", status=502,
 
     Args:
         failures: the error of each tried provider, in order.
-        begun: the last provider had started to answer and its text was sent on, so no other one was tried.
+        begun: the last provider had started to answer and its text was sent on, so no other one was called.
     """
 
     def __init__(self, failures: Sequence[ProviderError], *, begun: bool = False) -> None:
@@ -524,7 +524,7 @@ class ChannelError(UpstreamError, code="channel_error"):
     """A messenger did not accept a message; a retry may work.
 
     Args:
-        retry_after: seconds the messenger asked to wait, 0 where it did not say.
+        retry_after: seconds the messenger asked to wait, 0 if it named none.
     """
 
     def __init__(self, message: str, retry_after: float = 0.0) -> None:
@@ -583,7 +583,7 @@ class IterationsExhausted(LimitReached, code="iterations_exhausted"): ...
 
 
 class BudgetExhausted(LimitReached, code="budget_exhausted", status=429, public=True):
-    """Args: retry_after: seconds until the budget renews, 0 where it never does."""
+    """Args: retry_after: seconds until the budget renews, 0 if it never does."""
 
     def __init__(self, message: str, retry_after: float = 0.0) -> None:
         self.retry_after = retry_after

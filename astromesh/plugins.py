@@ -2,7 +2,7 @@
 
 The name in YAML is the name of the entry point. It loads a class with a pydantic `Options` and a classmethod
 `async open(options, deps)` that returns the implementation. Built-in plugins are registered in the same way.
-A plugin is imported when the configuration first names it (architecture.md section 4).
+A plugin is imported when the configuration first names it (docs/architecture.md).
 """
 
 from __future__ import annotations
@@ -223,16 +223,16 @@ class Plugins:
         if point is None:
             known = self.names(group)
             near = difflib.get_close_matches(name, known, 1)
-            guess = f" Did you mean {near[0]!r}?" if near else ""
+            guess = f" Did you mean `{near[0]}`?" if near else ""
             raise UnknownPlugin(
-                f"There is no {group} plugin {name!r}.{guess} Known: {', '.join(known) or 'none'}."
+                f"There is no {group} plugin `{name}`.{guess} Known: {', '.join(known) or 'none'}."
             )
         try:
             loaded: type[Any] = point.load()
         except ImportError as error:
             extra = f"'astromesh[{point.extras[0]}]'" if point.extras else (error.name or str(error))
             raise MissingExtra(
-                f"The {group} plugin {name!r} needs a package that is not installed. Run: pip install {extra}"
+                f"The {group} plugin `{name}` needs a package that is not installed. Run: pip install {extra}"
             ) from error
         return loaded
 

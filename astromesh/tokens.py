@@ -1,9 +1,8 @@
 """Estimates the tokens of a text without a tokenizer.
 
-Pure; stands beside `types` because adapters and core both count. UTF-8 bytes by four: byte-pair vocabularies
-are built over bytes, so the rule holds over scripts: about four letters per token in English, two in Cyrillic
-or Greek, one and a third Chinese characters. What a model really counts is learned from reported usage
-(`TokenCorrection`).
+A token is four bytes of UTF-8. Byte-pair vocabularies are built over bytes, so the rule holds for all
+scripts: about four letters per token in English, two in Cyrillic or Greek, one and a third Chinese
+characters. `TokenCorrection` learns the difference to the counts that a model reports.
 """
 
 from __future__ import annotations
@@ -70,9 +69,9 @@ def estimate_request(request: CompletionRequest) -> int:
 
 
 class TokenCorrection:
-    """The factor between our estimates and a model's own count: a moving average of what it reported.
+    """The factor from estimates to the counts of a model: a moving average over the reported usage.
 
-    A single report is clamped to a factor of four, so that a broken counter does no lasting harm.
+    A single report is limited to a factor of four, so that a broken counter does no lasting harm.
     """
 
     __slots__ = ("factor", "reports")

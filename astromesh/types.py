@@ -1,4 +1,4 @@
-"""The records that cross packages. Frozen; dictionaries only where JSON is meant.
+"""The records that cross packages. They are frozen; a dictionary stands only for JSON.
 
 Wire names follow the OpenAI chat format (roles, tool calls), which document 001 names for tool schemas.
 """
@@ -34,13 +34,13 @@ class Image(Struct, frozen=True):
 
 
 class ToolCall(Struct, frozen=True):
-    """What the model asks for.
+    """A call of a tool that the model requests.
 
     Args:
         id: unique within the run; the tool result refers to it.
         name: the tool's name as offered.
-        arguments: the JSON text as the model wrote it, not parsed: it may be wrong.
-        kept: what the model wants back with it, e.g. its signed thoughts; only its own provider reads it.
+        arguments: the JSON text as the model wrote it; it may be invalid.
+        kept: data that goes back with the call, e.g. signed thoughts; only its own provider reads it.
     """
 
     id: str
@@ -67,7 +67,7 @@ class Message(Struct, frozen=True):
 
 
 class SessionKey(NamedTuple):
-    """Names one conversation. Two agents never share history, two tenants never see each other."""
+    """Names one conversation. Agents never share a history, and tenants never share a session."""
 
     tenant: str
     agent: str
@@ -75,13 +75,13 @@ class SessionKey(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """One stored message of a session. A tuple, because a recall makes dozens of them per run.
+    """One stored message of a session. It is a tuple, because a recall makes dozens of them in each run.
 
     Args:
         seq: position in the session, from 1, without gaps; 0 on a turn not stored yet.
-        created_at: seconds since the epoch, kept to the millisecond.
+        created_at: seconds since the epoch, to the millisecond.
         run_id: the run that wrote it.
-        status: `complete`, or `partial` for what a cancelled run had said.
+        status: `complete`, or `partial` for the beginning of an answer that was cancelled.
         tokens: estimated size for token budgets, 0 where unknown.
     """
 
@@ -98,11 +98,11 @@ class Turn(NamedTuple):
 
 
 class Usage(Struct, frozen=True):
-    """What calls cost. Adds with `+`.
+    """The tokens and the cost of calls. Adds with `+`.
 
     Args:
-        cost_usd: 0.0 where no price is known.
-        estimated: some of it no provider has counted.
+        cost_usd: 0.0 if no price is known.
+        estimated: whether some of the tokens are an estimate, because no provider has counted them.
     """
 
     input_tokens: int = 0
@@ -137,22 +137,22 @@ class Usage(Struct, frozen=True):
 
 
 def attach_usage(error: BaseException, usage: Usage) -> None:
-    """Notes on an error what the model call that it ended had cost by then; a cancellation is one, too."""
+    """Attaches the cost of a model call so far to the error, or the cancellation, that ended it."""
     error.__dict__["charged"] = usage
 
 
 def attached_usage(error: BaseException) -> Usage | None:
-    """What was noted by `attach_usage`; None where nobody knows."""
+    """The usage that `attach_usage` attached, or None."""
     return error.__dict__.get("charged")
 
 
 def attach_attempts(error: BaseException, attempts: list[JsonObject]) -> None:
-    """Notes on an error which tries of a model call it ended, `{provider, error, status, usage?}` each."""
+    """Attaches the tries of a model call to its error, as `{provider, error, status, usage?}` each."""
     error.__dict__["attempts"] = attempts
 
 
 def attached_attempts(error: BaseException) -> list[JsonObject]:
-    """What was noted by `attach_attempts`; empty where nobody knows."""
+    """The tries that `attach_attempts` attached, or an empty list."""
     found: list[JsonObject] = error.__dict__.get("attempts", [])
     return found
 
@@ -166,10 +166,12 @@ class ToolSpec(Struct, frozen=True):
     Args:
         parameters: JSON Schema of the arguments, `type: object`.
         effect: `read` may be repeated after a crash; `write` and `external` may not.
-        repeatable: they may, too: the other side knows a repeat by its key, or the tool is a recorded run.
-        recorded: False for what changes only the run itself: it is done anew when a run is taken up again.
-        as_caller: it shows the caller's token to whom it calls.
-        trusted: its answers are the words of nobody who might mislead a model, e.g. a calculator's.
+        repeatable: whether they may, too: the service recognizes a repeat by its key, or the tool is a
+            recorded run.
+        recorded: False if the tool changes only the run itself; a resumed run calls it again.
+        as_caller: whether it sends the caller's token to the service.
+        trusted: whether no third party writes its results, so that they cannot mislead a model, e.g. a
+            calculator's.
     """
 
     name: str
@@ -197,13 +199,13 @@ class CompletionRequest(Struct, frozen=True):
     """One model call.
 
     Args:
-        messages: system first; what is static comes first so that provider caches hit.
+        messages: the system message first; static parts come first, so that caches of providers hit.
         tools: offered tools, possibly none.
         parameters: `temperature`, `max_tokens`, … ; they override the provider's configured ones.
-        output_schema: JSON Schema the answer's text must fit, or None.
+        output_schema: JSON Schema that the text of the answer must fit, or None.
         tool_choice: `auto`, `none`, `required` or a tool's name.
         role: which of the agent's models to use (`model.roles`), empty for the main one.
-        answers: whether what is said may be the run's answer; of a step on the way no output schema is asked.
+        answers: whether the result may be the answer of the run; other steps carry no output schema.
     """
 
     messages: tuple[Message, ...]
@@ -216,11 +218,11 @@ class CompletionRequest(Struct, frozen=True):
 
 
 class CompletionResult(Struct, frozen=True):
-    """What a model call answered (document 001, step 8).
+    """The result of a model call (document 001, step 8).
 
     Args:
         finish_reason: `stop`, `tool_calls`, `length` or `content_filter`.
-        attempts: one line per failed try before this answer, `{provider, error, status}`.
+        attempts: one line for each failed try before this result, `{provider, error, status}`.
         latency_ms: of the successful call.
     """
 
@@ -235,16 +237,16 @@ class CompletionResult(Struct, frozen=True):
 
 
 class Delta(Struct, frozen=True):
-    """A piece of text as the provider sent it; never merged, never split."""
+    """A piece of text as the provider sent it, neither merged nor split."""
 
     content: str
 
 
 class StreamBroken:
-    """What stands in a router's stream where a model's answer broke off behind its first delta.
+    """Stands in a router's stream where an answer broke off after its first delta.
 
-    `unheard` is set by the reader of the stream, before it asks for the next piece: nothing of the answer has
-    left, all of it is void, and another model may give its own. Otherwise the error comes next.
+    The reader of the stream sets `discarded` before it requests the next piece, if no text of the answer has
+    been sent. Then another model may answer. Otherwise the stream raises the error next.
     """
 
     __slots__ = ("discarded",)
@@ -257,14 +259,14 @@ class StreamBroken:
 
 
 class ToolResult(Struct, frozen=True):
-    """The answer to exactly one tool call; becomes one tool message.
+    """The result of exactly one tool call; becomes one tool message.
 
     Args:
-        content: text for the model, JSON where the tool returned data.
-        ok: False where the tool failed or was refused; then `error` is its stable code.
-        value: what the tool returned, before it became text; None on failure.
-        ends_run: the run is over with this call, e.g. a hand-off; the model is not asked again.
-        untrusted: somebody else's words, which may have been written to mislead a model.
+        content: text for the model; JSON if the tool returned data.
+        ok: False if the tool failed or was refused; then `error` is the stable code.
+        value: the value that the tool returned; None on failure.
+        ends_run: whether the run ends with this call, as with a hand-off; the model is not called again.
+        untrusted: whether a third party wrote the content, possibly to mislead a model.
     """
 
     call_id: str
@@ -282,7 +284,7 @@ class ToolResult(Struct, frozen=True):
 
 
 class SemanticResult(Struct, frozen=True):
-    """A passage from semantic memory or knowledge. `score` is in [0, 1], higher is nearer."""
+    """A passage from semantic memory or knowledge. `score` is in [0, 1]; a higher one is nearer."""
 
     content: str
     score: float
@@ -291,11 +293,11 @@ class SemanticResult(Struct, frozen=True):
 
 
 class MemoryContext(Struct, frozen=True):
-    """What step 4 recalls (document 001).
+    """The result of step 4 (document 001).
 
     Args:
-        owner: principal that the session belongs to; empty for a session that is new.
-        degraded: what could not be asked (`semantic`, `episodic`): the run goes on without it.
+        owner: principal that the session belongs to; empty for a new session.
+        degraded: the memories that failed (`semantic`, `episodic`); the run continues without them.
     """
 
     conversation_history: tuple[Message, ...] = ()
@@ -310,12 +312,12 @@ class MemoryContext(Struct, frozen=True):
 
 @dataclass(slots=True)
 class Event:
-    """One thing a run did. Not to be changed after it was sent; unfrozen because it is made in the hot path.
+    """One event of a run. Do not change it after it was sent; it is unfrozen, as runs create thousands.
 
     Args:
         seq: position in the run's log, from 1.
         ts: seconds since the epoch.
-        type: e.g. `model.delta` (api.md section 3).
+        type: e.g. `model.delta` (docs/api.md, Events).
         data: the payload, JSON values only.
     """
 
@@ -330,10 +332,10 @@ class Event:
 
 
 class CallerContext(Struct, frozen=True):
-    """Who is calling (document 000). The token is never printed, logged or stored.
+    """The caller of a run (document 000). The token is never printed, logged or stored.
 
     Args:
-        had_token: there was one when the run was accepted; a run that is taken up again has none.
+        had_token: whether the request had a token; a resumed run has lost it.
     """
 
     user_id: str = ""
@@ -352,7 +354,7 @@ class CallerContext(Struct, frozen=True):
 
     @property
     def lacks_token(self) -> bool:
-        """Whether its token is gone, so that it has to show it again where it is needed."""
+        """Whether the token is lost, so that the caller must send it again for tools that need it."""
         return self.had_token and not self.bearer_token
 
 

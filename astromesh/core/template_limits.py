@@ -78,7 +78,7 @@ Function = Callable[..., Any]
 
 def check_size(size: int, most: int = MAX_OUTPUT) -> None:
     if size > most:
-        raise SecurityError(f"more than {most} characters")
+        raise SecurityError(f"a text of more than {most} characters")
 
 
 def _check_number(number: float) -> None:
