@@ -1,13 +1,16 @@
-"""What reading and writing share: keys, objects by name, locations, references to tools and roles."""
+"""Graphs as plain data (mappings, lists, texts, numbers), and back, without loss: `*.graph.yaml`.
+
+Reading finds every problem at once, each with its location. Writing leaves out defaults.
+"""
 
 from __future__ import annotations
 
 import difflib
-import importlib
 import inspect
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from pkgutil import resolve_name
 from typing import Any, NamedTuple, TypeVar
 
 from astromesh.errors import InvalidGraph
@@ -59,12 +62,14 @@ class Cursor:
     Args:
         objects: Python objects by the names that the caller uses.
         kinds: Node classes by name.
+        make: Makes an empty graph.
         location: The keys and positions that lead there.
         ancestors: The graphs around it, by identity.
     """
 
     objects: Mapping[str, Any]
     kinds: Mapping[str, type[BaseNode]]
+    make: Callable[..., Any]
     location: Location = ()
     problems: list[str] = field(default_factory=list)
     ancestors: tuple[int, ...] = ()
@@ -162,9 +167,12 @@ def name_of(value: Any, objects: Mapping[str, Any]) -> str:
     if "<lambda>" in qualname:
         raise ValueError("A lambda cannot be written: use a function of a module, or name it in `objects`.")
     name = f"{module}:{qualname}"
-    if "<locals>" in qualname or _find(module, qualname) is not value:
-        raise ValueError(f"{name} cannot be found by its name: move it to a module, or name it in `objects`.")
-    return name
+    try:
+        if "<locals>" not in qualname and resolve_name(name) is value:
+            return name
+    except (ImportError, AttributeError, ValueError):
+        pass
+    raise ValueError(f"{name} cannot be found by its name: move it to a module, or name it in `objects`.")
 
 
 def object_of(name: str, objects: Mapping[str, Any]) -> Any:
@@ -179,22 +187,13 @@ def object_of(name: str, objects: Mapping[str, Any]) -> Any:
     if not colon or not module or not qualname:
         raise ValueError(f"{name!r} is not a Python object. Write `module:name`, or name it in `objects`.")
     try:
-        found = _find(module, qualname)
+        return resolve_name(name)  # as with plugins, a module is loaded when a file names it
     except ImportError as error:
         raise ValueError(f"{name!r} cannot be loaded: {error}.") from error
+    except AttributeError as error:
+        raise ValueError(f"There is no {qualname!r} in the module {module!r}.") from error
     except Exception as error:  # loading a module runs foreign code
         raise ValueError(f"{name!r} cannot be loaded: {type(error).__name__}: {error}.") from error
-    if found is None:
-        raise ValueError(f"There is no {qualname!r} in the module {module!r}.")
-    return found
-
-
-def _find(module: str, qualname: str) -> Any:
-    # as with plugins, a module is loaded when a file names it
-    found: Any = importlib.import_module(module)
-    for part in qualname.split("."):
-        found = getattr(found, part, None)
-    return found
 
 
 G = TypeVar("G")
@@ -220,8 +219,8 @@ def read_graph(
     Raises:
         InvalidGraph: Every problem with its location.
     """
-    place = Cursor(objects or {}, {**KINDS, **(kinds or {})})
-    graph = _build_graph(make, config, place)
+    place = Cursor(objects or {}, {**KINDS, **(kinds or {})}, make)
+    graph = _build_graph(config, place)
     if graph is None or place.problems:
         raise InvalidGraph(place.problems)
     made: G = graph
@@ -238,8 +237,8 @@ def find_problems(
 
     If some nodes cannot be made, the others are checked one by one, because targets are unknown.
     """
-    place = Cursor(objects or {}, {**KINDS, **(kinds or {})})
-    graph = _build_graph(make, config, place)
+    place = Cursor(objects or {}, {**KINDS, **(kinds or {})}, make)
+    graph = _build_graph(config, place)
     found = place.problems
     if graph is not None:
         found = [*found, *(problems_of_parts(graph) if found else graph.validate())]
@@ -247,14 +246,14 @@ def find_problems(
     return [Problem(p, location_in(config, p.location, NODE_KEYS), p.message) for p in problems]
 
 
-def _build_graph(make: Callable[..., Any], config: Any, place: Cursor) -> Any:
+def _build_graph(config: Any, place: Cursor) -> Any:
     graphs: list[Any] = []
     with place.collecting_problems():
-        graphs.append(_read_graph(make, config, place))
+        graphs.append(_read_graph(config, place))
     return graphs[0] if graphs else None
 
 
-def _read_graph(make: Callable[..., Any], data: Any, place: Cursor) -> Any:
+def _read_graph(data: Any, place: Cursor) -> Any:
     data = _known_keys(data, _GRAPH_KEYS, place)
     for key in ("name", "entry", "finalizer"):
         if not isinstance(data.get(key, ""), str):
@@ -266,11 +265,11 @@ def _read_graph(make: Callable[..., Any], data: Any, place: Cursor) -> Any:
         data[key] if data.get(key) in known else known[0]
         for key, known in (("mode", _MODES), ("routing", ROUTINGS))
     )
-    graph = make(str(data.get("name", "graph")), mode=mode, routing=routing)
+    graph = place.make(str(data.get("name", "graph")), mode=mode, routing=routing)
     for item, inner in _items(data, "nodes", place):
         before = len(place.problems)
         with inner.collecting_problems():
-            graph.add_node(_read_node(make, item, inner))
+            graph.add_node(_read_node(item, inner))
         if len(place.problems) > before:
             _add_placeholder(graph, item)
     for item, inner in _items(data, "edges", place):
@@ -305,11 +304,13 @@ def _known_keys(data: Any, known: tuple[str, ...], place: Cursor) -> Mapping[str
     for key in data:
         if key not in known:
             near = difflib.get_close_matches(str(key), known, 1)
-            place.at(key).add_problem("unknown key" + (f". Did you mean {near[0]!r}?" if near else ""))
+            place.at(key).add_problem(
+                f"unknown key `{key}`" + (f". Did you mean `{near[0]}`?" if near else "")
+            )
     return {key: value for key, value in data.items() if key in known}
 
 
-def _read_node(make: Callable[..., Any], data: Any, place: Cursor) -> BaseNode:
+def _read_node(data: Any, place: Cursor) -> BaseNode:
     if not isinstance(data, Mapping):
         raise TypeError(f"must be a mapping, not {data!r}.")
     name = data.get("name", "")
@@ -327,7 +328,7 @@ def _read_node(make: Callable[..., Any], data: Any, place: Cursor) -> BaseNode:
     before = len(place.problems)
     for key, value in values.items():
         with place.at(key).collecting_problems():
-            arguments[key] = _read_value(make, key, value, place.at(key))
+            arguments[key] = _read_value(key, value, place.at(key))
     if len(place.problems) > before:
         # the constructor would only report the missing values
         raise InvalidGraph([])
@@ -348,7 +349,7 @@ def _read_kind(name: Any, place: Cursor) -> type[BaseNode]:
         return place.kinds[name]
     if ":" not in name and name not in place.objects:
         near = difflib.get_close_matches(name, place.kinds, 1)
-        guess = f" Did you mean {near[0]!r}?" if near else ""
+        guess = f" Did you mean `{near[0]}`?" if near else ""
         raise ValueError(f"There is no kind of node {name!r}.{guess}")
     found = object_of(name, place.objects)
     if not (isinstance(found, type) and issubclass(found, BaseNode)):
@@ -356,13 +357,13 @@ def _read_kind(name: Any, place: Cursor) -> type[BaseNode]:
     return found
 
 
-def _read_value(make: Callable[..., Any], key: str, value: Any, place: Cursor) -> Any:
+def _read_value(key: str, value: Any, place: Cursor) -> Any:
     if key in NODE_KEYS:
         if isinstance(value, Mapping):
-            return _read_node(make, value, place)
-        return [_read_node(make, item, place.at(index)) for index, item in enumerate(_require_list(value))]
+            return _read_node(value, place)
+        return [_read_node(item, place.at(index)) for index, item in enumerate(_require_list(value))]
     if key == "graph":
-        return _read_graph(make, value, place)
+        return _read_graph(value, place)
     if key in ("guards", "flags"):
         _require_list(value)
     if key == "guards":
@@ -487,7 +488,7 @@ def write_graph(
     Raises:
         InvalidGraph: Something in it has no name. Every such location is listed.
     """
-    place = Cursor(objects or {}, {**KINDS, **(kinds or {})})
+    place = Cursor(objects or {}, {**KINDS, **(kinds or {})}, type(graph))
     data = _graph_data(graph, place)
     if place.problems:
         raise InvalidGraph(place.problems)

@@ -42,8 +42,8 @@ def test_validate_finds_every_fault_of_a_graph_by_line_and_column(tmp_path, caps
     told = capsys.readouterr().out
     for line, column, words in (
         (6, 7, "must be a mapping, not 5"),
-        (7, 23, "There is no kind of node 'promt'. Did you mean 'prompt'?"),
-        (9, 20, "unknown key. Did you mean 'instructions'?"),
+        (7, 23, "There is no kind of node 'promt'. Did you mean `prompt`?"),
+        (9, 20, "unknown key `instruction`. Did you mean `instructions`?"),
         (11, 16, "timeout must be more than 0 s"),
         (12, 43, "There is no 'nothing' in the module 'astromesh.errors'"),
         (13, 31, "a transition to 'nowhere', which is not a node"),

@@ -300,9 +300,9 @@ def test_all_problems_of_a_file_are_found_at_once():
         PromptGraph.from_config(data)
     text = str(caught.value)
     for expected in (
-        "mod: unknown key. Did you mean 'mode'?",
-        "nodes.0.kind: There is no kind of node 'promt'. Did you mean 'prompt'?",
-        "nodes.1.instruction: unknown key. Did you mean 'instructions'?",
+        "mod: unknown key `mod`. Did you mean `mode`?",
+        "nodes.0.kind: There is no kind of node 'promt'. Did you mean `prompt`?",
+        "nodes.1.instruction: unknown key `instruction`. Did you mean `instructions`?",
         "nodes.2.strategy: 'nothing' is not a Python object",
         "nodes.3.function: There is no 'nothing_there' in the module 'os'.",
         "nodes.4: ",

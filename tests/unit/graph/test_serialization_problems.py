@@ -36,8 +36,8 @@ def test_the_faults_of_nodes_that_can_be_made_are_found_beside_those_that_cannot
     })  # fmt: skip
     assert problems == {
         "nodes.0": "must be a mapping, not 5.",
-        "nodes.1.kind": "There is no kind of node 'promt'. Did you mean 'prompt'?",
-        "nodes.2.instruction": "unknown key. Did you mean 'instructions'?",
+        "nodes.1.kind": "There is no kind of node 'promt'. Did you mean `prompt`?",
+        "nodes.2.instruction": "unknown key `instruction`. Did you mean `instructions`?",
         "nodes.2.default_next": "Node 'b' has a transition to 'nowhere', which is not a node.",
         "nodes.3.timeout": "Node 'c': timeout must be more than 0 s, not -1.",
         "finalizer": "The finalizer 'gone' is not a node.",
