@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from contextlib import aclosing
 from functools import partial
 from time import perf_counter
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, TypeAlias
 
 import orjson
 
@@ -29,7 +29,6 @@ from astromesh.types import (
     CompletionRequest,
     CompletionResult,
     Delta,
-    JsonObject,
     StreamBroken,
     ToolCall,
     ToolResult,
@@ -49,10 +48,8 @@ _TOO_MANY_CALLS = f"A turn may call at most {MAX_CALLS} tools; this call was not
 _NO_MORE_CALLS = "The run's budget of tool calls is used up. Answer with what you have."
 
 
-class UsageCounter(Protocol):
-    """Counts what its own model calls cost, beside the ledger."""
-
-    def add_usage(self, usage: Usage) -> None: ...
+#: Receives the usage of a successful model call, beside the ledger.
+AddUsage: TypeAlias = Callable[[Usage], None]
 
 
 def call_model(
@@ -62,7 +59,7 @@ def call_model(
     *,
     role: str = ASSISTANT,
     visible_text: Callable[[CompletionResult], str] | None = None,
-    counter: UsageCounter | None = None,
+    add_usage: AddUsage | None = None,
 ) -> Coroutine[Any, Any, CompletionResult]:
     """Makes one model call: reserves it in the ledger, streams it to listeners, charges its usage.
 
@@ -71,7 +68,7 @@ def call_model(
     Args:
         visible_text: Returns the part of the answer that listeners may see. They receive it as one delta when
             the answer is complete.
-        counter: Receives the usage of a successful call.
+        add_usage: Receives the usage of a successful call.
 
     Raises:
         BudgetExhausted: Tokens, cost or model calls are used up. The call is not made.
@@ -79,8 +76,8 @@ def call_model(
     """
     step = scope.next_step()
     if scope.events is NO_EVENTS:
-        return call_model_silently(scope.ledger, model, request, counter)
-    call = _ModelCall(scope, model, request, role, visible_text, counter)
+        return call_model_silently(scope.ledger, model, request, add_usage)
+    call = _ModelCall(scope, model, request, role, visible_text, add_usage)
     return call.make(step) if scope.journal is None else call.make_once(step, scope.journal)
 
 
@@ -92,18 +89,18 @@ class _ModelCall(NamedTuple):
     request: CompletionRequest
     role: str
     visible_text: Callable[[CompletionResult], str] | None
-    counter: UsageCounter | None
+    add_usage: AddUsage | None
 
     async def make_once(self, step: int, journal: Journal) -> CompletionResult:
         """Makes the call unless the journal of a durable run holds its result."""
-        ask = self._replace(counter=None).make
+        ask = self._replace(add_usage=None).make
         result = await journal.model(self.scope, step, self.request, self.role, ask)
-        if self.counter is not None:
-            self.counter.add_usage(result.usage)
+        if self.add_usage is not None:
+            self.add_usage(result.usage)
         return result
 
     async def make(self, step: int) -> CompletionResult:
-        scope, model, request, role, _, counter = self
+        scope, model, request, role, _, add_usage = self
         ledger, events = scope.ledger, scope.events
         received: list[str] = []
         ledger.reserve_model_call()
@@ -135,8 +132,8 @@ class _ModelCall(NamedTuple):
         )
         if scope.capture is not None:
             scope.capture.model(step, request, result)
-        if counter is not None:
-            counter.add_usage(result.usage)
+        if add_usage is not None:
+            add_usage(result.usage)
         return result
 
     async def _stream(self, step: int, received: list[str]) -> tuple[CompletionResult, float | None]:
@@ -164,7 +161,7 @@ class _ModelCall(NamedTuple):
 
 
 async def call_model_silently(
-    ledger: RunLedger, model: ModelPort, request: CompletionRequest, counter: UsageCounter | None = None
+    ledger: RunLedger, model: ModelPort, request: CompletionRequest, add_usage: AddUsage | None = None
 ) -> CompletionResult:
     """Makes one model call without events; reserves and charges it as `call_model` does.
 
@@ -179,8 +176,8 @@ async def call_model_silently(
         _charge_failed(ledger, error, request)
         raise
     ledger.add_usage(result.usage)
-    if counter is not None:
-        counter.add_usage(result.usage)
+    if add_usage is not None:
+        add_usage(result.usage)
     return result
 
 
@@ -212,6 +209,7 @@ def _emit_failed(scope: Scope, step: int, role: str, error: BaseException, start
     if scope.journal is not None and isinstance(error, asyncio.CancelledError):
         return
     attempts = list(attached_attempts(error))
+    code = "cancelled" if isinstance(error, asyncio.CancelledError) else "internal"
     provider, _, model = (attempts[-1]["provider"] if attempts else "").partition("/")
     scope.events.emit(
         "model.failed",
@@ -219,17 +217,11 @@ def _emit_failed(scope: Scope, step: int, role: str, error: BaseException, start
         role=role,
         provider=provider,
         model=model,
-        error=_code_of(error),
+        error=error.code if isinstance(error, AstromeshError) else code,
         usage=(attached_usage(error) or Usage()).to_json(),
         attempts=attempts,
         duration_ms=ms_since(started),
     )
-
-
-def _code_of(error: BaseException) -> str:
-    if isinstance(error, AstromeshError):
-        return error.code
-    return "cancelled" if isinstance(error, asyncio.CancelledError) else "internal"
 
 
 def _retract(events: Emitter, step: int) -> bool:
@@ -285,27 +277,16 @@ async def call_tools(
     Args:
         make: Makes one call.
     """
-    accepted = calls[:MAX_CALLS]
-    done = await together(
-        [*map(make, accepted)]
-        if len(accepted) <= MAX_CONCURRENT_CALLS
-        else _limit_concurrency(accepted, make)
-    )
+    limit = asyncio.Semaphore(MAX_CONCURRENT_CALLS)
+
+    async def make_in_turn(call: ToolCall) -> ToolResult:
+        async with limit:
+            return await make(call)
+
+    done = await together([make_in_turn(call) for call in calls[:MAX_CALLS]])
     scope.note_untrusted(result.name for result in done if result.untrusted)
     refused = [ToolResult(c.id, c.name, _TOO_MANY_CALLS, False, "too_many_calls") for c in calls[MAX_CALLS:]]
     return [*done, *refused] if refused else done
-
-
-def _limit_concurrency(
-    calls: Sequence[ToolCall], make: Callable[[ToolCall], Coroutine[Any, Any, ToolResult]]
-) -> list[Coroutine[Any, Any, ToolResult]]:
-    turn = asyncio.Semaphore(MAX_CONCURRENT_CALLS)
-
-    async def in_turn(call: ToolCall) -> ToolResult:
-        async with turn:
-            return await make(call)
-
-    return [in_turn(call) for call in calls]
 
 
 async def call_tool(scope: Scope, tools: ToolPort, call: ToolCall) -> ToolResult:
@@ -317,32 +298,43 @@ async def call_tool(scope: Scope, tools: ToolPort, call: ToolCall) -> ToolResult
 
 
 async def _call(scope: Scope, tools: ToolPort, call: ToolCall, context: ToolContext) -> ToolResult:
-    emit, name = scope.events.emit, _visible_name(scope, tools, call)
-    emit("tool.started", id=call.id, name=name, arguments=_parsed_arguments(call.arguments))
-    scope.tools_called.append(name)
+    name = _start_call(scope, tools, call)
     started = perf_counter()
     if scope.ledger.try_spend("tool_calls"):
         result = await tools.execute(call, context)
     else:
         result = ToolResult(call.id, call.name, _NO_MORE_CALLS, False, "budget_exhausted")
-    duration = ms_since(started)
-    emit(
-        "tool.finished", id=call.id, name=name, ok=result.ok, duration_ms=duration, **_outcome_fields(result)
-    )
+    _finish_call(scope, name, call, result, duration_ms=ms_since(started))
     if scope.capture is not None:
         scope.capture.tool(call, result)
-    if scope.tool_records is not None:
-        scope.tool_records.append(ToolCallRecord(name, call, result.ok, result.content))
     return result
 
 
 def _replay(scope: Scope, tools: ToolPort, call: ToolCall, result: ToolResult) -> None:
     """Emits and charges a call that a durable run made before it was resumed."""
-    name = _visible_name(scope, tools, call)
-    scope.events.emit("tool.started", id=call.id, name=name, arguments=_parsed_arguments(call.arguments))
-    scope.tools_called.append(name)
+    name = _start_call(scope, tools, call)
     scope.ledger.spend("tool_calls")
-    scope.events.emit("tool.finished", id=call.id, name=name, ok=result.ok, **_outcome_fields(result))
+    _finish_call(scope, name, call, result)
+
+
+def _start_call(scope: Scope, tools: ToolPort, call: ToolCall) -> str:
+    """Emits the start of a call, and returns the name of the tool that others may see."""
+    try:
+        arguments = orjson.loads(call.arguments or "{}")
+    except orjson.JSONDecodeError:
+        arguments = call.arguments
+    name = _visible_name(scope, tools, call)
+    scope.events.emit("tool.started", id=call.id, name=name, arguments=arguments)
+    scope.tools_called.append(name)
+    return name
+
+
+def _finish_call(scope: Scope, name: str, call: ToolCall, result: ToolResult, **fields: Any) -> None:
+    if not result.ok:
+        fields["error"] = result.error
+    if result.untrusted:
+        fields["untrusted"] = True
+    scope.events.emit("tool.finished", id=call.id, name=name, ok=result.ok, **fields)
     if scope.tool_records is not None:
         scope.tool_records.append(ToolCallRecord(name, call, result.ok, result.content))
 
@@ -355,17 +347,3 @@ def _visible_name(scope: Scope, tools: ToolPort, call: ToolCall) -> str:
     if any(spec.name == name for spec in tools.specs()):
         return name
     return (name if scope.visible_name is None else scope.visible_name(name))[:_MAX_NAME]
-
-
-def _outcome_fields(result: ToolResult) -> JsonObject:
-    marks: JsonObject = {} if result.ok else {"error": result.error}
-    if result.untrusted:
-        marks["untrusted"] = True
-    return marks
-
-
-def _parsed_arguments(arguments: str) -> object:
-    try:
-        return orjson.loads(arguments or "{}")
-    except orjson.JSONDecodeError:
-        return arguments

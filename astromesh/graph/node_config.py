@@ -197,13 +197,15 @@ class NodeConfig(MutableMapping[str, Any]):
         run = self.runtime
         if run.is_unobserved:
             ledger = run.shared.opened_ledger or run.shared.ledger
-            return call_model_silently(ledger, self.model, request, self)
+            return call_model_silently(ledger, self.model, request, self.add_usage)
         if self.audibility is not Audibility.STREAMED:
             if self.audibility in _INTERMEDIATE and request.answers:
                 request = replace(request, answers=False)
             role, visible_text = visible_part(self.audibility, role, self.node.name, visible_text)
         scope = run.scope_at(self.path)
-        return call_model(scope, self.model, request, role=role, visible_text=visible_text, counter=self)
+        return call_model(
+            scope, self.model, request, role=role, visible_text=visible_text, add_usage=self.add_usage
+        )
 
     def add_usage(self, usage: Usage) -> None:
         """Adds the usage of a model call of this execution."""

@@ -29,15 +29,11 @@ class Problem(str):
         made.location, made.message = location, message or text
         return made
 
-    def within(self, prefix: str, *at: str | int) -> Problem:
-        """Returns the problem as seen from outside."""
-        return Problem(f"{prefix}: {self}", (*at, *self.location), self.message)
-
 
 def within(problem: str, prefix: str, *at: str | int) -> Problem:
     """Returns a problem of a part as one of the whole. A plain sentence gets the location of the part."""
-    nested = problem if isinstance(problem, Problem) else Problem(problem)
-    return nested.within(prefix, *at)
+    location, message = (problem.location, problem.message) if isinstance(problem, Problem) else ((), problem)
+    return Problem(f"{prefix}: {problem}", (*at, *location), message)
 
 
 def location_in(data: Any, at: Location, lists: frozenset[str]) -> Location:
@@ -138,9 +134,8 @@ def _nodes(graph: GraphView, seen: SeenParts) -> Iterator[str]:
 def _ignored_keywords(node: BaseNode) -> Iterator[str]:
     """Yields keywords that were passed and would be ignored silently."""
     summed = {"model_override"} if node.has_flag(NodeFlag.SUMMARIZE_OUTPUT) else set()
-    if idle := [key for key in node.ignored_keywords() if key not in summed]:
-        text = f"{', '.join(idle)}: not used by a {type(node).__name__}."
-        yield Problem(text, (idle[0],))
+    if unused := [key for key in node.ignored_keywords() if key not in summed]:
+        yield Problem(f"{', '.join(unused)}: not used by a {type(node).__name__}.", (unused[0],))
     if "guards" in node.handles and "strategy" not in node.ignores:
         return  # a PromptNode puts the rest into its prompt and its request
     if node.output_schema is not None and not node.has_flag(NodeFlag.VALIDATE_OUTPUT) and _is_built_in(node):
@@ -221,8 +216,8 @@ def _unknown_sources(graph: GraphView) -> Iterator[str]:
 
 def _unreachable(graph: GraphView) -> Iterator[str]:
     starts = [graph.entry, ERROR_NODE, *([graph.finalizer] if graph.finalizer else [])]
-    lost = graph.nodes.keys() - reachable(starts, lambda name: targets(graph, name))
-    for name in sorted(lost):
+    unreached = graph.nodes.keys() - reachable(starts, lambda name: targets(graph, name))
+    for name in sorted(unreached):
         yield Problem(f"Node {name!r} is never reached.", ("nodes", name))
 
 

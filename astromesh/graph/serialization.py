@@ -208,16 +208,10 @@ def read_graph(
     objects: Mapping[str, Any] | None = None,
     kinds: Mapping[str, type[BaseNode]] | None = None,
 ) -> G:
-    """Returns the graph that plain data describes.
+    """Returns the graph that plain data describes. See `PromptGraph.from_config`.
 
     Args:
         make: Makes an empty graph: `PromptGraph`.
-        config: What `write_graph` has returned, or the contents of a file.
-        objects: Python objects by the names that the data uses, beside `module:name`.
-        kinds: Node classes by name, beside the built-in ones.
-
-    Raises:
-        InvalidGraph: Every problem with its location.
     """
     place = Cursor(objects or {}, {**KINDS, **(kinds or {})}, make)
     graph = _build_graph(config, place)

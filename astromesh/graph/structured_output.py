@@ -7,7 +7,7 @@ import re
 import sys
 import typing
 from collections.abc import Callable, Iterator, Mapping
-from functools import lru_cache, partial
+from functools import partial
 from json import JSONDecodeError, JSONDecoder
 from types import UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints, is_typeddict
@@ -31,7 +31,7 @@ def extract_object(text: str, key: str = "") -> dict[str, Any] | None:
         text: The answer of a model.
         key: What the object must have, or empty.
     """
-    return next((found for found in _values_in(text, _OBJECTS) if not key or key in found), None)
+    return next((found for _, _, found in placed_values(text) if not key or key in found), None)
 
 
 def extract_values(text: str) -> Iterator[Any]:
@@ -39,7 +39,7 @@ def extract_values(text: str) -> Iterator[Any]:
     try:
         yield _DECODER.decode(text.strip())
     except (JSONDecodeError, RecursionError):
-        yield from _values_in(text, _VALUES)
+        yield from (value for _, _, value in placed_values(text, _VALUES))
 
 
 def whole_object(text: str) -> dict[str, Any] | None:
@@ -55,16 +55,13 @@ def whole_object(text: str) -> dict[str, Any] | None:
         return None
 
 
-def placed_objects(text: str) -> Iterator[tuple[int, int, Any]]:
-    """Yields start, end and value of every JSON object in a text that is not part of an earlier one."""
-    return _positions_in(text, _OBJECTS)
+def placed_values(text: str, opening: re.Pattern[str] = _OBJECTS) -> Iterator[tuple[int, int, Any]]:
+    """Yields start, end and value of every JSON object in a text that is not part of an earlier one.
 
-
-def _values_in(text: str, opening: re.Pattern[str]) -> Iterator[Any]:
-    return (value for _, _, value in _positions_in(text, opening))
-
-
-def _positions_in(text: str, opening: re.Pattern[str]) -> Iterator[tuple[int, int, Any]]:
+    Args:
+        text: The answer of a model.
+        opening: What a value begins with.
+    """
     end = 0
     for _ in range(_MAX_ATTEMPTS):
         start = opening.search(text, end)
@@ -124,27 +121,18 @@ class OutputSchema:
         raise misfit
 
 
-@lru_cache(maxsize=256)
-def _schema_of_type(schema: type) -> OutputSchema:
-    return OutputSchema(schema)
-
-
-#: Compiled JSON Schemas by identity. The schema is stored too, so that its identity is not reused.
-_MAPPING_SCHEMAS: dict[int, tuple[Mapping[str, Any], OutputSchema]] = {}
-_MAX_MAPPING_SCHEMAS = 256
+#: Compiled schemas by identity. The source is stored too, so that its identity is not reused.
+_COMPILED: dict[int, tuple[Any, OutputSchema]] = {}
+_MAX_COMPILED = 256
 
 
 def output_schema(schema: Any) -> OutputSchema:
-    """Returns the reader of a schema. Types and JSON Schemas are compiled once per process."""
-    if isinstance(schema, type):
-        return _schema_of_type(schema)
-    if not isinstance(schema, Mapping):
-        return OutputSchema(schema)
-    known = _MAPPING_SCHEMAS.get(id(schema))
+    """Returns the reader of a schema, which is compiled once per process."""
+    known = _COMPILED.get(id(schema))
     if known is None:
-        if len(_MAPPING_SCHEMAS) >= _MAX_MAPPING_SCHEMAS:
-            _MAPPING_SCHEMAS.clear()
-        known = _MAPPING_SCHEMAS[id(schema)] = schema, OutputSchema(schema)
+        if len(_COMPILED) >= _MAX_COMPILED:
+            _COMPILED.clear()
+        known = _COMPILED[id(schema)] = schema, OutputSchema(schema)
     return known[1]
 
 

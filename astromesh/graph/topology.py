@@ -107,18 +107,16 @@ def _nested_nodes(node: Any) -> Iterator[Any]:
             pending.extend(one.children())
 
 
-def reachable_around(graph: GraphView, starts: Iterable[str], guards: set[str]) -> set[str]:
-    """Returns what can be reached from these nodes on paths that pass none of these guards."""
-    return reachable(starts, lambda name: () if name in guards else targets(graph, name))
-
-
 def exposed(graph: GraphView, starts: Iterable[str]) -> dict[str, set[str]]:
     """Returns by guard what can be reached without passing it.
 
     A change must not let any of these sets grow.
     """
-    guards = [n.name for n in graph.nodes.values() if contains_protected(n)]
-    return {guard: reachable_around(graph, starts, {guard}) - {guard} for guard in guards}
+
+    def around(guard: str) -> set[str]:
+        return reachable(starts, lambda name: () if name == guard else targets(graph, name)) - {guard}
+
+    return {name: around(name) for name, node in graph.nodes.items() if contains_protected(node)}
 
 
 def routable(graph: GraphView, name: str) -> set[str]:

@@ -109,9 +109,6 @@ class GuardResults:
         return OutputRefused(self.refused[0].name, error)
 
 
-NO_GUARD_RESULTS = GuardResults()
-
-
 def as_guards(guards: Sequence[Any]) -> tuple[Guard, ...]:
     """Returns guards unchanged, and functions as guards that block."""
     return tuple(g if isinstance(g, Guard) else Guard(g) for g in guards)

@@ -24,7 +24,7 @@ from astromesh.graph.calls import ASSISTANT
 from astromesh.graph.flags import NodeFlag
 from astromesh.graph.node_config import NodeConfig
 from astromesh.graph.nodes import system_prompt
-from astromesh.graph.nodes.guard import NO_GUARD_RESULTS, Guard, GuardResults, as_guards, run_guards
+from astromesh.graph.nodes.guard import Guard, GuardResults, as_guards, run_guards
 from astromesh.graph.nodes.system_prompt import PERSPECTIVES, STRATEGIES, Perspective, Strategy, as_block
 from astromesh.graph.records import TOOL_CALLS_PRESENT, NodeResult
 from astromesh.graph.state import GraphState
@@ -48,14 +48,6 @@ class PreparedPrompt:
     head: str
     sys_msg: Message | None
     tools: tuple[ToolSpec, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class FinalAnswer:
-    """A final answer after steps 6 to 9."""
-
-    output: Any
-    checked: GuardResults = NO_GUARD_RESULTS
 
 
 class PromptNode(BaseNode):
@@ -213,26 +205,35 @@ class PromptNode(BaseNode):
         self, request: CompletionRequest, answer: CompletionResult, state: GraphState, config: NodeConfig
     ) -> NodeResult:
         tries = 0
-        final = await self._check_answer(answer, state, config)
-        while final.checked.refused and final.checked.may_retry(tries):
+        output, checked = await self._check_answer(answer, state, config)
+        while checked.refused and checked.may_retry(tries):
             tries += 1
-            request = self._ask_again(request, answer, final.checked)
+            request = self._ask_again(request, answer, checked)
             answer = await self._ask(request, config)
-            final = await self._check_answer(answer, state, config)
-        return self._result(answer, final)
+            output, checked = await self._check_answer(answer, state, config)
+        result = NodeResult(self.name, output, answer.content)
+        result.guards_passed, result.guards_failed = checked.passed, checked.failed
+        if not checked.refused:
+            # the conversation gets the final output
+            result.messages_added = (Message("assistant", system_prompt.as_text(output)),)
+            return result
+        result.error = f"The answer of {self.name!r} was {checked.error}"
+        by_schema = self._schema_guard in checked.refused
+        result.exception = InvalidOutput(result.error) if by_schema else checked.refusal(result.error)
+        return result
 
     async def _check_answer(
         self, answer: CompletionResult, state: GraphState, config: NodeConfig
-    ) -> FinalAnswer:
+    ) -> tuple[Any, GuardResults]:
+        """Returns the output after steps 6 to 9, None if it is refused, and the results of the guards."""
         try:
             parsed = self._parse(answer.content)
         except ValueError as error:
-            return FinalAnswer(
-                None, GuardResults((), (self._schema_guard.name,), (self._schema_guard,), str(error))
-            )
+            guard = self._schema_guard
+            return None, GuardResults((), (guard.name,), (guard,), str(error))
         checked = await run_guards(self._guards, parsed, state)
         if checked.refused:
-            return FinalAnswer(None, checked)
+            return None, checked
         output = self._strategy.parse(parsed) if self._strategy else parsed
         if self._strategy and not self._schema:
             output = self._parse(output)
@@ -241,7 +242,7 @@ class PromptNode(BaseNode):
         if self._guards and output is not parsed and output != parsed:
             # steps 8 and 9 have changed the answer
             checked = await run_guards(self._guards, output, state)
-        return FinalAnswer(None if checked.refused else output, checked)
+        return (None if checked.refused else output), checked
 
     def _parse(self, text: Any) -> Any:
         if self._schema:
@@ -267,20 +268,6 @@ class PromptNode(BaseNode):
             output_schema=self._schema.json_schema if self._schema else None,
         )
 
-    def _result(self, answer: CompletionResult, final: FinalAnswer) -> NodeResult:
-        result = NodeResult(self.name, final.output, answer.content)
-        result.guards_passed, result.guards_failed = final.checked.passed, final.checked.failed
-        if final.checked.refused:
-            result.error = f"The answer of {self.name!r} was {final.checked.error}"
-            by_schema = self._schema_guard in final.checked.refused
-            result.exception = (
-                InvalidOutput(result.error) if by_schema else final.checked.refusal(result.error)
-            )
-        else:
-            # the conversation gets the final output
-            result.messages_added = (Message("assistant", system_prompt.as_text(final.output)),)
-        return result
-
 
 async def _always_fails(output: Any) -> bool:
     return False
@@ -296,11 +283,11 @@ def with_unique_ids(calls: Sequence[ToolCall]) -> tuple[ToolCall, ...]:
     ids = [call.id for call in calls]
     if all(ids) and len(set(ids)) == len(ids):
         return tuple(calls)
-    taken: set[str] = set()
+    used: set[str] = set()
     renamed = []
     for number, call in enumerate(calls):
-        fresh = call.id if call.id and call.id not in taken else f"{call.id or 'call'}_{number}"
-        taken.add(fresh)
+        fresh = call.id if call.id and call.id not in used else f"{call.id or 'call'}_{number}"
+        used.add(fresh)
         renamed.append(structs.replace(call, id=fresh))
     return tuple(renamed)
 

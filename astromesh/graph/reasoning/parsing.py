@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from astromesh.graph.structured_output import extract_object, placed_objects, whole_object
+from astromesh.graph.structured_output import extract_object, placed_values, whole_object
 from astromesh.types import JsonObject
 
 
@@ -182,7 +182,7 @@ def _without_thinking_objects(text: str) -> str:
 
 def _visible_pieces(text: str) -> Iterator[str]:
     end = 0
-    for start, stop, value in placed_objects(text):
+    for start, stop, value in placed_values(text):
         visible = without_thinking_fields(value)
         if visible == value:
             continue
