@@ -1,9 +1,10 @@
-"""Text buffers for streamed output, and the characters of a text that nobody sees."""
+"""Text: a buffer for streamed output, suggestions for misspelled names, and invisible characters."""
 
 from __future__ import annotations
 
+import difflib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 #: pieces that are stored one by one; otherwise an answer of 100,000 deltas would be 100,000 strings
 _SINGLE_PIECES = 512
@@ -30,6 +31,19 @@ class TextBuffer:
 
     def getvalue(self) -> str:
         return "".join((*self._blocks, *self._pieces))
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Returns a hint with the most similar known name, or an empty text."""
+    names = sorted(set(known))
+    near = difflib.get_close_matches(name, names, 1, 0.6) or _by_prefix(name, names)
+    return f"Did you mean `{near[0]}`?" if near else ""
+
+
+def _by_prefix(name: str, names: Iterable[str]) -> list[str]:
+    """Compares with known names up to their last underscore: `timeot` is similar to `timeout_seconds`."""
+    beginnings = {longer.rpartition("_")[0]: longer for longer in names if "_" in longer}
+    return [beginnings[near] for near in difflib.get_close_matches(name, beginnings, 1, 0.75)]
 
 
 # Characters that nobody sees, and texts without them.

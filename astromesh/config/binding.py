@@ -13,12 +13,13 @@ from astromesh.config.agent import AgentModel, Conversational, Orchestration, Ro
 from astromesh.config.base import Node, OptionsResolver, Steps
 from astromesh.config.connections import ChannelBlock
 from astromesh.config.endpoints import KEY_SOURCES, ProviderEntryNode
-from astromesh.config.keys import accepts_key, did_you_mean, keys_of, list_known
+from astromesh.config.keys import accepts_key, keys_of, list_known
 from astromesh.config.parser import manifest_fault
 from astromesh.config.providers import ModelBlock, ModelSpec, ProviderEntry
 from astromesh.config.records import Block, records_in
 from astromesh.config.validation import MISSING, validate
 from astromesh.errors import ConfigError, InvalidManifest, UnknownPlugin
+from astromesh.text import did_you_mean
 
 
 class BindingContext(NamedTuple):

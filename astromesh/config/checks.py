@@ -13,9 +13,10 @@ from astromesh.config.agent import AgentManifest, Stream, ToolBlock
 from astromesh.config.base import GraphMention, Node, Place, Steps, TemplateCheck
 from astromesh.config.connections import MCPServer
 from astromesh.config.environment import displayable_name
-from astromesh.config.keys import did_you_mean, list_known
+from astromesh.config.keys import list_known
 from astromesh.config.records import IsJsonSchema, IsTemplate, JsonMap, marked_fields
 from astromesh.config.runtime import Auth
+from astromesh.text import did_you_mean
 
 #: patterns whose `max_iterations` is not that of the tool loop: the engine's cap, or none
 PATTERN_ITERATIONS: Mapping[str, int | None] = {"graph": 50, "autonomous": 50, "reasoning": None}

@@ -24,12 +24,13 @@ from astromesh.config.checks import Finding, KnownNames, Names
 from astromesh.config.connections import ChannelManifest, MCPManifest
 from astromesh.config.endpoints import ProviderEntryNode
 from astromesh.config.file import ConfigFile, with_defaults
-from astromesh.config.keys import did_you_mean, list_known
+from astromesh.config.keys import list_known
 from astromesh.config.parser import manifest_fault
 from astromesh.config.providers import ProviderManifest
 from astromesh.config.rag import RAGManifest
 from astromesh.config.runtime import OrchestrationDefaults, RuntimeManifest
 from astromesh.errors import InvalidConfiguration, InvalidManifest
+from astromesh.text import did_you_mean
 
 Faults = tuple[InvalidManifest, ...]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Sequence
 from functools import cache
 from types import UnionType
@@ -11,19 +10,6 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import AliasChoices, AliasPath, BaseModel
 
 from astromesh.config.base import Steps
-
-
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Returns a hint with the most similar known name, or an empty text."""
-    names = sorted(set(known))
-    near = difflib.get_close_matches(name, names, 1, 0.6) or _by_prefix(name, names)
-    return f"Did you mean `{near[0]}`?" if near else ""
-
-
-def _by_prefix(name: str, names: Iterable[str]) -> list[str]:
-    """Compares with known names up to their last underscore: `timeot` is similar to `timeout_seconds`."""
-    beginnings = {longer.rpartition("_")[0]: longer for longer in names if "_" in longer}
-    return [beginnings[near] for near in difflib.get_close_matches(name, beginnings, 1, 0.75)]
 
 
 def list_known(names: Iterable[str]) -> str:

@@ -13,9 +13,10 @@ from pydantic_core import ErrorDetails
 
 from astromesh.config import parser
 from astromesh.config.base import Node, Steps, node_from_value
-from astromesh.config.keys import description_at, did_you_mean, keys_at, list_known, sample_value
+from astromesh.config.keys import description_at, keys_at, list_known, sample_value
 from astromesh.config.parser import MAX_FAULTS, manifest_fault
 from astromesh.errors import InvalidManifest
+from astromesh.text import did_you_mean
 
 # -- faults --------------------------------------------------------------------------------------------------
 

@@ -309,7 +309,7 @@ def _redirect(call: _Call, status: int, target: str) -> _Call:
     try:
         url = URL(call.url).join(URL(target))
     except ValueError as error:
-        raise NetError(f"{_host(call.url)} redirects to something that is no URL.") from error
+        raise NetError(f"{_host(call.url)} redirects to an invalid URL.") from error
     if url.scheme not in ("http", "https"):
         raise NetError(f"{_host(call.url)} redirects to {url.scheme or 'nothing'}, which is not HTTP.")
     if url.origin() != URL(call.url).origin():
@@ -383,11 +383,11 @@ def _read_timeout(seconds: float) -> aiohttp.ClientTimeout:
 
 #: the first match applies; the message is the host and this text
 _ERRORS: tuple[tuple[type[BaseException], type[NetError], str], ...] = (
-    (aiohttp.InvalidURL, NetError, "is no usable URL"),
-    (aiohttp.ConnectionTimeoutError, NetConnectTimeout, "did not take the connection in time"),
+    (aiohttp.InvalidURL, NetError, "is not a valid URL"),
+    (aiohttp.ConnectionTimeoutError, NetConnectTimeout, "did not accept the connection in time"),
     (TimeoutError, NetTimeout, "did not answer in time"),
-    (aiohttp.ClientConnectorCertificateError, NetError, "has a certificate that cannot be trusted"),
-    (aiohttp.ClientConnectorSSLError, NetError, "offers no TLS version or cipher that is supported"),
+    (aiohttp.ClientConnectorCertificateError, NetError, "has an untrusted certificate"),
+    (aiohttp.ClientConnectorSSLError, NetError, "offers no supported TLS version or cipher"),
     (aiohttp.ClientConnectorDNSError, NetUnreachable, "is an unknown host"),
     (aiohttp.ClientConnectorError, NetUnreachable, "refuses connections or cannot be reached"),
     (MalformedBody, NetError, "sent invalid HTTP in the middle of its response"),

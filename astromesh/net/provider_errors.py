@@ -56,11 +56,11 @@ _ERROR_NAMES: dict[str, int] = {
     "DEADLINE_EXCEEDED": 504,
 }
 _MESSAGES: dict[type[ProviderError], str] = {
-    ProviderUnauthorized: "refuses the key or the account",
-    ProviderRateLimited: "asks for fewer calls",
-    ProviderTimeout: "did not finish in time",
-    ProviderRejected: "refuses the request",
-    ProviderUnavailable: "cannot answer",
+    ProviderUnauthorized: "the key or the account is rejected",
+    ProviderRateLimited: "too many calls",
+    ProviderTimeout: "the service timed out",
+    ProviderRejected: "the request is rejected",
+    ProviderUnavailable: "the service is unavailable",
 }
 #: messages of these errors may repeat the key
 _WITHOUT_DETAIL = (ProviderUnauthorized, ProviderRateLimited)

@@ -1,7 +1,7 @@
-"""The forgery guard (reliability.md S4): what models, users, documents and redirects choose stays outside.
+"""The request-forgery guard: hosts that models, users, documents or redirects choose must be public.
 
-A host is resolved, every address is judged, and the connection goes to a judged address: a name that answers
-differently the second time gains nothing. Hosts that the operator wrote never come here.
+A host is resolved, every address is checked, and the connection goes to a checked address, so that a second
+DNS answer cannot change it. Hosts that the operator configured are not checked.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ _GROWING = {
 
 
 def _calls(blocks: Iterable[tuple[JsonObject, str]], owner: str) -> tuple[ToolCall, ...]:
-    """The tool calls among blocks with their streamed input; each has the thoughts before it."""
+    """Returns the tool calls among blocks with their streamed input; each has the thoughts before it."""
     calls, thoughts = [], []
     for block, streamed in blocks:
         if block["type"] in _THOUGHTS:
@@ -149,7 +149,7 @@ def _finished_block(block: JsonObject, streamed: Mapping[str, TextBuffer]) -> tu
 
 
 def token_counts(usage: JsonObject) -> TokenCounts | None:
-    """The reported tokens. The API counts cached tokens beside `input_tokens`; here they are included."""
+    """Returns the reported tokens. The API counts cached tokens separately; here they are part of `input`."""
     if not usage:
         return None
     read, written = usage.get("cache_read_input_tokens") or 0, usage.get("cache_creation_input_tokens") or 0

@@ -60,12 +60,12 @@ _DATED = re.compile(r"-(\d{4}-\d{2}-\d{2}|\d{8}|latest)$")
 
 
 def model_info(model: str) -> ModelInfo | None:
-    """The facts about a model, also about a dated snapshot of it (`gpt-4o-2024-08-06`)."""
+    """Returns the facts about a model, also for a dated snapshot of it (`gpt-4o-2024-08-06`)."""
     return MODELS.get(model) or MODELS.get(_DATED.sub("", model))
 
 
 def price_of(options: ModelOptions) -> Price | None:
-    """The price of the block's model: the operator's, else the list price; None if unknown."""
+    """Returns the price of the block's model: the operator's, else the list price; None if unknown."""
     if (own := options.prices.get(options.model_name)) is not None:
         return own
     found = model_info(options.model_name)
@@ -73,7 +73,7 @@ def price_of(options: ModelOptions) -> Price | None:
 
 
 def capabilities_of(options: ModelOptions, *, json: bool = True, priced: bool | None = None) -> Capabilities:
-    """The features of the block's model: by the operator, else by the table, else the cautious default."""
+    """Returns the features of the block's model: the operator's, else the table's, else the defaults."""
     found = model_info(options.model_name)
     quality = options.quality.get(options.model_name, found.quality if found else 50.0)
     return Capabilities(
@@ -89,7 +89,7 @@ def capabilities_of(options: ModelOptions, *, json: bool = True, priced: bool | 
 def cost(
     price: Price | None, input_tokens: int, output_tokens: int, cached: int = 0, written: int = 0
 ) -> float:
-    """The cost in US dollars; `cached` and `written` are parts of `input_tokens`."""
+    """Returns the cost in US dollars; `cached` and `written` are parts of `input_tokens`."""
     if price is None:
         return 0.0
     plain = price.input_per_million

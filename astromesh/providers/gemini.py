@@ -107,7 +107,7 @@ class GeminiReader(StreamReader):
 
 
 def token_counts(usage: JsonObject) -> TokenCounts | None:
-    """The reported tokens. Thoughts are output tokens, as they are priced."""
+    """Returns the reported tokens. Thoughts are output tokens, as they are priced."""
     if "promptTokenCount" not in usage:
         return None
     outputs = sum_counts(usage.get("candidatesTokenCount", 0), usage.get("thoughtsTokenCount"))  # it omits 0

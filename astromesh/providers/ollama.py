@@ -139,7 +139,7 @@ def encode_message(message: Message) -> JsonObject:
 
 
 def token_counts(payload: JsonObject) -> TokenCounts | None:
-    """The reported tokens. Ollama does not count a prompt in its cache."""
+    """Returns the reported tokens. Ollama does not count a prompt in its cache."""
     return TokenCounts(payload.get("prompt_eval_count") or None, payload.get("eval_count"))
 
 
@@ -152,7 +152,7 @@ def _put(body: JsonObject, parameters: Mapping[str, Any]) -> None:
 
 
 def _calls(message: JsonObject) -> tuple[ToolCall, ...]:
-    """The tool calls, with ids and with arguments as JSON text: Ollama sends neither."""
+    """Returns the tool calls, with ids and with arguments as JSON text: Ollama sends neither."""
     return tuple(
         ToolCall(
             call.get("id") or f"call_{uuid4().hex}",

@@ -149,7 +149,7 @@ class _GrowingCall:
 
 
 def token_counts(usage: Any) -> TokenCounts | None:
-    """The reported tokens; None if the server reports none."""
+    """Returns the reported tokens; None if the server reports none."""
     if not usage:
         return None
     details = usage.get("prompt_tokens_details") or {}
@@ -287,7 +287,7 @@ class OpenAI(Wire[OpenAIOptions]):
 
 
 def _paths(options: OpenAIOptions) -> tuple[str, str]:
-    """The paths of chats and of the list of models, below the endpoint.
+    """Returns the paths of chats and of the list of models, below the endpoint.
 
     Azure: https://learn.microsoft.com/azure/ai-services/openai/reference
     """

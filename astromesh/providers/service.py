@@ -294,7 +294,7 @@ class ServiceProvider:
         return Usage(inputs, outputs, cached, spent, estimated)
 
     def _partial_usage(self, request: CompletionRequest, reply: Reply) -> Usage:
-        """The usage of an incomplete answer: the reported tokens, else an estimate."""
+        """Returns the usage of an incomplete answer: the reported tokens, else an estimate."""
         so_far, output = _plausible_counts(reply.counts), _estimated_output(reply)
         if so_far is not None and so_far.output is not None:
             if so_far.output < output:
@@ -311,7 +311,7 @@ class ServiceProvider:
         return error
 
     def _format_error(self) -> ProviderError:
-        message = "answered something that is not of its wire format"
+        message = "sent a response in an unknown format"
         return ProviderUnavailable(message, provider=self.name, retryable=False)
 
 
@@ -329,7 +329,7 @@ def _estimated_output(reply: Reply) -> int:
 
 
 def _fill_counts(counted: TokenCounts | None, request: CompletionRequest, output: int) -> TokenCounts:
-    """The counts, with estimates of missing ones."""
+    """Returns the counts, with estimates for missing ones."""
     if counted is None or counted.input is None:  # without a total, its parts say nothing
         outputs = counted.output if counted is not None else None
         return TokenCounts(estimate_request(request), output if outputs is None else outputs)

@@ -19,7 +19,8 @@ from astromesh.text import TextBuffer
 from astromesh.tokens import utf8_size
 from astromesh.types import CompletionRequest, JsonObject, Message, ToolCall, ToolSpec
 
-_MOST = 256
+#: cached lists of tools
+_MAX_FRAGMENTS = 256
 
 
 class FragmentCache:
@@ -40,7 +41,7 @@ class FragmentCache:
         key = tuple(map(id, tools))
         found = self._fragments.get(key)
         if found is None:
-            if len(self._fragments) >= _MOST:
+            if len(self._fragments) >= _MAX_FRAGMENTS:
                 self._fragments.clear()
             found = tools, orjson.Fragment(orjson.dumps(self._encode(tools), default=dict))
             self._fragments[key] = found
@@ -189,7 +190,7 @@ class StreamReader(ABC):
 
 
 def latest_counts(newest: TokenCounts | None, before: TokenCounts | None) -> TokenCounts | None:
-    """The newest counts, which are totals so far, with earlier values for those that are missing now."""
+    """Returns the newest counts, which are totals so far; missing ones keep their earlier values."""
     if before is None or newest is None:
         return newest or before
     inputs = before.input if newest.input is None else newest.input
@@ -208,7 +209,7 @@ def sum_counts(count: Any, *more: Any) -> int | None:
 
 
 def text_of(value: Any) -> str:
-    """The text of a `content` field: a string, nothing, or parts with text."""
+    """Returns the text of a `content` field: a string, null, or parts with text."""
     if isinstance(value, str):
         return value
     if value is None:
@@ -217,16 +218,16 @@ def text_of(value: Any) -> str:
 
 
 def arguments_of(value: Any, empty: str = "{}") -> str:
-    """The JSON text of a call's arguments; some services send the object itself."""
+    """Returns the JSON text of a call's arguments; some services send the object itself."""
     if isinstance(value, str):
         return value or empty
     return empty if value is None else orjson.dumps(value).decode()
 
 
 def arguments_object(text: str) -> JsonObject:
-    """The arguments of a call, for services that require an object.
+    """Returns the arguments of a call as an object, which some services require.
 
-    Other text is the model's mistake; the result that follows reports it.
+    Invalid arguments are sent as `{"invalid": TEXT}`; the result that follows reports the model's error.
     """
     try:
         arguments = orjson.loads(text)
@@ -245,7 +246,7 @@ def alternating_turns(
     Args:
         assistant: the service's role of the model.
         key: of the parts of a turn.
-        encode: returns the parts of a message; those of plain text must be accepted in any turn.
+        encode: returns the parts of a message.
     """
     turns: list[JsonObject] = []
     for message in messages:
@@ -270,14 +271,14 @@ def renamed(parameters: Mapping[str, Any], names: Mapping[str, str], stop: str) 
 
 
 def json_instruction(request: CompletionRequest) -> str:
-    """An instruction with the request's output schema, for services without another way to request it."""
+    """Returns an instruction with the output schema, for services that cannot receive it in another way."""
     schema = orjson.dumps(request.output_schema, default=dict).decode()
     first = "Call tools as long as you need them. " if request.tools else ""
     return f"{first}Answer with nothing but JSON that fits this JSON Schema: {schema}"
 
 
 def with_schema_instruction(request: CompletionRequest) -> tuple[Message, ...]:
-    """The messages with the output schema in the system message, so that all calls of a run begin alike."""
+    """Returns the messages with the schema in the system message, so that all calls of a run begin alike."""
     words, messages = json_instruction(request), request.messages
     if not messages or messages[0].role != "system":
         return (Message("system", words), *messages)
@@ -286,11 +287,11 @@ def with_schema_instruction(request: CompletionRequest) -> tuple[Message, ...]:
 
 
 def truncated_answer() -> ProviderUnavailable:
-    return ProviderUnavailable("cut its answer before the end")
+    return ProviderUnavailable("ended its answer too early")
 
 
 def require_content(reply: Reply, reason: object) -> Reply:
     """Returns the reply. Raises: ProviderUnavailable: it has no text, no call and no finish reason."""
     if not (reason or reply.content or reply.tool_calls):
-        raise ProviderUnavailable("ended its answer before it sent anything")
+        raise ProviderUnavailable("ended its answer without any content")
     return reply

@@ -116,7 +116,7 @@ COUNTERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "agent_tokens": ("Tokens of runs, with nested ones.", ("agent",)),
     "agent_cost_usd": ("Cost of runs in US dollars, with nested ones.", ("agent",)),
     "tool_calls": ("Tool calls.", ("tool", "ok")),
-    "guardrail_actions": ("What guardrails did.", ("stage", "type", "action")),
+    "guardrail_actions": ("Actions of guardrails.", ("stage", "type", "action")),
     "tokens": ("Tokens by direction.", ("provider", "model", "direction")),
     "cost_usd": ("Cost in US dollars.", ("provider", "model")),
     "workflow_stages": ("Executions of stages.", ("workflow", "node", "status")),

@@ -52,7 +52,7 @@ class OtlpOptions(BaseModel):
 
     endpoint: str = Field(min_length=1, description="Base URL of the collector, e.g. http://collector:4318.")
     sample_ratio: float = Field(
-        1.0, ge=0, le=1, description="Share of the traces that begin here that is exported."
+        1.0, ge=0, le=1, description="Share of the traces that are exported, of those that start here."
     )
 
 
@@ -128,7 +128,7 @@ class OtlpExporter:
             log.warning("traces_not_exported", error=str(error))
             sent = False
         if not sent and not self._failing:
-            log.warning("traces_not_exported", error="the collector does not take them")
+            log.warning("traces_not_exported", error="the collector rejected them")
         self._failing = not sent
 
 
@@ -180,7 +180,7 @@ def _context(trace_id: str, span_id: str) -> SpanContext:
 
 
 def _name_and_attributes(run: TracedRun, span: JsonObject) -> tuple[str, Mapping[str, Any]]:
-    kind, given = span["name"], span["attributes"]
+    kind, attributes = span["name"], span["attributes"]
     if kind == "agent.run":
         return f"invoke_agent {run.agent}", {
             "gen_ai.operation.name": "invoke_agent",
@@ -198,29 +198,29 @@ def _name_and_attributes(run: TracedRun, span: JsonObject) -> tuple[str, Mapping
             "astromesh.status": run.status,
         }
     if kind == "llm.complete":
-        usage = given.get("usage", {})
-        return f"chat {given.get('model', '')}".strip(), {
+        usage = attributes.get("usage", {})
+        return f"chat {attributes.get('model', '')}".strip(), {
             "gen_ai.operation.name": "chat",
-            "gen_ai.provider.name": given.get("provider", ""),
-            "gen_ai.request.model": given.get("model", ""),
+            "gen_ai.provider.name": attributes.get("provider", ""),
+            "gen_ai.request.model": attributes.get("model", ""),
             "gen_ai.usage.input_tokens": usage.get("input_tokens", 0),
             "gen_ai.usage.output_tokens": usage.get("output_tokens", 0),
             "gen_ai.usage.cache_read.input_tokens": usage.get("cached_tokens", 0),
             "astromesh.cost_usd": usage.get("cost_usd", 0.0),
-            "astromesh.step": given.get("step", 0),
-            "astromesh.role": given.get("role", ""),
-            **({"error.type": given["error"]} if given.get("error") else {}),
-            **_messages(given),
+            "astromesh.step": attributes.get("step", 0),
+            "astromesh.role": attributes.get("role", ""),
+            **({"error.type": attributes["error"]} if attributes.get("error") else {}),
+            **_messages(attributes),
         }
     if kind == "tool.call":
-        return f"execute_tool {given.get('name', '')}".strip(), {
+        return f"execute_tool {attributes.get('name', '')}".strip(), {
             "gen_ai.operation.name": "execute_tool",
-            "gen_ai.tool.name": given.get("name", ""),
-            "gen_ai.tool.call.id": given.get("id", ""),
-            **({"error.type": given["error"]} if given.get("error") else {}),
-            **_call(given),
+            "gen_ai.tool.name": attributes.get("name", ""),
+            "gen_ai.tool.call.id": attributes.get("id", ""),
+            **({"error.type": attributes["error"]} if attributes.get("error") else {}),
+            **_call(attributes),
         }
-    plain = {k: v for k, v in given.items() if k != "content" and isinstance(v, str | int | float)}
+    plain = {k: v for k, v in attributes.items() if k != "content" and isinstance(v, str | int | float)}
     return kind, {f"astromesh.{key}": value for key, value in plain.items()}
 
 
@@ -233,23 +233,24 @@ _REASONS = {"tool_calls": "tool_call"}
 
 def _content(run: TracedRun) -> dict[str, str]:
     """Returns query and answer of a run."""
-    said = captured_content(run.events)
-    messages = {way: {"role": _ROLES[way], "content": text} for way, text in said.items()}
+    content = captured_content(run.events)
+    messages = {way: {"role": _ROLES[way], "content": text} for way, text in content.items()}
     return {f"gen_ai.{way}.messages": _json([_otel_message(message)]) for way, message in messages.items()}
 
 
-def _messages(given: JsonObject) -> dict[str, str]:
+def _messages(attributes: JsonObject) -> dict[str, str]:
     """Returns the messages of a model call."""
-    ways = (way for way in _ROLES if way in given)
+    ways = (way for way in _ROLES if way in attributes)
     return {
-        f"gen_ai.{way}.messages": _json([_otel_message(message) for message in given[way]]) for way in ways
+        f"gen_ai.{way}.messages": _json([_otel_message(message) for message in attributes[way]])
+        for way in ways
     }
 
 
-def _call(given: JsonObject) -> dict[str, str]:
+def _call(attributes: JsonObject) -> dict[str, str]:
     """Returns arguments and result of a tool call."""
-    parts = (part for part in ("arguments", "result") if part in given)
-    return {f"gen_ai.tool.call.{part}": _text(given[part]) for part in parts}
+    parts = (part for part in ("arguments", "result") if part in attributes)
+    return {f"gen_ai.tool.call.{part}": _text(attributes[part]) for part in parts}
 
 
 def _otel_message(message: JsonObject) -> JsonObject:

@@ -41,9 +41,9 @@ class PackedDeltas:
         self._run_id, self._type = events[0].run_id, events[0].type
         self._seqs = array("Q", [event.seq for event in events])
         self._stamps = array("d", [event.ts for event in events])
-        said = [event.data["content"] for event in events]
-        self._lengths = array("I", map(len, said))
-        self._text = "".join(said)
+        texts = [event.data["content"] for event in events]
+        self._lengths = array("I", map(len, texts))
+        self._text = "".join(texts)
 
     @property
     def last(self) -> int:
@@ -180,12 +180,12 @@ class RunLog(Struct, eq=False):
         """
         if seq < self.dropped_through:
             raise EventsGone(f"Events up to {self.dropped_through} of this run are no longer stored.")
-        kept = [event for event in self.events if event.seq > seq]
+        stored = [event for event in self.events if event.seq > seq]
         packs = [one for one in self._packs or () if one.last > seq]
         if not packs:
-            return kept
+            return stored
         unpacked = (event for one in packs for event in one.events() if event.seq > seq)
-        return sorted(chain(unpacked, kept), key=attrgetter("seq"))
+        return sorted(chain(unpacked, stored), key=attrgetter("seq"))
 
     def visible(self, tenant: str, owner: str | None) -> bool:
         """Whether this principal may see the run. `owner` None: any principal of the tenant."""
@@ -295,22 +295,22 @@ class RunLogs:
 
     def was_dropped(self, run_id: str, tenant: str, owner: str | None) -> bool:
         """Whether this principal had such a run and it was dropped."""
-        was = self._dropped.get(run_id)
-        return was is not None and was[0] == tenant and owner in (None, was[1])
+        dropped = self._dropped.get(run_id)
+        return dropped is not None and dropped[0] == tenant and owner in (None, dropped[1])
 
     def of_trace(self, trace_id: str) -> Iterable[RunLog]:
         return self._traces.get(trace_id, ())
 
     def erase_owner(self, tenant: str, owner: str) -> int:
         """Drops the ended runs of one principal; returns their number."""
-        theirs = [one for one in self._ended if (one[0].tenant, one[0].owner) == (tenant, owner)]
+        erased = [one for one in self._ended if (one[0].tenant, one[0].owner) == (tenant, owner)]
         others = [one for one in self._ended if (one[0].tenant, one[0].owner) != (tenant, owner)]
-        self._ended = deque((*theirs, *others))
-        for _ in theirs:
+        self._ended = deque((*erased, *others))
+        for _ in erased:
             self._drop()
-        for run_id in [run_id for run_id, whose in self._dropped.items() if whose == (tenant, owner)]:
+        for run_id in [run_id for run_id, of in self._dropped.items() if of == (tenant, owner)]:
             del self._dropped[run_id]
-        return len(theirs)
+        return len(erased)
 
     def newest(self) -> Iterator[RunLog]:
         return reversed(self._runs.values())

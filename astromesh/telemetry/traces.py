@@ -93,8 +93,8 @@ _FAILED = frozenset({"failed", "failure"})
 def trace_events(events: Iterable[Event]) -> list[Event]:
     """Returns the events that make up a trace, without their content.
 
-    Those of `_STEPS` hold counts, names and durations, and what was said where content is captured; of the
-    others only that they happened is kept.
+    The events of `_STEPS` and captured content stay complete. Of other events only the error of a failed run
+    stays.
     """
     return [
         e if e.type in _WHOLE_EVENTS else Event(e.run_id, e.seq, e.ts, e.type, _failure_data(e.data))

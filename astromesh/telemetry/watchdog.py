@@ -1,4 +1,4 @@
-"""Measures the lag of the event loop and logs what blocks it (reliability.md R12)."""
+"""Measures the lag of the event loop and logs what blocks it."""
 
 from __future__ import annotations
 
@@ -81,10 +81,10 @@ class Watchdog:
             if late > BLOCKED_SECONDS:
                 # the current stack; the last one before the loop continues is logged
                 where = _format_stack(sys._current_frames().get(self._loop_thread)) or where  # noqa: SLF001
-                held = late
+                blocked_for = late
             elif where:
                 self.blocks += 1
-                log.warning("event_loop_blocked", seconds=round(held, 3), where=where)
+                log.warning("event_loop_blocked", seconds=round(blocked_for, 3), where=where)
                 where = ""
 
 

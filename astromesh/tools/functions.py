@@ -1,7 +1,6 @@
 """Python functions as tools: their JSON Schema from type hints and docstring, and the tool around them.
 
-Stands below the graph and the `tools` adapters because both offer plain functions to models. Loading it loads
-pydantic: who may never meet a function (the graph, for its import time) loads it on first use.
+This module imports pydantic. The graph engine, which must start fast, imports it on first use.
 """
 
 from __future__ import annotations
@@ -163,8 +162,8 @@ def _read_function(
             continue
         if _holds_context(hint):
             raise ConfigError(
-                f"The parameter {parameter.name!r} of the tool {tool_name!r} holds a ToolContext among "
-                "others: annotate it ToolContext or ToolContext | None."
+                f"The parameter {parameter.name!r} of the tool {tool_name!r} combines ToolContext with other "
+                "types. Annotate it ToolContext or ToolContext | None."
             )
         # `pN`: a parameter may be named `copy` or `_x`, a field of a pydantic model may not
         fields[f"p{index}"] = (hint, _field(parameter, described.get(parameter.name, "")))
@@ -228,13 +227,11 @@ def _check_callable(function: Callable[..., Any], tool_name: str) -> None:
     bare = inspect.unwrap(function.func if isinstance(function, partial) else function)
     target = bare if inspect.isroutine(bare) or isinstance(bare, type) else type(bare).__call__
     if inspect.isgeneratorfunction(target) or inspect.isasyncgenfunction(target):
-        raise ConfigError(
-            f"The tool {tool_name!r} is a generator: return one value, e.g. a list, without yield."
-        )
+        raise ConfigError(f"The tool {tool_name!r} is a generator. Return one value, e.g. a list, instead.")
     if _is_unbound(bare):
         owner, _, method = bare.__qualname__.rpartition(".")
         raise ConfigError(
-            f"The tool {tool_name!r} is a method without its object: offer a bound one, such as "
+            f"The tool {tool_name!r} is an unbound method. Offer a bound one, such as "
             f"`{method} = {owner.rpartition('.')[2]}(…).{method}` in the module."
         )
 
@@ -268,8 +265,8 @@ def _parameters(function: Callable[..., Any], tool_name: str) -> list[inspect.Pa
     for parameter in parameters:
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
             raise ConfigError(
-                f"The tool {tool_name!r} has the parameter {parameter}: models pass arguments by name, "
-                "so positional-only and variadic parameters cannot be offered."
+                f"The tool {tool_name!r} has the parameter {parameter}. Models pass arguments by name, so "
+                "positional-only and variadic parameters are not possible."
             )
     return parameters
 

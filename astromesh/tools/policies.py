@@ -1,10 +1,10 @@
 """The policies between a model's tool call and the tool, one wrapper each.
 
-A layer takes the rest of the way and returns it guarded, or as it was where its rule does not apply. The
-order, outermost first, is document 001's (step 9):
+A layer wraps the call of a tool, or returns it unchanged if its rule does not apply. The order, outermost
+first, is that of document 001, step 9:
 
-    permission → rate limit → arguments (read, checked) → approval → identity → what else was given →
-    idempotency → intent (of durable runs) → timeout → tool
+    permission → rate limit → arguments → approval → identity → further layers → idempotency →
+    intent (of durable runs) → timeout → tool
 """
 
 from __future__ import annotations
@@ -122,11 +122,12 @@ def arguments(invoke: Invoke, tool: DeclaredTool) -> Invoke:
     """Parses the JSON and validates it against the tool's schema, which is compiled once."""
     name, validator = tool.spec.name, argument_validator(tool.spec)
 
-    async def checked(given: str | JsonObject, context: ToolContext) -> Any:
-        read = parse_arguments(ToolCall(context.call_id, name, given)) if isinstance(given, str) else given
-        if not validator.is_valid(read):
-            raise InvalidToolCall(argument_error(name, validator, read))
-        return await invoke(read, context)
+    async def checked(arguments: str | JsonObject, context: ToolContext) -> Any:
+        if isinstance(arguments, str):
+            arguments = parse_arguments(ToolCall(context.call_id, name, arguments))
+        if not validator.is_valid(arguments):
+            raise InvalidToolCall(argument_error(name, validator, arguments))
+        return await invoke(arguments, context)
 
     return checked
 
@@ -136,9 +137,9 @@ def idempotency(invoke: Invoke, tool: DeclaredTool) -> Invoke:
     if tool.policy.idempotency == "none":
         return invoke
 
-    async def keyed(given: Any, context: ToolContext) -> Any:
+    async def keyed(arguments: Any, context: ToolContext) -> Any:
         key = f"{context.run_id}/{context.call_id}"
-        return await invoke(given, replace(context, idempotency_key=key))
+        return await invoke(arguments, replace(context, idempotency_key=key))
 
     return keyed
 
@@ -156,32 +157,32 @@ def approval(if_tainted: bool) -> Layer:
             return invoke
         name, validator = tool.spec.name, argument_validator(tool.spec)
 
-        async def approved(given: JsonObject, context: ToolContext) -> Any:
-            if not _needs_approval(tool.policy, given) and not (taints and _is_tainted(context)):
-                return await invoke(given, context)
+        async def approved(arguments: JsonObject, context: ToolContext) -> Any:
+            if not _needs_approval(tool.policy, arguments) and not (taints and _is_tainted(context)):
+                return await invoke(arguments, context)
             if context.step is None:
                 raise ToolFailed(
                     f"The tool {name!r} needs a person's approval, which only durable runs can wait for."
                 )
             why = _taint_reason(context) if taints else ""
-            asked = HumanQuestion("approval", name, given, why, parameters=dict(tool.spec.parameters))
-            said = await context.step.ask(asked)
-            if said["decision"] == "answer":
-                return said.get("answer")
-            if said["decision"] != "approve":
-                raise ToolDenied(_DENIED[said["decision"]].format(name))
-            wanted = said.get("arguments", given)
-            if not validator.is_valid(wanted):
-                raise InvalidToolCall(argument_error(name, validator, wanted))
-            return await invoke(wanted, context)
+            question = HumanQuestion("approval", name, arguments, why, parameters=dict(tool.spec.parameters))
+            decision = await context.step.ask(question)
+            if decision["decision"] == "answer":
+                return decision.get("answer")
+            if decision["decision"] != "approve":
+                raise ToolDenied(_DENIED[decision["decision"]].format(name))
+            changed = decision.get("arguments", arguments)
+            if not validator.is_valid(changed):
+                raise InvalidToolCall(argument_error(name, validator, changed))
+            return await invoke(changed, context)
 
         return approved
 
     return layer
 
 
-def _needs_approval(policy: ToolPolicy, given: JsonObject) -> bool:
-    return policy.approval == "required" and (policy.approve_if is None or policy.approve_if(given))
+def _needs_approval(policy: ToolPolicy, arguments: JsonObject) -> bool:
+    return policy.approval == "required" and (policy.approve_if is None or policy.approve_if(arguments))
 
 
 def _is_tainted(context: ToolContext) -> bool:
@@ -193,11 +194,11 @@ def _taint_reason(context: ToolContext) -> str:
     """Returns the hint to a person about a call in a turn that has read untrusted text."""
     if not context.untrusted:
         return ""
-    return f"The turn has read text that may mislead it, of: {', '.join(context.untrusted)}."
+    return f"The turn has read untrusted text of: {', '.join(context.untrusted)}."
 
 
 _DENIED = {
-    "deny": "A person has refused this call of {!r}. Do not try it again.",
+    "deny": "A person has denied this call of {!r}. Do not repeat it.",
     "expired": "Nobody approved this call of {!r} in time.",
 }
 
@@ -208,20 +209,21 @@ def identity(invoke: Invoke, tool: DeclaredTool) -> Invoke:
         return invoke
     name = tool.spec.name
 
-    async def identified(given: JsonObject, context: ToolContext) -> Any:
+    async def identified(arguments: JsonObject, context: ToolContext) -> Any:
         # a token may be lost again; then the next question is a new one
         while context.step is not None and context.caller is not None and context.caller.lacks_token:
-            said = await context.step.ask(identity_question(name, context.caller.user_id, given))
-            if said["decision"] != "approve":
-                raise ToolDenied(_DENIED[said["decision"]].format(name))
-        return await invoke(given, context)
+            question = identity_question(name, context.caller.user_id, arguments)
+            decision = (await context.step.ask(question))["decision"]
+            if decision != "approve":
+                raise ToolDenied(_DENIED[decision].format(name))
+        return await invoke(arguments, context)
 
     return identified
 
 
 def identity_question(name: str, user: str, arguments: JsonObject | None = None) -> HumanQuestion:
     """Returns the question for a caller's token. `name`: of the tool or source that needs it."""
-    question = f"{name!r} acts in the name of {user!r}: whoever that is resumes the run with their token."
+    question = f"{name!r} acts on behalf of {user!r}, who must resume the run with their token."
     return HumanQuestion("identity", name, arguments, question)
 
 
@@ -230,10 +232,10 @@ def intent(invoke: Invoke, tool: DeclaredTool) -> Invoke:
     if tool.spec.effect == "read":
         return invoke
 
-    async def intended(given: Any, context: ToolContext) -> Any:
+    async def intended(arguments: Any, context: ToolContext) -> Any:
         if context.step is not None:
             await context.step.record_intent(tool.spec)
-        return await invoke(given, context)
+        return await invoke(arguments, context)
 
     return intended
 
@@ -244,17 +246,17 @@ def time_limit(invoke: Invoke, tool: DeclaredTool) -> Invoke:
     if seconds is None:
         return invoke
 
-    async def timed(given: Any, context: ToolContext) -> Any:
+    async def timed(arguments: Any, context: ToolContext) -> Any:
         try:
             async with asyncio.timeout(seconds) as limit:
-                return await invoke(given, context)
+                return await invoke(arguments, context)
         except TimeoutError as error:
             if not limit.expired():  # raised by the tool itself
                 raise
             raise timeout_error(
                 error,
-                f"The tool {name!r} did not answer within {seconds:g} s and was given up; "
-                "what it began may have happened.",
+                f"The tool {name!r} did not answer within {seconds:g} s and was abandoned. "
+                "Its effects may have happened.",
             ) from error
 
     return timed

@@ -1,6 +1,6 @@
-"""What a model wrote becomes arguments, and whatever a tool does becomes exactly one result.
+"""Arguments of tool calls from a model's text, and exactly one result for every call.
 
-Shared by every `ToolPort`: `ToolBox` for graphs that stand alone, the tool registry for agents.
+Shared by every `ToolPort`: `ToolBox` for standalone graphs, the tool registry for agents.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ async def result_of(
         call: as the model requested it.
         value: the running call.
         max_characters: of the text that the model receives.
-        keep: stores a longer text completely and returns its id.
+        store: stores a longer text completely and returns its id.
         untrusted: whether the tool's text, also of its errors, comes from a third party.
 
     Raises:
@@ -78,7 +78,7 @@ async def result_of(
         if task is None or task.cancelling():
             raise
         # the run was not cancelled: the tool leaked the cancellation of a task of its own
-        return failed_result(call, ToolFailed(f"The tool {call.name!r} was cancelled from within."), started)
+        return failed_result(call, ToolFailed(f"The tool {call.name!r} cancelled itself."), started)
     except GeneratorExit:  # the caller is gone
         raise
     except BaseException as error:  # noqa: BLE001 (any error of a tool is the result of its call)
@@ -111,8 +111,8 @@ def timeout_error(error: TimeoutError, message: str) -> ToolError:
     """Returns the error of an exceeded time limit.
 
     Args:
-        limited: raised by `asyncio.timeout`; its cause is the call's reaction to the cancellation.
-        otherwise: message for a call that had started.
+        error: raised by `asyncio.timeout`; its cause is the call's reaction to the cancellation.
+        message: for a call that had started.
     """
     cause = error.__cause__
     reason = cause.args[0] if cause is not None and cause.args else None
@@ -164,13 +164,15 @@ def argument_validator(spec: ToolSpec) -> Any:
     """
     if is_too_costly(spec.parameters):
         raise ConfigError(
-            f"The parameters of the tool {spec.name!r} are too costly to check: their references lead to the "
-            "same place in too many ways."
+            f"The parameters of the tool {spec.name!r} are too costly to check: their references repeat the "
+            "same parts too often."
         )
     try:
         return schema_validator(spec.parameters)
     except ValueError as error:
-        raise ConfigError(f"The parameters of the tool {spec.name!r} are no JSON Schema: {error}") from error
+        raise ConfigError(
+            f"The parameters of the tool {spec.name!r} are not a JSON Schema: {error}"
+        ) from error
 
 
 def argument_error(tool: str, validator: Any, arguments: JsonObject) -> str:

@@ -16,7 +16,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from astromesh import __version__
-from astromesh.config.keys import did_you_mean, list_known
+from astromesh.config.keys import list_known
 from astromesh.config.workflow.agents import (
     AgentsFile,
     CredentialsFile,
@@ -47,6 +47,7 @@ from astromesh.errors import (
     SchemaValidationError,
 )
 from astromesh.graph.call_record import hash_of
+from astromesh.text import did_you_mean
 from astromesh.types import JsonObject
 from astromesh.workflow import validation
 from astromesh.workflow.credentials import read_secret

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from astromesh.config.base import Steps
-from astromesh.config.keys import did_you_mean, list_known
+from astromesh.config.keys import list_known
 from astromesh.config.records import JsonMap, marked_fields
 from astromesh.config.workflow.agents import AgentsFile, CredentialsFile, ProvidersFile, ToolsFile
 from astromesh.config.workflow.folder import SCHEMAS, WorkflowFolder
@@ -26,6 +26,7 @@ from astromesh.config.workflow.operations import (
     ProfilesFile,
 )
 from astromesh.errors import InvalidManifest
+from astromesh.text import did_you_mean
 from astromesh.tools.json_schema import schema_validator
 from astromesh.workflow.analysis import analyze, components, find_cycle, reachable
 from astromesh.workflow.operations import load_operation

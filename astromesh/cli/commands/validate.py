@@ -8,10 +8,10 @@ from pathlib import Path
 from astromesh.cli.errors import USAGE_ERROR
 from astromesh.cli.terminal import note, print_json
 from astromesh.config.folder import FILE_FOLDERS, SINGLE_FILES, Configuration, Faults, load
-from astromesh.config.keys import did_you_mean
 from astromesh.errors import InvalidInput, InvalidManifest
 from astromesh.plugins import Plugins
 from astromesh.runtime.config_loader import load_configuration
+from astromesh.text import did_you_mean
 from astromesh.types import JsonObject
 
 

@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 import orjson
 
 from astromesh.config.base import Node, Place, Steps, node_from_value
-from astromesh.config.keys import did_you_mean
 from astromesh.config.parser import manifest_fault, read_file
 from astromesh.config.records import JsonMap
 from astromesh.config.validation import salvage
@@ -26,6 +25,7 @@ from astromesh.config.workflow.operations import (
     SchedulerFile,
 )
 from astromesh.errors import InvalidManifest
+from astromesh.text import did_you_mean
 
 WORKFLOW = "workflow.yaml"
 #: file → its record; only the first is required, the others where something refers to them

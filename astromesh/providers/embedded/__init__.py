@@ -137,7 +137,7 @@ def _quote(question: str, section: Section, max_characters: int) -> str:
 
 
 def _direct_answer(passages: Sequence[Evidence]) -> str:
-    """The short answers of tools, which need not share a word with the question."""
+    """Returns the short answers of tools, which need not share a word with the question."""
     short = [p for p in passages if p.direct and len(p.text) <= SHORT_ANSWER]
     return _with_sources("\n\n".join(p.text for p in short), [p.source for p in short])
 
@@ -160,7 +160,7 @@ def _split(text: str) -> tuple[str, str]:
 
 
 def _split_material(material: str) -> list[str]:
-    """The paragraphs of the material without questions; one text if it has headings."""
+    """Returns the paragraphs of the material without questions; one text if it has headings."""
     parts = [
         p.strip()
         for p in re.split(r"\n\s*\n", material)

@@ -43,7 +43,7 @@ _INSTRUCTION = re.compile(
 
 
 def from_tools(messages: Iterable[Message]) -> list[Evidence]:
-    """The passages of tool messages, in order, each text once."""
+    """Returns the passages of tool messages, in order, each text once."""
     found: list[Evidence] = []
     left = MAX_TEXT
     for message in messages:
@@ -55,7 +55,7 @@ def from_tools(messages: Iterable[Message]) -> list[Evidence]:
 
 
 def read_result(content: str) -> list[Evidence]:
-    """The passages of a tool's answer (JSON of any shape, or text); an error has none."""
+    """Returns the passages of a tool's answer (JSON of any shape, or text); an error has none."""
     try:
         value = orjson.loads(content)
     except orjson.JSONDecodeError:
@@ -68,7 +68,7 @@ def read_result(content: str) -> list[Evidence]:
 
 
 def from_system(text: str, offered: Iterable[str] = ()) -> list[Evidence]:
-    """The paragraphs and list items of a system prompt that do not instruct the model.
+    """Returns the paragraphs and list items of a system prompt that do not instruct the model.
 
     Args:
         text: the prompt.
@@ -95,7 +95,7 @@ def _is_tool_line(line: str, offered: Iterable[str]) -> bool:
 
 
 def from_history(messages: Sequence[Message]) -> list[Evidence]:
-    """The statements of the user in the newest messages."""
+    """Returns the statements of the user in the newest messages."""
     return [
         Evidence(sentence, origin="history")
         for message in messages[-40:]
@@ -106,6 +106,8 @@ def from_history(messages: Sequence[Message]) -> list[Evidence]:
 
 
 # -- JSON --------------------------------------------------------------------------------------------------
+
+
 def _walk(value: Any, source: str, direct: bool, depth: int, found: list[Evidence]) -> None:
     if depth > _DEEPEST:
         return
@@ -153,7 +155,7 @@ def _facts(record: dict[str, Any], but: str) -> list[str]:
 
 
 def _source_of(record: dict[str, Any]) -> str:
-    """The source of an object: a field with such a name, else one that looks like a path or a URL."""
+    """Returns the source of an object: a field with such a name, else one that looks like a path or a URL."""
     texts = {key.lower(): v.strip() for key, v in record.items() if isinstance(v, str) and 0 < len(v) < 300}
     for key in _SOURCE_KEYS:
         if texts.get(key) and not _is_prose(texts[key]):
@@ -180,8 +182,10 @@ def _is_prose(value: Any) -> bool:
 
 
 # -- text --------------------------------------------------------------------------------------------------
+
+
 def _from_text(text: str) -> list[Evidence]:
-    """The passages of a text, cut at `Source:` lines above or below them."""
+    """Returns the passages of a text, cut at `Source:` lines above or below them."""
     lines = text.strip().splitlines()
     marks = [(i, m[1]) for i, line in enumerate(lines) if (m := _SOURCE_LINE.match(line[:_LONGEST_LINE]))]
     if not marks:

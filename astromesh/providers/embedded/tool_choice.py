@@ -140,7 +140,7 @@ def _string(name: str, schema: Mapping[str, Any], question: str, *, whole: bool)
 
 
 def _matching(pattern: str, question: str) -> Any:
-    """A word that matches the schema's pattern, in linear time: schemas may come from other servers."""
+    """Returns a word that matches a schema's pattern, in linear time: schemas may come from other servers."""
     try:
         fits = re2.compile(pattern)
     except re2.error:
@@ -187,7 +187,7 @@ def _after_colon(question: str) -> Any:
 
 
 def _proper(question: str) -> Any:
-    """The one name in the question, e.g. a city."""
+    """Returns the one name in the question, e.g. a city."""
     found = [name for name in _PROPER.findall(question) if name.lower() not in STOP_WORDS]
     return found[0] if len(found) == 1 else _NOT_FOUND
 
@@ -203,7 +203,7 @@ def _cut(question: str, schema: Mapping[str, Any]) -> str:
 
 
 def _plain(schema: Any, root: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A property's schema without reference and without the null of an optional one."""
+    """Returns a property's schema without reference and without the null of an optional one."""
     if not isinstance(schema, Mapping):
         return {}
     reference = schema.get("$ref")
@@ -275,7 +275,7 @@ def choose_tool(
 
 
 def tool_fit(question: str, tool: ToolSpec) -> float:
-    """How well a tool fits a question; 0 if it must not be called."""
+    """Returns how well a tool fits a question; 0 if it must not be called."""
     if tool.effect != "read":
         return _NAME_WEIGHT * 2 if is_requested(question, tool) else 0.0
     sought = set(stems(question))

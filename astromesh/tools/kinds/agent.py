@@ -1,4 +1,4 @@
-"""`type: agent`: the complete pipeline of another agent as a tool (document 001, nested agent execution)."""
+"""`type: agent`: the complete pipeline of another agent as a tool."""
 
 from __future__ import annotations
 
@@ -33,7 +33,10 @@ class AgentTool:
             {
                 "type": "object",
                 "properties": {
-                    "query": {"type": "string", "description": "What to ask, with all it needs to know."}
+                    "query": {
+                        "type": "string",
+                        "description": "The question, with all that the agent must know.",
+                    }
                 },
                 "required": ["query"],
             },

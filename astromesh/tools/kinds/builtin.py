@@ -56,7 +56,7 @@ class BuiltinTool:
             "configuration's; absent: `files` in the data folder.",
         )  # fmt: skip
         max_bytes: int = Field(
-            1_048_576, ge=1, description="Bytes of a file, and of an answer to http_request."
+            1_048_576, ge=1, description="Most bytes of a file, and of a response to http_request."
         )
         methods: tuple[Method, ...] = Field(
             ("GET", "HEAD"), min_length=1, description="http_request: methods that a model may use."

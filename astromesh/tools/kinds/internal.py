@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from astromesh.errors import ConfigError
 from astromesh.plugins import Deps
+from astromesh.text import did_you_mean
 from astromesh.tools.functions import FunctionTool
 
 
@@ -23,8 +23,8 @@ class InternalTool:
 
         function: str = Field(
             pattern=r"^[\w.]+:[\w.]+$",
-            description="The function as `module:name`, found on the Python path, in the folder of the "
-            "configuration and in the one above it.",
+            description="The function as `module:name`, searched on the Python path, in the folder of the "
+            "configuration and in its parent folder.",
         )
 
         @field_validator("function")
@@ -38,7 +38,7 @@ class InternalTool:
                 raise ValueError(str(error)) from error
             except jsonschema_rs.ValidationError as error:
                 raise ValueError(
-                    f"The parameters of {function!r} are not a JSON Schema: {error.message}"
+                    f"The parameters of `{function}` are not a JSON Schema: {error.message}"
                 ) from error
             return function
 
@@ -61,34 +61,30 @@ def load_function(reference: str) -> Callable[..., Any]:
         raise ConfigError(_missing_module(reference, module_name, error)) from error
     except (Exception, SystemExit) as error:  # foreign code may raise anything at import
         raise ConfigError(
-            f"Importing {module_name!r} for {reference!r} failed: {type(error).__name__}: {error}"
+            f"Importing `{module_name}` for `{reference}` failed: {type(error).__name__}: {error}"
         ) from error
     try:
         for part in path.split("."):
             if not hasattr(found, part):
-                raise ConfigError(f"The module {module_name!r} has no {path!r}{_nearest(found, part)}.")
+                hint = did_you_mean(part, dir(found))
+                raise ConfigError(f"The module `{module_name}` has no `{path}`. {hint}".strip())
             found = getattr(found, part)
     except ConfigError:
         raise
-    except (Exception, SystemExit) as error:  # a module's `__getattr__` and properties are the operator's too
+    except (Exception, SystemExit) as error:  # `__getattr__` and properties of a module are foreign code
         raise ConfigError(
-            f"Reading {path!r} of {module_name!r} failed: {type(error).__name__}: {error}"
+            f"Reading `{path}` of `{module_name}` failed: {type(error).__name__}: {error}"
         ) from error
     if not callable(found):
-        raise ConfigError(f"{reference!r} is not a function but {type(found).__name__}.")
+        raise ConfigError(f"`{reference}` is not a function but {type(found).__name__}.")
     function: Callable[..., Any] = found
     return function
-
-
-def _nearest(place: object, name: str) -> str:
-    near = difflib.get_close_matches(name, dir(place), n=1)
-    return f" (did you mean {near[0]!r}?)" if near else ""
 
 
 def _missing_module(reference: str, module: str, error: ModuleNotFoundError) -> str:
     if error.name and (module == error.name or module.startswith(f"{error.name}.")):
         return (
-            f"There is no module {error.name!r} for {reference!r} on the Python path. "
-            f"Put {error.name}.py next to the configuration folder, or install the package that has it."
+            f"There is no module `{error.name}` for `{reference}` on the Python path. "
+            f"Put {error.name}.py next to the configuration folder, or install the package that contains it."
         )
-    return f"Importing {module!r} for {reference!r} failed: it needs the module {error.name!r}."
+    return f"Importing `{module}` for `{reference}` failed: it needs the module `{error.name}`."

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -10,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from astromesh.errors import ConfigError, StoreUnavailable
 from astromesh.knowledge.base import KnowledgePipeline
 from astromesh.plugins import Deps
+from astromesh.text import did_you_mean
 from astromesh.tools.base import ToolContext
 from astromesh.types import JsonObject, ToolSpec
 
@@ -60,12 +60,13 @@ class KnowledgeTool:
         knowledge = deps.knowledge.get(options.pipeline)
         if knowledge is None:
             if why := deps.unavailable_knowledge.get(options.pipeline):
-                raise StoreUnavailable(f"The RAG pipeline {options.pipeline!r} could not be opened: {why}")
-            near = difflib.get_close_matches(options.pipeline, deps.knowledge, 1)
-            guess = f" Did you mean {near[0]!r}?" if near else ""
+                raise StoreUnavailable(f"The RAG pipeline `{options.pipeline}` could not be opened: {why}")
+            hint = did_you_mean(options.pipeline, deps.knowledge)
             names = ", ".join(sorted(deps.knowledge))
             known = f"Known: {names}." if names else "None is declared: write rag/NAME.rag.yaml."
-            raise ConfigError(f"There is no RAG pipeline {options.pipeline!r}.{guess} {known}")
+            raise ConfigError(
+                " ".join(filter(None, (f"Unknown RAG pipeline `{options.pipeline}`.", hint, known)))
+            )
         return cls(options, knowledge)
 
     async def call(self, arguments: dict[str, Any], context: ToolContext) -> JsonObject:

@@ -29,9 +29,7 @@ class WebhookTool:
     class Options(BaseModel):
         model_config = ConfigDict(extra="forbid")
 
-        endpoint: str = Field(
-            description="The URL, http or https. Loopback and private hosts may be written here."
-        )
+        endpoint: str = Field(description="The URL, http or https. Loopback and private hosts are allowed.")
         method: Literal["GET", "POST", "PUT", "PATCH", "DELETE"] = Field("POST", description="HTTP method.")
         headers: dict[str, SecretStr] = Field(
             default_factory=dict, description="Headers of every call; their values are kept secret."
@@ -39,7 +37,7 @@ class WebhookTool:
         send: Literal["json", "query"] | None = Field(
             None, description="Where the arguments go; absent: query for GET and DELETE, else a JSON body."
         )
-        max_response_bytes: int = Field(1_048_576, ge=1, description="Bytes that an answer may have.")
+        max_response_bytes: int = Field(1_048_576, ge=1, description="Most bytes of a response.")
 
         @field_validator("endpoint")
         @classmethod

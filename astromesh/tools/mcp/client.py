@@ -51,11 +51,11 @@ class MCPServer:
         command: str = Field("", description="Program of a server over stdio.")
         args: tuple[str, ...] = Field((), description="The program's arguments.")
         env: dict[str, SecretStr] = Field(
-            default_factory=dict, description="Its environment, beside PATH and HOME."
+            default_factory=dict, description="Environment variables of the program, beside PATH and HOME."
         )
-        cwd: str = Field("", description="Folder that it starts in.")
+        cwd: str = Field("", description="Working folder of the program.")
         forward_identity: bool = Field(False, description="Send the caller's token with each call.")
-        timeout_seconds: float = Field(30.0, gt=0, description="Seconds one call may take.")
+        timeout_seconds: float = Field(30.0, gt=0, description="Timeout of a call in seconds.")
 
     def __init__(self, options: Options, deps: Deps) -> None:
         self.name, self.forwards_identity = options.name, options.forward_identity
@@ -104,7 +104,7 @@ class MCPServer:
         if fault := self.fault(self.forwards_identity):
             raise ToolFailed(fault)
         if self._shared.refused and not self.definitions(self.forwards_identity).tools:
-            raise ToolFailed(f"MCP server {self.name!r} shows its tools to callers whose token it accepts.")
+            raise ToolFailed(f"MCP server {self.name!r} lists its tools only to callers with a valid token.")
         return MCPToolset(MCPToolset.Options(server=self.name), self).current()
 
     def definitions(self, forwards: bool) -> ToolDefinitions:
@@ -147,7 +147,7 @@ class MCPServer:
             token = context.caller.bearer_token if context.caller else ""
             if not token:
                 raise ToolFailed(
-                    f"{tool!r} acts on behalf of the caller, and the caller has no token for {self.name}."
+                    f"{tool!r} acts on behalf of the caller, but the caller has no token for {self.name}."
                 )
         connection = await self._connection_of(token)
         try:
@@ -303,12 +303,8 @@ async def _sleep(clock: Clock, seconds: float) -> None:
 
 def _retry_delay(tries: int, refused: bool) -> float:
     """Returns the seconds until the next attempt: the longest delay after a refusal."""
-    longest = (
-        MAX_RETRY_SECONDS
-        if refused
-        else min(MAX_RETRY_SECONDS, FIRST_RETRY_SECONDS * 2.0 ** min(tries - 1, 16))
-    )
-    return longest * _random.uniform(0.5, 1.0)
+    doubled = FIRST_RETRY_SECONDS * 2.0 ** min(tries - 1, 16)
+    return (MAX_RETRY_SECONDS if refused else min(MAX_RETRY_SECONDS, doubled)) * _random.uniform(0.5, 1.0)
 
 
 async def _wait_for_event(seconds: float, event: asyncio.Event) -> None:
@@ -350,13 +346,13 @@ class _CallerSessions:
         self._closing: set[asyncio.Task[None]] = set()
 
     def definitions(self, token: str) -> ToolDefinitions | None:
-        place = self._sessions.get(_hash(token))
-        return place.definitions if place else None
+        session = self._sessions.get(_hash(token))
+        return session.definitions if session else None
 
     def is_current(self, token: str) -> bool:
         """Whether the caller's list is known and current."""
-        place = self._sessions.get(_hash(token))
-        return place is not None and place.is_current
+        session = self._sessions.get(_hash(token))
+        return session is not None and session.is_current
 
     async def refresh(self, token: str, make: Any) -> None:
         """Requests the caller's list if it may have changed.
@@ -365,58 +361,58 @@ class _CallerSessions:
             ToolError: the server cannot be reached or refuses the token; the list stays as it was.
         """
         connection = await self.connection(token, make)
-        place = self._sessions.get(_hash(token))
-        if place is None:  # closed meanwhile to make room; the next run requests it
+        session = self._sessions.get(_hash(token))
+        if session is None:  # closed meanwhile to make room; the next run requests it
             return
-        async with place.lock:
+        async with session.lock:
             if connection.stale:
                 await connection.refresh()
-            self._update_definitions(place, connection)
+            self._update_definitions(session, connection)
 
     async def connection(self, token: str, make: Any) -> Connection:
         """Raises: ToolError: the server cannot be reached or refuses the token."""
         key = _hash(token)
-        place = self._sessions.setdefault(key, _CallerSession(asyncio.Lock()))
+        session = self._sessions.setdefault(key, _CallerSession(asyncio.Lock()))
         self._sessions.move_to_end(key)
-        place.last_used = self._clock.monotonic()
-        self._evict_idle(place)
-        async with place.lock:
-            if place.connection is None or place.connection.lost:
-                place.connection = None
+        session.last_used = self._clock.monotonic()
+        self._evict_idle(session)
+        async with session.lock:
+            if session.connection is None or session.connection.lost:
+                session.connection = None
                 connection: Connection = make()
                 await connection.open()
-                place.connection = connection
-                self._update_definitions(place, connection)
-        return place.connection
+                session.connection = connection
+                self._update_definitions(session, connection)
+        return session.connection
 
-    def _update_definitions(self, place: _CallerSession, connection: Connection) -> None:
+    def _update_definitions(self, session: _CallerSession, connection: Connection) -> None:
         """Stores a caller's list and logs changes against its previous list; lists differ by caller."""
-        before, place.definitions = place.definitions, connection.definitions
+        before, session.definitions = session.definitions, connection.definitions
         for name in changed_tools(before, connection.definitions) if before else ():
             log.warning("mcp_tool_changed", server=self._server, tool=name)
 
     def _evict_idle(self, newest: _CallerSession) -> None:
         oldest = self._clock.monotonic() - IDLE_SECONDS
-        for key, place in list(self._sessions.items()):
-            if place is newest or place.lock.locked() or (place.connection and place.connection.busy):
+        for key, session in list(self._sessions.items()):
+            if session is newest or session.lock.locked() or (session.connection and session.connection.busy):
                 continue
-            if place.last_used >= oldest and len(self._sessions) <= MAX_CALLER_SESSIONS:
+            if session.last_used >= oldest and len(self._sessions) <= MAX_CALLER_SESSIONS:
                 return
             del self._sessions[key]
-            self._close_session(place)
+            self._close_session(session)
         if len(self._sessions) > MAX_CALLER_SESSIONS:
             self._sessions.popitem()
-            raise ToolFailed("Too many callers use the server at once; try again later.")
+            raise ToolFailed("Too many callers use the MCP server at the same time. Try again later.")
 
-    def _close_session(self, place: _CallerSession) -> None:
-        if place.connection is not None:
-            task = asyncio.create_task(place.connection.close())
+    def _close_session(self, session: _CallerSession) -> None:
+        if session.connection is not None:
+            task = asyncio.create_task(session.connection.close())
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)
 
     async def close(self) -> None:
-        for place in self._sessions.values():
-            self._close_session(place)
+        for session in self._sessions.values():
+            self._close_session(session)
         self._sessions.clear()
         if self._closing:
             await asyncio.wait(self._closing)

@@ -174,7 +174,7 @@ class Connection:
         transport: how to reach it.
         seconds: that one call may take.
         version: of this client, for the server.
-        follows: whether it asks to be told when the list of tools changes.
+        follows: whether it subscribes to changes of the list of tools.
     """
 
     def __init__(
@@ -203,7 +203,7 @@ class Connection:
         """Connects and requests the tools.
 
         Raises:
-            ToolError: it cannot be reached, refuses us, or does not speak MCP.
+            ToolError: it cannot be reached, rejects the caller, or does not speak MCP.
         """
         ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._task = asyncio.create_task(self._hold(ready), name=f"mcp {self._server}")
@@ -284,10 +284,10 @@ class Connection:
         if not _offers_tools(client):
             return ToolDefinitions()
         found: list[ToolDefinition] = []
-        asked: set[str | None] = set()
+        requested: set[str | None] = set()
         cursor = None
-        while cursor not in asked and len(asked) < MAX_PAGES and len(found) <= MAX_TOOLS:
-            asked.add(cursor)
+        while cursor not in requested and len(requested) < MAX_PAGES and len(found) <= MAX_TOOLS:
+            requested.add(cursor)
             page = await client.list_tools(cursor=cursor)
             found += [_definition(tool) for tool in page.tools if self._fits_limits(tool)]
             cursor = page.next_cursor
@@ -335,7 +335,7 @@ class Connection:
 
         Raises:
             CallNotSent: it certainly did not run. CallerRefused: the server rejects the caller.
-            ToolTimeout, ToolFailed: everything else; what it began may have happened.
+            ToolTimeout, ToolFailed: all other errors; the effects of the call may have happened.
         """
         if self.lost:
             raise CallNotSent(f"The session with {self._server} has ended.")
@@ -357,15 +357,16 @@ def _definition(tool: Tool) -> ToolDefinition:
 
 #: errors of SDK requests; RuntimeError for a result that does not match the tool's output schema
 _SDK_ERRORS = (MCPError, ValidationError, RuntimeError, TimeoutError, OSError)
+_MAY_HAVE_RUN = " The effects of the call may have happened."
 #: error code -> error class, text added to the server's message
 _ERRORS: dict[int, tuple[type[ToolError], str]] = {
     NOT_SENT: (CallNotSent, ""),
     SESSION_GONE: (CallNotSent, ""),
     REFUSED: (CallerRefused, ""),
-    BROKEN: (ToolFailed, " What the call began may have happened."),
-    CONNECTION_CLOSED: (ToolFailed, " What the call began may have happened."),
-    PARSE_ERROR: (ToolFailed, " What the call began may have happened."),
-    REQUEST_TIMEOUT: (ToolTimeout, " What the call began may have happened."),
+    BROKEN: (ToolFailed, _MAY_HAVE_RUN),
+    CONNECTION_CLOSED: (ToolFailed, _MAY_HAVE_RUN),
+    PARSE_ERROR: (ToolFailed, _MAY_HAVE_RUN),
+    REQUEST_TIMEOUT: (ToolTimeout, _MAY_HAVE_RUN),
 }
 
 

@@ -171,7 +171,7 @@ class MCPPublisher:
         model_config = ConfigDict(extra="forbid")
 
         tools: Callable[..., Any] = Field(description="The tools that a request may see.")
-        call: Callable[..., Any] = Field(description="One call: request, tool, arguments.")
+        call: Callable[..., Any] = Field(description="Makes one call: request, tool, arguments.")
 
     @classmethod
     async def open(cls, options: Options, deps: Deps) -> MCPService:

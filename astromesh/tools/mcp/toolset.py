@@ -6,7 +6,6 @@ pinned by its hash on disk; a change is logged as a warning. Importing this modu
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 from collections import OrderedDict
@@ -23,6 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from astromesh.errors import ConfigError
 from astromesh.plugins import Deps
+from astromesh.text import did_you_mean
 from astromesh.tools.base import Tool, ToolContext
 from astromesh.types import ToolSpec
 
@@ -141,10 +141,10 @@ class MCPToolset:
         )
         prefix: str = Field(
             "", pattern=r"^[A-Za-z0-9_-]{0,32}$",
-            description="Put before the names that the model sees, so that those of two servers differ.",
+            description="Prefix of the names that the model sees, so that tools of two servers differ.",
         )  # fmt: skip
         forward_identity: bool | None = Field(
-            None, description="Send the caller's token with each call; absent: as mcp.yaml says."
+            None, description="Send the caller's token with each call; absent: the setting of mcp.yaml."
         )
 
     def __init__(self, options: Options, server: Server) -> None:
@@ -159,12 +159,11 @@ class MCPToolset:
         """Raises: ConfigError: the server does not exist, or cannot receive a token."""
         server: Any = deps.servers.get(options.server)
         if server is None:
-            near = difflib.get_close_matches(options.server, deps.servers, 1)
-            guess = f" Did you mean {near[0]!r}?" if near else ""
-            raise ConfigError(f"There is no MCP server {options.server!r} in mcp.yaml.{guess}")
+            hint = did_you_mean(options.server, deps.servers)
+            raise ConfigError(f"Unknown MCP server `{options.server}` in mcp.yaml. {hint}".strip())
         if options.forward_identity and not server.over_http:
             raise ConfigError(
-                f"forward_identity needs a server over HTTP, not the child process {options.server!r}."
+                f"forward_identity needs a server over HTTP; `{options.server}` is a child process."
             )
         return cls(options, server)
 

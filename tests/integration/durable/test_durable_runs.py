@@ -435,7 +435,7 @@ async def test_only_calls_that_a_rule_names_are_put_to_a_person(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("said", "told"), [(Decision("deny"), "A person has refused"), (Decision("answer", answer="42"), "42")]
+    ("said", "told"), [(Decision("deny"), "A person has denied"), (Decision("answer", answer="42"), "42")]
 )
 async def test_a_refused_call_is_not_made_and_who_decided_is_kept(tmp_path, said, told):
     folder = write(tmp_path, manifest(tools=[tool(effect="write", approval="required")]))

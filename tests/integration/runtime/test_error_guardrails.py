@@ -101,7 +101,7 @@ async def test_without_rules_the_service_is_quoted_as_it_spoke(tmp_path: Path, s
     server.script = [Scenario(status=400, error=SAID)]
     async with runtime(tmp_path, server, []) as opened:
         error = await failed(opened, RecordingSink())
-    assert str(error) == f"openai/m: answered 400: refuses the request: {SAID}"
+    assert str(error) == f"openai/m: answered 400: the request is rejected: {SAID}"
 
 
 async def test_the_message_of_a_plugin_is_under_the_rules(tmp_path: Path) -> None:

@@ -288,7 +288,7 @@ def test_functions_that_are_not_there_are_found_at_load_all_at_once(tmp_path: Pa
     configuration = load_configuration(folder, plugins, {})
     faults = [str(fault) for fault in configuration.broken["helper"]]
     assert [fault.split(": ")[1] for fault in faults] == ["spec.tools[0].function", "spec.tools[1].function"]
-    assert faults[0].endswith("The module 'os' has no 'get_cwd' (did you mean 'getcwd'?).")
+    assert faults[0].endswith("The module `os` has no `get_cwd`. Did you mean `getcwd`?")
     assert re.match(r".*helper\.agent\.yaml:\d+:\d+: ", faults[1])
     assert "other" in configuration.agents
 

@@ -163,9 +163,9 @@ async def test_what_models_cannot_be_shown_is_left_out_and_the_rest_is_offered(t
     [
         ("redirect", "tool_failed", "not followed"),
         ("hang", "tool_timeout", "may have happened"),
-        ("garbage", "tool_failed", "not MCP. What the call began may have happened"),
-        ("nested", "tool_failed", "not MCP. What the call began may have happened"),
-        ("cut", "tool_failed", "truncated its response. What the call began may have happened"),
+        ("garbage", "tool_failed", "not MCP. The effects of the call may have happened"),
+        ("nested", "tool_failed", "not MCP. The effects of the call may have happened"),
+        ("cut", "tool_failed", "truncated its response. The effects of the call may have happened"),
         ("other_id", "tool_timeout", "may have happened"),
     ],
 )

@@ -84,11 +84,11 @@ def test_schemas_have_the_function_calling_form():
     [
         ([search(), search()], None, "two tools named 'search'"),
         ([search()], ["serach"], "permits the undeclared tool 'serach'"),
-        ([RecordingTool("t", parameters={"type": "nonsense"})], None, "'t' are no JSON Schema"),
+        ([RecordingTool("t", parameters={"type": "nonsense"})], None, "'t' are not a JSON Schema"),
         (
             [RecordingTool("t", parameters={"$ref": "http://127.0.0.1:9/s.json"})],
             None,
-            "'t' are no JSON Schema",
+            "'t' are not a JSON Schema",
         ),
     ],
 )
@@ -250,7 +250,7 @@ async def test_what_the_model_did_wrong_comes_back_corrected(name, arguments, sa
         (ValueError("no such row"), "ValueError: no such row"),
         (SystemExit(3), "SystemExit: 3"),
         (TimeoutError("socket"), "TimeoutError: socket"),
-        (asyncio.CancelledError(), "was cancelled from within"),
+        (asyncio.CancelledError(), "cancelled itself"),
         (RuntimeError("GET https://bob:hunter22@db.example failed"), "https://bob:***@db.example"),
         (RuntimeError("401 for Bearer abcdef123456"), "Bearer ***"),
         (RuntimeError("url ?api_key=sesame1234&x=1"), "api_key=***&x=1"),

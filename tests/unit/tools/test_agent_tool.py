@@ -97,5 +97,5 @@ async def test_a_wrong_template_is_found_when_the_tool_is_opened():
 async def test_an_unknown_pipeline_names_the_nearest():
     """The operator learns what there is."""
     deps = Deps(knowledge={"product-knowledge": Billing()})  # type: ignore[dict-item]
-    with pytest.raises(ConfigError, match="Did you mean 'product-knowledge'"):
+    with pytest.raises(ConfigError, match="Did you mean `product-knowledge`"):
         await KnowledgeTool.open(KnowledgeTool.Options(pipeline="product-knowlege"), deps)

@@ -236,10 +236,10 @@ async def streaming(top: int):
 @pytest.mark.parametrize(
     ("function", "says"),
     [
-        (counting, "is a generator: return one value"),
-        (streaming, "is a generator: return one value"),
-        (partial(counting, top=2), "is a generator: return one value"),
-        (Desk.ring, r"is a method without its object: .* `ring = Desk\(…\).ring`"),
+        (counting, "is a generator. Return one value"),
+        (streaming, "is a generator. Return one value"),
+        (partial(counting, top=2), "is a generator. Return one value"),
+        (Desk.ring, r"is an unbound method. .* `ring = Desk\(…\).ring`"),
     ],
 )
 def test_what_could_only_fail_when_it_is_called_is_refused(function: Callable[..., object], says: str):
@@ -302,8 +302,8 @@ def with_hint(hint: Any, default: Any = ...) -> Callable[..., Any]:
         (Raising, "ZeroDivisionError: the hook breaks"),
         (Exiting, "SystemExit: 3"),
         (Wordless, "Mute"),
-        (list[ToolContext], "annotate it ToolContext or"),
-        (Union[ToolContext, str], "annotate it ToolContext or"),  # noqa: UP007
+        (list[ToolContext], "Annotate it ToolContext or"),
+        (Union[ToolContext, str], "Annotate it ToolContext or"),  # noqa: UP007
     ],
 )
 @pytest.mark.parametrize("default", [..., None])

@@ -52,9 +52,9 @@ async def test_the_function_becomes_a_tool_with_its_signature_and_docstring():
 @pytest.mark.parametrize(
     ("reference", "says"),
     [
-        ("no_such_module_here:f", "no module 'no_such_module_here'"),
-        (f"{__name__}:nope", "has no 'nope'"),
-        (f"{__name__}:gret", "did you mean 'greet'"),
+        ("no_such_module_here:f", "no module `no_such_module_here`"),
+        (f"{__name__}:nope", "has no `nope`"),
+        (f"{__name__}:gret", "Did you mean `greet`"),
         (f"{__name__}:NOT_CALLABLE", "is not a function but int"),
     ],
 )
@@ -69,7 +69,7 @@ def test_what_cannot_be_found_is_named(reference, says):
     [
         ("1 / 0", "ZeroDivisionError"),
         ("raise SystemExit(3)", "SystemExit: 3"),
-        ("import no_such_dependency", "needs the module 'no_such_dependency'"),
+        ("import no_such_dependency", "needs the module `no_such_dependency`"),
     ],
 )
 def test_a_module_that_breaks_while_it_loads_says_why(source, says, tmp_path, monkeypatch):
@@ -87,7 +87,7 @@ def test_a_name_that_raises_when_it_is_read_is_a_fault(tmp_path, monkeypatch):
         "def __getattr__(name):\n    raise RuntimeError('not today')\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ConfigError, match=r"'f' of 'lazy_and_broken' failed: RuntimeError: not today"):
+    with pytest.raises(ConfigError, match=r"`f` of `lazy_and_broken` failed: RuntimeError: not today"):
         load_function("lazy_and_broken:f")
 
 
