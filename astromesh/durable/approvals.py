@@ -1,9 +1,9 @@
 """Runs that wait for a person: the wait, the decision, and what callers see of both.
 
-A run that waits is a row in a database and nothing else. The step that asks adds itself to `ApprovalWaits`
-and never returns. When every active step waits and nothing else has happened for a moment, the segment ends
-as `waiting` and its coroutines are gone. The decision is a finished step. It queues the next segment, which
-reaches the same place by the record and finds the decision.
+A waiting run is a row in a database and nothing else. The step that asks adds itself to `ApprovalWaits` and
+never returns. When every active step waits, and no call begins for a moment, the segment ends as `waiting`
+and its coroutines are gone. The decision is a finished step. It queues the next segment, which replays the
+record up to the same place and finds the decision there.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from astromesh.tools.base import HumanQuestion
 from astromesh.tools.results import argument_validator, schema_errors
 from astromesh.types import CallerContext, JsonObject, ToolSpec
 
-#: what may be decided, by kind of question; of a kind that is not here, all
+#: the decisions that a kind of question allows; any other kind allows all
 _ANY_DECISION = ("approve", "deny", "answer")
 
 
@@ -47,10 +47,10 @@ async def decide(store: RunStore, row: RunRow, decision: JsonObject) -> RunRow:
         InvalidInput: the decision does not fit the question, which stays open.
     """
     step = await pending_step(store, row)
-    asked = step.output or {}
-    check_decision(asked, decision)
-    kept = {**asked, "asked_arguments": asked.get("arguments"), **decision}
-    advanced = await store.advance(row.run_id, row.segment, [step._replace(state="done", output=kept)])
+    question = step.output or {}
+    check_decision(question, decision)
+    output = {**question, "asked_arguments": question.get("arguments"), **decision}
+    advanced = await store.advance(row.run_id, row.segment, [step._replace(state="done", output=output)])
     if advanced is None:
         raise NotWaiting(f"The run {row.run_id!r} has been decided already.")
     return advanced
@@ -66,30 +66,35 @@ async def pending_step(store: RunStore, row: RunRow) -> JournalStep:
         raise NotDurable(f"The run {row.run_id!r} is not durable: it never waits for a person.")
     if row.status != "waiting" or row.waiting_for is None:
         raise NotWaiting(f"The run {row.run_id!r} does not wait for anybody; it is {row.status}.")
-    asked = row.waiting_for
+    question = row.waiting_for
     steps = await store.steps(row.run_id)
-    step = next((s for s in steps if (s.path, s.n) == (asked["path"], asked["n"])), None)
+    step = next((s for s in steps if (s.path, s.n) == (question["path"], question["n"])), None)
     if step is None:
         raise ApprovalNotFound(f"The run {row.run_id!r} has no such question.")
     return step
 
 
 def caller_after_decision(row: RunRow, decision: str, by: CallerContext) -> CallerContext | None:
-    """As whom a run continues that somebody decides on: its caller, with the token that they show again.
+    """Returns the caller that a run continues with, if the person who decides is its own caller with a token.
 
-    None where nobody does: the run asks for it when it needs it. Nobody's token but its caller's is used.
+    Otherwise returns None, and the run asks for a token when it needs one. The token of another person is
+    never used.
 
     Raises:
-        Forbidden, InvalidInput: it waits for its caller's token, and this is another one, or none.
+        Forbidden, InvalidInput: the run waits for the token of its caller, and receives another one or none.
     """
     own = (by.tenant_id or "default", by.user_id or ANONYMOUS_USER) == (row.tenant, row.owner)
     if (row.waiting_for or {}).get("kind") == "identity" and decision != "deny":
         if not own:
-            raise Forbidden(f"The run acts in the name of {row.owner!r}, who alone can show their token.")
+            raise Forbidden(
+                f"The run acts in the name of {row.owner!r}: only that caller can send its token."
+            )
         if not by.bearer_token:
-            raise InvalidInput("The run goes on with the caller's token: resume it with one, not with a key.")
+            raise InvalidInput(
+                "The run waits for its caller's token: resume it with a token, not with a key."
+            )
         if decision != "approve":
-            raise InvalidInput("The run waits for its caller's token: 'approve' with it, or 'deny'.")
+            raise InvalidInput("The run waits for its caller's token: send 'approve' with it, or 'deny'.")
     if not own or not by.bearer_token:
         return None
     return replace(caller_of(row.caller), bearer_token=by.bearer_token)
@@ -97,26 +102,28 @@ def caller_after_decision(row: RunRow, decision: str, by: CallerContext) -> Call
 
 def check_decision(question: JsonObject, decision: JsonObject) -> None:
     """Raises: InvalidInput: the decision does not fit the question, or its parts do not go together."""
-    kind, said = question.get("kind", ""), decision["decision"]
-    may = _DECISIONS.get(kind, _ANY_DECISION)
-    if said not in may:
-        raise InvalidInput(f"decision: {said!r} is none for what is asked ({kind}): {' or '.join(may)}.")
-    if said == "answer" and decision.get("answer") is None:
-        raise InvalidInput("answer: the decision 'answer' needs one, which is not null.")
-    if said != "answer" and decision.get("answer") is not None:
-        raise InvalidInput(f"answer: it goes with the decision 'answer' alone, not with {said!r}.")
-    if decision.get("arguments") is not None:
-        _check_arguments(question, said, decision["arguments"])
-
-
-def _check_arguments(question: JsonObject, said: str, arguments: JsonObject) -> None:
-    kind, parameters = question.get("kind"), question.get("parameters")
-    if said != "approve" or kind != "approval":
+    kind, word = question.get("kind", ""), decision["decision"]
+    allowed = _DECISIONS.get(kind, _ANY_DECISION)
+    if word not in allowed:
         raise InvalidInput(
-            f"arguments: they go with 'approve' of a tool call alone (kind: approval), not with {said!r} "
-            f"of {kind}."
+            f"decision: {word!r} does not answer a question of kind {kind}: {' or '.join(allowed)}."
         )
-    if parameters is None:  # asked by a version that did not keep them: the call itself checks
+    if word == "answer" and decision.get("answer") is None:
+        raise InvalidInput("answer: the decision 'answer' needs one that is not null.")
+    if word != "answer" and decision.get("answer") is not None:
+        raise InvalidInput(f"answer: only the decision 'answer' takes one, not {word!r}.")
+    if decision.get("arguments") is not None:
+        _check_arguments(question, word, decision["arguments"])
+
+
+def _check_arguments(question: JsonObject, decision: str, arguments: JsonObject) -> None:
+    kind, parameters = question.get("kind"), question.get("parameters")
+    if decision != "approve" or kind != "approval":
+        raise InvalidInput(
+            "arguments: only 'approve' of a tool call (kind: approval) takes them, "
+            f"not {decision!r} of {kind}."
+        )
+    if parameters is None:  # a former version did not store them; the call checks its arguments
         return
     validator = argument_validator(ToolSpec(question["name"], parameters=parameters))
     if not validator.is_valid(arguments):
@@ -126,7 +133,9 @@ def _check_arguments(question: JsonObject, said: str, arguments: JsonObject) -> 
         )
 
 
-# -- what was decided ----------------------------------------------------------------------------------------
+# -- decisions -----------------------------------------------------------------------------------------------
+
+
 def decisions_of(steps: Iterable[JournalStep]) -> list[JsonObject]:
     """Returns the decisions of a run and of its nested runs, in order, as `GET /v1/runs/{id}` shows them."""
     outputs = [s.output for s in steps if s.kind == "wait" and s.state == "done" and s.output]
@@ -140,14 +149,14 @@ def decision_event(decision: JsonObject) -> JsonObject:
 
 def _decision_json(output: JsonObject) -> JsonObject:
     """`arguments`: those of the question; `edited`: those that the person wrote instead."""
-    asked = output.get("asked_arguments", output.get("arguments"))
-    edited = {"edited": output["arguments"]} if output.get("arguments") != asked else {}
+    arguments = output.get("asked_arguments", output.get("arguments"))
+    edited = {"edited": output["arguments"]} if output.get("arguments") != arguments else {}
     answer = {"answer": output["answer"]} if "answer" in output else {}
     return {
         "kind": output.get("kind", ""),
         "name": output.get("name", ""),
         "agent": output.get("agent", ""),
-        "arguments": asked,
+        "arguments": arguments,
         "asked_at": output.get("asked_at"),
         "decision": output.get("decision", ""),
         "by": output.get("by", ""),
@@ -157,7 +166,9 @@ def _decision_json(output: JsonObject) -> JsonObject:
     }
 
 
-#: seconds in which other branches of the run may go on before it pauses
+# -- the wait ------------------------------------------------------------------------------------------------
+
+#: seconds in which other branches of the run may continue before it pauses
 SETTLE_SECONDS = 0.05
 
 
@@ -171,14 +182,14 @@ class ApprovalWaits:
     def __init__(self, clock: Clock, pause: Callable[[], None]) -> None:
         self._clock, self._pause = clock, pause
         self._watch: asyncio.Task[None] | None = None
-        #: steps that wait, and what each asks
+        #: the steps that wait, each with its question
         self.pending: list[tuple[JournalStep, JsonObject]] = []
-        #: model and tool calls under way, and how many have begun
+        #: the number of active model and tool calls, and of those that have begun
         self.active = self.begun = 0
 
     @contextmanager
     def calling(self) -> Iterator[None]:
-        """A call is under way."""
+        """Counts a call as active."""
         self.active += 1
         self.begun += 1
         try:
@@ -188,7 +199,7 @@ class ApprovalWaits:
 
     @contextmanager
     def suspended_call(self) -> Iterator[None]:
-        """The call under way waits for a nested run, whose own calls count."""
+        """Does not count the active call while it waits for a nested run, whose own calls count."""
         self.active -= 1
         try:
             yield
@@ -196,12 +207,16 @@ class ApprovalWaits:
             self.active += 1
 
     async def decision(
-        self, step: JournalStep, asked: HumanQuestion, found: JournalStep | None
+        self, step: JournalStep, human_question: HumanQuestion, found: JournalStep | None
     ) -> JsonObject:
-        """Returns the decision. Without one it never returns: the segment ends instead."""
+        """Returns the decision. Without one it never returns: the segment ends instead.
+
+        Args:
+            found: the step in the record.
+        """
         if found is not None and found.state == "done":
             return found.output or {}
-        question = (found.output if found is not None else None) or self._question(step, asked)
+        question = (found.output if found is not None else None) or self._question(step, human_question)
         if question["expires_at"] <= self._clock.now():
             return {"decision": "expired"}
         self.pending.append((step._replace(output=question), question))
@@ -215,19 +230,19 @@ class ApprovalWaits:
         if self._watch is not None:
             self._watch.cancel()
 
-    def _question(self, step: JournalStep, asked: HumanQuestion) -> JsonObject:
+    def _question(self, step: JournalStep, question: HumanQuestion) -> JsonObject:
         now = self._clock.now()
         return {
-            "kind": asked.kind,
-            "name": asked.name,
-            "arguments": asked.arguments,
-            "question": asked.question,
+            "kind": question.kind,
+            "name": question.name,
+            "arguments": question.arguments,
+            "question": question.question,
             "path": step.path,
             "n": step.n,
             "asked_at": now,
-            "expires_at": now + asked.seconds,
-            "parameters": asked.parameters,
-            "agent": asked.agent,
+            "expires_at": now + question.seconds,
+            "parameters": question.parameters,
+            "agent": question.agent,
         }
 
     async def _pause_when_idle(self) -> None:

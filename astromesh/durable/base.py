@@ -1,10 +1,10 @@
 """The protocols of stored runs, Tasks, budgets and session leases, and of the durable backends.
 
-A run is a row. A durable run is accepted when its row is on disk and is worked off in segments: a segment
-starts when the run is dispatched and ends when the run has ended or waits for a person or a timer. Its log
-holds steps, keyed by their place in the run, and events, in order; a run that is resumed takes finished steps
-from that log. A claim of (run, segment) by a live worker is a fencing token, and every commit names it. A
-Task is held by lease. Budget amounts are reserved before a call and settled after it.
+A run is a row. A durable run is accepted when its row is on disk, and is executed in segments: a segment
+starts when the run is dispatched, and ends when the run has ended or waits for a person or a timer. Its
+record has steps, keyed by their place in the run, and events, in order. A resumed run takes finished steps
+from its record. A claim of (run, segment) by a live worker is a fencing token, and every commit names it. A
+worker holds a Task by a lease. Budget amounts are reserved before a call and settled after it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from msgspec import field as struct_field
 
 from astromesh.types import Event, JsonObject, SessionKey, Usage
 
-#: what is counted, in the order of `BudgetAmounts`
+#: the counted amounts, in the order of `BudgetAmounts`
 BUDGET_KEYS = ("tokens", "cost_usd", "tool_calls", "wall_seconds")
 
 
@@ -41,12 +41,11 @@ class BudgetCaps(NamedTuple):
 
 
 class BudgetAccount(NamedTuple):
-    """What is counted together.
+    """An account of one agent: a session, or a day of one principal.
 
     Args:
-        kind: a session as long as it is used, or a day of one principal.
-        name: the session's id, or `DATE PRINCIPAL`.
-        owner: principal whose data this is.
+        name: the id of the session, or `DATE PRINCIPAL`.
+        owner: the principal whose data this is.
         expires_at: seconds since the epoch; 0 for never.
     """
 
@@ -59,13 +58,13 @@ class BudgetAccount(NamedTuple):
 
 
 class BudgetHold(NamedTuple):
-    """Who holds a reservation.
+    """The holder of a reservation.
 
     Args:
-        id: names it alone.
-        run_id: a run that reserves in another process has left its older reservations behind.
-        holder: process that lives for as long as it renews.
-        expires_at: seconds since the epoch at which it ends where nobody has renewed it.
+        id: unique.
+        run_id: when a run reserves in another process, its older reservations end.
+        holder: the process, which renews its reservations.
+        expires_at: seconds since the epoch at which the reservation ends unless it is renewed.
     """
 
     id: str
@@ -75,10 +74,10 @@ class BudgetHold(NamedTuple):
 
 
 class BudgetCharge(NamedTuple):
-    """Added to what an account has spent.
+    """An amount that an account has spent.
 
     Args:
-        hold: id of the reservation that ends with it.
+        hold: id of the reservation that ends with the charge.
     """
 
     account: BudgetAccount
@@ -87,7 +86,7 @@ class BudgetCharge(NamedTuple):
 
 
 class Reservation(NamedTuple):
-    """Granted while no limit is reached. With `hold` it is a reservation, without it a charge."""
+    """Amounts to reserve; granted while no limit is reached. Without `hold` it is a charge."""
 
     account: BudgetAccount
     amounts: BudgetAmounts
@@ -113,10 +112,10 @@ class BudgetStore(Protocol):
     async def reserve(
         self, reservations: Sequence[Reservation], settled: Sequence[BudgetCharge] = ()
     ) -> BudgetRefusal | None:
-        """Charges what is settled, then grants all reservations or none. Returns why it grants none."""
+        """Charges `settled`, then grants all reservations or none. Returns why it grants none."""
 
     async def spent(self, account: BudgetAccount) -> BudgetAmounts:
-        """Returns what is spent, reservations included."""
+        """Returns the amounts that are spent or reserved."""
 
     async def renew(self, holder: str, expires_at: float) -> None:
         """Renews the reservations of a process."""
@@ -128,30 +127,27 @@ class BudgetStore(Protocol):
         """Deletes expired accounts and reservations."""
 
     async def erase_owner(self, tenant: str, owner: str) -> int:
-        """Deletes the session accounts of a principal.
-
-        The account of its day stays, so that erasing resets no limit.
-        """
+        """Deletes the session accounts of a principal. Its day accounts stay, so that no limit is reset."""
 
 
 # -- runs ----------------------------------------------------------------------------------------------------
 
-#: what happens to a run that comes while another of its session is queued or running (`sessions.concurrency`)
+#: what happens to a run that arrives while another of its session is open (`sessions.concurrency`)
 ConcurrencyPolicy = Literal["enqueue", "reject", "interrupt", "merge"]
 
 
 RunStatus = Literal["queued", "running", "waiting", "completed", "failed", "cancelled"]
 
 
-#: `value`: what the run was told from outside: its memory, its admitted query
+#: `value`: what the run receives from outside: its memory, its admitted query
 StepKind = Literal["model", "tool", "value", "wait"]
 
 
-#: `intent`: about to happen, may have happened. `done`: its output is known. `unknown`: a person must look.
+#: `intent`: it may have happened. `done`: its output is known. `unknown`: a person must decide.
 StepState = Literal["intent", "done", "unknown"]
 
 
-#: no agent has a bound of its runs
+#: no agent has a limit of active runs
 NO_AGENT_LIMITS: Mapping[str, int] = {}
 
 
@@ -162,19 +158,19 @@ class RunRow(Struct, frozen=True):
     """One run as it is stored. Times in seconds since the epoch, 0 for never.
 
     Args:
-        parent: `RUN.CALL` that a nested run was started by, else empty.
-        durable: it was accepted for good; otherwise the row is a note of a run that lived in one process.
-        request: what was asked, without what an input rule redacts once step 3 is done (S10).
-        manifest: the agent's manifest as it was when the run was accepted (R16).
+        parent: `RUN.CALL` that started a nested run, else empty.
+        durable: the run survives its process; otherwise the row is the archive of a plain run.
+        request: the request. After step 3 it has no text that an input rule redacts.
+        manifest: the agent's manifest when the run was accepted; the run ends under it.
         caller: user, tenant, roles, scopes, metadata; never a token.
-        deadline_at: when it must have ended; enforced also where its worker is dead.
-        wake_at: of a waiting run: when its time is over; of a queued one: before this it does not begin, and
-            what merges with it may come.
-        segment: number of the segment that runs or is due, from 1; the fencing token.
-        worker: who works on it now; of a run nested in a durable one, the run at the top of its tree.
+        deadline_at: when the run fails, even if its worker is dead.
+        wake_at: of a waiting run: when it times out. Of a queued run: when it may begin; until then, other
+            messages may merge with it.
+        segment: number of the active or next segment, from 1; the fencing token.
+        worker: the worker that executes it; of a run nested in a durable one, the run at the top of its tree.
         priority: lower comes first.
-        waiting_for: of a waiting run: the approval that it waits for.
-        ordered: it begins when no older ordered run of its session is queued or running.
+        waiting_for: the approval that a waiting run needs.
+        ordered: the run begins when no older ordered run of its session is queued or running.
     """
 
     run_id: str
@@ -214,9 +210,9 @@ class JournalStep(NamedTuple):
     """One started or finished step of a durable run.
 
     Args:
-        path: the branch of the run's tree that made it, e.g. `react/tool:call_1` (R17).
-        n: which one of its path, from 1.
-        request_hash: SHA-256 hex digits of what was asked; another one under the same key is a divergence.
+        path: the branch of the run's tree that made it, e.g. `react/tool:call_1`.
+        n: its number in the path, from 1.
+        request_hash: SHA-256 hex digits of the request; another request under the same key is a divergence.
         output: JSON value; of an intent what is known so far, or None.
     """
 
@@ -255,7 +251,7 @@ class IdempotencyKey(NamedTuple):
     """A caller's `Idempotency-Key` with its scope: the same key of another caller is a different key.
 
     Args:
-        body_hash: SHA-256 hex digits of the request; the body itself is not kept (S10).
+        body_hash: SHA-256 hex digits of the request; the body itself is not stored.
     """
 
     tenant: str
@@ -298,17 +294,17 @@ class RunStore(Protocol):
     async def accept(
         self, run: RunRow, key: IdempotencyKey | None = None, policy: ConcurrencyPolicy = "enqueue"
     ) -> RunRow:
-        """Stores a new run; returns it, or the run that has the same key and body.
+        """Stores a new run and returns it, or returns the run that has the same key and body.
 
         Args:
-            policy: against the ordered runs of its session that are queued or running: it comes behind them
-                (enqueue), is refused (reject), they end or are asked to (interrupt). With `merge` it becomes
-                part of one of the same owner that is queued and has not reached its `wake_at`: that one is
-                answered.
+            policy: what happens if ordered runs of the session are queued or running. `enqueue`: the new run
+                comes after them. `reject`: it is rejected. `interrupt`: they end, or are requested to.
+                `merge`: the new run becomes part of a queued run of the same owner that has not reached its
+                `wake_at`, and that run is returned.
 
         Raises:
             IdempotencyConflict: the key was used with another body.
-            SessionBusy: by `reject`.
+            SessionBusy: the policy is `reject`.
         """
 
     async def reserve_key(self, key: IdempotencyKey, candidate_id: str) -> str:
@@ -321,13 +317,13 @@ class RunStore(Protocol):
         """
 
     async def archive(self, runs: Sequence[tuple[RunRow, Sequence[Event]]]) -> None:
-        """Stores the rows of runs that were not durable, with the events of their traces.
+        """Stores the rows of plain runs that have ended, with the events of their traces.
 
-        A run that there is already only gets its trace.
+        Of a run that has a row, only the trace is stored.
         """
 
     async def trace(self, trace_id: str) -> tuple[tuple[RunRow, tuple[Event, ...]], ...]:
-        """Returns the runs of a trace in order of creation, each with the archived events."""
+        """Returns the runs of a trace in order of creation, each with its archived events."""
 
     async def get(self, run_id: str) -> RunRow | None: ...
 
@@ -339,13 +335,12 @@ class RunStore(Protocol):
     ) -> RunRow | None:
         """Claims a segment for a worker. Returns None if the segment is not due.
 
-        It is not due where the run has ended, is worked on by another worker, is at another segment, was
-        cancelled before it began (then the row has become `cancelled`), is ordered and not the first of
-        its session, or has not reached its `wake_at`. A worker that has it already, and asks because the
-        answer was lost, gets it again.
+        It is not due if the run has ended, is executed by another worker, is at another segment, is ordered
+        and not the first of its session, or has not reached its `wake_at`. A worker that has the segment and
+        claims it again, because the answer was lost, gets it again.
 
         Args:
-            limits: of agents, how many of their runs may be running over all workers.
+            limits: by agent, the maximum number of active runs of all workers.
         """
 
     async def next_in_session(self, run: RunRow) -> tuple[str, int] | None:
@@ -363,15 +358,15 @@ class RunStore(Protocol):
     ) -> None:  # fmt: skip
         """Writes steps, events and the row in one transaction. A step replaces an earlier one with its key.
 
-        An event whose number is there is the same one, from a commit whose answer was lost. With the end of
-        a run end those nested in it.
+        An event whose number is stored is the same one, from a commit whose answer was lost. When a run
+        ends, the runs nested in it end.
 
         Args:
-            events: of the run, and of those nested in it.
+            events: events of the run, and of the runs nested in it.
             nested: runs nested in this one that have begun, or have ended.
 
         Raises:
-            LeaseLost: somebody else works on the run, or it has ended; nothing is written.
+            LeaseLost: another worker has the run, or it has ended; nothing is written.
         """
 
     async def steps(self, run_id: str) -> tuple[JournalStep, ...]: ...
@@ -383,7 +378,7 @@ class RunStore(Protocol):
         """Moves a run from `waiting` to `queued` in the next segment. Returns None if it was not waiting.
 
         Args:
-            steps: the decision, kept in the same transaction.
+            steps: the decision, stored in the same transaction.
         """
 
     async def requeue(self, claim: SegmentClaim) -> RunRow | None:
@@ -393,19 +388,16 @@ class RunStore(Protocol):
         """
 
     async def cancel(self, run_id: str) -> RunRow | None:
-        """Requests the end of a run.
+        """Requests the end of a run. A run that no worker executes ends at once.
 
-        A run that nobody executes ends at once. Returns None if there is no run.
+        Returns None if there is no run.
         """
 
     async def cancelling(self, worker: str) -> tuple[str, ...]:
         """Returns the runs of this worker whose end was requested."""
 
     async def request_cancel(self, run_id: str, tenant: str, owner: str | None) -> None:
-        """Requests that the process of a run that is not durable ends it.
-
-        `owner` None may end everybody's runs.
-        """
+        """Requests that the process of a plain run ends it. `owner` None: whoever owns it."""
 
     async def cancel_requests(self, since: float) -> tuple[CancelRequest, ...]:
         """Returns the unanswered requests after that time."""
@@ -435,10 +427,10 @@ class RunStore(Protocol):
     ) -> tuple[tuple[str, int], ...]:
         """Returns the runs that must be dispatched, as (run_id, segment).
 
-        Those of workers not heard of for `lease` seconds (queued again in a new segment), queued longer than
-        `queued` seconds (0: than `lease`) and claimable, and waiting beyond `wake_at`. Those beyond
-        `deadline_at` without a live worker have failed. So have runs of dead processes that are not durable,
-        and their keys are free.
+        These are runs whose worker has sent no heartbeat for `lease` seconds (queued again in a new segment),
+        claimable runs that are queued for more than `queued` seconds (0: `lease`), and waiting runs after
+        their `wake_at`. A run without a live worker fails after its `deadline_at`. A plain run of a dead
+        process fails, and its idempotency key becomes free.
         """
 
     async def waiting(self, tenant: str, owner: str | None, limit: int = 100) -> tuple[RunRow, ...]:
@@ -458,7 +450,7 @@ class RunStore(Protocol):
     async def close(self) -> None: ...
 
 
-#: works off one segment; a second call for the same one finds it claimed and does nothing
+#: executes one segment; a second call for the same one finds it claimed and does nothing
 RunSegment = Callable[[str, int], Awaitable[None]]
 
 
@@ -480,14 +472,14 @@ class DurableBackend(Protocol):
     async def close(self) -> None: ...
 
 
-# -- session leases (reliability.md R2) ----------------------------------------------------------------------
+# -- session leases ------------------------------------------------------------------------------------------
 
 
 class SessionLease(NamedTuple):
-    """A lease that a holder has.
+    """A lease of a session.
 
     Args:
-        token: fencing token; every lease has its own, and `ConversationStore.append` checks it.
+        token: fencing token, unique to the lease; `ConversationStore.append` checks it.
     """
 
     key: SessionKey
@@ -495,7 +487,7 @@ class SessionLease(NamedTuple):
 
 
 class SessionLeases(Protocol):
-    """Who may write to which session, in the store that keeps its turns.
+    """The right to write to a session, in the store of its turns.
 
     Raises (all of them):
         StoreUnavailable: the store does not answer now.
@@ -503,10 +495,10 @@ class SessionLeases(Protocol):
 
     @property
     def shared(self) -> bool:
-        """False while no other process uses the store; the lock of this process is enough then."""
+        """False while no other process uses the store. Then the lock of this process suffices."""
 
     def before_sharing(self, work: Callable[[], Awaitable[None]]) -> None:
-        """`work` is awaited when `shared` has become True, before any other process gets a lease."""
+        """Awaits `work` when `shared` becomes True, before another process gets a lease."""
 
     async def take(self, key: SessionKey, holder: str, seconds: float) -> int | None:
         """Returns the token of a new lease, or None while another holder has the session."""
@@ -526,7 +518,7 @@ class SessionLeases(Protocol):
 
 # -- Tasks of workflows --------------------------------------------------------------------------------------
 
-#: as a Task ends (document 004, section 1.1), and what it is before
+#: the states of a Task (document 004, section 1.1)
 TaskStatus = Literal["queued", "running", "success", "failure", "partial"]
 
 
@@ -541,11 +533,11 @@ class TaskRow:
     """One Task of a user. Times in seconds since the epoch, 0 for never.
 
     Args:
-        durable: accepted for good before it ran.
-        fingerprint: of the manifests, operations and models that it began with (workflow.md E52).
+        durable: the Task survives its process.
+        fingerprint: of the manifests, operations and models that it began with.
         caller: user, tenant, roles, scopes, metadata; never a token.
-        worker, lease_until: who works on it, and until when that counts.
-        result: once it has ended: `{output, error, metadata, tasks}`.
+        worker, lease_until: the worker that executes it, and the end of its lease.
+        result: after its end: `{output, error, metadata, tasks}`.
     """
 
     task_id: str
@@ -571,10 +563,10 @@ class Artifact(NamedTuple):
     """An artifact of a Task.
 
     Args:
-        n: which one of its Task, from 1.
-        path: lineage of the Task within the run, empty for the root.
+        n: its number in the Task, from 1.
+        path: lineage of the Task within the run; empty for the root.
         node, stage: what made it; empty for the whole Task.
-        fingerprint: that of the run.
+        fingerprint: the fingerprint of the run.
     """
 
     task_id: str
@@ -602,8 +594,8 @@ class TaskChange(NamedTuple):
     """One commit of the holder of a Task.
 
     Args:
-        first: number of the first of the records, from 1.
-        end: status and result where the Task has ended.
+        first: number of the first record, from 1.
+        end: status, result and time of the end of the Task.
     """
 
     task_id: str
@@ -627,10 +619,10 @@ class TaskStore(Protocol):
         """Stores a Task with its records so far, in one transaction."""
 
     async def commit(self, change: TaskChange) -> None:
-        """A commit whose answer was lost may be repeated, except for the end of a Task.
+        """Writes a change in one transaction. A commit whose answer was lost may be repeated, except the end.
 
         Raises:
-            LeaseLost: somebody else works on the Task, or it has ended; nothing is written.
+            LeaseLost: another worker has the Task, or it has ended; nothing is written.
         """
 
     async def get(self, task_id: str) -> TaskRow | None: ...
@@ -649,10 +641,10 @@ class TaskStore(Protocol):
     async def take(self, worker: str, dead: Sequence[str], until: float, limit: int) -> tuple[TaskRow, ...]:
         """Makes the worker the holder of durable Tasks whose holder is dead or whose lease has expired.
 
-        A worker that has not renewed a lease of its own is such a holder, too.
+        A worker takes its own Tasks, too, if it has not renewed their leases.
 
         Args:
-            dead: workers that are known to be.
+            dead: workers that are known to be dead.
         """
 
     async def heartbeat(self, worker: str, until: float, tasks: Collection[str] | None = None) -> None:

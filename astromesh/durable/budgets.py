@@ -1,6 +1,6 @@
-"""Budgets of sessions and of principals by the day, exact over processes and restarts: reservations.
+"""Budgets of sessions, and of principals per day: exact across processes and restarts.
 
-Charges and their accounts.
+A run reserves amounts before a call and settles what the call has cost after it.
 """
 
 from __future__ import annotations
@@ -32,17 +32,22 @@ from astromesh.types import SessionKey
 
 
 class Entry(NamedTuple):
-    """What happens to one account in a transaction."""
+    """What a transaction does to one account.
+
+    Args:
+        settled: added to what is spent.
+        want: the reservation to grant.
+        ended: ids of the reservations that end.
+    """
 
     account: BudgetAccount
     settled: BudgetAmounts
     want: Reservation | None
-    #: ids of reservations that end
     ended: tuple[str, ...] = ()
 
 
 def entries_of(wants: Sequence[Reservation], settled: Sequence[BudgetCharge]) -> list[Entry]:
-    """One entry for each account, in the one order in which all processes lock them."""
+    """Returns one entry for each account, in the order in which all processes lock them."""
     sums: dict[tuple[str, ...], BudgetAmounts] = {}
     accounts: dict[tuple[str, ...], BudgetAccount] = {}
     ended: dict[tuple[str, ...], tuple[str, ...]] = {}
@@ -60,7 +65,7 @@ def entries_of(wants: Sequence[Reservation], settled: Sequence[BudgetCharge]) ->
 
 
 def refusal_of(spent: BudgetAmounts, held: BudgetAmounts, want: Reservation) -> BudgetRefusal | None:
-    """Why a want is not granted beside what is spent and what is reserved."""
+    """Returns why a reservation is not granted, or None."""
     if key := exhausted_key(spent, want):
         return BudgetRefusal(want.account, key)
     if key := exhausted_key(add_amounts(spent, held), want):
@@ -69,7 +74,7 @@ def refusal_of(spent: BudgetAmounts, held: BudgetAmounts, want: Reservation) -> 
 
 
 def exhausted_key(before: BudgetAmounts, want: Reservation) -> str:
-    """The first key of which nothing is left, or an empty string."""
+    """Returns the first key whose limit is reached, or an empty string."""
     for key, spent, cap in zip(BUDGET_KEYS, before, want.caps, strict=True):
         if cap is not None and spent >= cap:
             return key
@@ -92,22 +97,22 @@ def _account_key(account: BudgetAccount) -> tuple[str, ...]:
 
 
 class BudgetLimit(NamedTuple):
-    """One of them."""
+    """The limits of one kind of account."""
 
     kind: Literal["session", "day"]
     caps: BudgetCaps
 
 
-#: seconds after which what is settled is written, and between two looks for accounts whose time is over
+#: seconds after which settled charges are written, and between two deletions of expired accounts
 _SETTLE_SECONDS, _EXPIRY_SECONDS = 0.05, 3600.0
 
 
-#: seconds for which the account of a session is kept behind its last use, and of a day after its end
+#: seconds for which the account of a session is stored after its last use, and of a day after its end
 _SESSION_SECONDS, _DAY_SECONDS = 30 * 86_400.0, 86_400.0
 
 
-#: seconds between two attempts of an accepted run while others have reserved the rest, and those that a plain
-#: one is told to wait
+#: seconds between two attempts of a durable run while others have reserved the rest, and in the `Retry-After`
+#: of a plain run
 RETRY_SECONDS, RETRY_AFTER_SECONDS = 0.25, 5.0
 
 
@@ -115,14 +120,14 @@ log = structlog.get_logger("astromesh.budgets")
 
 
 class ReservedByOthers(BudgetExhausted):
-    """Nothing is left now, and something may be when the calls of others have ended."""
+    """Nothing is left now. When the calls of others end, they may release some of it."""
 
 
 class Budgets:
-    """The accounts as this process uses them.
+    """The accounts that this process uses.
 
     Args:
-        store: opens the store, or answers the open one.
+        store: opens the store, or returns the open one.
     """
 
     def __init__(self, store: Callable[[], Awaitable[BudgetStore]], clock: Clock) -> None:
@@ -134,14 +139,14 @@ class Budgets:
         self._writing: asyncio.Task[None] | None = None
         self._requests: set[asyncio.Future[BudgetRefusal | None]] = set()
         self._expired_at = float("-inf")
-        #: this process, by a name that no other has, and ids of what it holds
+        #: the unique name of this process, and the ids of its reservations
         self._holder, self._hold_ids = f"b_{secrets.token_hex(8)}", set[str]()
         self._renewal = PeriodicJob(
             self._renew, HEARTBEAT_SECONDS, self._renewal_failed, needed=lambda: bool(self._hold_ids)
         )
 
     def hold(self, run_id: str) -> BudgetHold:
-        """A new reservation of a run of this process."""
+        """Returns a new reservation for a run of this process."""
         return BudgetHold(secrets.token_hex(12), run_id, self._holder, self.clock.now() + LEASE_SECONDS)
 
     async def reserve(self, wants: Sequence[Reservation]) -> None:
@@ -149,18 +154,18 @@ class Budgets:
         store = await self._opened()
         await self._expire(store)
         settled, self._settled = self._settled, []
-        asking = asyncio.ensure_future(self._reserve(store, wants, settled))
-        self._requests.add(asking)
-        asking.add_done_callback(self._requests.discard)
+        request = asyncio.ensure_future(self._reserve(store, wants, settled))
+        self._requests.add(request)
+        request.add_done_callback(self._requests.discard)
         try:
-            refusal = await asyncio.shield(asking)
-        except asyncio.CancelledError:  # the store does it all the same
-            asking.add_done_callback(partial(self._release, wants))
+            refusal = await asyncio.shield(request)
+        except asyncio.CancelledError:  # the store still completes the request
+            request.add_done_callback(partial(self._release, wants))
             raise
         if refusal is not None:
             raise self._exhausted(refusal)
-        if held := {want.hold.id for want in wants if want.hold}:
-            self._hold_ids |= held
+        if hold_ids := {want.hold.id for want in wants if want.hold}:
+            self._hold_ids |= hold_ids
             self._renewal.start()
 
     async def _reserve(
@@ -168,43 +173,43 @@ class Budgets:
     ) -> BudgetRefusal | None:
         try:
             return await store.reserve(wants, settled)
-        except BaseException:  # nobody knows whether it was granted
+        except BaseException:  # it is unknown whether the store granted it
             self._settled = settled + _release_charges(wants) + self._settled
             raise
 
-    def _release(self, wants: Sequence[Reservation], asked: asyncio.Future[BudgetRefusal | None]) -> None:
-        """Who asked for it is gone."""
-        if not asked.cancelled() and asked.exception() is None and asked.result() is None:
+    def _release(self, wants: Sequence[Reservation], request: asyncio.Future[BudgetRefusal | None]) -> None:
+        """Releases what was granted to a cancelled caller."""
+        if not request.cancelled() and request.exception() is None and request.result() is None:
             self.settle(_release_charges(wants))
 
     async def erase_owner(self, tenant: str, owner: str) -> int:
         return await (await self._opened()).erase_owner(tenant, owner)
 
     def settle(self, charges: Sequence[BudgetCharge]) -> None:
-        """Books what calls have cost, and ends what was reserved for them."""
+        """Charges what calls have cost, and ends their reservations."""
         self._settled += charges
         self._hold_ids -= {charge.hold for charge in charges}
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(_SETTLE_SECONDS, self._begin)
 
     async def flush(self) -> None:
-        """Returns when everything settled is in the store, or that does not answer."""
-        while going := {*self._requests, *([self._writing] if self._writing else ())}:
-            await asyncio.wait(going)
+        """Returns when every settled charge is in the store, or the store does not answer."""
+        while active := {*self._requests, *([self._writing] if self._writing else ())}:
+            await asyncio.wait(active)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         await self._write()
 
     async def close(self) -> None:
-        """Everything settled is in the store, and nothing is reserved by this process any more."""
+        """Writes every settled charge, and ends the reservations of this process."""
         await self._renewal.close()
         await self.flush()
         if self._store is None:
             return
         try:
             await self._store.release_holder(self._holder)
-        except AstromeshError as error:  # it ends when nobody renews it
+        except AstromeshError as error:  # then they expire
             log.warning("budgets_not_left", error=str(error))
 
     async def _opened(self) -> BudgetStore:
@@ -228,14 +233,14 @@ class Budgets:
             return
         try:
             await self.reserve(())
-        except AstromeshError as error:  # the next one takes it along; until then it counts as reserved
+        except AstromeshError as error:  # the next write includes it; until then it counts as reserved
             log.warning("budgets_not_settled", count=len(self._settled), error=str(error))
 
     async def _renew(self) -> None:
         await (await self._opened()).renew(self._holder, self.clock.now() + LEASE_SECONDS)
 
     def _renewal_failed(self, error: Exception) -> None:
-        """The next renewal may succeed; until then the holds stand."""
+        """Logs the failure. The next renewal may succeed before the reservations expire."""
         log.warning("budgets_not_renewed", count=len(self._hold_ids), error=str(error))
 
     async def _expire(self, store: BudgetStore) -> None:
@@ -250,13 +255,13 @@ class Budgets:
         if reserved:
             span = "this session's" if session else "today's"
             return ReservedByOthers(
-                f"Runs under way have reserved the rest of {span} budget of {key}; send this again in a "
-                f"moment ({whose}).",
+                f"Active runs have reserved the rest of {span} budget of {key}; send this again in a moment "
+                f"({whose}).",
                 retry_after=RETRY_AFTER_SECONDS,
             )
         if session:
             return BudgetExhausted(
-                f"The budget of {key} for this session is used up; begin another session ({whose})."
+                f"The budget of {key} for this session is used up; start another session ({whose})."
             )
         left = _DAY_SECONDS - self.clock.now() % _DAY_SECONDS
         return BudgetExhausted(
@@ -266,7 +271,7 @@ class Budgets:
 
 
 def _release_charges(wants: Sequence[Reservation]) -> list[BudgetCharge]:
-    """What ends reservations of which nothing was spent."""
+    """Returns the charges that end reservations of which nothing was spent."""
     return [BudgetCharge(want.account, BudgetAmounts(), want.hold.id) for want in wants if want.hold]
 
 

@@ -1,6 +1,6 @@
-"""The events of a durable run: written to disk first, then sent to listeners (api.md, Events).
+"""The events of a durable run: written to disk first, then sent to listeners (docs/api.md, Events).
 
-A resumed run repeats what its record answers. An event whose type and data (without times) are already on
+A resumed run repeats the events of its recorded steps. An event whose type and data (without times) are on
 disk is dropped, as often as it is there.
 """
 
@@ -21,13 +21,13 @@ from astromesh.types import Event, JsonObject
 RESTARTED = "model.restarted"
 #: the last event of a segment is one of these
 _LAST_EVENTS = TERMINAL_EVENTS | {"run.waiting"}
-#: what differs whenever the same thing is done again
+#: data that differs each time a step is repeated
 _TIMES = frozenset({"duration_ms", "latency_ms"})
 _KEY_OPTIONS = orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS
 
 
 class EventWriter(Protocol):
-    """Takes events to disk."""
+    """Writes events to disk."""
 
     @property
     def closed(self) -> bool: ...
@@ -36,13 +36,13 @@ class EventWriter(Protocol):
 
 
 class DurableStream:
-    """An `EventStream` whose listeners hear what is on disk. Deltas are always made: anybody may come later.
+    """An `EventStream` whose listeners receive what is on disk. Deltas are always made, for later listeners.
 
     Args:
-        past: the events that are on disk, in order.
-        log: the run's record in this process, for traces.
-        own: listeners that count and want every event at once, e.g. the metrics.
-        again: listeners that want every event at once, also where it was said before: they start anew.
+        log: the record of the run in this process, for traces.
+        own: listeners that receive each new event before it is on disk, e.g. the metrics.
+        past: the events on disk, in order.
+        again: listeners that receive each event before it is on disk, repeated ones included.
     """
 
     streaming = True
@@ -87,7 +87,7 @@ class DurableStream:
         self._writer.event(event, last=type in _LAST_EVENTS)
 
     def deliver(self, events: Sequence[Event]) -> None:
-        """Hands events on that are on disk now."""
+        """Sends events to the listeners that are on disk now."""
         if not events:
             return
         self.written = events[-1].seq
@@ -104,16 +104,16 @@ class DurableStream:
 
     @property
     def last_step(self) -> int:
-        """Number of the newest model call that was begun."""
+        """Returns the number of the newest model call that has begun."""
         steps = (event.data["step"] for event in self._past if event.type in ("model.started", MODEL_DELTA))
         return max(steps, default=0)
 
     def replay_step(self, step: int) -> None:
-        """A model call that the record answers: what it says now was said."""
+        """Drops the events of a model call that the record answers."""
         self._answered.add(step)
 
     def restart_step(self, step: int) -> None:
-        """A model call that is made again: the deltas of its first try are void."""
+        """Declares the deltas of a model call void that is made again."""
         self._repeats -= Counter(
             _key(e.type, e.data) for e in self._past if e.type == MODEL_DELTA and e.data["step"] == step
         )
@@ -121,7 +121,7 @@ class DurableStream:
 
     @property
     def partial_text(self) -> str:
-        """The text of the newest step of the run's own voice, as far as it was heard."""
+        """Returns the text of the newest step that listeners have received."""
         text, step = "", 0
         for event in self._past:
             data = event.data
@@ -142,5 +142,5 @@ class DurableStream:
 
 
 def _key(type: str, data: JsonObject) -> bytes:
-    kept = {name: value for name, value in data.items() if name not in _TIMES}
-    return type.encode() + orjson.dumps(kept, default=str, option=_KEY_OPTIONS)
+    repeatable = {name: value for name, value in data.items() if name not in _TIMES}
+    return type.encode() + orjson.dumps(repeatable, default=str, option=_KEY_OPTIONS)

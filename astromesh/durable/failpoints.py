@@ -1,8 +1,8 @@
-"""Places where a process can be made to die, for the tests of `reliability.md`.
+"""Places where a process can be killed, for the tests of docs/reliability.md.
 
-    ASTROMESH_FAILPOINT=NAME[:N]     SIGKILL at the N-th (default: first) passing of that place
+    ASTROMESH_FAILPOINT=NAME[:N]     sends SIGKILL at the N-th (default: first) pass of that place
 
-Read once, when this module is loaded; without it `reach` is an empty function. Only durable runs pass.
+The variable is read when this module is imported. Without it, `reach` does nothing. Only durable runs pass.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ VARIABLE = "ASTROMESH_FAILPOINT"
 
 
 def _ignore(place: str) -> None:
-    """Nobody asked for a failure."""
+    """Does nothing: no failpoint is set."""
 
 
 def parse_failpoint(wanted: str, places: Sequence[str] = PLACES) -> Callable[[str], None]:
-    """What kills the process where `wanted`, as NAME or NAME:N, says.
+    """Returns a function that kills the process at the place `wanted`, NAME or NAME:N.
 
     Raises:
-        ValueError: there is no such place; a test that kills nowhere would prove nothing.
+        ValueError: there is no such place; a test that kills nothing would prove nothing.
     """
     name, _, which = wanted.partition(":")
     if name not in places:
-        raise ValueError(f"There is no place {name!r} to die at. Known: {', '.join(places)}.")
+        raise ValueError(f"There is no failpoint {name!r}. Known: {', '.join(places)}.")
     passed, at = count(1), int(which or 1)
 
     def maybe_die(place: str) -> None:

@@ -22,13 +22,13 @@ class InProcessBackend:
     """A DurableBackend without a queue of its own on disk.
 
     Args:
-        concurrency: segments that run at once; of one session one at a time, in their order.
+        concurrency: maximum number of active segments. A session has one at a time, in order.
     """
 
     class Options(BaseModel):
         model_config = ConfigDict(extra="forbid")
 
-        concurrency: int = Field(64, ge=1, description="Runs that are worked on at once.")
+        concurrency: int = Field(64, ge=1, description="Maximum number of active runs.")
 
     name: ClassVar[str] = "in_process"
 
@@ -54,9 +54,9 @@ class InProcessBackend:
         if not self._open or (run.run_id, run.segment) in self._known:
             return
         self._known.add((run.run_id, run.segment))
-        lane = self._partitions.setdefault(partition_of(run), deque())
-        lane.append((run.run_id, run.segment, run.priority))
-        if len(lane) == 1:
+        segments = self._partitions.setdefault(partition_of(run), deque())
+        segments.append((run.run_id, run.segment, run.priority))
+        if len(segments) == 1:
             self._make_ready(partition_of(run))
         self._start_ready()
 
@@ -80,14 +80,14 @@ class InProcessBackend:
             self._tasks.add(task)
 
     async def _one(self, partition: str, work: RunSegment) -> None:
-        lane = self._partitions[partition]
-        run_id, segment, _ = lane[0]
+        segments = self._partitions[partition]
+        run_id, segment, _ = segments[0]
         try:
             await work(run_id, segment)
         finally:
-            lane.popleft()
+            segments.popleft()
             self._known.discard((run_id, segment))
-            if lane:
+            if segments:
                 self._make_ready(partition)
             else:
                 del self._partitions[partition]
@@ -98,5 +98,5 @@ class InProcessBackend:
 
 
 def partition_of(run: RunRow) -> str:
-    """Runs of one session are worked off one after the other."""
+    """Returns the partition of a run. Its segments are executed one after the other."""
     return f"{run.tenant}/{run.agent}/{run.session_id}"

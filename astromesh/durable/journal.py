@@ -1,15 +1,15 @@
 """The record of a durable run: it answers finished steps and stores new ones.
 
 Steps are keyed by (path, n): the branch of the run's tree that made them, and their number in that branch.
-They are never keyed by time, so concurrent branches keep their own results (R17). A finished step answers
-only the same request. Another request in its place is a `Divergence` that ends the run.
+They are never keyed by time, so concurrent branches keep their own results. A finished step answers only the
+same request. Another request in its place is a `Divergence` that ends the run.
 
     record of the step           model call                     tool call
     --------------------------   ----------------------------   ---------------------------------------------
     none                         called, then recorded          effect `read`, repeatable: as a model call;
                                                                 else intent first, then called and recorded
-    intent                       called again under its         `read`, repeatable: called again; else a perso
-                                 number, `model.restarted`      decides whether to call it again
+    intent                       called again under its         `read`, repeatable: called again; else a
+                                 number, `model.restarted`      person decides whether to call it again
     done                         as recorded                    as recorded
 """
 
@@ -45,7 +45,7 @@ T = TypeVar("T")
 
 
 class ReplayListener(Protocol):
-    """Learns what a model answered before the run was resumed."""
+    """Receives the answers of a model that the record gives to a resumed run."""
 
     def record_replay(self, request: CompletionRequest, result: CompletionResult) -> None: ...
 
@@ -54,17 +54,18 @@ LoadEvents = Callable[[str], Awaitable[Sequence[Event]]]
 
 
 class StepLog:
-    """The record of a run and of all that is nested in it.
+    """The record of a run and of the runs nested in it.
 
     Args:
-        row: of the run that was accepted.
-        steps: those on disk.
+        row: the accepted run.
+        steps: the steps on disk.
         waiting: asks people.
-        past: the events of a run of the tree that earlier segments have left.
-        postpone: ends the segment, to begin another one soon.
+        past: loads the events that earlier segments wrote for a run of the tree.
+        postpone: ends the segment, so that another one begins soon.
 
-    `failure` is the divergence that was found: whatever the run makes of it, it has failed. `suspended`: the
-    segment ends here; nothing begins any more.
+    Attributes:
+        failure: the divergence that was found. The run fails, even if it handles the error.
+        suspended: the segment ends, and no step begins any more.
     """
 
     def __init__(
@@ -88,7 +89,7 @@ class StepLog:
         self._added_calls: list[JournalStep] = []
 
     def number(self, path: str) -> int:
-        """Which one of its path a step is that begins now.
+        """Returns the number, in its path, of a step that begins now.
 
         Raises:
             asyncio.CancelledError: the segment ends.
@@ -99,18 +100,18 @@ class StepLog:
         return n
 
     def has_next(self, path: str) -> bool:
-        """Whether the record holds the step that begins next on this path."""
+        """Whether the record has the step that begins next on this path."""
         return (path, self._passed.get(path, 0) + 1) in self._steps
 
     def find(self, path: str, n: int, request_hash: str) -> JournalStep | None:
-        """Raises: Divergence: there is a step, and it was another request."""
+        """Returns the step of the record, or None. Raises: Divergence: it was another request."""
         if self.failure is not None:
             raise self.failure
         step = self._steps.get((path, n))
         if step is not None and step.request_hash != request_hash:
             self.failure = Divergence(
-                f"The run cannot be taken up again: step {n} of {path!r} asks for something else than its "
-                "record. Start it anew."
+                f"The run cannot be resumed: step {n} of {path!r} makes another request than the one in its "
+                "record. Start the run again."
             )
             raise self.failure
         return step
@@ -126,15 +127,15 @@ class StepLog:
         await self.writer.flush()
 
     def drop_outputs(self, *, always: bool) -> None:
-        """Takes out what models and tools have said, raw, when nobody will take the run up again.
+        """Deletes the raw outputs of models and tools from the record of a run that has ended.
 
         Args:
-            always: also where no run is nested in it, whose agent might have output rules.
+            always: also if no run is nested in it; the agent of a nested run may have output rules.
         """
-        told = (step for step in self._steps.values() if step.kind in _CALL_KINDS and step.state == "done")
-        heard = (*told, *self._added_calls)
-        if always or any(_NESTED in step.path for step in heard):
-            for step in heard:
+        recorded = (s for s in self._steps.values() if s.kind in _CALL_KINDS and s.state == "done")
+        calls = (*recorded, *self._added_calls)
+        if always or any(_NESTED in step.path for step in calls):
+            for step in calls:
                 self.writer.step(step._replace(output=None))
 
 
@@ -142,8 +143,8 @@ class RunJournal:
     """The journal of one run: the accepted one, or one nested in it.
 
     Args:
-        place: where in the tree of the accepted run this one stands; empty for itself.
-        model: learns what was answered.
+        place: the place of this run in the tree of the accepted run; empty for that run itself.
+        model: receives the answers that the record gives.
     """
 
     _stream: DurableStream | None = None
@@ -153,19 +154,19 @@ class RunJournal:
         self.step_log, self.place, self.run_id, self._model = step_log, place, run_id, model
 
     def attach(self, stream: DurableStream) -> None:
-        """The run's events go here; steps are numbered behind those that it has seen."""
+        """Sends the events of the run to a stream. Steps are numbered after those in the stream."""
         self._stream, self._last_step = stream, stream.last_step
 
     def at(self, path: str) -> str:
         return f"{self.place}/{path}" if self.place and path else self.place or path
 
     def next_step_number(self, step: int) -> int:
-        """A number for a model call that no other call of this run has, before a crash or after it."""
+        """Returns a number for a model call. No other call of the run has it, before or after a crash."""
         self._last_step = max(self._last_step + 1, step)
         return self._last_step
 
     def nested(self, path: str, call_id: str, agent: str) -> tuple[str, str]:
-        """Place and id of a run that is started here: the same ones when it is started again."""
+        """Returns place and id of a run that is started here. It has the same ones when it starts again."""
         place = f"{self.at(path)}{_NESTED}{agent}:{call_id}"
         place = f"{place}#{self.step_log.number(place)}"
         return place, derived_run_id(self.step_log.run_id, place)
@@ -252,27 +253,26 @@ class RunJournal:
 
     # -- people --------------------------------------------------------------------------------------------
 
-    async def person(self, scope: Any, ticket: str, asked: HumanQuestion) -> JsonObject:
+    async def person(self, scope: Any, ticket: str, question: HumanQuestion) -> JsonObject:
         path = f"{self.at(scope.path)}/human:{ticket}".lstrip("/")
-        about = call_record.to_plain_json(asked.arguments)
-        return await self._decided(path, asked._replace(arguments=about, agent=scope.agent))
+        arguments = call_record.to_plain_json(question.arguments)
+        return await self._decision(path, question._replace(arguments=arguments, agent=scope.agent))
 
-    async def identity(self, asked: HumanQuestion) -> bool:
-        """Asks for the caller's token once more than it was shown so far; False where it is refused."""
+    async def identity(self, question: HumanQuestion) -> bool:
+        """Asks for the caller's token once more than it was sent so far. Returns False if it is refused."""
         path = self.at("identity")
         while True:
-            if (await self._decided(path, asked))["decision"] != "approve":
+            if (await self._decision(path, question))["decision"] != "approve":
                 return False
 
-    async def _decided(self, path: str, asked: HumanQuestion) -> JsonObject:
+    async def _decision(self, path: str, question: HumanQuestion) -> JsonObject:
         n = self.step_log.number(path)
         found = self.step_log.find(path, n, "")
-        with self.step_log.waiting.calling():  # a question stands within the work that it interrupts
-            return await self.step_log.waiting.decision(
-                JournalStep(path, n, "wait", "", "intent"), asked, found
-            )
+        with self.step_log.waiting.calling():  # the work that the question interrupts
+            step = JournalStep(path, n, "wait", "", "intent")
+            return await self.step_log.waiting.decision(step, question, found)
 
-    # -- what the run is told from outside -----------------------------------------------------------------
+    # -- values from outside the run -----------------------------------------------------------------------
 
     def once(
         self,
@@ -281,7 +281,7 @@ class RunJournal:
         to_json: Callable[[T], JsonObject],
         of_json: Callable[[JsonObject], T],
     ) -> T:
-        """`value` of what is made at once."""
+        """Does what `value` does, for a value that needs no await."""
         path = self.at(name)
         found = self.step_log.find(path, 1, "")
         if found is not None and found.output is not None:
@@ -297,7 +297,7 @@ class RunJournal:
         to_json: Callable[[T], JsonObject],
         of_json: Callable[[JsonObject], T],
     ) -> T:
-        """Something that may differ when it is asked for again: once made, it stays as it was."""
+        """Returns a value that may differ when it is made again: the record keeps the first one."""
         path = self.at(name)
         found = self.step_log.find(path, 1, "")
         if found is not None and found.output is not None:
@@ -308,10 +308,10 @@ class RunJournal:
         return made
 
     async def require_lease(self) -> None:
-        """Returns when the lease was still held a moment ago: before what others will see.
+        """Returns when the lease was held a moment ago. Comes before each effect that others see.
 
         Raises:
-            Divergence: the run has hidden one.
+            Divergence: the run has handled one as if it were another error.
         """
         if self.step_log.failure is not None:
             raise self.step_log.failure
@@ -323,58 +323,57 @@ class ToolCallStep:
 
     Args:
         step: its intent.
-        found: what the record held of it.
-        agent: that calls.
+        found: the step in the record.
+        agent: the agent that calls.
     """
 
     def __init__(
-        self, book: StepLog, step: JournalStep, call: ToolCall, found: JournalStep | None, agent: str
+        self, step_log: StepLog, step: JournalStep, call: ToolCall, found: JournalStep | None, agent: str
     ) -> None:
         self.step = step
-        self._book, self._call, self._found, self._agent = book, call, found, agent
+        self._step_log, self._call, self._found, self._agent = step_log, call, found, agent
 
     async def record_intent(self, spec: ToolSpec) -> None:
         if spec.repeatable:
             return
         if self._found is not None:
             await self._ask_whether_again()
-        await self._book.write(self.step)
+        await self._step_log.write(self.step)
         failpoints.reach(failpoints.TOOL_INTENT)
 
     async def ask(self, request: HumanQuestion) -> JsonObject:
         path = f"{self.step.path}/{request.kind}"
-        n = self._book.number(path)
-        found = self._book.find(path, n, self.step.request_hash)
-        return await self._book.waiting.decision(
+        n = self._step_log.number(path)
+        found = self._step_log.find(path, n, self.step.request_hash)
+        return await self._step_log.waiting.decision(
             JournalStep(path, n, "wait", self.step.request_hash, "intent"),
             request._replace(agent=self._agent),
             found,
         )
 
     def has_request(self, kind: str) -> bool:
-        return self._book.has_next(f"{self.step.path}/{kind}")
+        return self._step_log.has_next(f"{self.step.path}/{kind}")
 
     async def _ask_whether_again(self) -> None:
-        """The process died in the middle of this call; nobody knows what came of it."""
-        self._book.add(self.step._replace(state="unknown"))
-        said = await self.ask(
-            HumanQuestion("unknown_outcome", self._call.name, call_record.arguments_of(self._call))
-        )
-        if said["decision"] != "approve":
+        """Asks a person: the process died during this call, and its outcome is unknown."""
+        self._step_log.add(self.step._replace(state="unknown"))
+        arguments = call_record.arguments_of(self._call)
+        answer = await self.ask(HumanQuestion("unknown_outcome", self._call.name, arguments))
+        if answer["decision"] != "approve":
             raise OutcomeUnknown(
-                f"The tool {self._call.name!r} was called when the server stopped. What it does may have "
-                "happened; it was not called again."
+                f"The server stopped while the tool {self._call.name!r} was called. The call may have had "
+                "its effect; it was not repeated."
             )
 
 
 _VALUE: StepKind = "value"
 _CALL_KINDS = ("model", "tool")
-#: of a path: what follows is the place of a run within a run
+#: in a path, before the place of a nested run
 _NESTED = "/run:"
 
 
 def _emit_again(scope: Any, step: int, role: str, result: CompletionResult) -> None:
-    """Takes the run's voice to where it was: the stream drops what was said."""
+    """Emits the events of a recorded model call. The stream drops those that listeners have received."""
     emit = scope.events.emit
     emit("model.started", step=step, role=role)
     if scope.events.streaming and result.content:

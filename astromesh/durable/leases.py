@@ -108,8 +108,10 @@ class PeriodicJob:
     async def _run(self) -> None:
         if self._at_once:
             await self._call()
-        while self._needed():
+        while True:
             await self._pause()
+            if not self._needed():
+                return
             await self._call()
 
     async def _pause(self) -> None:

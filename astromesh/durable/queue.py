@@ -19,14 +19,10 @@ from astromesh.telemetry.clock import Clock
 
 
 class LocalQueue:
-    """A bounded queue in memory.
+    """A bounded queue in memory, by priority and age."""
 
-    Args:
-        most: runs that it holds.
-    """
-
-    def __init__(self, most: int) -> None:
-        self._max_size = most
+    def __init__(self, max_size: int) -> None:
+        self._max_size = max_size
         self._heap: list[tuple[int, int, str, int]] = []
         self._run_ids: set[str] = set()
         self._order = count()
@@ -35,7 +31,7 @@ class LocalQueue:
         return run_id in self._run_ids
 
     def add(self, row: RunRow) -> bool:
-        """False where there are too many; one that is here already is here once."""
+        """Adds a run once. Returns False if the queue is full."""
         if row.run_id in self._run_ids:
             return True
         if len(self._heap) >= self._max_size:
@@ -45,7 +41,7 @@ class LocalQueue:
         return True
 
     def pop(self) -> tuple[str, int] | None:
-        """The run that is to begin next, and its segment."""
+        """Removes and returns the next run and its segment."""
         if not self._heap:
             return None
         _, _, run_id, segment = heappop(self._heap)
@@ -53,7 +49,7 @@ class LocalQueue:
         return run_id, segment
 
 
-#: for how many seconds, and for what part of the room there was, a count of an agent's queue is trusted
+#: a count of the queue of an agent is valid for so many seconds, and for this part of the room that it found
 _COUNT_SECONDS, _COUNT_SHARE = 1.0, 8
 
 
@@ -66,70 +62,68 @@ class _AgentQueue:
 
 
 class AgentSlots:
-    """The lines of the agents of which runs go on here.
+    """The slots of agents with a limit, in this process.
 
-    A run that ends hands its slot to the first that waits, so that nobody who comes later takes it.
+    A run that ends passes its slot to the first waiting run, so that no later run takes it.
     """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._queues: dict[str, _AgentQueue] = {}
 
-    async def enter(self, agent: str, most: int, waiting: int, timeout: float | None) -> None:
+    async def enter(self, agent: str, slots: int, max_waiting: int, timeout: float | None) -> None:
         """Waits for a slot, first come first served; `leave` releases it.
 
         Args:
-            most: slots there are.
-            waiting: how many may wait.
-            timeout: seconds to wait; None as long as it takes.
+            slots: maximum number of active runs.
+            max_waiting: maximum number of waiting runs.
+            timeout: seconds to wait; None for ever.
 
         Raises:
-            Overloaded: as many wait as may, or `timeout` is over.
+            Overloaded: too many runs wait, or the wait times out.
         """
-        line = self._queues.setdefault(agent, _AgentQueue())
-        if line.running < most:
-            line.running += 1
+        queue = self._queues.setdefault(agent, _AgentQueue())
+        if queue.running < slots:
+            queue.running += 1
             return
-        if len(line.waiting) >= waiting:
-            raise queue_full_error(agent, waiting)
-        await self._wait(agent, line, timeout)
+        if len(queue.waiting) >= max_waiting:
+            raise queue_full_error(agent, max_waiting)
+        await self._wait(agent, queue, timeout)
 
     def leave(self, agent: str) -> None:
-        line = self._queues[agent]
-        if line.waiting:
-            line.waiting.popleft().set_result(None)
+        queue = self._queues[agent]
+        if queue.waiting:
+            queue.waiting.popleft().set_result(None)
             return
-        line.running -= 1
-        if not line.running:
+        queue.running -= 1
+        if not queue.running:
             del self._queues[agent]
 
-    async def _wait(self, agent: str, line: _AgentQueue, timeout: float | None) -> None:
-        given: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        line.waiting.append(given)
+    async def _wait(self, agent: str, queue: _AgentQueue, timeout: float | None) -> None:
+        slot: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        queue.waiting.append(slot)
         timer = None if timeout is None else asyncio.create_task(self._clock.sleep(timeout))
         try:
-            await asyncio.wait([given, *([timer] if timer else ())], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([slot, *([timer] if timer else ())], return_when=asyncio.FIRST_COMPLETED)
         except BaseException:
-            if given.done():  # given in this very moment
+            if slot.done():  # passed on at the moment of the cancel
                 self.leave(agent)
             else:
-                line.waiting.remove(given)
+                queue.waiting.remove(slot)
             raise
         finally:
             if timer is not None:
                 timer.cancel()
-        if not given.done():
-            line.waiting.remove(given)
-            raise Overloaded(
-                f"{agent!r} has had too much to do for {timeout:g} s; send the request again later."
-            )
+        if not slot.done():
+            queue.waiting.remove(slot)
+            raise Overloaded(f"{agent!r} had no free slot for {timeout:g} s; send the request again later.")
 
 
 class QueueCapacity:
-    """How many more runs of one agent this process may accept until it must count again.
+    """How many more runs of one agent this process may accept before it counts again.
 
-    The store counts, and not at every run: a count is trusted for a part of the room that it found, and for a
-    second, so that several processes together are a few runs beyond the bound at most.
+    The store does not count for every run. A count is valid for a second, and for a part of the room that it
+    found, so that several processes together exceed the limit by a few runs at most.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -141,29 +135,29 @@ class QueueCapacity:
         self,
         count: Callable[[], Awaitable[int]],
         agent: str,
-        most: int,
+        max_queued: int,
         accept: Callable[[], Awaitable[RunRow]],
     ) -> RunRow:
         """Raises: Overloaded: there is no room."""
         if not self._take_place():
             async with self._counting:
-                if not self._take_place():  # nobody has counted meanwhile
-                    free = most - await count()
+                if not self._take_place():  # no other call has counted meanwhile
+                    free = max_queued - await count()
                     if free <= 0:
-                        raise queue_full_error(agent, most)
+                        raise queue_full_error(agent, max_queued)
                     self._left, self._until = free // _COUNT_SHARE, self._clock.monotonic() + _COUNT_SECONDS
                     return await accept()
         return await accept()
 
     def _take_place(self) -> bool:
-        """Takes a place that the last count has found."""
+        """Takes a place that the last count found."""
         if self._left <= 0 or self._clock.monotonic() >= self._until:
             return False
         self._left -= 1
         return True
 
 
-def queue_full_error(agent: str, most: int) -> Overloaded:
+def queue_full_error(agent: str, waiting: int) -> Overloaded:
     return Overloaded(
-        f"{most} runs of {agent!r} wait to begin (spec.queue.max_queued); send this one again later."
+        f"{waiting} runs of {agent!r} wait to begin (spec.queue.max_queued); send this one again later."
     )

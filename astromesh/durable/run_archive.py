@@ -1,8 +1,8 @@
-"""Archives the runs that lived in this process: a row and a trace each, written off the hot path.
+"""Archives plain runs: a row and a trace each, written after the run has ended.
 
-A run costs one append to a list. Rows and traces are built and written in batches, a moment after the runs
-have ended. A killed process loses the archive of that moment and no turn. While the store is unavailable,
-the runs wait for it.
+A run costs one append to a list. Rows and traces are built and written in batches. A killed process loses the
+runs of the last second from the archive, and no turn of a conversation. While the store is unavailable, the
+runs wait for it.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from astromesh.errors import AstromeshError, StoreUnavailable
 from astromesh.telemetry.run_log import RunLog
 from astromesh.telemetry.traces import trace_events
 
-#: seconds after which notes are written, as late as that: runs that end together are not held up by notes;
-#: and between two tries while the store is unavailable
+#: seconds after which ended runs are written, so that active runs do not wait for that, and seconds between
+#: two attempts while the store is unavailable
 _DELAY_SECONDS, _RETRY_SECONDS = 1.0, 1.0
-#: runs whose notes are written at once, those of one batch, and those that may wait at all
+#: number of runs that are written at once, of one batch, and of waiting runs at most
 _FLUSH_SIZE, _BATCH_SIZE, _MAX_WAITING = 512, 256, 10_000
 
 log = structlog.get_logger("astromesh.runs")
@@ -31,7 +31,7 @@ class RunArchive:
     """The archive of one runtime.
 
     Args:
-        store: opens the store of runs, or answers the open one.
+        store: opens the store of runs, or returns the open one.
     """
 
     def __init__(self, store: Callable[[], Awaitable[RunStore]]) -> None:
@@ -96,7 +96,7 @@ class RunArchive:
                     self._store_error = None
         except StoreUnavailable as error:
             self._wait(ended, error)
-        except AstromeshError as error:  # a note is a help, and there is nobody to tell
+        except AstromeshError as error:  # no caller waits for the archive
             _log_dropped(len(ended), error)
 
     def _wait(self, ended: Sequence[RunLog], error: StoreUnavailable) -> None:

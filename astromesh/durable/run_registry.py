@@ -52,7 +52,7 @@ class RunRecords(Protocol):
 
         Raises:
             EventsGone: events after `after` are no longer stored.
-            InvalidInput: the run continues, and has not come to an event `after` yet.
+            InvalidInput: the run continues, and has no event `after` yet.
         """
 
     async def stop(self, run: RunRow) -> bool:
@@ -119,7 +119,7 @@ class RunRegistry:
         log = self._logs.find(run.run_id)
         if log is None or log.task is None:
             return False
-        if not log.cancel_requested:  # a second cancel would cut short what the first one tidies up
+        if not log.cancel_requested:  # a second cancel would interrupt the clean-up of the first one
             log.cancel_requested = True
             log.task.cancel()
         return True
@@ -137,7 +137,7 @@ class RunRegistry:
 def event_not_reached(run_id: str, after: int) -> InvalidInput:
     """The error for a reader that would receive nothing, perhaps for ever."""
     return InvalidInput(
-        f"The run {run_id!r} has not come to an event {after} yet; resume behind one you have seen."
+        f"The run {run_id!r} has no event {after} yet; resume after an event that you have received."
     )
 
 

@@ -50,51 +50,51 @@ from astromesh.types import CallerContext, Event, JsonObject
 
 
 class Notifications:
-    """Listeners by run."""
+    """Wakes the listeners of a run."""
 
     def __init__(self) -> None:
-        self._listening: dict[str, set[asyncio.Event]] = {}
+        self._listeners: dict[str, set[asyncio.Event]] = {}
 
-    def listen(self, run_id: str, news: asyncio.Event) -> Callable[[], None]:
-        """Sets `news` at every notification of the run. Returns a function that ends this."""
-        self._listening.setdefault(run_id, set()).add(news)
+    def listen(self, run_id: str, changed: asyncio.Event) -> Callable[[], None]:
+        """Sets `changed` at every notification of the run. Returns a function that ends this."""
+        self._listeners.setdefault(run_id, set()).add(changed)
 
         def leave() -> None:
-            listening = self._listening.get(run_id)
-            if listening is not None:
-                listening.discard(news)
-                if not listening:
-                    del self._listening[run_id]
+            listeners = self._listeners.get(run_id)
+            if listeners is not None:
+                listeners.discard(changed)
+                if not listeners:
+                    del self._listeners[run_id]
 
         return leave
 
     def notify(self, run_id: str) -> None:
-        for news in self._listening.get(run_id, ()):
-            news.set()
+        for changed in self._listeners.get(run_id, ()):
+            changed.set()
 
 
-#: seconds after which a run that is still queued is dispatched again, wherever it was before
+#: seconds after which a queued run is dispatched again
 QUEUED_SECONDS = 2.0
 
 
-#: runs that a process begins by itself as it accepts them, and those that it holds until it has room; more go
-#: to the queue, for whoever has room
-_MAX_BEGINNING, _MAX_LOCAL_QUEUE = 128, 1000
+#: runs that this process starts at the same time, and those that wait here for room; the backend dispatches
+#: more, to any process with room
+_MAX_STARTING, _MAX_LOCAL_QUEUE = 128, 1000
 
 
-#: seconds: no run has been queued for so long
+#: more seconds than a run can be queued
 _NEVER_SECONDS = 1e9
 
 
-#: seconds until a run begins again that found a store away
+#: seconds until a run is resumed that found a store unavailable
 _POSTPONE_SECONDS = 0.5
 
 
-#: seconds in which others may take a run whose record this version cannot read
+#: seconds in which another process may claim a run whose record this version cannot read
 _NEWER_VERSION_SECONDS = 5.0
 
 
-#: callers of runs that no segment has begun of here
+#: callers that are stored for runs of which no segment has started here
 _MAX_CALLERS = 10_000
 
 
@@ -106,11 +106,11 @@ class Segment(Protocol):
 
     @property
     def handed_back(self) -> RunRow | None:
-        """The row, where the segment has ended for another one to begin."""
+        """Returns the row if the segment has ended so that another one begins."""
 
     @property
     def newer_version(self) -> bool:
-        """Whether a newer astromesh wrote its record, which this one cannot read."""
+        """Whether a newer astromesh wrote the record, which this one cannot read."""
 
     async def work(self) -> None:
         """Executes the segment to its end, to a pause, or until another worker claims the run."""
@@ -136,7 +136,7 @@ class Host(Protocol):
             notify: called after every transaction, with the id of each run that it changed.
 
         Raises:
-            AstromeshError: the run cannot be executed any more; it fails with this error.
+            AstromeshError: the run can no longer be executed; it fails with this error.
         """
 
     @property
@@ -162,8 +162,8 @@ class Admission(NamedTuple):
 
     Args:
         policy: against other runs of its session.
-        max_queued: runs of its agent that may wait.
-        keeps_token: the run acts with the token of its caller, so it begins in this process.
+        max_queued: maximum number of waiting runs of the agent.
+        keeps_token: the run acts with the token of its caller, so it starts in this process.
     """
 
     policy: ConcurrencyPolicy
@@ -186,16 +186,16 @@ class RunWorker:
         self._backend: DurableBackend | None = None
         self._opening = asyncio.Lock()
         self._draining = False
-        #: at first all that is queued: whoever had it may have died with the last process
+        #: the first sweep dispatches every queued run: a dead process may have had it
         self._queued = 1e-6
         self._segments: dict[str, Segment] = {}
-        #: runs that a claim was asked for or that are worked on
+        #: runs that are claimed now, or are active
         self._run_ids: set[str] = set()
         self._expiry: PeriodicJob | None = None
         self._callers: dict[str, CallerContext] = {}
         self._starting: set[asyncio.Task[None]] = set()
-        #: runs that are begun here at once
-        self.max_starting = _MAX_BEGINNING
+        #: maximum number of runs that start here at the same time
+        self.max_starting = _MAX_STARTING
         self._local_queue = LocalQueue(_MAX_LOCAL_QUEUE)
         self._background: set[asyncio.Task[None]] = set()
         self._notifications = Notifications()
@@ -218,8 +218,8 @@ class RunWorker:
         """Opens the store for queries. No run is executed."""
         async with self._opening:
             if self._store is None:
-                self._store, (days, most) = await self._stores.open_runs(), self._stores.retention
-                delete = partial(self._store.expire, max_runs=most)
+                self._store, (days, max_runs) = await self._stores.open_runs(), self._stores.retention
+                delete = partial(self._store.expire, max_runs=max_runs)
                 self._expiry = expiry_job(delete, self._host.clock, days)
                 self._expiry.start()
             return self._store
@@ -260,10 +260,10 @@ class RunWorker:
     async def close(self, grace: float) -> None:
         """Accepts no new segments, waits at most `grace` seconds for active ones, and hands over the rest.
 
-        A worker that has left is thought dead: before this, runs that named it must have ended.
+        Others take a worker that has left for dead, so runs with its name must have ended before.
         """
         await self.drain()
-        async with self._opening:  # one that begins meanwhile ends here too
+        async with self._opening:  # a start that is active completes first
             pass
         if self._expiry is not None:
             await self._expiry.close()
@@ -276,8 +276,8 @@ class RunWorker:
             segment.suspend()
         if active:
             await asyncio.wait(active)
-        for beginning in (*self._background, *self._starting):
-            await cancel_and_wait(beginning)
+        for task in (*self._background, *self._starting):
+            await cancel_and_wait(task)
         try:
             await self._worker.close()
         except StoreError as error:  # they are taken over when the lease has expired
@@ -293,35 +293,35 @@ class RunWorker:
         admission: Admission,
         key: IdempotencyKey | None = None,
     ) -> RunRow:
-        """Stores a run; when this returns, the run survives any crash.
+        """Stores a run. When this returns, the run survives any crash.
 
         Args:
-            key: the caller's `Idempotency-Key`; the run that has it already is returned.
+            key: the caller's `Idempotency-Key`. If a run has it, that run is returned.
 
         Raises:
-            StoreUnavailable: it was not accepted.
-            SessionBusy: its agent's policy is to reject, and the session answers another message.
-            Overloaded: as many runs of its agent wait to begin as may.
+            StoreUnavailable: the run was not accepted.
+            SessionBusy: the policy of the agent is `reject`, and the session answers another message.
+            Overloaded: too many runs of the agent wait to begin.
             IdempotencyConflict: the key was used with another body.
         """
         if self._draining:
             raise ShuttingDown("The server is shutting down; send the request again.")
         await self.start()
-        kept = await self._accept_row(row, admission, key)
+        stored = await self._accept_row(row, admission, key)
         failpoints.reach(failpoints.ACCEPTED)
-        if kept.run_id != row.run_id:  # it was there, or this one has become part of it
-            return kept
+        if stored.run_id != row.run_id:  # it has the key, or the new run was merged into it
+            return stored
         self._remember(row.run_id, caller)
         if admission.policy == "interrupt":
             with suppress(StoreError):  # the worker polls for them again in a moment
                 await self._worker.stop_requested()
         if admission.policy == "merge":
-            self._hold_task(self._send_later(kept))
-            return kept
+            self._hold_task(self._send_later(stored))
+            return stored
         if caller.bearer_token and admission.keeps_token:
-            self._start_segment(kept.run_id, kept.segment)
-        await self._send(kept)
-        return kept
+            self._start_segment(stored.run_id, stored.segment)
+        await self._send(stored)
+        return stored
 
     async def _accept_row(self, row: RunRow, admission: Admission, key: IdempotencyKey | None) -> RunRow:
         """Returns the run, or the one that it was merged into, or the one that has its key."""
@@ -357,19 +357,20 @@ class RunWorker:
 
         Args:
             decision: `{"decision", "arguments"?, "answer"?}`.
-            by: who decides, which is kept; the run continues with their token where it is its own caller.
+            by: the person who decides, which is stored. If it is the caller of the run, the run continues
+                with this token.
 
         Raises:
-            NotWaiting: it does not wait, or no longer.
-            Forbidden, InvalidInput: it waits for the token of its caller, and this is another one, or none.
+            NotWaiting: the run does not wait, or no longer.
+            Forbidden, InvalidInput: it waits for the token of its caller, and receives another one or none.
             InvalidInput: the decision does not fit the question, which stays open.
         """
         if row.status != "waiting" or row.waiting_for is None:
             raise NotWaiting(f"The run {row.run_id!r} does not wait for anybody; it is {row.status}.")
         await self.start()
         caller = caller_after_decision(row, decision["decision"], by)
-        made = {"by": by.user_id or ANONYMOUS_USER, "decided_at": self._host.clock.now()}
-        advanced = await decide(self.store, row, {**decision, **made})
+        signed = {**decision, "by": by.user_id or ANONYMOUS_USER, "decided_at": self._host.clock.now()}
+        advanced = await decide(self.store, row, signed)
         if caller is not None:
             self._remember(row.run_id, caller)
             self._start_segment(advanced.run_id, advanced.segment)
@@ -377,19 +378,19 @@ class RunWorker:
         return advanced
 
     def _remember(self, run_id: str, caller: CallerContext) -> None:
-        """Stores a caller, with its token, until a segment of the run begins here."""
+        """Stores a caller with its token until a segment of the run starts here."""
         self._callers[run_id] = caller
-        while len(self._callers) > _MAX_CALLERS:  # of runs that others have claimed
+        while len(self._callers) > _MAX_CALLERS:  # other processes have claimed the oldest runs
             del self._callers[next(iter(self._callers))]
 
     def _start_segment(self, run_id: str, segment: int) -> None:
         """Executes a run here, unless another process claims it first."""
-        beginning = asyncio.create_task(self.work(run_id, segment))
-        self._starting.add(beginning)
-        beginning.add_done_callback(self._segment_started)
+        task = asyncio.create_task(self.work(run_id, segment))
+        self._starting.add(task)
+        task.add_done_callback(self._segment_started)
 
-    def _segment_started(self, ended: asyncio.Task[None]) -> None:
-        self._starting.discard(ended)
+    def _segment_started(self, task: asyncio.Task[None]) -> None:
+        self._starting.discard(task)
         while self._has_room and (due := self._local_queue.pop()) is not None:
             self._start_segment(*due)
 
@@ -406,9 +407,9 @@ class RunWorker:
     # -- working -------------------------------------------------------------------------------------------
 
     async def work(self, run_id: str, segment: int) -> None:
-        """Executes a segment if it is due. The segment continues when its dispatcher stops waiting for it.
+        """Executes a segment if it is due, then the runs that may begin after it.
 
-        Then the run that may begin now: nobody else knows that it is its turn.
+        The segment continues when its dispatcher stops waiting for it.
         """
         row = await self._claim(run_id, segment)
         while row is not None:
@@ -417,7 +418,7 @@ class RunWorker:
 
     async def _claim(self, run_id: str, segment: int) -> RunRow | None:
         """Claims a run for this process. Returns None if it is not due, or another process was faster."""
-        if run_id in self._run_ids or self._draining:  # a second dispatch; what is not begun stays queued
+        if run_id in self._run_ids or self._draining:  # a second dispatch; or the run stays queued
             return None
         self._run_ids.add(run_id)
         row: RunRow | None = None
@@ -446,20 +447,20 @@ class RunWorker:
             return await self._claim(*following) if following is not None else None
         found = await self._claim_slot(row.agent)
         if following is not None and (found is None or following[0] != found.run_id):
-            self._hold_task(self.work(*following))  # beside it, where there is another slot
+            self._hold_task(self.work(*following))  # if there is another slot
         return found
 
     async def _claim_slot(self, agent: str) -> RunRow | None:
         """Claims the first run of an agent that is due. If another process claims it first, the next one."""
-        late_for = None
-        async with self._slot_locks[agent]:  # two that have ended together choose one after the other
+        missed = None
+        async with self._slot_locks[agent]:  # two runs that end together choose one after the other
             while (due := await retry_while_unavailable(partial(self.store.next_of_agent, agent))) not in (
                 None,
-                late_for,
+                missed,
             ):
                 if (row := await self._claim(*due)) is not None:
                     return row
-                late_for = due
+                missed = due
         return None
 
     async def _work(self, row: RunRow) -> None:
@@ -475,10 +476,10 @@ class RunWorker:
                 await asyncio.sleep(_POSTPONE_SECONDS)
                 self._hold_task(self._send(segment.handed_back))
         except asyncio.CancelledError:
-            pass  # somebody else has the run, or will have it
-        except AstromeshError as error:  # it could not begin: its agent cannot be opened any more
+            pass  # another worker has the run, or will have it
+        except AstromeshError as error:  # it cannot be executed, e.g. because its agent cannot be opened
             await self._fail(row, error)
-        except Exception as error:  # border of a background run: whatever breaks ends this run alone
+        except Exception as error:  # a fault in a background run ends this run alone
             log.exception("segment_crashed", run_id=row.run_id)
             await self._fail(
                 row, AstromeshError(f"The run failed for an internal reason: {type(error).__name__}.")
@@ -488,12 +489,12 @@ class RunWorker:
             self._notifications.notify(row.run_id)
 
     async def _fail(self, row: RunRow, error: AstromeshError) -> None:
-        said = {"code": error.code, "detail": str(error)}
+        failure = {"code": error.code, "detail": str(error)}
         past = await retry_while_unavailable(partial(self.store.events, row.run_id, 0, 1_000_000))
         seq, now = (past[-1].seq if past else 0) + 1, self._host.clock.now()
-        last = Event(row.run_id, seq, now, "run.failed", {**said, "response": "", "agent": row.agent})
+        last = Event(row.run_id, seq, now, "run.failed", {**failure, "response": "", "agent": row.agent})
         change = RunChange(
-            status="failed", error=said, finished_at=now, request=ended_request(row.request, "")
+            status="failed", error=failure, finished_at=now, request=ended_request(row.request, "")
         )
         claim = SegmentClaim(row.run_id, row.segment, row.worker)
         with suppress(LeaseLost):
@@ -507,11 +508,9 @@ class RunWorker:
         segment.stop()
         return True
 
-    # -- news ----------------------------------------------------------------------------------------------
-
-    def listen(self, run_id: str, news: asyncio.Event) -> Callable[[], None]:
-        """Sets `news` at every transaction of a run in this process. Returns a function that ends this."""
-        return self._notifications.listen(run_id, news)
+    def listen(self, run_id: str, changed: asyncio.Event) -> Callable[[], None]:
+        """Sets `changed` at every transaction of a run in this process. Returns a function that ends this."""
+        return self._notifications.listen(run_id, changed)
 
     # -- the queue that the worker leases from -------------------------------------------------------------
 
@@ -547,11 +546,11 @@ class RunWorker:
             await self._send(row)
 
     async def _send(self, row: RunRow) -> None:
-        """Executes a run here if there is room now or soon, else queues it at the backend.
+        """Executes a run here if there is room now or soon; otherwise queues it at the backend.
 
-        Its row is on disk: where this process dies or is slow, the sweeper of another one does it again.
+        Its row is on disk. If this process dies or is slow, the sweep of another one dispatches it again.
         """
-        if self._backend is None:  # this process leaves
+        if self._backend is None:  # this process is closing
             return
         if self._has_room:
             self._start_segment(row.run_id, row.segment)

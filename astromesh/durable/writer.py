@@ -1,8 +1,8 @@
-"""Writes what a durable run does: in order, in batches, under the fencing token of its segment.
+"""Writes the record of a durable run: in order, in batches, under the fencing token of its segment.
 
-Steps, events and changes of the row that queue up during a transaction go into the next one. Events that
-nobody waits for (deltas) are written within 25 ms. A store that is unavailable is retried until it answers.
-A lost lease ends the writer: nothing of this segment counts any more.
+Steps, events and changes of the row that queue up during a transaction go into the next one. Events without a
+waiting caller (deltas) are written within 25 ms. A store that is unavailable is retried until it answers. A
+lost lease ends the writer, and nothing of its segment counts any more.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from astromesh.types import Event
 
 T = TypeVar("T")
 
-#: seconds that an event waits for others, and between two tries at a store that is unavailable
+#: seconds that an event waits for others, and between two attempts while the store is unavailable
 DELAY_SECONDS, RETRY_SECONDS = 0.025, 0.2
 #: seconds for which a commit has shown that the lease is held
 _LEASE_CHECK_SECONDS = 0.5
 _NO_CHANGE = RunChange()
-#: changes nothing, and is refused where the lease is lost
+#: changes nothing, and is rejected if the lease is lost
 _CHECK_LEASE = RunChange(wake_at=0.0)
 
-#: of the store of runs, for all in this process who try again
+#: outages of the store of runs, for all retries of this process
 outages = OutageLog(structlog.get_logger("astromesh.durable"), "run_store_away", "run_store_back")
 
 
@@ -38,13 +38,13 @@ async def retry_while_unavailable(work: Callable[[], Awaitable[T]]) -> T:
     """Retries `work` while the store is unavailable, so that no accepted run is lost."""
     while True:
         try:
-            answer = await work()
+            result = await work()
         except StoreError as error:
             outages.failed(str(error))
             await asyncio.sleep(RETRY_SECONDS)
         else:
             outages.succeeded()
-            return answer
+            return result
 
 
 class _Batch(NamedTuple):
@@ -63,7 +63,7 @@ class SegmentWriter:
         written: called after each transaction with its events.
 
     Attributes:
-        last: the event that ends the segment, once it was made.
+        last: the event that ends the segment.
     """
 
     def __init__(
@@ -88,12 +88,12 @@ class SegmentWriter:
         self.closed = False
 
     def step(self, step: JournalStep) -> None:
-        """Adds a step; it goes with what comes next."""
+        """Adds a step to the next transaction."""
         self._steps[step.path, step.n] = step
         self._add()
 
     def event(self, event: Event, *, last: bool = False) -> None:
-        """Adds an event. The `last` one goes with the change that ends the segment, and not before."""
+        """Adds an event. The `last` one is written with the change that ends the segment, and not before."""
         if last:
             self.last = event
             return
@@ -106,9 +106,9 @@ class SegmentWriter:
         self._add()
 
     def change(self, change: RunChange) -> None:
-        """Adds a change of the row; later values take the place of earlier ones."""
-        news = {name: value for name, value in change._asdict().items() if value is not None}
-        self._change = (self._change or _NO_CHANGE)._replace(**news)
+        """Adds a change of the row. Later values replace earlier ones."""
+        values = {name: value for name, value in change._asdict().items() if value is not None}
+        self._change = (self._change or _NO_CHANGE)._replace(**values)
         self._add()
 
     async def flush(self) -> None:
@@ -121,7 +121,7 @@ class SegmentWriter:
     async def require_lease(self) -> None:
         """Returns when every step is on disk and the lease was just held. Never returns if it is lost.
 
-        Most often the step before this has just shown it, and events alone are left; those may come later.
+        Usually the commit of the last step has just shown that, and only events are left, which may wait.
         """
         shown = monotonic() - self._lease_seen_at < _LEASE_CHECK_SECONDS
         if shown and self._task is None and not (self._steps or self._change or self._nested or self.closed):

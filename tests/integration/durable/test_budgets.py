@@ -145,7 +145,7 @@ async def test_an_accepted_run_waits_for_what_others_have_reserved(tmp_path):
     folder = folder_of(tmp_path, {"per_session": {"tokens": 5000}})
     async with runtime_of(folder, answering()) as runtime:
         await reserved_by_another(runtime, runtime.clock.now() + 3600)
-        with pytest.raises(BudgetExhausted, match="Runs under way have reserved") as refused:
+        with pytest.raises(BudgetExhausted, match="Active runs have reserved") as refused:
             await runtime.run("helper", "Hello", "s-1")
         row = await runtime.runner.accept(runtime.agent("helper"), RunRequest("Hello", "s-1"))
         async with asyncio.timeout(30):

@@ -50,7 +50,7 @@ async def test_a_job_ends_when_it_is_not_needed_and_starts_again() -> None:
 
     job = PeriodicJob(work, 1.0, lambda _: None, needed=lambda: needed[0], sleep=ticks.sleep)
     job.start()
-    await asyncio.sleep(0)
+    await ticks.tick()
     needed[0] = False
     await ticks.tick()
     assert len(calls) == 1
