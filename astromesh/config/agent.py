@@ -29,6 +29,8 @@ from astromesh.config.records import (
 from astromesh.types import Effect
 
 Stream = Literal["token", "sentence", "final"]
+#: patterns of unbounded length, which do not know which step is the last
+UNBOUNDED_PATTERNS = frozenset({"autonomous"})
 
 
 class Identity(Record):
@@ -304,13 +306,25 @@ class AgentSpec(Record):
         None, description="JSON Schema of the answer."
     )
 
+    def whole_text_reason(self) -> str:
+        """Returns why text may be sent only at the end, or an empty text.
+
+        An output rule needs the whole text unless the property `needs_whole_text` of its `Options` is false.
+        """
+        if self.output_schema is not None:
+            return "the answer is checked against output_schema"
+        if (pattern := self.orchestration.pattern) in UNBOUNDED_PATTERNS:
+            return f"the pattern {pattern} does not know which of its steps is the last"
+        for rule in self.guardrails.output:
+            if rule.options is not None and getattr(rule.options, "needs_whole_text", True):
+                return f"the output rule {rule.type} needs the whole text"
+        return ""
+
 
 class AgentManifest(Manifest):
     kind: Literal["Agent"]
     metadata: NamedMetadata
     spec: AgentSpec
-
-    _effective_stream: Stream = PrivateAttr(default="token")
 
     @property
     def name(self) -> str:
@@ -319,11 +333,7 @@ class AgentManifest(Manifest):
     @property
     def stream(self) -> Stream:
         """How text is streamed: as written, else token, or final where a rule needs the whole text."""
-        return self._effective_stream
-
-    def release(self, stream: Stream) -> None:
-        """Stores the value; called once, at load."""
-        self._effective_stream = stream
+        return self.spec.stream or ("final" if self.spec.whole_text_reason() else "token")
 
 
 # -- graphs; the spec is the graph engine's own form (`PromptGraph.from_config`) -----------------------------

@@ -213,7 +213,7 @@ class Binder:
         except UnknownPlugin:
             known = sorted({*resolver.names(group), *also})
             hint = did_you_mean(name, known) or list_known(known)
-            self._fault(f"unknown {_GROUP_NOUNS[group]} `{name}`", at, hint)
+            self._fault(f"unknown {_noun(group)} `{name}`", at, hint)
         except ConfigError as error:
             self._fault(str(error), at)
         return None
@@ -241,21 +241,12 @@ class Binder:
         self.warnings.append(manifest_fault(self._file, message, self._root.place_of(at), at, hint))
 
 
-#: group → noun for one of its plugins
-_GROUP_NOUNS = {
-    "providers": "provider",
-    "conversation_stores": "conversation store",
-    "semantic_stores": "semantic store",
-    "episodic_stores": "episodic store",
-    "memory_strategies": "memory strategy",
-    "tools": "tool type",
-    "guardrails": "guardrail",
-    "patterns": "pattern",
-    "embedders": "embedder",
-    "vector_stores": "vector store",
-    "chunkers": "chunker",
-    "channels": "channel",
-}
+def _noun(group: str) -> str:
+    """Returns the noun for a plugin of a group: `conversation store` for `conversation_stores`."""
+    if group == "tools":
+        return "tool type"
+    words = group.replace("_", " ")
+    return f"{words[:-3]}y" if words.endswith("ies") else words[:-1]
 
 
 def _plugin_keys(node: Node, known: Iterable[str], options: type[BaseModel]) -> Node:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import jsonschema_rs
 
-from astromesh.config.agent import AgentManifest, Stream, ToolBlock
+from astromesh.config.agent import AgentManifest, ToolBlock
 from astromesh.config.base import GraphMention, Node, Place, Steps, TemplateCheck
 from astromesh.config.connections import MCPServer
 from astromesh.config.environment import displayable_name
@@ -20,8 +20,6 @@ from astromesh.text import did_you_mean
 
 #: patterns whose `max_iterations` is not that of the tool loop: the engine's cap, or none
 PATTERN_ITERATIONS: Mapping[str, int | None] = {"graph": 50, "autonomous": 50, "reasoning": None}
-#: patterns of unbounded length, which do not know which step is the last
-UNBOUNDED_PATTERNS = frozenset({"autonomous"})
 #: patterns that run other agents → the key that lists them
 AGENT_LISTS: Mapping[str, str] = {"supervisor": "workers", "swarm": "agents"}
 #: roles that patterns use by themselves; without their own models they use the main ones
@@ -200,32 +198,9 @@ def check_graph_requirements(
 
 
 def _stream(manifest: AgentManifest) -> Iterator[Finding]:
-    written = manifest.spec.stream
-    reason = _whole_text_reason(manifest)
-    if reason and written in ("token", "sentence"):
+    reason = manifest.spec.whole_text_reason()
+    if reason and manifest.spec.stream in ("token", "sentence"):
         yield Finding(("spec", "stream"), f"must be final: {reason}", "Write `stream: final`.")
-
-
-def effective_stream(manifest: AgentManifest) -> Stream:
-    """Returns how an agent's text is streamed."""
-    return manifest.spec.stream or ("final" if _whole_text_reason(manifest) else "token")
-
-
-def _whole_text_reason(manifest: AgentManifest) -> str:
-    """Returns why text may be sent only at the end, or an empty text.
-
-    An output rule needs the whole text unless the property `needs_whole_text` of its `Options` is false.
-    """
-    if manifest.spec.output_schema is not None:
-        return "the answer is checked against output_schema"
-    if manifest.spec.orchestration.pattern in UNBOUNDED_PATTERNS:
-        return (
-            f"the pattern {manifest.spec.orchestration.pattern} does not know which of its steps is the last"
-        )
-    for rule in manifest.spec.guardrails.output:
-        if rule.options is not None and getattr(rule.options, "needs_whole_text", True):
-            return f"the output rule {rule.type} needs the whole text"
-    return ""
 
 
 def _schemas(manifest: AgentManifest) -> Iterator[Finding]:

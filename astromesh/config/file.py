@@ -43,8 +43,8 @@ class ConfigFile:
     def __init__(self, kind: str, path: Path, root: Node, faults: Iterable[InvalidManifest] = ()) -> None:
         self.kind = kind
         self.path = path
-        #: as written; `_sound` is the valid part, from which the record was created
-        self.root = self._sound = root
+        #: as written; `sound` is the valid part, from which the record was created
+        self.root = self.sound = root
         self.faults: list[InvalidManifest] = list(faults)
         self.warnings: list[InvalidManifest] = []
         #: the record; after faults that of the valid part, in which further checks find more faults
@@ -81,18 +81,18 @@ class ConfigFile:
         self.faults += (one for one in salvaged.faults if (one.line, one.column) not in known_places)
         if salvaged.record is not None:
             salvaged.record.read_from(self.path)
-            self.manifest, self._sound = salvaged.record, salvaged.node
+            self.manifest, self.sound = salvaged.record, salvaged.node
 
     def check(self, findings: Callable[[Any, Node], Iterable[Finding]]) -> None:
         """Checks the record for more faults."""
         if self.manifest is not None:
-            self.add_findings(findings(self.manifest, self._sound))
+            self.add_findings(findings(self.manifest, self.sound))
 
     def bind(self, context: BindingContext) -> None:
         """Binds the record's plugin blocks."""
         if self.manifest is None:
             return
-        binder = Binder(context, self.path, self._sound)
+        binder = Binder(context, self.path, self.sound)
         binder.bind(self.manifest.spec)
         self.faults += binder.faults
         self.warnings += binder.warnings
@@ -100,15 +100,10 @@ class ConfigFile:
     def add_findings(self, findings: Iterable[Finding]) -> None:
         """Turns findings into faults at their places."""
         for finding in findings:
-            if self._sound.has_placeholder(finding.steps):
+            if self.sound.has_placeholder(finding.steps):
                 continue
-            place = finding.place or self._sound.place_of(finding.steps)
+            place = finding.place or self.sound.place_of(finding.steps)
             self.faults.append(manifest_fault(self.path, finding.message, place, finding.steps, finding.hint))
-
-    @property
-    def sound(self) -> Node:
-        """The valid part of the file, from which the record was created."""
-        return self._sound
 
     def location(self, steps: Steps) -> str:
         """Returns the place of a path as `FILE:LINE:COLUMN`."""

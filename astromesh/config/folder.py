@@ -273,8 +273,6 @@ class _FolderLoader:
         file.bind(self._context)
         file.check(lambda m, root: checks.check_agent(m, root, file.root, known, self._checkers.template))
         file.check(lambda m, _: self._graph_requirements(m))
-        if file.manifest is not None:
-            file.manifest.release(checks.effective_stream(file.manifest))
 
     def _graph_requirements(self, manifest: AgentManifest) -> Iterator[Finding]:
         block = manifest.spec.orchestration
