@@ -1,9 +1,9 @@
-"""Steps 3 and 10: the rules of an agent, in the order in which the YAML declares them.
+"""The guardrails engine (document 001, steps 3 and 10): runs the rules of an agent in declared order.
 
 Input rules pass, redact or refuse a query. Output rules pass, redact or cut an answer, or replace it by a
-safe response. Each rule receives what the rule before left. A streamed answer goes through a
-`StreamGate`, whose pieces join to exactly what `check_output` makes of the whole. `filter_data` and
-`filter_error` apply the output rules to data and errors that leave beside an answer.
+safe response. Each rule receives the text that the rule before it returned. A streamed answer passes a
+`StreamGate`, whose pieces join to exactly the text that `check_output` returns for the whole answer.
+`filter_data` and `filter_error` apply the output rules to data and errors that leave beside an answer.
 """
 
 from __future__ import annotations
@@ -28,22 +28,12 @@ _LONGEST_END = 8
 _SENTENCE_END = re.compile(r"[.!?…][\"'”’)\]*_]{0,6}\s|[。！？][”’」』）]?|\n")
 
 
-class InputResult(Struct, frozen=True):
-    """The result of step 3.
+class CheckedText(Struct, frozen=True):
+    """A text as the rules return it.
 
     Args:
         actions: `{stage, type, action, count}` of every rule that acted, in order.
-    """
-
-    text: str
-    actions: tuple[JsonObject, ...] = ()
-
-
-class OutputResult(Struct, frozen=True):
-    """The result of step 10.
-
-    Args:
-        blocked: a rule refused the answer; the text is its safe response.
+        blocked: whether a rule refused the text; then `text` is its safe response or rejection message.
     """
 
     text: str
@@ -62,49 +52,33 @@ class GuardrailsEngine:
         self.input_rules = tuple(input_rules)
         self.output_rules = tuple(output_rules)
 
-    def check_input(self, text: str) -> InputResult:
+    def check_input(self, text: str) -> CheckedText:
         """The query as the agent receives it.
 
         Raises:
-            GuardrailBlocked: a rule refuses it; `actions` of the error holds what the rules did.
+            GuardrailBlocked: a rule refuses it; `actions` of the error lists the actions of the rules.
         """
-        actions: list[JsonObject] = []
-        for rule in self.input_rules:
-            verdict = rule.check(text, _INPUT)
-            if verdict is None:
-                continue
-            actions.append(_action("input", rule.type, verdict.action, verdict.count))
-            if verdict.action == "block":
-                raise GuardrailBlocked(rule.type, verdict.text, actions)
-            text = verdict.text
-        return InputResult(text, tuple(actions))
+        result = _check(self.input_rules, text, _INPUT, "input")
+        if result.blocked:
+            raise GuardrailBlocked(result.actions[-1]["type"], result.text, result.actions)
+        return result
 
     def check_output(
         self, text: str, *, place: Place = "output", tokens_used: int = 0, output_tokens: int = 0
-    ) -> OutputResult:
-        """The answer, or another text, as it leaves.
+    ) -> CheckedText:
+        """The answer, or another text, as the output rules return it.
 
         Args:
-            place: what the text is.
+            place: the kind of the text.
             tokens_used: tokens of the whole turn so far, with those of the answer if they are counted.
             output_tokens: tokens of the answer; 0: not counted.
         """
         if not self.output_rules:
-            return OutputResult(text)
-        context = CheckContext(place, tokens_used, output_tokens)
-        actions: list[JsonObject] = []
-        for rule in self.output_rules:
-            verdict = rule.check(text, context)
-            if verdict is None:
-                continue
-            actions.append(_action("output", rule.type, verdict.action, verdict.count))
-            text = verdict.text
-            if verdict.action == "block":
-                return OutputResult(text, tuple(actions), True)
-        return OutputResult(text, tuple(actions))
+            return CheckedText(text)
+        return _check(self.output_rules, text, CheckContext(place, tokens_used, output_tokens), "output")
 
     def filter_text(self, text: str, place: Place = "output") -> str:
-        """What the output rules leave of a text that is no answer."""
+        """The text as the output rules return it, for a text that is not an answer."""
         return self.check_output(text, place=place).text
 
     def gate(self, mode: StreamMode = "token", *, tokens_used: int = 0) -> StreamGate:
@@ -116,8 +90,21 @@ class GuardrailsEngine:
         if mode == "final" or any(rule.needs_whole_text for rule in self.output_rules):
             return _FinalGate(self)
         context = CheckContext("output", tokens_used)
-        gate: StreamGate = _TokenGate(self.output_rules, context) if self.output_rules else _OpenGate()
+        gate = _TokenGate(self.output_rules, context)
         return _SentenceGate(gate) if mode == "sentence" else gate
+
+
+def _check(rules: Sequence[Guardrail], text: str, context: CheckContext, stage: Stage) -> CheckedText:
+    actions: list[JsonObject] = []
+    for rule in rules:
+        verdict = rule.check(text, context)
+        if verdict is None:
+            continue
+        actions.append(_action(stage, rule.type, verdict.action, verdict.count))
+        text = verdict.text
+        if verdict.action == "block":
+            return CheckedText(text, tuple(actions), blocked=True)
+    return CheckedText(text, tuple(actions))
 
 
 def _action(stage: Stage, kind: str, action: str, count: int) -> JsonObject:
@@ -132,39 +119,18 @@ class StreamGate(Protocol):
         """Whether the gate releases nothing more, so that the model may stop."""
 
     @property
-    def released(self) -> OutputResult:
+    def released(self) -> CheckedText:
         """The text released so far, and the actions of the rules; after `finish` the answer."""
 
     def feed(self, delta: str) -> str:
-        """Takes a delta; returns the text that may leave now, possibly none."""
+        """Takes a delta; returns the text that may be sent now, possibly none."""
 
     def finish(self, *, tokens_used: int = 0, output_tokens: int = 0) -> str:
-        """Ends the text; returns the rest that leaves.
+        """Ends the text; returns the rest.
 
         Args:
             tokens_used, output_tokens: as in `check_output`, for a gate that checks the whole text.
         """
-
-
-class _OpenGate:
-    """Releases everything at once, without rules."""
-
-    __slots__ = ("_text",)
-    done = False
-
-    def __init__(self) -> None:
-        self._text = TextBuffer()
-
-    @property
-    def released(self) -> OutputResult:
-        return OutputResult(self._text.getvalue())
-
-    def feed(self, delta: str) -> str:
-        self._text.write(delta)
-        return delta
-
-    def finish(self, *, tokens_used: int = 0, output_tokens: int = 0) -> str:
-        return ""
 
 
 class _TokenGate:
@@ -182,13 +148,13 @@ class _TokenGate:
         return any(stream.done for stream in self._streams)
 
     @property
-    def released(self) -> OutputResult:
+    def released(self) -> CheckedText:
         actions = tuple(
             _action("output", rule.type, stream.action, stream.count)
             for rule, stream in zip(self._rules, self._streams, strict=True)
             if stream.count
         )
-        return OutputResult(self._text.getvalue(), actions)
+        return CheckedText(self._text.getvalue(), actions)
 
     def feed(self, delta: str) -> str:
         for stream in self._streams:
@@ -220,7 +186,7 @@ class _SentenceGate:
         return self._gate.done
 
     @property
-    def released(self) -> OutputResult:
+    def released(self) -> CheckedText:
         whole = self._gate.released
         return replace(whole, text=whole.text[: len(whole.text) - len(self._held)])
 
@@ -250,7 +216,7 @@ class _FinalGate:
     def __init__(self, engine: GuardrailsEngine) -> None:
         self._engine = engine
         self._text = TextBuffer()
-        self.released = OutputResult("")
+        self.released = CheckedText("")
 
     def feed(self, delta: str) -> str:
         self._text.write(delta)
@@ -282,7 +248,7 @@ def filter_data(
     """JSON whose texts, keys and numbers too, have passed the output rules of an agent.
 
     Args:
-        place: what the data is.
+        place: the kind of the data.
         checked: texts that the rules have checked already, with the results.
         depth: levels of nesting; deeper values are left out.
     """

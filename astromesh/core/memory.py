@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Hasha
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import structlog
 
@@ -27,10 +27,8 @@ from astromesh.types import JsonObject, MemoryContext, SemanticResult, SessionKe
 
 T = TypeVar("T")
 
-
 #: most background tasks; beyond that a run waits until its own answer is indexed
 MAX_BACKGROUND_TASKS = 64
-
 
 log = structlog.get_logger("astromesh.memory")
 
@@ -409,40 +407,28 @@ async def export_records(
     Raises:
         StoreUnavailable: a store does not answer; raised before the first record if possible.
     """
-    stores = _ExportStores({}, {}, {})
+    conversations: dict[Hashable, ConversationStore] = {}
+    passages: dict[Hashable, SemanticStore] = {}
+    events: dict[Hashable, EpisodicStore] = {}
     for memory in memories:
-        stores.add(memory)
-        await memory.wait_until_indexed(tenant, owner)
-    for ping in stores.pings():
-        await ping()
-    for part in (
-        *(_export_conversations(store, tenant, owner) for store in stores.conversations.values()),
-        *(_export_passages(store, tenant, owner) for store in stores.passages.values()),
-        *(_export_events(store, tenant, owner) for store in stores.events.values()),
-    ):
-        async for record in part:
-            yield record
-
-
-class _ExportStores(NamedTuple):
-    """The stores of several agents, each once, by location."""
-
-    conversations: dict[Hashable, ConversationStore]
-    passages: dict[Hashable, SemanticStore]
-    events: dict[Hashable, EpisodicStore]
-
-    def add(self, memory: MemoryManager) -> None:
         if memory.conversational:  # agents share the store object
-            self.conversations[id(memory.conversational.store)] = memory.conversational.store
+            conversations[id(memory.conversational.store)] = memory.conversational.store
         if memory.semantic:
-            self.passages[memory.semantic.store.place] = memory.semantic.store
+            passages[memory.semantic.store.place] = memory.semantic.store
         if memory.episodic:
-            self.events[memory.episodic.store.place] = memory.episodic.store
-
-    def pings(self) -> list[Callable[[], Awaitable[None]]]:
-        conversations = [store.ping for store in self.conversations.values()]
-        passages = [store.ping for store in self.passages.values()]
-        return [*conversations, *passages, *(store.ping for store in self.events.values())]
+            events[memory.episodic.store.place] = memory.episodic.store
+        await memory.wait_until_indexed(tenant, owner)
+    every: list[ConversationStore | SemanticStore | EpisodicStore] = [*conversations.values()]
+    every += [*passages.values(), *events.values()]
+    for one in every:
+        await one.ping()
+    for records in (
+        *(_export_conversations(store, tenant, owner) for store in conversations.values()),
+        *(_export_passages(store, tenant, owner) for store in passages.values()),
+        *(_export_events(store, tenant, owner) for store in events.values()),
+    ):
+        async for record in records:
+            yield record
 
 
 async def _export_conversations(

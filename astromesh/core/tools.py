@@ -104,19 +104,14 @@ def _always_holds(_: JsonObject) -> bool:
     return True
 
 
+# -- the registry ------------------------------------------------------------------------------------------
+
 #: the rule of thumb for English text; exact counts would need the tokenizer of every model
 _CHARACTERS_PER_TOKEN = 4
-
-
 _DEFAULT_POLICY = ToolPolicy()
-
-
 _DECLARATIONS = (DeclaredTool, DeclaredSource)
-
-
 #: cached views: callers may be offered different tools
 _MAX_VIEWS = 64
-
 
 log = structlog.get_logger("astromesh.tools")
 
@@ -199,25 +194,16 @@ class ToolRegistry:
         own = [one for one in tools if isinstance(one, DeclaredTool)]
         names = [tool.spec.name for tool in own]
         _check_names(agent_name, names, () if sources else permitted)
-        limited, inner = (
-            rate_limit(self._clock),
-            (
-                arguments,
-                approval(approve_if_tainted),
-                identity,
-                *self._layers,
-                idempotency,
-                intent,
-                time_limit,
-            ),
-        )
-        layers = (permission(agent_name, permitted), limited, *inner)
-        ways = {tool.spec.name: _bind_tool(tool, layers) for tool in own}
+        approved = approval(approve_if_tainted)
+        inner = (arguments, approved, identity, *self._layers, idempotency, intent, time_limit)
+        layers = (rate_limit(self._clock), *inner)
+        own_layers = (permission(agent_name, permitted), *layers)
+        ways = {tool.spec.name: _bind_tool(tool, own_layers) for tool in own}
         specs = [tool.spec for tool in own if permitted is None or tool.spec.name in permitted]
         view = _ToolView(tuple(specs), ways)
         bound = AgentTools(agent_name, view)
         if sources:
-            bound = LiveAgentTools(agent_name, view, sources, permitted, (limited, *inner))
+            bound = LiveAgentTools(agent_name, view, sources, permitted, layers)
         bound.result_cache = self._result_cache
         self._agents[agent_name] = bound
         return bound

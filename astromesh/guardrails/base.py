@@ -1,4 +1,4 @@
-"""The protocol of guardrails: a rule checks a text and returns a verdict (document 001, steps 3 and 10)."""
+"""The protocol of guardrails (document 001, steps 3 and 10): a rule checks a text and returns a verdict."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from typing import Any, ClassVar, Literal, Protocol, Self
 
 from pydantic import BaseModel, ConfigDict
 
-#: the step of a rule: on the query, or on the answer and what leaves beside it
+#: the step of a rule: input rules check queries, output rules answers and what is sent or stored with them
 Stage = Literal["input", "output"]
-#: what a text is; tool arguments and results are checked by output rules before they are shown or stored
+#: the kind of a text; output rules check arguments and results of tools before they are shown or stored
 Place = Literal["input", "output", "tool_argument", "tool_result"]
 Action = Literal["redact", "block", "truncate"]
 
 
 @dataclass(frozen=True, slots=True)
 class CheckContext:
-    """What a rule knows beside the text.
+    """The circumstances of a text.
 
     Args:
-        place: what the text is.
+        place: the kind of the text.
         tokens_used: tokens of the whole turn so far, with those of the text if they are counted.
         output_tokens: tokens of the text; 0: not counted yet, as while it streams.
     """
@@ -31,11 +31,12 @@ class CheckContext:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a rule did to a text. A text that passes has no verdict.
+    """The result of a rule. A text that passes has no verdict.
 
     Args:
-        text: the text to go on with; for `block` on output the safe response, on input the rejection message.
-        count: how many places it touched.
+        text: the text that replaces the checked one; for `block` the safe response (output) or the rejection
+            message (input).
+        count: the number of places that the rule changed.
     """
 
     action: Action
@@ -46,23 +47,24 @@ class Verdict:
 class RuleStream(Protocol):
     """One rule on one text that arrives in pieces.
 
-    However the text is cut, the results of `feed` and `finish` join to what `check` makes of the whole.
+    However the text is cut, the results of `feed` and `finish` join to the text that `check` returns for the
+    whole.
     """
 
     @property
     def action(self) -> Action:
-        """What the rule does to a text that streams."""
+        """The action of the rule on a text that streams."""
 
     @property
     def count(self) -> int:
-        """Places touched so far, as in `Verdict`."""
+        """Places that the rule has changed so far, as in `Verdict`."""
 
     @property
     def done(self) -> bool:
         """Whether the rule releases nothing more, so that the model may stop."""
 
     def feed(self, text: str) -> str:
-        """Takes the next piece; returns what no continuation can change any more."""
+        """Takes the next piece; returns the text that no continuation can change."""
 
     def finish(self) -> str:
         """Ends the text; returns the rest."""
@@ -80,7 +82,7 @@ class Guardrail(Protocol):
         """Whether the rule cannot stream; with such an output rule an agent streams as `final`."""
 
     def check(self, text: str, context: CheckContext) -> Verdict | None:
-        """What becomes of a text; None: it passes unchanged."""
+        """The verdict on a text; None: it passes unchanged."""
 
     def stream(self, context: CheckContext) -> RuleStream:
         """A new stream; called only if the rule does not need the whole text."""
@@ -112,7 +114,7 @@ class Rule(BaseModel):
         return True
 
     def check(self, text: str, context: CheckContext) -> Verdict | None:
-        """What becomes of a text; None: it passes unchanged."""
+        """The verdict on a text; None: it passes unchanged."""
         raise NotImplementedError
 
     def stream(self, context: CheckContext) -> RuleStream:

@@ -16,7 +16,7 @@ class ContentFilter(MatchRule):
     forbidden_keywords: list[Keyword] = Field(
         [], description="Words and phrases that must not stand in the text; an underscore is a space."
     )
-    safe_response: str = Field("I can't share that.", description="What stands for a blocked text.")
+    safe_response: str = Field("I can't share that.", description="Text that replaces a blocked text.")
 
     @property
     def keywords(self) -> list[str]:

@@ -1,8 +1,7 @@
-"""`cost_limit`: an answer ends when its turn has used up its tokens (document 001, step 10).
+"""`cost_limit`: ends an answer when its turn has used up its tokens (document 001, step 10).
 
-The tokens of a turn are those of all prompts and calls before the answer, and those of the answer. If the
-tokens of the answer are not counted, as while it streams, `CHARACTERS_PER_TOKEN` characters stand for
-one.
+A turn has the tokens of all its prompts and calls, and those of the answer. If the tokens of the answer are
+not counted yet, as while it streams, `CHARACTERS_PER_TOKEN` characters count as one token.
 """
 
 from __future__ import annotations
@@ -31,11 +30,11 @@ class CostLimit(Rule):
         ge=1, description="Most tokens that one turn may use, over all its calls."
     )
     action: Literal["truncate", "block"] = Field(
-        "truncate", description="Cut the answer at a sentence end, or let the message stand for it."
+        "truncate", description="Cut the answer at a sentence end, or replace it by the message."
     )
     message: str = Field(
         "I had to stop here: this turn has used up its tokens.",
-        description="What stands for an answer that is blocked, or of which nothing is left.",
+        description="Text that replaces an answer that is blocked, or of which nothing is left.",
     )
 
     @property
@@ -60,7 +59,7 @@ class CostLimit(Rule):
 
 
 def cut_at(text: str, bound: int) -> int:
-    """Where to cut a text longer than `bound` characters: after a sentence, else after a word, else there."""
+    """The position at which to cut a text: after a sentence, else after a word, else at `bound`."""
     if bound <= 0:
         return 0
     first = max(bound - LOOK_BACK, 0)

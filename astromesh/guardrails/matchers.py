@@ -180,7 +180,7 @@ def fold_keyword(word: str) -> str:
     """
     folded = " ".join(fold(word).split())
     if not any(char.isalnum() for char in folded):
-        raise ValueError(f"{word!r} has no letter and no digit, so that nothing can match.")
+        raise ValueError(f"{word!r} has no letter and no digit, so it cannot match. Write a word.")
     return folded
 
 
@@ -258,7 +258,7 @@ class Patterns:
     def __init__(self, patterns: Sequence[str], replacement: str) -> None:
         widths = [widest_match(pattern) for pattern in patterns]
         bounded = [width for width in widths if width is not None]
-        #: one more than the match: `$` and `\b` check the next character
+        #: one more than the match, because `$` and `\b` check the next character
         self.max_lookahead = max(bounded) + 1 if len(bounded) == len(widths) else None
         self._compiled = re2.compile("|".join(f"(?:{pattern})" for pattern in patterns), _re2_options())
         self._replacement = replacement
@@ -309,7 +309,7 @@ class MatchRule(SpanRule):
     keywords_key: ClassVar[str]
 
     blocked_patterns: list[Pattern] = Field([], description="RE2 patterns that must not match.")
-    replacement: str = Field("[REDACTED]", description="What stands for a place that was redacted.")
+    replacement: str = Field("[REDACTED]", description="Text that replaces a match.")
 
     @property
     def keywords(self) -> list[str]:

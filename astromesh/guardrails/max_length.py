@@ -18,13 +18,13 @@ class MaxLength(Rule):
     max_chars: int | None = Field(None, ge=1, description="The same as max_characters.")
     message: str = Field(
         "The text is too long: it may have at most {max_characters} characters.",
-        description="What a refused text is answered with; {max_characters} stands for the bound.",
+        description="The answer to a refused text; {max_characters} is replaced by the bound.",
     )
 
     @model_validator(mode="after")
     def _one_bound(self) -> Self:
         if (self.max_characters is None) == (self.max_chars is None):
-            raise ValueError("max_length needs max_characters, once.")
+            raise ValueError("max_length needs max_characters. Set it once.")
         return self
 
     def check(self, text: str, context: CheckContext) -> Verdict | None:

@@ -134,7 +134,7 @@ class PiiScanner:
 
 
 def leftmost(finders: Sequence[_Finder], text: str, start: int) -> list[Finding]:
-    """The findings from left to right: at each step the first of all, and of those the longest."""
+    """The findings from left to right: always the first, and of several at one place the longest."""
     chosen: list[Finding] = []
     waiting = [(find, find(text, start)) for find in finders]
     while found := [found for _, found in waiting if found]:
@@ -183,9 +183,7 @@ class PiiDetection(SpanRule):
         "US",
         description="Country (ISO 3166) whose phone numbers are found without a country code; empty: none.",
     )
-    message: str = Field(
-        "The text holds personal data.", description="What stands for a text that was refused."
-    )
+    message: str = Field("The text holds personal data.", description="Text that replaces a refused text.")
 
     @field_validator("default_region")
     @classmethod

@@ -1,4 +1,4 @@
-"""Rules that replace places in a text, whole or as it arrives.
+"""Rules that replace places in a text, whole or streamed.
 
 A scanner finds places from left to right. Its decision about a place depends on the `CONTEXT` visible
 characters before it, each with a run of invisible ones, and on at most `max_lookahead` characters after

@@ -22,7 +22,7 @@ class TopicFilter(MatchRule):
     action: Literal["redact", "block"] = Field(
         "block", description="Refuse the text, or replace the places that were found."
     )
-    message: str = Field("I can't help with that topic.", description="What a refused text is answered with.")
+    message: str = Field("I can't help with that topic.", description="The answer to a refused text.")
 
     @property
     def keywords(self) -> list[str]:

@@ -8,7 +8,7 @@ from time import perf_counter
 from typing import Any
 
 from astromesh.access.scopes import ANY_SESSION, principal_of
-from astromesh.core.guardrails import OutputResult, StreamGate, filter_data
+from astromesh.core.guardrails import CheckedText, StreamGate, filter_data
 from astromesh.core.model_router import RunModel
 from astromesh.durable.base import ConcurrencyPolicy, RunRow
 from astromesh.durable.budgets import Budgets
@@ -70,7 +70,7 @@ class GatedEvents:
         self._calls: dict[int, _GatedCall] = {}
         #: the newest call of the run's own voice
         self._current: _GatedCall | None = None
-        self.last: tuple[str, OutputResult] | None = None
+        self.last: tuple[str, CheckedText] | None = None
 
     @property
     def streaming(self) -> bool:

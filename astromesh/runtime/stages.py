@@ -12,9 +12,8 @@ from msgspec.structs import replace
 
 from astromesh.core.answer_schema import AnswerSchema, repair_message
 from astromesh.core.guardrails import (
+    CheckedText,
     GuardrailsEngine,
-    InputResult,
-    OutputResult,
     filter_data,
     filter_error,
 )
@@ -180,7 +179,7 @@ def _admit(agent: Agent, request: RunRequest, run: Run) -> AdmittedQuery:
     started = perf_counter()
     try:
         rules = agent.guardrails
-        checked = rules.check_input(request.query) if rules.input_rules else InputResult(request.query)
+        checked = rules.check_input(request.query) if rules.input_rules else CheckedText(request.query)
         preface = _admit_messages(agent, request.preface) if request.preface else ()
         history = None if request.history is None else _admit_history(agent, request)
     except GuardrailBlocked as blocked:
@@ -305,7 +304,7 @@ def release(agent: Agent, answered: tuple[EquippedQuery, Outcome], run: Run) -> 
     if streamed is not None and streamed[0] == outcome.text:
         checked = streamed[1]  # the rules have seen it on its way out
     else:
-        checked = OutputResult(outcome.text)
+        checked = CheckedText(outcome.text)
         if agent.guardrails.output_rules:
             checked = agent.guardrails.check_output(
                 outcome.text,

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import PrivateAttr, ValidationError
 
-from astromesh.core.guardrails import GuardrailsEngine, InputResult, OutputResult, filter_data
+from astromesh.core.guardrails import CheckedText, GuardrailsEngine, filter_data
 from astromesh.errors import GuardrailBlocked
 from astromesh.guardrails.base import CheckContext
 from astromesh.guardrails.content_filter import ContentFilter
@@ -911,7 +911,7 @@ def test_a_rule_knows_what_it_checks():
     engine.check_output("answer")
     engine.check_output("answer", tokens_used=7, output_tokens=2)
     final = engine.gate("final", tokens_used=1)
-    assert final.released == OutputResult("")
+    assert final.released == CheckedText("")
     final.finish(tokens_used=9, output_tokens=3)
     engine.gate("final").finish()
     engine.gate("sentence", tokens_used=4)
@@ -930,8 +930,8 @@ def test_a_rule_knows_what_it_checks():
 
 
 def test_without_rules_texts_pass_as_they_are():
-    assert GuardrailsEngine().check_input("a@b.com") == InputResult("a@b.com")
-    assert GuardrailsEngine().check_output("a@b.com") == OutputResult("a@b.com")
+    assert GuardrailsEngine().check_input("a@b.com") == CheckedText("a@b.com")
+    assert GuardrailsEngine().check_output("a@b.com") == CheckedText("a@b.com")
 
 
 def test_what_was_redacted_before_a_refusal_is_told():
