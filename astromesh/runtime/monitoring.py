@@ -23,8 +23,8 @@ def add_gauges(runtime: AgentRuntime, watchdog: Watchdog) -> None:
 
     def waiting() -> Mapping[Labels, float]:
         found: Counter[Labels] = Counter()
-        for key, seat in runtime.runner.sessions.active.items():
-            found[key.agent,] += len(seat.waiting or ())
+        for key, lock in runtime.runner.sessions.active.items():
+            found[key.agent,] += len(lock.waiting or ())
         return found
 
     def circuits() -> Mapping[Labels, float]:

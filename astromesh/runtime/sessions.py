@@ -1,6 +1,11 @@
-"""One run at a time per session (reliability.md R2): the lock in this process.
+"""One run at a time per session (docs/api.md, Sessions): locks in this process, and leases between processes.
 
-The lease across processes, merged messages.
+A run locks its session in the process first. Then it takes the session's lease from the store of its turns.
+Step 11 shows the lease's token: if another process has taken the session meanwhile, the store writes nothing.
+A store that serves one process alone has no leases, and they cost nothing.
+
+With `interrupt`, a message first becomes the newest of its session, which is a lease as well: it takes that
+from the message before, whatever the latter waits for. A message that loses it is not answered any more.
 """
 
 from __future__ import annotations
@@ -24,19 +29,28 @@ from astromesh.errors import AstromeshError, Interrupted, LeaseLost, SessionBusy
 from astromesh.telemetry.clock import Clock, SystemClock
 from astromesh.types import SessionKey
 
-# Messages that arrive close together become one run (`sessions.concurrency: merge`).
-
 M = TypeVar("M")
-
-
 T = TypeVar("T")
-
-
 MergeKey = tuple[SessionKey, str]
+
+log = structlog.get_logger("astromesh.sessions")
+
+#: messages of one session that may wait in this process
+_MAX_WAITING = 1000
+#: seconds between two attempts for a session that another process has: the first pause, the longest
+_FIRST_RETRY_SECONDS, _MAX_RETRY_SECONDS = 0.01, 0.25
+#: the lease of the newest message: the suffix of the agent's name, which contains no blank, and the holder
+_NEWEST_SUFFIX, _NEWEST_HOLDER = " newest ", "newest"
+_REPLACED = "A newer message of the session took this one's place."
+#: spreads the attempts; the process's own `random` belongs to the program that embeds the runtime
+_random = Random()  # noqa: S311 (no secret)
+
+
+# -- merged messages (`sessions.concurrency: merge`) ---------------------------------------------------------
 
 
 class MergeWindows:
-    """The windows that are open now, by session and owner; one that has closed leaves no trace."""
+    """The open windows by session and owner: messages that arrive close together become one run."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
@@ -45,9 +59,9 @@ class MergeWindows:
     async def join(
         self, group: MergeKey, message: M, seconds: float, work: Callable[[Sequence[M]], Awaitable[T]]
     ) -> T:
-        """Runs `work` once with all messages of a window; everybody gets its result.
+        """Calls `work` of the first caller once with all messages of a window; every caller gets its result.
 
-        The work is that of the first caller. It continues until the last caller has gone.
+        It is cancelled when the last caller has left.
 
         Args:
             seconds: length of the window, from its first message.
@@ -100,25 +114,21 @@ class _MergeWindow(Generic[M, T]):
             del self._merging.open[self._group]
 
 
-#: messages of one session that may wait in this process
-_MAX_WAITING = 1000
-
-
-_REPLACED = "A newer message of the session took this one's place."
+# -- locks ---------------------------------------------------------------------------------------------------
 
 
 class SessionLock:
-    """The right to run in a session, from `async with` to its end.
+    """The lock of a session, from `async with` to its end.
 
     Attributes:
-        owner: principal who sits here; None for one who may use the sessions of others.
-        token: fencing token of the lease; 0 where one process owns the store.
-        waiting: who comes after, in order; None where nobody ever waited.
-        newest: its place as the newest message over all processes, where the policy wants that.
-        look: ends the run where a newer message has taken that place.
+        owner: The principal of the run; None for one who may use the sessions of others.
+        token: The fencing token of the lease; 0 without a lease.
+        waiting: The locks that wait for this one, in order; None if none ever did.
+        newest: The lease of the newest message, with the policy `interrupt`.
+        check_newest: Ends the run if a newer message has taken that lease.
     """
 
-    # Class attributes, so that a seat nobody else wants sets only what it needs.
+    # class attributes, so that a lock without competition sets only what it needs
     token: int = 0
     task: asyncio.Task[Any] | None = None
     granted: asyncio.Future[None] | None = None
@@ -139,9 +149,9 @@ class SessionLock:
         self.sessions, self.key, self.policy, self.timeout, self.owner = sessions, key, policy, timeout, owner
 
     async def __aenter__(self) -> Self:
-        held = self.sessions.active
-        if (holder := held.get(self.key)) is None:
-            held[self.key] = self
+        active = self.sessions.active
+        if (holder := active.get(self.key)) is None:
+            active[self.key] = self
         else:
             await self._wait_behind(holder)
         self.task = asyncio.current_task()
@@ -159,7 +169,7 @@ class SessionLock:
             _raise_interrupted(task, error, self.lost)
 
     def hand_over(self) -> None:
-        """Gives the seat to the first who still waits."""
+        """Gives the session to the first lock that still waits."""
         waiting, self.waiting = self.waiting, None
         while waiting:
             following = waiting.popleft()
@@ -171,9 +181,9 @@ class SessionLock:
         del self.sessions.active[self.key]
 
     def interrupt(self) -> None:
-        """Cancels the run that sits here, and sends away who waits behind it."""
+        """Cancels the run, and the messages that wait behind it."""
         if self.task is None:
-            self.interrupted = True  # given the seat in this very moment: it leaves as soon as it enters
+            self.interrupted = True  # it got the session just now: it leaves as soon as it enters
         elif not (self.interrupted or self.lost):
             self.task.cancel()
             self.interrupted = True
@@ -182,7 +192,7 @@ class SessionLock:
                 older.granted.set_exception(Interrupted(_REPLACED))
 
     def lose(self) -> None:
-        """Ends the run that sits here: another process has taken the session's lease."""
+        """Ends the run: another process has taken the lease of its session."""
         if self.task is not None and not (self.lost or self.interrupted):
             self.task.cancel()
             self.lost = True
@@ -222,7 +232,7 @@ class SessionLock:
             self.granted.set_exception(SessionBusy(busy))
 
     def _leave(self) -> None:
-        """Out of the queue; a seat that was given in the same moment goes to the next one."""
+        """Leaves the queue. If it got the session in the same moment, the next one gets it."""
         holder = self.sessions.active.get(self.key)
         if holder is self:
             self.hand_over()
@@ -239,7 +249,7 @@ def replaced_error() -> Interrupted:
 
 
 def _raise_interrupted(task: asyncio.Task[Any], error: BaseException | None, lost: bool) -> None:
-    """Turns our own cancel into Interrupted or LeaseLost; where another cancel came as well, it stays one."""
+    """Turns the cancel of this module into Interrupted or LeaseLost. Any other cancel stays one."""
     if task.uncancel() == 0 and isinstance(error, asyncio.CancelledError):
         if lost:
             raise LeaseLost(
@@ -249,9 +259,11 @@ def _raise_interrupted(task: asyncio.Task[Any], error: BaseException | None, los
 
 
 class Sessions:
-    """The sessions in which something runs now; the others leave no trace.
+    """The sessions in which a run is active.
 
-    `held` maps a session to who sits in it.
+    Attributes:
+        active: The lock of each of them.
+        merging: The messages that wait to be merged.
     """
 
     def __init__(self, clock: Clock | None = None) -> None:
@@ -267,53 +279,28 @@ class Sessions:
         *,
         owner: str | None = None,
     ) -> SessionLock:
-        """The session's only seat, as an async context manager. `merge` waits like `enqueue`; see `merging`.
+        """Returns the lock of a session. `merge` waits like `enqueue`.
 
         Args:
-            timeout: seconds to wait for it.
-            owner: principal who comes; None for one who may use the sessions of others.
+            timeout: Seconds to wait for the session.
+            owner: The principal of the run; None for one who may use the sessions of others.
 
         Raises (when entered):
-            SessionBusy: by `reject` at once, otherwise after `timeout`.
-            Interrupted: a newer message took the place.
-            SessionNotFound: the session is in use by another principal.
+            SessionBusy: with `reject` at once, otherwise after `timeout`.
+            Interrupted: a newer message has taken the place.
+            SessionNotFound: another principal uses the session.
         """
         return SessionLock(self, key, policy, timeout, owner)
 
 
-# The leases of the sessions in which this process runs something (reliability.md R2).
-#
-# A run has its seat in the process first (`runtime.sessions`), then takes the session's lease from the store
-# that keeps its turns; step 11 shows the lease's token, and a store whose session somebody else has taken
-# meanwhile writes nothing. Where a store serves this process alone, there is no lease and no cost.
-#
-# By `interrupt` a message takes the place of the newest first, which is a lease as well: each message takes
-# it
-# from the one before, whatever that waits for. Who has lost it is answered no more.
-
-#: seconds a lease lasts, and between two looks at those that are held, which also renew them
-
-
-#: seconds between two attempts for a session that another process holds: the first, the longest
-_FIRST_RETRY_SECONDS, _MAX_RETRY_SECONDS = 0.01, 0.25
-
-
-#: behind an agent's name, which holds no blank; and who has the place of the newest message, in any process
-_NEWEST_SUFFIX, _NEWEST_HOLDER = " newest ", "newest"
-
-
-#: spreads the tries; the process's own `random` belongs to who embeds the runtime
-_random = Random()  # noqa: S311 (no secret)
-
-
-log = structlog.get_logger("astromesh.sessions")
+# -- leases --------------------------------------------------------------------------------------------------
 
 
 class SessionLeaseHolder:
-    """What this process holds.
+    """The leases of this process.
 
     Attributes:
-        holder: this process, by a name that no other has.
+        holder: The name of this process, which no other has.
     """
 
     def __init__(self) -> None:
@@ -325,35 +312,35 @@ class SessionLeaseHolder:
         self._arrival_locks: WeakValueDictionary[SessionKey, asyncio.Lock] = WeakValueDictionary()
 
     def arrival_lock(self, key: SessionKey) -> asyncio.Lock:
-        """Held while a message becomes the newest: in a process they come to their seats in that order."""
+        """Returns the lock under which a message becomes the newest: messages queue in that order."""
         return self._arrival_locks.setdefault(key, asyncio.Lock())
 
     def sessions_under(self, leases: SessionLeases) -> set[SessionLock]:
-        """The seats whose sessions are under these leases, or will be when another process comes."""
-        seats = self._sessions.get(leases)
-        if seats is None:
-            seats = self._sessions[leases] = set()
+        """Returns the locks whose sessions have these leases, or will when another process comes."""
+        locks = self._sessions.get(leases)
+        if locks is None:
+            locks = self._sessions[leases] = set()
             leases.before_sharing(partial(self.share, leases))
-        return seats
+        return locks
 
     async def share(self, leases: SessionLeases) -> None:
-        """Puts everything that runs without a lease under one: another process has come."""
-        for seat in tuple(self._sessions.get(leases, ())):
-            if not seat.token:
-                seat.token = await leases.take(seat.key, self.holder, LEASE_SECONDS) or 0
+        """Takes leases for all active sessions: another process uses the store from now on."""
+        for lock in tuple(self._sessions.get(leases, ())):
+            if not lock.token:
+                lock.token = await leases.take(lock.key, self.holder, LEASE_SECONDS) or 0
         self._renewal.start()
 
-    async def take(self, leases: SessionLeases, seat: SessionLock) -> None:
-        """Waits for the lease of a lock's session, at most `seat.timeout` seconds.
+    async def take(self, leases: SessionLeases, lock: SessionLock) -> None:
+        """Waits for the lease of a lock's session, at most `lock.timeout` seconds.
 
         Raises:
             SessionBusy: with `reject` at once, otherwise after the timeout.
         """
-        policy, timeout = seat.policy, seat.timeout
-        asked, pause = False, _FIRST_RETRY_SECONDS
+        policy, timeout = lock.policy, lock.timeout
+        requested, pause = False, _FIRST_RETRY_SECONDS
         give_up = asyncio.get_running_loop().time() + timeout
-        while not await self._try(leases, seat):
-            if seat.newest is not None and await _is_lost(leases, seat.newest):
+        while not await self._try(leases, lock):
+            if lock.newest is not None and await _is_lost(leases, lock.newest):
                 raise replaced_error()
             if policy == "reject":
                 raise busy_error()
@@ -361,77 +348,79 @@ class SessionLeaseHolder:
                 raise SessionBusy(
                     f"The session was busy for {timeout:g} s with earlier messages; send this one again."
                 )
-            if policy == "interrupt" and not asked:
-                asked = True
-                await leases.interrupt(seat.key)
+            if policy == "interrupt" and not requested:
+                requested = True
+                await leases.interrupt(lock.key)
             await asyncio.sleep(pause * _random.uniform(0.5, 1.0))
             pause = min(2 * pause, _MAX_RETRY_SECONDS)
-        await require_newest(leases, seat)
+        await require_newest(leases, lock)
         self._renewal.start()
 
-    async def _try(self, leases: SessionLeases, seat: SessionLock) -> bool:
-        """A run that is ended meanwhile knows whether it got the lease, and releases it."""
-        taking = asyncio.ensure_future(leases.take(seat.key, self.holder, LEASE_SECONDS))
+    async def _try(self, leases: SessionLeases, lock: SessionLock) -> bool:
+        """Tries to take a lease. A run that is cancelled meanwhile knows whether it got the lease."""
+        taking = asyncio.ensure_future(leases.take(lock.key, self.holder, LEASE_SECONDS))
         try:
             got = await asyncio.shield(taking)
         except asyncio.CancelledError:
             await asyncio.wait([taking])
-            seat.token = (not taking.exception() and taking.result()) or 0
+            lock.token = (not taking.exception() and taking.result()) or 0
             raise
-        seat.token = got or 0
+        lock.token = got or 0
         return got is not None
 
     async def release(self, leases: SessionLeases, held: SessionLease) -> None:
         try:
             await asyncio.shield(leases.release(held))
-        except AstromeshError as error:  # it ends by itself
+        except AstromeshError as error:  # it expires by itself
             log.warning("lease_not_released", session_id=held.key.session_id, error=str(error))
 
     async def _renew(self) -> None:
-        """Renews every lease; a store that is unavailable leaves the leases of others alone."""
-        for leases, seats in tuple(self._sessions.items()):  # others may come meanwhile
-            if mine := [seat for seat in seats if seat.token]:
+        """Renews every lease. A store that is unavailable does not affect those of other stores."""
+        for leases, locks in tuple(self._sessions.items()):  # others may come meanwhile
+            if leased := [lock for lock in locks if lock.token]:
                 try:
-                    await self._renew_some(leases, mine, seats)
+                    await self._renew_some(leases, leased, locks)
                 except AstromeshError as error:
                     self._renewal_failed(error)
 
     @staticmethod
     def _renewal_failed(error: Exception) -> None:
-        """The next renewal may succeed; a store refuses what comes too late."""
+        """Logs a failure. The next renewal may succeed; a store refuses one that comes too late."""
         log.warning("leases_not_renewed", error=str(error))
 
     async def _renew_some(
-        self, leases: SessionLeases, mine: list[SessionLock], seats: set[SessionLock]
+        self, leases: SessionLeases, leased: list[SessionLock], locks: set[SessionLock]
     ) -> None:
-        newest = [seat for seat in mine if seat.newest is not None]
-        held = [SessionLease(seat.key, seat.token) for seat in mine] + [s.newest for s in newest if s.newest]
+        newest = [lock for lock in leased if lock.newest is not None]
+        held = [SessionLease(lock.key, lock.token) for lock in leased] + [
+            s.newest for s in newest if s.newest
+        ]
         states = await leases.renew(held, LEASE_SECONDS)
-        for seat, asked in zip(newest, states[len(mine) :], strict=True):
-            if asked is None and seat in seats:
-                seat.interrupt()
-        for seat, asked in zip(mine, states[: len(mine)], strict=True):
-            if seat not in seats:
+        for lock, renewed in zip(newest, states[len(leased) :], strict=True):
+            if renewed is None and lock in locks:
+                lock.interrupt()
+        for lock, interrupt in zip(leased, states[: len(leased)], strict=True):
+            if lock not in locks:
                 continue  # it was released meanwhile
-            if asked is None:
-                seat.lose()
-            elif asked:
-                seat.interrupt()
+            if interrupt is None:
+                lock.lose()
+            elif interrupt:
+                lock.interrupt()
 
     async def close(self) -> None:
         await self._renewal.close()
 
 
 async def become_newest(leases: SessionLeases, key: SessionKey, owner: str) -> SessionLease:
-    """Takes the place of a principal's newest message in a session."""
+    """Makes a message the newest of its principal in a session."""
     place = key._replace(agent=f"{key.agent}{_NEWEST_SUFFIX}{owner}")
     return SessionLease(place, await leases.take(place, _NEWEST_HOLDER, LEASE_SECONDS) or 0)
 
 
-async def require_newest(leases: SessionLeases, seat: SessionLock) -> None:
-    """Ends the run that sits here where a newer message has come."""
-    if seat.newest is not None and await _is_lost(leases, seat.newest):
-        seat.interrupt()
+async def require_newest(leases: SessionLeases, lock: SessionLock) -> None:
+    """Ends the run of a lock if a newer message has come."""
+    if lock.newest is not None and await _is_lost(leases, lock.newest):
+        lock.interrupt()
         await asyncio.sleep(0)
 
 
