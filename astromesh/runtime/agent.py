@@ -1,4 +1,4 @@
-"""An agent after bootstrap: everything that its runs share, and nothing that belongs to one run."""
+"""An agent after bootstrap: what its runs share."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from astromesh.types import JsonObject
 
 
 def limits_of(budgets: Budgets) -> tuple[BudgetLimit, ...]:
-    """Those that bound something; most agents have none."""
+    """Returns the stored budgets of an agent; most agents have none."""
     found = (
         BudgetLimit("session", BudgetCaps(**budgets.per_session.caps())),
         BudgetLimit("day", BudgetCaps(**budgets.per_principal_daily.caps())),
@@ -34,10 +34,10 @@ class Agent:
     """One agent.
 
     Args:
-        timeout_seconds: the deadline of a run, without the time it waits for its session.
-        budget: what one run may spend, by key of the ledger.
-        limits: what sessions and principals may spend.
-        snapshot: its manifest as it was written, and those that its runs need; durable runs keep it (R16).
+        timeout_seconds: The deadline of a run, without the time for which it waits for its session.
+        budget: The budget of one run, by key of the ledger.
+        limits: The budgets of sessions and principals.
+        snapshot: What durable runs store: its manifest, and those of agents and graphs that it needs.
         max_running: The number of its runs that a process may execute at once; 0 without a limit.
         merges_messages: Whether messages that arrive close together become one run.
         continues_on_disconnect: Whether a synchronous run continues when its client disconnects.
@@ -75,28 +75,30 @@ class Agent:
 
     @property
     def model_names(self) -> tuple[str, ...]:
-        """Names of its models; one of them must answer for the agent to work."""
+        """The names of its models. The agent works if one of them answers."""
         return tuple(p.name for p in self.router.providers)
 
 
-# An agent as a Mermaid diagram, for the command and the route.
-
-
 def agent_diagram(agent: Agent) -> str:
-    """What an agent does.
+    """Returns the pattern of an agent as a Mermaid diagram.
 
     Raises:
-        InvalidInput: its pattern is no graph.
+        InvalidInput: its pattern is not a graph.
     """
     if not isinstance(agent.pattern, Drawable):
         raise InvalidInput(
-            f"The pattern {agent.pattern_name!r} of {agent.name!r} is no graph and cannot be drawn."
+            f"The pattern {agent.pattern_name!r} of {agent.name!r} is not a graph and cannot be drawn."
         )
     return agent.pattern.to_mermaid(agent.max_iterations)
 
 
 def unavailable_error(name: str, faults: Sequence[InvalidManifest], *, passing: bool) -> AgentUnavailable:
-    """Faults that stand in the manifest are counted; whatever else is there is one, and may pass."""
+    """Returns the error of an agent that cannot run.
+
+    Args:
+        faults: Faults of its manifest, or the one reason why it could not be opened.
+        passing: Whether it works again when a store answers.
+    """
     first = faults[0]
     if first.line:
         count = f"{len(faults)} fault{'' if len(faults) == 1 else 's'}"

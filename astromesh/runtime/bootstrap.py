@@ -1,7 +1,4 @@
-"""Bootstrap: opens the agents and RAG pipelines of a configuration folder (document 001.
-
-The diagram at its end).
-"""
+"""Bootstrap: opens the agents and RAG pipelines of a configuration folder (document 001, last diagram)."""
 
 from __future__ import annotations
 
@@ -60,15 +57,15 @@ log = structlog.get_logger("astromesh.bootstrap")
 _MCP = ("tool_sources", "mcp")
 
 
-#: seconds between two tries to open what needs a store that could not be reached: at first, and at most
+#: seconds between two attempts to open what needs an unavailable store: the first pause, the longest
 RETRY_SECONDS, MAX_RETRY_SECONDS = 2.0, 30.0
 
 
-#: by how much such a pause is longer than the one before
+#: factor from one such pause to the next
 _BACKOFF = 1.5
 
 
-#: asks one thing whether it answers; what it says could not be asked
+#: checks whether a store or service answers; returns what it could not check
 Ping = Callable[[], Awaitable[str | None]]
 
 
@@ -80,14 +77,15 @@ class RuntimeState:
     """What a runtime holds open.
 
     Args:
-        broken: agents that cannot run, each with the faults of its manifest or what could not be opened.
-        waiting: those of them that work as soon as their stores can be reached.
+        env: Where `${VAR}` and the names of secrets are looked up.
+        broken: Agents that cannot run, with the faults of the manifest or the error of what did not open.
+        recovering: Those of them that work as soon as their stores answer.
         unopened: RAG pipelines that could not be opened.
-        checks: how to ask each store and provider whether it answers, by `store:…` or `provider:…`; one that
-            could not be opened says why.
-        deps: what plugins that are opened later are given.
-        reopen: makes an agent of a snapshot, for runs that began under it.
-        erasers: beside the memories, what deletes all of one principal (tenant, id) and answers how much.
+        checks: The checks of stores and providers, by `store:…` or `provider:…`. If one could not be opened,
+            its check raises the reason.
+        erasers: Delete everything of one principal (tenant, id) that is not in a memory; return the number.
+        deps: The dependencies of plugins that are opened later.
+        reopen: Opens an agent as a snapshot describes it, for runs that began under it.
     """
 
     configuration: Configuration
@@ -151,7 +149,7 @@ class _Bootstrap:
         self._health = opened.health = Health(rules, clock)
         self._prompts = PromptEngine()
         self._checked_options: dict[str, list[Any]] = {}
-        #: why each agent or pipeline could not be opened, as it was told
+        #: the logged reason why each agent or pipeline could not be opened
         self._reported_errors: dict[str, str] = {}
         self._servers: dict[str, Any] = {}
         runtime = configuration.runtime.spec
@@ -182,7 +180,7 @@ class _Bootstrap:
         await asyncio.gather(*(server.wait_first_attempt() for server in self._servers.values()))
 
     async def _open_all(self) -> bool:
-        """Opens every pipeline and agent that is not open yet; False where a store could not be reached."""
+        """Opens every pipeline and agent that is not open yet. Returns False if a store does not answer."""
         missed = [m for n, m in self._opened.configuration.rag.items() if n not in self._opened.knowledge]
         reached = await asyncio.gather(*(self._open_pipeline(one.name, one) for one in missed))
         missing = {n: a for n, a in self._opened.configuration.agents.items() if n not in self._opened.agents}
@@ -197,7 +195,7 @@ class _Bootstrap:
         return all(reached) and not any(isinstance(agent, StoreUnavailable) for agent in agents)
 
     async def _try_open_agent(self, manifest: AgentManifest) -> Agent | AstromeshError:
-        """Agents are opened at once, so that those whose stores do not answer wait together."""
+        """Opens an agent, or returns the error. Agents open concurrently, so that timeouts do not add up."""
         try:
             return await self._agent(manifest)
         except AstromeshError as error:
@@ -210,12 +208,12 @@ class _Bootstrap:
             return error
 
     def _is_new_error(self, what: str, error: AstromeshError) -> bool:
-        """Whether this reason was not told before: what cannot be opened is tried again and again."""
-        told, self._reported_errors[what] = self._reported_errors.get(what), str(error)
-        return told != str(error)
+        """Whether this reason was not logged before: what cannot be opened is tried again and again."""
+        before, self._reported_errors[what] = self._reported_errors.get(what), str(error)
+        return before != str(error)
 
     async def _retry_unopened(self) -> None:
-        """A store that was locked or away at the start breaks nobody for good."""
+        """Tries again until every store has answered."""
         pause = RETRY_SECONDS
         while True:
             await self._clock.sleep(pause)
@@ -224,7 +222,7 @@ class _Bootstrap:
             pause = min(pause * _BACKOFF, MAX_RETRY_SECONDS)
 
     async def pipeline(self, manifest: RAGManifest) -> KnowledgePipeline:
-        """One RAG pipeline alone."""
+        """Opens one RAG pipeline without any agent; it ingests nothing yet."""
         await self._open_http()
         return await open_rag_pipeline(manifest, self._plugins, self._deps, self._reranker)
 
@@ -234,11 +232,13 @@ class _Bootstrap:
         self._deps = replace(self._deps, http=http)
 
     async def _open_result_cache(self) -> None:
-        kept: ResultCache = await self._opened.resources.shared(ResultCache, lambda: ResultCache(self._clock))
-        self._registry = ToolRegistry(self._clock, result_cache=kept)
+        cache: ResultCache = await self._opened.resources.shared(
+            ResultCache, lambda: ResultCache(self._clock)
+        )
+        self._registry = ToolRegistry(self._clock, result_cache=cache)
 
         async def erase(tenant: str, owner: str) -> int:
-            return kept.erase_owner(tenant, owner)
+            return cache.erase_owner(tenant, owner)
 
         self._opened.erasers.append(erase)
 
@@ -250,7 +250,7 @@ class _Bootstrap:
         snapshot: JsonObject | None = None,
         graphs: Mapping[str, Any] | None = None,
     ) -> Agent:
-        """Args: kept, graphs: of a run's own snapshot, which stand in for the present ones."""
+        """Args: snapshot, graphs: those of a run, which replace the present ones."""
         spec = manifest.spec
         rules = GuardrailsEngine(
             [await self._open("guardrails", r.type, r.options) for r in spec.guardrails.input],
@@ -299,7 +299,7 @@ class _Bootstrap:
         )  # fmt: skip
 
     async def _reopen(self, name: str, snapshot: JsonObject) -> Agent:
-        """Raises: InvalidManifest: it cannot be opened with the other files as they are now."""
+        """Raises: InvalidManifest: the agent cannot be opened with the other files as they are now."""
         folder = self._opened.configuration.folder
         found = load_snapshot(folder, name, snapshot, self._opened.env, self._plugins, self._deps.graphs)
         graphs = {n: found.graphs[n].spec for n in snapshot.get("graphs", {}) if n in found.graphs}
@@ -318,7 +318,7 @@ class _Bootstrap:
         )
         roles = {}
         for name, other in getattr(models, "roles", {}).items():
-            if not other.usable():  # skipped like any model without its key; the main models answer instead
+            if not other.usable():  # a role without a key is skipped; the main models answer instead
                 continue
             roles[name] = await self._router(agent, other, rules)
         return ModelRouter(providers, strategy=strategy, roles=roles, health=self._health, rules=rules)
@@ -372,7 +372,7 @@ class _Bootstrap:
         try:
             store = await self._plugins.load(group, block.backend).open(block.options, deps)
         except AstromeshError as error:
-            if self._is_declared(block):  # not by the snapshot of an old run
+            if self._is_declared(block):  # not only in the snapshot of an old run
                 self._check(name, block.options, _failing_check(error))
             raise
         self._check(name, block.options, store.ping)
@@ -384,11 +384,11 @@ class _Bootstrap:
         return any(block is one for m in memories for one in (m.conversational, m.semantic, m.episodic))
 
     def _check(self, name: str, options: Any, ping: Ping) -> None:
-        """A store of other options, another file say, is asked as well, under a number."""
-        asked = self._checked_options.setdefault(name, [])
-        if options not in asked:
-            asked.append(options)
-        number = asked.index(options) + 1
+        """Adds a check. A store of the same kind with other options, another file say, gets a number."""
+        checked = self._checked_options.setdefault(name, [])
+        if options not in checked:
+            checked.append(options)
+        number = checked.index(options) + 1
         self._opened.checks[name if number == 1 else f"{name}:{number}"] = ping
 
     async def _tool(self, block: ToolBlock) -> DeclaredTool | DeclaredSource:
@@ -396,7 +396,7 @@ class _Bootstrap:
         return declare_source(tool, block) if isinstance(tool, ToolSource) else declare_tool(tool, block)
 
     async def _open_servers(self) -> None:
-        """They are connected to in the background: one that is down holds nobody up."""
+        """Opens MCP servers, which connect in the background: one that is down does not delay the start."""
         for name, record in self._opened.configuration.mcp.spec.servers.items():
             plugin = self._plugins.load(*_MCP)
             options = plugin.Options.model_validate({"name": name, **record.model_dump()})
@@ -406,9 +406,9 @@ class _Bootstrap:
             self._opened.checks[f"tools:mcp:{name}"] = server.ping
 
     async def _open_pipeline(self, name: str, manifest: RAGManifest) -> bool:
-        """An index that cannot be opened breaks the agents that use it, and no others.
+        """Opens a pipeline and ingests its sources. A failure breaks only the agents that use the pipeline.
 
-        False where its store failed, which may heal.
+        Returns False if its store does not answer.
         """
         try:
             pipeline = await open_rag_pipeline(manifest, self._plugins, self._deps, self._reranker)
@@ -440,14 +440,14 @@ class _Bootstrap:
 
 
 def _open_fault(error: AstromeshError, manifest: AgentManifest) -> InvalidManifest:
-    """Why an agent cannot be opened; what a store says has nothing to do with its file."""
+    """Returns why an agent cannot be opened. The error of a store does not name the agent's file."""
     if isinstance(error, InvalidManifest):
         return error
     return InvalidManifest(str(error), file="" if isinstance(error, StoreError) else str(manifest.file))
 
 
 def _public_faults(configuration: Configuration) -> dict[str, tuple[InvalidManifest, ...]]:
-    """The faults of broken agents as clients may read them."""
+    """Returns the faults of broken agents as clients may read them."""
     return {
         name: tuple(_relative_fault(configuration.folder, fault) for fault in faults)
         for name, faults in configuration.broken.items()
@@ -455,7 +455,7 @@ def _public_faults(configuration: Configuration) -> dict[str, tuple[InvalidManif
 
 
 def _relative_fault(folder: Path, fault: InvalidManifest) -> InvalidManifest:
-    """The fault without where the configuration lies, which is nobody's business outside."""
+    """Returns a fault without the path of the configuration folder, which clients must not see."""
     place = f"{folder}/"
     message = fault.message.replace(place, "") if folder.is_absolute() else fault.message
     return InvalidManifest(
@@ -470,7 +470,7 @@ def _relative_fault(folder: Path, fault: InvalidManifest) -> InvalidManifest:
 
 
 def _failing_check(error: AstromeshError) -> Ping:
-    """The check of what could not be opened."""
+    """Returns the check of a store or pipeline that could not be opened."""
 
     async def ping() -> str | None:
         raise error.with_traceback(None)
@@ -483,14 +483,14 @@ async def _cancel_task(task: asyncio.Task[None]) -> None:
     await asyncio.wait([task])
 
 
-# RAG pipelines by their names: those of a running runtime, and one alone for the command.
+# -- RAG pipelines by name -----------------------------------------------------------------------------------
 
 
 def pipeline_of(opened: RuntimeState, name: str) -> KnowledgePipeline:
-    """A pipeline of a running runtime.
+    """Returns a pipeline of a running runtime.
 
     Raises:
-        PipelineNotFound: there is none of that name.
+        PipelineNotFound: there is no such pipeline.
         Unavailable: it could not be opened.
     """
     if name in opened.knowledge:
@@ -504,11 +504,11 @@ def pipeline_of(opened: RuntimeState, name: str) -> KnowledgePipeline:
 async def open_single_pipeline(
     folder: Path, data_dir: Path, name: str, plugins: Plugins | None = None, clock: Clock | None = None
 ) -> AsyncIterator[KnowledgePipeline]:
-    """One pipeline of a configuration folder, open, without the agents; nothing was taken in yet.
+    """Opens one pipeline of a configuration folder without the agents; it ingests nothing yet.
 
     Raises:
-        InvalidConfiguration: the pipeline's file, or one that concerns all, has faults.
-        PipelineNotFound: there is none of that name.
+        InvalidConfiguration: the file of the pipeline, or one that concerns all, has faults.
+        PipelineNotFound: there is no such pipeline.
     """
     plugins = plugins or Plugins()
     configuration = load_configuration(folder, plugins)
@@ -525,7 +525,7 @@ def _pipeline_manifest(configuration: Configuration, name: str) -> RAGManifest:
     if name in configuration.rag:
         return configuration.rag[name]
     faults = [fault for found in configuration.unusable.values() for fault in found if ".rag." in fault.file]
-    if faults:  # the pipeline's own file may be among them: whose name it is cannot always be read
+    if faults:  # the file of the pipeline may be among them: its name cannot always be read
         raise InvalidConfiguration(faults)
     raise _pipeline_not_found(name, configuration.rag)
 

@@ -1,4 +1,4 @@
-"""Charges runs to the budgets of sessions and principals: models, tools and time."""
+"""Charges the models, tools and time of runs to the budgets of sessions and principals."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ from astromesh.types import (
     attached_usage,
 )
 
-#: tokens of an answer that are reserved where the request does not bound it
+#: tokens that are reserved for an answer without a limit
 DEFAULT_ANSWER_TOKENS = 1024
 
 
 _EXHAUSTED_RESULT = "{} Answer with what you have."
 
 
-#: with whose session and principal they count
+#: limits, with the session and the principal that they count for
 AccountLimits = tuple[tuple[BudgetLimit, SessionKey, str], ...]
 
 
 class Accounts:
-    """The accounts that a run is charged to: those of its agent, and of all runs above it.
+    """The accounts that a run is charged to: those of its agent, and those of all runs above it.
 
     Args:
         above: The accounts of the run that it is nested in.
@@ -137,45 +137,49 @@ class ChargedModel(RunModel):
         self._accounts = accounts
 
     async def complete(self, request: CompletionRequest) -> CompletionResult:
-        held = await self._accounts.for_model(request)
+        reserved = await self._accounts.for_model(request)
         try:
             result = await super().complete(request)
         except BaseException as error:
-            self._accounts.settle(held, _partial_amounts(error, request, 0))
+            self._accounts.settle(reserved, _partial_amounts(error, request, 0))
             raise
-        self._accounts.settle(held, _amounts(result.usage))
+        self._accounts.settle(reserved, _amounts(result.usage))
         return result
 
     async def stream(
         self, request: CompletionRequest
     ) -> AsyncGenerator[Delta | StreamBroken | CompletionResult, None]:
-        held = await self._accounts.for_model(request)
-        said = 0
+        reserved = await self._accounts.for_model(request)
+        received = 0
         spent: BudgetAmounts | None = None
         try:
             async with aclosing(super().stream(request)) as pieces:
                 async for piece in pieces:
                     if isinstance(piece, Delta):
-                        said += utf8_size(piece.content)
+                        received += utf8_size(piece.content)
                     elif isinstance(piece, CompletionResult):
                         spent = _amounts(piece.usage)
                     yield piece
         except BaseException as error:
-            spent = spent or _partial_amounts(error, request, said)
+            spent = spent or _partial_amounts(error, request, received)
             raise
         finally:
-            self._accounts.settle(held, spent or _partial_amounts(GeneratorExit(), request, said))
+            self._accounts.settle(reserved, spent or _partial_amounts(GeneratorExit(), request, received))
 
 
 def _amounts(usage: Usage) -> BudgetAmounts:
     return BudgetAmounts(usage.input_tokens + usage.output_tokens, usage.cost_usd)
 
 
-def _partial_amounts(error: BaseException, request: CompletionRequest, said: int) -> BudgetAmounts:
-    """What a call without a result cost: as the run's ledger has it (`node.calls`); `said`: bytes of it."""
+def _partial_amounts(error: BaseException, request: CompletionRequest, received: int) -> BudgetAmounts:
+    """Returns the cost of a call without a result, as the ledger of the run books it (`graph.calls`).
+
+    Args:
+        received: Bytes of the answer.
+    """
     usage = attached_usage(error)
-    if usage is None and (said or isinstance(error, (asyncio.CancelledError, GeneratorExit))):
-        usage = Usage(estimate_request(request), estimate_size(said), estimated=True)
+    if usage is None and (received or isinstance(error, (asyncio.CancelledError, GeneratorExit))):
+        usage = Usage(estimate_request(request), estimate_size(received), estimated=True)
     return _amounts(usage) if usage is not None else BudgetAmounts()
 
 
@@ -192,16 +196,15 @@ class ChargedTools:
         try:
             await self._accounts.for_tool()
         except BudgetExhausted as error:
-            told = _EXHAUSTED_RESULT.format(error)
-            return ToolResult(call.id, call.name, told, False, error.code)
+            return ToolResult(call.id, call.name, _EXHAUSTED_RESULT.format(error), False, error.code)
         return await self._tools.execute(call, context)
 
 
 def require_progress(ledger: RunLedger, accounts: Accounts) -> None:
-    """Checks that a run which a budget has stopped had begun.
+    """Checks that a run which a budget has stopped has called a model.
 
     Raises:
-        BudgetExhausted: its first call was refused: it has cost nothing, and there is no answer to keep.
+        BudgetExhausted: its first call was refused: the run has cost nothing, and has no answer.
     """
     if accounts.refused is not None and not ledger.usage.total_tokens:
         raise accounts.refused

@@ -1,7 +1,4 @@
-"""Loads a configuration folder and checks it against the installed plugins.
-
-Finds call circles and agents that wait for a person.
-"""
+"""Loads a configuration folder; finds call circles, agents that wait for a person, and workflows."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ from astromesh.plugins import Plugins
 
 
 def check_graph(spec: Mapping[str, Any]) -> GraphFindings:
-    """What is wrong with the spec of a graph, and which tools and roles it names."""
+    """Returns the problems of a graph's spec, and the tools and roles that it names."""
     return GraphFindings(
         [(problem.location, problem.message) for problem in find_problems(PromptGraph, spec)],
         [GraphMention(*mention) for mention in references(spec)],
@@ -36,10 +33,10 @@ def check_graph(spec: Mapping[str, Any]) -> GraphFindings:
 def load_configuration(
     folder: Path, plugins: Plugins, env: Mapping[str, str] | None = None, graphs: Iterable[str] = ()
 ) -> Configuration:
-    """What a folder says, checked against the installed plugins and against what this runtime can do.
+    """Reads a folder and checks it against the installed plugins.
 
     Args:
-        graphs: names of graphs that were made in Python.
+        graphs: Names of graphs that were made in Python.
     """
     _make_importable(folder)
     return load(
@@ -65,9 +62,41 @@ def detect_circular_refs(edges: Mapping[str, tuple[str, ...]]) -> None:
         )
 
 
-def agents_with_approval(configuration: Configuration) -> frozenset[str]:
-    """Agents that have a tool which a person must approve, or may call such an agent."""
-    found = {name for name, agent in configuration.agents.items() if _needs_approval(agent)}
+def _make_importable(folder: Path) -> None:
+    """Makes `function: module:name` importable from the configuration folder and the folder above it."""
+    for place in (folder.resolve(), folder.resolve().parent, *_working_directory()):
+        if str(place) not in sys.path:
+            sys.path.append(str(place))
+
+
+def _working_directory() -> tuple[Path, ...]:
+    try:
+        return (Path.cwd(),)
+    except FileNotFoundError:  # it was deleted; an absolute folder can be read all the same
+        return ()
+
+
+# -- agents that wait for a person ---------------------------------------------------------------------------
+
+#: kind of a node that asks a person, as data
+_HUMAN_KIND = "human"
+
+
+def agents_with_approval(configuration: Configuration, graphs: Mapping[str, Any]) -> frozenset[str]:
+    """Returns the agents whose runs may have to wait for a person.
+
+    These are agents with a tool that needs approval or a graph with a human node, and all agents that may
+    call one of them.
+
+    Args:
+        graphs: What `orchestration: {pattern: graph}` may name, as PromptGraph or as data.
+    """
+    found = set()
+    for name, agent in configuration.agents.items():
+        options = dict(agent.spec.orchestration.options)
+        graph = graphs.get(str(options.get("graph")))
+        if _needs_approval(agent) or has_human_node(options) or has_human_node(graph):
+            found.add(name)
     while more := {n for n, called in configuration.edges.items() if n not in found and found & set(called)}:
         found |= more
     return frozenset(found)
@@ -79,47 +108,8 @@ def _needs_approval(agent: AgentManifest) -> bool:
     return any(t.approval != "none" or (tainted and t.effective_effect not in harmless) for t in tools)
 
 
-def _make_importable(folder: Path) -> None:
-    """`function: module:name` is found beside the configuration folder, in it, and on the Python path."""
-    for place in (folder.resolve(), folder.resolve().parent, *_working_directory()):
-        if str(place) not in sys.path:
-            sys.path.append(str(place))
-
-
-def _working_directory() -> tuple[Path, ...]:
-    try:
-        return (Path.cwd(),)
-    except FileNotFoundError:  # deleted meanwhile: an absolute folder can be read all the same
-        return ()
-
-
-# Which agents may have to wait for a person because of the graph they run.
-
-#: kind of a node that asks a person, as data
-_HUMAN_KIND = "human"
-
-
-def add_human_nodes(
-    pausing: frozenset[str], configuration: Configuration, graphs: Mapping[str, Any]
-) -> frozenset[str]:
-    """Those that pause anyway, those whose graph has a human node, and all that may call one of them.
-
-    Args:
-        graphs: what `orchestration: {pattern: graph}` may name, as PromptGraph or as data.
-    """
-    asking = set()
-    for name, agent in configuration.agents.items():
-        options = dict(agent.spec.orchestration.options)
-        if has_human_node(options) or has_human_node(graphs.get(str(options.get("graph")))):
-            asking.add(name)
-    found = pausing | asking
-    while more := {n for n, called in configuration.edges.items() if n not in found and found & set(called)}:
-        found |= more
-    return found
-
-
 def has_human_node(graph: Any) -> bool:
-    """Whether a graph, or nodes as data, hold a human node, however deep."""
+    """Whether a graph, or nodes as data, contain a human node at any depth."""
     if isinstance(graph, PromptGraph):
         return any(map(has_human_node, graph.nodes.values()))
     if isinstance(graph, BaseNode):
@@ -129,21 +119,21 @@ def has_human_node(graph: Any) -> bool:
     return isinstance(graph, list | tuple) and any(map(has_human_node, graph))
 
 
-# Where workflows stand: `workflows/NAME/` of a configuration folder.
+# -- workflows: `workflows/NAME/` of a configuration folder --------------------------------------------------
 
 WORKFLOWS_FOLDER = "workflows"
 
 
 def workflow_names(config: Path) -> Sequence[str]:
-    """Folders that hold a workflow.yaml, sorted."""
+    """Returns the folders that contain a workflow.yaml, sorted."""
     return sorted(file.parent.name for file in (config / WORKFLOWS_FOLDER).glob("*/workflow.yaml"))
 
 
 def workflow_folder(config: Path, name: str) -> Path:
-    """The folder of a workflow, by its name or as a path.
+    """Returns the folder of a workflow by its name, or by its path.
 
     Raises:
-        WorkflowNotFound: there is none.
+        WorkflowNotFound: there is no such workflow.
     """
     for folder in (config / WORKFLOWS_FOLDER / name, Path(name)):
         if (folder / "workflow.yaml").exists():
@@ -152,7 +142,7 @@ def workflow_folder(config: Path, name: str) -> Path:
 
 
 def workflow_not_found(name: str, known: Sequence[str]) -> WorkflowNotFound:
-    """The error for a name that no workflow has."""
+    """Returns the error for a name that no workflow has."""
     near = difflib.get_close_matches(name, known, 1)
     hint = f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(known) or 'none'}."
     return WorkflowNotFound(f"There is no workflow {name!r}. {hint}")

@@ -1,11 +1,11 @@
-"""Runs with an `Idempotency-Key`: the same key and body is the same run, once.
+"""Plain runs with an `Idempotency-Key`: the same key and body is the same run, executed once.
 
-Here are the runs that are not durable (durable ones take their key when they are accepted). Such a run's
-row is on disk before it starts, with the key, and has the result before anybody is answered. A second
-caller with the key waits for that row, in whatever process it is. The run continues when its callers leave:
-they will come back for the answer. When its process dies the row fails (`interrupted`) and the key may be
-used again: what the run's tools had done until then stays done. Who needs more than that asks for a durable
-run.
+A durable run takes its key when it is accepted. The row of a plain one is on disk before the run starts, with
+the key, and has the result before a caller is answered. A second caller with the key waits for that row,
+whichever process executes the run. The run continues when its callers leave: they come back for the answer.
+
+If its process dies, the row fails with `interrupted`, and the key may be used again. What the tools of the
+run have done until then stays done. A durable run does more than that.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from astromesh.telemetry.events import EventSink
 from astromesh.telemetry.run_log import RunLog
 from astromesh.types import Event, JsonObject
 
-#: seconds for which a key is kept
+#: seconds for which a key is stored
 KEY_SECONDS = 86_400.0
 #: seconds between two polls at the row of another process: the first, the longest
 _FIRST_POLL_SECONDS, _MAX_POLL_SECONDS = 0.02, 0.25
@@ -48,7 +48,7 @@ log = structlog.get_logger("astromesh.runs")
 
 
 class IdempotentRuns:
-    """The runs with keys of one process.
+    """The plain runs with keys of one process.
 
     Args:
         runs: Has the events of those that this process executes.
@@ -67,36 +67,36 @@ class IdempotentRuns:
         *,
         abandoned: bool = False,
     ) -> RunAnswer:
-        """Returns the answer to a key: of `work`, or of the run that already has the key.
+        """Returns the answer of `work`, or of the run that has the key already.
 
         Args:
-            run: the record of the run that `work` would be.
-            sinks: listen to `work` from its first event; they are shown the events of the other run.
-            abandoned: the run is cancelled when nobody waits for it any more.
+            run: The record of the run that `work` executes.
+            sinks: The listeners of `work`. If another run has the key, they receive its events.
+            abandoned: Whether the run is cancelled when its last caller leaves.
 
         Raises:
             IdempotencyConflict: the key was used with another body.
-            AstromeshError: what ended the run.
+            AstromeshError: the error of the run.
         """
         await self._durable.start()
         row = self._row(run)
-        kept = await self._durable.store.accept(row, key)
-        if kept.run_id == row.run_id:
+        stored = await self._durable.store.accept(row, key)
+        if stored.run_id == row.run_id:
             self._local[row.run_id] = _SharedRun(
                 asyncio.create_task(self._perform(row, run, work)), abandoned
             )
             return await self._local[row.run_id].result()
-        shown = await self._follow(kept, sinks)
+        followed = await self._follow(stored, sinks)
         try:
-            if (call := self._local.get(kept.run_id)) is not None:
+            if (call := self._local.get(stored.run_id)) is not None:
                 return await call.result()
-            row = await self._wait_for_end(kept)
+            row = await self._wait_for_end(stored)
             for sink in sinks:
-                if sink not in shown:
+                if sink not in followed:
                     sink.send(last_event(row))
-            return answer_of(row, kept.run_id)
+            return answer_of(row, stored.run_id)
         finally:
-            for leave in filter(None, shown.values()):
+            for leave in filter(None, followed.values()):
                 leave()
 
     def _row(self, run: RunLog) -> RunRow:
@@ -111,7 +111,7 @@ class IdempotentRuns:
         except AstromeshError as error:
             await self._settle(row, run, error_details(error))
             raise
-        except asyncio.CancelledError:  # everybody who waited has gone
+        except asyncio.CancelledError:  # the last caller has left
             await asyncio.shield(self._settle(row, run, {}))
             raise
         else:
@@ -133,21 +133,21 @@ class IdempotentRuns:
         claim = SegmentClaim(row.run_id, row.segment, row.worker)
         try:
             await retry_while_unavailable(partial(self._durable.store.commit, claim, change=change))
-        except LeaseLost:  # this process was thought dead; its callers here get their answer all the same
+        except LeaseLost:  # other processes thought this one dead; its callers get their answer all the same
             log.warning("named_run_given_up", run_id=row.run_id)
 
     # -- the second caller ---------------------------------------------------------------------------------
 
-    async def _follow(self, kept: RunRow, sinks: Sequence[EventSink]) -> dict[EventSink, Leave | None]:
-        """Shows the events of a run of this process; of those elsewhere only the last one is known.
+    async def _follow(self, stored: RunRow, sinks: Sequence[EventSink]) -> dict[EventSink, Leave | None]:
+        """Sends the events of a run of this process; of other processes only the last one is known.
 
-        Returns who is shown them, and what ends that.
+        Returns the listeners that receive them, and what ends that.
         """
-        shown = {}
+        followed = {}
         for sink in sinks:
             with suppress(EventsGone):
-                shown[sink] = await self._runs.follow_here(kept, sink)
-        return shown
+                followed[sink] = await self._runs.follow_here(stored, sink)
+        return followed
 
     async def _wait_for_end(self, row: RunRow) -> RunRow:
         """Returns the row once the run has ended."""
@@ -166,7 +166,7 @@ class _SharedRun:
     """An active run and its callers.
 
     Args:
-        abandoned: it is cancelled when the last of them has gone.
+        abandoned: Whether the run is cancelled when the last of them leaves.
     """
 
     def __init__(self, task: asyncio.Task[RunAnswer], abandoned: bool) -> None:
@@ -193,7 +193,7 @@ def _retrieve_error(task: asyncio.Task[RunAnswer]) -> None:
 
 
 def error_details(error: AstromeshError) -> JsonObject:
-    """Returns the fields of a problem document beside code and detail, for a repeated answer."""
+    """Returns the fields of an error beside code and detail, for a repeated answer."""
     if isinstance(error, GuardrailBlocked):
         return {"guardrail": error.guardrail}
     if isinstance(error, AllProvidersFailed):
@@ -209,8 +209,8 @@ def last_event(row: RunRow) -> Event:
     """Builds the last event of a run of another process."""
     data = row.result if row.status == "completed" and row.result else {}
     if row.status != "completed":
-        said = (row.result or {}).get("response", "")
-        data = {"response": said, "agent": row.agent, "usage": row.usage.to_json()}
+        response = (row.result or {}).get("response", "")
+        data = {"response": response, "agent": row.agent, "usage": row.usage.to_json()}
     if row.error is not None:
         data = {"code": row.error["code"], "detail": row.error["detail"], **data}
     return Event(row.run_id, 1, row.finished_at, f"run.{row.status}", data)

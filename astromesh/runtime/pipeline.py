@@ -1,8 +1,9 @@
 """The twelve steps of a run, straight down the page (document 001).
 
-Step 1, the arrival, is `api`; step 2, `AgentRuntime.run`, composes what wraps every run around this function
-(`runtime.runs`). Each step takes the record of the one before and returns the next, so that reading a later
-stage early does not type-check. There is one path: streaming is a listener on the run's events.
+Step 1, the arrival, is `api`. Step 2, `AgentRuntime.run`, calls this function in the wrappers of every run
+(`runtime.runner`, which has their order). Each step takes the record of the step before and returns the next
+one, so that reading a later step early does not type-check. There is one path: a stream is a listener to the
+events of the run.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from astromesh.runtime.stages import admit, equip, orchestrate, recall, release,
 
 
 async def answer(agent: Agent, request: RunRequest, run: Run) -> RunAnswer:
-    """One run of one agent, from the caller's query to the released answer."""
+    """Executes one run of one agent, from the caller's query to the released answer."""
     admitted = admit(agent, request, run)  # 3  input guardrails
     recalled = await recall(agent, admitted, run)  # 4  memory context
     prompted = render(agent, recalled, run)  # 5  prompt

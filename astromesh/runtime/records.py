@@ -1,16 +1,11 @@
-"""Requests and answers of runs and Tasks, what each stage hands to the next.
-
-And requests as JSON (api.md section 1).
-"""
+"""Requests and answers of runs and Tasks, the records between the steps of a run, and stored requests."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
-from msgspec import Struct
-from msgspec import field as struct_field
+from msgspec import Struct, field
 
 from astromesh.durable.serialization import SCHEMA, message_of, message_to_json
 from astromesh.telemetry.ids import NO_TRACE_PARENT, TraceParent, read_traceparent
@@ -22,20 +17,20 @@ class RunRequest(Struct, frozen=True):
     """One message to an agent.
 
     Args:
-        context: the caller's template variables.
-        metadata: kept with the run, never shown to the model.
-        images: pictures that belong to the query.
-        history: messages that stand in for the stored session, or None to use that.
-        preface: untrusted context of the client, between history and query.
-        persist: False leaves no turn behind.
-        terms: on which another agent's pattern runs this one.
-        caused_by: where the caller's own trace stands (`traceparent`).
+        context: Variables for the prompt template.
+        metadata: Stored with the run; the model does not see it.
+        images: Pictures that belong to the query.
+        history: Messages that replace the stored session, or None.
+        preface: Untrusted context of the client, between history and query.
+        persist: Whether the turns are stored.
+        terms: How the pattern of another agent executes this run.
+        caused_by: The caller's place in its own trace (`traceparent`).
     """
 
     query: str
     session_id: str
-    context: Mapping[str, Any] = struct_field(default_factory=dict)
-    metadata: Mapping[str, Any] = struct_field(default_factory=dict)
+    context: Mapping[str, Any] = field(default_factory=dict)
+    metadata: Mapping[str, Any] = field(default_factory=dict)
     images: tuple[Image, ...] = ()
     history: tuple[Message, ...] | None = None
     preface: tuple[Message, ...] = ()
@@ -54,9 +49,11 @@ class RunAnswer(Struct, frozen=True):
     metadata: JsonObject
 
 
-# -- what each step hands to the next; a later stage cannot be read early ----------------------------------
+# -- what each step hands to the next: reading a later step early does not type-check ------------------------
+
+
 class AdmittedQuery(Struct, frozen=True):
-    """Step 3: the query after the input rules. From here on nobody sees the raw one."""
+    """Step 3: the query after the input rules. No later step sees the raw query."""
 
     request: RunRequest
     query: str
@@ -66,7 +63,7 @@ class AdmittedQuery(Struct, frozen=True):
 
 
 class RecalledQuery(Struct, frozen=True):
-    """Step 4: with what memory knows."""
+    """Step 4: with the memory of its session."""
 
     admitted: AdmittedQuery
     memory: MemoryContext
@@ -88,7 +85,7 @@ class EquippedQuery(Struct, frozen=True):
 
 
 class ReleasedAnswer(Struct, frozen=True):
-    """Step 10: the answer after the output rules. From here on nobody sees the raw one."""
+    """Step 10: the answer after the output rules. No later step sees the raw answer."""
 
     admitted: AdmittedQuery
     response: str
@@ -96,10 +93,12 @@ class ReleasedAnswer(Struct, frozen=True):
     details: JsonObject
 
 
-# -- what was asked ------------------------------------------------------------------------------------------
+# -- requests as they are stored -----------------------------------------------------------------------------
+
+
 def request_to_json(request: RunRequest, query: str) -> JsonObject:
-    """A request as it is stored; `query` as the input rules left it, once they have."""
-    kept: JsonObject = {
+    """Returns a request as it is stored. `query`: its text, after step 3 without what input rules redact."""
+    data: JsonObject = {
         "query": query,
         "session_id": request.session_id,
         "context": dict(request.context),
@@ -107,71 +106,64 @@ def request_to_json(request: RunRequest, query: str) -> JsonObject:
         "journal": SCHEMA,
     }
     if not request.persist:
-        kept["persist"] = False
+        data["persist"] = False
     if request.caused_by.trace_id:
-        kept["traceparent"] = request.caused_by.header
+        data["traceparent"] = request.caused_by.header
     if request.images:
-        kept["images"] = [[image.url, image.data, image.media_type] for image in request.images]
-    return kept
+        data["images"] = [[image.url, image.data, image.media_type] for image in request.images]
+    return data
 
 
 def new_request_to_json(request: RunRequest) -> JsonObject:
-    """A request that has not been looked at yet, with all that its first step needs."""
-    kept = request_to_json(request, request.query)
+    """Returns an accepted request, with all that its first step needs."""
+    data = request_to_json(request, request.query)
     if request.history is not None:
-        kept["history"] = [message_to_json(message) for message in request.history]
+        data["history"] = [*map(message_to_json, request.history)]
     if request.preface:
-        kept["preface"] = [message_to_json(message) for message in request.preface]
-    return kept
+        data["preface"] = [*map(message_to_json, request.preface)]
+    return data
 
 
-def request_of(asked: JsonObject) -> RunRequest:
-    history = asked.get("history")
+def request_of(data: JsonObject) -> RunRequest:
+    """Returns the request of a stored one."""
     return RunRequest(
-        asked["query"],
-        asked["session_id"],
-        asked.get("context", {}),
-        asked.get("metadata", {}),
-        images=tuple(Image(*image) for image in asked.get("images", ())),
-        history=None if history is None else tuple(map(message_of, history)),
-        preface=tuple(map(message_of, asked.get("preface", ()))),
-        persist=asked.get("persist", True),
-        caused_by=read_traceparent(asked.get("traceparent")),
+        data["query"],
+        data["session_id"],
+        data.get("context", {}),
+        data.get("metadata", {}),
+        images=tuple(Image(*image) for image in data.get("images", ())),
+        history=_messages_of(data.get("history")),
+        preface=_messages_of(data.get("preface")) or (),
+        persist=data.get("persist", True),
+        caused_by=read_traceparent(data.get("traceparent")),
     )
 
 
+def _messages_of(data: list[JsonObject] | None) -> tuple[Message, ...] | None:
+    return None if data is None else tuple(map(message_of, data))
+
+
 def admitted_to_json(admitted: AdmittedQuery) -> JsonObject:
-    listed = (admitted.history, admitted.preface)
-    history, preface = ([message_to_json(m) for m in given or ()] for given in listed)
     return {
         "query": admitted.query,
         "actions": list(admitted.actions),
-        "history": None if admitted.history is None else history,
-        "preface": preface,
+        "history": None if admitted.history is None else [*map(message_to_json, admitted.history)],
+        "preface": [*map(message_to_json, admitted.preface)],
     }
 
 
 def admitted_of(request: RunRequest, data: JsonObject) -> AdmittedQuery:
-    history = data["history"]
-    return AdmittedQuery(
-        request,
-        data["query"],
-        tuple(data["actions"]),
-        None if history is None else tuple(map(message_of, history)),
-        tuple(map(message_of, data["preface"])),
-    )
+    history, preface = _messages_of(data["history"]), _messages_of(data["preface"]) or ()
+    return AdmittedQuery(request, data["query"], tuple(data["actions"]), history, preface)
 
 
-# What a Task is asked for with.
-
-
-@dataclass(frozen=True, slots=True)
-class TaskRequest:
-    """What a caller wants run.
+class TaskRequest(Struct, frozen=True):
+    """The request for one Task.
 
     Args:
-        input: a JSON value; what is none is refused before there is a Task (E61).
-        caused_by: where the caller's own trace stands (`traceparent`).
+        input: A JSON value. Any other value is refused before there is a Task.
+        start: The start node. None: the workflow's default.
+        caused_by: The caller's place in its own trace (`traceparent`).
     """
 
     input: Any = None

@@ -38,7 +38,7 @@ from astromesh.graph.scope import Scope
 from astromesh.runtime.agent import Agent
 from astromesh.runtime.agent_directory import AgentDirectory
 from astromesh.runtime.bootstrap import RuntimeState
-from astromesh.runtime.config_loader import add_human_nodes, agents_with_approval
+from astromesh.runtime.config_loader import agents_with_approval
 from astromesh.runtime.idempotency import IdempotentRuns
 from astromesh.runtime.nested_runs import (
     MAX_DEPTH,
@@ -162,9 +162,7 @@ class AgentRunner:
         if any(agent.limits for agent in state.agents.values()):
             state.erasers.append(self.budgets.erase_owner)
         configuration = state.configuration
-        self._approval_agents = add_human_nodes(
-            agents_with_approval(configuration), configuration, state.deps.graphs
-        )
+        self._approval_agents = agents_with_approval(configuration, state.deps.graphs)
         self._exporter = exporter
         self._factory.captures_content = configuration.runtime.spec.telemetry.capture_content
         limits = {name: agent.spec.queue.max_running for name, agent in configuration.agents.items()}

@@ -1,7 +1,7 @@
-"""One segment of a durable run: the pipeline with a record.
+"""One segment of a durable run: the pipeline with a record of its steps.
 
-A segment ends in one transaction with the change of the run's row. It ends silently if another worker has
-the run.
+The last transaction of a segment changes the row of the run. If another worker has taken the run, the segment
+ends without one.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from astromesh.telemetry.clock import Clock
 from astromesh.telemetry.events import EventSink
 from astromesh.types import CallerContext, Event, JsonObject
 
-#: events that are read at once
+#: events of one read
 _PAGE = 1000
 _STATUS: dict[str, Any] = {
     "run.completed": "completed",
@@ -42,7 +42,7 @@ _STATUS: dict[str, Any] = {
 
 
 class SegmentHost(Protocol):
-    """What a segment needs of the runtime."""
+    """What a segment needs of the runner that executes it."""
 
     clock: Clock
 
@@ -55,13 +55,16 @@ class SegmentHost(Protocol):
 
 
 class Segment:
-    """One segment that is executed. Await `work()` once.
+    """One claimed segment. Call `work` once.
 
     Args:
-        row: as it was claimed.
-        agent: that the row's manifest describes.
-        caller: who asked.
-        notify: called after every transaction, with the id of each run that it changed.
+        row: The row as it was claimed.
+        agent: The agent that the row's manifest describes.
+        notify: Called after every transaction, with the id of each run that it changed.
+
+    Attributes:
+        handed_back: The row, if the segment has ended for another one to begin.
+        newer_version: Whether a newer astromesh wrote the record, which this one cannot read.
     """
 
     def __init__(
@@ -84,13 +87,11 @@ class Segment:
         self.stream: DurableStream | None = None
         self._task: asyncio.Task[Any] | None = None
         self._paused = self._postponed = False
-        #: the row, where the segment has ended for another one to begin
         self.handed_back: RunRow | None = None
-        #: its record is of a newer astromesh
         self.newer_version = False
 
     async def work(self) -> None:
-        """Works it off to its end, a pause, or until somebody else has it."""
+        """Executes the segment to its end, to a pause, or until another worker takes the run."""
         self._task = asyncio.current_task()
         if self.row.request.get("journal", SCHEMA) > SCHEMA:
             self.handed_back = await retry_while_unavailable(partial(self._store.requeue, self.writer.claim))
@@ -120,7 +121,7 @@ class Segment:
             log.task.cancel()
 
     def suspend(self) -> None:
-        """Ends the segment, and not the run: nothing more is said, nothing begins."""
+        """Ends the segment without ending the run: it emits and starts nothing more."""
         self.run.suspended = True
         if self.run.journal is not None:
             self.run.journal.step_log.suspended = True
@@ -142,7 +143,7 @@ class Segment:
             stream.emit("run.resumed", segment=row.segment, **_new_decisions(steps, past))
 
     async def _load_record(self) -> tuple[tuple[JournalStep, ...], list[Event]]:
-        """What earlier segments have left: for the first one nothing, without asking."""
+        """Returns the steps and events of earlier segments. The first segment reads nothing."""
         if self.row.segment == 1:
             return (), []
         return await retry_while_unavailable(
@@ -150,7 +151,7 @@ class Segment:
         ), await self._load_events(self.row.run_id)
 
     async def _load_events(self, run_id: str) -> list[Event]:
-        """The events of this run, or of one nested in it, that earlier segments have left."""
+        """Returns the events of earlier segments, of this run or of one nested in it."""
         found: list[Event] = []
         if self.row.segment == 1:
             return found
@@ -161,21 +162,21 @@ class Segment:
         return found
 
     def _deadline(self, steps: tuple[JournalStep, ...]) -> float | None:
-        """By the run's record: time that it waited for a person does not count."""
+        """Returns the deadline by the record, without the time for which the run waited for a person."""
         clock, now = self._host.clock, self._host.clock.now()
         if self.row.deadline_at:
             return clock.monotonic() + self.row.deadline_at - now
         waits = [s.output for s in steps if s.kind == "wait" and s.output and "left" in s.output]
         if not waits:
             return None
-        left: float = max(waits, key=lambda said: said["asked_at"])["left"]
+        left: float = max(waits, key=lambda question: question["asked_at"])["left"]
         return clock.monotonic() + left
 
     # -- its end -------------------------------------------------------------------------------------------
 
     async def _end(self, answer: RunAnswer | None, error: AstromeshError | None) -> None:
         run, last = self.run, self.writer.last
-        if last is None:  # lost before its last event
+        if last is None:  # another worker took the run before its last event
             self.writer.close()
             return
         usage, log = run.scope.ledger.usage, run.log
@@ -199,14 +200,14 @@ class Segment:
         )
 
     async def _wait(self) -> None:
-        """The row becomes `waiting` with its event; the coroutines of the run are gone."""
+        """Makes the row `waiting`, with its event. The coroutines of the run have ended."""
         if self.stream is None:
             return
         clock, deadline = self._host.clock, self.run.scope.deadline
         left = None if deadline is None else max(deadline - clock.monotonic(), 1.0)
-        questions = [said for _, said in self.waiting.pending]
-        for step, said in self.waiting.pending:
-            self.writer.step(step._replace(output={**said, "left": left} if left else said))
+        questions = [question for _, question in self.waiting.pending]
+        for step, question in self.waiting.pending:
+            self.writer.step(step._replace(output={**question, "left": left} if left else question))
         approval = approval_json(self.row.run_id, questions[0])
         self.run.suspended = False
         self.stream.emit("run.waiting", approval=approval)
@@ -214,14 +215,14 @@ class Segment:
             RunChange(
                 status="waiting",
                 waiting_for=approval,
-                wake_at=min(said["expires_at"] for said in questions),
+                wake_at=min(question["expires_at"] for question in questions),
                 deadline_at=0.0,
                 usage=self.run.scope.ledger.usage,
             )
         )
 
     async def _hand_back(self) -> None:
-        """What was done is on disk, and the row is queued again."""
+        """Stores what was done and queues the row again."""
         if await self.writer.finish(RunChange(wake_at=0.0)):
             self.handed_back = await retry_while_unavailable(partial(self._store.requeue, self.writer.claim))
 
@@ -244,7 +245,7 @@ class Segment:
 
 
 def _new_decisions(steps: Sequence[JournalStep], past: Sequence[Event]) -> JsonObject:
-    """What people decided that no event has told yet."""
+    """Returns the decisions that no event has reported yet."""
     before = [e.data.get("decisions", ()) for e in past if e.type == "run.resumed"]
     known = {one["decided_at"] for decisions in before for one in decisions}
     news = [
@@ -256,14 +257,14 @@ def _new_decisions(steps: Sequence[JournalStep], past: Sequence[Event]) -> JsonO
 
 
 def approval_json(run_id: str, question: JsonObject) -> JsonObject:
-    """What a person is shown of a question."""
-    kept = ("kind", "name", "arguments", "question", "asked_at", "expires_at", "path", "n")
+    """Returns what a person sees of a question."""
+    keys = ("kind", "name", "arguments", "question", "asked_at", "expires_at", "path", "n")
     asking = question.get("agent", "")
-    return {"run_id": run_id, **{key: question[key] for key in kept}, "asking_agent": asking}
+    return {"run_id": run_id, **{key: question[key] for key in keys}, "asking_agent": asking}
 
 
 def under_journal(handler: Handler) -> Handler:
-    """The innermost wrapper of a durable run: its deadline is in its row, its divergence is its end."""
+    """Stores the deadline in the row, and ends a run that does not repeat its record."""
 
     async def run_by_its_record(agent: Agent, request: RunRequest, run: Run) -> RunAnswer:
         journal = run.journal
@@ -287,10 +288,9 @@ def under_journal(handler: Handler) -> Handler:
 
 
 def waiting_for_session(handler: Handler) -> Handler:
-    """An accepted run waits for its session as long as it takes, and for a store that is unavailable.
+    """Makes a durable run wait for its session without a timeout: it was admitted when it was accepted.
 
-    It was let in before. Where a store does not answer in its own time, another segment continues behind what
-    is done.
+    If a store does not answer, another segment continues after what is done.
     """
 
     async def run_patiently(agent: Agent, request: RunRequest, run: Run) -> RunAnswer:
@@ -311,7 +311,7 @@ def waiting_for_session(handler: Handler) -> Handler:
 def accepted_row(
     agent: Agent, request: RunRequest, caller: CallerContext, who: tuple[str, str], now: float, trace_id: str
 ) -> RunRow:
-    """The row of a run that is accepted now."""
+    """Returns the row of a run that is accepted now."""
     spec, (tenant, owner) = agent.manifest.spec, who
     merges = spec.sessions.concurrency == "merge"
     return RunRow(
@@ -334,7 +334,7 @@ def accepted_row(
 
 
 def admission_of(agent: Agent) -> Admission:
-    """How the runs of an agent are admitted."""
+    """Returns how the runs of an agent are admitted."""
     spec = agent.manifest.spec
     keeps_token = any(tool.as_caller for tool in agent.tools.specs())
     return Admission(spec.sessions.concurrency, spec.queue.max_queued, keeps_token)

@@ -46,31 +46,22 @@ from astromesh.tools.policies import identity_question
 from astromesh.tools.toolbox import JoinedTools
 from astromesh.types import CompletionRequest, JsonObject, MemoryContext, Message, Turn
 
-# What episodic memory keeps of a run (document 001, step 11): tool calls, what the rules did, who answered.
+# -- the events of a run in episodic memory (document 001, step 11) ------------------------------------------
 #
-# It goes into the prompts of later runs: what the model asked of tools, and what these answered, is kept as
-# the
-# output rules leave it.
+# They go into the prompts of later runs, so arguments and results are stored as the output rules leave them.
 
-#: characters of arguments and of a result that are kept
+#: stored characters of arguments and of a result
 _MAX_STORED = 500
-
-
-#: characters of a result that the rules see: behind what is kept, so that nothing at its end is half of what
-#: they look for
+#: characters of a result that the rules see: more than is stored, so that its end is not half of a match
 _MAX_CHECKED = 10_000
 
 
 def episodic_events(rules: GuardrailsEngine, released: ReleasedAnswer, run: Run) -> list[JsonObject]:
-    """The events of a run that has its answer.
-
-    Args:
-        rules: of its agent.
-    """
+    """Returns the events of a run that has an answer: tool calls, actions of the rules, the model."""
     details = released.details
     events: list[JsonObject] = [
-        {"event": "tool_call", **_tool_call_event(rules, told), "run_id": run.id}
-        for told in run.scope.tool_records or ()
+        {"event": "tool_call", **_tool_call_event(rules, record), "run_id": run.id}
+        for record in run.scope.tool_records or ()
     ]
     events += [{"event": "guardrail", **action, "run_id": run.id} for action in released.actions]
     events.append(
@@ -86,83 +77,85 @@ def episodic_events(rules: GuardrailsEngine, released: ReleasedAnswer, run: Run)
     return events
 
 
-def _tool_call_event(rules: GuardrailsEngine, told: ToolCallRecord) -> JsonObject:
+def _tool_call_event(rules: GuardrailsEngine, record: ToolCallRecord) -> JsonObject:
     result = (
-        rules.filter_text(told.result[:_MAX_CHECKED], "tool_result") if rules.output_rules else told.result
+        rules.filter_text(record.result[:_MAX_CHECKED], "tool_result")
+        if rules.output_rules
+        else record.result
     )
     return {
-        "tool": told.name,
-        "arguments": _checked_arguments(rules, told),
-        "ok": told.ok,
+        "tool": record.name,
+        "arguments": _checked_arguments(rules, record),
+        "ok": record.ok,
         "result": result[:_MAX_STORED],
     }
 
 
-def _checked_arguments(rules: GuardrailsEngine, told: ToolCallRecord) -> object:
-    """As data; too long ones as text that is cut."""
-    long = len(told.call.arguments) > _MAX_STORED
+def _checked_arguments(rules: GuardrailsEngine, record: ToolCallRecord) -> object:
+    """Returns arguments as data, or as truncated text if they are long."""
+    long = len(record.call.arguments) > _MAX_STORED
     if not rules.output_rules:
-        return told.call.arguments[:_MAX_STORED] if long else arguments_of(told.call)
-    data = filter_data(
-        rules, arguments_of(told.call), "tool_argument"
-    )  # as data: in JSON a line end touches the word behind it
+        return record.call.arguments[:_MAX_STORED] if long else arguments_of(record.call)
+    # as data: in JSON the escape of a line end touches the next word
+    data = filter_data(rules, arguments_of(record.call), "tool_argument")
     if isinstance(data, str):
         return data[:_MAX_STORED]
     return orjson.dumps(data).decode()[:_MAX_STORED] if long else data
 
 
-# Structured answers (`spec.output_schema`): checked, asked for once more where they do not fit.
+# -- structured answers (`spec.output_schema`) ---------------------------------------------------------------
 #
-# Calls whose words may be the answer tell the model the schema, those that offer tools, too (`RunModel`). An
-# answer that no such call has given (joined from several, or made by a role) is asked for by one that does,
-# before there is anything to repair. The answer of the run is the value as JSON text.
+# `RunModel` sends the schema with every call whose text may be the answer, calls with tools included. The
+# answer of the run is the value as JSON text.
 
 
 async def enforce_schema(
     schema: AnswerSchema, outcome: Outcome, messages: tuple[Message, ...], run: Run
 ) -> Outcome:
-    """The outcome with a text that fits the schema.
+    """Returns the outcome with a text that fits the schema.
 
-    The model is asked again in the conversation that led to its answer, tool calls and results included; it
-    may call no tools any more.
+    If the text does not fit, it calls the model again, without tools, in the conversation that led to the
+    answer. An answer that was made without the schema (joined from several, or made by a role) gets one call
+    with the schema before the call that repairs it.
 
     Args:
-        messages: what the pattern was given.
+        messages: The messages that the pattern got.
 
     Raises:
-        InvalidOutput: the answer and its repair do not fit; it says what was wrong with the repair.
+        InvalidOutput: the answer and its repair do not fit; names the fault of the repair.
     """
-    text, read = outcome.text, schema.parse(outcome.text)
-    if not read.fault:
-        return outcome.with_text(read.text)
-    asked = run.model.request_for(text)
-    told = asked is not None and asked.output_schema is not None
+    text, parsed = outcome.text, schema.parse(outcome.text)
+    if not parsed.fault:
+        return outcome.with_text(parsed.text)
+    earlier = run.model.request_for(text)
+    had_schema = earlier is not None and earlier.output_schema is not None
     request = replace(
-        asked or CompletionRequest(messages), output_schema=schema.json_schema, tool_choice="none"
+        earlier or CompletionRequest(messages), output_schema=schema.json_schema, tool_choice="none"
     )
-    for _ in range(1 if told else 2):
-        said = (*request.messages, Message("assistant", text), repair_message(read.fault))
-        request = replace(request, messages=said)
+    for _ in range(1 if had_schema else 2):
+        repair = (*request.messages, Message("assistant", text), repair_message(parsed.fault))
+        request = replace(request, messages=repair)
         text = (await call_model(run.scope, run.model, request)).content
-        read = schema.parse(text)
-        if not read.fault:
-            return outcome.with_text(read.text)
+        parsed = schema.parse(text)
+        if not parsed.fault:
+            return outcome.with_text(parsed.text)
     raise InvalidOutput(
-        f"The model's answer does not fit spec.output_schema, also on a second try: {read.fault}"
+        f"The model's answer does not fit spec.output_schema, also on a second try: {parsed.fault}"
     )
+
+
+# -- the steps -----------------------------------------------------------------------------------------------
 
 
 _USER_ROLE = frozenset({"user"})
-
-
 _ANY_ROLE = frozenset({"system", "user", "assistant", "tool"})
 
 
 def admit(agent: Agent, request: RunRequest, run: Run) -> AdmittedQuery:
-    """Step 3: the input rules in declared order; pass, redact or block.
+    """Step 3: the input rules, in declared order, pass, redact or block the query.
 
     Raises:
-        GuardrailBlocked: with the rule's type and the configured message.
+        GuardrailBlocked: with the type of the rule and the configured message.
     """
     if run.journal is None:
         return _admit(agent, request, run)
@@ -170,7 +163,7 @@ def admit(agent: Agent, request: RunRequest, run: Run) -> AdmittedQuery:
         "input", lambda: _admit(agent, request, run), admitted_to_json, partial(admitted_of, request)
     )
     run.admitted_query = made.query
-    if not run.journal.place:  # S10: from here on nobody needs the raw query
+    if not run.journal.place:  # from here on no step needs the raw query: it does not stay on disk
         run.journal.step_log.writer.change(RunChange(request=request_to_json(request, made.query)))
     return made
 
@@ -222,7 +215,7 @@ async def recall(agent: Agent, admitted: AdmittedQuery, run: Run) -> RecalledQue
 
 
 def _untrusted_sources(memory: MemoryContext) -> Iterator[str]:
-    """What was recalled that holds words of others: passages, and what tools have answered."""
+    """Names the recalled memory with untrusted text: passages, and results of tools."""
     if memory.semantic_results:
         yield "semantic memory"
     if any(event.get("event") == "tool_call" for event in memory.episodic_events):
@@ -238,7 +231,7 @@ def render(agent: Agent, recalled: RecalledQuery, run: Run) -> PromptedQuery:
     if request.terms.instructions:
         system = f"{system}\n\n{request.terms.instructions}".strip()
     history = memory.conversation_history if admitted.history is None else admitted.history
-    while history and history[0].role == "system":  # a summary; some chat templates take one system message
+    while history and history[0].role == "system":  # a summary; some models accept one system message only
         system, history = f"{system}\n\n{history[0].content}".strip(), history[1:]
     messages = (
         Message("system", system),
@@ -263,7 +256,7 @@ async def equip(agent: Agent, prompted: PromptedQuery, run: Run) -> EquippedQuer
 
 
 async def _await_identity(agent: Agent, run: Run) -> None:
-    """A run that was taken up again waits for its caller's token where nobody else is shown the tools."""
+    """Makes a resumed run wait for the token of its caller if a server lists its tools to callers only."""
     caller = run.scope.caller
     if run.journal is None or caller is None or not caller.lacks_token:
         return
@@ -274,7 +267,7 @@ async def _await_identity(agent: Agent, run: Run) -> None:
 async def orchestrate(agent: Agent, equipped: EquippedQuery, run: Run) -> tuple[EquippedQuery, Outcome]:
     """Steps 7 to 9: the pattern calls the router (8) and the tools (9) until it has an answer.
 
-    What fails on the way says no more than an answer may.
+    The output rules apply to the message of an error, too.
     """
     request, accounts = equipped.prompted.recalled.admitted.request, run.accounts
     iterations = agent.max_iterations
@@ -295,14 +288,14 @@ async def orchestrate(agent: Agent, equipped: EquippedQuery, run: Run) -> tuple[
 
 
 def release(agent: Agent, answered: tuple[EquippedQuery, Outcome], run: Run) -> ReleasedAnswer:
-    """Step 10: the output rules in declared order; a blocked answer becomes the safe response."""
+    """Step 10: the output rules, in declared order. A blocked answer becomes the safe response."""
     started = perf_counter()
     equipped, outcome = answered
     admitted = equipped.prompted.recalled.admitted
     usage, last = run.scope.ledger.usage, run.model.last
     streamed = run.events.last
     if streamed is not None and streamed[0] == outcome.text:
-        checked = streamed[1]  # the rules have seen it on its way out
+        checked = streamed[1]  # the rules have checked it while it streamed
     else:
         checked = CheckedText(outcome.text)
         if agent.guardrails.output_rules:
@@ -312,7 +305,7 @@ def release(agent: Agent, answered: tuple[EquippedQuery, Outcome], run: Run) -> 
                 output_tokens=last.usage.output_tokens if last else 0,
             )
         if run.stream.streaming and checked.text and checked.text != run.replayed_text:
-            # text that no step has streamed is a step of its own
+            # text that no step has streamed becomes a step of its own
             step = run.scope.next_step() if run.events.streaming else run.scope.steps[0]
             run.stream.emit(MODEL_DELTA, step=step, role=ASSISTANT, content=checked.text)
     _emit_checks(run, "output", checked.actions, started, checked.text)
@@ -333,14 +326,14 @@ def release(agent: Agent, answered: tuple[EquippedQuery, Outcome], run: Run) -> 
 
 
 async def remember(agent: Agent, released: ReleasedAnswer, run: Run) -> None:
-    """Step 11: both turns or none, in one transaction, and what happened as episodic events."""
+    """Step 11: stores both turns and the episodic events in one transaction."""
     request = released.admitted.request
     if not request.persist:
         return
     started = perf_counter()
     if run.lock is not None and run.lock.check_newest is not None:
         await run.lock.check_newest()
-    run.persisted = True  # a cancel from here on does not take the turns back, so that none are written twice
+    run.persisted = True  # from here on a cancel does not store the partial answer: no turn is written twice
     try:
         if run.journal is None:
             await _persist(agent, released, run)
@@ -369,7 +362,7 @@ async def _persist(agent: Agent, released: ReleasedAnswer, run: Run) -> None:
 
 
 async def remember_partial(agent: Agent, request: RunRequest, run: Run) -> None:
-    """What a cancelled run had said: both turns, the answer marked `partial`; nothing where there is none."""
+    """Stores what a cancelled run has released: both turns, the answer marked `partial`."""
     text = run.events.partial
     if not text or not request.persist or run.persisted:
         return
@@ -381,7 +374,7 @@ async def remember_partial(agent: Agent, request: RunRequest, run: Run) -> None:
 
 
 def respond(agent: Agent, released: ReleasedAnswer, run: Run) -> RunAnswer:
-    """Step 12: the answer as every transport shows it."""
+    """Step 12: the answer that every transport encodes."""
     metadata = {
         **released.details,
         "latency_ms": run.elapsed_ms(),
@@ -392,7 +385,7 @@ def respond(agent: Agent, released: ReleasedAnswer, run: Run) -> RunAnswer:
 
 
 def _admit_history(agent: Agent, request: RunRequest) -> tuple[Message, ...]:
-    """A client's history is the client's own, all of it; an outer pattern's holds what agents have said."""
+    """Checks the user messages of an outer pattern's history, and every message of a client's."""
     roles = _ANY_ROLE if request.terms.history is None else _USER_ROLE
     return _admit_messages(agent, request.history or (), roles)
 
@@ -400,7 +393,7 @@ def _admit_history(agent: Agent, request: RunRequest) -> tuple[Message, ...]:
 def _admit_messages(
     agent: Agent, messages: tuple[Message, ...], roles: frozenset[str] = _USER_ROLE
 ) -> tuple[Message, ...]:
-    """What a client sends along with its query is user text as well: the same rules hold."""
+    """Applies the input rules to the messages that come with a query: they are user text, too."""
     return tuple(
         replace(m, content=agent.guardrails.check_input(m.content).text)
         if m.role in roles and m.content
@@ -410,7 +403,7 @@ def _admit_messages(
 
 
 def _checked_metadata(agent: Agent, outcome: Outcome, response: str) -> JsonObject:
-    """What a pattern adds to the metadata, each text of it under the output rules; the answer as released."""
+    """Returns the metadata of a pattern, with every text under the output rules."""
     if not agent.guardrails.output_rules:
         return outcome.metadata
     found: JsonObject = filter_data(agent.guardrails, outcome.metadata, checked={outcome.text: response})
@@ -418,7 +411,7 @@ def _checked_metadata(agent: Agent, outcome: Outcome, response: str) -> JsonObje
 
 
 def _emit_checks(run: Run, stage: str, actions: tuple[JsonObject, ...], started: float, text: str) -> None:
-    """`text`: what the rules left; a trace holds it only where that is asked."""
+    """`text`: the checked text; traces hold it if `telemetry.capture_content` is set."""
     for action in actions:
         run.stream.emit("guardrail.action", **action)
     content = {} if run.content_recorder is None else {"content": run.content_recorder.text(text)}
