@@ -53,7 +53,7 @@ def detect_circular_refs(edges: Mapping[str, tuple[str, ...]]) -> None:
     """Checks who may call whom (document 001, circular reference safety).
 
     Raises:
-        CircularAgentReference: prints the circle, e.g. `a → b → a`.
+        CircularAgentReference: names the circle, e.g. `a → b → a`.
     """
     for cycle in find_cycles(edges):
         path = " → ".join(cycle)

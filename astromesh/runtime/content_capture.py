@@ -1,7 +1,7 @@
-"""What models and tools are told and answer, for traces: only where `telemetry.capture_content` asks for it.
+"""Requests and answers of models and tools in traces, if `telemetry.capture_content` is set.
 
-Whatever is kept has gone through the rules of its agent: what an input rule redacts and what an output rule
-redacts, cuts or blocks is in no trace. Texts and calls are bounded.
+All content goes through the rules of its agent: what an input rule redacts, or an output rule redacts, cuts
+or blocks, is in no trace. Texts and calls are bounded.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from astromesh.types import (
     ToolResult,
 )
 
-#: characters of one text, and of all messages of one call: the oldest but the first are left out beyond it
+#: characters of one text, and of all messages of one call: beyond it the oldest but the first are left out
 MAX_TEXT, MAX_CALL = 8_000, 64_000
-#: texts of a run whose checked form is remembered: every call repeats those of the one before
+#: checked texts of a run that are cached: every call repeats those of the call before
 _MAX_CHECKED = 500
 
 
 class ContentCapture:
-    """The content of one run.
+    """Emits the content of one run as events.
 
     Args:
-        scope: its events are where the content goes.
-        rules: of its agent.
+        scope: The scope of the run.
+        rules: The guardrails of its agent.
     """
 
     __slots__ = ("_known", "_rules", "_scope")
@@ -46,19 +46,19 @@ class ContentCapture:
     def model(self, step: int, request: CompletionRequest, result: CompletionResult | None) -> None:
         tools = frozenset(spec.name for spec in request.tools)
         shown = [self._message(message, tools) for message in request.messages]
-        kept = _newest_that_fit(shown)
-        data: JsonObject = {"step": step, "input": kept, "left_out": len(shown) - len(kept)}
+        fitting = _newest_that_fit(shown)
+        data: JsonObject = {"step": step, "input": fitting, "left_out": len(shown) - len(fitting)}
         if result is not None:
-            said = self._message(Message("assistant", result.content, tool_calls=result.tool_calls), tools)
-            data["output"] = [{**said, "finish_reason": result.finish_reason}]
+            answer = self._message(Message("assistant", result.content, tool_calls=result.tool_calls), tools)
+            data["output"] = [{**answer, "finish_reason": result.finish_reason}]
         self._scope.events.emit(MODEL_CONTENT, **data)
 
     def tool(self, call: ToolCall, result: ToolResult) -> None:
-        told, said = self._arguments(call), self.text(result.content, "tool_result")
-        self._scope.events.emit(TOOL_CONTENT, id=call.id, arguments=told, result=said)
+        arguments, text = self._arguments(call), self.text(result.content, "tool_result")
+        self._scope.events.emit(TOOL_CONTENT, id=call.id, arguments=arguments, result=text)
 
     def _message(self, message: Message, tools: AbstractSet[str]) -> JsonObject:
-        """`tools`: the names that there are; any other one is a text of the model's own."""
+        """`tools`: the names of the tools; any other name is text that the model made up."""
         place: Place = "tool_result" if message.role == "tool" else "output"
         shown: JsonObject = {"role": message.role, "content": self.text(message.content, place)}
         if message.tool_calls:
@@ -75,13 +75,13 @@ class ContentCapture:
         return shown
 
     def _arguments(self, call: ToolCall) -> object:
-        """As data; too long ones as text that is cut."""
+        """Returns arguments as data, or as truncated text if they are long."""
         if len(call.arguments) > MAX_TEXT:
             return self.text(call.arguments, "tool_argument")
         return filter_data(self._rules, arguments_of(call), "tool_argument")
 
     def text(self, text: str, place: Place = "output") -> str:
-        """Checked as a whole, then cut: what is cut may be what tells a rule that there is a secret."""
+        """Checks a text, then truncates it: the end may be what a rule recognises a secret by."""
         found = self._known.get((text, place))
         if found is None:
             found = _cut(self._rules.filter_text(text, place))
@@ -111,17 +111,17 @@ def _cut(text: str) -> str:
 
 
 def _newest_that_fit(messages: list[JsonObject]) -> list[JsonObject]:
-    """The first message and the newest ones that there is room for."""
+    """Returns the first message, and the newest ones that fit."""
     if not messages:
         return []
     first, *rest = messages
-    room, kept = MAX_CALL - _size(first), list[JsonObject]()
+    room, fitting = MAX_CALL - _size(first), list[JsonObject]()
     for message in reversed(rest):
         room -= _size(message)
         if room < 0:
             break
-        kept.append(message)
-    return [first, *reversed(kept)]
+        fitting.append(message)
+    return [first, *reversed(fitting)]
 
 
 def _size(message: JsonObject) -> int:

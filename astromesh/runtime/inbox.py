@@ -1,4 +1,4 @@
-"""The desk of the channels that are set up: opened by servers alone, so that no command answers people."""
+"""Opens the inbox worker of the configured channels. Only servers do, so that no command answers people."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from astromesh.telemetry.ids import read_traceparent
 
 
 async def open_inbox_worker(runtime: AgentRuntime) -> InboxWorker | None:
-    """The desk of an open runtime, which it closes with; None where channels.yaml names no channel.
+    """Opens the inbox worker of a runtime, which closes it. Returns None if channels.yaml names no channel.
 
     Raises:
         StoreUnavailable, ConfigError: the inbox cannot be opened.
@@ -42,18 +42,18 @@ async def open_inbox_worker(runtime: AgentRuntime) -> InboxWorker | None:
     }
     plugin = runtime.plugins.load("inbox_workers", "channels")
     options = plugin.Options(inbox=inbox, channels=channels, ask=channel_runner(runtime))
-    desk: InboxWorker = await plugin.open(options, deps)
-    opened.resources.on_close(desk.close)
+    worker: InboxWorker = await plugin.open(options, deps)
+    opened.resources.on_close(worker.close)
     opened.checks["store:inbox"] = inbox.ping
-    opened.erasers.append(desk.erase)
-    return desk
+    opened.erasers.append(worker.erase)
+    return worker
 
 
 def channel_runner(runtime: AgentRuntime) -> AskAgent:
-    """How a channel's question becomes a run. The one place that knows.
+    """Returns the function that runs an agent for a message of a channel.
 
-    The run is durable, and named by its messages: asked again after a crash, it is the same run. One that
-    could not begin is asked under another name the next time.
+    The run is durable, and its idempotency key names the message: after a crash it is the same run. A message
+    whose run failed for a passing reason gets another key.
     """
 
     async def ask(question: ChannelRunRequest) -> str:
@@ -71,13 +71,13 @@ def channel_runner(runtime: AgentRuntime) -> AskAgent:
             row = await runtime.runner.accept(agent, request, caller=question.caller, key=key)
             if not _may_retry(row):
                 return await _answer(runtime, row)
-        raise AssertionError("a name that is new is found")
+        raise AssertionError("some attempt has a new key")
 
     return ask
 
 
 async def _answer(runtime: AgentRuntime, row: RunRow) -> str:
-    """Raises: ApprovalRequired: a person must decide first; ask again."""
+    """Raises: ApprovalRequired: a person must decide first; call again then."""
     try:
         return (await runtime.runs.wait(row, ())).response
     except RunFailed as failed:
@@ -99,9 +99,9 @@ def _run_key(question: ChannelRunRequest, attempt: int, now: float) -> Idempoten
     )
 
 
-#: codes of runs that failed for what passes
+#: codes of runs that failed for a passing reason
 _RETRYABLE_CODES = frozenset({Unavailable.code, AgentUnavailable.code, SessionBusy.code, RateLimited.code})
-#: seconds that the name of a run is kept; a messenger repeats a webhook for a week
+#: seconds for which the key of a run is stored; a messenger repeats a webhook for a week
 _KEY_SECONDS = 8 * 86_400.0
 
 
@@ -118,7 +118,7 @@ async def _deps(runtime: AgentRuntime) -> Deps:
 
 
 async def _inbox(runtime: AgentRuntime, deps: Deps) -> Inbox:
-    """In the runtime's own store, which several servers share where that is PostgreSQL."""
+    """Opens the inbox in the runtime's own store, which several servers share if it is PostgreSQL."""
     kind = "postgres" if deps.storage_url.startswith("postgres") else "sqlite"
     inbox: Inbox = await runtime.plugins.open("inboxes", kind, {}, deps)
     return inbox

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import structlog
@@ -23,13 +24,13 @@ from astromesh.knowledge.base import (
 from astromesh.plugins import Deps, Plugins
 from astromesh.providers.base import ModelPort
 
-# The embedder of an `embeddings` block: opened once for all blocks that say the same.
-
 log = structlog.get_logger("astromesh.bootstrap")
 
 
 async def open_embedder(spec: Embeddings | None, plugins: Plugins, deps: Deps) -> Embedder | None:
-    """The embedder of a block; None where there is none, or where its key is not set: then words must do.
+    """Opens the embedder of a block, once for all blocks with the same options.
+
+    Returns None if there is no block, or its API key is not set: then search is lexical.
 
     Raises:
         ConfigError: the plugin or its options are wrong.
@@ -55,19 +56,19 @@ async def _managed_embedder(block: ModelBlock, plugins: Plugins, deps: Deps) -> 
 
 
 def _api_key(options: Any) -> str:
-    """Two keys are two embedders; their texts both print as stars."""
+    """Returns the key: two keys are two embedders, and both print as stars."""
     key = getattr(options, "api_key", None)
     return key.get_secret_value() if key is not None else ""
 
 
-#: opens the models of a reranker; None where none of them can be used
+#: opens the models of a reranker; returns None if none of them is usable
 OpenModel = Callable[[str, RoleModel], Awaitable[ModelPort | None]]
 
 
 async def open_rag_pipeline(
     manifest: RAGManifest, plugins: Plugins, deps: Deps, open_model: OpenModel | None = None
 ) -> KnowledgePipeline:
-    """Opens a pipeline, and takes nothing in yet.
+    """Opens a pipeline; it ingests nothing yet.
 
     Raises:
         ConfigError: a plugin is unknown or its options are wrong, or `mode: vector` has no embedder.
@@ -102,7 +103,7 @@ async def open_rag_pipeline(
 
 
 async def refresh_pipeline(pipeline: KnowledgePipeline, progress: ProgressCallback | None = None) -> None:
-    """What the folders hold. Where a service is away, the pipeline answers from what it has, and tries again.
+    """Ingests the source folders. If a service does not answer, the pipeline keeps its present index.
 
     Raises:
         StoreError: the index cannot be written.
@@ -130,12 +131,11 @@ async def _with_reranker(
 
 
 def _readers(plugins: Plugins) -> Callable[[str], DocumentReader]:
-    """One reader of each kind, made when the first such file is met."""
-    made: dict[str, DocumentReader] = {}
+    """Returns a function that makes one reader of each kind, with the first such file."""
 
+    @cache
     def reader(kind: str) -> DocumentReader:
-        if kind not in made:
-            made[kind] = plugins.load("readers", kind)()
-        return made[kind]
+        made: DocumentReader = plugins.load("readers", kind)()
+        return made
 
     return reader

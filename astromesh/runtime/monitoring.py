@@ -42,14 +42,14 @@ def add_gauges(runtime: AgentRuntime, watchdog: Watchdog) -> None:
         ),
         MetricReading(
             "event_loop_lag_seconds",
-            "The most that the event loop was late in the last 15 seconds.",
+            "Longest delay of the event loop in the last 15 seconds.",
             (),
             lambda: {(): watchdog.worst()},
             max,
         ),
         MetricReading(
             "event_loop_blocks",
-            "How often something held the event loop for over 100 ms.",
+            "Blocks of the event loop for more than 100 ms.",
             (),
             lambda: {(): watchdog.blocks},
             is_counter=True,
@@ -77,19 +77,19 @@ def add_gauges(runtime: AgentRuntime, watchdog: Watchdog) -> None:
         metrics.add(reading)
 
 
-# Whether what the agents need answers: asked by `GET /health/ready` and by `astromesh doctor`.
+# -- readiness: for `GET /health/ready` and `astromesh doctor` -----------------------------------------------
 
-#: seconds that each store and provider gets
+#: seconds in which each store and provider must answer
 CHECK_TIMEOUT_SECONDS = 3.0
 
 
 class CheckResult(NamedTuple):
-    """What a store or provider said.
+    """The result of checking a store or provider.
 
     Args:
-        code: `ok`, `timeout`, `circuit_open` of a provider whose last calls failed though it answers now, or
-            the error's stable code, which is safe to show to anybody.
-        detail: the error in words, or what could not be asked, for the operator.
+        code: `ok`, `timeout`, `circuit_open` for a provider that answers but whose last calls failed, or the
+            stable code of the error, which anybody may see.
+        detail: The error in words, or what could not be checked, for the operator.
     """
 
     code: str
@@ -98,13 +98,13 @@ class CheckResult(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
-    """What was found.
+    """The results of all checks.
 
     Args:
-        answers: by `store:…` and `provider:…`.
-        without_model: agents none of whose models answers.
-        unavailable: agents that cannot run, because of their own file or of what could not be opened.
-        idle: no agent can run, though some should.
+        results: By `store:…` and `provider:…`.
+        agents_without_model: Agents none of whose models answers.
+        agents_unavailable: Agents that cannot run because of their file, or of what could not be opened.
+        all_agents_broken: Whether no agent can run, though some are configured.
     """
 
     results: Mapping[str, CheckResult]
@@ -114,7 +114,7 @@ class Readiness:
 
     @property
     def ready(self) -> bool:
-        """Every store answers, and for each agent a model. One that its own file breaks stops no others."""
+        """Whether every store answers, and a model of each agent that can run."""
         stores = (answer for name, answer in self.results.items() if name.startswith("store:"))
         return not (self.all_agents_broken or self.agents_without_model) and all(
             answer.code == "ok" for answer in stores
@@ -122,8 +122,8 @@ class Readiness:
 
 
 async def check_readiness(runtime: AgentRuntime) -> Readiness:
-    """Asks all stores and providers at once."""
-    checks = dict(runtime.state.checks)  # more may be opened meanwhile
+    """Checks all stores and providers concurrently."""
+    checks = dict(runtime.state.checks)  # others may open meanwhile
     found = await asyncio.gather(*(_check(ping) for ping in checks.values()))
     answers = dict(zip(checks, found, strict=True))
     working = {name for name, answer in answers.items() if answer.code == "ok"}
@@ -138,7 +138,7 @@ async def check_readiness(runtime: AgentRuntime) -> Readiness:
 
 
 def _with_open_circuits(runtime: AgentRuntime, answers: Mapping[str, CheckResult]) -> dict[str, CheckResult]:
-    """Providers that answer and are left alone: that alone takes no server out of the balancer."""
+    """Returns the providers that answer but have an open circuit: these servers stay in the balancer."""
     found = {}
     for state in runtime.state.health.snapshot():
         name = f"provider:{state['name']}"

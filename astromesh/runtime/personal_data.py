@@ -1,4 +1,4 @@
-"""Everything that was kept for one principal: shown or erased, over all stores."""
+"""Exports and erases everything that the stores hold of one principal."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from astromesh.runtime.engine import AgentRuntime
 from astromesh.storage.sqlite import Database
 from astromesh.types import JsonObject
 
-#: runs of one principal that are shown
+#: most runs of one principal in an export
 _MOST_RUNS = 100_000
 
 
 async def principal_data(runtime: AgentRuntime, tenant: str, principal: str) -> AsyncIterator[JsonObject]:
-    """Turns, summaries, passages, events and runs of one principal, each with its `kind`.
+    """Yields turns, summaries, passages, events and runs of one principal, each with its `kind`.
 
     Raises:
-        StoreUnavailable: a store does not answer; before the first record, where it is away already.
+        StoreUnavailable: a store does not answer; before the first record if possible.
     """
     memories = [agent.memory for agent in runtime.agents.values()]
     async for record in export_records(memories, tenant, principal):
@@ -30,13 +30,12 @@ async def principal_data(runtime: AgentRuntime, tenant: str, principal: str) -> 
 
 
 async def erase_principal(runtime: AgentRuntime, tenant: str, principal: str) -> int:
-    """Deletes sessions, passages, events and runs of one principal; answers how many things that were.
+    """Deletes sessions, passages, events and runs of one principal. Returns the number of deleted records.
 
-    It may be called again where it failed: what is gone is gone. A run of this principal that still goes on
-    keeps what it says when it ends.
+    After a failure it can be called again. An active run of this principal stores its turns when it ends.
 
     Raises:
-        StoreUnavailable: a store does not answer; what the others held is erased.
+        StoreUnavailable: a store does not answer; the records of the others are deleted.
     """
     count = 0
     for agent in runtime.agents.values():

@@ -1,7 +1,7 @@
-"""Manifests as they were when a run was accepted, so that it ends under those it began with (R16).
+"""Manifests as they were when a run was accepted: a durable run ends under those that it began with.
 
-A snapshot is `{"source": text of the agent's file, "agents": {…}, "graphs": {…}}`: with the agents that the
-run may start, and the graphs that all of these run.
+A snapshot is `{"source": text of the agent's file, "agents": {…}, "graphs": {…}}`, with the agents that the
+run may start, and the graphs of all of them.
 """
 
 from __future__ import annotations
@@ -17,40 +17,39 @@ from astromesh.errors import InvalidManifest
 from astromesh.plugins import Plugins
 from astromesh.types import JsonObject
 
-#: a literal key; a name of the environment is none
+#: a literal API key, not the name of an environment variable
 _API_KEY = re.compile(r"""(\bapi_key["']?\s*:\s*)(?!["']?\$\{)("[^"]*"|'[^']*'|[^\s,}#]+)""")
 
 
-def snapshot_of(known: Configuration, name: str) -> JsonObject:
-    """What a run of an agent needs to end as it began."""
-    below = _below(known, name)
-    graphs = {str(dict(known.agents[n].spec.orchestration.options).get("graph")) for n in (name, *below)}
-    kept = {
-        "agents": {n: _text_of(known.agents[n].file) for n in below},
-        "graphs": {n: _text_of(known.graphs[n].file) for n in sorted(graphs & known.graphs.keys())},
+def snapshot_of(configuration: Configuration, name: str) -> JsonObject:
+    """Returns the snapshot of an agent."""
+    agents, graphs = configuration.agents, configuration.graphs
+    called = _called_agents(configuration, name)
+    graph_names = {str(dict(agents[n].spec.orchestration.options).get("graph")) for n in (name, *called)}
+    texts = {
+        "agents": {n: _text_of(agents[n].file) for n in called},
+        "graphs": {n: _text_of(graphs[n].file) for n in sorted(graph_names & graphs.keys())},
     }
-    return {
-        "source": _text_of(known.agents[name].file),
-        **{key: texts for key, texts in kept.items() if texts},
-    }
+    return {"source": _text_of(agents[name].file), **{key: value for key, value in texts.items() if value}}
 
 
-def _below(known: Configuration, name: str) -> list[str]:
-    """The agents that an agent may call, and those that these may call."""
+def _called_agents(configuration: Configuration, name: str) -> list[str]:
+    """Returns the agents that an agent may call, those included that they may call."""
     found: set[str] = set()
-    asked = [name]
-    while asked:
-        called = set(known.edges.get(asked.pop(), ())) & known.agents.keys() - found - {name}
+    open_names = [name]
+    while open_names:
+        called = set(configuration.edges.get(open_names.pop(), ())) & configuration.agents.keys()
+        called -= found | {name}
         found |= called
-        asked += called
+        open_names += called
     return sorted(found)
 
 
 def _text_of(file: Path) -> str:
-    """A manifest as it was written, variables unresolved, literal keys struck out."""
+    """Returns a manifest as it was written, with unresolved variables and without literal API keys."""
     try:
         text = file.read_text("utf-8-sig")
-    except OSError:  # it was there a moment ago: runs of this agent cannot be taken up under another one
+    except OSError:  # it was there a moment ago: runs of this agent cannot resume under another manifest
         return ""
     return _API_KEY.sub(r'\1"***"', text)
 
@@ -58,23 +57,23 @@ def _text_of(file: Path) -> str:
 def load_snapshot(
     folder: Path,
     name: str,
-    kept: JsonObject,
+    snapshot: JsonObject,
     env: Mapping[str, str],
     plugins: Plugins,
     graphs: Iterable[str] = (),
 ) -> Configuration:
-    """The configuration of a snapshot, with the folder's other files as they are now.
+    """Returns the configuration of a snapshot, with the other files of the folder as they are now.
 
     Args:
-        name: of the agent that is asked for.
-        graphs: names of graphs that there are, those made in Python among them.
+        name: The agent of the snapshot.
+        graphs: Names of all present graphs, those made in Python included.
 
     Raises:
-        InvalidManifest: it does not fit them.
+        InvalidManifest: the snapshot does not fit the other files.
     """
-    agents = {**kept.get("agents", {}), name: kept["source"]}
+    agents = {**snapshot.get("agents", {}), name: snapshot["source"]}
     texts = {("Agent", n): _with_keys(text, folder, n) for n, text in agents.items()}
-    texts |= {("Graph", n): text for n, text in kept.get("graphs", {}).items()}
+    texts |= {("Graph", n): text for n, text in snapshot.get("graphs", {}).items()}
     with TemporaryDirectory() as place:
         instead = {}
         for number, (what, text) in enumerate(texts.items()):
@@ -94,7 +93,7 @@ def load_snapshot(
 
 
 def _with_keys(source: str, folder: Path, name: str) -> str:
-    """A text with the literal keys that the agent's present file has, in their order."""
+    """Returns a text with the literal API keys of the agent's present file, in their order."""
     file = folder / "agents" / f"{name}.agent.yaml"
     keys = [found[1] for found in _API_KEY.findall(file.read_text("utf-8-sig"))] if file.exists() else []
     if not keys or len(keys) != len(_API_KEY.findall(source)):
