@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
@@ -15,7 +16,7 @@ from astromesh.memory.backends.sql_conversations import (
     lease_lost,
     no_session,
 )
-from astromesh.memory.base import EpisodicOptions, encode_events
+from astromesh.memory.base import EpisodicOptions, RecalledTurns, Summary, encode_events
 from astromesh.plugins import Deps
 from astromesh.storage.expiry import opened_store
 from astromesh.storage.migrations import store_schema
@@ -65,12 +66,16 @@ class PostgresLeases(SqlLeases):
         return bool(await self._queries.read("holds", *held.key, held.token))
 
 
+def _turn(row: Iterable[Any]) -> Turn:
+    role, content, *rest = row
+    return Turn(role, unescape_nul(content), *rest)
+
+
 class PostgresConversations(SqlConversations):
     """A ConversationStore over one database, which other stores may share."""
 
     Options: ClassVar[type[BaseModel]] = PostgresOptions
-    encode = staticmethod(escape_nul)
-    decode = staticmethod(unescape_nul)
+    turn = staticmethod(_turn)
 
     def __init__(self, database: Postgres, clock: Clock) -> None:
         self.leases = PostgresLeases(_queries(SqlLeases, database), clock)
@@ -86,6 +91,15 @@ class PostgresConversations(SqlConversations):
             (cls, database), lambda: opened_store(database, SCHEMA, made, deps.clock)
         )
         return store
+
+    async def recall(self, key: SessionKey, limit: int) -> RecalledTurns:
+        recalled = await super().recall(key, limit)
+        if recalled.summary is None:
+            return recalled
+        return replace(recalled, summary=replace(recalled.summary, text=unescape_nul(recalled.summary.text)))
+
+    async def set_summary(self, key: SessionKey, summary: Summary) -> None:
+        await super().set_summary(key, replace(summary, text=escape_nul(summary.text)))
 
     async def append(
         self, key: SessionKey, owner: str, turns: Sequence[Turn], *, expires_at: float = 0.0, token: int = 0

@@ -53,9 +53,8 @@ class SqlConversations(SqlStore):
 
     package: ClassVar[str] = _PACKAGE
     name: ClassVar[str] = "conversations"
-    #: change texts to what the database can store, and back
-    encode: Callable[[str], str] = staticmethod(str)
-    decode: Callable[[str], str] = staticmethod(str)
+    #: makes a turn of its columns
+    turn: Callable[[Iterable[Any]], Turn] = Turn._make
 
     def __init__(self, queries: Queries, clock: Clock, leases: SqlLeases | None) -> None:
         super().__init__(queries, clock)
@@ -66,19 +65,19 @@ class SqlConversations(SqlStore):
         if not rows:
             return _NO_SESSION
         owner, last_seq, text, upto, turns = rows[0]
-        summary = Summary(self.decode(text), upto) if text is not None else None
+        summary = Summary(text, upto) if text is not None else None
         found = orjson.loads(turns) if isinstance(turns, str) else turns
-        return RecalledTurns(tuple(map(self._turn, found)), summary, owner, last_seq)
+        return RecalledTurns(tuple(map(self.turn, found)), summary, owner, last_seq)
 
     async def written(self, key: SessionKey, run_id: str) -> bool:
         return bool(await self._queries.read("written", *key, run_id, self._clock.now()))
 
     async def set_summary(self, key: SessionKey, summary: Summary) -> None:
-        await self._queries.write("summarise", *key, self.encode(summary.text), summary.upto)
+        await self._queries.write("summarise", *key, summary.text, summary.upto)
 
     async def page(self, key: SessionKey, *, after: int = 0, limit: int = 50) -> tuple[Turn, ...]:
         rows = await self._queries.read("page", *key, self._clock.now(), after, limit)
-        return tuple(map(self._turn, rows))
+        return tuple(map(self.turn, rows))
 
     async def info(self, key: SessionKey) -> SessionInfo | None:
         rows = await self._queries.read("info", *key, self._clock.now())
@@ -108,10 +107,6 @@ class SqlConversations(SqlStore):
         if self._leases is not None:
             await self._leases.forget(now - LEASE_GRACE_SECONDS)
         return await write_in_chunks(self._queries, "expire", now, chunk=_SESSION_CHUNK)
-
-    def _turn(self, row: Iterable[Any]) -> Turn:
-        role, content, *rest = row
-        return Turn(role, self.decode(content), *rest)
 
 
 class SqlEvents(SqlStore):
