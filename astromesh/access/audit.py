@@ -22,18 +22,14 @@ from astromesh.telemetry.clock import Clock, SystemClock
 from astromesh.types import JsonObject
 
 ERASED_PREFIX = "erased:"
-
-
 #: characters of an act's object; callers choose it
 MAX_OBJECT_LENGTH = 200
-
-
 #: bytes of the key, and hex digits of a pseudonym
 _KEY_BYTES, _DIGITS = 32, 32
 
 
 class Pseudonyms:
-    """Args: file: of the key; it is made when the first name is erased."""
+    """Args: file: holds the key, which is created when the first name is erased."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -52,16 +48,16 @@ class Pseudonyms:
         fresh.replace(self._file)
 
     def pseudonym_of(self, tenant: str, name: str) -> str:
-        """The pseudonym of a name; empty where no name was ever erased."""
+        """Returns the pseudonym of a name; an empty text if no name was ever erased."""
         if not self._file.exists():
             return ""
-        said = hmac.new(self._file.read_bytes(), orjson.dumps((tenant, name)), sha256).hexdigest()
-        return ERASED_PREFIX + said[:_DIGITS]
+        digest = hmac.new(self._file.read_bytes(), orjson.dumps((tenant, name)), sha256).hexdigest()
+        return ERASED_PREFIX + digest[:_DIGITS]
 
     def apply_to(self, act: JsonObject, tenant: str, name: str) -> JsonObject:
-        """An act of any principal without an erased one: its name, its API key's id, its session's id.
+        """Returns an act without the erased principal's name, the ids of its API keys and its sessions.
 
-        Ids of runs and Tasks stay: they are random, and what they named is erased.
+        Ids of runs and Tasks stay: they are random, and the runs and Tasks themselves are erased.
         """
         if act["tenant"] != tenant:
             return act
@@ -77,20 +73,14 @@ class Pseudonyms:
 
 
 def _mentions(object: str, name: str) -> bool:
-    """Whether a name is a word of an object's name, as of a session that is called by who speaks in it."""
+    """Whether a name is a word of an object's name, e.g. of a session that is named after its user."""
     return bool(name) and re.search(rf"(?<![^\W_]){re.escape(name)}(?![^\W_])", object) is not None
 
 
-# The audit log: who did what to what, and how it ended.
-#
-# One JSON object a line in `audit.jsonl` of the data folder, appended by servers and commands alike, and the
-# same as a line of the structured log. It holds names, never content; of an erased principal a pseudonym. The
-# file is opened for each line: it can be moved away at any time, and the next line begins a new one.
+# -- the log -------------------------------------------------------------------------------------------------
 
-#: the acts, the key of pseudonyms, and what writers lock
+#: the acts, the key of the pseudonyms, and the file that writers lock
 AUDIT_FILE, KEY_FILE, LOCK_FILE = "audit.jsonl", "audit.key", "audit.lock"
-
-
 log = structlog.get_logger("astromesh.audit")
 
 
@@ -99,10 +89,10 @@ class AuditEntry(NamedTuple):
 
     Args:
         action: e.g. `key.create`.
-        object: what it was done to: an id or a path of ids.
-        outcome: `done`, `refused` (the caller's fault, or not its right) or `failed` (ours).
-        detail: more of what was done, e.g. `approve`; never content.
-        principal, tenant, key: who did it; empty where nobody proved to be anybody.
+        object: the id, or path of ids, of the object.
+        outcome: `done`, `refused` (an error or a missing right of the caller) or `failed` (a server error).
+        detail: e.g. `approve`; never content.
+        principal, tenant, key: the caller; empty if the caller was not authenticated.
     """
 
     action: str
@@ -115,7 +105,7 @@ class AuditEntry(NamedTuple):
 
 
 class AuditFilter(NamedTuple):
-    """Which acts are asked for; empty: all."""
+    """Selects acts. An empty value selects all."""
 
     action: str = ""
     principal: str = ""
@@ -124,7 +114,12 @@ class AuditFilter(NamedTuple):
 
 
 class AuditLog:
-    """The file of one data folder. Its methods block for as long as the disk takes."""
+    """The audit log of one data folder: `audit.jsonl`, one JSON object per line.
+
+    Servers and commands append to it, and write the same as a line of the structured log. It contains names,
+    never content. The file is opened for each line: you can move it away at any time, and the next line
+    begins a new one. The methods block while the disk works.
+    """
 
     def __init__(self, folder: Path, clock: Clock | None = None) -> None:
         self._path = folder / AUDIT_FILE
@@ -133,7 +128,7 @@ class AuditLog:
         self._pseudonyms = Pseudonyms(folder / KEY_FILE)
 
     def record(self, entry: AuditEntry) -> None:
-        """Logs an act and appends it. A disk that does not take it stops nobody: the log says so as well."""
+        """Logs an act and appends it. An error of the disk is logged and not raised."""
         self.log(entry)
         try:
             self.append(entry)
@@ -151,56 +146,58 @@ class AuditLog:
             os.write(handle, orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
 
     def pseudonymize(self, tenant: str, principal: str) -> None:
-        """Puts a pseudonym for a principal wherever it is named, its API keys and sessions with it.
+        """Replaces a principal, its API keys and its sessions by pseudonyms in the whole file.
 
         Raises:
-            StoreUnavailable: the disk does not take it; all is as it was.
+            StoreUnavailable: the disk does not accept the new file; nothing has changed.
         """
         try:
             with self._locked():
                 self._pseudonyms.make_key()
                 self._rewrite(tenant, principal)
         except OSError as error:
-            raise StoreUnavailable(f"The audit log could not be rewritten: {error}.") from error
+            raise StoreUnavailable(
+                f"The audit log could not be rewritten: {error}. Free the disk and try again."
+            ) from error
 
     def pseudonymized_entry(self, entry: AuditEntry, tenant: str, principal: str) -> AuditEntry:
-        """An act as it is noted after a principal was erased."""
+        """Returns an act as it is recorded after a principal was erased."""
         return AuditEntry(**self._pseudonyms.apply_to(entry._asdict(), tenant, principal))
 
     def _rewrite(self, tenant: str, principal: str) -> None:
-        """Beside the old file, and in its place when it is on disk: a crash leaves one of the two."""
+        """Writes a new file and renames it when it is on disk: a crash leaves the old file or the new one."""
         if not self._path.exists():
             return
         fresh = self._path.with_name(f"{AUDIT_FILE}.new")
         fresh.unlink(missing_ok=True)
         with _open_for_append(fresh) as handle:
-            with self._path.open("rb") as file, os.fdopen(os.dup(handle), "wb") as kept:
+            with self._path.open("rb") as file, os.fdopen(os.dup(handle), "wb") as rewritten:
                 for line in file:
-                    kept.write(self._pseudonymized_line(line, tenant, principal))
+                    rewritten.write(self._pseudonymized_line(line, tenant, principal))
             os.fsync(handle)
         fresh.replace(self._path)
 
     def _pseudonymized_line(self, line: bytes, tenant: str, principal: str) -> bytes:
         try:
             act = orjson.loads(line)
-        except orjson.JSONDecodeError:  # cut off: nobody can tell whose it was
+        except orjson.JSONDecodeError:  # truncated: its principal is unknown
             return b""
         changed = self._pseudonyms.apply_to(act, tenant, principal)
         return line if changed == act else orjson.dumps(changed, option=orjson.OPT_APPEND_NEWLINE)
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Writers one at a time, over processes: no line is lost between the old file and the new one."""
+        """Admits one writer at a time, of all processes, so that a rewrite loses no line."""
         private_folder(self._lock.parent)
         with _open_for_append(self._lock) as handle:
             fcntl.flock(handle, fcntl.LOCK_EX)
             yield
 
     def read(self, tenant: str | None, query: AuditFilter) -> list[JsonObject]:
-        """The newest acts, the newest first.
+        """Returns the newest acts, newest first.
 
         Args:
-            tenant: whose acts; None for all.
+            tenant: of the acts; None for all.
         """
         found = deque((line for line in self._lines() if self._matches(line, tenant, query)), query.limit)
         return [*reversed(found)]
@@ -213,19 +210,19 @@ class AuditLog:
                 try:
                     yield orjson.loads(line)
                 except orjson.JSONDecodeError:
-                    continue  # the disk was full in the middle of it
+                    continue  # truncated by a full disk
 
     def _matches(self, line: JsonObject, tenant: str | None, query: AuditFilter) -> bool:
         if tenant is not None and line["tenant"] != tenant:
             return False
-        asked = (("action", query.action), ("principal", query.principal), ("object", query.object))
-        return all(not value or self._field_matches(line, key, value) for key, value in asked)
+        wanted = (("action", query.action), ("principal", query.principal), ("object", query.object))
+        return all(not value or self._field_matches(line, key, value) for key, value in wanted)
 
     def _field_matches(self, line: JsonObject, key: str, value: str) -> bool:
-        """Whether a line says this, also of somebody who was erased since."""
-        said: str = line[key]
-        return said == value or (
-            said.startswith(ERASED_PREFIX) and said == self._pseudonyms.pseudonym_of(line["tenant"], value)
+        """Whether a field has a value, or the pseudonym of that value."""
+        found: str = line[key]
+        return found == value or (
+            found.startswith(ERASED_PREFIX) and found == self._pseudonyms.pseudonym_of(line["tenant"], value)
         )
 
 

@@ -1,7 +1,4 @@
-"""JSON Web Tokens (RFC 7519) and the keys that sign them (RFC 7517): a token becomes its claims.
-
-And claims become a caller.
-"""
+"""JSON Web Tokens (RFC 7519) and their keys (RFC 7517): a token becomes its claims, and claims a caller."""
 
 from __future__ import annotations
 
@@ -26,27 +23,17 @@ from astromesh.telemetry.clock import Clock
 from astromesh.types import CallerContext, JsonObject
 
 log = structlog.get_logger("astromesh.identity")
-
-
-#: seconds after which keys are asked for again; an issuer that does not answer keeps those it had
+#: seconds after which keys are fetched again; while the issuer does not answer, the known keys stay valid
 MAX_KEYS_AGE_SECONDS = 600.0
-
-
-#: seconds between two questions, whatever unknown keys callers name
+#: least seconds between two fetches, whatever unknown keys callers name
 MIN_KEYS_AGE_SECONDS = 30.0
-
-
 FETCH_TIMEOUT_SECONDS = 5.0
-
-
 MAX_KEYS_BYTES, MAX_KEYS = 256 * 1024, 100
-
-
 MIN_RSA_BITS = 2048
 
 
 class PublicKey(NamedTuple):
-    """One key. `algorithm` is the only one it may be used with."""
+    """One key. Args: algorithm: the only one that the key may be used with."""
 
     id: str
     algorithm: str
@@ -57,8 +44,8 @@ class KeySet:
     """The keys behind one URL.
 
     Args:
-        url: written by the operator, so that it is trusted.
-        clock: for the age of what is known.
+        url: trusted, because the operator wrote it.
+        clock: for the age of the keys.
     """
 
     def __init__(self, url: str, http: Http, clock: Clock) -> None:
@@ -69,10 +56,10 @@ class KeySet:
         self._fetch_lock = asyncio.Lock()
 
     async def find(self, algorithm: str, key_id: str) -> PublicKey | None:
-        """The key that a token names; without a name, the only one of its algorithm.
+        """Returns the key that a token names; without a name, the only one of its algorithm.
 
         Raises:
-            Overloaded: the issuer's keys were never to be had.
+            Overloaded: the issuer's keys have never been fetched.
         """
         if self._is_stale():
             await self._refresh()
@@ -81,7 +68,7 @@ class KeySet:
             await self._refresh()
             found = self._find_stored(algorithm, key_id)
         if self._fetched_at is None:
-            raise Overloaded("The keys that tokens are checked with cannot be fetched; try again soon.")
+            raise Overloaded("The issuer's keys cannot be fetched. Try again soon.")
         return found
 
     def _find_stored(self, algorithm: str, key_id: str) -> PublicKey | None:
@@ -100,7 +87,7 @@ class KeySet:
 
     async def _refresh(self) -> None:
         async with self._fetch_lock:
-            if not self._may_fetch():  # somebody else has just asked
+            if not self._may_fetch():  # another caller has just fetched them
                 return
             self._requested_at = self._clock.monotonic()
             try:
@@ -108,7 +95,7 @@ class KeySet:
                     "GET", self._url, timeout=FETCH_TIMEOUT_SECONDS, limit=MAX_KEYS_BYTES
                 )
                 if answer.status != 200:
-                    raise NetError(f"The issuer's keys: HTTP {answer.status}.")
+                    raise NetError(f"The issuer answered HTTP {answer.status} instead of its keys.")
                 self._keys = tuple(_usable_keys(answer.json()))
             except (NetError, orjson.JSONDecodeError) as error:
                 log.warning("jwks_not_fetched", error=str(error))
@@ -117,7 +104,7 @@ class KeySet:
 
 
 def _usable_keys(document: Any) -> Iterator[PublicKey]:
-    """The keys of a document that can sign tokens here; others are left out."""
+    """Yields the keys of a document that can verify tokens here."""
     listed = document.get("keys") if isinstance(document, dict) else None
     for entry in (listed if isinstance(listed, list) else [])[:MAX_KEYS]:
         if isinstance(entry, dict) and (key := _parse_key(entry)) is not None:
@@ -144,7 +131,7 @@ _ALGORITHM_BY_KEY_TYPE: Mapping[tuple[Any, Any], str] = {("RSA", None): "RS256",
 
 
 def _is_strong_public_key(key: Any) -> bool:
-    """Public, and long enough; an issuer that shows a private key has lost it."""
+    """Whether a key is public and long enough. A private key that an issuer publishes is not safe."""
     if isinstance(key, RSAPublicKey):
         return key.key_size >= MIN_RSA_BITS
     return isinstance(key, EllipticCurvePublicKey)
@@ -152,30 +139,18 @@ def _is_strong_public_key(key: Any) -> bool:
 
 #: bytes that a secret of HS256 must have (RFC 7518, 3.2)
 MIN_SECRET_BYTES = 32
-
-
 MAX_TOKEN_LENGTH = 16 * 1024
-
-
 MAX_NAME_LENGTH = 256
-
-
-#: seconds by which an issuer's clock may be ahead, so that a token works at once; none is added to its end
+#: seconds by which an issuer's clock may be ahead; a token's end is not extended
 LEEWAY_SECONDS = 5.0
-
-
 DEFAULT_TENANT = "default"
-
-
-#: how principals of API keys are called; no token may call itself so
+#: principals of API keys have these names, and tokens may not
 _RESERVED_PREFIXES = ("key:",)
-
-
 _PYJWT_ERRORS = (jwt.PyJWTError, ValueError, TypeError, OverflowError, RecursionError)
 
 
 class JwtOptions(BaseModel):
-    """What tokens must be like. At least one of `secret` and `jwks_url`."""
+    """Requirements for tokens. Give `secret`, `jwks_url` or both."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -188,19 +163,19 @@ class JwtOptions(BaseModel):
 
 
 class JwtVerifier:
-    """Checks tokens.
+    """Verifies tokens.
 
     Args:
         keys: the issuer's, for RS256 and ES256.
 
     Raises:
-        ConfigError: nothing to check with, or a secret that can be guessed.
+        ConfigError: there is neither a secret nor a URL, or the secret is too short.
     """
 
     def __init__(self, options: JwtOptions, keys: KeySet | None, clock: Clock) -> None:
         secret = options.secret.get_secret_value()
         if not secret and keys is None:
-            raise ConfigError("Tokens need a secret (HS256) or a jwks_url (RS256, ES256) to be checked with.")
+            raise ConfigError("To verify tokens, give a secret (HS256) or a jwks_url (RS256, ES256).")
         if secret and len(secret.encode()) < MIN_SECRET_BYTES:
             raise ConfigError(
                 f"The secret of HS256 has {len(secret.encode())} bytes; it needs {MIN_SECRET_BYTES} or more."
@@ -208,10 +183,10 @@ class JwtVerifier:
         self._options, self._secret, self._keys, self._clock = options, secret, keys, clock
 
     async def verify(self, token: str) -> JsonObject:
-        """The claims of a sound token.
+        """Returns the claims of a valid token.
 
         Raises:
-            Unauthorized: it is not; the message says why, and holds nothing of the token.
+            Unauthorized: it is not valid; the message says why, and contains nothing of the token.
             Overloaded: the issuer's keys cannot be fetched.
         """
         if len(token) > MAX_TOKEN_LENGTH:
@@ -226,14 +201,14 @@ class JwtVerifier:
                          "verify_iat": False},
             )  # fmt: skip
         except _PYJWT_ERRORS as error:
-            raise Unauthorized(f"The token is not sound ({type(error).__name__}).") from error
+            raise Unauthorized(f"The token is not valid ({type(error).__name__}).") from error
         if not _can_be_stored(claims):
-            raise Unauthorized("The token's claims hold what no store can keep.")
+            raise Unauthorized("The token's claims contain values that cannot be stored.")
         self._check_times(claims)
         return claims
 
     async def caller(self, token: str) -> CallerContext:
-        """Who calls with a token. Raises: Unauthorized, Overloaded."""
+        """Returns the caller of a valid token. Raises: Unauthorized, Overloaded."""
         return caller_of(await self.verify(token), token, self._options)
 
     async def _verification_key(self, header: Mapping[str, Any]) -> tuple[str, Any]:
@@ -244,14 +219,14 @@ class JwtVerifier:
             found = await self._keys.find(algorithm, key_id)
             if found is not None:
                 return found.algorithm, found.key
-            raise Unauthorized("The token is signed with a key that its issuer does not list.")
-        raise Unauthorized("The token's algorithm is not one that is accepted here.")
+            raise Unauthorized("The issuer does not list the key that signed the token.")
+        raise Unauthorized("The token's algorithm is not accepted.")
 
     def _check_times(self, claims: Mapping[str, Any]) -> None:
         now = self._clock.now()
         times = {name: claims[name] for name in ("exp", "nbf", "iat") if name in claims}
         if not all(type(at) in (int, float) and isfinite(at) for at in times.values()):
-            raise Unauthorized("The token's times are no numbers.")
+            raise Unauthorized("The token's times are not numbers.")
         if times["exp"] <= now:
             raise Unauthorized("The token has expired.")
         if any(times.get(name, now) > now + LEEWAY_SECONDS for name in ("nbf", "iat")):
@@ -259,7 +234,7 @@ class JwtVerifier:
 
 
 def caller_of(claims: Mapping[str, Any], token: str, options: JwtOptions) -> CallerContext:
-    """The caller that claims describe.
+    """Returns the caller that claims describe.
 
     Raises:
         Unauthorized: a claim has the wrong type.
@@ -279,7 +254,7 @@ def caller_of(claims: Mapping[str, Any], token: str, options: JwtOptions) -> Cal
 
 
 def _scopes(claims: Mapping[str, Any]) -> frozenset[str]:
-    """`scope` as RFC 8693 writes it, a text with spaces, or the lists that some issuers send."""
+    """Returns the scopes of a text with spaces (RFC 8693) or of a list, which some issuers send."""
     for name in ("scope", "scp", "scopes"):
         if name in claims:
             return _names(claims[name], name)
@@ -289,23 +264,19 @@ def _scopes(claims: Mapping[str, Any]) -> frozenset[str]:
 def _names(value: Any, claim: str) -> frozenset[str]:
     listed = value.split() if isinstance(value, str) else value
     if not isinstance(listed, list):
-        raise Unauthorized(f"The token's {claim} is no list of names.")
+        raise Unauthorized(f"The token's {claim} is not a list of names.")
     return frozenset(_name(one, claim) for one in listed)
 
 
 def _name(value: Any, claim: str) -> str:
-    if (
-        not isinstance(value, str)
-        or len(value) > MAX_NAME_LENGTH
-        or not value.strip()
-        or not value.isprintable()
-    ):
-        raise Unauthorized(f"The token's {claim} is no name.")
-    return value
+    good = isinstance(value, str) and len(value) <= MAX_NAME_LENGTH
+    if not good or not value.strip() or not value.isprintable():
+        raise Unauthorized(f"The token's {claim} is not a name.")
+    return str(value)
 
 
 def _can_be_stored(claims: JsonObject) -> bool:
-    """Whether claims can stand in a run's record; each store has its own text that it refuses."""
+    """Whether every store accepts the claims in the record of a run."""
     try:
         return b"\\u0000" not in orjson.dumps(claims)
     except orjson.JSONEncodeError:
@@ -313,7 +284,7 @@ def _can_be_stored(claims: JsonObject) -> bool:
 
 
 class JwtAuthenticator:
-    """Tells who calls with a token (an `astromesh.api.auth.Authenticator`)."""
+    """Authenticates callers by their tokens (an `astromesh.api.auth.Authenticator`)."""
 
     Options = JwtOptions
 
@@ -325,7 +296,7 @@ class JwtAuthenticator:
         return cls(open_verifier(options, deps))
 
     async def authenticate(self, token: str) -> CallerContext | None:
-        """The caller of a sound token, else None. Raises: Overloaded: its issuer's keys cannot be fetched."""
+        """Returns the caller of a valid token, else None. Raises: Overloaded: the keys cannot be fetched."""
         try:
             return await self._verifier.caller(token)
         except Unauthorized as error:
@@ -334,6 +305,6 @@ class JwtAuthenticator:
 
 
 def open_verifier(options: JwtOptions, deps: Deps) -> JwtVerifier:
-    """A verifier whose keys come through the shared HTTP session. Raises: ConfigError."""
+    """Returns a verifier that fetches keys over the shared HTTP session. Raises: ConfigError."""
     keys = KeySet(options.jwks_url, deps.http, deps.clock) if options.jwks_url else None
     return JwtVerifier(options, keys, deps.clock)

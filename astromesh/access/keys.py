@@ -1,13 +1,12 @@
-"""API keys: created, stored as hashes, revoked, and checked from memory (issue 2; reliability.md S2, S7)."""
+"""API keys: created, stored as hashes, revoked, and checked in memory."""
 
 from __future__ import annotations
 
 import asyncio
 import re
 import secrets
-import sqlite3
 import string
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -18,42 +17,23 @@ import structlog
 
 from astromesh.errors import Conflict, InvalidInput, NotFound, StoreError
 from astromesh.storage.migrations import Schema, queries
-from astromesh.storage.sqlite import Database
+from astromesh.storage.queries import Transaction
+from astromesh.storage.sqlite import Database, SqliteQueries
 from astromesh.telemetry.clock import Clock
 from astromesh.text import CONTROL_CHARACTERS
 from astromesh.types import CallerContext
 
 _PACKAGE = "astromesh.access"
-
-
 SCHEMA = Schema("keys", _PACKAGE, "sql/keys")
-
-
-SQL = queries(_PACKAGE, "sql/keys.sql")
-
-
+_STATEMENTS = queries(_PACKAGE, "sql/keys.sql")
 _CONTROL = re.compile(f"[{CONTROL_CHARACTERS}]")
-
-
-TOKEN_PREFIX = "am"  # noqa: S105 (how every key begins, no secret)
-
-
+TOKEN_PREFIX = "am"  # noqa: S105 (the first letters of every key, no secret)
 DEFAULT_TENANT = "default"
-
-
 DAY_SECONDS = 86_400.0
-
-
 #: a hundred years; beyond the year 9999 there are no dates
 MAX_DAYS = 36_500
-
-
 _ID_LETTERS = "abcdefghjkmnpqrstvwxyz23456789"
-
-
 _SECRET_LETTERS = string.ascii_letters + string.digits
-
-
 _ID_LENGTH, _SECRET_LENGTH = 12, 43
 
 
@@ -63,7 +43,7 @@ class ApiKey:
 
     Args:
         created_at, expires_at, revoked_at, last_used_at: seconds since the epoch, 0 for never; the last
-            one is kept to the minute.
+            one is exact to the minute.
         change: position among all creations and revocations.
     """
 
@@ -94,11 +74,11 @@ class ApiKey:
 
 
 class ApiKeyRequest(NamedTuple):
-    """What a key is to be.
+    """A key to create.
 
     Args:
         user_id: the principal that calls with it and owns its sessions; empty: the key itself. Keys with the
-            same one are the same principal, so that a key can be replaced.
+            same `user_id` are one principal, so that a key can be replaced.
         days: until it expires; 0 for never.
     """
 
@@ -110,26 +90,27 @@ class ApiKeyRequest(NamedTuple):
 
 
 class ApiKeyStore:
-    """The keys in a database."""
+    """The keys in a SQLite file."""
 
     def __init__(self, database: Database, clock: Clock) -> None:
-        self._database = database
+        self._queries = SqliteQueries(database, _STATEMENTS)
         self._clock = clock
 
     @classmethod
     async def open(cls, database: Database, clock: Clock) -> Self:
-        """Raises: StoreUnavailable: the file cannot be used. ConfigError: it is of a newer astromesh."""
+        """Raises: StoreUnavailable: the file cannot be used. ConfigError: a newer astromesh wrote it."""
         await database.migrate(SCHEMA)
         return cls(database, clock)
 
     async def create(self, request: ApiKeyRequest) -> tuple[ApiKey, str]:
-        """A new key and its token, which is kept nowhere.
+        """Returns a new key and its token, which is stored nowhere.
 
         Raises:
-            InvalidInput: control characters, no name or scope, or expiring in the past or beyond `MAX_DAYS`.
+            InvalidInput: there are control characters, no name or no scope, or the key would expire in the
+                past or after more than `MAX_DAYS`.
         """
         if any(map(_CONTROL.search, (request.name, request.user_id, request.tenant_id))):
-            raise InvalidInput("The name of a key, user or tenant holds no control characters.")
+            raise InvalidInput("The name of a key, user or tenant must contain no control characters.")
         if not request.name.strip() or not request.scopes or not 0 <= request.days <= MAX_DAYS:
             raise InvalidInput(
                 "A key needs a name, at least one scope, and to expire after now, "
@@ -143,24 +124,41 @@ class ApiKeyStore:
             request.tenant_id or DEFAULT_TENANT, now,
             now + request.days * DAY_SECONDS if request.days else 0.0,
         )  # fmt: skip
-        await self._database.write(_add, key)
+        await self._queries.write(
+            "add", key.id, key.name, key.digest, " ".join(sorted(key.scopes)), key.user_id, key.tenant_id,
+            key.created_at, key.expires_at,
+        )  # fmt: skip
         return key, token
 
     async def list(self) -> tuple[ApiKey, ...]:
-        """Every key, the oldest first, revoked ones too."""
-        return await self._database.read(_select, ("all", ()))
+        """Returns every key, the oldest first, revoked ones too."""
+        return tuple(map(_from_row, await self._queries.read("all")))
 
     async def changed_since(self, change: int) -> tuple[ApiKey, ...]:
-        """Keys created or revoked after a `Key.change`, in that order."""
-        return await self._database.read(_select, ("changed", (change,)))
+        """Returns the keys that were created or revoked after an `ApiKey.change`, in that order."""
+        return tuple(map(_from_row, await self._queries.read("changed", change)))
 
     async def revoke(self, id: str) -> None:
         """Raises: NotFound: there is no such key. Conflict: it is revoked already."""
-        await self._database.write(_revoke, (id, self._clock.now()))
+        now = self._clock.now()
+
+        async def revoke(tx: Transaction) -> None:
+            if await tx.execute("revoke", id, now):
+                return
+            if await tx.fetch("exists", id):
+                raise Conflict(f"The key {id!r} is revoked already.")
+            raise NotFound(f"There is no key {id!r}. List the keys with `astromesh keys list`.")
+
+        await self._queries.transact(revoke)
 
     async def record_use(self, uses: Iterable[tuple[str, float]]) -> None:
-        """Args: used: ids with seconds since the epoch."""
-        await self._database.write(_record_use, tuple(uses))
+        """Args: uses: ids with seconds since the epoch."""
+
+        async def record(tx: Transaction) -> None:
+            for key_id, used_at in uses:
+                await tx.execute("used", key_id, used_at)
+
+        await self._queries.transact(record)
 
 
 def token_digest(token: str) -> bytes:
@@ -172,70 +170,19 @@ def _random_text(letters: str, length: int) -> str:
     return "".join(secrets.choice(letters) for _ in range(length))
 
 
-# -- in the database's threads -------------------------------------------------------------------------------
-def _add(connection: sqlite3.Connection, keys: Sequence[ApiKey]) -> Sequence[None]:
-    for key in keys:
-        connection.execute(
-            SQL["add"],
-            (key.id, key.name, key.digest, " ".join(sorted(key.scopes)), key.user_id, key.tenant_id,
-             key.created_at, key.expires_at),
-        )  # fmt: skip
-    return [None] * len(keys)
-
-
-def _select(
-    connection: sqlite3.Connection, items: Sequence[tuple[str, tuple[object, ...]]]
-) -> Sequence[tuple[ApiKey, ...]]:
-    return [tuple(map(_from_row, connection.execute(SQL[name], bound))) for name, bound in items]
-
-
-def _from_row(row: Sequence[Any]) -> ApiKey:
+def _from_row(row: Iterable[Any]) -> ApiKey:
     key_id, name, digest, scopes, *rest = row
     return ApiKey(key_id, name, digest, frozenset(scopes.split()), *rest)
 
 
-def _revoke(
-    connection: sqlite3.Connection, items: Sequence[tuple[str, float]]
-) -> Sequence[BaseException | None]:
-    return [_revoke_one(connection, *item) for item in items]
+# -- checking keys -------------------------------------------------------------------------------------------
 
-
-def _revoke_one(connection: sqlite3.Connection, id: str, now: float) -> BaseException | None:
-    if connection.execute(SQL["revoke"], (id, now)).rowcount:
-        return None
-    if connection.execute(SQL["exists"], (id,)).fetchone():
-        return Conflict(f"The key {id!r} is revoked already.")
-    return NotFound(f"There is no key {id!r}; 'astromesh keys list' shows them.")
-
-
-def _record_use(
-    connection: sqlite3.Connection, items: Sequence[tuple[tuple[str, float], ...]]
-) -> Sequence[None]:
-    for used in items:
-        connection.executemany(SQL["used"], used)
-    return [None] * len(items)
-
-
-# API keys as a server checks them: in memory, never more than a second behind the store.
-#
-# Once a second one small query asks for the keys that were created or revoked since, by whatever process; a
-# request costs a hash and no query. Only a key that is not known makes a look at once, ten a second at
-# most, so
-# that a new key works the moment it was made. Where the store does not answer, what was known goes on to
-# hold.
-
-#: seconds between two looks into the store
+#: seconds between two refreshes
 REFRESH_SECONDS = 1.0
-
-
-#: least seconds between two looks because of a key that is not known
+#: least seconds between two refreshes for unknown keys
 MIN_REFRESH_SECONDS = 0.1
-
-
 #: seconds within which the uses of a key count as one
 USE_INTERVAL_SECONDS = 60.0
-
-
 log = structlog.get_logger("astromesh.keys")
 
 
@@ -248,7 +195,12 @@ class _CachedKey:
 
 
 class ApiKeyAuthenticator:
-    """Tells who calls with a key (an `astromesh.api.auth.Authenticator`)."""
+    """Authenticates callers by their keys (an `astromesh.api.auth.Authenticator`).
+
+    The keys are in memory. A request costs a hash and no query: once per second, one query reads the keys
+    that any process has created or revoked since. Only an unknown key causes a refresh at once, at most ten
+    per second, so that a new key works immediately. While the store does not answer, known keys stay valid.
+    """
 
     def __init__(self, store: ApiKeyStore, clock: Clock) -> None:
         self._store = store
@@ -260,7 +212,10 @@ class ApiKeyAuthenticator:
         self._refreshed_at = -MIN_REFRESH_SECONDS
 
     async def authenticate(self, token: str) -> CallerContext | None:
-        """The caller of a key that is neither unknown, expired nor revoked, else None. In constant time."""
+        """Returns the caller of a valid key; None if it is unknown, expired or revoked.
+
+        The comparison takes constant time.
+        """
         prefix, _, rest = token.partition("_")
         if prefix != TOKEN_PREFIX:
             return None
@@ -279,7 +234,7 @@ class ApiKeyAuthenticator:
         return entry.caller
 
     async def refresh(self) -> None:
-        """Takes in what was created or revoked since, and notes which keys were used.
+        """Reads the keys that were created or revoked since the last refresh, and stores which were used.
 
         Raises:
             StoreError: the store does not answer.
@@ -291,7 +246,7 @@ class ApiKeyAuthenticator:
             await self._store.record_use(used.items())
 
     async def _refresh_for_unknown_key(self) -> None:
-        """Refreshes, unless that was just done; who comes meanwhile waits for the same look."""
+        """Refreshes, unless that has just happened. Concurrent callers wait for the same refresh."""
         async with self._refresh_lock:
             if self._clock.monotonic() - self._refreshed_at >= MIN_REFRESH_SECONDS:
                 self._refreshed_at = self._clock.monotonic()
@@ -308,7 +263,7 @@ class ApiKeyAuthenticator:
 
 @asynccontextmanager
 async def open_authenticator(store: ApiKeyStore, clock: Clock) -> AsyncIterator[ApiKeyAuthenticator]:
-    """The keys of a store, kept up to date for as long as the block lasts."""
+    """The keys of a store, refreshed every second until the block ends."""
     keys = ApiKeyAuthenticator(store, clock)
     await keys.refresh()
     task = asyncio.create_task(_refresh_forever(keys, clock))
@@ -327,7 +282,7 @@ async def _refresh_forever(keys: ApiKeyAuthenticator, clock: Clock) -> None:
         try:
             await keys.refresh()
             silent = False
-        except StoreError as error:  # the next look may find the store again
+        except StoreError as error:  # the next refresh tries again
             if not silent:
                 log.warning("keys_not_refreshed", error=str(error))
             silent = True

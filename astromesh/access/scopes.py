@@ -1,4 +1,4 @@
-"""Scopes: what a caller may do, and whose runs and sessions it may see (reliability.md S1)."""
+"""Scopes: what a caller may do, and whose runs and sessions it may see."""
 
 from __future__ import annotations
 
@@ -11,31 +11,25 @@ from astromesh.types import CallerContext
 
 
 class Viewer(NamedTuple):
-    """Whose runs are meant. `owner` None: all of the tenant's."""
+    """Whose data a caller sees. `owner` None: everybody's in the tenant."""
 
     tenant: str
     owner: str | None
 
 
 ANONYMOUS_USER = "anonymous"
-
-
 #: scopes that open the sessions of others in the same tenant
 ANY_SESSION = frozenset({"admin", "sessions:any", "sessions:*"})
 
 
 def principal_of(caller: CallerContext | None) -> tuple[str, str]:
-    """Tenant and owner of what this caller starts."""
+    """Returns the tenant and the owner of what this caller starts."""
     tenant = (caller.tenant_id if caller else "") or "default"
     return tenant, (caller.user_id if caller else "") or ANONYMOUS_USER
 
 
 RUN = "agents:run"
-
-
 ADMIN = "admin"
-
-
 #: scope → what it allows. `FAMILY:*` is every scope of a family, `agents:run:NAME` runs of one agent.
 SCOPES: Mapping[str, str] = {
     RUN: "run agents",
@@ -57,9 +51,7 @@ SCOPES: Mapping[str, str] = {
     "audit:read": "read who did what in one's tenant",
     ADMIN: "everything",
 }
-
-
-#: what a key is given when nothing is said: all that an application needs for its own users
+#: the scopes of a key that names none: all that an application needs for its own users
 DEFAULT_SCOPES = (
     RUN, "agents:read", "runs:read", "runs:write", "runs:decide", "sessions:read", "sessions:write",
     "tools:read", "traces:read", "workflows:run", "workflows:read", "workflows:write",
@@ -79,10 +71,10 @@ def permits_any(granted: Collection[str], scope: str) -> bool:
 
 
 def limit_to_agents(scopes: Iterable[str], agents: Collection[str]) -> frozenset[str]:
-    """The scopes of a key: checked, and where agents are named, limited to runs of these.
+    """Returns the scopes of a key. If agents are named, the key can run only these.
 
     Raises:
-        InvalidInput: a scope that does not exist, or one that allows more than the named agents.
+        InvalidInput: a scope does not exist, or allows more than the named agents.
     """
     wanted = frozenset(scopes) or frozenset(DEFAULT_SCOPES)
     for scope in sorted(wanted):
@@ -92,7 +84,7 @@ def limit_to_agents(scopes: Iterable[str], agents: Collection[str]) -> frozenset
     limited = wanted - {RUN}
     if permits(limited, RUN):
         broad = ", ".join(sorted(limited & {ADMIN, "agents:*"}))
-        raise InvalidInput(f"{broad} allows to run every agent; leave it out, or leave the agents out.")
+        raise InvalidInput(f"The scope {broad} can run every agent. Omit the scope or omit the agents.")
     return limited | {f"{RUN}:{name}" for name in agents}
 
 
