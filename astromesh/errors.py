@@ -7,7 +7,7 @@
     │   ├── UnknownPlugin
     │   ├── MissingExtra
     │   ├── MissingKey         a provider's key is not set: the provider is skipped
-    │   ├── CircularAgentReference   (also a ValueError, as document 001 says)
+    │   ├── CircularAgentReference   (also a ValueError, as in document 001)
     │   ├── TemplateFailed
     │   └── InvalidGraph
     ├── RequestError           the caller must change the request
@@ -394,7 +394,7 @@ class ProviderError(UpstreamError, code="provider_error"):
         message: what happened, without keys or prompts.
         provider: name as configured, e.g. `openai/gpt-4o-mini`.
         status: HTTP status of the response (attribute `upstream_status`), 0 if there was none.
-        retry_after: seconds the provider asked to wait, 0 if it named none.
+        retry_after: seconds that the provider requested, 0 if none.
         retryable: whether a retry at the same provider can help, if that differs from the class; the
             router tries the next provider in any case.
         quote: the service's own message, shown after the message and truncated. It may repeat parts of the
@@ -524,7 +524,7 @@ class ChannelError(UpstreamError, code="channel_error"):
     """A messenger did not accept a message; a retry may work.
 
     Args:
-        retry_after: seconds the messenger asked to wait, 0 if it named none.
+        retry_after: seconds that the messenger requested, 0 if none.
     """
 
     def __init__(self, message: str, retry_after: float = 0.0) -> None:

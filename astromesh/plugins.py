@@ -8,7 +8,6 @@ A plugin is imported when the configuration first names it (docs/architecture.md
 from __future__ import annotations
 
 import asyncio
-import difflib
 import sys
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
@@ -24,6 +23,7 @@ from pydantic import BaseModel
 from astromesh.errors import AstromeshError, MissingExtra, UnknownPlugin
 from astromesh.knowledge.base import Embedder, KnowledgePipeline
 from astromesh.telemetry.clock import Clock, SystemClock
+from astromesh.text import did_you_mean
 from astromesh.tools.base import RunAgent, ToolSource
 from astromesh.types import JsonObject
 
@@ -222,10 +222,10 @@ class Plugins:
         point = self._installed(group).get(name)
         if point is None:
             known = self.names(group)
-            near = difflib.get_close_matches(name, known, 1)
-            guess = f" Did you mean `{near[0]}`?" if near else ""
+            hint = did_you_mean(name, known)
             raise UnknownPlugin(
-                f"There is no {group} plugin `{name}`.{guess} Known: {', '.join(known) or 'none'}."
+                f"There is no {group} plugin `{name}`. {hint + ' ' if hint else ''}"
+                f"Known: {', '.join(known) or 'none'}."
             )
         try:
             loaded: type[Any] = point.load()

@@ -46,18 +46,16 @@ def _by_prefix(name: str, names: Iterable[str]) -> list[str]:
     return [beginnings[near] for near in difflib.get_close_matches(name, beginnings, 1, 0.75)]
 
 
-# Characters that nobody sees, and texts without them.
+# -- invisible characters ----------------------------------------------------------------------------------
 #
-# What guardrails look for is looked for in what people see: the scanners for words and for personal data fold
-# up to `LONGEST_INVISIBLE_RUN` unseen characters in a row to nothing. More of them in a row are taken as
-# they stand, so
-# that a stream need not wait for their end.
+# Guardrails search the visible text: their scanners drop up to `LONGEST_INVISIBLE_RUN` invisible characters
+# in a row. A longer run stays as it is, so that a stream need not wait for its end.
 
 #: longest run of blanks or invisible characters that scanners fold; they fold no longer run
 LONGEST_INVISIBLE_RUN = 8
 #: inside of a character class: Default_Ignorable_Code_Point (Unicode 16, DerivedCoreProperties.txt); control
 #: characters that are no White_Space (PropList.txt); format characters (Cf) that are neither of the two and
-#: stand before no number or word to be seen (Prepended_Concatenation_Mark)
+#: precede no visible number or word (Prepended_Concatenation_Mark)
 INVISIBLE = (
     "\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u3164"
     "\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufff8\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff"

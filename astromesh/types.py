@@ -367,7 +367,7 @@ def get_current_caller() -> CallerContext | None:
 
 
 class calling_as:  # noqa: N801 (as contextlib's own)
-    """Sets the current caller for a block and resets it whatever happens."""
+    """Sets the current caller for a block and always resets it."""
 
     __slots__ = ("_set", "_token")
     _token: Token[CallerContext | None]

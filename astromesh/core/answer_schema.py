@@ -1,6 +1,6 @@
 """An agent's `output_schema`: parses the model's final text, and describes what to repair.
 
-Pure. The runtime asks the model once more with `repair_message`; a second failure is the run's error.
+The runtime calls the model once more with `repair_message`. A second failure ends the run.
 """
 
 from __future__ import annotations

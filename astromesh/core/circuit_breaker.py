@@ -72,7 +72,7 @@ def leave(
         probe: whether this call was the probe; while a probe runs, other calls change nothing.
         now: monotonic seconds.
         rules: thresholds.
-        wait: seconds that a throttled provider asked for, with jitter.
+        wait: seconds that a throttled provider requested, with jitter.
     """
     if circuit.state == "half_open" and not probe:
         return circuit
@@ -102,7 +102,7 @@ def _open(circuit: Circuit, now: float, rules: BreakerRules, wait: float) -> Cir
 
 
 def _hold(circuit: Circuit, now: float, rules: BreakerRules, wait: float) -> Circuit:
-    """Opens for at least the time that the provider asked for."""
+    """Opens for at least the time that the provider requested."""
     return Circuit("open", circuit.failures, max(now + wait, circuit.until))
 
 
@@ -196,7 +196,7 @@ class CircuitBreaker:
 
         Args:
             counts: whether this is a failure of its own; repeated tries of one call are one failure.
-            wait: seconds that the provider asked for, with jitter.
+            wait: seconds that the provider requested, with jitter.
         """
         outcome: Outcome = "failure" if counts else "abandoned"
         if not error.trips_breaker:

@@ -1,7 +1,7 @@
 """Context transforms: a Jinja2 template of a JSON object between two agents (document 001, nested agents).
 
-The words of a model can only become values. While the template renders, every expression leaves a mark.
-Then the marks are replaced: inside quotes by text, elsewhere by a JSON value. So `{"customer": "{{
+Text of a model can only become a value. While the template renders, every expression writes a mark. Then
+the marks are replaced: inside quotes by text, elsewhere by a JSON value. So `{"customer": "{{
 customer_id }}", "items": {{ items }}}` keeps its shape whatever the arguments hold.
 """
 

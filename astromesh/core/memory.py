@@ -98,7 +98,7 @@ class MemoryManager:
         self._clock: Clock = clock or SystemClock()
         self._about = about or {}
         self._rules = rules or GuardrailsEngine()
-        #: whether runs leave nothing in it
+        #: whether runs store nothing in it
         self.is_empty = conversational is None and semantic is None and episodic is None
         #: over the sessions; None if no other process can write to them (third-party stores may lack leases)
         self.leases: SessionLeases | None = getattr(self.conversations, "leases", None)
@@ -365,7 +365,7 @@ async def _compact(
 
 
 def _filter_summary(summary: Summary, rules: GuardrailsEngine, key: SessionKey) -> Summary:
-    """A summary as the output rules leave it: every later prompt holds it, and its owner can read it."""
+    """A summary as the output rules return it: later prompts contain it, and its owner can read it."""
     released = rules.check_output(summary.text)
     if released.blocked:  # the next summary would be blocked, too
         log.warning("summary_withheld", agent=key.agent, rule=released.actions[-1]["type"])

@@ -1,6 +1,6 @@
-"""Missing values in templates render as nothing, and so does what is made of them (document 001, step 5).
+"""Missing values in templates render as nothing, and so do expressions over them (document 001, step 5).
 
-A missing argument counts as one that is not given, wherever the argument is optional.
+A missing argument counts as an omitted one, wherever the argument is optional.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from jinja2.runtime import Context
 
 
 class SilentUndefined(ChainableUndefined):
-    """Renders as nothing, is false and empty, and stays missing whatever a template does with it."""
+    """Renders as nothing, is false and empty, and stays missing in every expression."""
 
     __slots__ = ()
 

@@ -1,8 +1,8 @@
-"""The model router (document 001, step 8): ranks the providers and asks them in order.
+"""The model router (document 001, step 8): ranks the providers and calls them in order.
 
-The router asks the next provider after any failure, at no cost in retries. It asks the same provider
-again only when no other is left, the error is retryable, and the run still has retries (one budget per
-run, over all layers). It retries nothing once text has left the stream; the reader of the stream knows
+After any failure the router calls the next provider, which costs no retry. It calls the same provider again
+only if there is no other, the error is retryable, and the run still has retries (one budget for each run,
+over all layers). It retries nothing after text of a stream has been sent; the reader of the stream knows
 whether it has (`types.StreamBroken`).
 
 The cost of failed tries (`types.attach_usage`) is part of the answer's usage, or is attached to the
@@ -52,7 +52,7 @@ E = TypeVar("E", bound=Exception)
 
 #: seconds between two checks whether a probe has returned
 _MIN_PAUSE = 0.05
-#: reported token counts that a model's correction is learned from: the first few, then one of sixteen
+#: calls whose reported tokens correct the estimates for a model: the first few, then one of sixteen
 _LEARN_FIRST, _LEARN_EVERY = 4, 16
 #: weight of the newest latency in the moving average
 _SMOOTHING = 0.2
@@ -122,12 +122,12 @@ class Health:
 
 @dataclass(frozen=True, slots=True)
 class RetryRules:
-    """When the router asks the last provider left again.
+    """When the router calls the last remaining provider again.
 
     Args:
         tries: most further tries of one call.
         backoff: seconds before the first; doubles each time, times 0.5 to 1.5 at random.
-        max_wait: seconds; the router does not wait for a provider that asks for more.
+        max_wait: seconds; the router does not wait for a provider that requests more.
     """
 
     tries: int = 2
@@ -136,12 +136,12 @@ class RetryRules:
 
 
 class RoutedCall:
-    """One model call on its way through the providers: which to ask next, how each try ended, its cost.
+    """One model call on its way through the providers: the next one, and the result and cost of each try.
 
     Args:
         router: the router of the role that the request names.
         take_retry: takes one try from the budget of the run; None: no budget.
-        log: records the result, and the failed tries of a call that nobody answered.
+        log: records the result, and the tries of a call that failed.
     """
 
     __slots__ = (
@@ -149,12 +149,12 @@ class RoutedCall:
         "_probe", "_request", "_retry_after", "_retry_index", "_router", "_started", "_take_retry", "_tries",
         "settled",
     )  # fmt: skip
-    #: the provider that is being asked, since when, and whether the call is a probe
+    #: the provider of the running try, its start, and whether it is a probe
     _index: int
     _health: ProviderHealth
     _started: float
     _probe: bool
-    #: how long the provider to ask again wants to be left alone
+    #: seconds that the provider to call again requested
     _retry_after: float
 
     def __init__(
@@ -168,16 +168,16 @@ class RoutedCall:
         self._order = (0,) if router.is_single else router.ranked(request)
         self._position = 0
         self._tries = 0
-        #: the provider to ask again when no other is left; -1: none
+        #: the provider to call again if there is no other; -1: none
         self._retry_index = -1
         self._failures: list[ProviderError] = []
         self._attempts: list[JsonObject] = []
         self._failed_usage: Usage | None = None
-        #: whether the end of the running try is known
+        #: whether the end of the running try is recorded
         self.settled = True
 
     async def next_provider(self) -> Provider | None:
-        """The provider to ask now, its circuit entered; waits if the last one left may recover."""
+        """The provider to call now; waits if the last remaining one may recover."""
         now = self._router.clock.monotonic()
         while self._position < len(self._order):
             index = self._order[self._position]
@@ -218,7 +218,7 @@ class RoutedCall:
         """Records a failed try.
 
         Args:
-            streamed_bytes: of text that arrived before; the cost of the try if nobody counted it.
+            streamed_bytes: of the text that arrived before; they estimate the cost if none is reported.
         """
         if streamed_bytes and attached_usage(error) is None:
             attach_usage(
@@ -248,7 +248,7 @@ class RoutedCall:
             self._retry_index = -1  # an earlier error of it was retryable, this one is not
 
     def cancelled(self, error: asyncio.CancelledError) -> None:
-        """Records that the caller gave up: the cost so far, and that of the tries before."""
+        """Records that the caller cancelled the call: its cost so far, and that of the tries before."""
         now = attached_usage(error) or Usage(estimate_request(self._request), estimated=True)
         self._attempts.append(_attempt(self._health.name, "cancelled", 0, now))
         attach_attempts(error, self._attempts)
@@ -265,12 +265,12 @@ class RoutedCall:
         return error
 
     def abandon(self) -> None:
-        """Ends a try whose end nobody recorded, so that a probe does not stay out for ever."""
+        """Ends a try whose end is not recorded, so that its probe does not block the circuit for ever."""
         self.settled = True
         self._health.breaker.record_abandoned(probe=self._probe, now=self._router.clock.monotonic())
 
     def final_error(self) -> Exception:
-        """The error of a call that nobody answered."""
+        """The error of a call that no provider answered."""
         return self.with_costs(self._build_error())
 
     def _build_error(self) -> Exception:
@@ -314,7 +314,7 @@ class RoutedCall:
         )
 
     async def _wait_to_retry(self) -> bool:
-        """Waits before the last provider left is asked again; returns False if it must not be."""
+        """Waits before the last remaining provider is called again; returns False if it must not be."""
         rules, router = self._router.retries, self._router
         if self._retry_index < 0 or self._tries >= rules.tries:
             return False
@@ -398,7 +398,7 @@ class ModelRouter:
         self.clock = self.health.clock
         #: whether there is nothing to rank
         self.is_single = len(self.providers) == 1 and strategy != "capability_match"
-        #: calls so far, and the last one that asked each provider
+        #: calls so far, and the newest call of each provider
         self.turn = 0
         self.last_tried = [0] * len(self.providers)
         self._counts_tokens = any(p.capabilities.context_window for p in self.providers)
@@ -422,7 +422,7 @@ class ModelRouter:
             log: records the result and failed tries.
 
         Raises:
-            ProviderRejected: every provider that was asked refused the request.
+            ProviderRejected: every provider that was called rejected the request.
             AllProvidersFailed: no provider answered; it lists the failures.
         """
         call = RoutedCall(self.roles.get(request.role, self), request, take_retry, log)

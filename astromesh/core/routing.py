@@ -86,7 +86,7 @@ def missing_capabilities(candidate: Candidate, needs: Needs) -> tuple[str, ...]:
 def rank(
     strategy: str, candidates: Sequence[Candidate], needs: Needs = NO_NEEDS, turn: int = 0
 ) -> tuple[int, ...]:
-    """The indices of the candidates, in the order in which to ask them.
+    """The indices of the candidates, in the order in which to call them.
 
     Args:
         strategy: one of `STRATEGIES`.
@@ -100,7 +100,7 @@ def rank(
     """
     fit = [c for c in candidates if not missing_capabilities(c, needs)]
     if not fit and strategy != "capability_match":
-        # capabilities are declared, not measured: asking is better than refusing
+        # capabilities are declared, not measured, so a call may still succeed
         fit = list(candidates)
     return tuple(c.position for c in _ORDERS[strategy](fit, turn))
 

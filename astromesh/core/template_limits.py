@@ -46,7 +46,7 @@ CHARS, _ITEM, _SLOW_CHAR = 100, 10, 20
 #: characters that a number, or the frame of a list, counts for; of the longest number that `%f` writes
 _LEAF, _LONGEST_FLOAT = 16, 330
 
-#: the variable that holds the steps which are left; templates cannot set it
+#: the variable that holds the remaining steps; templates cannot set it
 STEPS = "_steps"
 #: records whose fields templates may read
 RECORDS = frozenset({Message, SemanticResult})
@@ -90,7 +90,7 @@ def step(context: Context, steps: int) -> None:
     """Takes steps.
 
     Raises:
-        SecurityError: fewer are left.
+        SecurityError: fewer remain.
     """
     left = context.parent[STEPS]
     left[0] -= steps
@@ -306,7 +306,7 @@ def tests() -> dict[str, Any]:
 def limited_filter(name: str, function: Function) -> Function:
     """A filter under limits.
 
-    A missing argument counts as one that is not given, where the filter has a default for it.
+    A missing argument counts as an omitted one if the filter has a default for it.
     """
     passed, required = _PASSED[_PassArg.from_obj(function)], required_arguments(function)
 

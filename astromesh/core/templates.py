@@ -1,12 +1,11 @@
 """Jinja2 templates in a sandbox: prompts and other texts of the configuration.
 
-Templates come from the operator, values from anybody. Values are never templates. `template_limits` caps what
-a template may cost; `missing_values` says how missing values render.
+Templates come from the operator, values from any caller. Values are never templates. `template_limits` limits
+the cost of a rendering; `missing_values` defines how missing values render.
 """
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -51,6 +50,7 @@ from astromesh.core.template_limits import (
     written,
 )
 from astromesh.errors import InvalidManifest, TemplateFailed
+from astromesh.text import did_you_mean
 
 _UNAVAILABLE: dict[type[nodes.Node], str] = {
     nodes.Extends: "extends",
@@ -64,7 +64,7 @@ _TEXTS = (str, bytes, int, float)
 _REFUSED_METHODS = frozenset({"encode", "from_bytes", "fromhex", "maketrans", "to_bytes", "translate"})
 #: arguments that Jinja adds to calls in loops and blocks
 _SCOPES = ("_loop_vars", "_block_vars")
-#: methods of a mapping, which stand before its keys
+#: methods of a mapping, which take precedence over its keys
 _DICT_METHODS = frozenset({"copy", "get", "items", "keys", "values"})
 #: half of a surrogate pair, which no model accepts
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -85,7 +85,7 @@ class TemplateAnalysis(NamedTuple):
 
 @pass_context
 def _sliced(context: Context, value: Any, *bounds: Any) -> Any:
-    """A slice of a value; a missing bound counts as one that is not given."""
+    """A slice of a value; a missing bound counts as an omitted one."""
     step(context, length_of(value) // CHARS)
     return value[slice(*(None if is_missing(bound) else bound for bound in bounds))]
 
@@ -266,9 +266,9 @@ class Sandbox(ImmutableSandboxedEnvironment):
         for used in tree.find_all((nodes.Filter, nodes.Test)):
             kind, known = ("filter", self.filters) if isinstance(used, nodes.Filter) else ("test", self.tests)
             if used.name not in known:
-                near = difflib.get_close_matches(used.name, known, 1)
-                hint = f". Did you mean `{near[0]}`?" if near else ""
-                yield TemplateFault(f"unknown {kind} `{used.name}`{hint}", used.lineno)
+                hint = did_you_mean(used.name, (name for name in known if name[0] != "_"))
+                message = f"unknown {kind} `{used.name}`"
+                yield TemplateFault(f"{message}. {hint}" if hint else message, used.lineno)
         for kind_of, name in _UNAVAILABLE.items():
             for node in tree.find_all(kind_of):
                 yield TemplateFault(f"`{name}` is not available in templates", node.lineno)

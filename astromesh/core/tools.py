@@ -130,7 +130,7 @@ def declare_tool(tool: Tool, block: ToolBlock) -> DeclaredTool:
 
 
 def policy_of_block(block: ToolBlock) -> ToolPolicy:
-    """How a tool may be used, from its YAML block, which may stand for several tools."""
+    """The policy of a tool from its YAML block, which may declare several tools."""
     limit = block.rate_limit
     return ToolPolicy(
         timeout_seconds=block.deadline_seconds,
@@ -146,7 +146,7 @@ def policy_of_block(block: ToolBlock) -> ToolPolicy:
 
 
 def declare_source(source: ToolSource, block: ToolBlock) -> DeclaredSource:
-    """The tools of a source, with the YAML block that stands for all of them."""
+    """The tools of a source, with the YAML block that declares all of them."""
     return DeclaredSource(block.name, source, policy_of_block(block), block.effective_effect)
 
 

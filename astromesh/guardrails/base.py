@@ -71,7 +71,7 @@ class RuleStream(Protocol):
 
 
 class Guardrail(Protocol):
-    """One rule. Pure, synchronous, linear in the text whatever the patterns. `Rule` is a base for it."""
+    """One rule: pure, synchronous, and linear in the length of the text. `Rule` is a base for it."""
 
     @property
     def type(self) -> str:

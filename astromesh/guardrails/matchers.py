@@ -301,7 +301,7 @@ Pattern = Annotated[str, AfterValidator(validate_pattern)]
 
 
 class MatchRule(SpanRule):
-    """A rule that finds keywords, and patterns in what the keywords leave.
+    """A rule that finds keywords, and patterns in the text that remains.
 
     Define `keywords`, and `keywords_key`, the name of their field.
     """

@@ -1,6 +1,6 @@
 """`pii_detection`: redacts personal data, or refuses the text (document 001, steps 3 and 10).
 
-The numbering plans of `phonenumbers` confirm phone numbers. The other kinds stand in `pii_formats`.
+The numbering plans of `phonenumbers` confirm phone numbers. `pii_formats` finds the other kinds.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class PiiScanner:
             return size
         if size - tail.start() < 2 * NUMBER_LOOKAHEAD:
             return tail.start()
-        # A long table of numbers leaves in large pieces, each checked as a whole.
+        # a long table of numbers is released in large pieces, each checked as a whole
         word = self._unfinished_word(text, max(start, size - MAX_LOOKAHEAD))
         return min(word.start() if word else size, max(tail.start(), size - NUMBER_LOOKAHEAD))
 

@@ -151,7 +151,7 @@ class ChainStream:
 class SpanRule(Rule):
     """A rule that redacts what its scanners find, one scanner after the other, or blocks the text.
 
-    Define `scanners` and `refusal`, the text that stands for a blocked one.
+    Define `scanners`, and `refusal`, the text that replaces a blocked one.
     """
 
     action: Literal["redact", "block"] = Field(
