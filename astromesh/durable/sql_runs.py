@@ -32,7 +32,7 @@ from astromesh.durable.rows import (
     value_of,
 )
 from astromesh.errors import DeadlineExceeded, IdempotencyConflict, Interrupted, LeaseLost, SessionBusy
-from astromesh.storage.queries import Dialect, Row, SqlStore, Transaction
+from astromesh.storage.queries import Dialect, Row, SqlStore, Transaction, write_in_chunks
 from astromesh.types import Event, JsonObject, Usage
 
 #: runs deleted in one transaction, so that others get their turn in between
@@ -200,7 +200,8 @@ class SqlRuns(SqlStore):
     async def expire(self, before: float, max_runs: int) -> int:
         await self._queries.write("expire_keys", self._clock.now())
         await self._queries.write("expire_workers", self._clock.now() - _WORKER_RETENTION_SECONDS)
-        return await self._in_chunks("expire", before) + await self._in_chunks("expire_many", max_runs)
+        old = await write_in_chunks(self._queries, "expire", before, chunk=_CHUNK)
+        return old + await write_in_chunks(self._queries, "expire_many", max_runs, chunk=_CHUNK)
 
     async def erase_owner(self, tenant: str, owner: str) -> int:
         async def erase(tx: Transaction) -> int:
@@ -210,12 +211,6 @@ class SqlRuns(SqlStore):
             return await tx.execute("erase_owner", tenant, owner)
 
         return await self._queries.transact(erase)
-
-    async def _in_chunks(self, query: str, bound: float) -> int:
-        total = 0
-        while deleted := await self._queries.write(query, bound, _CHUNK):
-            total += len(deleted)
-        return total
 
     # -- parts of a transaction: what the databases do in different ways -----------------------------------
 

@@ -15,7 +15,7 @@ from astromesh.telemetry.clock import Clock
 
 #: seconds between two sweeps
 EXPIRY_PERIOD = 60.0
-#: seconds after its end until a lease that was not released is deleted
+#: seconds after its end when a lease that was not released is deleted
 LEASE_GRACE_SECONDS = 3600.0
 
 log = structlog.get_logger("astromesh.memory")
@@ -36,7 +36,7 @@ Store = TypeVar("Store", bound=ExpiringStore)
 async def opened_store(
     database: MigratedDatabase, schema: Schema, store: Store, clock: Clock
 ) -> AsyncIterator[Store]:
-    """A store with its tables, whose expired rows are deleted."""
+    """Migrates the tables of a store, and deletes its expired rows while it is open."""
     await database.migrate(schema)
     async with expire_periodically(store.expire, clock):
         yield store
@@ -44,7 +44,7 @@ async def opened_store(
 
 @asynccontextmanager
 async def expire_periodically(expire: Callable[[float], Awaitable[int]], clock: Clock) -> AsyncIterator[None]:
-    """Args: expire: deletes what has expired at a time in seconds since the epoch; returns the number."""
+    """Args: expire: deletes what expired before a time in seconds since the epoch; returns the number."""
     task = asyncio.create_task(_expire_forever(expire, clock))
     try:
         yield

@@ -57,7 +57,7 @@ def store_schema(store: type[SqlStore], dialect: Dialect) -> Schema:
 
 
 def migrate(connection: sqlite3.Connection, schemas: Sequence[Schema]) -> Sequence[None]:
-    """Work for the writer: what is missing, inside its transaction, so that two processes do it once."""
+    """Executes the missing migrations in the transaction of the writer, so that two processes do it once."""
     connection.execute(_VERSIONS)
     for schema in schemas:
         _bring_up(connection, schema, schema.steps("sqlite"))
@@ -69,8 +69,8 @@ def _bring_up(connection: sqlite3.Connection, schema: Schema, steps: Sequence[st
     version = row[0] if row else 0
     if version > len(steps):
         raise ConfigError(
-            f"The database holds {schema.name} in schema {version}, written by a newer astromesh; this one "
-            f"knows {len(steps)}. Upgrade astromesh, or point it at another data folder."
+            f"A newer astromesh wrote the tables of {schema.name}: they have version {version}, and this one "
+            f"knows version {len(steps)}. Upgrade astromesh, or use another data folder."
         )
     for step in steps[version:]:
         for statement in statements(step):
@@ -80,7 +80,7 @@ def _bring_up(connection: sqlite3.Connection, schema: Schema, steps: Sequence[st
 
 
 def statements(script: str) -> Iterator[str]:
-    """The statements of a script, so that they run inside a transaction (`executescript` would commit it)."""
+    """Yields the statements of a script. (`executescript` would commit the transaction.)"""
     pending = ""
     for line in script.splitlines(keepends=True):
         pending += line
@@ -92,6 +92,6 @@ def statements(script: str) -> Iterator[str]:
 
 
 def queries(package: str, path: str) -> Mapping[str, str]:
-    """The queries of a file by name; each starts with a line `-- name: what_it_is`."""
+    """Returns the queries of a file by name. Each starts with a line `-- name: what_it_is`."""
     parts = _NAMED.split(files(package).joinpath(path).read_text("utf-8"))
     return dict(zip(parts[1::2], map(str.strip, parts[2::2]), strict=True))

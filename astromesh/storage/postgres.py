@@ -1,9 +1,9 @@
 """A PostgreSQL database: one connection pool per database and process, shared by all stores.
 
-A connection is held for one statement or one short transaction, never while a model or a tool works. The pool
-connects at the first call, and again after the server was unavailable: a call waits for the server until its
-deadline. Reads are retried, because repeating them is harmless. Writes are not retried. All tables are in the
-PostgreSQL schema `astromesh`. Errors are translated here, by SQLSTATE (PostgreSQL manual, appendix A).
+A call holds a connection for one statement or one short transaction, never while a model or a tool works. The
+pool connects at the first call, and again after the server was unavailable: a call waits for the server until
+its deadline. Reads are retried, because repeating them is harmless. Writes are not retried. All tables are in
+the PostgreSQL schema `astromesh`. Errors are translated here, by SQLSTATE (PostgreSQL manual, appendix A).
 """
 
 from __future__ import annotations
@@ -24,35 +24,35 @@ from astromesh.errors import AstromeshError, ConfigError, InvalidInput, StoreErr
 from astromesh.plugins import Deps
 from astromesh.storage.migrations import Schema, store_schema
 from astromesh.storage.queries import Dialect, SqlStore, TransactionWork, store_queries
-from astromesh.storage.retry import NotSent, ShieldedTasks, retry_until_deadline
+from astromesh.storage.retry import NOT_TEXT, NotSent, ShieldedTasks, retry_until_deadline
 
-#: longest prefix first; the store as a whole cannot do it now
+#: the store as a whole is unavailable now; longest prefix first
 _UNAVAILABLE = (
-    ("25006", "may only be read at present; try again"),
-    ("40", "met another transaction; try again"),
+    ("25006", "is read-only at present; try again"),
+    ("40", "had a conflict between two transactions; try again"),
     ("53100", "cannot grow: the disk is full"),
-    ("53300", "takes no more connections; try again"),
+    ("53300", "accepts no more connections; try again"),
     ("53", "is out of resources; try again"),
     ("55P03", "is locked; try again"),
     ("57", "is shutting down or starting up; try again"),
-    ("58", "reports a fault of its machine"),
-    ("08", "broke the connection; try again"),
+    ("58", "reports a system error of its machine"),
+    ("08", "closed the connection; try again"),
 )
 
 
 #: the operator must change something
 _REFUSED = (
-    ("28", "refuses the login: check the user and the password in the URL"),
+    ("28", "rejects the login: check the user and the password in the URL"),
     ("3D000", "does not exist on that server"),
-    ("42501", "refuses a permission: the user needs CREATE on the database, or to own its tables"),
+    ("42501", "denies a permission: the user needs CREATE on the database, or must own its tables"),
 )
 
 
-#: not installed, files missing, not permitted
+#: the extension is not installed, its files are missing, or the user may not create it
 _NO_EXTENSION = ("0A000", "58P01", "42501")
 
 
-#: the last is what the library says when it continues with a connection that the server has cut
+#: the library raises the last one if it continues with a connection that the server has closed
 DRIVER_ERRORS = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
 
 
@@ -60,20 +60,20 @@ _AWAY = ("08", "57P01", "57P02", "57P03", "53300")
 
 
 def is_away(error: BaseException) -> bool:
-    """Whether the server or the connection is gone, so that the same call may work in a moment."""
+    """Whether the server or the connection is gone, so that the same call may succeed a moment later."""
     if isinstance(error, asyncpg.PostgresError):
         return (error.sqlstate or "").startswith(_AWAY)
     return isinstance(error, OSError | asyncpg.InterfaceError | asyncpg.InternalClientError)
 
 
 def translate_postgres_error(error: BaseException, name: str) -> AstromeshError:
-    """Args: name: what the operator calls the database, without its password."""
+    """Args: name: the name of the database in messages, without its password."""
     if isinstance(error, TimeoutError):
         return StoreUnavailable(f"The database {name} did not answer in time; try again.")
-    if isinstance(error.__cause__, UnicodeEncodeError):  # refused before it was sent
-        return InvalidInput("The text holds half of a surrogate pair, which is no character.")
-    if type(error) is asyncpg.DataError:  # the library's own; it repeats the value
-        return StoreError(f"The database {name} was given a value of the wrong kind.")
+    if isinstance(error.__cause__, UnicodeEncodeError):  # raised before it was sent
+        return InvalidInput(NOT_TEXT)
+    if type(error) is asyncpg.DataError:  # the library's own error repeats the value
+        return StoreError(f"The database {name} does not take a value of this type.")
     if isinstance(error, asyncpg.PostgresError):
         return _error_of_state(error, error.sqlstate or "", name)
     return StoreUnavailable(f"The database {name} cannot be reached; try again.")
@@ -85,15 +85,15 @@ def _error_of_state(error: asyncpg.PostgresError, state: str, name: str) -> Astr
             f"The database {name} lacks the extension pgvector: install it on the server, and let a "
             "superuser run CREATE EXTENSION vector."
         )
-    for prefix, said in _UNAVAILABLE:
+    for prefix, reason in _UNAVAILABLE:
         if state.startswith(prefix):
-            return StoreUnavailable(f"The database {name} {said}.")
-    for prefix, said in _REFUSED:
+            return StoreUnavailable(f"The database {name} {reason}.")
+    for prefix, reason in _REFUSED:
         if state.startswith(prefix):
-            return StoreError(f"The database {name} {said}.")
+            return StoreError(f"The database {name} {reason}.")
     if isinstance(error, asyncpg.CharacterNotInRepertoireError):
-        return InvalidInput("A name or id holds the character NUL, which no name or id has.")
-    return StoreError(f"The database {name} refused a statement: {error.args[0] if error.args else state}")
+        return InvalidInput("A name or an id has the character NUL, which is not allowed there.")
+    return StoreError(f"The database {name} rejected a statement: {error.args[0] if error.args else state}")
 
 
 T = TypeVar("T")
@@ -102,7 +102,7 @@ T = TypeVar("T")
 Connection: TypeAlias = "PoolConnectionProxy[Any]"
 
 
-#: something done with one connection
+#: work with one connection
 Session: TypeAlias = Callable[[Connection], Awaitable[T]]
 
 
@@ -119,11 +119,11 @@ _NO_URL = "PostgreSQL needs a URL postgresql://USER@HOST/DATABASE, e.g. as stora
 _IDLE_SECONDS = 300.0
 
 
-#: seconds that start-up waits for a server, and that a migration may take there
+#: seconds that the start waits for a server, and the deadline of a migration
 _START_SECONDS, _MIGRATION_SECONDS = 2.0, 600.0
 
 
-#: held while tables are made or changed; any number that nobody else uses
+#: the advisory lock of a migration; a number that nothing else uses
 _MIGRATING = 0x61737472
 
 
@@ -148,8 +148,8 @@ class Address(NamedTuple):
     Args:
         dsn: for asyncpg, with the password.
         name: for messages, without it.
-        pool_size: connections at most (`?pool_size=`).
-        statement_cache: prepared statements by connection (`?statement_cache=`), 0 behind PgBouncer.
+        pool_size: maximum number of connections (`?pool_size=`).
+        statement_cache: prepared statements per connection (`?statement_cache=`), 0 behind PgBouncer.
     """
 
     dsn: str
@@ -159,11 +159,11 @@ class Address(NamedTuple):
 
     @classmethod
     def parse(cls, url: str) -> Address:
-        """Raises: ConfigError: no URL of a PostgreSQL database; the message does not repeat it."""
+        """Raises: ConfigError: it is not the URL of a PostgreSQL database; the message does not repeat it."""
         try:
             parts = urlsplit(url)
             port = parts.port or 5432
-        except ValueError:  # its words repeat parts of the URL
+        except ValueError:  # its message repeats parts of the URL
             raise ConfigError(_NO_URL) from None
         if parts.scheme not in SCHEMES or not parts.path.strip("/"):
             raise ConfigError(_NO_URL)
@@ -178,8 +178,8 @@ class Postgres:
     """An async context manager; used by one event loop.
 
     Args:
-        address: where, and how large a pool.
-        deadline: seconds a call may take, waiting for the server and for a free connection included.
+        address: the database, and the size of the pool.
+        deadline: seconds of a call, including the waits for the server and for a free connection.
     """
 
     def __init__(self, address: Address, *, deadline: float = 5.0) -> None:
@@ -191,7 +191,7 @@ class Postgres:
         self._writes = ShieldedTasks()
 
     async def __aenter__(self) -> Self:
-        # connects when it is first used, so that a server may come up after this one
+        # the pool connects at the first call, so that the server may start later
         self._pool = await asyncpg.create_pool(
             self.address.dsn,
             min_size=0,
@@ -216,25 +216,25 @@ class Postgres:
             pool.terminate()
 
     async def read(self, query: str, *bound: object) -> list[asyncpg.Record]:
-        """The rows of a query; repeated when the connection breaks.
+        """Returns the rows of a query. Repeats it if the connection breaks.
 
         Raises:
             StoreUnavailable: the server did not answer before the deadline.
-            StoreError: it refused the statement.
+            StoreError: it rejected the statement.
         """
         return await self._do(partial(_fetch, query, bound), _may_repeat_read)
 
     async def write(self, query: str, *bound: object) -> list[asyncpg.Record]:
-        """The rows of a statement that changes something. A cancel does not stop it half-way.
+        """Executes a statement and returns its rows. Cancelling the caller does not stop it.
 
         Raises:
-            StoreUnavailable: the server is unavailable. If the connection broke during the write, nobody
-                knows whether it was done.
+            StoreUnavailable: the server is unavailable. If the connection broke during the write, it is
+                unknown whether the statement was executed.
         """
         return await self._writes.run(self._do(partial(_fetch, query, bound), _may_repeat_write))
 
     async def decide(self, query: str, *bound: object) -> list[asyncpg.Record]:
-        """`write` whose caller is told what came of it, cancelled or not."""
+        """Does what `write` does. A cancelled caller still receives the result."""
         return await self._writes.finish(self._do(partial(_fetch, query, bound), _may_repeat_write))
 
     async def write_in_chunks(self, query: str, *bound: object, chunk: int) -> int:
@@ -252,27 +252,27 @@ class Postgres:
         return total
 
     async def write_many(self, query: str, rows: Sequence[Sequence[object]]) -> None:
-        """A statement once for each row, all or none, in one round trip; as `write`."""
+        """Executes a statement once for each row, all or none, in one round trip; like `write`."""
         await self._writes.run(self._do(partial(_execute_many, query, rows), _may_repeat_write))
 
     async def transact(self, work: Session[T], *, deadline: float = 0) -> T:
-        """`work` in one transaction; as `write`.
+        """Executes `work` in one transaction; like `write`.
 
         Args:
-            deadline: seconds, for work that may take longer than a call does.
+            deadline: seconds, for work that takes longer than other calls.
         """
         return await self._writes.run(self._do(partial(_in_transaction, work), _may_repeat_write, deadline))
 
     async def look(self, work: Session[T]) -> T:
-        """`work` in one transaction that only reads; as `read`."""
+        """Executes `work` in one transaction that only reads; like `read`."""
         return await self._do(partial(_in_transaction, work), _may_repeat_read)
 
     async def migrate(self, schema: Schema) -> None:
-        """Brings one schema up to date; where the server is unavailable, before the first call that finds it.
+        """Brings one schema up to date. If the server is unavailable, the first call that reaches it does.
 
         Raises:
-            ConfigError: the database was written by a newer astromesh.
-            StoreError: the tables cannot be made.
+            ConfigError: a newer astromesh wrote the tables.
+            StoreError: the tables cannot be created.
         """
         probe = partial(_fetch, "SELECT 1", ())
         try:
@@ -285,7 +285,7 @@ class Postgres:
         await self._do(probe, _may_repeat_read, _MIGRATION_SECONDS)
 
     async def ping(self) -> None:
-        """Raises StoreUnavailable where the server does not answer."""
+        """Raises StoreUnavailable if the server does not answer."""
         await self.read("SELECT 1")
 
     # -- inside --------------------------------------------------------------------------------------------
@@ -296,10 +296,12 @@ class Postgres:
             raise StoreUnavailable(f"The database {self.address.name} is closed.")
         return self._pool
 
-    async def _do(self, work: Session[T], again: Callable[[BaseException], bool], deadline: float = 0) -> T:
+    async def _do(
+        self, work: Session[T], may_retry: Callable[[BaseException], bool], deadline: float = 0
+    ) -> T:
         try:
             return await retry_until_deadline(
-                partial(self._once, work), DRIVER_ERRORS, again, deadline or self._deadline
+                partial(self._once, work), DRIVER_ERRORS, may_retry, deadline or self._deadline
             )
         except DRIVER_ERRORS as error:
             raise translate_postgres_error(error, self.address.name) from error
@@ -317,7 +319,7 @@ class Postgres:
         except (asyncio.CancelledError, NotSent, *DRIVER_ERRORS) as error:
             cause = error.cause if isinstance(error, NotSent) else error
             if isinstance(cause, asyncio.CancelledError) or is_away(cause):
-                connection.terminate()  # broken, or its answer may still come and nobody would wait for it
+                connection.terminate()  # it is broken, or may still receive the answer of this call
             raise
         finally:
             await pool.release(connection)
@@ -333,12 +335,10 @@ class Postgres:
 
 
 def _may_repeat_read(error: BaseException) -> bool:
-    """For reads."""
     return is_away(error.cause if isinstance(error, NotSent) else error)
 
 
 def _may_repeat_write(error: BaseException) -> bool:
-    """For writes."""
     return isinstance(error, NotSent) and is_away(error.cause)
 
 
@@ -357,17 +357,17 @@ async def _in_transaction(work: Session[T], connection: Connection) -> T:
 
 
 async def _no_reset(connection: asyncpg.Connection[Any]) -> None:
-    """Nobody leaves settings behind, so that giving a connection back costs no round trip."""
+    """Does nothing: no statement changes the settings of a connection, so its return needs no round trip."""
 
 
-def _number(text: str, name: str, least: int) -> int:
-    if not text.isdecimal() or int(text) < least:
-        raise ConfigError(f"{name} in the URL of the database must be a number from {least} up.")
+def _number(text: str, name: str, minimum: int) -> int:
+    if not text.isdecimal() or int(text) < minimum:
+        raise ConfigError(f"{name} in the URL of the database must be a number of at least {minimum}.")
     return int(text)
 
 
 async def _migrate(schema: Schema, connection: Connection) -> None:
-    """What is missing; of several processes one at a time."""
+    """Executes the missing migrations; one process at a time."""
     await connection.execute("SELECT pg_advisory_xact_lock($1)", _MIGRATING)
     if await connection.fetchval("SELECT to_regclass('astromesh.schemas')") is None:
         await connection.execute("CREATE SCHEMA IF NOT EXISTS astromesh")
@@ -376,8 +376,8 @@ async def _migrate(schema: Schema, connection: Connection) -> None:
     version = await connection.fetchval(_READ, schema.name) or 0
     if version > len(steps):
         raise ConfigError(
-            f"The database holds {schema.name} in schema {version}, written by a newer astromesh; this one "
-            f"knows {len(steps)}. Upgrade astromesh, or point it at another database."
+            f"A newer astromesh wrote the tables of {schema.name}: they have version {version}, and this one "
+            f"knows version {len(steps)}. Upgrade astromesh, or use another database."
         )
     for step in steps[version:]:
         await connection.execute(step)
@@ -386,7 +386,7 @@ async def _migrate(schema: Schema, connection: Connection) -> None:
 
 
 async def shared_postgres(deps: Deps, url: str = "") -> Postgres:
-    """The database of a URL, opened once per runtime.
+    """Returns the database of a URL, which is opened once per runtime.
 
     Args:
         url: postgresql://…; empty for `storage.url` of runtime.yaml.
@@ -476,20 +476,20 @@ class PostgresStore(SqlStore):
 
 # -- NUL -----------------------------------------------------------------------------------------------------
 
-# PostgreSQL stores any character but NUL, which is escaped here.
+# PostgreSQL stores every character except NUL, which is escaped here.
 
 _NUL, _ESCAPE = "\x00", "\x1a"
 
 
 def escape_nul(text: str) -> str:
-    """A text without NUL; unchanged unless it holds NUL or SUBSTITUTE."""
+    """Returns a text without NUL; unchanged unless it has NUL or SUBSTITUTE."""
     if _NUL in text or _ESCAPE in text:
         return text.replace(_ESCAPE, _ESCAPE + "1").replace(_NUL, _ESCAPE + "0")
     return text
 
 
 def unescape_nul(text: str) -> str:
-    """What `escape_nul` was given."""
+    """Returns the text before `escape_nul`."""
     if _ESCAPE in text:
         return text.replace(_ESCAPE + "0", _NUL).replace(_ESCAPE + "1", _ESCAPE)
     return text

@@ -80,6 +80,18 @@ class Queries(Protocol):
         """Raises StoreUnavailable if the database does not answer."""
 
 
+async def write_in_chunks(queries: Queries, query: str, *values: object, chunk: int) -> int:
+    """Repeats a statement until it returns no row, so that no transaction is long. Returns how many rows.
+
+    Args:
+        chunk: the last value of the statement: how many rows it may change and return.
+    """
+    total = 0
+    while rows := await queries.write(query, *values, chunk):
+        total += len(rows)
+    return total
+
+
 class NoOptions(BaseModel):
     """Takes no options: the store uses the database of `storage.url` (runtime.yaml)."""
 

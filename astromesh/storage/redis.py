@@ -1,8 +1,7 @@
 """A Redis (or Valkey) server: one pool per URL and process, used through Lua scripts only.
 
-A script is atomic, is one round trip, and is sent once per server. A call waits for a server that is
-unavailable, at most until its deadline; what was sent is repeated only where that is harmless: reads are,
-writes are not.
+A script is atomic, takes one round trip, and is sent once per server. A call waits for an unavailable server
+until its deadline. Reads are retried, because repeating them is harmless. Writes are not retried.
 """
 
 from __future__ import annotations
@@ -36,27 +35,27 @@ from redis.maint_notifications import MaintNotificationsConfig
 
 from astromesh.errors import AstromeshError, ConfigError, InvalidInput, StoreError, StoreUnavailable
 from astromesh.plugins import Deps
-from astromesh.storage.retry import NotSent, ShieldedTasks, retry_until_deadline
+from astromesh.storage.retry import NOT_TEXT, NotSent, ShieldedTasks, retry_until_deadline
 
 SCHEMES = ("redis", "rediss", "unix")
 POOL_SIZE = 32
-#: a log takes what looks like `://USER:` for the beginning of a password
+#: a log filter takes `://USER:` for the start of a password
 _NO_URL = "Redis needs a URL redis://HOST (with :PORT and /NUMBER), e.g. as redis.url of runtime.yaml."
-#: seconds after which an idle connection is asked whether it still works
+#: seconds after which an idle connection is checked
 _CHECK_SECONDS = 30
 
 DriverErrors: TypeAlias = type[BaseException] | tuple[type[BaseException], ...]
 
-#: something done with one connection
+#: work with one connection
 Session: TypeAlias = Callable[[AbstractConnection], Awaitable[Any]]
 
 #: first match wins
 _MESSAGES: tuple[tuple[DriverErrors, type[AstromeshError], str], ...] = (
-    (AuthenticationError, StoreError, "refuses the login: check the user and the password in redis.url"),
-    ((AuthorizationError, NoPermissionError), StoreError, "refuses a permission that astromesh needs"),
+    (AuthenticationError, StoreError, "rejects the login: check the user and the password in redis.url"),
+    ((AuthorizationError, NoPermissionError), StoreError, "denies a permission that astromesh needs"),
     (BusyLoadingError, StoreUnavailable, "is loading its data; try again"),
     (OutOfMemoryError, StoreUnavailable, "is full: raise its maxmemory"),
-    (ReadOnlyError, StoreUnavailable, "may only be read at present; try again"),
+    (ReadOnlyError, StoreUnavailable, "is read-only at present; try again"),
     ((TimeoutError, Silent), StoreUnavailable, "did not answer in time; try again"),
     ((Broken, OSError), StoreUnavailable, "cannot be reached; try again"),
 )
@@ -65,10 +64,10 @@ _LOGIN_ERRORS = (AuthenticationError, AuthorizationError)
 
 
 class Script:
-    """A Lua script: it runs alone on the server, and either whole or, where it fails, up to its error.
+    """A Lua script. The server runs one at a time. A script that fails keeps its changes up to the error.
 
     Args:
-        text: its source; a server that does not know it yet is sent it once.
+        text: its source, sent once to a server that does not know it.
     """
 
     __slots__ = ("sha", "text")
@@ -83,14 +82,14 @@ class Redis:
 
     Args:
         url: redis://…, rediss://… or unix://…
-        deadline: seconds a call may take, waiting for the server and for a free connection included.
+        deadline: seconds of a call, including the waits for the server and for a free connection.
     """
 
     def __init__(self, url: str, *, deadline: float = 5.0) -> None:
         try:
             parts = urlsplit(url)
             port = parts.port or 6379
-        except ValueError:  # its words repeat parts of the URL
+        except ValueError:  # its message repeats parts of the URL
             raise ConfigError(_NO_URL) from None
         if parts.scheme not in SCHEMES:
             raise ConfigError(_NO_URL)
@@ -100,7 +99,7 @@ class Redis:
         self._writes = ShieldedTasks()
 
     async def __aenter__(self) -> Self:
-        # connects when it is first used, so that a server may come up after this one
+        # the pool connects at the first call, so that the server may start later
         self._pool = BlockingConnectionPool.from_url(
             self._url,
             max_connections=POOL_SIZE,
@@ -108,9 +107,9 @@ class Redis:
             socket_timeout=self._deadline,
             socket_connect_timeout=self._deadline,
             health_check_interval=_CHECK_SECONDS,
-            retry=Retry(NoBackoff(), 0),  # the library would repeat writes, too
+            retry=Retry(NoBackoff(), 0),  # the library would also repeat writes
             client_name="astromesh",
-            # with these a pool hands out connections that the server has closed
+            # with these, a pool returns connections that the server has closed
             maint_notifications_config=MaintNotificationsConfig(enabled=False),
         )
         return self
@@ -123,29 +122,29 @@ class Redis:
         await pool.aclose()
 
     async def read(self, script: Script, keys: Sequence[str], *args: str | bytes | float) -> Any:
-        """What a script answers; repeated when the connection breaks.
+        """Returns the result of a script. Repeats it if the connection breaks.
 
         Raises:
             StoreUnavailable: the server did not answer before the deadline.
-            StoreError: it refused the command.
+            StoreError: it rejected the command.
         """
         return await self._do(_evaluation(script, keys, args), _is_away)
 
     async def write(self, script: Script, keys: Sequence[str], *args: str | bytes | float) -> Any:
-        """What a script that changes something answers. A cancel does not stop it half-way.
+        """Executes a script that writes and returns its result. Cancelling the caller does not stop it.
 
         Raises:
-            StoreUnavailable: the server is unavailable. If the connection broke during the write, nobody
-                knows whether it was done.
+            StoreUnavailable: the server is unavailable. If the connection broke during the write, it is
+                unknown whether the script was executed.
         """
         return await self._writes.run(self._do(_evaluation(script, keys, args), _was_not_done))
 
     async def decide(self, script: Script, keys: Sequence[str], *args: str | bytes | float) -> Any:
-        """`write` whose caller is told what came of it, cancelled or not."""
+        """Does what `write` does. A cancelled caller still receives the result."""
         return await self._writes.finish(self._do(_evaluation(script, keys, args), _was_not_done))
 
     async def ping(self) -> None:
-        """Raises StoreUnavailable where the server does not answer."""
+        """Raises StoreUnavailable if the server does not answer."""
         await self._do(_ping, _is_away)
 
     @property
@@ -154,10 +153,10 @@ class Redis:
             raise StoreUnavailable(f"The server {self.name} is closed.")
         return self._pool
 
-    async def _do(self, work: Session, again: Callable[[BaseException], bool]) -> Any:
+    async def _do(self, work: Session, may_retry: Callable[[BaseException], bool]) -> Any:
         try:
             return await retry_until_deadline(
-                partial(self._once, work), _DRIVER_ERRORS, again, self._deadline
+                partial(self._once, work), _DRIVER_ERRORS, may_retry, self._deadline
             )
         except _DRIVER_ERRORS as error:
             raise translate_redis_error(error, self.name) from error
@@ -171,9 +170,7 @@ class Redis:
         try:
             return await work(connection)
         except (RedisError, OSError, asyncio.CancelledError) as error:
-            if not isinstance(
-                error, ResponseError
-            ):  # its answer may still come, and nobody would wait for it
+            if not isinstance(error, ResponseError):  # it may still receive the answer of this call
                 await connection.disconnect(nowait=True)
             raise
         finally:
@@ -181,13 +178,13 @@ class Redis:
 
 
 def _evaluation(script: Script, keys: Sequence[str], args: Sequence[str | bytes | float]) -> Session:
-    async def evaluated(connection: AbstractConnection) -> Any:
+    async def evaluate(connection: AbstractConnection) -> Any:
         try:
             return await _send_command(connection, "EVALSHA", script.sha, len(keys), *keys, *args)
         except NoScriptError:
             return await _send_command(connection, "EVAL", script.text, len(keys), *keys, *args)
 
-    return evaluated
+    return evaluate
 
 
 async def _send_command(connection: AbstractConnection, *words: str | bytes | float) -> Any:
@@ -200,29 +197,29 @@ async def _ping(connection: AbstractConnection) -> Any:
 
 
 def _is_away(error: BaseException) -> bool:
-    """Whether the same call may work in a moment."""
+    """Whether the same call may succeed a moment later."""
     cause = error.cause if isinstance(error, NotSent) else error
     return isinstance(cause, Broken | Silent | OSError) and not isinstance(cause, _LOGIN_ERRORS)
 
 
 def _was_not_done(error: BaseException) -> bool:
-    """Whether a write may be sent again: it never went out, or the server only said that it is loading."""
+    """Whether a write may be sent again: it was not sent, or the server is loading its data."""
     return isinstance(error, BusyLoadingError) or (isinstance(error, NotSent) and _is_away(error))
 
 
 def translate_redis_error(error: BaseException, name: str) -> AstromeshError:
     """Args: name: host and port, without the password."""
     if isinstance(error, UnicodeEncodeError):
-        return InvalidInput("The text holds half of a surrogate pair, which is no character.")
-    for foreign, kind, said in _MESSAGES:
+        return InvalidInput(NOT_TEXT)
+    for foreign, kind, reason in _MESSAGES:
         if isinstance(error, foreign):
-            return kind(f"The server {name} {said}.")
-    said = str(error).splitlines()[0][:200] if isinstance(error, ResponseError) else type(error).__name__
-    return StoreError(f"The server {name} refused a command: {said}")
+            return kind(f"The server {name} {reason}.")
+    reason = str(error).splitlines()[0][:200] if isinstance(error, ResponseError) else type(error).__name__
+    return StoreError(f"The server {name} rejected a command: {reason}")
 
 
 async def shared_redis(deps: Deps, url: str = "") -> Redis:
-    """The server of a URL, connected to once per runtime.
+    """Returns the server of a URL, with one pool per runtime.
 
     Args:
         url: redis://…; empty for `redis.url` of runtime.yaml.

@@ -10,6 +10,9 @@ T = TypeVar("T")
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.02, 0.25
 
+#: the error of a text that UTF-8 cannot encode, for every database
+NOT_TEXT = "The text has half of a surrogate pair, which is not a character."
+
 
 class NotSent(Exception):
     """No connection was available. Nothing was sent, so a retry is harmless.
@@ -25,14 +28,14 @@ class NotSent(Exception):
 async def retry_until_deadline(
     work: Callable[[], Awaitable[T]],
     foreign: tuple[type[BaseException], ...],
-    again: Callable[[BaseException], bool],
+    may_retry: Callable[[BaseException], bool],
     deadline: float,
 ) -> T:
     """Repeats `work` until it succeeds, fails for good, or the deadline passes.
 
     Args:
         foreign: the exceptions of the library.
-        again: whether a retry is harmless and may succeed.
+        may_retry: whether a retry is harmless and may succeed.
         deadline: seconds for all attempts.
 
     Raises:
@@ -48,7 +51,7 @@ async def retry_until_deadline(
                     return await work()
                 except known as error:
                     last = error.cause if isinstance(error, NotSent) else error
-                    if not again(error):
+                    if not may_retry(error):
                         raise last from last.__cause__
                 await asyncio.sleep(pause)
                 pause = min(pause * 2, LONGEST_PAUSE)
@@ -88,4 +91,4 @@ class ShieldedTasks:
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._running.discard(task)
         if not task.cancelled():
-            task.exception()  # seen: its caller may be gone
+            task.exception()  # marks it as retrieved: its caller may be gone

@@ -37,8 +37,8 @@ class SingleProcessLock:
         file: the shared file; the lock and the mark are created beside it.
 
     Attributes:
-        alone: nobody else uses the file.
-        before_sharing: awaited when another process comes; it continues once this has ended.
+        exclusive: no other process uses the file.
+        before_sharing: awaited when another process starts, which waits for that.
     """
 
     def __init__(self, file: Path) -> None:
@@ -50,7 +50,7 @@ class SingleProcessLock:
 
     async def __aenter__(self) -> Self:
         """Raises: StoreUnavailable: the process that uses the file does not release it."""
-        if sys.platform == "win32":  # no such lock there: nobody is ever alone
+        if sys.platform == "win32":  # it has no such lock, so every process takes leases
             return self
         self._lock = os.open(self._lock_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -78,11 +78,12 @@ class SingleProcessLock:
         try:
             async with asyncio.timeout(JOIN_SECONDS):
                 while not self._locked(fcntl.LOCK_SH):
-                    self._mark.touch()  # again and again: who starts alone removes it
+                    self._mark.touch()  # each time: a process that starts alone removes it
                     await asyncio.sleep(_TRY_SECONDS)
         except TimeoutError as error:
             raise StoreUnavailable(
-                f"Another process uses {self._lock_file.name.removesuffix('-sole')} and does not answer."
+                f"Another process uses {self._lock_file.name.removesuffix('-sole')} and does not share it; "
+                "stop that process, or try again."
             ) from error
 
     async def _watch(self) -> None:
@@ -94,7 +95,7 @@ class SingleProcessLock:
                 for ready in self.before_sharing:
                     await ready()
                 break
-            except AstromeshError as error:  # the other process waits meanwhile
+            except AstromeshError as error:  # the other process waits
                 log.warning("sharing_delayed", file=self._lock_file.name, error=str(error))
                 await asyncio.sleep(LOOK_SECONDS)
         self._locked(fcntl.LOCK_SH)

@@ -1,8 +1,8 @@
 """A SQLite file with one writer thread and one reader thread: the event loop never waits for the disk.
 
 In WAL mode readers do not wait for the writer, and several processes may use the file. `synchronous=NORMAL`
-is the default: a commit survives the death of the process (kill -9), and the file stays consistent after a
-loss of power, which may undo the last commits. FULL also survives a loss of power and costs one sync of the
+is the default: a commit survives the death of the process (kill -9). A loss of power may undo the last
+commits, and the file stays consistent. With FULL, commits also survive a loss of power, for one sync of the
 disk per transaction (docs/memory.md has the figures). Deleted content is overwritten (`secure_delete`).
 """
 
@@ -33,12 +33,12 @@ T = TypeVar("T")
 
 FILE = "astromesh.db"
 SQLITE_URL = "sqlite:///"
-#: the documented default: the data folder, wherever that was put
+#: the documented default, which means: in the data folder
 DEFAULT_URL = "sqlite:///.astromesh/astromesh.db"
 
-#: seconds that SQLite itself waits for a lock, so that two processes hand over without the lane's pause
+#: seconds that SQLite itself waits for a lock, so that two processes alternate without longer pauses
 _LOCK_SECONDS = 0.02
-#: bytes that a ping tries to write where a write has failed
+#: bytes that a ping writes after a write has failed
 _PING_BYTES = 16 * 1024
 
 _PRAGMAS = (
@@ -56,8 +56,8 @@ class Database:
     """An async context manager; used by one event loop.
 
     Args:
-        path: the file; it and its folder are made when missing.
-        deadline: seconds a caller waits for a locked database before it gets StoreUnavailable.
+        path: the file. It and its folder are created if they are missing.
+        deadline: seconds that a caller waits for a locked database before it receives StoreUnavailable.
         synchronous: NORMAL survives a crash of the process, FULL also a loss of power.
     """
 
@@ -67,16 +67,16 @@ class Database:
         self.path = path
         self._deadline = deadline
         self._synchronous = synchronous
-        self._lanes: tuple[ConnectionThread, ConnectionThread] | None = None
+        self._threads: tuple[ConnectionThread, ConnectionThread] | None = None
 
     async def __aenter__(self) -> Self:
         writer = ConnectionThread(self.path.name, self._open_writer, "BEGIN IMMEDIATE", self._deadline)
         try:
-            await writer.submit(_read_schema, None)  # makes the file and its WAL before anybody reads
+            await writer.submit(_read_schema, None)  # creates the file and its WAL before the first read
         except BaseException:
             await writer.stop()
             raise
-        self._lanes = writer, ConnectionThread(self.path.name, self._open_reader, "BEGIN", self._deadline)
+        self._threads = writer, ConnectionThread(self.path.name, self._open_reader, "BEGIN", self._deadline)
         return self
 
     async def __aexit__(
@@ -87,83 +87,64 @@ class Database:
         await writer.stop()
 
     def read(self, work: Work[Item, Result], item: Item) -> asyncio.Future[Result]:
-        """Runs `work` in a read transaction, together with what else is queued.
+        """Runs `work` in a read transaction, together with other queued jobs.
 
         Raises (when awaited):
-            StoreUnavailable: locked beyond the deadline, unreadable, closed.
-            StoreError: a statement was refused.
+            StoreUnavailable: the file is locked beyond the deadline, unreadable or closed.
+            StoreError: a statement was rejected.
         """
         return self._opened[1].submit(work, item)
 
     def write(self, work: Work[Item, Result], item: Item) -> asyncio.Future[Result]:
-        """Runs `work` in a write transaction, together with what else is queued; done means committed."""
+        """Runs `work` in a write transaction, together with other queued jobs. Returns when committed."""
         return self._opened[0].submit(work, item)
 
     def write_or_withdraw(self, work: Work[Item, Result], item: Item) -> Coroutine[Any, Any, Result]:
-        """`write` that is not done where its caller is cancelled before it begins, and then is awaited."""
+        """Does what `write` does. A cancelled caller withdraws it, or receives the result once started."""
         return self._opened[0].submit_or_withdraw(work, item)
-
-    def post(self, work: Work[Item, Any], item: Item) -> None:
-        """`write` for what nobody awaits, off the hot path; a failure is logged."""
-        self._opened[0].post(work, item)
-
-    async def change(self, statement: str, *bound: object) -> int:
-        """One statement in the writing thread; returns how many rows it changed."""
-        return await self.write(_count_changes, (statement, bound))
-
-    async def change_in_chunks(self, statement: str, *bound: object, chunk: int) -> int:
-        """A statement again and again until it changes nothing, so that no transaction is long.
-
-        Args:
-            chunk: its last argument: how many rows it may change at once.
-        """
-        total = 0
-        while count := await self.change(statement, *bound, chunk):
-            total += count
-        return total
 
     async def migrate(self, schema: Schema) -> None:
         """Brings one schema up to date.
 
         Raises:
-            ConfigError: the file was written by a newer astromesh.
+            ConfigError: a newer astromesh wrote the file.
         """
         await self.write(migrate, schema)
 
     async def ping(self) -> None:
-        """Raises StoreUnavailable where the file cannot be read, or locked for writing.
+        """Raises StoreUnavailable if the file cannot be read, or locked for writing.
 
-        Where a write has failed, on a full disk for one, it tries to write, until that works.
+        After a write has failed, e.g. on a full disk, each ping writes until that works.
         """
         writer = self._opened[0]
-        ails = writer.unavailable
+        failed = writer.unavailable
         await asyncio.gather(
-            self.read(_read_schema, None), self.write(_write_pages if ails else _read_schema, None)
+            self.read(_read_schema, None), self.write(_write_pages if failed else _read_schema, None)
         )
-        if ails:
+        if failed:
             writer.unavailable = False
 
     async def scrub(self) -> None:
-        """Empties the write-ahead log, so that nothing that was erased is left in it.
+        """Empties the write-ahead log, so that no erased data is left in it.
 
         Raises:
-            StoreUnavailable: somebody reads from the log for longer than the deadline.
+            StoreUnavailable: a process reads from the log for longer than the deadline.
         """
-        give_up = time.monotonic() + self._deadline
+        ends = time.monotonic() + self._deadline
         while await self._opened[0].submit(_truncate_log, None, outside=True):
-            if time.monotonic() >= give_up:
+            if time.monotonic() >= ends:
                 raise StoreUnavailable(f"The log of {self.path.name} is in use; try again.")
             await asyncio.sleep(_LOCK_SECONDS)
 
     @property
     def _opened(self) -> tuple[ConnectionThread, ConnectionThread]:
-        if self._lanes is None:
+        if self._threads is None:
             raise RuntimeError("Enter the database first: async with Database(path) as database.")
-        return self._lanes
+        return self._threads
 
     def _open_writer(self) -> sqlite3.Connection:
         private_folder(self.path.parent)
-        private_file(self.path)  # its log and index have the modes that it has
+        private_file(self.path)  # its log and index get the same mode
         return self._connect(*_PRAGMAS, f"synchronous = {self._synchronous}")
 
     def _open_reader(self) -> sqlite3.Connection:
@@ -181,7 +162,7 @@ class Database:
 
 
 async def shared_database(deps: Deps, path: str = "") -> Database:
-    """The database of a file, opened once per runtime.
+    """Returns the database of a file, which is opened once per runtime.
 
     Args:
         path: as written in YAML, relative to the data folder; empty for the runtime's own file.
@@ -192,7 +173,7 @@ async def shared_database(deps: Deps, path: str = "") -> Database:
 
 
 def default_file(deps: Deps) -> Path:
-    """The runtime's own file."""
+    """Returns the runtime's own file."""
     if deps.storage_url.startswith(SQLITE_URL) and deps.storage_url != DEFAULT_URL:
         return Path(deps.storage_url.removeprefix(SQLITE_URL))
     return deps.data_dir / FILE
@@ -317,14 +298,8 @@ def _finish(work: Coroutine[Any, Any, T]) -> T:
     raise RuntimeError("A transaction may await nothing but its own statements.")
 
 
-def _count_changes(
-    connection: sqlite3.Connection, items: Sequence[tuple[str, tuple[object, ...]]]
-) -> Sequence[int]:
-    return [connection.execute(statement, bound).rowcount for statement, bound in items]
-
-
 def _truncate_log(connection: sqlite3.Connection, items: Sequence[None]) -> Sequence[bool]:
-    """Whether the log is still there."""
+    """Returns whether the log still has data."""
     return [bool(connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]) for _ in items]
 
 
@@ -334,7 +309,7 @@ def _read_schema(connection: sqlite3.Connection, items: Sequence[None]) -> Seque
 
 
 def _write_pages(connection: sqlite3.Connection, items: Sequence[None]) -> Sequence[None]:
-    """Writes some pages, and gives them back in the same transaction."""
+    """Writes some pages, and frees them in the same transaction."""
     connection.execute("CREATE TABLE ping (room BLOB)")
     connection.execute("INSERT INTO ping VALUES (zeroblob(?))", (_PING_BYTES,))
     connection.execute("DROP TABLE ping")

@@ -2,15 +2,15 @@
 
 The callers share the cost of a transaction, of waking the thread and of waking the event loop. SQLite
 releases the interpreter lock at every step, and taking it back from a busy event loop costs a thread
-switch, so few statements per transaction matter more than fast ones. A batch runs by these rules:
+switch. So few statements per transaction matter more than fast ones. A batch follows these rules:
 
 1. All jobs run in one transaction; jobs with the same `work` run in one call.
 2. If another process holds the lock, the batch is retried until it succeeds or the deadline of a job
    passes.
-3. If the store cannot work (disk full, file gone or damaged), every job of the batch fails and the
+3. If the store cannot work (disk full, file missing or damaged), every job of the batch fails and the
    connection is opened again.
 4. If one job fails, the transaction is rolled back and repeated with a savepoint for each job.
-5. A job that must not run in a transaction runs after the jobs that were taken with it.
+5. A job that must not run in a transaction runs after the other jobs of its batch.
 6. A job that was withdrawn before the lock was taken is skipped.
 
 SQLite's errors are translated here, by a table (sqlite.org/rescode.html).
@@ -26,9 +26,8 @@ from collections.abc import Callable, Iterable, Sequence
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
-import structlog
-
 from astromesh.errors import NOT_DONE, InvalidInput, StoreError, StoreUnavailable
+from astromesh.storage.retry import NOT_TEXT
 
 _BUSY = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
 
@@ -40,22 +39,22 @@ _UNAVAILABLE = {
     sqlite3.SQLITE_PROTOCOL: "is locked by another process; try again",
     sqlite3.SQLITE_FULL: "cannot grow: the disk is full",
     sqlite3.SQLITE_IOERR: "cannot be read or written: the disk reports an error",
-    sqlite3.SQLITE_CANTOPEN: "cannot be opened: check that its folder exists and may be written",
-    sqlite3.SQLITE_READONLY: "may not be written: check the permissions of the file and its folder",
-    sqlite3.SQLITE_PERM: "may not be used: check the permissions of the file and its folder",
-    sqlite3.SQLITE_NOMEM: "ran out of memory",
+    sqlite3.SQLITE_CANTOPEN: "cannot be opened: check that its folder exists and is writable",
+    sqlite3.SQLITE_READONLY: "is read-only: check the permissions of the file and its folder",
+    sqlite3.SQLITE_PERM: "cannot be accessed: check the permissions of the file and its folder",
+    sqlite3.SQLITE_NOMEM: "has run out of memory",
     sqlite3.SQLITE_CORRUPT: "is damaged; restore it from a backup",
-    sqlite3.SQLITE_NOTADB: "is no SQLite database; move the file away",
+    sqlite3.SQLITE_NOTADB: "is not a SQLite database; move the file away",
 }
 
 
 def result_code(error: BaseException) -> int:
-    """SQLite's primary result code; 0 for errors that are not SQLite's."""
+    """Returns the primary result code of SQLite; 0 for other errors."""
     return getattr(error, "sqlite_errorcode", 0) & 0xFF
 
 
 def is_busy(error: BaseException) -> bool:
-    """Whether the same work may succeed in a moment."""
+    """Whether the same work may succeed a moment later."""
     return result_code(error) in _BUSY
 
 
@@ -65,15 +64,15 @@ def is_store_unavailable(error: BaseException) -> bool:
 
 
 def translate_sqlite_error(error: BaseException, name: str) -> BaseException:
-    """Args: name: what the operator calls the database, e.g. its file name."""
-    if (said := _UNAVAILABLE.get(result_code(error))) is not None:
-        return StoreUnavailable(f"The database {name} {said}.")
+    """Args: name: the name of the database in messages, e.g. its file name."""
+    if (reason := _UNAVAILABLE.get(result_code(error))) is not None:
+        return StoreUnavailable(f"The database {name} {reason}.")
     if isinstance(error, OSError):
         return StoreUnavailable(f"The database {name} {_UNAVAILABLE[sqlite3.SQLITE_CANTOPEN]}.")
     if isinstance(error, sqlite3.Error):
-        return StoreError(f"The database {name} refused a statement: {error}")
+        return StoreError(f"The database {name} rejected a statement: {error}")
     if isinstance(error, UnicodeEncodeError):
-        return InvalidInput("The text holds half of a surrogate pair, which is no character.")
+        return InvalidInput(NOT_TEXT)
     return error
 
 
@@ -83,9 +82,9 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-#: A function of the connection and the items queued for it; one result for each item, in their order. A
-#: result that is an exception is raised to its caller alone. It may be called again after its transaction
-#: was undone.
+#: A function of the connection and the queued items. It returns one result for each item, in order. If a
+#: result is an exception, only its caller receives it. It may be called again after its transaction was
+#: rolled back.
 Work = Callable[[sqlite3.Connection, Sequence[Item]], Sequence[Result | BaseException]]
 
 
@@ -98,45 +97,47 @@ MAX_QUEUED = 20_000
 FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.001, 0.025
 
 
-log = structlog.get_logger("astromesh.storage")
-
-
 class Job(Generic[Item, Result]):
-    """Args: expires: `time.monotonic` at which the caller no longer waits for a locked database."""
+    """One call of `work`.
 
-    __slots__ = ("chance", "error", "expires", "future", "item", "missed", "outside", "result", "work")
+    Args:
+        expires: `time.monotonic` at which the caller no longer waits for a locked database.
+        outside: it must not run in a transaction.
+    """
+
+    __slots__ = ("error", "expires", "future", "item", "outside", "result", "token", "undelivered", "work")
 
     def __init__(
         self,
         work: Work[Item, Result],
         item: Item,
-        future: asyncio.Future[Result] | None,
+        future: asyncio.Future[Result],
         expires: float,
         outside: bool = False,
     ) -> None:
         self.work, self.item, self.future, self.expires = work, item, future, expires
         self.outside = outside
-        #: one thing that whoever is first takes: the thread to begin, or the caller to take the job back
-        self.chance: list[None] | None = None
+        #: taken by the first of both: the thread that starts the job, or the caller that withdraws it
+        self.token: list[None] | None = None
         self.result: Any = None
         self.error: BaseException | None = None
-        self.missed = False  # it had ended, and nobody was told
+        self.undelivered = False  # it ended when its caller was cancelled
 
-    def begins(self) -> bool:
+    def start(self) -> bool:
         """Whether to run the job. From then on it cannot be withdrawn."""
-        if self.chance is None:
+        if self.token is None:
             return True
         try:
-            self.chance.pop()
+            self.token.pop()
         except IndexError:
             return False
-        self.chance = None
+        self.token = None
         return True
 
-    def taken_back(self) -> bool:
+    def withdraw(self) -> bool:
         """Withdraws the job. Returns False if it has already started."""
         try:
-            (self.chance or []).pop()
+            (self.token or []).pop()
         except IndexError:
             return False
         return True
@@ -147,9 +148,12 @@ class ConnectionThread:
 
     Args:
         name: the name of the database in messages.
-        connect: opens the connection; called in the lane's thread, again after a fault.
+        connect: opens the connection; called in the thread, again after a fault.
         begin: the statement that starts its transactions.
-        deadline: seconds a caller waits for a locked database.
+        deadline: seconds that a caller waits for a locked database.
+
+    Attributes:
+        unavailable: some work failed because of the store. Set back by a caller that finds the store working.
     """
 
     def __init__(
@@ -159,7 +163,6 @@ class ConnectionThread:
         self._queue: SimpleQueue[Job[Any, Any] | None] = SimpleQueue()
         self._loop = asyncio.get_running_loop()
         self._connection: sqlite3.Connection | None = None
-        #: the store could not do some work; until somebody has found that it can
         self.unavailable = False
         self._open = True
         self._stopped = self._loop.create_future()
@@ -174,15 +177,14 @@ class ConnectionThread:
         """Queues a job. A caller that stops waiting does not withdraw it.
 
         Args:
-            outside: it must not be in a transaction, e.g. a checkpoint.
+            outside: it must not run in a transaction, e.g. a checkpoint.
 
         Raises:
-            StoreUnavailable: closed, or more is queued than can be done.
+            StoreUnavailable: closed, or too many jobs are queued.
         """
-        self._admit()
-        future: asyncio.Future[Result] = self._loop.create_future()
-        self._queue.put(Job(work, item, future, time.monotonic() + self._deadline, outside))
-        return future
+        job = self._job(work, item, outside)
+        self._queue.put(job)
+        return job.future
 
     async def submit_or_withdraw(self, work: Work[Item, Result], item: Item) -> Result:
         """Queues a job. A cancelled caller withdraws it, or receives the result if it has started.
@@ -191,27 +193,20 @@ class ConnectionThread:
             StoreUnavailable: as `submit`.
             asyncio.CancelledError: with `NOT_DONE` as its argument.
         """
-        self._admit()
-        future: asyncio.Future[Result] = self._loop.create_future()
-        job = Job(work, item, future, time.monotonic() + self._deadline)
-        job.chance = [None]
+        job = self._job(work, item)
+        job.token = [None]
         self._queue.put(job)
         try:
-            return await future
+            return await job.future
         except asyncio.CancelledError as error:
-            if job.taken_back():
+            if job.withdraw():
                 error.args = (NOT_DONE,)
                 raise
-            if future.cancelled():
-                future = job.future = self._loop.create_future()
-                if job.missed:
+            if job.future.cancelled():
+                job.future = self._loop.create_future()
+                if job.undelivered:
                     _deliver_results([job])
-            return await future
-
-    def post(self, work: Work[Item, Any], item: Item) -> None:
-        """Queues a job whose result nobody awaits; its failure is logged."""
-        self._admit()
-        self._queue.put(Job(work, item, None, time.monotonic() + self._deadline))
+            return await job.future
 
     async def stop(self) -> None:
         """Runs the queued jobs, then closes the connection and ends the thread."""
@@ -220,11 +215,14 @@ class ConnectionThread:
             self._queue.put(None)
         await asyncio.shield(self._stopped)
 
-    def _admit(self) -> None:
+    def _job(self, work: Work[Item, Result], item: Item, outside: bool = False) -> Job[Item, Result]:
         if not self._open:
             raise StoreUnavailable(f"The database {self._name} is closed.")
         if self._queue.qsize() >= MAX_QUEUED:
-            raise StoreUnavailable(f"The database {self._name} has more work queued than it can do.")
+            raise StoreUnavailable(
+                f"The database {self._name} is overloaded: {MAX_QUEUED} calls wait for it; try again."
+            )
+        return Job(work, item, self._loop.create_future(), time.monotonic() + self._deadline, outside)
 
     # -- the thread's side ---------------------------------------------------------------------------------
 
@@ -240,7 +238,7 @@ class ConnectionThread:
         self._call(_resolve, self._stopped)
 
     def _take(self) -> tuple[list[Job[Any, Any]], bool]:
-        """Waits for a job and takes the other queued ones. Returns whether the queue was stopped."""
+        """Waits for a job and takes the other queued jobs. Returns whether the thread must stop."""
         jobs: list[Job[Any, Any]] = []
         while not jobs or (len(jobs) < MAX_BATCH and self._queue.qsize()):
             job = self._queue.get()
@@ -254,11 +252,11 @@ class ConnectionThread:
         while jobs:
             try:
                 self._transact(jobs)
-            except BaseException as error:  # noqa: BLE001  relayed to the callers, as an executor does
+            except BaseException as error:  # noqa: BLE001  the callers receive it, as from an executor
                 if not is_busy(error):
                     self._fail(jobs, error)
                     return
-                jobs = self._without_late(jobs, error)
+                jobs = self._fail_expired(jobs, error)
                 time.sleep(pause)
                 pause = min(pause * 2, MAX_PAUSE_SECONDS)
             else:
@@ -272,7 +270,7 @@ class ConnectionThread:
             return
         connection.execute(self._begin)
         try:
-            jobs[:] = [job for job in jobs if job.begins()]
+            jobs[:] = [job for job in jobs if job.start()]
             _run_batch(connection, jobs)
             connection.execute("COMMIT")
         except BaseException as error:
@@ -302,11 +300,12 @@ class ConnectionThread:
             job.error = translate_sqlite_error(error, self._name)
         connection.execute("RELEASE job")
 
-    def _without_late(self, jobs: list[Job[Any, Any]], error: BaseException) -> list[Job[Any, Any]]:
+    def _fail_expired(self, jobs: list[Job[Any, Any]], error: BaseException) -> list[Job[Any, Any]]:
+        """Returns the jobs whose callers still wait."""
         now = time.monotonic()
-        late = [job for job in jobs if job.expires <= now]
-        if late:
-            self._fail(late, error)
+        expired = [job for job in jobs if job.expires <= now]
+        if expired:
+            self._fail(expired, error)
         return [job for job in jobs if job.expires > now]
 
     def _fail(self, jobs: list[Job[Any, Any]], error: BaseException) -> None:
@@ -325,7 +324,7 @@ class ConnectionThread:
     def _call(self, function: Callable[..., None], argument: object) -> None:
         try:
             self._loop.call_soon_threadsafe(function, argument)
-        except RuntimeError:  # the event loop is closed: nobody waits any more
+        except RuntimeError:  # the event loop is closed, and no caller waits
             self._open = False
 
 
@@ -340,18 +339,15 @@ def _run_batch(connection: sqlite3.Connection, jobs: Iterable[Job[Any, Any]]) ->
 
 
 def _rollback(connection: sqlite3.Connection) -> None:
-    if connection.in_transaction:  # SQLite undoes by itself after some errors, e.g. a full disk
+    if connection.in_transaction:  # SQLite itself rolls back after some errors, e.g. a full disk
         connection.execute("ROLLBACK")
 
 
 def _deliver_results(jobs: list[Job[Any, Any]]) -> None:
     for job in jobs:
         error = job.error or (job.result if isinstance(job.result, BaseException) else None)
-        if job.future is None:
-            if error is not None:
-                log.warning("store_write_lost", work=getattr(job.work, "__name__", "work"), error=str(error))
-        elif job.future.done():
-            job.missed = True
+        if job.future.done():
+            job.undelivered = True
         elif error is not None:
             job.future.set_exception(error)
         else:

@@ -14,7 +14,7 @@ from astromesh.durable.base import SessionLease
 from astromesh.errors import LeaseLost, SessionNotFound
 from astromesh.memory.base import EpisodicOptions, OwnedEvent, RecalledTurns, SessionInfo, Summary
 from astromesh.storage.expiry import LEASE_GRACE_SECONDS
-from astromesh.storage.queries import Queries, SqlStore
+from astromesh.storage.queries import Queries, SqlStore, write_in_chunks
 from astromesh.telemetry.clock import Clock
 from astromesh.types import JsonObject, SessionKey, Turn
 
@@ -142,18 +142,6 @@ class SqlEvents(SqlStore):
 
     def _expires_at(self, now: float) -> float:
         return now + self._options.ttl if self._options.ttl else 0.0
-
-
-async def write_in_chunks(queries: Queries, name: str, *values: object, chunk: int) -> int:
-    """Repeats a statement until it returns no row, so that no transaction is long; returns how many it did.
-
-    Args:
-        chunk: the last value of the statement: how many rows it may change and return at once.
-    """
-    total = 0
-    while rows := await queries.write(name, *values, chunk):
-        total += len(rows)
-    return total
 
 
 def lease_lost(key: SessionKey) -> LeaseLost:

@@ -35,7 +35,7 @@ async def test_a_file_that_is_no_database_is_named_and_the_server_is_not_ready(t
         "provider:scripted/test-model": "ok",
     }
     assert ready.json()["agents_unavailable"] == ["helper"]
-    why = "The database astromesh.db is no SQLite database; move the file away."
+    why = "The database astromesh.db is not a SQLite database; move the file away."
     assert (answer.status_code, answer.json()["code"]) == (503, "agent_unavailable")
     assert answer.json()["detail"] == f"The agent 'helper' cannot run now: {why}"
     assert listed["errors"] == [why]
@@ -108,7 +108,7 @@ async def test_a_pipeline_that_cannot_be_opened_is_named_where_it_is_needed(tmp_
     assert ready.json()["checks"]["store:rag:k"] not in ("ok", "")
     said = "The agent 'helper' cannot run now: The RAG pipeline 'k' could not be opened: "
     assert needs.json()["detail"].startswith(said)
-    assert "is no SQLite database" in needs.json()["detail"]
+    assert "is not a SQLite database" in needs.json()["detail"]
 
 
 async def test_an_agent_that_its_own_file_breaks_leaves_the_server_ready_while_others_work(

@@ -33,7 +33,7 @@ class Store:
 async def test_what_comes_while_one_is_under_way_goes_together_in_order_and_bounded() -> None:
     store = Store()
     store.may.clear()
-    double = GroupCommit(store.double, most=3)
+    double = GroupCommit(store.double, max_batch=3)
     first = asyncio.create_task(double(1))
     while not store.batches:
         await asyncio.sleep(0)
