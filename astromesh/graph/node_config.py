@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, MutableMapping, Sequence
+from collections import UserDict
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any, Literal, NoReturn, Protocol, cast
 
 from msgspec.structs import replace
@@ -104,7 +106,7 @@ class NodeRuntime(Protocol):
     async def run_graph(self, graph: Graph, state: GraphState, path: str) -> NodeResult: ...
 
 
-class NodeConfig(MutableMapping[str, Any]):
+class NodeConfig(UserDict[str, Any]):
     """One execution of a node, seen from within.
 
     As a mapping it is the run's own copy of the `config` passed to `ainvoke`. All nodes of the run share it:
@@ -119,8 +121,6 @@ class NodeConfig(MutableMapping[str, Any]):
         audibility: What listeners may hear of its model calls.
     """
 
-    __slots__ = ("audibility", "is_verbatim", "model", "node", "path", "role", "runtime", "usage")
-
     def __init__(
         self,
         run: NodeRuntime,
@@ -131,6 +131,7 @@ class NodeConfig(MutableMapping[str, Any]):
         audibility: Audibility = Audibility.STREAMED,
     ) -> None:
         self.runtime = run
+        self.data = run.values
         self.node = node
         self.path = path
         self.model = model
@@ -258,26 +259,6 @@ class NodeConfig(MutableMapping[str, Any]):
         """
         return await self.runtime.run_graph(graph, state, f"{self.path}/{name}" if name else self.path)
 
-    # -- the run's values, as a mapping -------------------------------------------------------------------
-
-    def __getitem__(self, key: str) -> Any:
-        return self.runtime.values[key]
-
-    def get(self, key: str, default: Any = None) -> Any:
-        return self.runtime.values.get(key, default)
-
-    def __setitem__(self, key: str, value: Any) -> None:
-        self.runtime.values[key] = value
-
-    def __delitem__(self, key: str) -> None:
-        del self.runtime.values[key]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.runtime.values)
-
-    def __len__(self) -> int:
-        return len(self.runtime.values)
-
     def __bool__(self) -> bool:
         return True
 
@@ -322,4 +303,4 @@ NO_MODEL = NoModel("This graph has no model, and one of its nodes asks for one."
 #: The model of a finalizer: a stopped run asks no model.
 STOPPED_MODEL = NoModel("The finalizer runs without a model.")
 #: The config of functions that take the state alone, without flags and hooks.
-NO_CONFIG = NodeConfig(cast(NodeRuntime, None), cast(Any, None), "", NO_MODEL)
+NO_CONFIG = NodeConfig(cast(Any, SimpleNamespace(values={})), cast(Any, None), "", NO_MODEL)

@@ -173,8 +173,7 @@ class Step(RoutedNode):
         if (around := with_processors(node, body, state_only=self.takes_state_only)) is not None:
             body, self.takes_state_only, takes_state = around, False, False
         self.body = body if node.timeout is None else bounded(body, node.timeout, self.name)
-        self.settle = _result_maker(self.name, foreign=not is_built_in(node))
-        self.fail = _failure_maker(self.name)
+        self.is_foreign = not is_built_in(node)
         wrappers = tuple(self._wrappers())
         self.is_unwrapped = not wrappers
         self.needs_no_config = self.is_unwrapped and takes_state
@@ -184,6 +183,45 @@ class Step(RoutedNode):
         self.call: NodeCall = wrapped(
             unit(self.body, self.settle, self.fail, subject_only=self.takes_state_only), wrappers
         )
+
+    def settle(self, value: Any, state: GraphState, config: NodeConfig, duration_ms: float) -> NodeResult:
+        """Makes a result from the value of the body. It checks results that foreign code has made."""
+        name = self.name
+        if isinstance(value, NodeResult):
+            result = value
+            if self.is_foreign:
+                if (wrong := invalid_field(value)) is not None:
+                    result = NodeResult(name, error=f"{name!r} returned an invalid NodeResult: {wrong}.")
+                elif value.transition_reason not in ("", TOOL_CALLS_PRESENT):  # of an earlier visit
+                    result = replace(value, transition_reason="", usage=NO_USAGE)
+            if result.node_name != name and any(result is earlier for earlier in state.node_history):
+                # a child's result, whose cost is already charged
+                result = replace(result, usage=NO_USAGE, transition_reason="")
+            result.node_name = name
+            if result.usage is not NO_USAGE and config.usage is NO_USAGE:
+                state.ledger.add_usage(result.usage)  # spent past the engine: it counts too
+        else:
+            result = NodeResult(name, value)
+        result.duration_ms = duration_ms
+        if config.usage is not NO_USAGE:
+            result.usage = config.usage
+        return result
+
+    def fail(
+        self, error: BaseException, state: GraphState, config: NodeConfig, duration_ms: float
+    ) -> NodeResult:
+        """Makes a result from the exception of the body."""
+        if isinstance(error, BudgetExhausted):
+            state.stop("budget", str(error))
+        elif isinstance(error, IterationsExhausted):
+            state.stop("max_iterations", str(error))
+        text = str(error) if isinstance(error, AstromeshError) else f"{type(error).__name__}: {error}"
+        result = NodeResult(
+            self.name, error=text, usage=config.usage, duration_ms=duration_ms, exception=error
+        )
+        if isinstance(error, NodeFailed) and (why := GRAPH_ONLY_STOPS.get(error.stop_reason)):
+            result.stop_reason = why
+        return result
 
     def _has(self, flag: NodeFlag) -> bool:
         return bool(self.mask & BIT[flag])
@@ -235,61 +273,6 @@ def _with_hooks(node: BaseNode, hooks: HookSet) -> NodeWrapper:
         return run
 
     return wrap
-
-
-def _result_maker(name: str, *, foreign: bool) -> Any:
-    """Returns the function that makes a result from a value.
-
-    Args:
-        foreign: Whether other code than the engine's makes the results. They are checked.
-    """
-
-    def settle(value: Any, state: GraphState, config: NodeConfig, duration_ms: float) -> NodeResult:
-        if isinstance(value, NodeResult):
-            if foreign:
-                if (wrong := invalid_field(value)) is not None:
-                    value = NodeResult(name, error=f"{name!r} returned an invalid NodeResult: {wrong}.")
-                elif value.transition_reason not in ("", TOOL_CALLS_PRESENT):  # of an earlier visit
-                    value = replace(value, transition_reason="", usage=NO_USAGE)
-            result = value if value.node_name == name else _named_result(name, value, state)
-            if (
-                result.usage is not NO_USAGE and config.usage is NO_USAGE
-            ):  # spent past the engine: it counts too
-                state.ledger.add_usage(result.usage)
-        else:
-            result = NodeResult(name, value)
-        result.duration_ms = duration_ms
-        if config.usage is not NO_USAGE:
-            result.usage = config.usage
-        return result
-
-    return settle
-
-
-def _named_result(name: str, result: NodeResult, state: GraphState) -> NodeResult:
-    """Returns a result under the node's name.
-
-    A child's result is copied, because its cost is already charged.
-    """
-    if any(result is earlier for earlier in state.node_history):
-        return replace(result, node_name=name, usage=NO_USAGE, transition_reason="")
-    result.node_name = name
-    return result
-
-
-def _failure_maker(name: str) -> Any:
-    def fail(error: BaseException, state: GraphState, config: NodeConfig, duration_ms: float) -> NodeResult:
-        if isinstance(error, BudgetExhausted):
-            state.stop("budget", str(error))
-        elif isinstance(error, IterationsExhausted):
-            state.stop("max_iterations", str(error))
-        text = str(error) if isinstance(error, AstromeshError) else f"{type(error).__name__}: {error}"
-        result = NodeResult(name, error=text, usage=config.usage, duration_ms=duration_ms, exception=error)
-        if isinstance(error, NodeFailed) and (why := GRAPH_ONLY_STOPS.get(error.stop_reason)):
-            result.stop_reason = why
-        return result
-
-    return fail
 
 
 class Plan:

@@ -304,7 +304,8 @@ class Run:
             return NodeResult(graph.name, error=stuck, stop_reason=reason)
         unconfirmed = plan.unconfirmed if (self.shared.stop_reason or reason) != "completed" else ()
         output, error = outcome_of(frame.node_history, plan.steps, unconfirmed)
-        cause = cause_of(frame.node_history, plan.steps) if error else None
+        last = (result for result in reversed(frame.node_history) if result.node_name in plan.steps)
+        cause = next((result.exception for result in last), None) if error else None
         return NodeResult(
             graph.name, output, error=error, exception=cause, stop_reason=GRAPH_ONLY_STOPS.get(reason, "")
         )
@@ -576,7 +577,8 @@ async def traverse(  # noqa: C901, PLR0912, PLR0915
         if result is not None and (why := result.stop_reason):
             if prefix and why in GRAPH_ONLY_STOPS:  # of a nested graph: the node that runs it may lead on
                 return result, "", why
-            state.stop(why, result.error or limit_message(result))
+            stopped = f"The node {result.node_name!r} was stopped: {why}." if why in LIMIT_STOPS else ""
+            state.stop(why, result.error or stopped)
     return result, stuck, "stuck_node" if stuck else "completed"
 
 
@@ -648,17 +650,6 @@ def outcome_of(
             return (None if result.node_name in unconfirmed else result.output), ""
         error_counts = False
     return None, ""
-
-
-def limit_message(result: NodeResult) -> str:
-    """Returns the error of a node that reached a limit of its own and has an output all the same."""
-    limit = result.stop_reason in LIMIT_STOPS
-    return f"The node {result.node_name!r} was stopped: {result.stop_reason}." if limit else ""
-
-
-def cause_of(history: Sequence[NodeResult], names: Container[str]) -> BaseException | None:
-    """Returns the exception of the last of a graph's nodes, if it raised one."""
-    return next((result.exception for result in reversed(history) if result.node_name in names), None)
 
 
 def target_when_stuck(plan: Plan, step: Step, counts: Mapping[str, int], prefix: str) -> str:

@@ -67,12 +67,12 @@ def _is_seconds(value: Any) -> bool:
     return is_number and isfinite(value) and value > 0
 
 
+def _is_several(value: Any) -> bool:
+    return isinstance(value, Iterable) and not isinstance(value, str)
+
+
 def _are_flags(value: Any) -> bool:
-    return (
-        not isinstance(value, str)
-        and isinstance(value, Iterable)
-        and all(isinstance(flag, Hashable) for flag in value)
-    )
+    return _is_several(value) and all(isinstance(flag, Hashable) for flag in value)
 
 
 def _is_name(value: Any) -> bool:
@@ -80,7 +80,7 @@ def _is_name(value: Any) -> bool:
 
 
 def _are_texts(value: Any) -> bool:
-    return not isinstance(value, str) and isinstance(value, Iterable) and all(map(_is_name, value))
+    return _is_several(value) and all(map(_is_name, value))
 
 
 def _are_targets(value: Any) -> bool:
@@ -88,12 +88,7 @@ def _are_targets(value: Any) -> bool:
 
 
 def _are_guards(value: Any) -> bool:
-    is_several = not isinstance(value, str) and isinstance(value, Iterable)
-    return is_several and all(callable(guard) or hasattr(guard, "verdict") for guard in value)
-
-
-def _is_iterable(value: Any) -> bool:
-    return not isinstance(value, str) and isinstance(value, Iterable)
+    return _is_several(value) and all(callable(guard) or hasattr(guard, "verdict") for guard in value)
 
 
 def _is_text(value: Any) -> bool:
@@ -118,15 +113,14 @@ KEYWORD_RULES: Mapping[str, tuple[Callable[[Any], bool], str, type[Exception]]] 
     "strategy": (_is_none_or_has("wrap", "parse"), "must be a strategy, or the name of one", TypeError),
     "perspective": (_is_none_or_has("apply"), "must be a perspective, or the name of one", TypeError),
     "model_override": (_is_none_or_has("complete"), "must be a model, or the name of a role", TypeError),
-    "inject_tools": (_is_bool, "must be true or false", TypeError),
-    "tool_loop": (_is_bool, "must be true or false", TypeError),
-    "is_entry": (_is_bool, "must be true or false", TypeError),
-    "is_terminal": (_is_bool, "must be true or false", TypeError),
-    "pure": (_is_bool, "must be true or false", TypeError),
+    **dict.fromkeys(
+        ("inject_tools", "tool_loop", "is_entry", "is_terminal", "pure"),
+        (_is_bool, "must be true or false", TypeError),
+    ),
     "flags": (_are_flags, "takes a list or set of hashable values", TypeError),
     "guards": (_are_guards, "takes a list of functions and Guards", TypeError),
-    "blocks": (_is_iterable, "takes a list", TypeError),
-    "tools": (_is_iterable, "takes a list", TypeError),
+    "blocks": (_is_several, "takes a list", TypeError),
+    "tools": (_is_several, "takes a list", TypeError),
     "input_keys": (_are_texts, "takes a list of names", TypeError),
     "routes": (_are_texts, "takes a list of names of nodes", TypeError),
     "transitions": (_are_targets, "takes a mapping to names of nodes", TypeError),

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import orjson
 from msgspec import structs
@@ -160,24 +160,8 @@ _TOO_MANY = f"At most {MAX_TASKS} tasks are delegated at a time. This one was no
 _CUT = "{} further tasks were not delegated: at most {} are delegated at a time."
 
 
-class Supervisor:
-    """A supervisor decomposes a task, delegates to worker agents, and collects the results."""
-
-    class Options(PatternOptions):
-        workers: tuple[str, ...] = Field(min_length=1, description="The agents that do the work.")
-        max_parallel: int = Field(4, ge=1, description="The limit of workers that run concurrently.")
-
-    @classmethod
-    async def open(cls, options: Options, deps: Deps) -> SupervisorPattern:
-        """Opens the pattern. Raises ConfigError if there is no runtime that runs agents."""
-        if deps.run_agent is None:
-            raise ConfigError("The pattern supervisor needs a runtime that runs its workers.")
-        workers = {name: deps.agents.get(name, "") for name in dict.fromkeys(options.workers)}
-        return SupervisorPattern(workers, options.max_parallel, deps.run_agent)
-
-
-class SupervisorPattern(GraphPattern):
-    """A `Pattern` whose tools are its workers and those of the agent.
+class Supervisor(GraphPattern):
+    """A supervisor decomposes a task, delegates to worker agents, and collects the results.
 
     Args:
         workers: The descriptions by name.
@@ -185,9 +169,21 @@ class SupervisorPattern(GraphPattern):
         run_agent: Runs an agent.
     """
 
+    class Options(PatternOptions):
+        workers: tuple[str, ...] = Field(min_length=1, description="The agents that do the work.")
+        max_parallel: int = Field(4, ge=1, description="The limit of workers that run concurrently.")
+
     def __init__(self, workers: Mapping[str, str], max_parallel: int, run_agent: RunAgent) -> None:
         super().__init__(partial(supervisor_graph, workers, max_parallel), lambda task: Delegations())
         self._workers, self._run_agent = workers, run_agent
+
+    @classmethod
+    async def open(cls, options: Options, deps: Deps) -> Self:
+        """Opens the pattern. Raises ConfigError if there is no runtime that runs agents."""
+        if deps.run_agent is None:
+            raise ConfigError("The pattern supervisor needs a runtime that runs its workers.")
+        workers = {name: deps.agents.get(name, "") for name in dict.fromkeys(options.workers)}
+        return cls(workers, options.max_parallel, deps.run_agent)
 
     async def run(self, task: PatternTask, model: ModelPort, tools: ToolPort, scope: Scope) -> Outcome:
         terms = NestedRunOptions(max_iterations=task.max_iterations)
