@@ -104,7 +104,6 @@ class ExecutionSetup:
     log: TaskLog | None = None
     timeout: float = 0.0
     records_calls: bool = False
-    metadata: Mapping[str, Any] | None = None
 
 
 class RunState:
@@ -255,7 +254,6 @@ class Execution:
             root.error,
             tuple(task.to_json() for task in self.machine.tasks.values()),
             tuple(self._state.trace),
-            dict(self._setup.metadata or {}),
         )
 
     # -- commands --------------------------------------------------------------------------------------------

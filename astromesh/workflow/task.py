@@ -1,8 +1,10 @@
-"""Tasks and joins as the rules see them; slotted, because a split may create ten thousand."""
+"""Tasks and joins as the rules see them: mutable structs, because a split may create ten thousand."""
 
 from __future__ import annotations
 
 from typing import Any, Literal
+
+from msgspec import Struct, field
 
 from astromesh.types import JsonObject
 from astromesh.workflow.base import Entry, Status
@@ -15,7 +17,7 @@ State = Literal["running", "waiting", "forked", "ended", "merged", "cancelled"]
 Order = tuple[tuple[int, int], ...]
 
 
-class Task:
+class Task(Struct, eq=False):
     """One Task of a run.
 
     `path` names the Task within the run by its lineage: `/clauses:review[3]` is subtask 3 of the split
@@ -23,41 +25,38 @@ class Task:
     root's path is empty. `id` is the run's id and the path.
     """
 
-    __slots__ = (
-        "children", "depth", "early_exit", "edge", "entered_by", "entries", "error", "executed",
-        "forked_from_seq", "id", "index", "input", "joins", "lineage", "live_children", "merged_from",
-        "merged_into", "order", "output", "parent", "path", "reason", "stage", "state", "status", "winner",
-    )  # fmt: skip
-
-    def __init__(self, id: str, path: str, lineage: Lineage, parent: Task | None, order: Order) -> None:
-        self.id, self.path, self.lineage, self.parent, self.order = id, path, lineage, parent, order
-        self.depth: int = 0
-        self.stage = ""
-        self.state: State = "running"
-        self.status: Status = "success"
-        #: input of the next stage, output of the last one
-        self.input: Any = None
-        self.output: Any = None
-        self.error: JsonObject | None = None
-        self.reason = ""
-        #: label of the edge that a child was created on
-        self.edge = ""
-        self.index = 0
-        #: the edge by which the token came to its stage: (source, label)
-        self.entered_by: tuple[str, str] = ("", "")
-        self.executed: set[str] = set()
-        self.entries: list[Entry] = []
-        self.forked_from_seq = 0
-        self.merged_from: tuple[str, ...] = ()
-        #: Tasks that the fork at `stage` created, and how many of them live
-        self.children: list[Task] = []
-        self.live_children = 0
-        self.winner: Task | None = None
-        #: the scope of the merge that this Task ended in; a successful early exit below it, which counts if
-        #: no merge succeeds
-        self.merged_into: Task | None = None
-        self.early_exit: Task | None = None
-        self.joins: dict[str, Join] | None = None
+    id: str
+    path: str
+    lineage: Lineage
+    parent: Task | None
+    order: Order
+    depth: int = 0
+    stage: str = ""
+    state: State = "running"
+    status: Status = "success"
+    #: input of the next stage, output of the last one
+    input: Any = None
+    output: Any = None
+    error: JsonObject | None = None
+    reason: str = ""
+    #: label of the edge that a child was created on
+    edge: str = ""
+    index: int = 0
+    #: the edge by which the token came to its stage: (source, label)
+    entered_by: tuple[str, str] = ("", "")
+    executed: set[str] = field(default_factory=set)
+    entries: list[Entry] = field(default_factory=list)
+    forked_from_seq: int = 0
+    merged_from: tuple[str, ...] = ()
+    #: Tasks that the fork at `stage` created, and how many of them live
+    children: list[Task] = field(default_factory=list)
+    live_children: int = 0
+    winner: Task | None = None
+    #: the scope of the merge that this Task ended in; a successful early exit below it, which counts if
+    #: no merge succeeds
+    merged_into: Task | None = None
+    early_exit: Task | None = None
+    joins: dict[str, Join] | None = None
 
     @property
     def is_live(self) -> bool:
@@ -86,18 +85,16 @@ class Task:
         }
 
 
-class Join:
+class Join(Struct, eq=False):
     """A merge within one scope: the Tasks that wait, and how many tokens may still arrive.
 
     Every move of a token updates `pending`, so that no rule ever looks through all Tasks.
     """
 
-    __slots__ = ("allow_empty", "failures", "fired", "merge", "pending", "scope", "waiting")
-
-    def __init__(self, scope: Task, merge: str) -> None:
-        self.scope, self.merge = scope, merge
-        self.pending = 0
-        self.waiting: list[Task] = []
-        self.failures: list[Task] = []
-        self.fired = False
-        self.allow_empty = False
+    scope: Task
+    merge: str
+    pending: int = 0
+    waiting: list[Task] = field(default_factory=list)
+    failures: list[Task] = field(default_factory=list)
+    fired: bool = False
+    allow_empty: bool = False
