@@ -169,21 +169,22 @@ WHERE durable = FALSE AND status = 'running' AND parent = ''
 LIMIT $2 FOR UPDATE SKIP LOCKED
 
 -- name: add_cancel_request
-INSERT INTO astromesh.cancel_requests VALUES ($1, $2, $3, $4, NULL)
+-- The table and its `asked_at`, the time of the request, have the names that processes of older versions use.
+INSERT INTO astromesh.run_ends VALUES ($1, $2, $3, $4, NULL)
 ON CONFLICT (run_id) DO UPDATE
-SET tenant = excluded.tenant, owner = excluded.owner, requested_at = excluded.requested_at, answer = NULL
+SET tenant = excluded.tenant, owner = excluded.owner, asked_at = excluded.asked_at, answer = NULL
 
 -- name: cancel_requests
-SELECT run_id, tenant, owner FROM astromesh.cancel_requests WHERE answer IS NULL AND requested_at > $1
+SELECT run_id, tenant, owner FROM astromesh.run_ends WHERE answer IS NULL AND asked_at > $1
 
 -- name: answer_cancel
-UPDATE astromesh.cancel_requests SET answer = $2 WHERE run_id = $1
+UPDATE astromesh.run_ends SET answer = $2 WHERE run_id = $1
 
 -- name: cancel_answer
-SELECT answer FROM astromesh.cancel_requests WHERE run_id = $1
+SELECT answer FROM astromesh.run_ends WHERE run_id = $1
 
 -- name: delete_cancel
-DELETE FROM astromesh.cancel_requests WHERE run_id = $1 OR requested_at < $2
+DELETE FROM astromesh.run_ends WHERE run_id = $1 OR asked_at < $2
 
 -- name: usage
 -- The usage of a nested run is part of the usage of its parent.
