@@ -359,7 +359,6 @@ BROAD_EXCEPTS: Mapping[str, tuple[str, ...]] = {
     "api.ws": ("a frame or a run raised", "an event could not be encoded"),
     "cli.commands.workflow_repl": ("a project's own command raised",),
     "cli.main": ("a command raised",),
-    "core.context_transform": ("a template raised",),
     "core.templates": ("a template could not be compiled", "a template raised"),
     "durable.budgets": ("restores charges and raises",),
     "durable.inbox_worker": ("a background answer raised",),

@@ -12,13 +12,13 @@ from collections.abc import Mapping
 from typing import Any
 
 import orjson
-from jinja2 import ChainableUndefined, Template, Undefined, pass_context
+from jinja2 import ChainableUndefined, Undefined, pass_context
 from jinja2.runtime import Context
 from markupsafe import Markup
 
-from astromesh.core.template_limits import MAX_STEPS, STEPS, written
-from astromesh.core.templates import Sandbox
-from astromesh.errors import ConfigError, ToolFailed
+from astromesh.core.template_limits import written
+from astromesh.core.templates import CompiledTemplate, Sandbox
+from astromesh.errors import ConfigError, TemplateFailed, ToolFailed
 from astromesh.plugins import Transform
 from astromesh.types import JsonObject
 
@@ -41,24 +41,17 @@ def compile_transform(template: str) -> Transform:
     Raises:
         ConfigError: the template is invalid, or cannot render to a JSON object.
     """
-    read = _ENVIRONMENT.analyze(template)
-    if read.code is None:
-        raise ConfigError(f"context_transform is not a valid template: {read.fault.message}")
-    compiled = Template.from_code(_ENVIRONMENT, read.code, _ENVIRONMENT.make_globals(None))
+    compiled = CompiledTemplate(template, "context_transform", _SANDBOX)
     if not template.strip().startswith("{"):
         raise ConfigError("context_transform must be the template of a JSON object, which starts with '{'.")
 
     def transform(arguments: Mapping[str, Any]) -> JsonObject:
         values: list[Any] = []
         try:
-            text = compiled.render(
-                {**arguments, "arguments": dict(arguments), _VALUES: values, STEPS: [MAX_STEPS]}
-            )
+            text = compiled.render({**arguments, "arguments": dict(arguments), _VALUES: values})
             return _read(_filled(text, values))
-        except ToolFailed:
-            raise
-        except Exception as error:  # expressions of templates may raise anything
-            raise ToolFailed(f"context_transform failed: {type(error).__name__}: {error}") from error
+        except (TemplateFailed, orjson.JSONEncodeError) as error:
+            raise ToolFailed(f"context_transform: {error}") from error
 
     return transform
 
@@ -111,7 +104,7 @@ def _to_json(context: Context, value: Any, indent: int | None = None) -> Markup:
     return Markup(_text_of_json(context, value, indent))  # noqa: S704 - marks what is JSON already
 
 
-_ENVIRONMENT = Sandbox(finalize=_mark)
-_ENVIRONMENT.undefined = ChainableUndefined
-_text_of_json = _ENVIRONMENT.filters["tojson"]
-_ENVIRONMENT.filters["tojson"] = _to_json
+_SANDBOX = Sandbox(finalize=_mark)
+_SANDBOX.undefined = ChainableUndefined
+_text_of_json = _SANDBOX.filters["tojson"]
+_SANDBOX.filters["tojson"] = _to_json

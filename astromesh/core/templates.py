@@ -278,20 +278,32 @@ class Sandbox(ImmutableSandboxedEnvironment):
                 yield TemplateFault("it contains half a surrogate pair", text.lineno)
 
 
+def _range(*bounds: Any) -> range:
+    numbers = range(*([bound for bound in bounds if not is_missing(bound)] or (0,)))
+    if len(numbers) > MAX_NUMBER:
+        raise SecurityError(f"a range of more than {MAX_NUMBER} numbers")
+    return numbers
+
+
+SANDBOX = Sandbox()
+#: missing values are errors: a misspelled name must not decide a condition
+STRICT = Sandbox()
+STRICT.undefined = StrictUndefined
+
+
 class CompiledTemplate:
     """A compiled template.
 
     Args:
         source: its text.
         label: its name in errors, e.g. `the system prompt of support-agent`.
-        strict: missing names and fields are errors.
+        sandbox: its environment; in `STRICT`, missing names and fields are errors.
 
     Raises:
         InvalidManifest: the text is not a template; `line` is the line of the fault.
     """
 
-    def __init__(self, source: str, label: str, *, strict: bool = False) -> None:
-        sandbox = STRICT if strict else SANDBOX
+    def __init__(self, source: str, label: str, sandbox: Sandbox = SANDBOX) -> None:
         read = _analyze(sandbox, source)
         if read.code is None:
             raise InvalidManifest(
@@ -352,16 +364,3 @@ def _line_of_text(code: str, line: int) -> int:
     lines = re.search(r"^debug_info = '(.*)'$", code, re.MULTILINE)
     pairs = [pair.split("=") for pair in lines[1].split("&")] if lines and lines[1] else []
     return max((int(text) for text, made in pairs if int(made) <= line), default=1)
-
-
-def _range(*bounds: Any) -> range:
-    numbers = range(*([bound for bound in bounds if not is_missing(bound)] or (0,)))
-    if len(numbers) > MAX_NUMBER:
-        raise SecurityError(f"a range of more than {MAX_NUMBER} numbers")
-    return numbers
-
-
-SANDBOX = Sandbox()
-#: missing values are errors: a misspelled name must not decide a condition
-STRICT = Sandbox()
-STRICT.undefined = StrictUndefined

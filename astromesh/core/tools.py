@@ -18,7 +18,7 @@ import structlog
 from msgspec.structs import replace
 
 from astromesh.config.agent import ApprovalRule, ToolBlock
-from astromesh.core.templates import CompiledTemplate
+from astromesh.core.templates import STRICT, CompiledTemplate
 from astromesh.errors import AgentNotFoundError, ConfigError, InvalidToolCall, TemplateFailed
 from astromesh.telemetry.clock import Clock, SystemClock
 from astromesh.tools.base import RateLimit, Tool, ToolContext, ToolPolicy, ToolSource
@@ -73,9 +73,7 @@ def expression_template(when: str) -> str:
 def _expression_predicate(tool: str, rule: ApprovalRule) -> ApprovalPredicate:
     if rule.when is None:
         return _always_holds
-    compiled = CompiledTemplate(
-        expression_template(rule.when), f"approval.when of the tool {tool}", strict=True
-    )
+    compiled = CompiledTemplate(expression_template(rule.when), f"approval.when of the tool {tool}", STRICT)
 
     def holds(arguments: JsonObject) -> bool:
         try:

@@ -10,7 +10,7 @@ from jinja2.tests import TESTS
 
 from astromesh.core.context_transform import compile_transform
 from astromesh.core.prompt_engine import PromptEngine
-from astromesh.core.templates import CompiledTemplate, check_template
+from astromesh.core.templates import STRICT, CompiledTemplate, check_template
 from astromesh.core.tools import expression_template
 from astromesh.errors import ConfigError, TemplateFailed, ToolFailed
 from astromesh.types import MemoryContext
@@ -259,7 +259,7 @@ def test_what_fails_on_values_is_the_templates_own_error(template: str, says: st
 def test_where_what_is_missing_is_a_failure_it_stays_one(condition: str) -> None:
     """Rules for approvals: a misspelt name neither holds nor fails to hold."""
     with pytest.raises(TemplateFailed):
-        CompiledTemplate(expression_template(condition), "a rule", strict=True).render({})
+        CompiledTemplate(expression_template(condition), "a rule", STRICT).render({})
 
 
 def test_context_transforms_fail_as_they_did() -> None:
@@ -310,7 +310,7 @@ def test_what_is_there_is_taken_apart_as_ever() -> None:
     with pytest.raises(TemplateFailed, match="not enough values"):
         render("{% set a, b = [1] %}")
     with pytest.raises(TemplateFailed, match="line 2"):
-        CompiledTemplate("\n{% set a, b = nope %}", "it", strict=True).render({})
+        CompiledTemplate("\n{% set a, b = nope %}", "it", STRICT).render({})
 
 
 ROWS = [{"a": 2, "n": 1}, {"n": 2}, {"a": 1, "n": 3}, {"n": 4}, {"a": 2, "n": 5}]
