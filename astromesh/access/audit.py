@@ -1,4 +1,4 @@
-"""The audit log: who did what to what, and how it ended; erased principals appear under pseudonyms."""
+"""The audit log: acts of callers with their outcomes. Erased principals appear under pseudonyms."""
 
 from __future__ import annotations
 

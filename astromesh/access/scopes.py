@@ -48,7 +48,7 @@ SCOPES: Mapping[str, str] = {
     "workflows:write": "cancel, pause, step and replay one's own Tasks",
     "traces:read": "read the traces of one's own runs",
     "metrics:read": "read the metrics",
-    "audit:read": "read who did what in one's tenant",
+    "audit:read": "read the audit log of one's tenant",
     ADMIN: "everything",
 }
 #: the scopes of a key that names none: all that an application needs for its own users

@@ -90,7 +90,7 @@ class EmbeddingOptions(ServiceOptions):
     )
     batch_size: int = Field(128, ge=1, le=2048, description="Texts in one request.")
     max_characters: int = Field(24_000, ge=100, description="Longer texts are truncated to this length.")
-    cache_mb: int = Field(16, ge=0, description="Megabytes of vectors kept in memory, by content.")
+    cache_mb: int = Field(16, ge=0, description="Megabytes of vectors in memory, by content.")
 
 
 class ServiceEmbedder:

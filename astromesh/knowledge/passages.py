@@ -1,4 +1,4 @@
-"""Semantic memory: what its stores have in common, whatever holds their passages."""
+"""Semantic memory: what all its stores share."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class SemanticOptions(BaseModel):
     max_passages: int = Field(
         100_000,
         ge=1,
-        description="Passages kept of one principal with one agent; then the oldest are deleted.",
+        description="Passages stored of one principal with one agent; beyond that, the oldest are deleted.",
     )
 
 

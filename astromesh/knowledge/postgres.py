@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any, ClassVar, NamedTuple, Self
 
 import orjson
-from pydantic import BaseModel, ConfigDict, Field, SecretStr
+from pydantic import BaseModel
 
 from astromesh.knowledge.base import Chunk, DocumentVersion, IndexedDocument, Passage
 from astromesh.knowledge.postgres_search import PassageSearch, Ranking, fill, index_type
@@ -24,7 +24,14 @@ from astromesh.knowledge.ranking import candidate_count, fuse_rankings
 from astromesh.knowledge.words import terms, words_of
 from astromesh.plugins import Deps
 from astromesh.storage.migrations import Schema, queries
-from astromesh.storage.postgres import Connection, Postgres, escape_nul, shared_postgres, unescape_nul
+from astromesh.storage.postgres import (
+    Connection,
+    Postgres,
+    PostgresOptions,
+    escape_nul,
+    shared_postgres,
+    unescape_nul,
+)
 from astromesh.telemetry.clock import Clock, SystemClock
 
 SCHEMA = Schema("rag", "astromesh.knowledge", "sql/postgres/chunks")
@@ -50,24 +57,16 @@ class Partition(NamedTuple):
         return fill(SQL[name], **own, type=index_type(self.size) or "vector", **more)
 
 
-class PgvectorOptions(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-    url: SecretStr = Field(
-        SecretStr(""), description="postgresql://…, may hold a password; empty: storage.url of runtime.yaml."
-    )
-
-
 class PgvectorChunkStores:
     """The `pgvector` store of RAG pipelines."""
 
-    Options: ClassVar[type[BaseModel]] = PgvectorOptions
+    Options: ClassVar[type[BaseModel]] = PostgresOptions
 
     def __init__(self, database: Postgres, embedder: str, clock: Clock) -> None:
         self._database, self._embedder, self._clock = database, embedder, clock
 
     @classmethod
-    async def open(cls, options: PgvectorOptions, deps: Deps) -> Self:
+    async def open(cls, options: PostgresOptions, deps: Deps) -> Self:
         """Raises: ConfigError: no URL, or a newer astromesh wrote the database. StoreError: it refuses us."""
         database = await shared_postgres(deps, options.url.get_secret_value())
         await deps.resources.shared((cls, database.address), lambda: _migrated(database))

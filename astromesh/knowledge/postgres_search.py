@@ -23,7 +23,7 @@ MAX_DIMENSIONS, MAX_HALF_DIMENSIONS = 2000, 4000
 _MIN_EF_SEARCH = 100
 #: words whose stems stay in memory
 _MAX_STEMS = 20_000
-#: seconds after which the planner is asked again which words are common
+#: seconds after which the planner's statistics of common words are read again
 _FREQUENCIES_SECONDS = 60.0
 #: if words stand together in more than this share of all passages, reading passages in order finds enough
 _MAX_SHARE = 0.05

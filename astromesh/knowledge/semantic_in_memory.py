@@ -30,7 +30,7 @@ class InMemoryOptions(SemanticOptions):
         2000,
         ge=1,
         le=20_000,
-        description="Passages kept of one principal with one agent; then the oldest are deleted.",
+        description="Passages stored of one principal with one agent; beyond that, the oldest are deleted.",
     )
 
 

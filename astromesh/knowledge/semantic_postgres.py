@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, NamedTuple, Self
 
-from pydantic import BaseModel, Field, SecretStr
+from pydantic import BaseModel
 
 from astromesh.knowledge.passages import (
     TRIM_EVERY,
@@ -28,7 +28,14 @@ from astromesh.knowledge.ranking import candidate_count, fuse_results
 from astromesh.plugins import Deps
 from astromesh.storage.expiry import opened_store
 from astromesh.storage.migrations import Schema, queries
-from astromesh.storage.postgres import Connection, Postgres, escape_nul, shared_postgres, unescape_nul
+from astromesh.storage.postgres import (
+    Connection,
+    Postgres,
+    PostgresOptions,
+    escape_nul,
+    shared_postgres,
+    unescape_nul,
+)
 from astromesh.telemetry.clock import Clock
 from astromesh.types import SemanticResult, SessionKey
 
@@ -48,10 +55,8 @@ _CHUNK = 500
 _MAX_LARGE_SCOPES = 10_000
 
 
-class PgvectorOptions(SemanticOptions):
-    url: SecretStr = Field(
-        SecretStr(""), description="postgresql://…, may hold a password; empty: storage.url of runtime.yaml."
-    )
+class PgvectorOptions(SemanticOptions, PostgresOptions):
+    pass
 
 
 class Space(NamedTuple):

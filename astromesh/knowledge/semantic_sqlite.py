@@ -10,7 +10,7 @@ from __future__ import annotations
 import sqlite3
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import orjson
 from pydantic import BaseModel, Field
@@ -29,7 +29,8 @@ from astromesh.knowledge.sqlite_search import Corpus, PassageSearch, TableState
 from astromesh.plugins import Deps
 from astromesh.storage.expiry import opened_store
 from astromesh.storage.migrations import Schema, queries
-from astromesh.storage.sqlite import Database, shared_database
+from astromesh.storage.queries import Row
+from astromesh.storage.sqlite import Database, SqliteQueries, shared_database
 from astromesh.types import SemanticResult, SessionKey
 
 _PACKAGE = "astromesh.knowledge"
@@ -47,7 +48,7 @@ class SqliteOptions(SemanticOptions):
     cache_mb: int = Field(
         256,
         ge=1,
-        description="Megabytes of vectors kept in memory; what does not fit is read for each query.",
+        description="Megabytes of vectors in memory; other vectors are read from the file for each query.",
     )
 
 
@@ -75,7 +76,7 @@ class SqliteTable:
     """
 
     def __init__(self, database: Database, max_bytes: int) -> None:
-        self._database = database
+        self._database, self._queries = database, SqliteQueries(database, SQL)
         self._search = PassageSearch(SQL, max_bytes)
         self._added: Counter[int] = Counter()
 
@@ -85,10 +86,8 @@ class SqliteTable:
     async def search(self, query: SemanticQuery) -> tuple[SemanticResult, ...]:
         return await self._database.read(self._search_all, query)
 
-    async def owned(
-        self, tenant: str, owner: str, after: int, now: float, limit: int
-    ) -> Iterable[tuple[Any, ...]]:
-        return await self._database.read(_owned, (tenant, owner, after, now, limit))
+    async def owned(self, tenant: str, owner: str, after: int, now: float, limit: int) -> Iterable[Row]:
+        return await self._queries.read("owned", tenant, owner, after, now, limit)
 
     async def erase(self, key: SessionKey) -> int:
         return await self._delete("of_session", *key)
@@ -98,11 +97,11 @@ class SqliteTable:
 
     async def erase_owner(self, tenant: str, owner: str) -> int:
         count = await self._delete("of_owner", tenant, owner)
-        await self._database.write(_erase_scopes, (tenant, owner))
+        await self._queries.write("erase_scopes", tenant, owner)
         return count
 
     async def ping(self) -> None:
-        await self._database.ping()
+        await self._queries.ping()
 
     async def _delete(self, name: str, *bound: object) -> int:
         """Deletes the passages that a query finds, then their words from the full-text index.
@@ -114,7 +113,7 @@ class SqliteTable:
         while count := await self._database.write(_delete, (name, (*bound, _CHUNK))):
             total += count
         if total:
-            await self._database.write(_forget_words, None)
+            await self._queries.write("forget_words")
         return total
 
     def _add(
@@ -205,12 +204,6 @@ def _upsert(connection: sqlite3.Connection, number: int, passage: PassageRow) ->
     connection.execute(SQL["add_words"], (added, number, passage.content))
 
 
-def _owned(
-    connection: sqlite3.Connection, items: Sequence[tuple[object, ...]]
-) -> Sequence[list[tuple[Any, ...]]]:
-    return [connection.execute(SQL["owned"], bound).fetchall() for bound in items]
-
-
 def _delete(connection: sqlite3.Connection, items: Sequence[tuple[str, tuple[object, ...]]]) -> Sequence[int]:
     return [_drop_passages(connection, name, bound) for name, bound in items]
 
@@ -220,13 +213,3 @@ def _drop_passages(connection: sqlite3.Connection, name: str, bound: tuple[objec
     connection.executemany(SQL["drop_words"], rows)
     connection.executemany(SQL["drop"], [row[:1] for row in rows])
     return len(rows)
-
-
-def _erase_scopes(connection: sqlite3.Connection, items: Sequence[tuple[str, str]]) -> Sequence[None]:
-    connection.executemany(SQL["erase_scopes"], items)
-    return [None] * len(items)
-
-
-def _forget_words(connection: sqlite3.Connection, items: Sequence[None]) -> Sequence[None]:
-    connection.execute(SQL["forget_words"])
-    return [None] * len(items)

@@ -1,7 +1,7 @@
 """The chunks of RAG pipelines in SQLite, searched by `knowledge.sqlite_search`.
 
 Each pipeline has its own file, `DATA/rag/PIPELINE.db`: BM25 then counts the words of this pipeline only, and
-a file can be deleted to start anew. Functions that take a connection run in the database's threads.
+a file can be deleted to start anew.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import sqlite3
 from array import array
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import orjson
@@ -22,8 +21,8 @@ from astromesh.knowledge.vectors import vector_blob
 from astromesh.knowledge.words import terms
 from astromesh.plugins import Deps
 from astromesh.storage.migrations import Schema, queries
-from astromesh.storage.sqlite import Database, shared_database
-from astromesh.storage.writer_thread import Work
+from astromesh.storage.queries import Transaction
+from astromesh.storage.sqlite import Database, SqliteQueries, shared_database
 
 _PACKAGE = "astromesh.knowledge"
 SCHEMA = Schema("chunks", _PACKAGE, "sql/sqlite/chunks")
@@ -67,7 +66,7 @@ class SqliteChunkStores:
 
 
 class SqliteChunks:
-    """A `ChunkStore`; every method is one job of the database's threads.
+    """A `ChunkStore`. Functions that take a connection run in the threads of the database.
 
     Args:
         embedder: fingerprint of the embedder; vectors of other embedders stay stored and are not searched.
@@ -75,20 +74,34 @@ class SqliteChunks:
 
     def __init__(self, database: Database, embedder: str = "") -> None:
         self._database, self._embedder = database, embedder
+        self._queries = SqliteQueries(database, SQL)
         self._search = PassageSearch(SQL)
-        self._replace_job: Work[Sequence[IndexedDocument], None] = partial(_replace, embedder)
 
     async def known(self) -> Mapping[str, DocumentVersion]:
-        return await self._database.read(_known, None)
+        rows = await self._queries.read("known")
+        return {name: DocumentVersion(*version) for name, *version in rows}
 
     async def replace(self, documents: Sequence[IndexedDocument]) -> None:
-        await self._database.write(self._replace_job, documents)
+        async def replace(tx: Transaction) -> None:
+            for one in documents:
+                await _drop(one.document.id, tx)
+                await _insert(one, self._embedder, tx)
+
+        await self._queries.transact(replace)
 
     async def touch(self, stamps: Mapping[str, str]) -> None:
-        await self._database.write(_touch, stamps)
+        async def touch(tx: Transaction) -> None:
+            for name, stamp in stamps.items():
+                await tx.execute("touch", stamp, name)
+
+        await self._queries.transact(touch)
 
     async def remove(self, ids: Sequence[str]) -> None:
-        await self._database.write(_remove, ids)
+        async def remove(tx: Transaction) -> None:
+            for name in ids:
+                await _drop(name, tx)
+
+        await self._queries.transact(remove)
 
     async def search(
         self,
@@ -111,7 +124,7 @@ class SqliteChunks:
         """Does nothing: searches are fast at once."""
 
     async def ping(self) -> None:
-        await self._database.ping()
+        await self._queries.ping()
 
     def _find(
         self, connection: sqlite3.Connection, items: Sequence[ChunkQuery]
@@ -157,50 +170,19 @@ def _passage(connection: sqlite3.Connection, row: int, score: float) -> Passage:
     return Passage(Chunk(document, text, start, end, heading, orjson.loads(metadata)), score)
 
 
-def _known(connection: sqlite3.Connection, items: Sequence[None]) -> Sequence[Mapping[str, DocumentVersion]]:
-    found = {name: DocumentVersion(*version) for name, *version in connection.execute(SQL["known"])}
-    return [found] * len(items)
-
-
-def _replace(
-    embedder: str, connection: sqlite3.Connection, items: Sequence[Sequence[IndexedDocument]]
-) -> Sequence[None]:
-    for documents in items:
-        for one in documents:
-            _drop_document(connection, one.document.id)
-            _insert_document(connection, one, embedder)
-    return [None] * len(items)
-
-
-def _insert_document(connection: sqlite3.Connection, one: IndexedDocument, embedder: str) -> None:
+async def _insert(one: IndexedDocument, embedder: str, tx: Transaction) -> None:
     name, title = one.document.id, one.document.title
     metadata = orjson.dumps({"title": title, **one.document.metadata}).decode()
-    connection.execute(SQL["put_document"], (name, one.known.hash, one.known.stamp, metadata))
-    rows = []
-    for chunk in one.chunks:
-        row = connection.execute(SQL["put_chunk"], (name, chunk.start, chunk.end)).lastrowid
-        connection.execute(SQL["put_words"], (row, title, chunk.heading, chunk.text))
-        rows.append(row)
-    if one.vectors:
-        blobs = [(row, embedder, vector_blob(vector)) for row, vector in zip(rows, one.vectors, strict=True)]
-        connection.executemany(SQL["put_vector"], blobs)
+    await tx.execute("put_document", name, one.known.hash, one.known.stamp, metadata)
+    for place, chunk in enumerate(one.chunks):
+        [(row,)] = await tx.fetch("put_chunk", name, chunk.start, chunk.end)
+        await tx.execute("put_words", row, title, chunk.heading, chunk.text)
+        if one.vectors:
+            await tx.execute("put_vector", row, embedder, vector_blob(one.vectors[place]))
 
 
-def _drop_document(connection: sqlite3.Connection, name: str) -> None:
-    for query in ("drop_words", "drop_vectors", "drop_chunks", "drop_document"):
-        dropped = connection.execute(SQL[query], (name,)).rowcount
-    if dropped:
-        connection.execute(SQL["count_removal"])
-
-
-def _touch(connection: sqlite3.Connection, items: Sequence[Mapping[str, str]]) -> Sequence[None]:
-    for stamps in items:
-        connection.executemany(SQL["touch"], ((stamp, name) for name, stamp in stamps.items()))
-    return [None] * len(items)
-
-
-def _remove(connection: sqlite3.Connection, items: Sequence[Sequence[str]]) -> Sequence[None]:
-    for names in items:
-        for name in names:
-            _drop_document(connection, name)
-    return [None] * len(items)
+async def _drop(name: str, tx: Transaction) -> None:
+    for query in ("drop_words", "drop_vectors", "drop_chunks"):
+        await tx.execute(query, name)
+    if await tx.execute("drop_document", name):
+        await tx.execute("count_removal")

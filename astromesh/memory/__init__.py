@@ -1,1 +1,1 @@
-"""Memory backends and strategies: what sessions are kept in, and what part of one a run sees."""
+"""Memory backends and strategies: where sessions are stored, and which part of a session a run sees."""

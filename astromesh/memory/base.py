@@ -198,7 +198,9 @@ class EpisodicOptions(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     ttl: int = Field(0, ge=0, description="Seconds until an event is deleted; 0 never.")
-    keep: int = Field(1000, ge=1, description="Events kept of one session; then the oldest are deleted.")
+    keep: int = Field(
+        1000, ge=1, description="Events stored of a session; beyond that, the oldest are deleted."
+    )
 
 
 def encode_events(events: Sequence[JsonObject]) -> list[str]:

@@ -18,7 +18,7 @@ from urllib.parse import parse_qsl, urlencode, urlsplit
 import asyncpg
 import structlog
 from asyncpg.pool import PoolConnectionProxy
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
 from astromesh.errors import AstromeshError, ConfigError, InvalidInput, StoreError, StoreUnavailable
 from astromesh.plugins import Deps
@@ -383,6 +383,16 @@ async def _migrate(schema: Schema, connection: Connection) -> None:
         await connection.execute(step)
     if version < len(steps):
         await connection.execute(_WRITE, schema.name, len(steps))
+
+
+class PostgresOptions(BaseModel):
+    """Options of a store that may use a database of its own."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    url: SecretStr = Field(
+        SecretStr(""), description="postgresql://…, may hold a password; empty: storage.url of runtime.yaml."
+    )
 
 
 async def shared_postgres(deps: Deps, url: str = "") -> Postgres:

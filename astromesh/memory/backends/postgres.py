@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr
+from pydantic import BaseModel
 
 from astromesh.durable.base import SessionLease
 from astromesh.memory.backends.sql_conversations import (
@@ -22,6 +22,7 @@ from astromesh.storage.expiry import opened_store
 from astromesh.storage.migrations import store_schema
 from astromesh.storage.postgres import (
     Postgres,
+    PostgresOptions,
     PostgresQueries,
     escape_nul,
     shared_postgres,
@@ -32,14 +33,6 @@ from astromesh.telemetry.clock import Clock
 from astromesh.types import JsonObject, SessionKey, Turn
 
 SCHEMA, EVENT_SCHEMA = store_schema(SqlConversations, "postgres"), store_schema(SqlEvents, "postgres")
-
-
-class PostgresOptions(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-    url: SecretStr = Field(
-        SecretStr(""), description="postgresql://…, may hold a password; empty: storage.url of runtime.yaml."
-    )
 
 
 class PostgresEventOptions(EpisodicOptions, PostgresOptions):

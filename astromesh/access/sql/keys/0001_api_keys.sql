@@ -1,5 +1,5 @@
--- A key is stored as the SHA-256 of its token, never as itself. `change` counts creations and revocations over
--- the whole table, so that a server asks only for what is new. 0 stands for never in the three last times.
+-- A key is stored as the SHA-256 of its token. `change` counts creations and revocations of the whole table, so that a server
+-- reads new ones only. In the last three times, 0 means never.
 CREATE TABLE api_keys (
     id TEXT PRIMARY KEY,
     name TEXT NOT NULL,

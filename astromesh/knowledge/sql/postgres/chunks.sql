@@ -1,5 +1,5 @@
--- {pipeline}, {space}, {type} and {size} are replaced by numbers and a type that astromesh chose: PostgreSQL finds a
--- partition, and an index over a part of it, only by constants.
+-- astromesh replaces {pipeline}, {space}, {type} and {size} by numbers and a type: PostgreSQL selects partitions and
+-- partial indexes by constants only.
 
 -- name: make_pipeline
 INSERT INTO astromesh.rag_pipelines (name) VALUES ($1)
@@ -42,11 +42,11 @@ FROM unnest($1::TEXT[], $2::TEXT[]) AS new(id, stamp)
 WHERE pipeline = {pipeline} AND rag_documents.id = new.id
 
 -- name: stems
--- Each word as a query, stemmed; empty for what is no word.
+-- Each word as a query, stemmed; empty if it is not a word.
 SELECT term, plainto_tsquery('astromesh.words', term)::TEXT FROM unnest($1::TEXT[]) AS term
 
 -- name: frequencies
--- The number of chunks, and the most common words with their share of the chunks, by the planner's statistics.
+-- The planner's statistics: the number of chunks, and the most common words with their share of the chunks.
 SELECT
     (SELECT reltuples FROM pg_class WHERE oid = 'astromesh.rag_chunks_{pipeline}'::REGCLASS) AS chunks,
     most_common_elems::TEXT::TEXT[] AS words, most_common_elem_freqs AS shares

@@ -1,5 +1,5 @@
--- Every search and every change names tenant, agent and owner. {space}, {type} and {size} are replaced by numbers and a
--- type that astromesh chose: PostgreSQL finds an index over a part of a table only by constants.
+-- Every search and every change names tenant, agent and owner. astromesh replaces {space}, {type} and {size} by
+-- numbers and a type: PostgreSQL selects partial indexes by constants only.
 
 -- name: space
 SELECT id FROM astromesh.spaces WHERE name = $1
@@ -12,7 +12,7 @@ CREATE INDEX IF NOT EXISTS passages_near_{space} ON astromesh.passages
 USING hnsw ((embedding::{type}({size})) {type}_ip_ops) WHERE space = {space}
 
 -- name: add
--- The same content again is the same passage: with its newest source.
+-- The same content again replaces the source of its passage.
 INSERT INTO astromesh.passages AS p
     (tenant, agent, owner, hash, session_id, content, metadata, created_at, expires_at, space, embedding)
 VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11::REAL[]::vector)
@@ -27,7 +27,7 @@ DELETE FROM astromesh.passages WHERE tenant = $1 AND agent = $2 AND owner = $3 A
     ORDER BY id DESC LIMIT 1 OFFSET $4)
 
 -- name: near_exactly
--- All vectors of a scope that has few: exact, and the scope's index finds them.
+-- Compares all vectors of a small scope, which is exact.
 WITH mine AS MATERIALIZED (
     SELECT id, embedding FROM astromesh.passages
     WHERE tenant = $1 AND agent = $2 AND owner = $3 AND space = {space} LIMIT $6)
@@ -45,11 +45,11 @@ ORDER BY embedding::{type}({size}) <#> $1::REAL[]::vector::{type}({size}) LIMIT 
 SET LOCAL hnsw.iterative_scan = relaxed_order; SET LOCAL hnsw.ef_search = {effort}
 
 -- name: stems
--- Each word as a query, stemmed; empty for what is no word.
+-- Each word as a query, stemmed; empty if it is not a word.
 SELECT term, plainto_tsquery('english', term)::TEXT FROM unnest($1::TEXT[]) AS term
 
 -- name: frequencies
--- The number of passages, and the most common words with their share of the passages, by the planner's statistics.
+-- The planner's statistics: the number of passages, and the most common words with their share of the passages.
 SELECT
     (SELECT reltuples FROM pg_class WHERE oid = 'astromesh.passages'::REGCLASS) AS passages,
     most_common_elems::TEXT::TEXT[] AS words, most_common_elem_freqs AS shares
@@ -76,7 +76,7 @@ FROM astromesh.passages
 WHERE tenant = $1 AND agent = $2 AND owner = $3 AND id = ANY($4::BIGINT[]) AND (expires_at = 0 OR expires_at > $5)
 
 -- name: owned
--- Of all agents: the one query that names no agent.
+-- The only query across agents.
 SELECT id, agent, content, metadata FROM astromesh.passages
 WHERE tenant = $1 AND owner = $2 AND id > $3 AND (expires_at = 0 OR expires_at > $4) ORDER BY id LIMIT $5
 

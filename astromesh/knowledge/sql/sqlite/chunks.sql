@@ -5,7 +5,7 @@ SELECT id, hash, stamp FROM documents
 INSERT INTO documents (id, hash, stamp, metadata) VALUES (?, ?, ?, ?)
 
 -- name: put_chunk
-INSERT INTO chunks (document, start, "end") VALUES (?, ?, ?)
+INSERT INTO chunks (document, start, "end") VALUES (?, ?, ?) RETURNING id
 
 -- name: put_words
 INSERT INTO words (rowid, title, heading, body) VALUES (?, ?, ?, ?)

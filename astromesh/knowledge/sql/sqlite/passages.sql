@@ -10,7 +10,7 @@ INSERT INTO scopes (tenant, agent, owner) VALUES (?, ?, ?)
 SELECT id, space FROM passages WHERE scope = ? AND hash = ?
 
 -- name: update_source
--- The same content again is the same passage, with its newest source.
+-- The same content again replaces the source of its passage.
 UPDATE passages SET session_id = ?2, metadata = ?3, created_at = ?4, expires_at = ?5 WHERE id = ?1
 
 -- name: add
@@ -37,7 +37,7 @@ SELECT id, vector FROM passages WHERE scope = ? AND space = ? AND id > ? AND len
 SELECT id FROM passages WHERE scope = ? AND space = ? AND id <= ?
 
 -- name: scopes
--- One, or several.
+-- 1 or 2: one scope, or several.
 SELECT count(*) FROM (SELECT 1 FROM scopes LIMIT 2)
 
 -- name: newest
@@ -47,7 +47,7 @@ SELECT coalesce(max(id), 0) FROM passages
 SELECT count(*) FROM (SELECT 1 FROM passage_words WHERE passage_words MATCH ? LIMIT ?)
 
 -- name: ranked
--- Of more matches than are ranked, the newest are.
+-- If there are too many matches, it ranks the newest.
 SELECT row, rank FROM (
     SELECT rowid AS row, -bm25(passage_words, 0.0, 1.0) AS rank
     FROM passage_words WHERE passage_words MATCH ? ORDER BY rowid DESC LIMIT ?
@@ -69,7 +69,7 @@ SELECT id, content, metadata FROM passages
 WHERE +scope = ? AND id IN (SELECT value FROM json_each(?)) AND (expires_at = 0 OR expires_at > ?)
 
 -- name: owned
--- Of all agents: the one query that names no agent.
+-- The only query across agents.
 SELECT p.id, s.agent, p.content, p.metadata FROM passages p JOIN scopes s ON s.id = p.scope
 WHERE s.tenant = ? AND s.owner = ? AND p.id > ? AND (p.expires_at = 0 OR p.expires_at > ?) ORDER BY p.id LIMIT ?
 

@@ -1,6 +1,6 @@
 -- Appends turns, all or none. KEYS: session, turns, lease. ARGV: prefix, tenant, agent, session id, owner, token of
--- the lease (0 none), now, expires, milliseconds until the server forgets it by itself (0 never), turns …
--- Answers the last seq, -1 to a stranger, -2 where the lease is somebody else's.
+-- the lease (0 none), now, expires, milliseconds until the server deletes it (0 never), turns …
+-- Returns the last seq, -1 if the session has another owner, -2 if the lease has another holder.
 local prefix, tenant, agent, session, who, token, now, expires, forgotten = unpack(ARGV, 1, 9)
 if token ~= '0' and redis.call('HGET', KEYS[3], 'token') ~= token then
     return -2

@@ -1,4 +1,4 @@
--- Before every script. Names within a key are parted by the unit separator, which no name holds.
+-- Precedes every script. The unit separator, which no name contains, separates the names within a key.
 --   PREFIX:s:TENANT AGENT SESSION  hash: owner, index, created, updated, expires, summary, upto
 --   PREFIX:t:TENANT AGENT SESSION  list: one JSON array for each turn; the position is its seq
 --   PREFIX:a:TENANT AGENT          sorted set of session ids

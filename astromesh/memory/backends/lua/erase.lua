@@ -1,2 +1,2 @@
--- Deletes a session; answers how many keys that were. ARGV: prefix, tenant, agent, session id.
+-- Deletes a session and returns the number of keys. ARGV: prefix, tenant, agent, session id.
 return forget(ARGV[1], ARGV[2] .. US .. ARGV[3] .. US .. ARGV[4])

@@ -1,4 +1,4 @@
--- Deletes some sessions of a principal; answers how many. ARGV: prefix, tenant, owner, how many at most.
+-- Deletes sessions of a principal and returns their number. ARGV: prefix, tenant, owner, limit.
 local prefix, tenant, owner, most = unpack(ARGV)
 local index = prefix .. ':o:' .. tenant .. US .. owner
 local members = redis.call('ZRANGE', index, 0, most - 1)

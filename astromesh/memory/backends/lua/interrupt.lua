@@ -1,4 +1,4 @@
--- Asks a holder to let go. KEYS: lease.
+-- Requests the holder's interrupt. KEYS: lease.
 if redis.call('EXISTS', KEYS[1]) == 1 then
     redis.call('HSET', KEYS[1], 'interrupted', 1)
 end

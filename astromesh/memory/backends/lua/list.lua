@@ -1,4 +1,4 @@
--- Sessions in the order of their ids. ARGV: prefix, tenant, agent, owner or empty, after, limit, now, "1" if owned.
+-- Sessions in the order of their ids. ARGV: prefix, tenant, agent, owner or empty, after, limit, now, "1" for the owner's only.
 local prefix, tenant, agent, owner, after, limit, now, owned = unpack(ARGV)
 local index, before, last = prefix .. ':a:' .. tenant .. US .. agent, '', '+'
 if owned == '1' then

@@ -1,4 +1,4 @@
--- Sessions of a principal over all agents. ARGV: prefix, tenant, owner, the last one seen or empty, limit, now.
+-- Sessions of a principal, of all agents. ARGV: prefix, tenant, owner, the last one of the page before or empty, limit, now.
 local prefix, tenant, owner, after, limit, now = unpack(ARGV)
 local index, from, found = prefix .. ':o:' .. tenant .. US .. owner, '-', {}
 if after ~= '' then

@@ -1,4 +1,4 @@
--- Gives a lease back. KEYS: lease. ARGV: prefix, token.
+-- Releases a lease. KEYS: lease. ARGV: prefix, token.
 if redis.call('HGET', KEYS[1], 'token') == ARGV[2] then
     redis.call('DEL', KEYS[1])
 end

@@ -1,5 +1,5 @@
--- Keeps leases. KEYS: leases. ARGV: prefix, until, milliseconds until the server forgets them, token of each.
--- Answers for each: 0 kept, 1 somebody asks for an interrupt, -1 lost.
+-- Renews leases. KEYS: leases. ARGV: prefix, until, milliseconds until the server deletes them, token of each.
+-- Returns for each: 0 renewed, 1 an interrupt is requested, -1 lost.
 local found = {}
 for n, lease in ipairs(KEYS) do
     local token, interrupted = unpack(redis.call('HMGET', lease, 'token', 'interrupted'))

@@ -1,5 +1,5 @@
--- A new lease. KEYS: lease. ARGV: prefix, holder, now, until, milliseconds until the server forgets it.
--- Answers the token, 0 while somebody else holds it.
+-- Takes a lease. KEYS: lease. ARGV: prefix, holder, now, until, milliseconds until the server deletes it.
+-- Returns the token, 0 while it has another holder.
 local prefix, holder, now, ends, forgotten = unpack(ARGV)
 local whose, expires = unpack(redis.call('HMGET', KEYS[1], 'holder', 'expires'))
 if whose and whose ~= holder and tonumber(expires) > tonumber(now) then

@@ -1,4 +1,4 @@
--- Every key is (tenant, agent, session_id); a session whose time is over does not exist.
+-- Every key is (tenant, agent, session_id); an expired session does not exist.
 
 -- name: written
 SELECT 1 FROM astromesh.sessions s JOIN astromesh.turns t ON t.session = s.id
@@ -49,7 +49,7 @@ DELETE FROM astromesh.sessions WHERE id IN (
 RETURNING 1
 
 -- name: expire
--- Several processes sweep at once: none waits for another, nor for a run that writes.
+-- Several processes may sweep at once: none waits for another or for a run that writes.
 DELETE FROM astromesh.sessions WHERE id IN (
     SELECT id FROM astromesh.sessions WHERE expires_at > 0 AND expires_at <= $1 LIMIT $2 FOR UPDATE SKIP LOCKED)
 RETURNING 1

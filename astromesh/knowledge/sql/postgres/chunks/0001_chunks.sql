@@ -1,8 +1,8 @@
--- Knowledge. Every pipeline has a part of rag_chunks of its own, and in it an index by nearness for its space: what
--- vectors may be compared within, an embedder and its dimensions.
+-- Every pipeline has its own partition of rag_chunks. Vectors of one space, i.e. of one embedder and size, are comparable and
+-- have an index there.
 CREATE EXTENSION IF NOT EXISTS vector;
 
--- English stems, and no stop words: a question's small words are left out before it comes here
+-- English stems without stop words: astromesh removes the stop words of a question
 CREATE TEXT SEARCH DICTIONARY astromesh.stems (TEMPLATE = pg_catalog.snowball, LANGUAGE = english);
 
 CREATE TEXT SEARCH CONFIGURATION astromesh.words (COPY = pg_catalog.simple);
@@ -49,5 +49,5 @@ CREATE INDEX rag_chunks_by_id ON astromesh.rag_chunks (id);
 
 CREATE INDEX rag_chunks_by_document ON astromesh.rag_chunks (document);
 
--- what comes in waits in a list, which every search reads: it is emptied after an ingest
+-- new entries wait in a list, which every search reads; it is emptied after an ingest
 CREATE INDEX rag_chunks_by_words ON astromesh.rag_chunks USING gin (words);

@@ -1,5 +1,5 @@
--- What may be found again, by tenant, agent and owner. A space is what vectors may be compared within: an embedder and
--- its dimensions. Each has an index of its own over its part of the table, made when it is first used.
+-- Passages by tenant, agent and owner. Vectors of one space, i.e. of one embedder and size, are comparable. Each space has a
+-- partial index, which is created on first use.
 CREATE EXTENSION IF NOT EXISTS vector;
 
 CREATE TABLE astromesh.spaces (
@@ -24,7 +24,7 @@ CREATE TABLE astromesh.passages (
     UNIQUE (tenant, owner, agent, hash)
 );
 
--- small vectors stay in the row: a search of a few hundred passages then reads no second table
+-- small vectors stay in the row, so that a search of a few hundred passages reads no second table
 ALTER TABLE astromesh.passages ALTER COLUMN embedding SET STORAGE MAIN;
 
 CREATE INDEX passages_by_scope ON astromesh.passages (tenant, owner, agent, space, id);
@@ -33,5 +33,5 @@ CREATE INDEX passages_by_session ON astromesh.passages (tenant, agent, session_i
 
 CREATE INDEX passages_by_expiry ON astromesh.passages (expires_at) WHERE expires_at > 0;
 
--- without a list of pending entries, which every search would read through
+-- without a list of pending entries, which every search would read
 CREATE INDEX passages_by_words ON astromesh.passages USING gin (words) WITH (fastupdate = off);

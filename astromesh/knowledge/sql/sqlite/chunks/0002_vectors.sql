@@ -1,5 +1,4 @@
--- AUTOINCREMENT: the id of a removed chunk is never given to another one, so that vectors held in memory
--- can be told apart from new ones by their ids alone
+-- AUTOINCREMENT: ids are never reused, so that an index in memory recognizes new vectors by their ids
 CREATE TABLE numbered (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
     document TEXT NOT NULL,
@@ -22,7 +21,7 @@ CREATE TABLE vectors (
     vector BLOB NOT NULL
 );
 
--- how many documents were ever removed or replaced
+-- the number of documents that were ever removed or replaced
 CREATE TABLE removals (count INTEGER NOT NULL);
 
 INSERT INTO removals VALUES (0);

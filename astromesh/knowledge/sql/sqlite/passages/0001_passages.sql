@@ -1,5 +1,5 @@
--- What may be found again, by tenant, agent and owner. Ids only grow and are never used again, and a vector is never
--- changed: an index in memory reads what is new by id, and looks for what went when `removed` says so.
+-- Passages by tenant, agent and owner. Ids only grow and are never reused, and vectors never change: an index in memory reads
+-- new passages by id, and looks for removed ones when `removed` has changed.
 CREATE TABLE scopes (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
     tenant TEXT NOT NULL,
@@ -29,8 +29,8 @@ CREATE INDEX passages_by_session ON passages (scope, session_id);
 
 CREATE INDEX passages_by_expiry ON passages (expires_at) WHERE expires_at > 0;
 
--- The scope is a word of the index, so that a search never walks through the words of others. No trigger keeps it: a
--- trusted schema would be needed for that.
+-- The scope is a word of the index, so that a search never reads the words of others. A trigger cannot maintain it, because
+-- that requires a trusted schema.
 CREATE VIRTUAL TABLE passage_words USING fts5 (
     scope, content, content = 'passages', content_rowid = 'id', tokenize = "porter unicode61 remove_diacritics 2"
 );

@@ -6,8 +6,8 @@ FROM astromesh.sessions s
 WHERE s.tenant = $1 AND s.agent = $2 AND s.session_id = $3 AND (s.expires_at = 0 OR s.expires_at > $4)
 
 -- name: append
--- One statement, one round trip: the row of the session is locked, so that writers number their turns in turn.
--- So is the lease, where there is one: who takes it over waits for the turns that are written under it.
+-- One statement, one round trip. It locks the row of the session, so that concurrent writers number their turns one after
+-- the other. It locks the lease as well: a process that takes it over waits for the turns that are written under it.
 WITH lease AS (
     SELECT 1 FROM astromesh.session_leases
     WHERE tenant = $1 AND agent = $2 AND session_id = $3 AND token = $13 FOR UPDATE

@@ -1,5 +1,5 @@
 -- name: record
--- What is trimmed was there before: the statement sees the table as it was when it began.
+-- Trims older events only: the statement sees the table as it was when it began.
 WITH trimmed AS (
     DELETE FROM astromesh.events WHERE tenant = $1 AND agent = $2 AND session_id = $3 AND id <= (
         SELECT id FROM astromesh.events WHERE tenant = $1 AND agent = $2 AND session_id = $3

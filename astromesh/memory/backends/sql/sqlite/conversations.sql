@@ -1,5 +1,5 @@
 -- name: recall
--- One row whatever the number of turns: SQLite gives the interpreter lock away at every row.
+-- Returns one row for any number of turns: SQLite releases the interpreter lock at every row.
 SELECT s.owner, s.last_seq, s.summary, s.upto, (
     SELECT json_group_array(
         json_array(t.role, t.content, t.seq, t.created_at, t.run_id, t.status, t.tokens))

@@ -7,7 +7,7 @@ DELETE FROM events WHERE tenant = ?1 AND agent = ?2 AND session_id = ?3 AND id <
     SELECT id FROM events WHERE tenant = ?1 AND agent = ?2 AND session_id = ?3 ORDER BY id DESC LIMIT 1 OFFSET ?4)
 
 -- name: recent
--- One row whatever the number of events: SQLite gives the interpreter lock away at every row.
+-- Returns one row for any number of events: SQLite releases the interpreter lock at every row.
 SELECT json_group_array(event) FROM (
     SELECT event FROM events
     WHERE tenant = ?1 AND agent = ?2 AND session_id = ?3 AND (?4 IS NULL OR owner = ?4)

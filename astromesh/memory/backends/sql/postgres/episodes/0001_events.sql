@@ -1,4 +1,4 @@
--- What happened, by session; ids grow, so that the newest events of a session are its last.
+-- Events by session. Ids grow, so that the newest events of a session come last.
 CREATE TABLE astromesh.events (
     id BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     tenant TEXT COLLATE "C" NOT NULL,

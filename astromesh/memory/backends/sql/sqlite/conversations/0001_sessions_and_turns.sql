@@ -1,5 +1,5 @@
--- A session and its turns. The id is what turns refer to: new sessions stand at the end of both tables, so that the
--- sessions written together share pages. Turns go with their session, so that an id that is used again has none.
+-- A session and its turns. Turns refer to the id: new sessions are at the end of both tables, so that sessions that are
+-- written together share pages. Turns are deleted with their session, so that a reused id has none.
 CREATE TABLE sessions (
     id INTEGER PRIMARY KEY,
     tenant TEXT NOT NULL,

@@ -1,4 +1,4 @@
--- The token is the row's number, which is never used again.
+-- The token is the number of the row, which is never reused.
 CREATE TABLE session_leases (
     token INTEGER PRIMARY KEY AUTOINCREMENT,
     tenant TEXT NOT NULL,

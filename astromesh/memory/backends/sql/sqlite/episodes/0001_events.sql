@@ -1,4 +1,4 @@
--- What happened, by session; ids grow, so that the newest events of a session are its last.
+-- Events by session. Ids grow, so that the newest events of a session come last.
 CREATE TABLE events (
     id INTEGER PRIMARY KEY,
     tenant TEXT NOT NULL,
