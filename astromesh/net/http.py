@@ -173,7 +173,7 @@ class Http:
             headers: names and values; the content type among them.
             timeout: seconds for everything, connecting and the body included.
             limit: most bytes of the body.
-            resend: send a POST again, once, where a kept-alive connection closed before the first byte.
+            resend: send a POST once more if a kept-alive connection closed before the first byte.
             follow: follow redirects; redirects to another host are guarded.
 
         Raises:
@@ -218,14 +218,10 @@ class Http:
         Leaving the context early closes the connection.
 
         Args:
-            method: e.g. `POST`.
-            url: http or https.
-            body: bytes to send, or None.
-            headers: names and values; the content type among them.
+            method, url, body, headers, limit: as of `request`.
             read_timeout: seconds until the first byte, and between any two.
             resend: send once more if a kept-alive connection closed before the first byte; False if a second
                 call would do harm.
-            limit: most bytes of the body.
 
         Raises:
             NetTimeout, NetUnreachable, AnswerTooLarge, NetError

@@ -78,12 +78,9 @@ class Ollama(Wire[OllamaOptions]):
         return token_counts(payload)
 
     def decode(self, payload: Any) -> Reply:
-        message = payload["message"]
-        if not payload.get("done", True):
-            raise truncated_answer()
-        calls = _calls(message)
-        reply = Reply(message.get("content") or "", calls, _finish(payload, calls), token_counts(payload))
-        return require_content(reply, payload.get("done_reason"))
+        reader = self.reader()
+        reader.add(reader.read_line({"done": True, "message": payload["message"], **payload}))
+        return reader.reply()
 
     def reader(self) -> OllamaReader:
         return OllamaReader()
@@ -110,7 +107,10 @@ class OllamaReader(StreamReader):
         return Reply(self._text.getvalue(), tuple(self._calls), "", token_counts(self._last_line))
 
     def read_event(self, data: bytes) -> str:
-        line = parse_json(data)
+        return self.read_line(parse_json(data))
+
+    def read_line(self, line: JsonObject) -> str:
+        """Reads one line, or a whole answer, and returns its text."""
         if line.get("error"):
             raise provider_errors.from_body(line["error"])
         message = line.get("message") or {}

@@ -35,7 +35,7 @@ from astromesh.runtime.records import RunAnswer
 from astromesh.telemetry.clock import Clock
 from astromesh.telemetry.events import TERMINAL_EVENTS, EventSink, send_to_sinks
 from astromesh.telemetry.run_log import RunLog, RunLogs
-from astromesh.telemetry.traces import TraceStore, build_spans
+from astromesh.telemetry.traces import build_spans
 from astromesh.types import CallerContext, Event, JsonObject, Usage
 
 #: seconds between two polls for events of a run that another process works on, and of one that waits
@@ -75,7 +75,7 @@ class Runs:
         self._stored = StoredRuns(durable)
         self._archive = RunArchive(durable.open)
         self._remote_cancel = RemoteCancel(durable, self._local, clock, is_busy, self._archive.flush)
-        self.traces = StoredTraces(TraceStore(self._logs), durable, self._archive)
+        self.traces = StoredTraces(self._logs, durable, self._archive)
 
     # -- the runs of this process --------------------------------------------------------------------------
 
@@ -436,13 +436,13 @@ class StoredTraces:
         notes: what of them is on its way to the disk.
     """
 
-    def __init__(self, present: TraceStore, durable: RunWorker, notes: RunArchive) -> None:
+    def __init__(self, present: RunLogs, durable: RunWorker, notes: RunArchive) -> None:
         self._local, self._durable, self._archive = present, durable, notes
 
     async def get(self, trace_id: str, viewer: Viewer) -> JsonObject | None:
         """Returns `{"trace_id", "spans"}` of what this viewer may see, or None."""
         await self._archive.flush()
-        present = self._local.runs(trace_id, tenant=viewer.tenant, owner=viewer.owner)
+        present = self._local.of_trace(trace_id, *viewer)
         known = {run.run_id for run in present}
         found = [span for run in present for span in build_spans(run)]
         if self._durable.is_open:
@@ -461,14 +461,7 @@ class StoredTraces:
     ) -> list[JsonObject]:
         """The newest runs first, one line each."""
         await self._archive.flush()
-        found = self._local.list(
-            tenant=viewer.tenant,
-            owner=viewer.owner,
-            agent=agent,
-            session=session,
-            status=status,
-            limit=limit,
-        )
+        found = self._local.summaries(*viewer, agent, session, status, limit)
         if self._durable.is_open:  # durable runs that rest are there alone
             known = {line["run_id"] for line in found}
             rows, _ = await self._durable.store.list(

@@ -166,16 +166,6 @@ class OutageLog:
         context: names the dependency, in both lines.
     """
 
-    __slots__ = (
-        "_context",
-        "_failed_event",
-        "_last_failure",
-        "_log",
-        "_now",
-        "_recovered_event",
-        "_reported",
-    )
-
     def __init__(
         self,
         log: Any,
@@ -184,13 +174,8 @@ class OutageLog:
         now: Callable[[], float] = monotonic,
         **context: str,
     ) -> None:
-        self._log, self._failed_event, self._recovered_event, self._now, self._context = (
-            log,
-            failed_event,
-            recovered_event,
-            now,
-            context,
-        )
+        self._log, self._now, self._context = log, now, context
+        self._failed_event, self._recovered_event = failed_event, recovered_event
         self._reported: dict[str, float] = {}
         self._last_failure = 0.0
 

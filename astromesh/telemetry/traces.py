@@ -3,65 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import islice
 from typing import Any, Protocol
 
 from astromesh.telemetry.events import MODEL_CONTENT, TERMINAL_EVENTS, TOOL_CONTENT
 from astromesh.telemetry.logs import redact_secrets
-from astromesh.telemetry.run_log import RunLog, RunLogs
 from astromesh.types import Event, JsonObject
-
-
-class TraceStore:
-    """The traces of the stored runs.
-
-    Args:
-        runs: their records.
-    """
-
-    def __init__(self, runs: RunLogs) -> None:
-        self._runs = runs
-
-    def runs(self, trace_id: str, *, tenant: str, owner: str | None) -> list[RunLog]:
-        """Returns the runs of a trace that this principal may see. `owner` None: all of the tenant."""
-        return [run for run in self._runs.of_trace(trace_id) if run.visible(tenant, owner)]
-
-    def list(
-        self,
-        *,
-        tenant: str,
-        owner: str | None,
-        agent: str = "",
-        session: str = "",
-        status: str = "",
-        limit: int = 50,
-    ) -> list[JsonObject]:
-        """Returns one record for each run, the newest first."""
-        found = (
-            run
-            for run in self._runs.newest()
-            if run.events
-            and run.visible(tenant, owner)
-            and agent in ("", run.agent)
-            and session in ("", run.session_id)
-            and status in ("", run.status)
-        )
-        return [_line(run) for run in islice(found, limit)]
-
-
-def _line(run: RunLog) -> JsonObject:
-    first, last = run.events[0], run.events[-1]
-    return {
-        "trace_id": run.trace_id,
-        "run_id": run.run_id,
-        "agent": run.agent,
-        "status": run.status,
-        "start": first.ts,
-        "duration_ms": round((last.ts - first.ts) * 1000, 3),
-    }
-
-
-# -- events to spans ---------------------------------------------------------------------------------------
 
 #: events with the duration of the step that they end: type -> (span name, attributes)
 _STEPS: dict[str, tuple[str, tuple[str, ...]]] = {

@@ -161,15 +161,14 @@ class ThreadPool:
         self._running: set[ThreadJob] = set()
         self._abandoned: set[ThreadJob] = set()
 
-    def run(self, call: Callable[[], Any]) -> asyncio.Future[Any]:
-        """Returns or raises the result of `call`.
-
-        Cancelling stops a call that waits, and leaves one that runs.
-        """
-        return self.start(call).future
-
     def start(self, call: Callable[[], Any], function: tuple[object, str] = (None, "")) -> ThreadJob:
-        """Starts a call as `run` does. `function`: that is called, and its name for the operator."""
+        """Starts a call in a thread, or queues it.
+
+        Cancelling the job's future stops a call that waits, and leaves one that runs.
+
+        Args:
+            function: that is called, and its name for the operator.
+        """
         job = ThreadJob(call, function)
         with self._lock:
             self._pending += 1
@@ -321,13 +320,13 @@ class FunctionExecutor:
             raise
         if not inspect.isawaitable(result):
             return result
-        awaited = partial(_await, result)
-        return await self._tasks.run(awaited, function, self._log_abandoned, function, name, on_abandoned)
+        return await self._tasks.run(
+            lambda: result, function, self._log_abandoned, function, name, on_abandoned
+        )
 
     def _begin(self, bound: Callable[[], Any], function: object, name: str) -> Any:
-        self._check_capacity(
-            function, name
-        )  # earlier calls may have been abandoned while this one waited for a thread
+        # earlier calls may have been abandoned while this one waited for a thread
+        self._check_capacity(function, name)
         return bound()
 
     def _check_capacity(self, function: object, name: str) -> None:
@@ -351,7 +350,3 @@ class FunctionExecutor:
             f"{name!r} was not started: all {self._threads.max_threads} threads for such calls are busy. "
             "Nothing has happened; it may be called again."
         )
-
-
-async def _await(result: Awaitable[Any]) -> Any:
-    return await result

@@ -64,7 +64,7 @@ class _DelegatedResponse(Response):
 )
 async def mcp(request: Request) -> Response:
     """MCP over streamable HTTP, without sessions and server-sent streams, so that POST is enough."""
-    return _DelegatedResponse((await _mcp_server(runtime_of(request))).asgi)
+    return _DelegatedResponse(await _mcp_server(runtime_of(request)))
 
 
 async def _mcp_server(runtime: AgentRuntime) -> Any:

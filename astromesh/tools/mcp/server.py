@@ -88,14 +88,11 @@ class MCPService:
         self._leave = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
-    @property
-    def asgi(self) -> ASGIApp:
-        async def app(scope: Scope, receive: Receive, send: Send) -> None:
-            # whitespace around a value is not part of it (RFC 9110, 5.5); not every server strips it
-            headers = [(name, value.strip()) for name, value in scope["headers"]]
-            await self._manager.handle_request({**scope, "headers": headers}, receive, send)
-
-        return app
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers a request as an ASGI app."""
+        # whitespace around a value is not part of it (RFC 9110, 5.5); not every server strips it
+        headers = [(name, value.strip()) for name, value in scope["headers"]]
+        await self._manager.handle_request({**scope, "headers": headers}, receive, send)
 
     async def open(self) -> None:
         """Starts the server in its own task, since the SDK must leave its scopes in one task."""
@@ -268,17 +265,7 @@ class AuthMiddleware:
 
     def around(self, app: ASGIApp) -> ASGIApp:
         """Wraps an app in this check."""
-
-        async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
-            if scope["type"] == "http":
-                try:
-                    scope[CLIENT_SCOPE_KEY] = await self.client(Headers(scope=scope))
-                except (Unauthorized, Overloaded) as error:
-                    await _auth_error(error)(scope, receive, send)
-                    return
-            await app(scope, receive, send)
-
-        return guarded
+        return _AuthenticatedApp(self, app)
 
     async def client(self, headers: Headers) -> ClientContext:
         """Returns the client of a request.
@@ -295,6 +282,21 @@ class AuthMiddleware:
         if self._verifier is None:
             raise Overloaded("The server is not open yet.")
         return client_from_caller(await self._verifier.caller(token.strip()))
+
+
+class _AuthenticatedApp:
+    # an object, because starlette does not accept a function as an ASGI endpoint
+    def __init__(self, auth: AuthMiddleware, app: ASGIApp) -> None:
+        self._auth, self._app = auth, app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            try:
+                scope[CLIENT_SCOPE_KEY] = await self._auth.client(Headers(scope=scope))
+            except (Unauthorized, Overloaded) as error:
+                await _auth_error(error)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
 
 
 def _auth_error(error: AstromeshError) -> JSONResponse:
@@ -364,16 +366,6 @@ class _GuardedTool(NamedTuple):
     guards: tuple[Guard, ...]
 
 
-class _AsgiEndpoint:
-    """An ASGI app as an object: starlette wraps plain functions."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._app(scope, receive, send)
-
-
 class ToolServer:
     """A server of tools.
 
@@ -431,8 +423,8 @@ class ToolServer:
                     await stack.enter_async_context(self._auth.opened())
                 await serving.open()
                 stack.push_async_callback(serving.close)
-                inner = self._auth.around(serving.asgi) if self._auth is not None else serving.asgi
-                app.router.routes.append(Route(path, _AsgiEndpoint(inner), methods=["POST"]))
+                inner = self._auth.around(serving) if self._auth is not None else serving
+                app.router.routes.append(Route(path, inner, methods=["POST"]))
                 yield
 
         return Starlette(lifespan=lifespan)

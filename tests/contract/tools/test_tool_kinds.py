@@ -151,7 +151,7 @@ async def of_a_server(far: Far, block: Mapping[str, Any]) -> AsyncIterator[Agent
     spec = ToolSpec("lookup", "Looks things up.", PARAMETERS)
     serving = MCPService("far", "1", lambda request: [spec], answer)
     await serving.open()
-    async with served(serving.asgi) as url, Http() as http:
+    async with served(serving) as url, Http() as http:
         server = await Plugins().open(
             "tool_sources", "mcp", {"name": "far", "transport": "http", "url": url}, Deps(http=http)
         )

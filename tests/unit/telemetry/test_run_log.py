@@ -10,7 +10,7 @@ from astromesh.errors import EventsGone
 from astromesh.graph.ledger import RunLedger
 from astromesh.telemetry.events import MODEL_DELTA, EventStream
 from astromesh.telemetry.run_log import EVENT_OVERHEAD, RunLog, RunLogs
-from astromesh.telemetry.traces import TraceStore, build_spans
+from astromesh.telemetry.traces import build_spans
 from astromesh.testing import RecordingSink
 
 
@@ -127,14 +127,13 @@ def test_ended_runs_are_bounded_by_size(end: str) -> None:
 
 def test_traces_go_with_their_runs() -> None:
     logs = RunLogs(max_runs=2)
-    traces = TraceStore(logs)
     ran(logs, "run_1", trace_id="t")
     ran(logs, "run_2", trace_id="t")
     ran(logs, "run_3")
-    (found,) = traces.runs("t", tenant="acme", owner=None)
+    (found,) = logs.of_trace("t", "acme", None)
     assert [span["span_id"] for span in build_spans(found)] == ["run_2"]
     ran(logs, "run_4")
-    assert traces.runs("t", tenant="acme", owner=None) == []
+    assert logs.of_trace("t", "acme", None) == []
 
 
 async def test_the_end_of_a_run_can_be_waited_for() -> None:
