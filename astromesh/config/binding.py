@@ -13,13 +13,12 @@ from astromesh.config.agent import AgentModel, Conversational, Orchestration, Ro
 from astromesh.config.base import Node, OptionsResolver, Steps
 from astromesh.config.connections import ChannelBlock
 from astromesh.config.endpoints import KEY_SOURCES, ProviderEntryNode
-from astromesh.config.keys import accepts_key, keys_of, list_known
+from astromesh.config.keys import accepts_key, keys_of, suggest_name
 from astromesh.config.parser import manifest_fault
 from astromesh.config.providers import ModelBlock, ModelSpec, ProviderEntry
 from astromesh.config.records import Block, records_in
 from astromesh.config.validation import MISSING, validate
 from astromesh.errors import ConfigError, InvalidManifest, UnknownPlugin
-from astromesh.text import did_you_mean
 
 
 class BindingContext(NamedTuple):
@@ -183,7 +182,7 @@ class Binder:
     def _model_name(self, spec: ModelSpec, entry: ProviderEntryNode | None, at: Steps) -> str:
         models = entry.record.models if entry else ()
         if spec.model and models and spec.model not in models:
-            hint = did_you_mean(spec.model, models) or list_known(models)
+            hint = suggest_name(spec.model, models)
             self._warn(f"unknown model `{spec.model}`; it is not in providers.yaml", (*at, "model"), hint)
         return spec.model or (models[0] if models else "")
 
@@ -212,7 +211,7 @@ class Binder:
             return resolver.options(group, name)
         except UnknownPlugin:
             known = sorted({*resolver.names(group), *also})
-            hint = did_you_mean(name, known) or list_known(known)
+            hint = suggest_name(name, known)
             self._fault(f"unknown {_noun(group)} `{name}`", at, hint)
         except ConfigError as error:
             self._fault(str(error), at)
@@ -231,7 +230,7 @@ class Binder:
         return record
 
     def _unknown(self, at: Steps, known: Iterable[str]) -> None:
-        hint = did_you_mean(str(at[-1]), known) or list_known(known)
+        hint = suggest_name(str(at[-1]), known)
         self._fault(f"unknown key `{at[-1]}`", at, hint, key=True)
 
     def _fault(self, message: str, at: Steps, hint: str = "", *, key: bool = False) -> None:

@@ -13,10 +13,9 @@ from astromesh.config.agent import AgentManifest, ToolBlock
 from astromesh.config.base import GraphMention, Node, Place, Steps, TemplateCheck
 from astromesh.config.connections import MCPServer
 from astromesh.config.environment import displayable_name
-from astromesh.config.keys import list_known
+from astromesh.config.keys import suggest_name
 from astromesh.config.records import IsJsonSchema, IsTemplate, JsonMap, marked_fields
 from astromesh.config.runtime import Auth
-from astromesh.text import did_you_mean
 
 #: patterns whose `max_iterations` is not that of the tool loop: the engine's cap, or none
 PATTERN_ITERATIONS: Mapping[str, int | None] = {"graph": 50, "autonomous": 50, "reasoning": None}
@@ -121,7 +120,7 @@ def _check_name(name: Any, names: Names, what: str, at: Steps, known: KnownNames
     if file := known.broken.get(f"{what} {name}"):
         yield Finding(at, f"the {what} `{name}` has faults", f"See {file}.")
     elif names is not None and name not in names:
-        yield Finding(at, f"unknown {what} `{name}`", did_you_mean(name, names) or list_known(names))
+        yield Finding(at, f"unknown {what} `{name}`", suggest_name(name, names))
 
 
 def _permissions(manifest: AgentManifest, written: Node) -> Iterator[Finding]:
@@ -136,7 +135,7 @@ def _permissions(manifest: AgentManifest, written: Node) -> Iterator[Finding]:
         for i, node in written.children(*steps):
             name = node.value
             if isinstance(name, str) and name not in declared:
-                hint = did_you_mean(name, declared) or list_known(declared)
+                hint = suggest_name(name, declared)
                 yield Finding((*steps, i), f"unknown tool `{name}`; it is not in spec.tools", hint)
 
 
@@ -168,7 +167,7 @@ def _roles(manifest: AgentManifest, root: Node) -> Iterator[Finding]:
             for i, part in root.children(*steps):
                 role = part.text("role")
                 if role and role not in known:
-                    hint = did_you_mean(role, known) or list_known(known)
+                    hint = suggest_name(role, known)
                     yield Finding(
                         (*steps, i, "role"), f"unknown role `{role}`; it is not in spec.model.roles", hint
                     )
@@ -192,7 +191,7 @@ def check_graph_requirements(
     for mention, where in mentions:
         names, place = known[mention.what]
         if names is not None and mention.name not in names:
-            hint = did_you_mean(mention.name, names) or list_known(names)
+            hint = suggest_name(mention.name, names)
             message = f"the graph `{graph}` uses the {mention.what} `{mention.name}` ({where})"
             yield Finding(("spec", "orchestration", "graph"), f"{message}, which is not in {place}", hint)
 

@@ -24,7 +24,7 @@ from astromesh.config.checks import Finding, KnownNames, Names
 from astromesh.config.connections import ChannelManifest, MCPManifest
 from astromesh.config.endpoints import ProviderEntryNode
 from astromesh.config.file import ConfigFile, with_defaults
-from astromesh.config.keys import list_known
+from astromesh.config.keys import suggest_name
 from astromesh.config.parser import manifest_fault
 from astromesh.config.providers import ProviderManifest
 from astromesh.config.rag import RAGManifest
@@ -303,9 +303,7 @@ def _check_channel_agents(manifest: ChannelManifest, agents: Names) -> Iterator[
         named |= {(*at, "agents", ours): agent for ours, agent in block.agents.items()}
         for where, agent in named.items():
             if agents is not None and agent not in agents:
-                yield Finding(
-                    where, f"unknown agent `{agent}`", did_you_mean(agent, agents) or list_known(agents)
-                )
+                yield Finding(where, f"unknown agent `{agent}`", suggest_name(agent, agents))
 
 
 def _check_pipeline(manifest: RAGManifest, _: Node) -> Iterator[Finding]:

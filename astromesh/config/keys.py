@@ -10,12 +10,14 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import AliasChoices, AliasPath, BaseModel
 
 from astromesh.config.base import Steps
+from astromesh.text import did_you_mean
 
 
-def list_known(names: Iterable[str]) -> str:
-    """Returns a hint with all known names, or that there are none."""
-    known = sorted(set(names))
-    return f"Known: {', '.join(f'`{name}`' for name in known)}." if known else "None is declared."
+def suggest_name(name: str, known: Iterable[str]) -> str:
+    """Returns a hint with the most similar known name, else with all of them, or that there are none."""
+    names = sorted(set(known))
+    listed = f"Known: {', '.join(f'`{one}`' for one in names)}." if names else "None is declared."
+    return did_you_mean(name, names) or listed
 
 
 @cache

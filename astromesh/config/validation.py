@@ -13,7 +13,7 @@ from pydantic_core import ErrorDetails
 
 from astromesh.config import parser
 from astromesh.config.base import Node, Steps, node_from_value
-from astromesh.config.keys import description_at, keys_at, list_known, sample_value
+from astromesh.config.keys import description_at, keys_at, sample_value, suggest_name
 from astromesh.config.parser import MAX_FAULTS, manifest_fault
 from astromesh.errors import InvalidManifest
 from astromesh.text import did_you_mean
@@ -144,7 +144,7 @@ def _hint(case: _ErrorCase) -> str:
 def _similar_key(case: _ErrorCase) -> str:
     loc = case.detail["loc"]
     names = (*case.known, *keys_at(case.model, loc[:-1]))
-    return did_you_mean(str(loc[-1]), names) or list_known(names)
+    return suggest_name(str(loc[-1]), names)
 
 
 def _misspelled_key(case: _ErrorCase) -> str:

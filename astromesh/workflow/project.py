@@ -16,7 +16,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from astromesh import __version__
-from astromesh.config.keys import list_known
+from astromesh.config.keys import suggest_name
 from astromesh.config.workflow.agents import (
     AgentsFile,
     CredentialsFile,
@@ -47,7 +47,6 @@ from astromesh.errors import (
     SchemaValidationError,
 )
 from astromesh.graph.call_record import hash_of
-from astromesh.text import did_you_mean
 from astromesh.types import JsonObject
 from astromesh.workflow import validation
 from astromesh.workflow.credentials import read_secret
@@ -364,7 +363,7 @@ def parse_settings(texts: Sequence[str]) -> dict[str, object]:
     for text in texts:
         key, equals, value = text.partition("=")
         if not equals or key not in SETTING_KEYS:
-            hint = did_you_mean(key, SETTING_KEYS) or list_known(SETTING_KEYS)
+            hint = suggest_name(key, SETTING_KEYS)
             raise InvalidInput(f"{text!r} is not a setting of the form KEY=VALUE. {hint}")
         try:
             found[_KEYS_OF_OTHER_FILES.get(key, key)] = orjson.loads(value)

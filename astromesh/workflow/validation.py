@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from astromesh.config.base import Steps
-from astromesh.config.keys import list_known
+from astromesh.config.keys import suggest_name
 from astromesh.config.records import JsonMap, marked_fields
 from astromesh.config.workflow.agents import AgentsFile, CredentialsFile, ProvidersFile, ToolsFile
 from astromesh.config.workflow.folder import SCHEMAS, WorkflowFolder
@@ -26,7 +26,6 @@ from astromesh.config.workflow.operations import (
     ProfilesFile,
 )
 from astromesh.errors import InvalidManifest
-from astromesh.text import did_you_mean
 from astromesh.tools.json_schema import schema_validator
 from astromesh.workflow.analysis import analyze, components, find_cycle, reachable
 from astromesh.workflow.operations import load_operation
@@ -74,7 +73,7 @@ def reference_faults(folder: WorkflowFolder, known: KnownNames) -> Iterator[Inva
             except LookupError as error:
                 yield folder.fault(file, "unknown_op", str(error.args[0]), steps)
         elif (space := spaces[kind]) is not None and value not in space:
-            hint = did_you_mean(value, space) or list_known(space)
+            hint = suggest_name(value, space)
             yield folder.fault(file, f"unknown_{kind}", f"unknown {kind} `{value}`", steps, hint)
     yield from _unenforceable_flags(folder)
 
@@ -205,7 +204,7 @@ def metric_faults(folder: WorkflowFolder) -> Iterator[InvalidManifest]:
         for k, metric in enumerate(profile.metrics):
             at = ("profiles", i, "metrics", k)
             if metric.name not in METRICS:
-                hint = did_you_mean(metric.name, METRICS) or list_known(METRICS)
+                hint = suggest_name(metric.name, METRICS)
                 message = f"unknown metric `{metric.name}`"
                 yield folder.fault(METRICS_FILE, "unknown_metric", message, (*at, "name"), hint)
             elif metric.type != METRICS[metric.name][0]:
@@ -284,7 +283,7 @@ def known_stages(workflow: WorkflowFile) -> Iterator[Finding]:
         for key, stage in (("from", edge.from_), ("to", edge.to)):
             if stage.partition("#")[0] not in known:
                 node = stage.partition("#")[0]
-                hint = did_you_mean(node, known) or list_known(known)
+                hint = suggest_name(node, known)
                 yield Finding("unknown_node", f"unknown node `{node}`", ("edges", i, key), hint)
 
 
@@ -363,7 +362,7 @@ def error_exits(workflow: WorkflowFile) -> Iterator[Finding]:
             continue
         target = by_id.get(node.on_failure.partition("#")[0])
         if target is None:
-            hint = did_you_mean(node.on_failure, by_id) or list_known(by_id)
+            hint = suggest_name(node.on_failure, by_id)
             yield Finding("unknown_node", f"unknown node `{node.on_failure}`", (*at, "on_failure"), hint)
         elif target.role != "exit" or not target.always_fail:
             message = f"`{node.on_failure}` is not an exit with always_fail: true"
@@ -384,7 +383,7 @@ def decisions(workflow: WorkflowFile) -> Iterator[Finding]:
     for node, at in _nodes_with_steps(workflow):
         labels = {e.label or e.to for e in workflow.edges if e.from_.partition("#")[0] == node.id}
         if node.role == "decision" and node.default_edge and node.default_edge not in labels:
-            hint = did_you_mean(node.default_edge, labels) or list_known(labels)
+            hint = suggest_name(node.default_edge, labels)
             yield Finding("unknown_edge", f"unknown edge `{node.default_edge}`", (*at, "default_edge"), hint)
 
 
