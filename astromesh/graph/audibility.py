@@ -1,4 +1,4 @@
-"""Which words of the model listeners may hear. Every rule about it stands in this module.
+"""Which text of the model listeners may hear. Every rule about it stands in this module.
 
 When a graph is compiled, `audibility_in_graph` gives each node a level:
 
@@ -6,7 +6,7 @@ When a graph is compiled, `audibility_in_graph` gives each node a level:
     WHEN_COMPLETE  the answer, unless the node fails: sent once it is complete, without text beside tool calls
     INTERMEDIATE   another node follows: the text is the node's own and not the answer
     INTERNAL       a node that runs this one makes something else of its text
-    HIDDEN         a guard or a human may still refuse the text: nobody hears it before
+    HIDDEN         a guard or a human may still refuse the text: no listener hears it
 
 During a run, `visible_part` applies the level to each model call. An answer that was not streamed is sent at
 the end of the run.

@@ -37,7 +37,7 @@ class NodeKeywords(TypedDict, total=False):
         transitions: Targets by key: an output text, a true field of an output, or `error`.
         default_next: The target if nothing else matches.
         routes: Targets that the model may name, beside those of edges and transitions.
-        routing: `edges_only` ignores the model's words about the next node and about changes of the graph.
+        routing: `edges_only`: the text of the model neither chooses the next node nor changes the graph.
         timeout: Seconds for one execution, which is then cancelled, or None.
         pure: The output depends on the declared inputs alone, so that the key of a cached result needs no
             messages.

@@ -202,7 +202,7 @@ def _charge_failed(
 
 
 def _emit_failed(scope: Scope, step: int, role: str, error: BaseException, started: float) -> None:
-    """Emits `model.failed`: which providers were asked, how each failed, and the cost.
+    """Emits `model.failed`: the providers that were called, how each failed, and the cost.
 
     The end of a segment of a durable run cancels a call that is made again later. It is no failure.
     """

@@ -327,7 +327,7 @@ async def _summarize(result: NodeResult, config: NodeConfig) -> None:
     request = CompletionRequest((Message("system", _SUMMARY_PROMPT), Message("user", text)))
     try:
         answer = await config.complete(request, role="summary")
-    except Exception as error:  # noqa: BLE001 (the model may be anybody's code)
+    except Exception as error:  # noqa: BLE001 (a foreign model may raise anything)
         log.warning("the output of %s could not be summarised: %s", config.path, error)
         return
     result.usage = config.usage

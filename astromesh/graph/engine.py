@@ -86,7 +86,7 @@ _CLOCK: Clock = SystemClock()
 
 
 class PromptGraphEngine:
-    """Runs one graph, as often and as concurrently as wanted. Runs share only the compiled plan.
+    """Runs one graph, any number of times and concurrently. Runs share only the compiled plan.
 
     Args:
         graph: Changes apply from the next run on. A run never changes it.
@@ -228,7 +228,7 @@ class PromptGraphEngine:
         config: Mapping[str, Any] | None = None,
         caller: CallerContext | None = None,
     ) -> AsyncIterator[Event]:
-        """Yields the events of one run, in the form of the runtime's. The last one tells how the run ended.
+        """Yields the events of one run, in the form of the runtime's. The last event says how the run ended.
 
         It is the run of `ainvoke` with a listener. Closing the iterator cancels the run.
 
@@ -293,8 +293,6 @@ async def _run_with_events(run: Run, events: EventStream, scope: Scope, listener
         code = "node_failed" if report.stop_reason == "completed" else report.stop_reason
         events.emit("run.failed", code=code, detail=report.error, metadata=report.to_json())
     else:
-        if result.text and result.text != "".join(
-            listener.text_parts
-        ):  # what was held back, or made of other words
+        if result.text and result.text != "".join(listener.text_parts):  # it was held back or rewritten
             events.emit(MODEL_DELTA, step=scope.next_step(), role=ASSISTANT, content=result.text)
         events.emit("run.completed", response=result.text, metadata=report.to_json())

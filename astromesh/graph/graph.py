@@ -60,8 +60,8 @@ class PromptGraph:
             raise TypeError(f"A graph's name must be a text, not {name!r}.")
         for key, value, known in (("mode", mode, MODES), ("routing", routing, ROUTINGS)):
             if value not in known:
-                words = " or ".join(map(repr, known))
-                raise ValueError(f"Graph {name!r}: {key} must be {words}, not {value!r}.")
+                choices = " or ".join(map(repr, known))
+                raise ValueError(f"Graph {name!r}: {key} must be {choices}, not {value!r}.")
         self.name, self.mode, self.routing = name, mode, routing
         self.finalizer = ""
         #: Counts changes, so that compiled plans know when they are stale.
@@ -86,7 +86,7 @@ class PromptGraph:
         return MappingProxyType(self._nodes)
 
     def add_node(self, node: BaseNode) -> Self:
-        """Adds a node. Raises InvalidGraph if the name is taken, TypeError if it is no node."""
+        """Adds a node. Raises InvalidGraph if the name exists, TypeError if it is no node."""
         if not isinstance(node, BaseNode):
             raise TypeError(f"Graph {self.name!r} contains nodes, not {node!r}.")
         if node.name in self._nodes:
@@ -242,7 +242,7 @@ class PromptGraph:
         return problems.problems(self)
 
     def describe(self) -> str:
-        """Returns the graph in words: each node with its class, flags and targets."""
+        """Returns the graph as text: each node with its class, flags and targets."""
         return topology.describe(self)
 
     def to_mermaid(self) -> str:

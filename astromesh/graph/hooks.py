@@ -147,7 +147,7 @@ class HookSet:
         for method in self.methods["pre_tool"]:
             try:
                 other = await _invoke(method, call, state)
-            except Exception as error:  # a hook's border
+            except Exception as error:  # the boundary of a hook
                 log.warning("pre_tool blocked %s: %r", call.name, error)
                 raise ToolFailed(f"The call of {call.name!r} was blocked: {error}") from error
             if isinstance(other, ToolCall):
@@ -174,14 +174,14 @@ async def _invoke(method: Method, *arguments: Any) -> Any:
         task = asyncio.current_task()
         if task is None or task.cancelling():
             raise
-        # nobody cancelled the run: the hook let the cancellation of something of its own out
+        # the run was not cancelled: something inside the hook was
         raise RuntimeError("The hook was cancelled from within.") from error
 
 
 async def _notify(method: Method, *arguments: Any) -> Any:
     try:
         return await _invoke(method, *arguments)
-    except Exception:  # a hook's border: it never harms the run
+    except Exception:  # the boundary of a hook: it never harms the run
         log.warning("the hook %s failed", getattr(method, "__qualname__", method), exc_info=True)
         return None
 
@@ -282,7 +282,7 @@ class CycleDetectionHook:
         if result.skipped or result.wants_tools or state.current_node != node.name:
             return
         levels = state.local(self, dict[int, tuple[list[str], list[BaseNode]]])
-        # by level; the list is kept so that its identity stays its own
+        # by level; storing the list keeps its identity from being reused
         _, path = levels.setdefault(id(state.visited), (state.visited, []))
         path.append(node)
         cycle = cycle_at_end([n.name for n in path], self._max_length, self._repeats)

@@ -46,7 +46,7 @@ def requested_actions(output: Any) -> list[Any]:
 def apply_actions(
     graph: PromptGraph | None, actions: Sequence[Any], node: str, limit: int | None
 ) -> tuple[PromptGraph | None, list[Mutation]]:
-    """Returns the graph with the allowed actions applied, and what became of each.
+    """Returns the graph with the allowed actions applied, and a record of each action.
 
     `graph` itself does not change. The actions of one output belong together: between them a path may be open
     that is closed at the end. If it stays open, each action is checked alone.
@@ -181,7 +181,7 @@ def _bypassed_guard(old: PromptGraph, new: PromptGraph) -> str:
         around = (after[guard] & existing) - open_to
         if around:
             return f"That would bypass {guard!r} on the way to {', '.join(sorted(around))}."
-        # nor may anything come in between after the guard had its say
+        # nothing may come between a guard and the nodes behind it
         for name in sorted(every - open_to - {guard}):
             if old.get_edges_from(name) != new.get_edges_from(name):
                 return f"The nodes behind {guard!r} cannot be changed, {name!r} included."

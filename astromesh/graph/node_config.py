@@ -69,7 +69,7 @@ class NodeRuntime(Protocol):
     """What a run does for its nodes. `run.Run` implements it."""
 
     shared: SharedState
-    #: Whether nobody listens and no scope exists yet. Until then the ledger counts model calls.
+    #: Whether the run has no listeners and no scope yet. Until then the ledger counts model calls.
     is_unobserved: bool
     values: dict[str, Any]
 
@@ -183,7 +183,7 @@ class NodeConfig(UserDict[str, Any]):
         """Asks the node's model, within budgets and with events. The result's usage includes the cost.
 
         Args:
-            request: What the model is asked.
+            request: The messages, tools and schema of the call.
             role: `assistant` writes the answer of the run: listeners see its deltas if this node answers (see
                 `audibility`). Any other role (`router`, `judge`, …) is a call that the node makes for itself.
             visible_text: Returns the part of the answer that listeners may see, if that is not all of it.

@@ -110,10 +110,10 @@ class NodeResult:
         next_node: The next node, if the node itself decides (step 3 of the transition).
         transition_reason: The rule that chose the next node. The engine writes it; a node sets only
             `tool_calls_present`, with `tool_calls`, to be entered again.
-        tool_calls: The calls that the model asked for in this execution.
+        tool_calls: The calls that the model requested in this execution.
         messages_added: The messages for the conversation: assistant messages, tool results.
         guards_passed, guards_failed: The names of guards, with their feedback.
-        graph_mutations: What became of the model's graph actions.
+        graph_mutations: The model's graph actions, applied or rejected.
         error: Empty if the node succeeded.
         usage: Of this execution alone, without its children. The engine fills it from `config.complete`.
         stop_reason: Ends the run unless a conditional edge or a transition leads on (after a denial, for
@@ -175,7 +175,7 @@ class NodeResult:
 
 @dataclass(frozen=True, slots=True)
 class Mutation:
-    """A graph action of the model and what became of it.
+    """A graph action of the model, applied or rejected.
 
     Args:
         node: The node whose output holds the action.
@@ -289,7 +289,7 @@ def as_json(value: Any) -> str:
     except orjson.JSONEncodeError:
         try:
             return json.dumps(value, default=_jsonable)
-        except (TypeError, ValueError, RecursionError):  # odd keys, circles
+        except (TypeError, ValueError, RecursionError):  # keys of other types, cycles
             return repr(value)
 
 
@@ -347,13 +347,13 @@ def invalid_field(result: NodeResult) -> str | None:
             and vars(result).keys() <= _FIELD_NAMES
         ):
             return None
-    except Exception:  # noqa: BLE001, S110 (comparing runs anybody's code; the table tells what is odd)
+    except Exception:  # noqa: BLE001, S110 (comparing runs foreign code; the table names the invalid field)
         pass
     for unknown in vars(result).keys() - _FIELD_NAMES if type(result) is NodeResult else ():
         return f"{unknown} is not a field of a result"
-    for name, will_do, wanted in _FIELD_RULES:
-        value = getattr(result, name, None)  # a class of the user's own may have left it out
-        if not will_do(value):
+    for name, is_valid, expected in _FIELD_RULES:
+        value = getattr(result, name, None)  # a subclass of the user may have left it out
+        if not is_valid(value):
             shown = f"{value!r:.80}" if isinstance(value, str) else type(value).__name__
-            return f"{name} must be {wanted}, not {shown}"
+            return f"{name} must be {expected}, not {shown}"
     return None

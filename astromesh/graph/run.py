@@ -331,7 +331,7 @@ class Run:
             done = await together([self._run_one(children[i], fork, path, on_error) for i, fork in works])
             results.update(zip(group, done, strict=True))
             for i, fork in zip(group, forks, strict=True):
-                for key, value in children[i].context.items():  # what only this child was given
+                for key, value in children[i].context.items():  # the values of this child alone
                     if fork.context.get(key) is value:
                         del fork.context[key]
             state.join(forks)

@@ -146,7 +146,7 @@ class Scope:
     """A run as one of its parts sees it. Nested units get a child with a longer path.
 
     Args:
-        events: The emitter of the run. `NO_EVENTS` if nobody can listen.
+        events: The emitter of the run. `NO_EVENTS` if there can be no listeners.
         deadline: The `clock.monotonic()` at which the run ends, or None.
         retries: The retry budget of the whole run, over all layers. Children share it.
         depth: The number of agents above this run.
@@ -160,7 +160,7 @@ class Scope:
         uncancelled: Names of tools that continue although their call was cancelled.
         untrusted: Names of tools whose untrusted text the model has read. This list, `uncancelled` and
             `retries` belong to the whole tree of runs.
-        sampled: Whether the caller's trace is kept. None: nobody has decided.
+        sampled: Whether the caller's trace is stored. None if that is undecided.
         path: The place in the run's tree, e.g. `react/lookup`. Recorded steps are keyed by it.
 
     Only path and ledger belong to one scope. All other attributes belong to the run, so that a child costs

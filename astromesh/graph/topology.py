@@ -1,4 +1,4 @@
-"""Paths through a graph as sets of names, and the graph in words or as a Mermaid flowchart."""
+"""Paths through a graph as sets of names, and the graph as text or as a Mermaid flowchart."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def routable(graph: GraphView, name: str) -> set[str]:
     return declared | {s for s in by_model if s in free or s not in every}
 
 
-# -- a graph in words, and as a Mermaid flowchart ----------------------------------------------------------
+# -- a graph as text, and as a Mermaid flowchart- ----------------------------------------------------------
 
 
 def describe(graph: GraphView) -> str:

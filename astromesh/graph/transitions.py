@@ -55,7 +55,7 @@ class Edge:
 
 @dataclass(frozen=True, slots=True)
 class OnToolCall:
-    """The model asked for tools."""
+    """The model requested tools."""
 
     def __str__(self) -> str:
         return "tool call"
@@ -128,7 +128,7 @@ class OnConfidence:
 
 
 def describe_condition(condition: Condition) -> str:
-    """Returns a label for a condition: built-in ones in words, others by their name."""
+    """Returns a label for a condition: the text of a built-in one, else its name."""
     if type(condition).__module__ == __name__:
         return str(condition)
     return getattr(condition, "__name__", type(condition).__name__).strip("<>")

@@ -39,11 +39,11 @@ class Explorer(AutonomousNode):
     not run. If all have run, it ends.
     """
 
-    async def _choose(self, state: GraphState, config: NodeConfig, taken: list[str]) -> str:
-        choice = await super()._choose(state, config, taken)
-        if choice in self.pool or choice == DONE or not taken or not _was_unusable(taken[-1]):
+    async def _choose(self, state: GraphState, config: NodeConfig, history: list[str]) -> str:
+        choice = await super()._choose(state, config, history)
+        if choice in self.pool or choice == DONE or not history or not _was_unusable(history[-1]):
             return choice
-        left = [node for node in self.pool.values() if not _ran(node.name, taken)]
+        left = [node for node in self.pool.values() if not _ran(node.name, history)]
         about = {node.name: node.description or node.instructions for node in left}
         return best_fit(state.question, about) if about else DONE
 
@@ -66,12 +66,12 @@ def autonomous_graph(pool: Sequence[Mapping[str, Any]], max_steps: int) -> Promp
     return PromptGraph(_AUTONOMOUS, nodes=[explorer])
 
 
-def _was_unusable(account: str) -> bool:
-    return account.endswith("is not one of the nodes.")
+def _was_unusable(line: str) -> bool:
+    return line.endswith("is not one of the nodes.")
 
 
-def _ran(name: str, taken: Sequence[str]) -> bool:
-    return any(account.startswith((f"{name}:", f"{name} failed:")) for account in taken)
+def _ran(name: str, history: Sequence[str]) -> bool:
+    return any(line.startswith((f"{name}:", f"{name} failed:")) for line in history)
 
 
 # -- pipeline: stages one after another --------------------------------------------------------------------
@@ -151,7 +151,7 @@ class React:
 
 
 class OwnGraph:
-    """A graph of `config/graphs/`, or one that the runtime was given in Python."""
+    """A graph of `config/graphs/`, or one that was passed to the runtime in Python."""
 
     class Options(PatternOptions):
         graph: str = Field(min_length=1, description="The name of a graph: graphs/NAME.graph.yaml.")

@@ -257,8 +257,8 @@ class Decompose(BaseNode):
         if result.error:
             return NodeResult(self.name, error=result.error, exception=result.exception)
         if result.tool_calls:
-            asked_for = own.messages[len(state.messages) :]
-            return NodeResult(self.name, is_answer=False, messages_added=asked_for)
+            requests = own.messages[len(state.messages) :]
+            return NodeResult(self.name, is_answer=False, messages_added=requests)
         notes: Delegations = config[NOTES]
         found = parse_assignments(str(result.raw_output), self.workers)
         notes.as_text = found is not None

@@ -82,35 +82,35 @@ class AutonomousNode(BaseNode):
         return [f"{name}: {SKIPPABLE_GUARD}" for name in guards]
 
     async def execute(self, state: GraphState, config: NodeConfig) -> NodeResult:
-        taken: list[str] = []
+        history: list[str] = []
         last = NodeResult(self.name)
         for _ in range(self.max_steps):
-            choice = await self._choose(state, config, taken)
+            choice = await self._choose(state, config, history)
             if choice == DONE:
                 return self._final_result(last)
             node = self.pool.get(choice)
             if node is None:
                 log.warning("%s: the model chose %.80r, which is not one of the nodes", config.path, choice)
-                taken.append(f"{choice!r} is not one of the nodes.")
+                history.append(f"{choice!r} is not one of the nodes.")
                 continue
             result = await config.run(node, state)
-            taken.append(_result_line(result))
+            history.append(_result_line(result))
             last = result
             if node.is_terminal and not result.error:
                 return self._final_result(result)
         return replace(self._passed_on(last), stop_reason="max_iterations")
 
-    async def _choose(self, state: GraphState, config: NodeConfig, taken: list[str]) -> str:
-        system = system_prompt.with_system(state.messages, Message("system", self._prompt(taken)))
+    async def _choose(self, state: GraphState, config: NodeConfig, history: list[str]) -> str:
+        system = system_prompt.with_system(state.messages, Message("system", self._prompt(history)))
         answer = await config.complete(
             CompletionRequest(system_prompt.complete_conversation(system)), role="router"
         )
         found = extract_object(answer.content, "next_node")
         return str(found["next_node"]).strip() if found else answer.content.strip().strip("\"'`.")
 
-    def _prompt(self, taken: list[str]) -> str:
+    def _prompt(self, history: list[str]) -> str:
         nodes = "\n".join(_node_line(node) for node in self.pool.values())
-        steps = "\n".join(f"{number}. {text}" for number, text in enumerate(taken, 1))
+        steps = "\n".join(f"{number}. {text}" for number, text in enumerate(history, 1))
         return system_prompt.join([
             self.instructions,
             f"Here are available nodes:\n{nodes}\n- {DONE}: the work is complete",

@@ -127,7 +127,7 @@ class PromptNode(BaseNode):
     def _ask(self, request: CompletionRequest, config: NodeConfig) -> Awaitable[CompletionResult]:
         return config.complete(request, self._event_role)
 
-    # -- steps 2 to 4: what the model is asked -------------------------------------------------------------
+    # -- steps 2 to 4: the request -------------------------------------------------------------------------
 
     def _prepared(self, state: GraphState, config: NodeConfig) -> PreparedPrompt:
         key, values = f"_node_cache_{config.path}", config.runtime.values

@@ -234,18 +234,18 @@ async def _judge(state: GraphState, config: NodeConfig) -> None:
 def _facts(state: GraphState) -> Facts:
     rc, notes = rc_of(state), notes_of(state)
     settings, spec, budgets = rc.engine_config, rc.strategy, notes.budgets
-    taken = notes.strategy_steps
+    steps = notes.strategy_steps
     return Facts(
         supported=rc.confidence >= settings["threshold"] and not rc.knowledge_gaps,
         done=notes.done,
-        draft_now=spec.draft_after is not None and taken >= spec.draft_after,
+        draft_now=spec.draft_after is not None and steps >= spec.draft_after,
         has_steps=budgets.has_left("steps"),
         has_model_calls=budgets.has_model_calls_left,
         model_failing=notes.failures >= MAX_FAILURES,
         blocked=notes.refusal,
         stalled=is_stalled(notes.gains, settings["stall_delta"], settings["stall_evaluations"]),
         mismatch=notes.mismatch,
-        strategy_exhausted=spec.max_steps is not None and taken >= spec.max_steps,
+        strategy_exhausted=spec.max_steps is not None and steps >= spec.max_steps,
         can_switch=budgets.has_left("strategy_switches") and _next_strategy(state) is not None,
     )
 

@@ -1,7 +1,7 @@
 """What a model wrote, made safe: without its thinking, known fields of the right type, short.
 
-One table of marks finds thinking. Whoever shows a model's text uses `answer_in` (a text for the reader) or
-`fields_in` (the requested fields), streamed or not. Readers return what they could use and what was wrong,
+One table of marks finds thinking. Show a model's text, streamed or not, through `answer_in` (a text for the
+reader) or `fields_in` (the requested fields). Readers return what they could use and what was wrong,
 never an exception. Fields that were not requested (`chain_of_thought`, `route`, `goto`) are never read: they
 can neither leak nor steer. All functions are pure and linear in the text.
 """
@@ -284,7 +284,7 @@ def step_of(found: Any) -> tuple[JsonObject, str]:
 
 
 def analysis_step() -> JsonObject:
-    """Returns the step that is taken if nothing better was proposed."""
+    """Returns the step for a proposal that cannot be used."""
     return {"kind": "analysis", "step": "analysis"}
 
 
@@ -353,8 +353,8 @@ def _edit_claims(text: str, claims: Sequence[str], edit: Any) -> str:
             parts[place] = edit(part)
     whole = _words(text)
     # a claim that covers several sentences is named at the end
-    lost = [claims[i] for i, claim in enumerate(wanted) if i not in found and _contains_words(claim, whole)]
-    return "".join(parts) + "".join(f"\n{UNVERIFIED_MARK} {claim}" for claim in lost)
+    rest = [claims[i] for i, claim in enumerate(wanted) if i not in found and _contains_words(claim, whole)]
+    return "".join(parts) + "".join(f"\n{UNVERIFIED_MARK} {claim}" for claim in rest)
 
 
 def _states_claim(sentence: list[str], claim: list[str]) -> bool:

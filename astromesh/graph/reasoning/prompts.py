@@ -1,4 +1,4 @@
-"""What the model is asked and shown at each node, and the one budgeted call that asks it.
+"""The prompts of the nodes, and the one budgeted model call that uses them.
 
 Every prompt begins with the agent's own system message. Gathered material follows the task as data.
 """
@@ -159,7 +159,7 @@ def propose(instructions: str, *, tools: bool) -> Purpose:
     return Purpose("planner", instructions, _schema("propose_next_step", properties), STEP_FIELDS)
 
 
-# -- what is shown -----------------------------------------------------------------------------------------
+# -- the material -----------------------------------------------------------------------------------------
 def conversation(
     messages: Sequence[Message], task: str, instructions: str, material: str, *, transcript: bool
 ) -> tuple[Message, ...]:
@@ -213,7 +213,7 @@ def _part_text(part: Any) -> str:
 
 # -- the model call: budgeted, streamed under a role, never raising ----------------------------------------
 
-#: After this many failed calls in a row the model is not asked again.
+#: After this many failed calls in a row the controller makes no more.
 MAX_FAILURES = 3
 
 
@@ -243,7 +243,7 @@ async def ask(
     """Makes one model call, or none if the budget is used up or the model has failed too often.
 
     Args:
-        purpose: Who is asked for what.
+        purpose: The role, the instructions and the form of the answer.
         material: What is known, shown after the task.
         tools: The tools on offer. With them the transcript of earlier tool calls is shown.
     """
@@ -276,7 +276,7 @@ async def _call_model(config: NodeConfig, request: CompletionRequest, purpose: P
         return Reply()
     except AstromeshError as error:
         return Reply(error=f"{config.node.name}: the model call failed: {one_line(str(error))}")
-    except Exception as error:  # noqa: BLE001 (boundary of a node: a model may raise anything, see behaviour 50)
+    except Exception as error:  # noqa: BLE001 (boundary of a node: a foreign model may raise anything)
         return Reply(error=f"{config.node.name}: the model call failed: {type(error).__name__}.")
     return Reply(result.content, result.tool_calls, ok=True)
 
@@ -290,5 +290,5 @@ async def ask_object(
         return None, reply.error
     found = object_in(reply.text, purpose.fields)
     if found is None:
-        return None, f"{config.node.name}: the model's answer holds no JSON object of what was asked for."
+        return None, f"{config.node.name}: the model's answer holds no JSON object with the requested fields."
     return found, ""

@@ -88,7 +88,7 @@ class Facts(NamedTuple):
         done: The planner sees no useful step.
         draft_now: The strategy drafts now, however sure the judge is.
         has_steps, has_model_calls: Whether the budget has one left.
-        model_failing: The model has failed so often that it is not asked again.
+        model_failing: The model has failed so often that the controller makes no more calls.
         blocked: Why a tool was refused (a termination reason), or empty.
         stalled: The confidence does not grow.
         mismatch: The judge says that the strategy does not fit.

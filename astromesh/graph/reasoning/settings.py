@@ -22,7 +22,7 @@ class StrategySpec(NamedTuple):
     """A way of working.
 
     Args:
-        propose_prompt: What the planner is asked when it proposes a step.
+        propose_prompt: The planner's instructions for a proposal.
         max_steps: The limit of steps. None: as many as the budget allows.
         tool_mode: Whether steps may be tool calls. `required`: the strategy is useless without a tool.
         draft_after: The number of steps after which a draft is written in any case. None: when the judge is
