@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from astromesh.storage.migrations import Schema
+from astromesh.storage.queries import Dialect
 
 FILES = {
     "sqlite/notes/0001_table.sql": "CREATE TABLE notes (text TEXT) WITHOUT ROWID;",
@@ -30,15 +32,17 @@ def package(tmp_path: Path):
     sys.modules.pop("notes_package", None)
 
 
+TABLES: Mapping[Dialect, tuple[str, str]] = {
+    "sqlite": (
+        "CREATE TABLE notes (text TEXT) WITHOUT ROWID;",
+        "notes ADD COLUMN done BOOLEAN NOT NULL DEFAULT 0;",
+    ),
+    "postgres": ("CREATE TABLE astromesh.notes (text TEXT);", "DEFAULT FALSE;"),
+}
+
+
 def test_a_migration_of_both_databases_is_written_once(package):
-    for dialect, table, added in (
-        (
-            "sqlite",
-            "CREATE TABLE notes (text TEXT) WITHOUT ROWID;",
-            "notes ADD COLUMN done BOOLEAN NOT NULL DEFAULT 0;",
-        ),
-        ("postgres", "CREATE TABLE astromesh.notes (text TEXT);", "DEFAULT FALSE;"),
-    ):
+    for dialect, (table, added) in TABLES.items():
         schema = Schema("notes", package, f"sql/{dialect}/notes", "sql/notes")
         first, second = schema.steps(dialect)
         assert first == table
