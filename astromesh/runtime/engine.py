@@ -57,7 +57,7 @@ class AgentRuntime:
         directory: The agents by name.
         runner: Starts and accepts runs.
         stores: Opens the stores of `storage.url`.
-        runs, traces: Every run and trace that callers may ask about.
+        runs: Every run and trace that callers may ask about.
         durable: The worker of durable runs.
         metrics: The metrics of this runtime.
     """
@@ -82,7 +82,7 @@ class AgentRuntime:
         self.runner = AgentRunner(
             self.directory, self.stores, self.clock, self.metrics, WorkerHeartbeat(self.data_dir)
         )
-        self.runs, self.traces, self.durable = self.runner.runs, self.runner.runs.traces, self.runner.durable
+        self.runs, self.durable = self.runner.runs, self.runner.durable
         self._env: Mapping[str, str] = os.environ if env is None else env
         self._graphs = graphs or {}
         self._resuming: asyncio.Task[None] | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Literal, NamedTuple
 
@@ -42,7 +43,8 @@ from astromesh.types import CallerContext, Event, JsonObject, Usage
 _POLL_SECONDS, _WAITING_POLL_SECONDS = 0.075, 1.0
 
 
-_PAGE = 1000
+#: events of one read, and of one trace
+_PAGE, _MAX_EVENTS = 1000, 10_000
 
 
 class Decision(NamedTuple):
@@ -75,7 +77,6 @@ class Runs:
         self._stored = StoredRuns(durable)
         self._archive = RunArchive(durable.open)
         self._remote_cancel = RemoteCancel(durable, self._local, clock, is_busy, self._archive.flush)
-        self.traces = StoredTraces(self._logs, durable, self._archive)
 
     # -- the runs of this process --------------------------------------------------------------------------
 
@@ -228,6 +229,10 @@ class Runs:
 
     async def list(self, viewer: Viewer, wanted: RunFilter) -> tuple[list[JsonObject], Usage]:
         """Returns the newest runs first, and the usage of all that match."""
+        rows, used = await self._rows(viewer, wanted)
+        return [run_json(row) for row in rows], used
+
+    async def _rows(self, viewer: Viewer, wanted: RunFilter) -> tuple[Sequence[RunRow], Usage]:
         await self._archive.flush()
         query = RunQuery(*viewer, wanted.agent, wanted.session, wanted.status, wanted.limit)
         rows, used = await self._local.list(query, active=self._durable.is_open)
@@ -235,7 +240,24 @@ class Runs:
         local_ids = {row.run_id for row in rows}  # a run with an idempotency key has a row from its start
         rows += [row for row in stored if row.run_id not in local_ids]
         rows.sort(key=lambda row: row.created_at, reverse=True)
-        return [run_json(row) for row in rows[: wanted.limit]], used + more
+        return rows[: wanted.limit], used + more
+
+    async def traces(self, viewer: Viewer, wanted: RunFilter) -> Sequence[JsonObject]:
+        """Returns one line for each run, the newest first."""
+        rows, _ = await self._rows(viewer, wanted)
+        return [_trace_summary(row, row.finished_at or self._clock.now()) for row in rows]
+
+    async def trace(self, trace_id: str, viewer: Viewer) -> JsonObject | None:
+        """Returns `{"trace_id", "spans"}` of what this viewer may see, or None."""
+        await self._archive.flush()
+        local = self._logs.of_trace(trace_id, *viewer)
+        local_ids = {log.run_id for log in local}
+        spans = [span for log in local for span in build_spans(log)]
+        for row, events in await self._durable.store.trace(trace_id) if self._durable.is_open else ():
+            if row.run_id not in local_ids and _is_visible(row, viewer):
+                stored = events or await self._durable.store.events(row.run_id, 0, _MAX_EVENTS)
+                spans += build_spans(_StoredTrace(row, stored))
+        return {"trace_id": trace_id, "spans": spans} if spans else None
 
 
 def _no_longer_stored(run_id: str) -> EventsGone:
@@ -366,28 +388,23 @@ def _is_visible(row: RunRow, viewer: Viewer) -> bool:
 
 
 def _approval_json(row: RunRow) -> JsonObject:
-    """`asking_agent`: whose call or node it is; the run's own, or one nested in it."""
-    asked = row.waiting_for or {}
-    asking = asked.get("asking_agent") or row.agent
-    return {**asked, "agent": row.agent, "session_id": row.session_id, "asking_agent": asking}
+    """Returns a question. `asking_agent`: the agent of the call or node, the run's own or a nested one."""
+    question = row.waiting_for or {}
+    asking = question.get("asking_agent") or row.agent
+    return {**question, "agent": row.agent, "session_id": row.session_id, "asking_agent": asking}
 
 
 async def _wait_briefly(news: asyncio.Event, seconds: float) -> None:
-    try:
+    with suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await news.wait()
-    except TimeoutError:
-        pass
-
-
-# -- waiting for a durable run: the caller receives its events and its answer, as of a plain run -------------
 
 
 class RunListener:
     """A listener that knows when a run has ended, or waits for a person.
 
     Args:
-        sinks: hear everything, too.
+        sinks: Other listeners, which receive every event, too.
     """
 
     wants_deltas = True
@@ -422,74 +439,23 @@ def answer_of(row: RunRow | None, run_id: str) -> RunAnswer:
     raise waits
 
 
-# -- traces of runs of this process and of stored runs -------------------------------------------------------
+class _StoredTrace:
+    """A stored run as the tree of spans is built from it."""
 
-#: events of a durable run that a trace is made of at most
-_MAX_EVENTS = 10_000
-
-
-class StoredTraces:
-    """Traces by id and in lists.
-
-    Args:
-        present: those of this process.
-        notes: what of them is on its way to the disk.
-    """
-
-    def __init__(self, present: RunLogs, durable: RunWorker, notes: RunArchive) -> None:
-        self._local, self._durable, self._archive = present, durable, notes
-
-    async def get(self, trace_id: str, viewer: Viewer) -> JsonObject | None:
-        """Returns `{"trace_id", "spans"}` of what this viewer may see, or None."""
-        await self._archive.flush()
-        present = self._local.of_trace(trace_id, *viewer)
-        known = {run.run_id for run in present}
-        found = [span for run in present for span in build_spans(run)]
-        if self._durable.is_open:
-            for row, events in await self._durable.store.trace(trace_id):
-                if row.run_id not in known and _is_visible(row, viewer):
-                    told = events or await self._durable.store.events(row.run_id, 0, _MAX_EVENTS)
-                    found += build_spans(
-                        _StoredTrace(
-                            row.run_id, row.trace_id, row.session_id, row.parent, row.agent, row.status, told
-                        )
-                    )
-        return {"trace_id": trace_id, "spans": found} if found else None
-
-    async def list(
-        self, viewer: Viewer, agent: str, status: str, limit: int, session: str = ""
-    ) -> list[JsonObject]:
-        """The newest runs first, one line each."""
-        await self._archive.flush()
-        found = self._local.summaries(*viewer, agent, session, status, limit)
-        if self._durable.is_open:  # durable runs that rest are there alone
-            known = {line["run_id"] for line in found}
-            rows, _ = await self._durable.store.list(
-                RunQuery(*viewer, agent, session, status, limit + len(known))
-            )
-            found += [_trace_summary(row) for row in rows if row.run_id not in known]
-        found.sort(key=lambda line: -float(line["start"]))
-        return found[:limit]
-
-
-class _StoredTrace(NamedTuple):
-    run_id: str
-    trace_id: str
-    session_id: str
-    parent: str
-    agent: str
-    status: str
-    events: tuple[Event, ...]
     remote_span: str = ""
     sampled: bool | None = None
 
+    def __init__(self, row: RunRow, events: Sequence[Event]) -> None:
+        self.run_id, self.trace_id, self.session_id = row.run_id, row.trace_id, row.session_id
+        self.parent, self.agent, self.status, self.events = row.parent, row.agent, row.status, events
 
-def _trace_summary(row: RunRow) -> JsonObject:
+
+def _trace_summary(row: RunRow, until: float) -> JsonObject:
     return {
         "trace_id": row.trace_id,
         "run_id": row.run_id,
         "agent": row.agent,
         "status": row.status,
         "start": row.created_at,
-        "duration_ms": round(max(row.finished_at - row.created_at, 0.0) * 1000, 3),
+        "duration_ms": round(max(until - row.created_at, 0.0) * 1000, 3),
     }

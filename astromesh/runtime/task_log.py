@@ -1,15 +1,16 @@
-"""The Tasks of this process and the records, metrics and traces that they leave."""
+"""The Tasks that this process executes, with their records, metrics and traces."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
 from astromesh.config.workflow.operations import METRICS
-from astromesh.durable.base import Artifact, TaskChange, TaskRow, TaskStatus, TaskStore
+from astromesh.durable.base import Artifact, TaskChange, TaskRow, TaskStore
 from astromesh.durable.failpoints import parse_failpoint
 from astromesh.durable.writer import retry_while_unavailable
 from astromesh.telemetry.clock import Clock
@@ -19,17 +20,11 @@ from astromesh.telemetry.traces import TracedRun
 from astromesh.types import Event, JsonObject
 from astromesh.workflow.base import TaskResult, stage_path, task_path
 
-#: where a process can be made to die (see `failpoints`): before and behind the commit of stages, at the end
+#: where a test can kill a process (see `failpoints`): before and after the commit of stages, at the end
 STAGE_DONE, STAGE_KEPT, BEFORE_END = "stage_done", "stage_kept", "before_end"
-
-
 PLACES = (STAGE_DONE, STAGE_KEPT, BEFORE_END)
-
-
 VARIABLE = "ASTROMESH_TASK_FAILPOINT"
-
-
-#: artifacts of one record have numbers of their own: what is written twice replaces itself
+#: every record has its own numbers for artifacts, so that an artifact written twice replaces itself
 _NUMBERS_PER_RECORD = 1000
 
 
@@ -48,7 +43,7 @@ def _reach_each(place: str, records: Sequence[JsonObject]) -> None:
         reach(place)
 
 
-#: told of every record once it counts
+#: receives every record once it is stored
 Listener = Callable[["LiveTask", JsonObject], None]
 
 
@@ -56,8 +51,8 @@ class LiveTask:
     """A Task that this process executes.
 
     Args:
-        row: as it was accepted.
-        records: those that are there already.
+        row: The row as it was accepted.
+        records: The records of earlier processes.
     """
 
     def __init__(self, row: TaskRow, records: Sequence[JsonObject]) -> None:
@@ -98,39 +93,39 @@ class TaskRecords:
     async def commit(self, task_id: str, records: Sequence[JsonObject]) -> None:
         """See `TaskLog`. The last record is left to `end`, which knows all that came of the Task."""
         live = self.live[task_id]
-        kept = [record for record in records if record["type"] not in ("begin", "end")]
-        if live.row.durable and kept and self.store is not None:
-            _reach_each(STAGE_DONE, kept)
+        fresh = [record for record in records if record["type"] not in ("begin", "end")]
+        if live.row.durable and fresh and self.store is not None:
+            _reach_each(STAGE_DONE, fresh)
             first = len(live.records) + 1
-            made = [one for n, r in enumerate(kept, first) for one in artifacts_of(live.row, n, r)]
-            change = TaskChange(task_id, self._worker, first, kept, made)
+            made = [one for n, r in enumerate(fresh, first) for one in artifacts_of(live.row, n, r)]
+            change = TaskChange(task_id, self._worker, first, fresh, made)
             await retry_while_unavailable(partial(self.store.commit, change))
-            _reach_each(STAGE_KEPT, kept)
-            live.stored += len(kept)
-        self._tell(live, kept)
+            _reach_each(STAGE_KEPT, fresh)
+            live.stored += len(fresh)
+        self._notify(live, fresh)
 
     async def end(self, live: LiveTask, result: TaskResult) -> None:
-        """Stores the end of a Task and, if it was not durable, all of it."""
+        """Stores the end of a Task; of one that is not durable it stores all."""
         assert self.store is not None
         record = {"type": "end", "status": result.status, "error": result.error, "at": self._clock.now()}
-        row, told = live.row, {"output": result.output, "error": result.error, "metadata": result.metadata}
+        row, now = live.row, self._clock.now()
+        outcome = {"output": result.output, "error": result.error, "metadata": result.metadata}
         snapshot = self._snapshot(live, len(live.records) + 1, result)
         reach(BEFORE_END)
         if row.durable:
-            ended = (result.status, told, self._clock.now())
+            ended = (result.status, outcome, now)
             last = [*live.records[live.stored :], record]
             first = live.stored + 1
             await self.store.commit(TaskChange(row.task_id, self._worker, first, last, [snapshot], ended))
         else:
             made = [one for n, r in enumerate(live.records, 1) for one in artifacts_of(row, n, r)]
-            await self.store.accept(
-                _ended_row(row, result.status, told, self._clock.now()),
-                [*live.records, record],
-                [*made, snapshot],
+            ended_row = replace(
+                row, status=result.status, finished_at=now, result=outcome, worker="", lease_until=0.0
             )
-        self._tell(live, [record])
+            await self.store.accept(ended_row, [*live.records, record], [*made, snapshot])
+        self._notify(live, [record])
 
-    def _tell(self, live: LiveTask, records: Sequence[JsonObject]) -> None:
+    def _notify(self, live: LiveTask, records: Sequence[JsonObject]) -> None:
         live.records += records
         for listener in self.listeners:
             for record in records:
@@ -138,7 +133,7 @@ class TaskRecords:
         live.notify()
 
     def _snapshot(self, live: LiveTask, n: int, result: TaskResult) -> Artifact:
-        """The telemetry of the whole Task."""
+        """Returns the telemetry of the whole Task as an artifact."""
         row = live.row
         content = {
             "status": result.status,
@@ -157,7 +152,7 @@ class TaskRecords:
 
 
 def artifacts_of(row: TaskRow, n: int, record: Mapping[str, Any]) -> list[Artifact]:
-    """What the n-th record of a Task leaves: the validated output of a stage, the answers of its tools."""
+    """Returns the artifacts of the n-th record of a Task: the output of a stage, the results of its tools."""
     if record["type"] != "stage":
         return []
     entry = record["entry"]
@@ -175,13 +170,6 @@ def _first_start(live: LiveTask) -> float:
     return float(first)
 
 
-def _ended_row(row: TaskRow, status: TaskStatus, result: JsonObject, at: float) -> TaskRow:
-    return TaskRow(
-        row.task_id, row.tenant, row.owner, row.workflow, row.start, status, row.created_at, row.fingerprint,
-        row.trace_id, row.durable, row.caller, row.metadata, finished_at=at, result=result,
-    )  # fmt: skip
-
-
 # -- metrics (document 004, section 8.4) ---------------------------------------------------------------------
 
 
@@ -189,8 +177,8 @@ class TaskMetrics:
     """A listener to the records of Tasks.
 
     Args:
-        tally: what is counted into.
-        wanted: the metrics that a workflow keeps, by its name.
+        tally: The counters and histograms.
+        wanted: Returns the metrics that a workflow enables, by its name.
     """
 
     def __init__(self, tally: MetricValues, wanted: Callable[[str], frozenset[str]]) -> None:
@@ -244,7 +232,7 @@ class TaskTraces:
     """A listener to the records of Tasks.
 
     Args:
-        export: takes the trace of one that has ended.
+        export: Receives the trace of a Task that has ended.
     """
 
     def __init__(self, export: Callable[[TracedRun], None]) -> None:
@@ -256,7 +244,7 @@ class TaskTraces:
 
 
 def task_trace(live: LiveTask, end: JsonObject) -> TaskTrace:
-    """The trace of a Task with this last record."""
+    """Returns the trace of a Task with this last record."""
     row, caused_by = live.row, live.caused_by
     return TaskTrace(
         row.task_id, row.trace_id, row.task_id, row.workflow, end["status"], tuple(_trace_events(live, end)),
@@ -275,11 +263,11 @@ def _trace_events(live: LiveTask, end: JsonObject) -> Iterator[Event]:
 
 def _stage_data(entry: JsonObject) -> JsonObject:
     """Returns what happened in a stage, without content."""
-    told = {
+    data = {
         "id": stage_path(task_path(entry["task"]), entry["stage_id"]),
         "node": entry["node_id"],
         "status": entry["status"],
         "ok": entry["status"] != "failure",
         "duration_ms": (entry["finished_at"] - entry["started_at"]) * 1000,
     }
-    return {**told, "error": entry["error"]["code"]} if entry["error"] else told
+    return {**data, "error": entry["error"]["code"]} if entry["error"] else data

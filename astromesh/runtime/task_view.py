@@ -23,79 +23,19 @@ from astromesh.workflow.inspector import Inspector
 from astromesh.workflow.journal import Replay
 from astromesh.workflow.recording import Recording
 
-#: seconds between two polls at a Task that another process works on
-_REMOTE_POLL_SECONDS = 0.2
-
-
-#: records behind the n first ones; what is set with the next ones, None where nobody here works on it
-RecordSource = Callable[[int], Awaitable[tuple[Sequence[JsonObject], asyncio.Event | None]]]
-
-
-class TaskFollower:
-    """Sends the events after `after`, then new ones, until the Task has ended.
-
-    Args:
-        sink: closed behind the last event.
-    """
-
-    def __init__(
-        self,
-        source: RecordSource,
-        retold: TaskProjection,
-        after: int,
-        sink: EventSink,
-        end: Callable[[], None],
-    ) -> None:
-        self._source, self._retold, self._after, self._sink, self._end = source, retold, after, sink, end
-        self._task: asyncio.Task[None] | None = None
-
-    def start(self) -> Callable[[], None]:
-        """Returns a function that ends it."""
-        self._task = asyncio.create_task(self._follow())
-        return self._task.cancel  # type: ignore[return-value]
-
-    async def _follow(self) -> None:
-        seen = 0
-        try:
-            while True:
-                records, news = await self._read(seen)
-                seen += len(records)
-                for event in self._retold.apply(records):
-                    if event.seq > self._after:
-                        self._sink.send(event)
-                if records and records[-1]["type"] == "end":
-                    return
-                await _wait_for_records(news)
-        finally:
-            self._end()
-
-    async def _read(self, seen: int) -> tuple[Sequence[JsonObject], asyncio.Event | None]:
-        try:
-            return await self._source(seen)
-        except StoreError:  # it may be there again
-            return (), None
-
-
-async def _wait_for_records(news: asyncio.Event | None) -> None:
-    if news is not None:
-        await news.wait()
-        return
-    await asyncio.sleep(_REMOTE_POLL_SECONDS)
-
-
-# -- queries and actions -------------------------------------------------------------------------------------
-
-#: seconds between two polls at a Task that another process works on, and that a cancel waits for its end
-_POLL_SECONDS, _CANCEL_SECONDS = 0.25, 10.0
+#: seconds between two polls for the events of a Task that another process executes, and for its end
+_EVENTS_POLL_SECONDS, _POLL_SECONDS = 0.2, 0.25
+#: seconds that a cancel waits for the end of a Task
+_CANCEL_SECONDS = 10.0
 
 
 class TaskView:
     """Queries and actions on Tasks.
 
     Args:
-        live: those that this process works on.
-        store: opens the store, or answers the open one.
-        stop: starts to end a Task of this process.
+        live: The Tasks that this process executes.
+        store: Returns the open store.
+        stop: Starts to cancel a Task of this process.
     """
 
     def __init__(
@@ -118,7 +58,7 @@ class TaskView:
         return found
 
     async def task(self, task_id: str, viewer: Viewer) -> TaskRow:
-        """Raises: TaskNotFound: there is none, or not for this caller."""
+        """Returns a Task. Raises: TaskNotFound: there is no such Task, or not for this viewer."""
         live = self._live.get(task_id)
         row = (
             live.row
@@ -130,7 +70,7 @@ class TaskView:
         return row
 
     async def state(self, task_id: str, viewer: Viewer) -> JsonObject:
-        """A Task as callers see it, with the stages that wait for the inspector."""
+        """Returns a Task as callers see it, with the stages that wait for the inspector."""
         row = await self.task(task_id, viewer)
         waiting = self._workflows.paused_stages(row)
         live = self._live.get(task_id)
@@ -145,34 +85,53 @@ class TaskView:
         return [task_json(row) for row in rows]
 
     async def trace(self, task_id: str, viewer: Viewer) -> JsonObject:
-        """Every entry by `seq`, every descendant, from the records so far."""
+        """Returns every entry by `seq` and every descendant, from the records so far."""
         row = await self.task(task_id, viewer)
-        retold = self.retold(row)
-        retold.apply(await self.records(row))
-        return {**task_json(row), "tasks": retold.tasks, "trace": retold.trace}
+        projection = self.projection(row)
+        projection.apply(await self.records(row))
+        return {**task_json(row), "tasks": projection.tasks, "trace": projection.trace}
 
-    async def artifacts(self, task_id: str, viewer: Viewer, found: ArtifactFilter) -> tuple[Artifact, ...]:
+    async def artifacts(self, task_id: str, viewer: Viewer, wanted: ArtifactFilter) -> tuple[Artifact, ...]:
         await self.task(task_id, viewer)
-        return await (await self._store()).artifacts(*viewer, found._replace(task_id=task_id))
+        return await (await self._store()).artifacts(*viewer, wanted._replace(task_id=task_id))
 
-    async def follow(self, task_id: str, viewer: Viewer, after: int, sink: EventSink, end: Any) -> Any:
-        """Events behind `after`, then what comes. Returns a function that ends it.
+    async def follow(
+        self, task_id: str, viewer: Viewer, after: int, sink: EventSink, end: Callable[[], None]
+    ) -> Callable[[], None]:
+        """Sends the events after `after`, then new ones. Returns a function that ends it.
 
         Args:
-            end: called behind the last event.
+            end: Called after the last event.
         """
         row = await self.task(task_id, viewer)
+        following = asyncio.create_task(self._follow(task_id, self.projection(row), after, sink, end))
+        return following.cancel  # type: ignore[return-value]
 
-        async def source(seen: int) -> tuple[Sequence[JsonObject], asyncio.Event | None]:
-            live = self._live.get(task_id)
-            if live is not None:
-                return live.records[seen:], live.changed
-            return await (await self._store()).records(task_id, seen), None
+    async def _follow(
+        self, task_id: str, projection: TaskProjection, after: int, sink: EventSink, end: Callable[[], None]
+    ) -> None:
+        seen = 0
+        try:
+            while True:
+                live, records = self._live.get(task_id), list[JsonObject]()
+                changed = live.changed if live is not None else None
+                with suppress(StoreError):  # the store may answer again
+                    records += await self._records_after(task_id, live, seen)
+                seen += len(records)
+                for event in projection.apply(records):
+                    if event.seq > after:
+                        sink.send(event)
+                if records and records[-1]["type"] == "end":
+                    return
+                await (asyncio.sleep(_EVENTS_POLL_SECONDS) if changed is None else changed.wait())
+        finally:
+            end()
 
-        return TaskFollower(source, self.retold(row), after, sink, end).start()
+    async def _records_after(self, task_id: str, live: LiveTask | None, seen: int) -> Sequence[JsonObject]:
+        return await (await self._store()).records(task_id, seen) if live is None else live.records[seen:]
 
     async def recording(self, task_id: str, viewer: Viewer) -> Recording:
-        """A Task that has ended, as a recording."""
+        """Returns a Task that has ended as a recording."""
         row = await self.task(task_id, viewer)
         if row.status not in ENDED_TASK_STATUSES:
             raise Conflict(f"The Task {task_id!r} has not ended; it can be replayed when it has.")
@@ -189,16 +148,13 @@ class TaskView:
             raise Conflict(f"The workflow {row.workflow!r} has changed since the Task {row.task_id!r} ran.")
         return engine.project.plan(row.start)
 
-    def retold(self, row: TaskRow) -> TaskProjection:
+    def projection(self, row: TaskRow) -> TaskProjection:
         return TaskProjection(self._plan(row), row.task_id)
 
     # -- acting on them -------------------------------------------------------------------------------------
 
     async def cancel(self, task_id: str, viewer: Viewer) -> JsonObject:
-        """Ends a Task and its descendants with status failure, reason cancelled.
-
-        An ended Task stays as it is.
-        """
+        """Cancels a Task and its descendants: status `failure`, reason `cancelled`."""
         row = await self.task(task_id, viewer)
         if row.status not in ENDED_TASK_STATUSES:
             if row.durable:
@@ -249,7 +205,7 @@ class TaskView:
         if task_id not in self._live:
             if row.status in ENDED_TASK_STATUSES:
                 raise Conflict(f"The Task {task_id!r} has ended.")
-            raise NotDurable(f"The Task {task_id!r} is worked on by another process; ask that one.")
+            raise NotDurable(f"Another process executes the Task {task_id!r}; send the request there.")
         return self._workflows.get(row.workflow).inspector
 
 
@@ -283,10 +239,10 @@ class TaskReplays:
         self._directory, self._workflows, self._tasks = directory, workflows, tasks
 
     async def replay(self, task_id: str, viewer: Viewer, stage: str = "", path: str = "") -> JsonObject:
-        """Runs an ended Task, or one stage of it, again from its records: offline, into a scratch record.
+        """Executes an ended Task again from its records, without calls and without storing results.
 
         Args:
-            stage: only this one, of the Task at `path` of its lineage.
+            stage: Only this stage, of the Task at `path` of its lineage.
 
         Raises:
             Conflict: the Task has not ended, or the workflow has changed since.
@@ -305,7 +261,7 @@ class TaskReplays:
     async def run_recording(
         self, name: str, recording: Recording, input: Any, start: str | None
     ) -> tuple[JsonObject, TaskResult]:
-        """Args: input, start: the recorded ones, or others."""
+        """Replays a recording with its own input and start node, or with others."""
         plan = self._workflows.require_engine(name).project.plan(recording.start)
         replay = Replay(recording.stages, timing_dependent=plan.is_timing_dependent)
         resources = Resources()
@@ -332,16 +288,15 @@ class TaskReplays:
         )
 
     async def _replay_stage(self, row: TaskRow, recording: Recording, stage: str, path: str) -> JsonObject:
-        retold = self._tasks.retold(row)
-        retold.apply(await self._tasks.records(row))
-        entry = next((e for e in retold.trace if e["stage_id"] == stage and e["task"] == path), None)
+        projection = self._tasks.projection(row)
+        projection.apply(await self._tasks.records(row))
+        entry = next((e for e in projection.trace if e["stage_id"] == stage and e["task"] == path), None)
         if entry is None:
             raise InvalidInput(f"The Task {row.task_id!r} has no stage {stage!r} at {path!r}.")
         record = next(
-            r for r in retold.records if r["entry"]["task"] == path and r["entry"]["stage_id"] == stage
+            r for r in projection.records if r["entry"]["task"] == path and r["entry"]["stage_id"] == stage
         )
-        alone = tuple(s for s in recording.stages if (s["task"], s["stage"]) == (path, stage))
-        replay = Replay(alone)
+        replay = Replay(tuple(s for s in recording.stages if (s["task"], s["stage"]) == (path, stage)))
         resources = Resources()
         engine = await self._replay_engine(row.workflow, replay, recording, resources)
         try:

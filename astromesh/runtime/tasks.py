@@ -1,8 +1,7 @@
-"""The workflows of a runtime and their Tasks: every transport runs them here (workflow.md E55, E56).
+"""The workflows of a runtime and their Tasks, for every transport.
 
-A Task of `accept` is on disk before the caller hears of it. It is the process's that has its lease; one
-that dies leaves it to the next one, which continues from the records: only stages that are not among them
-run again.
+A Task of `accept` is on disk before the caller receives its id. The process with its lease executes it. If
+that process dies, the next one continues from the records: only stages without a record run again.
 """
 
 from __future__ import annotations
@@ -50,11 +49,11 @@ from astromesh.workflow.engine import Engine
 from astromesh.workflow.evaluation import evaluate_case, select_cases
 from astromesh.workflow.recording import Recording
 
-#: Tasks that one look takes over
+#: Tasks that one sweep takes over
 MAX_TAKEOVERS = 50
-#: seconds between two polls for a Task that somebody waits for, and for one that another request has named
-_POLL_SECONDS, _NAMED_TASK_SECONDS = 0.05, 2.0
-#: seconds between two attempts where the queue is full
+#: seconds between two polls for a Task with a waiting caller; seconds to wait for a Task whose key exists
+_POLL_SECONDS, _KEYED_TASK_SECONDS = 0.05, 2.0
+#: seconds between two attempts to start a Task while the queue is full
 _QUEUE_RETRY_SECONDS = 0.2
 
 log = structlog.get_logger("astromesh.workflows")
@@ -73,15 +72,20 @@ def _log_task(live: LiveTask, record: JsonObject) -> None:
             task_id=row.task_id,
             trace_id=row.trace_id,
             duration_ms=round(max(record["at"] - row.created_at, 0.0) * 1000, 3),
-            stages=sum(1 for told in live.records if told["type"] == "stage"),
+            stages=sum(1 for earlier in live.records if earlier["type"] == "stage"),
         )
 
 
 class WorkflowTasks:
-    """Opened with the runtime; the store opens with the first Task.
+    """The workflows and Tasks of one runtime. The store opens with the first Task.
 
     Args:
-        heartbeat: the live workers of this data folder.
+        heartbeat: The live workers of this data folder.
+
+    Attributes:
+        loaded: The workflows.
+        tasks: Queries and actions on Tasks.
+        replays: Runs ended Tasks again.
     """
 
     def __init__(self, runner: AgentRunner, heartbeat: WorkerHeartbeat) -> None:
@@ -153,13 +157,13 @@ class WorkflowTasks:
         caller: CallerContext | None = None,
         sinks: Sequence[EventSink] = (),
     ) -> TaskResult:
-        """Runs a Task to its end and stores its records. Cancelling the caller cancels the Task.
+        """Executes a Task to its end and stores its records. Cancelling the caller cancels the Task.
 
         Args:
-            sinks: listeners to its events as they happen, those of models and tools too.
+            sinks: Listeners to its events, those of models and tools included.
 
         Raises:
-            WorkflowNotFound, WorkflowUnavailable, InvalidInput, QueueFull: there is no Task then.
+            WorkflowNotFound, WorkflowUnavailable, InvalidInput, QueueFull: no Task was made.
         """
         engine = self.loaded.require_engine(name)
         self._admit()
@@ -203,20 +207,20 @@ class WorkflowTasks:
             if (found := await store.get(row.task_id)) is None:
                 raise TaskNotFound(f"The Task {row.task_id!r} was erased.")
             row = found
-        said = task_json(row)
-        return {key: said[key] for key in ("task_id", "workflow", "status", "output", "error", "metadata")}
+        task = task_json(row)
+        return {key: task[key] for key in ("task_id", "workflow", "status", "output", "error", "metadata")}
 
     async def _find_by_key(self, key: IdempotencyKey, task_id: str) -> tuple[str, TaskRow | None]:
         """Returns the Task id of a key, and the Task if it exists."""
-        kept = await (await self._runner.durable.open()).reserve_key(key, task_id)
-        if kept == task_id:
-            return kept, None
-        store, tries = await self.store(), int(_NAMED_TASK_SECONDS / _POLL_SECONDS)
-        for _ in range(tries):  # whoever has named it keeps it in a moment, or has died before
-            if (row := await store.get(kept)) is not None:
-                return kept, row
+        reserved_id = await (await self._runner.durable.open()).reserve_key(key, task_id)
+        if reserved_id == task_id:
+            return reserved_id, None
+        store, tries = await self.store(), int(_KEYED_TASK_SECONDS / _POLL_SECONDS)
+        for _ in range(tries):  # the process with the key stores the Task in a moment, or has died before
+            if (row := await store.get(reserved_id)) is not None:
+                return reserved_id, row
             await asyncio.sleep(_POLL_SECONDS)
-        return kept, None
+        return reserved_id, None
 
     async def accept(
         self,
@@ -229,7 +233,7 @@ class WorkflowTasks:
         """Accepts a durable Task: on disk when this returns, and executed from then.
 
         Args:
-            key: the caller's own name of this request; the Task that has it already is answered.
+            key: The caller's `Idempotency-Key`. The Task that has the key already is returned.
 
         Raises:
             StoreUnavailable, and as `run`: it was not accepted.
@@ -240,15 +244,15 @@ class WorkflowTasks:
         task_id = ids.new_id("task_")
         begin = self._begin(engine, request, task_id)
         if key is not None:
-            kept, there = await self._find_by_key(key, task_id)
-            if there is not None:
-                return there
-            begin = {**begin, "task_id": kept}
+            task_id, earlier = await self._find_by_key(key, task_id)
+            if earlier is not None:
+                return earlier
+            begin = {**begin, "task_id": task_id}
         store = await self.store()
         self._worker.start()
         self._require_room(engine, name)
         row = self._row(engine, request, begin, caller, durable=True)
-        live = self.records.live[row.task_id] = LiveTask(row, [begin])  # which takes its place at once
+        live = self.records.live[row.task_id] = LiveTask(row, [begin])  # it counts in `_require_room` at once
         try:
             await store.accept(row, [begin])
         except BaseException:
@@ -259,8 +263,8 @@ class WorkflowTasks:
 
     def _require_room(self, engine: Engine, name: str) -> None:
         rules = engine.project.scheduler
-        mine = sum(1 for live in self.records.live.values() if live.row.workflow == name)
-        if mine >= rules.max_concurrency + rules.max_queue_size:
+        active = sum(1 for live in self.records.live.values() if live.row.workflow == name)
+        if active >= rules.max_concurrency + rules.max_queue_size:
             raise QueueFull(
                 f"{rules.max_queue_size} Tasks of {name!r} wait already (scheduler.max_queue_size)."
             )
@@ -269,32 +273,32 @@ class WorkflowTasks:
         if self._draining:
             raise ShuttingDown("The server is shutting down; send the request again.")
 
-    def _begin(self, engine: Engine, asked: TaskRequest, task_id: str) -> JsonObject:
-        start = engine.project.plan(asked.start).start
+    def _begin(self, engine: Engine, request: TaskRequest, task_id: str) -> JsonObject:
+        start = engine.project.plan(request.start).start
         try:
-            value = canonical(asked.input)
+            value = canonical(request.input)
         except NotJson as error:
             raise InvalidInput(f"The input of a Task {error}") from error
         about = {"task_id": task_id, "workflow": engine.project.name, "start": start}
-        caused = {"traceparent": asked.caused_by.header} if asked.caused_by.trace_id else {}
+        caused = {"traceparent": request.caused_by.header} if request.caused_by.trace_id else {}
         return {"type": "begin", **about, "input": value, **caused}
 
     def _row(
         self,
         engine: Engine,
-        asked: TaskRequest,
+        request: TaskRequest,
         begin: JsonObject,
         caller: CallerContext | None,
         *,
         durable: bool,
     ) -> TaskRow:
         now = self._clock.now()
-        told = caller or CallerContext()
+        caller = caller or CallerContext()
         return TaskRow(
-            begin["task_id"], told.tenant_id or "default", told.user_id or "anonymous", begin["workflow"],
+            begin["task_id"], caller.tenant_id or "default", caller.user_id or "anonymous", begin["workflow"],
             begin["start"], "queued", now, engine.project.fingerprint.value,
-            asked.caused_by.trace_id or ids.trace_id(),
-            durable, caller_to_json(told), dict(asked.metadata), self.worker, now + LEASE_SECONDS,
+            request.caused_by.trace_id or ids.trace_id(),
+            durable, caller_to_json(caller), dict(request.metadata), self.worker, now + LEASE_SECONDS,
         )  # fmt: skip
 
     def _start_work(self, engine: Engine, live: LiveTask) -> None:
@@ -305,7 +309,7 @@ class WorkflowTasks:
         """Executes a durable Task until it ends or another worker takes it over."""
         try:
             await self._work_off(engine, live)
-        except Exception as error:  # the border of a background run: it ends the Task, not the server
+        except Exception as error:  # border of a background run: an error ends the Task, not the server
             if _is_lost(error):
                 log.warning("task_lost", task_id=live.id, error=str(error))
                 return
@@ -354,7 +358,7 @@ class WorkflowTasks:
         await retry_while_unavailable(partial(self.records.end, live, result))
 
     def _cancelled(self, live: LiveTask) -> TaskResult:
-        """The result of a Task that was cancelled before its turn, or with its caller (E50)."""
+        """Returns the result of a Task that was cancelled before its turn, or with its caller."""
         live.records.append({"type": "cancel", "reason": "cancelled"})
         return self._failure(live, {"code": "cancelled", "message": "The Task was cancelled."})
 
@@ -424,43 +428,45 @@ class WorkflowTasks:
     # -- evaluating ---------------------------------------------------------------------------------------
 
     async def evaluate(self, name: str, suite: str = "", tag: str = "") -> JsonObject:
-        """Runs the cases of evaluations.yaml, from their recordings where they name one; kept as artifact.
+        """Runs the cases of evaluations.yaml, from their recordings if they name one. Stores an artifact.
 
         Raises:
-            InvalidInput: no such suite, or a recording that is none.
+            InvalidInput: there is no such suite, or a recording cannot be read.
         """
         engine = self.loaded.require_engine(name)
         project = engine.project
         reports = []
         for case in select_cases(project, suite, tag):
-            asked, divergence = TaskRequest(case.spec.input, case.spec.start), None
+            request, divergence = TaskRequest(case.spec.input, case.spec.start), None
             if case.spec.replay:
                 recording = Recording.read(project.folder / case.spec.replay)
-                report, result = await self.replays.run_recording(name, recording, asked.input, asked.start)
+                report, result = await self.replays.run_recording(
+                    name, recording, request.input, request.start
+                )
                 divergence = report["divergence"]
             else:
-                result = await self.run(name, asked)
+                result = await self.run(name, request)
             reports.append(evaluate_case(project, case, result, divergence))
         passed = all(report["passed"] for report in reports)
-        found = {"workflow": name, "passed": passed, "cases": reports}
-        return {**found, "evaluation_id": await self._keep_evaluation(engine, found)}
+        evaluation = {"workflow": name, "passed": passed, "cases": reports}
+        return {**evaluation, "evaluation_id": await self._store_evaluation(engine, evaluation)}
 
-    async def _keep_evaluation(self, engine: Engine, found: JsonObject) -> str:
+    async def _store_evaluation(self, engine: Engine, evaluation: JsonObject) -> str:
         begin = self._begin(engine, TaskRequest(), ids.new_id("eval_"))
         row, now = self._row(engine, TaskRequest(), begin, None, durable=False), self._clock.now()
-        status: TaskStatus = "success" if found["passed"] else "failure"
-        row = replace(row, status=status, finished_at=now, result={"output": found}, worker="")
-        kept = Artifact(row.task_id, 1, "evaluation", "", "", "", now, row.fingerprint, found)
-        await (await self.store()).accept(row, [], [kept])
+        status: TaskStatus = "success" if evaluation["passed"] else "failure"
+        row = replace(row, status=status, finished_at=now, result={"output": evaluation}, worker="")
+        artifact = Artifact(row.task_id, 1, "evaluation", "", "", "", now, row.fingerprint, evaluation)
+        await (await self.store()).accept(row, [], [artifact])
         return row.task_id
 
 
 async def _expire(store: TaskStore, before: float) -> None:
-    while await store.expire(before):  # so many at once
+    while await store.expire(before):  # a batch at a time
         pass
 
 
 def _is_lost(error: Exception) -> bool:
     """Whether the only error is that another worker has the Task."""
-    alone = isinstance(error, ExceptionGroup) and error.split(LeaseLost)[1] is None
-    return alone or isinstance(error, LeaseLost)
+    group = isinstance(error, ExceptionGroup) and error.split(LeaseLost)[1] is None
+    return group or isinstance(error, LeaseLost)

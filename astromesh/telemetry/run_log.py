@@ -11,7 +11,7 @@ import asyncio
 from array import array
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import chain, groupby, islice
+from itertools import chain, groupby
 from operator import attrgetter
 from typing import Any, Protocol
 
@@ -172,19 +172,6 @@ class RunLog(Struct, eq=False):
         status = _STATUS.get(self.events[-1].type) if self.events else None
         return status or ("running" if self.ended_at is None else "failed")
 
-    @property
-    def summary(self) -> JsonObject:
-        """The run in a list of traces; it has at least one event."""
-        first, last = self.events[0], self.events[-1]
-        return {
-            "trace_id": self.trace_id,
-            "run_id": self.run_id,
-            "agent": self.agent,
-            "status": self.status,
-            "start": first.ts,
-            "duration_ms": round((last.ts - first.ts) * 1000, 3),
-        }
-
     def after(self, seq: int) -> list[Event]:
         """Returns the events after a sequence number.
 
@@ -314,21 +301,6 @@ class RunLogs:
     def of_trace(self, trace_id: str, tenant: str, owner: str | None) -> list[RunLog]:
         """Returns the runs of a trace that this principal may see. `owner` None: all of the tenant."""
         return [run for run in self._traces.get(trace_id, ()) if run.visible(tenant, owner)]
-
-    def summaries(
-        self, tenant: str, owner: str | None, agent: str, session: str, status: str, limit: int
-    ) -> list[JsonObject]:
-        """Returns a line for each run that fits, the newest first. Empty texts fit all."""
-        runs = (
-            run
-            for run in self.newest()
-            if run.events
-            and run.visible(tenant, owner)
-            and agent in ("", run.agent)
-            and session in ("", run.session_id)
-            and status in ("", run.status)
-        )
-        return [run.summary for run in islice(runs, limit)]
 
     def erase_owner(self, tenant: str, owner: str) -> int:
         """Drops the ended runs of one principal; returns their number."""

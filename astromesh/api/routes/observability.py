@@ -14,6 +14,7 @@ from astromesh.api.dependencies import Limit, scope
 from astromesh.api.fast_routes import LIVE_PATH, READY_PATH, live, ready
 from astromesh.api.requests import caller_of, runtime_of, viewer_of
 from astromesh.api.schemas import RunStatus
+from astromesh.durable.run_registry import RunFilter
 from astromesh.errors import TraceNotFound
 from astromesh.telemetry.prometheus import exposition
 from astromesh.types import JsonObject
@@ -66,14 +67,14 @@ async def traces(
     limit: Limit = 50,
 ) -> JsonObject:
     """Lists the newest runs, one line each."""
-    viewer = viewer_of(request)
-    return {"traces": await runtime_of(request).traces.list(viewer, agent, status, limit, session)}
+    wanted = RunFilter(agent, session, status, limit)
+    return {"traces": await runtime_of(request).runs.traces(viewer_of(request), wanted)}
 
 
 @router.get("/v1/traces/{trace_id}", summary="One trace", dependencies=[scope("traces:read")])
 async def trace(trace_id: str, request: Request) -> JsonObject:
     """Returns the span tree of one trace."""
-    found = await runtime_of(request).traces.get(trace_id, viewer_of(request))
+    found = await runtime_of(request).runs.trace(trace_id, viewer_of(request))
     if found is None:
         raise TraceNotFound(f"There is no trace {trace_id!r}, or it has expired.")
     return found

@@ -116,7 +116,7 @@ async def test_a_nested_run_is_followed_from_another_process_and_goes_on_after_a
         rest = await heard(reader, nested, first[-1].seq)
         run = await reader.runs.get(nested, ME)
         whole = await heard(reader, nested)
-        trace = await reader.traces.get(row.trace_id, ME)
+        trace = await reader.runs.trace(row.trace_id, ME)
     assert (run["status"], run["result"]["response"]) == ("completed", "The clerk says yes.")
     assert run["usage"]["input_tokens"] > 0
     assert [e.seq for e in whole] == list(range(1, len(whole) + 1)) == [e.seq for e in first + rest]

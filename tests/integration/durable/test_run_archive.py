@@ -102,7 +102,7 @@ async def test_nobody_sees_the_kept_runs_of_others_and_erasing_takes_them(folder
         )
         assert [type(one) for one in found] == [RunNotFound, RunNotFound]
         for stranger in strangers:
-            assert await second.traces.get(mine.metadata["trace_id"], stranger) is None
+            assert await second.runs.trace(mine.metadata["trace_id"], stranger) is None
         for erase in second.state.erasers:
             await erase("acme", "ann")
         with pytest.raises(RunNotFound):
