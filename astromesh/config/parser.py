@@ -146,7 +146,7 @@ class Document:
         self.faults: list[InvalidManifest] = []
 
     def fault(self, message: str, place: Place, steps: Steps = (), hint: str = "") -> None:
-        self.faults.append(manifest_fault(self.file, message, place, steps, hint))
+        self.faults.append(manifest_fault(self.file, message, place, steps, hint, "unreadable"))
 
 
 def manifest_fault(

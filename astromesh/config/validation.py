@@ -58,6 +58,8 @@ _MESSAGES = {
     "too_short": "must have at least {min_length} entries",
     "too_long": "must have at most {max_length} entries",
 }  # fmt: skip
+#: pydantic's error type → name of the broken rule
+_RULES = {"missing": "missing_key", "extra_forbidden": "unknown_key"}
 #: patterns in words
 _PATTERN_MESSAGES = {
     r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$": "must start with a letter or digit and contain only letters, "
@@ -86,7 +88,8 @@ def fault_of_error(
     about_key = kind in ("extra_forbidden", "missing") or (steps and wrong is None)
     place = node.place_of(loc, key=bool(about_key))
     hint = _hint(_ErrorCase(model, detail, wrong, known if len(loc) == 1 else (), node.get(*steps[:-1])))
-    return manifest_fault(file, _describe_error(detail, wrong), place, (*at, *steps), hint)
+    rule = _RULES.get(kind, "invalid_value")
+    return manifest_fault(file, _describe_error(detail, wrong), place, (*at, *steps), hint, rule)
 
 
 def _describe_error(detail: ErrorDetails, wrong: Node | None) -> str:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import orjson
 
@@ -15,7 +15,13 @@ from astromesh.config.parser import manifest_fault, read_file
 from astromesh.config.records import JsonMap
 from astromesh.config.validation import salvage
 from astromesh.config.workflow.agents import AgentsFile, CredentialsFile, ProvidersFile, ToolsFile
-from astromesh.config.workflow.manifest import MANIFEST_VERSION, ManifestFile, MemoryFile, WorkflowFile
+from astromesh.config.workflow.manifest import (
+    MANIFEST_VERSION,
+    ManifestFile,
+    MemoryFile,
+    Section,
+    WorkflowFile,
+)
 from astromesh.config.workflow.operations import (
     EvaluationsFile,
     MetricsFile,
@@ -135,8 +141,6 @@ class _FolderReader:
     def _file(self, name: str) -> None:
         path = self._folder / name
         document = read_file(path, self._env)
-        for fault in document.faults:
-            fault.rule = "unreadable"
         self._faults += document.faults
         if document.node is None:
             return
@@ -147,8 +151,6 @@ class _FolderReader:
         if self._other_version(path, root):
             return
         salvaged = salvage(FILES[name], root, path)
-        for fault in salvaged.faults:
-            fault.rule = _rule_of(fault)
         self._faults += salvaged.faults
         if salvaged.record is not None:
             self._files[name] = salvaged.record
@@ -194,16 +196,24 @@ def _migration_hint(version: int) -> str:
     return f"migration: write `version: {MANIFEST_VERSION}` and validate the workflow again."
 
 
+def _holds_any_value(annotation: Any) -> bool:
+    """Returns whether a field may contain mappings whose keys no record declares."""
+    return annotation is Any or any(map(_holds_any_value, get_args(annotation)))
+
+
+def _sections(above: type[Section]) -> Iterator[type[Section]]:
+    """Yields every class of sections."""
+    for section in above.__subclasses__():
+        yield section
+        yield from _sections(section)
+
+
 #: keys with free-form content
-_FREE_FORM_KEYS = (
-    "metadata",
-    "options",
-    "config",
-    "pattern_options",
-    "schema_in",
-    "schema_out",
-    "input",
-    "expected",
+_FREE_FORM_KEYS = frozenset(
+    key
+    for section in _sections(Section)
+    for key, field in section.model_fields.items()
+    if _holds_any_value(field.annotation)
 )
 
 
@@ -227,14 +237,6 @@ def _with_empty_lists(root: Node) -> Node:
             empty.place = node.place
             root = root.with_entry(str(key), empty)
     return root
-
-
-#: start of a validation message → rule
-_RULES = (("unknown key", "unknown_key"), ("required key is missing", "missing_key"))
-
-
-def _rule_of(fault: InvalidManifest) -> str:
-    return next((rule for start, rule in _RULES if fault.message.startswith(start)), "invalid_value")
 
 
 def json_schema_of(name: str) -> JsonMap:
