@@ -40,18 +40,17 @@ ModelLike: TypeAlias = "ModelPort | str | Mapping[str, Any] | ModelFunction"
 
 
 def as_model(model: ModelLike, plugins: Plugins, resources: Resources) -> ModelPort:
-    """A model of whatever was given for one; providers are opened by their first call.
+    """Returns the model that an argument names. The first call opens its provider.
 
     Args:
-        model: a Provider or router as it is; `provider:name`, or a block `{provider, model, …}` as in an
-            agent's YAML, by the provider's plugin; an async function of the CompletionRequest that answers a
-            text or a CompletionResult.
-        plugins: where providers are looked up.
-        resources: closes what is opened.
+        model: A Provider or router; `provider:name`, or a block `{provider, model, …}` as in an agent's YAML;
+            an async function that takes a CompletionRequest and returns a text or a CompletionResult.
+        plugins: Where providers are looked up.
+        resources: Closes what is opened.
 
     Raises:
-        UnknownPlugin, MissingExtra: of the provider's plugin.
-        ConfigError: the block's options are wrong, or it is none of these.
+        UnknownPlugin, MissingExtra: the plugin of the provider cannot be loaded.
+        ConfigError: the options of the block are wrong, or the argument is none of these.
     """
     if hasattr(model, "complete"):
         return cast("ModelPort", model)
@@ -63,7 +62,7 @@ def as_model(model: ModelLike, plugins: Plugins, resources: Resources) -> ModelP
     if callable(model):
         return FunctionModel(model)
     raise ConfigError(
-        f"{model!r} is no model: give a Provider, 'provider:name', a block or an async function."
+        f"{model!r} is not a model: pass a Provider, 'provider:name', a block or an async function."
     )
 
 
@@ -80,12 +79,11 @@ def _provider_of_block(block: Mapping[str, Any], plugins: Plugins, resources: Re
 
 
 class LazyProvider:
-    """A provider that is opened by its first call.
+    """A provider that its first call opens.
 
     Args:
-        plugin: the provider's.
-        options: validated ones.
-        resources: where the shared HTTP session lives, and what closes the provider.
+        options: The validated options of the plugin.
+        resources: Has the shared HTTP session, and closes the provider.
     """
 
     def __init__(self, plugin: type[Plugin], options: BaseModel, resources: Resources) -> None:
@@ -114,25 +112,25 @@ class LazyProvider:
 
 
 class FunctionModel:
-    """An async function as a model.
+    """A model that calls a function.
 
     Args:
-        function: of the CompletionRequest; answers a text or a CompletionResult.
+        function: Takes a CompletionRequest; returns a text or a CompletionResult, or a coroutine of one.
     """
 
     def __init__(self, function: Callable[[CompletionRequest], Any]) -> None:
         self._function = function
 
     async def complete(self, request: CompletionRequest) -> CompletionResult:
-        said = self._function(request)
-        if inspect.isawaitable(said):
-            said = await said
-        if isinstance(said, str):
-            return CompletionResult(said)
-        if isinstance(said, CompletionResult):
-            return said
+        result = self._function(request)
+        if inspect.isawaitable(result):
+            result = await result
+        if isinstance(result, str):
+            return CompletionResult(result)
+        if isinstance(result, CompletionResult):
+            return result
         raise ProviderRejected(
-            f"The model function answered {said!r}, neither a text nor a CompletionResult."
+            f"The model function returned {result!r}, neither a text nor a CompletionResult."
         )
 
     async def stream(self, request: CompletionRequest) -> AsyncGenerator[Delta | CompletionResult, None]:
@@ -142,21 +140,13 @@ class FunctionModel:
         yield result
 
 
-# `build_agent`: an agent in Python, without a server or a configuration folder (document 000).
+# -- agents --------------------------------------------------------------------------------------------------
 
 Prebuilt = Literal["react", "plan_and_execute", "deliberate", "debate", "reasoning_controller"]
-
-
 Pattern: TypeAlias = "Prebuilt | PromptGraph | None"
-
-
 Servers: TypeAlias = "Mapping[str, Mapping[str, Any]] | None"
-
-
-#: the group and name under which MCP servers come in
+#: group and name of the plugin for MCP servers
 _MCP = ("tool_sources", "mcp")
-
-
 PATTERNS: Mapping[str, Callable[[], PromptGraph]] = {
     "react": prebuilt.react,
     "plan_and_execute": prebuilt.plan_and_execute,
@@ -169,7 +159,7 @@ PATTERNS: Mapping[str, Callable[[], PromptGraph]] = {
 class Agent:
     """A graph with its model and tools.
 
-    Connections are made by the first call, or by `await agent`, and closed by `close` or `async with`.
+    The first call connects, or `await agent`; `close` or `async with` closes the connections.
     """
 
     def __init__(
@@ -183,15 +173,15 @@ class Agent:
     async def ainvoke(
         self, input: Any, *, caller: CallerContext | None = None, context: dict[str, Any] | None = None
     ) -> GraphResult:
-        """Asks the agent.
+        """Executes the agent once and returns its result.
 
         Args:
-            input: a text, a list of messages, or `{"messages": […]}`.
-            caller: who is asking; tools see it, MCP servers get its token.
-            context: values that the graph's nodes find in their context.
+            input: A text, a list of messages, or `{"messages": […]}`.
+            caller: The caller as tools see it. MCP servers receive its token.
+            context: Values in the context of the graph's nodes.
 
         Raises:
-            InvalidGraph: the graph cannot run. Every other failure is in the result's report.
+            InvalidGraph: the graph cannot run. Every other failure is in the report of the result.
         """
         try:
             engine = await self._open(caller)
@@ -204,7 +194,7 @@ class Agent:
     async def astream_events(
         self, input: Any, *, caller: CallerContext | None = None, context: dict[str, Any] | None = None
     ) -> AsyncIterator[Event]:
-        """The same run as its events, while they happen."""
+        """Executes the agent once and yields the events as they happen."""
         engine = await self._open(caller)
         async for event in engine.astream_events(input, context=context, caller=caller):
             yield event
@@ -226,7 +216,7 @@ class Agent:
         async with self._opening:
             if self._engine is None:
                 await self._parts.connect()
-                with calling_as(caller):  # a server may list its tools to callers only
+                with calling_as(caller):  # some servers list their tools to callers only
                     tools = await self._parts.with_servers(self._tools)
                 self._engine = PromptGraphEngine(self.graph, self._model, tools=tools)
         return self._engine
@@ -240,10 +230,10 @@ class _Parts:
         self.resources = Resources()
         self._sources: dict[str, Any] = {}
         if self.servers:
-            plugins.load(*_MCP)  # found missing here rather than by the first call
+            plugins.load(*_MCP)  # a missing package is reported here rather than by the first call
 
     async def connect(self) -> None:
-        """Opens the servers that are not open yet; they connect in the background."""
+        """Opens the servers that are not open yet. They connect in the background."""
         for name in self.servers.keys() - self._sources.keys():
             deps = Deps(resources=self.resources, http=await self.resources.shared(Http, Http))
             block = {"name": name, **self.servers[name]}
@@ -257,7 +247,7 @@ class _Parts:
         if not self.servers:
             return tool_port(tools)
         if not isinstance(tools, list | tuple):
-            raise ConfigError("`servers` go with a list of tools, not with a ready ToolPort.")
+            raise ConfigError("`servers` needs a list of tools, not a ToolPort.")
         found: list[ToolLike] = list(tools)
         for name in self.servers:
             found.extend(await self._sources[name].tools())
@@ -273,34 +263,34 @@ def build_agent(
     node_pool: Iterable[BaseNode] | None = None,
     plugins: Plugins | None = None,
 ) -> Agent:
-    """An agent of a model, tools and a graph.
+    """Returns an agent of a model, tools and a graph.
 
     Args:
-        model: a Provider, `provider:name`, a YAML model block `{provider, model, …}`, or an async function of
-            the CompletionRequest.
+        model: A Provider, `provider:name`, a YAML model block `{provider, model, …}`, or an async function
+            that takes a CompletionRequest.
         servers: MCP servers by name, each a block as in mcp.yaml.
-        tools: a ToolPort, or tools and Python functions with type hints.
-        pattern: a graph, or the name of a prebuilt one; by default `react`.
-        node_pool: nodes out of which the model builds its own path; instead of a pattern.
-        plugins: where providers and servers are looked up; by default those installed.
+        tools: A ToolPort, or tools and Python functions with type hints.
+        pattern: A graph, or the name of a prebuilt one. None: `react`.
+        node_pool: Nodes from which the model builds its own path, instead of a pattern.
+        plugins: Where providers and servers are looked up. None: everything installed.
 
     Raises:
-        UnknownPlugin, MissingExtra: the model's provider, or support for MCP servers, is not installed.
-        ConfigError: a wrong model block, or two of what excludes each other.
+        UnknownPlugin, MissingExtra: the provider of the model, or support for MCP servers, is not installed.
+        ConfigError: the model block is wrong, or two arguments exclude each other.
         InvalidGraph: the graph cannot run.
     """
     parts = _Parts(plugins or Plugins(), servers)
     graph = _graph(pattern, node_pool)
     if problems := graph.validate():
         raise InvalidGraph(problems)
-    given: Any = tools if hasattr(tools, "execute") else list(tools or ())
-    return Agent(graph, as_model(model, parts.plugins, parts.resources), given, parts)
+    listed: Any = tools if hasattr(tools, "execute") else list(tools or ())
+    return Agent(graph, as_model(model, parts.plugins, parts.resources), listed, parts)
 
 
 def _graph(pattern: Pattern, pool: Iterable[BaseNode] | None) -> PromptGraph:
     if pool is not None:
         if pattern is not None:
-            raise ConfigError("Give a pattern or a node_pool, not both.")
+            raise ConfigError("Pass a pattern or a node_pool, not both.")
         return prebuilt.autonomous(pool)
     if isinstance(pattern, PromptGraph):
         return pattern

@@ -1,7 +1,4 @@
-"""The workflows of a runtime: one engine per folder in `workflows/`.
-
-With the runtime's agents for agent nodes.
-"""
+"""The workflows of a runtime: one engine for each folder in `workflows/`, with the runtime's agents."""
 
 from __future__ import annotations
 
@@ -41,15 +38,15 @@ async def open_workflow(  # noqa: PLR0913 (what an engine is opened with)
     stages_at_once: int = 0,
     overrides: Mapping[str, object] | None = None,
 ) -> Engine:
-    """A workflow whose agent nodes may name agents of the runtime; closed by `engine.close()`.
+    """Opens a workflow whose agent nodes may name agents of the runtime. `engine.close()` closes it.
 
     Args:
-        layers: stores of memory instead of its own.
-        resources: where models are opened; the caller closes them. Absent: the runtime's.
+        layers: Stores that replace those of its memory.
+        resources: Where models are opened; the caller closes them. None: those of the runtime.
 
     Raises:
-        WorkflowNotFound: there is none.
-        InvalidWorkflow: all its faults at once.
+        WorkflowNotFound: there is no such workflow.
+        InvalidWorkflow: its faults, all at once.
     """
     folder = workflow_folder(state.configuration.folder, name)
     run_agent, clock = state.deps.run_agent, state.deps.clock
@@ -80,8 +77,6 @@ async def open_workflow(  # noqa: PLR0913 (what an engine is opened with)
     )
 
 
-# The workflows of a runtime as they are loaded: an engine each, with what watches and inspects it.
-
 #: records as observers of plugins.yaml see them
 _OBSERVER_EVENTS = {
     "begin": "task.started",
@@ -96,7 +91,7 @@ log = structlog.get_logger("astromesh.workflows")
 
 @dataclass(slots=True)
 class Workflow:
-    """One folder in `workflows/`: an engine, or what is wrong with it."""
+    """One folder in `workflows/`: its engine, or its faults."""
 
     name: str
     engine: Engine | None = None
@@ -123,7 +118,7 @@ class WorkflowRegistry:
     """The folders in `workflows/`, by name.
 
     Args:
-        log: makes the Tasks of all engines durable.
+        log: Stores the Tasks of all engines.
     """
 
     def __init__(self, directory: AgentDirectory, log: TaskLog) -> None:
@@ -136,18 +131,18 @@ class WorkflowRegistry:
     # -- life ----------------------------------------------------------------------------------------------
 
     async def load(self) -> None:
-        """Reads every folder; a broken one harms nobody else."""
+        """Reads every folder. A broken folder does not affect the others."""
         for name in workflow_names(self._directory.state.configuration.folder):
             self._loaded[name] = await self._load(name, name)
 
     async def open(self, name: str, overrides: Mapping[str, object] | None = None) -> Workflow:
-        """A workflow by its name, or by the path of its folder.
+        """Returns a workflow by its name, or by the path of its folder.
 
         Args:
-            overrides: other settings than the files'; before any Task runs.
+            overrides: Settings that replace those of the files; before any Task runs.
 
         Raises:
-            WorkflowNotFound: there is none. InvalidWorkflow: all its faults at once.
+            WorkflowNotFound: there is no such workflow. InvalidWorkflow: its faults, all at once.
         """
         folder = workflow_folder(self._directory.state.configuration.folder, name)
         if overrides or folder.name not in self._loaded:
@@ -186,16 +181,16 @@ class WorkflowRegistry:
             if workflow.engine is not None:
                 await workflow.engine.close()
 
-    # -- asking --------------------------------------------------------------------------------------------
+    # -- queries -------------------------------------------------------------------------------------------
 
     def get(self, name: str) -> Workflow:
-        """Raises: WorkflowNotFound."""
+        """Returns a workflow by its name. Raises: WorkflowNotFound."""
         if name not in self._loaded:
             raise workflow_not_found(name, list(self._loaded))
         return self._loaded[name]
 
     def require_engine(self, name: str) -> Engine:
-        """Raises: WorkflowNotFound, WorkflowUnavailable."""
+        """Returns the engine of a workflow. Raises: WorkflowNotFound, WorkflowUnavailable."""
         workflow = self.get(name)
         if workflow.engine is None:
             raise WorkflowUnavailable(
@@ -204,20 +199,20 @@ class WorkflowRegistry:
         return workflow.engine
 
     def engine(self, name: str) -> Engine | None:
-        """None where there is no such workflow, or a broken one."""
+        """Returns the engine of a workflow; None if there is no such workflow, or it is broken."""
         workflow = self._loaded.get(name)
         return workflow.engine if workflow is not None else None
 
     def to_json(self) -> list[JsonObject]:
-        """Every workflow, those with faults too."""
+        """Returns every workflow, broken ones included."""
         return [workflow.to_json() for workflow in self._loaded.values()]
 
     def metrics_of(self, name: str) -> frozenset[str]:
-        """The metrics that a workflow keeps."""
+        """Returns the metrics that a workflow enables."""
         return self._loaded[name].metrics
 
     def stages_in_progress(self) -> Mapping[tuple[str, ...], float]:
-        """Stages that run now, by workflow."""
+        """Counts active stages by workflow."""
         return {
             (workflow.name,): workflow.engine.stages_in_progress
             for workflow in self._loaded.values()
@@ -225,21 +220,21 @@ class WorkflowRegistry:
         }
 
     def paused_stages(self, row: TaskRow) -> list[Any]:
-        """The stages of a Task that wait for the inspector."""
+        """Returns the stages of a Task that wait for the inspector."""
         workflow = self._loaded.get(row.workflow)
         return workflow.inspector.waiting(row.task_id) if workflow is not None else []
 
-    # -- what its Tasks do ---------------------------------------------------------------------------------
+    # -- events of Tasks -----------------------------------------------------------------------------------
 
     def notify_observers(self, live: LiveTask, record: JsonObject) -> None:
-        """Tells the workflow's observers of a record that counts."""
+        """Notifies the observers of the workflow of a stored record."""
         observers = self._loaded[live.row.workflow].observers
         if observers is not None:
             about = {"task_id": live.id, "workflow": live.row.workflow}
             observers.notify({**record, **about, "type": _OBSERVER_EVENTS[record["type"]]})
 
     def forget(self, live: LiveTask) -> None:
-        """A Task that is worked on here no more."""
+        """Drops the state of a Task that this process does not execute any more."""
         workflow = self._loaded.get(live.row.workflow)
         if workflow is not None:
             workflow.inspector.forget(live.id)
