@@ -29,6 +29,7 @@ from astromesh.types import (
     CompletionRequest,
     CompletionResult,
     Delta,
+    Message,
     StreamBroken,
     ToolCall,
     ToolResult,
@@ -287,6 +288,11 @@ async def call_tools(
     scope.note_untrusted(result.name for result in done if result.untrusted)
     refused = [ToolResult(c.id, c.name, _TOO_MANY_CALLS, False, "too_many_calls") for c in calls[MAX_CALLS:]]
     return [*done, *refused] if refused else done
+
+
+def tool_message(result: ToolResult) -> Message:
+    """Returns the message by which the model reads a result."""
+    return Message("tool", result.content, tool_call_id=result.call_id, name=result.name)
 
 
 async def call_tool(scope: Scope, tools: ToolPort, call: ToolCall) -> ToolResult:

@@ -16,8 +16,8 @@ class GraphView(Protocol):
     Its nodes are `BaseNode`s. They have no type here, because the base class imports this module indirectly.
     """
 
-    @property
-    def name(self) -> str: ...
+    name: str
+    finalizer: str
 
     @property
     def mode(self) -> str: ...
@@ -27,9 +27,6 @@ class GraphView(Protocol):
 
     @property
     def entry(self) -> str: ...
-
-    @property
-    def finalizer(self) -> str: ...
 
     @property
     def nodes(self) -> Mapping[str, Any]: ...

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict
 
 from astromesh.errors import (
     AstromeshError,
+    ConfigError,
     GraphError,
     GraphStopped,
     GuardrailBlocked,
@@ -24,8 +25,9 @@ from astromesh.graph.run import Run
 from astromesh.graph.scope import Scope
 from astromesh.graph.state import GraphState
 from astromesh.orchestration.base import Outcome, PatternTask
+from astromesh.plugins import Deps
 from astromesh.providers.base import ModelPort
-from astromesh.tools.base import HumanQuestion, ToolPort
+from astromesh.tools.base import HumanQuestion, RunAgent, ToolPort
 from astromesh.types import JsonObject
 
 #: The answer if a limit ends the run before the model has produced text.
@@ -127,6 +129,17 @@ class GraphPattern:
                 graph, lightweight_model=LIGHT, max_iterations=most, max_node_iterations=most
             )
         return self._engines[iterations]
+
+
+def agents_of(deps: Deps, names: Iterable[str], pattern: str) -> tuple[RunAgent, dict[str, str]]:
+    """Returns the function that runs agents, and the descriptions of these agents by name.
+
+    Raises:
+        ConfigError: There is no runtime that runs agents.
+    """
+    if deps.run_agent is None:
+        raise ConfigError(f"The pattern {pattern} needs a runtime that runs its agents.")
+    return deps.run_agent, {name: deps.agents.get(name, "") for name in dict.fromkeys(names)}
 
 
 def human_handler(scope: Scope) -> Callable[[HumanRequest], Awaitable[JsonObject]]:

@@ -23,7 +23,6 @@ from pydantic import Field
 
 from astromesh.errors import (
     AstromeshError,
-    ConfigError,
     DeadlineExceeded,
     IterationsExhausted,
     ToolError,
@@ -31,6 +30,7 @@ from astromesh.errors import (
     ToolTimeout,
 )
 from astromesh.graph.base import BaseNode
+from astromesh.graph.calls import tool_message
 from astromesh.graph.flags import NodeFlag
 from astromesh.graph.graph import PromptGraph
 from astromesh.graph.node_config import NodeConfig
@@ -41,7 +41,7 @@ from astromesh.graph.scope import Scope
 from astromesh.graph.state import GraphState
 from astromesh.graph.structured_output import extract_values, whole_object
 from astromesh.orchestration.base import Outcome, PatternTask
-from astromesh.orchestration.graph_pattern import NOTES, GraphPattern, PatternOptions
+from astromesh.orchestration.graph_pattern import NOTES, GraphPattern, PatternOptions, agents_of
 from astromesh.orchestration.workers import best_fit, isolated_state
 from astromesh.plugins import Deps
 from astromesh.providers.base import ModelPort
@@ -180,10 +180,8 @@ class Supervisor(GraphPattern):
     @classmethod
     async def open(cls, options: Options, deps: Deps) -> Self:
         """Opens the pattern. Raises ConfigError if there is no runtime that runs agents."""
-        if deps.run_agent is None:
-            raise ConfigError("The pattern supervisor needs a runtime that runs its workers.")
-        workers = {name: deps.agents.get(name, "") for name in dict.fromkeys(options.workers)}
-        return cls(workers, options.max_parallel, deps.run_agent)
+        run_agent, workers = agents_of(deps, options.workers, "supervisor")
+        return cls(workers, options.max_parallel, run_agent)
 
     async def run(self, task: PatternTask, model: ModelPort, tools: ToolPort, scope: Scope) -> Outcome:
         terms = NestedRunOptions(max_iterations=task.max_iterations)
@@ -296,7 +294,7 @@ class Delegate(BaseNode):
         pending = state.messages[-1].tool_calls if state.messages[-1].role == "assistant" else ()
         if pending:
             results = await self._call(pending, state, config)
-            return NodeResult(self.name, is_answer=False, messages_added=[_tool_message(r) for r in results])
+            return NodeResult(self.name, is_answer=False, messages_added=[tool_message(r) for r in results])
         notes: Delegations = config[NOTES]
         requested, notes.requested = notes.requested, []
         calls, results = await self._assign(requested[:MAX_TASKS], state, config)
@@ -305,7 +303,7 @@ class Delegate(BaseNode):
             results[-1] = structs.replace(results[-1], content=content)
         call_message = [Message("assistant", "", tuple(calls))] if calls else []
         return NodeResult(
-            self.name, is_answer=False, messages_added=[*call_message, *map(_tool_message, results)]
+            self.name, is_answer=False, messages_added=[*call_message, *map(tool_message, results)]
         )
 
     async def _assign(
@@ -343,10 +341,6 @@ def _tool_call(assignment: Assignment, needed: Sequence[str], notes: Delegations
     known = "\n\n".join(needed)
     task = f"{assignment.task}\n\n## What is known\n{known}" if known else assignment.task
     return ToolCall(f"delegate_{notes.call_count}", assignment.worker, orjson.dumps({"task": task}).decode())
-
-
-def _tool_message(result: ToolResult) -> Message:
-    return Message("tool", result.content, tool_call_id=result.call_id, name=result.name)
 
 
 # -- answer ------------------------------------------------------------------------------------------------

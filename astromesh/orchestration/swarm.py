@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from pydantic import Field
 
-from astromesh.errors import ConfigError, InvalidToolCall
+from astromesh.errors import InvalidToolCall
 from astromesh.graph.base import BaseNode
 from astromesh.graph.flags import NodeFlag
 from astromesh.graph.graph import PromptGraph
@@ -26,7 +26,7 @@ from astromesh.graph.records import NodeResult
 from astromesh.graph.state import GraphState
 from astromesh.graph.structured_output import whole_object
 from astromesh.orchestration.base import PatternTask
-from astromesh.orchestration.graph_pattern import NOTES, UNFINISHED, GraphPattern, PatternOptions
+from astromesh.orchestration.graph_pattern import NOTES, UNFINISHED, GraphPattern, PatternOptions, agents_of
 from astromesh.plugins import Deps
 from astromesh.tools.base import NestedRunOptions, RunAgent, ToolContext
 from astromesh.tools.results import failed_result, parse_arguments, unknown_tool
@@ -139,10 +139,7 @@ class Swarm:
     @classmethod
     async def open(cls, options: Options, deps: Deps) -> GraphPattern:
         """Opens the pattern. Raises ConfigError if there is no runtime that runs agents."""
-        run_agent = deps.run_agent
-        if run_agent is None:
-            raise ConfigError("The pattern swarm needs a runtime that runs its agents.")
-        agents = {name: deps.agents.get(name, "") for name in dict.fromkeys(options.agents)}
+        run_agent, agents = agents_of(deps, options.agents, "swarm")
         return GraphPattern(partial(swarm_graph, agents, options.max_handoffs, run_agent), SwarmNotes)
 
 

@@ -20,7 +20,7 @@ from msgspec import structs
 
 from astromesh.errors import InvalidOutput
 from astromesh.graph.base import BaseNode, NodeKeywords
-from astromesh.graph.calls import ASSISTANT
+from astromesh.graph.calls import ASSISTANT, tool_message
 from astromesh.graph.flags import NodeFlag
 from astromesh.graph.node_config import NodeConfig
 from astromesh.graph.nodes import system_prompt
@@ -192,8 +192,7 @@ class PromptNode(BaseNode):
             state.observations.extend(
                 {"tool": r.name, "call_id": r.call_id, "ok": r.ok, "result": r.content} for r in results
             )
-        tool_messages = (Message("tool", r.content, tool_call_id=r.call_id, name=r.name) for r in results)
-        result.messages_added = (message, *tool_messages)
+        result.messages_added = (message, *map(tool_message, results))
         if any(r.ends_run for r in results):
             state.stop("completed")
         result.transition_reason = TOOL_CALLS_PRESENT

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Unpack
 import orjson
 
 from astromesh.graph.base import PROMPT_KEYWORDS, BaseNode, NodeKeywords
+from astromesh.graph.calls import tool_message
 from astromesh.graph.node_config import NodeConfig
 from astromesh.graph.records import NodeResult
 from astromesh.graph.state import GraphState
@@ -49,9 +50,9 @@ class ToolNode(BaseNode):
         if not calls:
             return NodeResult(self.name, error=f"{self.name!r} has no tool call to carry out.")
         results = await config.call_tools(calls, state)
-        answers = tuple(Message("tool", r.content, tool_call_id=r.call_id, name=r.name) for r in results)
+        messages = tuple(map(tool_message, results))
         # the model may correct a failed call: it is not the node's failure
-        return NodeResult(self.name, _values_of(results), messages_added=answers, is_answer=False)
+        return NodeResult(self.name, _values_of(results), messages_added=messages, is_answer=False)
 
     async def _call(self, state: GraphState, config: NodeConfig) -> NodeResult:
         arguments = self._arguments(state)

@@ -124,8 +124,13 @@ class ReasoningSettings(_Strict):
         Raises:
             InvalidSettings: A key is unknown or a value is invalid.
         """
+        if isinstance(value, cls):
+            return value
+        values = dict(value or {})
+        if "on_disallowed" in values:  # in graphs that earlier versions have written
+            values["tool_policy"] = {"on_disallowed": values.pop("on_disallowed")}
         try:
-            return value if isinstance(value, cls) else cls.model_validate(value or {})
+            return cls.model_validate(values)
         except ValidationError as error:
             faults = [f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors()]
             text = "; ".join(faults)

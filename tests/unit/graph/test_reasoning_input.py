@@ -152,6 +152,10 @@ def test_wrong_settings_are_refused_when_the_graph_is_made(settings_: Any, fault
         ReasoningSettings.of(settings_)
 
 
+def test_settings_of_an_earlier_version_are_read() -> None:
+    assert ReasoningSettings.of({"on_disallowed": "block"}).tool_policy.on_disallowed == "block"
+
+
 junk = st.recursive(
     st.none() | st.booleans() | st.integers(-3, 9) | st.floats() | st.text(max_size=6),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
