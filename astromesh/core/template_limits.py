@@ -9,25 +9,14 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Sized
-from pprint import pprint
 from string import Formatter
 from typing import Any
 
 from jinja2 import Undefined, pass_context
 from jinja2.exceptions import SecurityError
-from jinja2.filters import FILTERS, make_attrgetter
 from jinja2.runtime import Context
-from jinja2.tests import TESTS
-from jinja2.utils import Namespace, _PassArg
+from jinja2.utils import Namespace
 
-from astromesh.core.missing_values import (
-    MISSING_FILTERS,
-    any_missing,
-    drop_missing,
-    found_in,
-    is_missing,
-    required_arguments,
-)
 from astromesh.types import Message, SemanticResult
 
 #: characters of a rendered text, and of any text on the way to it
@@ -61,16 +50,13 @@ _TEXTLESS = frozenset(
     selectattr slice sum""".split()  # noqa: SIM905
 )
 _SLOW = frozenset({"pprint", "striptags", "title", "urlize", "wordwrap", "xmlattr"})
-#: tests that compare values or read their text
-_COMPARISONS = "!= < <= == > >= eq equalto ge greaterthan gt in le lessthan lower lt ne upper"
 _SCALARS = frozenset({int, float, bool, type(None)})
+#: types whose values are never lazy
+_PLAIN = _SCALARS | {str, list, dict}
 _PRINTF = re.compile(r"%%|%(?:\([^()]*\))?([-#0 +*.\d]*)")
-_PARSE = Formatter().parse
+_FIELDS = Formatter().parse
 _DIGITS = re.compile(r"\d+")
 _NESTED_NAME = re.compile(r"%\([^()]*\(")
-_PLAIN = _SCALARS | {str, list, dict}
-
-Function = Callable[..., Any]
 
 
 # -- sizes and steps ---------------------------------------------------------------------------------------
@@ -246,7 +232,7 @@ def _largest_number(arguments: Sequence[Any]) -> int:
 
 def check_format(text: str, values: Any) -> None:
     """Caps the widths and precisions of `text.format(...)`, and its result."""
-    _check_fields([spec or "" for _, name, spec, _ in _PARSE(text) if name is not None], values)
+    _check_fields([spec or "" for _, name, spec, _ in _FIELDS(text) if name is not None], values)
 
 
 def _check_printf(text: str, values: Any) -> None:
@@ -281,75 +267,9 @@ _RESULT_CHECKS: dict[str, Callable[..., None]] = {
 }
 
 
-# -- filters and tests -------------------------------------------------------------------------------------
+class BoundedText(io.StringIO):
+    """A buffer that takes at most `MAX_OUTPUT` characters."""
 
-_PASSED: dict[_PassArg | None, Callable[[Context], tuple[Any, ...]]] = {
-    None: lambda _: (),
-    _PassArg.context: lambda context: (context,),
-    _PassArg.eval_context: lambda context: (context.eval_ctx,),
-    _PassArg.environment: lambda context: (context.environment,),
-}
-
-
-def filters() -> dict[str, Any]:
-    """The standard filters under limits."""
-    own = {**MISSING_FILTERS, "pprint": _pprint, "sum": _sum}
-    return {name: limited_filter(name, function) for name, function in {**FILTERS, **own}.items()}
-
-
-def tests() -> dict[str, Any]:
-    """The standard tests, of which those that compare take steps."""
-    standard: dict[str, Any] = {**TESTS, "in": found_in}
-    return standard | {name: _comparison(standard[name]) for name in _COMPARISONS.split()}
-
-
-def limited_filter(name: str, function: Function) -> Function:
-    """A filter under limits.
-
-    A missing argument counts as an omitted one if the filter has a default for it.
-    """
-    passed, required = _PASSED[_PassArg.from_obj(function)], required_arguments(function)
-
-    @pass_context
-    def limited(context: Context, *values: Any, **named: Any) -> Any:
-        if required is not None and any_missing(values, named):
-            args, named = drop_missing(values[1:], named, required)
-            values = (values[0], *args)
-        arguments = check_call(context, name, values, named)
-        return bounded(context, function(*passed(context), *arguments, **named))
-
-    return limited
-
-
-def _comparison(test: Function) -> Function:
-    @pass_context
-    def compare(context: Context, *values: Any) -> Any:
-        for value in values:
-            written(context, value)
-        return test(*values)
-
-    return compare
-
-
-class _BoundedText(io.StringIO):
     def write(self, text: str) -> int:
         check_size(self.tell() + len(text))
         return super().write(text)
-
-
-def _pprint(value: Any) -> str:
-    """Indents by the length of keys, so that a short value may have a long text."""
-    text = _BoundedText()
-    if not is_missing(value):
-        pprint(value, text)  # noqa: T203 (into the text)
-    return text.getvalue().removesuffix("\n")
-
-
-@pass_context
-def _sum(context: Context, iterable: Any, attribute: str | int | None = None, start: Any = 0) -> Any:
-    """Bounds each sum: the sum of lists copies the one before."""
-    if attribute is not None:
-        iterable = map(make_attrgetter(context.environment, attribute), iterable)
-    for item in iterable:
-        start = bounded(context, start + item)
-    return start

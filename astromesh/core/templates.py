@@ -10,22 +10,30 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import lru_cache
+from pprint import pprint
 from types import BuiltinMethodType, CodeType, MethodType
 from typing import Any, NamedTuple, NoReturn, cast
 
 import orjson
 from jinja2 import StrictUndefined, Template, TemplateSyntaxError, Undefined, meta, nodes, pass_context
 from jinja2.exceptions import SecurityError
+from jinja2.filters import FILTERS, make_attrgetter
 from jinja2.runtime import Context, LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from jinja2.utils import missing
+from jinja2.tests import TESTS
+from jinja2.utils import _PassArg, missing
 from jinja2.visitor import NodeTransformer
 
 from astromesh.config.base import TemplateFault
 from astromesh.core.missing_values import (
+    MISSING_FILTERS,
     SilentUndefined,
+    any_missing,
     call_of_text,
+    drop_missing,
+    found_in,
     is_missing,
+    required_arguments,
     searchable,
     unpacked,
 )
@@ -36,17 +44,15 @@ from astromesh.core.template_limits import (
     MAX_STEPS,
     RECORDS,
     STEPS,
+    BoundedText,
     bounded,
     check_call,
     check_format,
     check_operands,
     check_size,
     counted,
-    filters,
     length_of,
-    limited_filter,
     step,
-    tests,
     written,
 )
 from astromesh.errors import InvalidManifest, TemplateFailed
@@ -81,27 +87,6 @@ class TemplateAnalysis(NamedTuple):
     code: CodeType | None
     fault: TemplateFault = TemplateFault("")
     names: frozenset[str] = frozenset()
-
-
-@pass_context
-def _sliced(context: Context, value: Any, *bounds: Any) -> Any:
-    """A slice of a value; a missing bound counts as an omitted one."""
-    step(context, length_of(value) // CHARS)
-    return value[slice(*(None if is_missing(bound) else bound for bound in bounds))]
-
-
-@pass_context
-def _as_text(context: Context, value: Any) -> str:
-    """The result of a block, which Jinja takes for a text."""
-    return value if isinstance(value, str) else str(written(context, value))
-
-
-def _to_json(value: Any, indent: int | None = None) -> str:
-    """JSON as a model reads it; the standard filter escapes for HTML."""
-    if isinstance(value, Undefined):
-        return "null"
-    option = orjson.OPT_NON_STR_KEYS | (orjson.OPT_INDENT_2 if indent else 0)
-    return orjson.dumps(value, default=str, option=option).decode()
 
 
 class _Limits(NodeTransformer):
@@ -155,6 +140,100 @@ def _names(target: nodes.Tuple) -> tuple[Any, ...]:
     return tuple(_names(item) if isinstance(item, nodes.Tuple) else "" for item in target.items)
 
 
+# -- filters and tests -------------------------------------------------------------------------------------
+
+#: tests that compare values or read their text
+_COMPARISONS = "!= < <= == > >= eq equalto ge greaterthan gt in le lessthan lower lt ne upper"
+_PASSED: dict[_PassArg | None, Callable[[Context], tuple[Any, ...]]] = {
+    None: lambda _: (),
+    _PassArg.context: lambda context: (context,),
+    _PassArg.eval_context: lambda context: (context.eval_ctx,),
+    _PassArg.environment: lambda context: (context.environment,),
+}
+
+
+def _filters() -> dict[str, Any]:
+    """The standard filters under limits."""
+    own = {**MISSING_FILTERS, "pprint": _pprint, "sum": _sum, "tojson": _to_json}
+    return {name: _limited(name, function) for name, function in {**FILTERS, **own}.items()}
+
+
+def _tests() -> dict[str, Any]:
+    """The standard tests, of which those that compare take steps."""
+    standard: dict[str, Any] = {**TESTS, "in": found_in}
+    return standard | {name: _comparison(standard[name]) for name in _COMPARISONS.split()}
+
+
+def _limited(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """A filter under limits.
+
+    A missing argument counts as an omitted one if the filter has a default for it.
+    """
+    passed, required = _PASSED[_PassArg.from_obj(function)], required_arguments(function)
+
+    @pass_context
+    def limited(context: Context, *values: Any, **named: Any) -> Any:
+        if required is not None and any_missing(values, named):
+            args, named = drop_missing(values[1:], named, required)
+            values = (values[0], *args)
+        arguments = check_call(context, name, values, named)
+        return bounded(context, function(*passed(context), *arguments, **named))
+
+    return limited
+
+
+def _comparison(test: Callable[..., Any]) -> Callable[..., Any]:
+    @pass_context
+    def compare(context: Context, *values: Any) -> Any:
+        for value in values:
+            written(context, value)
+        return test(*values)
+
+    return compare
+
+
+def _pprint(value: Any) -> str:
+    """Indents by the length of keys, so that a short value may have a long text."""
+    text = BoundedText()
+    if not is_missing(value):
+        pprint(value, text)  # noqa: T203 (into the text)
+    return text.getvalue().removesuffix("\n")
+
+
+@pass_context
+def _sum(context: Context, iterable: Any, attribute: str | int | None = None, start: Any = 0) -> Any:
+    """Bounds each sum: the sum of lists copies the one before."""
+    if attribute is not None:
+        iterable = map(make_attrgetter(context.environment, attribute), iterable)
+    for item in iterable:
+        start = bounded(context, start + item)
+    return start
+
+
+@pass_context
+def _sliced(context: Context, value: Any, *bounds: Any) -> Any:
+    """A slice of a value; a missing bound counts as an omitted one."""
+    step(context, length_of(value) // CHARS)
+    return value[slice(*(None if is_missing(bound) else bound for bound in bounds))]
+
+
+@pass_context
+def _as_text(context: Context, value: Any) -> str:
+    """The result of a block, which Jinja takes for a text."""
+    return value if isinstance(value, str) else str(written(context, value))
+
+
+def _to_json(value: Any, indent: int | None = None) -> str:
+    """JSON as a model reads it; the standard filter escapes for HTML."""
+    if isinstance(value, Undefined):
+        return "null"
+    option = orjson.OPT_NON_STR_KEYS | (orjson.OPT_INDENT_2 if indent else 0)
+    return orjson.dumps(value, default=str, option=option).decode()
+
+
+# -- the environment ---------------------------------------------------------------------------------------
+
+
 class Sandbox(ImmutableSandboxedEnvironment):
     """The environment of every template."""
 
@@ -165,8 +244,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         self.globals["range"] = _range
         self.globals.pop("lipsum")
         self.filters = {
-            **filters(),
-            "tojson": limited_filter("tojson", _to_json),
+            **_filters(),
             "_as_text": _as_text,
             "_counted": counted,
             "_searchable": searchable,
@@ -174,7 +252,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
             "_unpacked": unpacked,
             "_written": written,
         }
-        self.tests = tests()
+        self.tests = _tests()
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         # a fast path for plain fields and keys
