@@ -1,1 +1,1 @@
-"""The command line (api.md section 5). Each command's module is imported when it is called."""
+"""The command line (docs/cli.md)."""

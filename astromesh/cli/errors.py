@@ -5,10 +5,12 @@ from __future__ import annotations
 import errno
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import orjson
+import typer
 
 from astromesh.errors import (
     AgentUnavailable,
@@ -22,64 +24,70 @@ from astromesh.errors import (
 )
 from astromesh.storage.private_files import write_problem
 
-RUN_FAILED = 1
-
-
-USAGE_ERROR = 2
-
-
-CANCELLED = 130
-
-
+RUN_FAILED, USAGE_ERROR, CANCELLED = 1, 2, 130
 _USAGE_ERRORS = (ConfigError, RequestError, AgentUnavailable)
 
 
 def exit_code(error: AstromeshError) -> int:
-    """2 where a file or the call must change, 1 where the run failed: a query blocked, a store away."""
+    """Returns 2 where a file or the call must change, 1 where the run failed, e.g. a store is unavailable."""
     if isinstance(error, GuardrailBlocked) or (isinstance(error, AgentUnavailable) and error.temporary):
         return RUN_FAILED
     return USAGE_ERROR if isinstance(error, _USAGE_ERRORS) else RUN_FAILED
 
 
 def report(error: AstromeshError, *, as_json: bool = False) -> int:
-    """Prints an error to stderr and answers the exit code."""
+    """Prints an error to stderr and returns its exit code."""
     error = _data_folder_error(error)
     if as_json:
         body = {"error": {"code": error.code, "detail": str(error)}}
         print(orjson.dumps(body).decode(), file=sys.stderr)
     elif isinstance(error, InvalidConfiguration):
         count = len(error.faults)
-        print(f"{error}\n\n{count} fault{'s' if count != 1 else ''}; nothing was started.", file=sys.stderr)
+        print(f"{error}\n\n{count} fault{'s' if count != 1 else ''}. Nothing was started.", file=sys.stderr)
     else:
         print(f"error: {error}", file=sys.stderr)
     return exit_code(error)
 
 
 def _data_folder_error(error: AstromeshError) -> AstromeshError:
-    """A store that is away because the folder that was named cannot hold it: the call is wrong."""
+    """Returns an error of the call where a store is unavailable because the data folder cannot hold it."""
     folder = os.environ.get("ASTROMESH_DATA_DIR", "")
-    away = isinstance(error, StoreUnavailable) or (isinstance(error, AgentUnavailable) and error.temporary)
-    if not folder or not away:
+    is_store_error = isinstance(error, StoreUnavailable) or (
+        isinstance(error, AgentUnavailable) and error.temporary
+    )
+    if not folder or not is_store_error:
         return error
-    trouble = write_problem(Path(folder))
-    return ConfigError(f"The data folder {folder} {trouble}.") if trouble else error
+    fault = write_problem(Path(folder))
+    return ConfigError(f"The data folder {folder} {fault}.") if fault else error
 
 
-# Standard streams that are closed or full, and a working folder that is gone.
+@contextmanager
+def reported_errors(*, as_json: bool = False) -> Iterator[None]:
+    """Reports an error or Ctrl-C of the block, and ends the command with its exit code.
 
-#: commands that answer over other ways than the standard output
+    Raises:
+        typer.Exit
+    """
+    try:
+        yield
+    except AstromeshError as error:
+        raise typer.Exit(report(error, as_json=as_json)) from None
+    except KeyboardInterrupt:
+        print("cancelled", file=sys.stderr)
+        raise typer.Exit(CANCELLED) from None
+
+
+#: commands that do not answer on the standard output
 _SERVING = ("serve", "worker")
-
-
-#: what writing to a stream fails with
+#: errors of a write to a standard stream
 _OUTPUT_ERRNOS = (errno.EBADF, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC, errno.EPIPE)
 
 
 def replace_closed_streams(words: Sequence[str]) -> None:
-    """Puts nothing in the place of closed streams, before a file of ours gets a number of theirs.
+    """Replaces closed streams by the null device, before a file of astromesh gets one of their numbers.
 
     Raises:
-        InvalidInput: the output is closed, and the command would print what it is asked for.
+        InvalidInput: the output is closed, and the command prints its result.
     """
     closed = sys.stdout is None
     while (free := os.open(os.devnull, os.O_RDWR)) <= 2:  # stdin, stdout, stderr
@@ -89,18 +97,18 @@ def replace_closed_streams(words: Sequence[str]) -> None:
     sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
     sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
     if closed and not {*words[:1]} & {*_SERVING}:
-        raise InvalidInput("The standard output is closed: there is nowhere to print the answer.")
+        raise InvalidInput("The standard output is closed, so the command cannot print its result.")
 
 
 def report_os_error(error: OSError) -> int:
-    """The exit code where the output cannot be written or we stand in no folder, having said so; else 0."""
+    """Reports an output that cannot be written or a deleted working folder; returns the exit code, else 0."""
     if isinstance(error, FileNotFoundError) and error.filename is None and _working_folder_is_gone():
-        print("error: The working folder does not exist any more: go to one that does.", file=sys.stderr)
+        print("error: The working folder no longer exists. Change to one that does.", file=sys.stderr)
         return USAGE_ERROR
-    if error.errno not in _OUTPUT_ERRNOS or error.filename is not None:  # what has a name is a file
+    if error.errno not in _OUTPUT_ERRNOS or error.filename is not None:  # a filename: not a standard stream
         return 0
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # where Python writes what is left when it ends
-    if not isinstance(error, BrokenPipeError):  # nobody reads any more: that is no fault
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python flushes the rest there at exit
+    if not isinstance(error, BrokenPipeError):  # the reader has left, which is not a fault
         print(f"error: The output cannot be written: {error.strerror}.", file=sys.stderr)
     return RUN_FAILED
 

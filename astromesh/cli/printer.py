@@ -1,4 +1,4 @@
-"""A run in the terminal: the answer as it comes on stdout, what the agent does dimmed on stderr."""
+"""Prints a run as it goes: the answer to stdout, tool calls dimmed to stderr."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from astromesh.cli.terminal import note, write
 from astromesh.runtime.records import RunAnswer
 from astromesh.types import Event, JsonObject
 
-#: characters of a tool's arguments that are shown
+#: printed characters of a tool's arguments
 _MAX_ARGUMENTS = 200
 
 
 class _EventPrinter:
-    """An EventSink. What cannot be printed ends no run: from there on it is silent, until `finish`."""
+    """An EventSink. An error of the output does not end the run: `finish` raises it."""
 
     wants_deltas = True
 
@@ -31,7 +31,7 @@ class _EventPrinter:
                 self._write_error = error
 
     def finish(self, response: str = "") -> None:
-        """Raises OSError where not all could be printed."""
+        """Raises the OSError that stopped the output, if any."""
         if self._write_error is not None:
             raise self._write_error
 
@@ -40,7 +40,7 @@ class _EventPrinter:
 
 
 class Printer(_EventPrinter):
-    """For people. `finish` completes the answer where it did not come piece by piece."""
+    """Prints for people. `finish` prints an answer that did not arrive as deltas."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class Printer(_EventPrinter):
         self._tools: dict[str, str] = {}
         self._handlers: dict[str, Callable[[JsonObject], None]] = {
             "model.started": lambda _: self._end_line(),
-            "model.restarted": lambda _: self._end_line(),  # what it has said so far is void: it begins anew
+            "model.restarted": lambda _: self._end_line(),  # the step starts again, its text so far is void
             "model.delta": self._delta,
             "tool.started": self._tool_started,
             "tool.finished": self._tool_finished,
@@ -60,10 +60,10 @@ class Printer(_EventPrinter):
             handle(event.data)
 
     def finish(self, response: str = "") -> None:
-        """Ends the line; first says the response where that is not what was said.
+        """Prints the response where the printed text differs from it, and ends the line.
 
         Raises:
-            OSError: not all could be printed.
+            OSError: not everything could be printed.
         """
         super().finish(response)
         if self._printed != response:
@@ -90,7 +90,7 @@ class Printer(_EventPrinter):
             note(f"  ← {name} failed: {data.get('error') or 'error'}", "red")
 
     def _end_line(self) -> None:
-        """What follows stands on a line of its own: the text so far belongs to a step that is over."""
+        """Ends the line, because the text so far belongs to an earlier step."""
         if self._printed and not self._printed.endswith("\n"):
             write("\n")
         self._printed = ""
@@ -105,7 +105,7 @@ class JsonEvents(_EventPrinter):
 
 
 def print_fallback(answer: RunAnswer) -> None:
-    """Beside an answer: that models before the one that gave it have failed, or were left alone."""
+    """Prints which models failed before the one that answered."""
     failed = dict.fromkeys(_attempt(one) for one in answer.metadata.get("attempts", ()))
     if not failed:
         return

@@ -1,9 +1,8 @@
 """Graceful shutdown of a server.
 
-Between the signal and the end of its runs the server takes connections as before. It answers requests
-that would start a run
-with 503 `shutting_down`, and `/health/ready` with 503, so that a load balancer stops sending. A second
-signal ends the wait.
+Between the signal and the end of its runs, the server accepts connections as before. It answers requests that
+start a run with 503 `shutting_down`, and `/health/ready` with 503, so that a load balancer stops sending. A
+second signal ends the wait.
 """
 
 from __future__ import annotations
@@ -23,22 +22,21 @@ import structlog
 from astromesh.api.app import Server
 from astromesh.runtime.engine import AgentRuntime
 
-#: seconds after everything was closed in order
+#: seconds that a process has to end by itself once everything is closed
 EXIT_SECONDS = 5.0
-
-
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 log = structlog.get_logger("astromesh.server")
 
 
 def exit_within(seconds: float = EXIT_SECONDS) -> None:
-    """Ends the process with 0 if it has not ended by then.
+    """Ends the process with 0 unless it ends by itself in time.
 
-    An event loop waits at its end for the threads of its default executor (`asyncio.to_thread`), and Python
-    for those of every executor: one that hangs in a tool would keep the process for ever.
+    At its end, an event loop waits for the threads of its default executor (`asyncio.to_thread`), and Python
+    for those of every executor. A thread that hangs in a tool would keep the process forever.
     """
-    last = threading.Timer(seconds, _force_exit, (seconds,))
-    last.daemon = True
-    last.start()
+    timer = threading.Timer(seconds, _force_exit, (seconds,))
+    timer.daemon = True
+    timer.start()
 
 
 def _force_exit(seconds: float) -> None:
@@ -51,34 +49,25 @@ def _force_exit(seconds: float) -> None:
     os._exit(0)
 
 
-# A server that is asked to end finishes first what it has begun.
-#
-# Between the signal and the end of its runs it takes connections as before; what would start a run is
-# answered
-# 503 `shutting_down`, and `/health/ready` 503. So a balancer learns that it leaves, and nobody is refused a
-# connection meanwhile. A second signal ends the waiting.
-
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
-
-
 def drain_before_shutdown(app: Server, grace: float) -> None:
-    """Wraps the lifespan of an app that uvicorn serves in the main thread of a process.
+    """Lets a server finish its runs between a signal and uvicorn's own handling of it.
 
     Args:
-        grace: seconds that runs under way get.
+        app: served in the main thread of a process, whose signal handlers uvicorn sets before the lifespan.
+        grace: seconds that active runs get.
     """
     runtime: AgentRuntime = app.state.runtime
     inner = app.router.lifespan_context
 
     async def drain() -> None:
-        await app.state.fair_start.wait_for_earlier()  # what came before the signal is no new run
+        await app.state.fair_start.wait_for_earlier()  # requests before the signal are not new runs
         await runtime.drain(grace)
-        for follower in tuple(app.state.followers):  # their readers come back, to whoever is there then
+        for follower in tuple(app.state.followers):  # their readers reconnect to another server
             follower.close()
 
     @asynccontextmanager
-    async def lifespan(given: Any) -> AsyncIterator[Any]:
-        async with inner(given) as state:
+    async def lifespan(scope: Any) -> AsyncIterator[Any]:
+        async with inner(scope) as state:
             with _run_before_shutdown(drain):
                 yield state
         exit_within()
@@ -88,12 +77,12 @@ def drain_before_shutdown(app: Server, grace: float) -> None:
 
 @contextmanager
 def _run_before_shutdown(work: Callable[[], Any]) -> Iterator[None]:
-    """Does `work` between a signal and what handles it."""
-    loop, ends = asyncio.get_running_loop(), {number: signal.getsignal(number) for number in _SIGNALS}
-    working: list[asyncio.Task[None]] = []
+    """Runs `work` between a signal and its handler; a second signal reaches the handler at once."""
+    loop, handlers = asyncio.get_running_loop(), {number: signal.getsignal(number) for number in _SIGNALS}
+    tasks: list[asyncio.Task[None]] = []
 
     def end(number: int) -> None:
-        handle = ends[signal.Signals(number)]
+        handle = handlers[signal.Signals(number)]
         if callable(handle):
             handle(number, None)
 
@@ -104,17 +93,17 @@ def _run_before_shutdown(work: Callable[[], Any]) -> Iterator[None]:
             end(number)
 
     def begin(number: int) -> None:
-        if working:
+        if tasks:
             end(number)
         else:
-            working.append(asyncio.create_task(first(number)))
+            tasks.append(asyncio.create_task(first(number)))
 
     for number in _SIGNALS:
         signal.signal(number, lambda number, _: loop.call_soon_threadsafe(begin, number))
     try:
         yield
     finally:
-        for number, handle in ends.items():
+        for number, handle in handlers.items():
             signal.signal(number, handle)
-        for task in working:
+        for task in tasks:
             task.cancel()

@@ -1,4 +1,4 @@
-"""What a process that serves leaves out of its start, and of its work."""
+"""Prepares a process: secrets from files, a short import time and a quiet garbage collector for servers."""
 
 from __future__ import annotations
 
@@ -6,36 +6,55 @@ import gc
 import importlib
 import os
 import sys
+from collections.abc import MutableMapping
+from pathlib import Path
 
-#: pydantic looks for plugins in every installed distribution; an empty variable lets it
+from astromesh.errors import ConfigError
+
+SECRETS_VARIABLE = "ASTROMESH_SECRETS_DIR"
+#: pydantic searches every installed distribution for plugins, unless this variable is set
 _NO_PLUGINS = ("PYDANTIC_DISABLE_PLUGINS", "__all__")
-#: new containers between two looks of the garbage collector. 300 runs that wait for a model are 90,000, and
-#: looking at them again and again, as at Python's 700, takes a tenth of their time; runs leave no circles.
+#: new containers between two runs of the garbage collector. 300 runs that wait for a model have 90,000. At
+#: Python's 700, a tenth of their time goes to collections, which find nothing: runs leave no cycles.
 _GC_THRESHOLD = 200_000
 
 
-def prepare_imports() -> None:
-    """To be called before anything else is loaded."""
-    os.environ.setdefault(*_NO_PLUGINS)
-    _load_structlog()
+def load_secret_files(env: MutableMapping[str, str]) -> None:
+    """Adds each file of `ASTROMESH_SECRETS_DIR` as a variable of its name, e.g. `OPENAI_API_KEY`.
 
+    Containers mount secrets as files (`/run/secrets/openai_api_key`), because everybody who may inspect a
+    container sees its environment. Empty files do not count, and variables that are set keep their values.
 
-def freeze_memory() -> None:
-    """To be called once what stays is there: the garbage collector looks at the rest alone, and seldom."""
-    gc.freeze()
-    gc.set_threshold(_GC_THRESHOLD)
-    gc.enable()
-
-
-def _load_structlog() -> None:
-    """Loads structlog without rich, which takes it longer than all else in it.
-
-    Structlog needs it for one thing: tracebacks in a terminal. Ours are texts before they are rendered.
+    Raises:
+        ConfigError: the folder or a file of it cannot be read.
     """
+    folder = Path(env[SECRETS_VARIABLE])
+    try:
+        for file in sorted(folder.iterdir()):
+            # mounted folders hold hidden folders beside the files
+            is_secret = file.is_file() and not file.name.startswith(".")
+            if content := file.read_text(encoding="utf-8").strip() if is_secret else "":
+                env.setdefault(file.name.upper(), content)
+    except (OSError, UnicodeDecodeError, ValueError) as error:
+        raise ConfigError(f"{SECRETS_VARIABLE}: cannot read the secrets in {folder}: {error}.") from error
+
+
+def prepare_imports() -> None:
+    """Shortens the imports of a server. Call it before any other import."""
+    os.environ.setdefault(*_NO_PLUGINS)
     if "rich" in sys.modules:
         return
-    sys.modules["rich"] = None  # type: ignore[assignment]  # how Python is told that there is none
+    # structlog loads rich for tracebacks in a terminal, and spends most of its time on it. astromesh renders
+    # its tracebacks before structlog sees them.
+    sys.modules["rich"] = None  # type: ignore[assignment]  # Python's sign of a module that is missing
     try:
         importlib.import_module("structlog")
     finally:
         del sys.modules["rich"]
+
+
+def freeze_memory() -> None:
+    """Keeps what exists now out of garbage collection, and makes collections rare."""
+    gc.freeze()
+    gc.set_threshold(_GC_THRESHOLD)
+    gc.enable()

@@ -14,10 +14,10 @@ import orjson
 
 
 class LineReader:
-    """Reads a line when it is asked for one; a thread waits for the keyboard, not the event loop.
+    """Reads lines of stdin on demand. A thread waits for them, not the event loop.
 
     Args:
-        prompt: printed before each line, where somebody sits at the keyboard.
+        prompt: printed before each line in a terminal.
     """
 
     def __init__(self, prompt: str) -> None:
@@ -25,24 +25,24 @@ class LineReader:
         self.interactive = sys.stdin.isatty()
 
     async def next(self, text: str = "") -> str | None:
-        """The next line without its end, None behind the last.
+        """Returns the next line without its end, None after the last.
 
         Args:
-            text: stands in the line already, to be edited.
+            text: a text to edit.
         """
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[str | None] = loop.create_future()
 
         def read() -> None:
             line = self._read_typed(text) if self.interactive else _read_piped()
-            with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            with suppress(RuntimeError):  # the loop is closed, and nobody waits
                 loop.call_soon_threadsafe(_set_line, answer, line)
 
         threading.Thread(target=read, daemon=True).start()
         return await answer
 
     def _read_typed(self, text: str) -> str | None:
-        import readline  # gives input() history and editing; only where there is a keyboard
+        import readline  # gives input() history and editing
 
         fill: Callable[[], None] | None = (lambda: readline.insert_text(text)) if text else None
         readline.set_startup_hook(fill)
@@ -65,37 +65,31 @@ def _read_piped() -> str | None:
     return line.strip() if line else None
 
 
-# Output: JSON for scripts, tables for people, and nothing that could drive a terminal.
-#
-# Rich is loaded with the first thing that it prints: a server has nothing for it.
-
-#: control characters but tab and newline; a model's text must not move the cursor or set the window's title
+#: control characters but tab and newline: a model's text must not move the cursor or set the window's title
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-
-
-#: columns where nobody looks: a table in a pipe is not cut
+#: columns of a pipe, so that no cell of a table is cut
 _PIPE_COLUMNS = 10_000
 
 
 def plain(text: str) -> str:
-    """The text without control characters, where it goes to a terminal; else as it is."""
+    """Returns the text, for a terminal without control characters."""
     return _CONTROL.sub("", text) if sys.stdout.isatty() else text
 
 
 def write(text: str) -> None:
-    """Prints text of a model or a tool as it comes."""
+    """Prints text of a model or a tool at once."""
     sys.stdout.write(plain(text))
     sys.stdout.flush()
 
 
 def print_json(value: Any) -> None:
-    """One JSON value, for people to read in a terminal, on one line in a pipe."""
+    """Prints a JSON value, indented in a terminal, on one line in a pipe."""
     option = orjson.OPT_INDENT_2 if sys.stdout.isatty() else 0
     sys.stdout.write(orjson.dumps(value, option=option | orjson.OPT_APPEND_NEWLINE).decode())
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """A table without lines; in a pipe every cell stands whole."""
+    """Prints a table without lines. In a pipe, no cell is cut."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -110,7 +104,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
 
 def note(text: str, style: str = "dim") -> None:
-    """A line beside the results, on stderr; without colour where that is no terminal."""
+    """Prints a line to stderr, with colour in a terminal."""
     from rich.console import Console
     from rich.text import Text
 

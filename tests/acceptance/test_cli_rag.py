@@ -57,7 +57,7 @@ def test_ingest_and_query(project: Path) -> None:
     shown = astromesh(project, "rag", "query", "k", "-", given="green tea")
     assert shown.stdout.startswith("tea.md · Tea > Green tea [")
     nothing = astromesh(project, "rag", "query", "k", "zebra", "--where", "document=nope.md")
-    assert (nothing.returncode, nothing.stdout, nothing.stderr) == (0, "", "Nothing was found.\n")
+    assert (nothing.returncode, nothing.stdout, nothing.stderr) == (0, "", "No passage matches.\n")
 
 
 def test_a_path_is_taken_in(project: Path) -> None:

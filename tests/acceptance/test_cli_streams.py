@@ -66,7 +66,7 @@ def test_what_is_no_fault_of_ours_is_one_sentence(tmp_path: Path, words: str, co
 
 @pytest.mark.parametrize(
     ("words", "code", "says"),
-    [("validate", 2, "error: The working folder does not exist any more"), ('validate "$1"', 0, "")],
+    [("validate", 2, "error: The working folder no longer exists"), ('validate "$1"', 0, "")],
 )
 def test_a_working_folder_that_is_gone_is_one_sentence(
     tmp_path: Path, words: str, code: int, says: str

@@ -18,4 +18,4 @@ def manifest_faults(folder: Path) -> list[str]:
 def astromesh_command() -> Any:
     """The command `astromesh` with its sub-commands and options."""
     main = importlib.import_module("astromesh.cli.main")
-    return typer.main.get_command(main.app)
+    return typer.main.get_command(main.complete_app())

@@ -8,7 +8,7 @@ from itertools import takewhile
 import typer
 
 from astromesh.access.scopes import DEFAULT_SCOPES, SCOPES
-from astromesh.cli.main import app as command_line
+from astromesh.cli.main import complete_app
 from tests.platform.astromesh import ROOT
 
 PAGE = (ROOT / "docs" / "cli.md").read_text()
@@ -34,7 +34,7 @@ def documented() -> set[str]:
 
 
 def test_every_command_stands_in_the_table_and_no_other() -> None:
-    there = commands_of(typer.main.get_command(command_line))
+    there = commands_of(typer.main.get_command(complete_app()))
     assert {"serve", "keys create", "workflow eval"} <= there
     assert documented() == there
 

@@ -10,7 +10,7 @@ import typer
 from starlette.testclient import TestClient
 
 from astromesh.api.app import create_app
-from astromesh.cli.main import app as command_line
+from astromesh.cli.main import complete_app
 from astromesh.config.runtime import RuntimeSpec
 from astromesh.testing import ScriptedProvider
 from tests.integration.agents_folder import manifest, runtime_of, write
@@ -43,7 +43,7 @@ def test_every_key_of_runtime_yaml_that_is_named_exists() -> None:
 
 
 def test_every_command_and_option_that_is_named_exists() -> None:
-    group = typer.main.get_command(command_line)
+    group = typer.main.get_command(complete_app())
     named = set(re.findall(r"astromesh (serve|worker|keys|audit|validate|doctor|[a-z]+)\b(?= )", PAGE))
     known = set(group.commands)  # type: ignore[attr-defined]
     assert {"serve", "worker", "keys", "audit", "validate", "doctor"} <= known

@@ -1,1 +1,1 @@
-"""What the commands do. Each module is imported when its command is called."""
+"""The commands, one module each with its options and its work. `astromesh.cli.main` loads what is called."""

@@ -1,4 +1,4 @@
-"""`astromesh run`, `chat` and `graph`: one question, a conversation, and a diagram of an agent."""
+"""`astromesh run`, `chat` and `graph`: a question to an agent, a conversation with it, a diagram of it."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ import difflib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Annotated
 from uuid import uuid4
 
 import typer
 from msgspec.structs import asdict
 
-from astromesh.cli.errors import CANCELLED, report
+from astromesh.cli.errors import report, reported_errors
+from astromesh.cli.options import CONFIG_FOLDER, DATA_FOLDER, Config, Data, Json, Session, folders_of
 from astromesh.cli.printer import JsonEvents, Printer, print_fallback
 from astromesh.cli.terminal import note, plain, print_json
 from astromesh.errors import AgentNotFoundError, AstromeshError, InvalidInput
@@ -25,43 +27,46 @@ from astromesh.text import is_blank
 
 
 def find_agent(runtime: AgentRuntime, name: str) -> Agent:
-    """The agent. Raises: AgentNotFoundError, with the names that there are; AgentUnavailable."""
+    """Returns the agent. Raises: AgentNotFoundError, which names the agents; AgentUnavailable."""
     try:
         return runtime.agent(name)
     except AgentNotFoundError:
         near = difflib.get_close_matches(name, runtime.agents, 1)
-        others = f"There are: {', '.join(sorted(runtime.agents))}." if runtime.agents else "There are none."
+        others = f"Known: {', '.join(sorted(runtime.agents))}." if runtime.agents else "There are no agents."
         raise AgentNotFoundError(name, f"Did you mean {near[0]!r}?" if near else others) from None
 
 
 def checked_query(query: str) -> str:
-    """A query as it was typed or piped, if it is one.
+    """Returns a query from a terminal or a pipe.
 
     Raises:
-        InvalidInput: there is nothing to be seen in it, or it holds bytes that are no text.
+        InvalidInput: it is blank, or it is not UTF-8.
     """
     if is_blank(query):
         raise InvalidInput("The query is empty.")
-    if any("\ud800" <= char <= "\udfff" for char in query):  # what Python makes of such bytes
-        raise InvalidInput("The query is not UTF-8: it holds bytes that are no text.")
+    if any("\ud800" <= char <= "\udfff" for char in query):  # Python decodes other bytes so
+        raise InvalidInput("The query is not UTF-8.")
     return query
 
 
-# `astromesh chat`: a conversation in the terminal, or line by line from a pipe.
+# -- chat --------------------------------------------------------------------------------------------------
 
 PROMPT = "> "
-
-
 HELP = "/new starts a new conversation, /quit (or Ctrl-D) ends, Ctrl-C cancels an answer."
 
 
-def chat(folders: tuple[Path, Path], agent: str, session: str) -> None:
-    """Talks until the input ends.
+def chat(
+    agent: Annotated[str, typer.Argument()],
+    config: Config = CONFIG_FOLDER,
+    data: Data = DATA_FOLDER,
+    session: Session = "",
+) -> None:
+    """Talk to an agent in the terminal.
 
-    Raises:
-        AgentNotFoundError, AgentUnavailable, ConfigError: there is nobody to talk to.
-        typer.Exit: with the code of the last failure, where nobody sat at the keyboard.
+    /new starts a new conversation, /quit (or Ctrl-D) ends, Ctrl-C cancels an answer. From a pipe, each line
+    is a message, and the exit code is that of the last failure.
     """
+    folders = folders_of(config, data)
     configure_logging("warning")
     runtime = AgentRuntime(folders[0], data_dir=folders[1])
     with asyncio.Runner() as runner:
@@ -76,7 +81,7 @@ def chat(folders: tuple[Path, Path], agent: str, session: str) -> None:
 
 
 class _Conversation:
-    """Reads a line, answers it, reads the next. Between two answers the event loop stands still."""
+    """Answers line by line. Between two answers, the event loop does not run."""
 
     def __init__(self, runner: asyncio.Runner, runtime: AgentRuntime, agent: str, session: str) -> None:
         self._runner = runner
@@ -85,7 +90,7 @@ class _Conversation:
         self._session = session or _new_session()
 
     def talk(self) -> int:
-        """Answers the exit code of the last failure, 0 where all went well."""
+        """Returns the exit code of the last failure, 0 without one."""
         if sys.stdin.isatty():
             note(f"{self._agent}, conversation {self._session}\n{HELP}")
         failed = 0
@@ -117,14 +122,12 @@ class _Conversation:
         return 0
 
     async def _run(self, query: str, printer: Printer) -> RunAnswer:
-        await asyncio.sleep(
-            0.001
-        )  # the loop stood still: let it see which kept connections have closed since
+        await asyncio.sleep(0.001)  # the loop did not run: let it see which idle connections have closed
         return await self._runtime.run(self._agent, query, self._session, sinks=(printer,))
 
 
 def _lines() -> Iterator[str]:
-    """What is typed, with history and editing; or the lines of a pipe."""
+    """Reads lines from a terminal, with history and editing, or from a pipe."""
     if not sys.stdin.isatty():
         yield from (line.strip() for line in sys.stdin)
         return
@@ -144,18 +147,16 @@ def _new_session() -> str:
     return f"chat-{uuid4().hex[:12]}"
 
 
-# `astromesh graph`: what an agent does, as a Mermaid diagram.
+# -- graph and run -----------------------------------------------------------------------------------------
 
 
-def graph(folders: tuple[Path, Path], name: str) -> None:
-    """Prints the diagram.
-
-    Raises:
-        AgentNotFoundError, AgentUnavailable: there is no such agent.
-        InvalidInput: its pattern is no graph.
-    """
+def graph(
+    agent: Annotated[str, typer.Argument()], config: Config = CONFIG_FOLDER, data: Data = DATA_FOLDER
+) -> None:
+    """Draw what an agent does as a Mermaid diagram."""
+    folders = folders_of(config, data)
     configure_logging("warning")
-    print(asyncio.run(_diagram(folders, name)))
+    print(asyncio.run(_diagram(folders, agent)))
 
 
 async def _diagram(folders: tuple[Path, Path], name: str) -> str:
@@ -163,35 +164,32 @@ async def _diagram(folders: tuple[Path, Path], name: str) -> str:
         return agent_diagram(runtime.agent(name))
 
 
-# `astromesh run`: one question, one answer, in this process.
-
-
 def run(
-    folders: tuple[Path, Path], agent: str, query: str, session: str, *, as_json: bool, stream: bool
+    agent: Annotated[str, typer.Argument()],
+    query: Annotated[str, typer.Argument(help="The message; '-' reads it from stdin.")],
+    config: Config = CONFIG_FOLDER,
+    data: Data = DATA_FOLDER,
+    session: Session = "",
+    json: Json = False,
+    stream: Annotated[
+        bool, typer.Option("--stream", help="Print the answer as it comes; with --json: events.")
+    ] = False,
 ) -> None:
-    """Prints the answer; without a session nothing of the run is kept in memory.
-
-    Raises:
-        typer.Exit: with the code of what went wrong.
-    """
+    """Ask an agent one question, without a server. Without --session, nothing is stored."""
+    folders = folders_of(config, data)
     configure_logging("warning")
     query = sys.stdin.read() if query == "-" else query
-    printer = JsonEvents() if as_json else Printer()
+    printer = JsonEvents() if json else Printer()
     sinks = (printer,) if stream else ()
-    try:
+    with reported_errors(as_json=json):
         answer = asyncio.run(_run(folders, agent, query, session, sinks))
-    except AstromeshError as error:
-        raise typer.Exit(report(error, as_json=as_json)) from None
-    except KeyboardInterrupt:
-        note("cancelled")
-        raise typer.Exit(CANCELLED) from None
     if stream:
         printer.finish(answer.response)
-    elif as_json:
+    elif json:
         print_json(asdict(answer))
     else:
         print(plain(answer.response))
-    if not as_json:
+    if not json:
         print_fallback(answer)
 
 

@@ -1,4 +1,4 @@
-"""`astromesh doctor`: is everything there that the agents need, and does it answer?"""
+"""`astromesh doctor`: checks that everything the agents need is there and answers."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import typer
 
 from astromesh import __version__
 from astromesh.cli.errors import USAGE_ERROR
+from astromesh.cli.options import CONFIG_FOLDER, DATA_FOLDER, Config, Data, Json, folders_of
 from astromesh.cli.terminal import plain, print_json
 from astromesh.config.agent import AgentManifest
 from astromesh.config.folder import Configuration
@@ -26,7 +27,7 @@ from astromesh.runtime.monitoring import CheckResult, check_readiness
 from astromesh.storage.private_files import private_folder
 from astromesh.telemetry.logs import configure_logging
 
-#: `wrong` is what somebody must mend although every agent can run, `failed` what stops an agent
+#: `wrong`: somebody must repair it although every agent can run; `failed`: an agent cannot run
 State = Literal["ok", "note", "wrong", "failed"]
 _SIGNS: dict[State, tuple[str, str]] = {
     "ok": ("✓", typer.colors.GREEN),
@@ -38,11 +39,11 @@ _EXTRA = re.compile(r"^([A-Za-z0-9._-]+).*extra == ['\"]([\w-]+)['\"]")
 
 
 class Finding(NamedTuple):
-    """One thing that was looked at.
+    """The result of one check.
 
     Args:
-        part: what was looked at, e.g. `agents`.
-        state: `note` is what does not stand in the way.
+        part: the area of the check, e.g. `agents`.
+        state: a `note` needs no repair.
     """
 
     part: str
@@ -51,19 +52,20 @@ class Finding(NamedTuple):
     detail: str = ""
 
 
-def doctor(folders: tuple[Path, Path], *, as_json: bool) -> int:
-    """Prints what was found; answers 2 where an agent cannot run, else 0."""
+def doctor(config: Config = CONFIG_FOLDER, data: Data = DATA_FOLDER, json: Json = False) -> None:
+    """Check that everything the agents need is there and answers."""
+    folders = folders_of(config, data)
     configure_logging("error")
-    findings = [*_versions(), *_extras(), _data_folder(folders[1]), *asyncio.run(diagnose(folders))]
-    if as_json:
+    findings = [*_versions(), *_extras(), _data_folder(data), *asyncio.run(diagnose(folders))]
+    if json:
         print_json([finding._asdict() for finding in findings])
     else:
         _print_findings(findings)
-    return exit_code_of(findings)
+    raise typer.Exit(exit_code_of(findings))
 
 
 def exit_code_of(findings: list[Finding]) -> int:
-    """The exit code."""
+    """Returns 2 where an agent cannot run, else 0."""
     return USAGE_ERROR if any(finding.state == "failed" for finding in findings) else 0
 
 
@@ -78,7 +80,7 @@ def _print_findings(findings: list[Finding]) -> None:
         typer.echo(f"  {typer.style(sign, fg=colour)} {plain(finding.subject + detail)}")
 
 
-# -- the installation ----------------------------------------------------------------------------------------
+# -- the installation --------------------------------------------------------------------------------------
 
 
 def _versions() -> Iterator[Finding]:
@@ -86,7 +88,7 @@ def _versions() -> Iterator[Finding]:
 
 
 def _extras() -> Iterator[Finding]:
-    """The optional extras, each with what it lacks."""
+    """The optional extras, each with its missing packages."""
     extras: dict[str, list[str]] = {}
     for requirement in requires("astromesh") or ():
         if found := _EXTRA.match(requirement):
@@ -118,11 +120,11 @@ def _data_folder(folder: Path) -> Finding:
     return Finding("data folder", str(folder), "ok", "can be written")
 
 
-# -- the configuration and what it needs ---------------------------------------------------------------------
+# -- the configuration and what it needs -------------------------------------------------------------------
 
 
 async def diagnose(folders: tuple[Path, Path]) -> list[Finding]:
-    """What the configuration says, and what becomes of it when it is opened."""
+    """Checks the configuration, and the runtime that it opens."""
     configuration = load_configuration(folders[0], Plugins())
     findings = [*_configuration_findings(configuration)]
     if configuration.faults:
@@ -164,7 +166,7 @@ async def _runtime_findings(runtime: AgentRuntime) -> list[Finding]:
 
 
 async def _store_of_runs(runtime: AgentRuntime) -> tuple[Finding, ...]:
-    """Opens it, so that it is asked with the others: a server does so with the first run that it keeps."""
+    """Opens the store, so that it is checked with the others. A server opens it with its first stored run."""
     try:
         await runtime.stores.open_runs()
     except AstromeshError as error:
@@ -173,7 +175,7 @@ async def _store_of_runs(runtime: AgentRuntime) -> tuple[Finding, ...]:
 
 
 def _state(name: str, answer: CheckResult) -> State:
-    """A provider that does not answer stops no agent: there may be another. A refused key is wrong."""
+    """A provider without an answer is a note, because an agent may have another. A refused key is wrong."""
     if answer.code == "ok":
         return "note" if answer.detail else "ok"
     if not name.startswith("provider:"):

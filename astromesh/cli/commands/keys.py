@@ -6,52 +6,71 @@ import asyncio
 import os
 import sys
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from astromesh.access.audit import AuditEntry
 from astromesh.access.keys import ApiKey, ApiKeyRequest, ApiKeyStore
 from astromesh.access.scopes import limit_to_agents
 from astromesh.cli.commands.audit import record_shell_act
+from astromesh.cli.options import CONFIG_FOLDER, DATA_FOLDER, Config, Data, Json
 from astromesh.cli.terminal import note, print_json, print_table
 from astromesh.errors import InvalidInput
 from astromesh.storage.sqlite import FILE, Database
 from astromesh.telemetry.clock import SystemClock
-from astromesh.workflow.credentials import encrypt_secret, new_key
+from astromesh.workflow.credentials import encrypt_secret
+from astromesh.workflow.credentials import new_key as generate_key
 
-#: the last second that dates have; older files may hold keys that live longer
+#: the last second of a datetime; older files may hold keys that live longer
 _LAST = datetime.max.replace(tzinfo=UTC, microsecond=0).timestamp()
 
-
-def key_from_options(
-    name: str, scopes: Sequence[str], agents: Sequence[str], user: str, tenant: str, days: float
-) -> ApiKeyRequest:
-    """What the options ask for. Raises: InvalidInput: scopes that do not exist or contradict the agents."""
-    return ApiKeyRequest(name, limit_to_agents(scopes, agents), user, tenant, days)
+app = typer.Typer()
 
 
-def create(data: Path, wanted: ApiKeyRequest, *, as_json: bool) -> None:
-    """Prints the token, and on stderr what it is."""
-    key, token = asyncio.run(_create(data, wanted))
-    record_shell_act(
-        data, AuditEntry("key.create", key.id, "done", " ".join(sorted(key.scopes))), key.tenant_id
-    )
-    if as_json:
+@app.command()
+def create(
+    name: Annotated[str, typer.Argument(help="What the key is for, for people.")],
+    scope: Annotated[
+        list[str] | None, typer.Option(metavar="SCOPE", help="What the key allows; repeatable.")
+    ] = None,
+    agent: Annotated[
+        list[str] | None, typer.Option(metavar="AGENT", help="Run only these agents; repeatable.")
+    ] = None,
+    user: Annotated[str, typer.Option(metavar="ID", help="Its principal; default: the key's id.")] = "",
+    tenant: Annotated[str, typer.Option(metavar="ID", help="Tenant whose sessions it reaches.")] = "default",
+    expires: Annotated[float, typer.Option(metavar="DAYS", min=0, max=36_500, help="0: never.")] = 0,
+    config: Config = CONFIG_FOLDER,
+    data: Data = DATA_FOLDER,
+    json: Json = False,
+) -> None:
+    """Create a key. It is shown only now."""
+    request = ApiKeyRequest(name, limit_to_agents(scope or [], agent or []), user, tenant, expires)
+    key, token = asyncio.run(_create(data, request))
+    scopes = sorted(key.scopes)
+    record_shell_act(data, AuditEntry("key.create", key.id, "done", " ".join(scopes)), key.tenant_id)
+    if json:
         print_json({**_line(key), "token": token})
-        return
-    note(f"key {key.id} ({key.name}) for {key.user_id}: {', '.join(sorted(key.scopes))}")
-    print(token)
-    sys.stdout.flush()
-    note("Keep it now: it is not stored and cannot be shown again.", "yellow")
+    else:
+        note(f"key {key.id} ({key.name}) for {key.user_id}: {', '.join(scopes)}")
+        print(token)
+        sys.stdout.flush()
+        note("Store the token now: astromesh does not store it and cannot show it again.", "yellow")
+    if agent:
+        from astromesh.cli.commands.validate import warn_of_unknown_agents  # loads the configuration's models
+
+        warn_of_unknown_agents(config, agent)
 
 
-def list_keys(data: Path, *, as_json: bool) -> None:
-    """Prints every key, revoked ones too."""
+@app.command("list")
+def list_keys(data: Data = DATA_FOLDER, json: Json = False) -> None:
+    """List the keys, without their secrets."""
     keys = asyncio.run(_list(data))
-    if as_json:
+    if json:
         print_json([_line(key) for key in keys])
     elif keys:
         print_table(
@@ -59,13 +78,32 @@ def list_keys(data: Path, *, as_json: bool) -> None:
             map(_row, keys),
         )
     else:
-        note("There are no keys; 'astromesh keys create NAME' makes one.")
+        note("There are no keys. 'astromesh keys create NAME' creates one.")
 
 
-def revoke(data: Path, key_id: str) -> None:
-    """Makes a key invalid."""
-    record_shell_act(data, AuditEntry("key.revoke", key_id, "done"), asyncio.run(_revoke(data, key_id)))
-    note(f"The key {key_id} is revoked; running servers refuse it within two seconds.")
+@app.command()
+def revoke(
+    key: Annotated[str, typer.Argument(help="The id that 'keys list' shows.")], data: Data = DATA_FOLDER
+) -> None:
+    """Make a key invalid, in running servers too."""
+    record_shell_act(data, AuditEntry("key.revoke", key, "done"), asyncio.run(_revoke(data, key)))
+    note(f"The key {key} is revoked. Running servers refuse it within two seconds.")
+
+
+@app.command()
+def encrypt(
+    key_env: Annotated[str, typer.Option(metavar="VARIABLE", help="Variable that holds the key.")] = "",
+    key_file: Annotated[Path | None, typer.Option(metavar="FILE", help="File that holds the key.")] = None,
+    new_key: Annotated[bool, typer.Option("--new-key", help="Write a new key to that file first.")] = False,
+) -> None:
+    """Encrypt a secret from stdin for provider_credentials.yaml (auth.type: encrypted)."""
+    key = _write_new_key(key_file) if new_key else _read_key(key_env, key_file)
+    if sys.stdin.isatty():
+        note("Type the secret, then Ctrl-D.")
+    text = sys.stdin.read().strip()
+    if not text:
+        raise InvalidInput("There is nothing to encrypt: the command reads the secret from stdin.")
+    print(encrypt_secret(text, key))
 
 
 def _line(key: ApiKey) -> dict[str, Any]:
@@ -102,9 +140,9 @@ async def _store(data: Path) -> AsyncIterator[ApiKeyStore]:
         yield await ApiKeyStore.open(database, SystemClock())
 
 
-async def _create(data: Path, wanted: ApiKeyRequest) -> tuple[ApiKey, str]:
+async def _create(data: Path, request: ApiKeyRequest) -> tuple[ApiKey, str]:
     async with _store(data) as store:
-        return await store.create(wanted)
+        return await store.create(request)
 
 
 async def _list(data: Path) -> tuple[ApiKey, ...]:
@@ -113,45 +151,23 @@ async def _list(data: Path) -> tuple[ApiKey, ...]:
 
 
 async def _revoke(data: Path, key_id: str) -> str:
-    """Answers whose tenant's key it was."""
+    """Returns the tenant of the key."""
     async with _store(data) as store:
         await store.revoke(key_id)
         return next(key.tenant_id for key in await store.list() if key.id == key_id)
 
 
-# `astromesh keys encrypt`: secrets for `auth: {type: encrypted}` of provider_credentials.yaml.
-
-
-def encrypt(key_env: str, key_file: Path | None, *, makes_key: bool) -> None:
-    """Prints the encrypted form of what is read from stdin.
-
-    Args:
-        key_env, key_file: where the key is; one of them.
-        makes_key: the file does not exist yet and gets a new key.
-
-    Raises:
-        InvalidInput: there is no key, or nothing to encrypt.
-    """
-    key = _write_new_key(key_file) if makes_key else _read_key(key_env, key_file)
-    if sys.stdin.isatty():
-        note("Type the secret, then Ctrl-D.")
-    text = sys.stdin.read().strip()
-    if not text:
-        raise InvalidInput("There is nothing to encrypt: the secret is read from stdin.")
-    print(encrypt_secret(text, key))
-
-
 def _write_new_key(file: Path | None) -> str:
     if file is None:
-        raise InvalidInput("--new-key needs --key-file FILE, where the key is written.")
-    key = new_key()
+        raise InvalidInput("--new-key needs --key-file FILE, the file to write the key to.")
+    key = generate_key()
     try:
         opened = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except OSError as error:
         raise InvalidInput(f"The key cannot be written to {file}: {error.strerror}.") from error
     with os.fdopen(opened, "w") as out:
         out.write(key + "\n")
-    note(f"a new key is in {file}; keep it apart from the secrets")
+    note(f"A new key is in {file}. Store it apart from the secrets.")
     return key
 
 

@@ -1,4 +1,4 @@
-"""`astromesh new`: a project that runs at once."""
+"""`astromesh new`: writes a project that runs at once."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 from pydantic import TypeAdapter, ValidationError
 
 from astromesh import __version__
@@ -18,15 +19,15 @@ from astromesh.config.records import Name
 from astromesh.config.workflow.manifest import Id
 from astromesh.errors import ConfigError, InvalidInput
 
-#: stands in the templates' texts and file names for the name of the agent or workflow
+#: in the texts and file names of the templates: the name of the agent or workflow
 _PLACEHOLDER = "AGENT"
-#: stands in requirements for the version of astromesh that writes them
+#: in requirements: the version of astromesh that writes them
 _VERSION = "==VERSION"
 
 
 @dataclass(frozen=True)
 class _Template:
-    """Args: folder: beside this module. name: unless another is given. tries: commands to begin with."""
+    """Args: folder: of this package. name: the default name. tries: commands to start with."""
 
     folder: str
     kind: str
@@ -50,20 +51,16 @@ TEMPLATES: Mapping[str, _Template] = {
 }  # fmt: skip
 
 
-def new(folder: Path, name: str = "", template: str = "agent") -> None:
-    """Writes the project.
-
-    Args:
-        folder: made when missing; it must be empty.
-        name: of its agent or workflow; empty: the template's own.
-        template: one of TEMPLATES.
-
-    Raises:
-        InvalidInput: no such template, a folder with something in it, or a name that none may have.
-        ConfigError: the folder cannot be written.
-    """
+def new(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder that is empty or does not exist.")],
+    name: Annotated[
+        str, typer.Option(help="Name of its agent or workflow; default: assistant, triage.")
+    ] = "",
+    template: Annotated[str, typer.Option(metavar="KIND", help="agent or workflow.")] = "agent",
+) -> None:
+    """Write a project that runs at once."""
     if template not in TEMPLATES:
-        raise InvalidInput(f"There is no template {template!r}; there are {', '.join(TEMPLATES)}.")
+        raise InvalidInput(f"There is no template {template!r}. Known: {', '.join(TEMPLATES)}.")
     chosen = TEMPLATES[template]
     name = name or chosen.name
     _check(folder, name, chosen)
@@ -89,17 +86,17 @@ def _check(folder: Path, name: str, template: _Template) -> None:
         TypeAdapter(template.names).validate_python(name)
     except ValidationError as error:
         article = "an" if template.kind == "agent" else "a"
-        raise InvalidInput(f"{name!r} is no name for {article} {template.kind}: {template.rule}.") from error
+        raise InvalidInput(f"{name!r} cannot name {article} {template.kind}: {template.rule}.") from error
     if folder.exists() and not folder.is_dir():
         raise InvalidInput(f"{folder} is a file, not a folder.")
     if folder.is_dir() and any(folder.iterdir()):
-        raise InvalidInput(f"{folder} is not empty; name a folder that is empty or does not exist.")
+        raise InvalidInput(f"{folder} is not empty. Name a folder that is empty or does not exist.")
 
 
 def _templates(
     folder: Traversable, at: PurePosixPath = PurePosixPath()
 ) -> Iterator[tuple[Traversable, PurePosixPath]]:
-    """Each template with the path it is written to. `dot-x` becomes `.x`, `x.template` becomes `x`."""
+    """Yields each template with its target path. `dot-x` becomes `.x`, `x.template` becomes `x`."""
     for found in folder.iterdir():
         name = found.name.removesuffix(".template")
         path = at / (f".{name.removeprefix('dot-')}" if name.startswith("dot-") else name)

@@ -1,4 +1,4 @@
-"""`astromesh rag ingest` and `rag query`."""
+"""`astromesh rag`: add documents to a knowledge pipeline, search it."""
 
 from __future__ import annotations
 
@@ -7,83 +7,104 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import orjson
+import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from astromesh.cli.options import CONFIG_FOLDER, DATA_FOLDER, Config, Data, Json, folders_of
 from astromesh.cli.terminal import note, plain, print_json
 from astromesh.errors import InvalidInput
-from astromesh.knowledge.base import IngestReport, Passage
-from astromesh.knowledge.base import ProgressCallback as Told
+from astromesh.knowledge.base import IngestReport, Passage, ProgressCallback
 from astromesh.runtime.bootstrap import open_single_pipeline
 from astromesh.telemetry.logs import configure_logging
 
+app = typer.Typer()
+Pipeline = Annotated[str, typer.Argument(help="NAME of rag/NAME.rag.yaml.")]
 
-def ingest(folders: tuple[Path, Path], pipeline: str, path: Path | None, *, as_json: bool) -> None:
-    """Brings a pipeline up to its sources, or takes a file or folder in; a bar shows how far it is."""
+
+@app.command()
+def ingest(
+    pipeline: Pipeline,
+    path: Annotated[
+        Path | None,
+        typer.Argument(metavar="[PATH]", help="A file or folder; default: the pipeline's sources."),
+    ] = None,
+    config: Config = CONFIG_FOLDER,
+    data: Data = DATA_FOLDER,
+    json: Json = False,
+) -> None:
+    """Add documents. An unchanged document costs nothing, and an interrupted call can be repeated."""
+    folders = folders_of(config, data)
     configure_logging("warning")
     if path is not None and not path.exists():
         raise InvalidInput(f"There is no file or folder {path}.")
-    with _bar() as told:
-        done = asyncio.run(_ingest(folders, pipeline, path, told))
-    if as_json:
-        print_json({"pipeline": pipeline, **{key: getattr(done, key) for key in IngestReport.__slots__}})
+    with _progress_bar() as progress:
+        report = asyncio.run(_ingest(folders, pipeline, path, progress))
+    if json:
+        print_json({"pipeline": pipeline, **{key: getattr(report, key) for key in IngestReport.__slots__}})
         return
-    print(f"{done.added} added, {done.changed} changed, {done.removed} removed, {done.unchanged} unchanged")
+    counts = ("added", "changed", "removed", "unchanged")
+    print(", ".join(f"{getattr(report, name)} {name}" for name in counts))
 
 
+@app.command()
 def query(
-    folders: tuple[Path, Path],
-    pipeline: str,
-    text: str,
-    conditions: dict[str, list[Any]],
-    top_k: int,
-    *,
-    as_json: bool,
+    pipeline: Pipeline,
+    text: Annotated[str, typer.Argument(help="The question; '-' reads it from stdin.")],
+    config: Config = CONFIG_FOLDER,
+    data: Data = DATA_FOLDER,
+    top_k: Annotated[int, typer.Option(min=0, max=100, help="Passages; 0: the pipeline's own.")] = 0,
+    where: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUE", help="Only documents with this metadata; repeatable."),
+    ] = None,
+    json: Json = False,
 ) -> None:
-    """Prints passages, best first; what changed in the sources is taken in before."""
+    """Print the passages that answer a question best, with their sources."""
+    folders, conditions = folders_of(config, data), _filters(where or [])
     configure_logging("warning")
     text = sys.stdin.read() if text == "-" else text
     if not text.strip():
         raise InvalidInput("The query is empty.")
     found = asyncio.run(_query(folders, pipeline, text, conditions, top_k))
-    if as_json:
+    if json:
         print_json({"pipeline": pipeline, "passages": [passage.to_json() for passage in found]})
     elif not found:
-        note("Nothing was found.")
+        note("No passage matches.")
     else:
         print("\n\n".join(_format_passage(passage) for passage in found))
 
 
-def filters(pairs: Sequence[str]) -> dict[str, list[Any]]:
-    """`KEY=VALUE`, several of one key meaning any of them; a value is text, and what JSON reads it as.
+def _filters(pairs: Sequence[str]) -> dict[str, list[Any]]:
+    """Parses `KEY=VALUE` pairs; of several with one key, any may match. A value is text or a JSON scalar.
 
     Raises:
-        InvalidInput: one has no `=`.
+        InvalidInput: a pair has no `=`.
     """
-    wanted: dict[str, list[Any]] = {}
+    conditions: dict[str, list[Any]] = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not key or not equals:
-            raise InvalidInput(f"--where needs KEY=VALUE; {pair!r} is not.")
-        wanted.setdefault(key, []).extend(_values(value))
-    return wanted
+            raise InvalidInput(f"--where needs KEY=VALUE, not {pair!r}.")
+        conditions.setdefault(key, []).extend(_values(value))
+    return conditions
 
 
 def _values(value: str) -> Iterator[Any]:
     yield value
     try:
-        read = orjson.loads(value)
+        scalar = orjson.loads(value)
     except orjson.JSONDecodeError:
         return
-    if isinstance(read, bool | int | float):
-        yield read
+    if isinstance(scalar, bool | int | float):
+        yield scalar
 
 
 async def _ingest(
-    folders: tuple[Path, Path], pipeline: str, path: Path | None, progress: Told
+    folders: tuple[Path, Path], pipeline: str, path: Path | None, progress: ProgressCallback
 ) -> IngestReport:
     async with open_single_pipeline(*folders, pipeline) as knowledge:
         if path is not None:
@@ -100,8 +121,8 @@ async def _query(
 
 
 @contextmanager
-def _bar() -> Iterator[Told]:
-    """A bar on a terminal's stderr; nothing where that is none."""
+def _progress_bar() -> Iterator[ProgressCallback]:
+    """Shows a progress bar where stderr is a terminal."""
     columns = (TextColumn("documents"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:

@@ -1,17 +1,17 @@
-"""`astromesh runs`: what became of runs, ending them, deciding for those that wait.
+"""`astromesh runs`: list, show, cancel and resume runs.
 
-Without `--url` the commands work on the store of runs itself, as the operator of the installation: whatever
-server has a run sees the request within a second, and a decision without any server is taken up by the next
-one. With `--url` they ask a server, as the principal of the key.
+Without `--url`, the commands use the store of runs itself, as the operator of the installation. The server of
+a run sees a request within a second; without any server, the next one to start sees a decision. With `--url`,
+they call a server, as the principal of the key.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Annotated, Any, NamedTuple, Protocol, TypeVar
 from urllib.parse import quote, urlencode
 
 import orjson
@@ -20,6 +20,7 @@ import typer
 from astromesh.access.audit import MAX_OBJECT_LENGTH, AuditEntry
 from astromesh.access.scopes import Viewer
 from astromesh.cli.commands.audit import record_shell_act, shell_user
+from astromesh.cli.options import CONFIG_FOLDER, DATA_FOLDER, Config, Data, Json, Session, folders_of
 from astromesh.cli.terminal import note, plain, print_json, print_table
 from astromesh.durable.approvals import decide, decisions_of
 from astromesh.durable.base import ENDED_STATUSES, RunQuery, RunRow, RunStore
@@ -33,15 +34,27 @@ from astromesh.runtime.runs import Decision
 from astromesh.telemetry.clock import SystemClock
 from astromesh.types import JsonObject
 
+app = typer.Typer()
+T = TypeVar("T")
+Url = Annotated[
+    str,
+    typer.Option("--url", metavar="URL", envvar="ASTROMESH_URL", help="A server; default: the store itself."),
+]
+ApiKey = Annotated[
+    str,
+    typer.Option("--key", metavar="KEY", envvar="ASTROMESH_API_KEY", help="API key or token for the server."),
+]
+Tenant = Annotated[str, typer.Option("--tenant", metavar="ID", help="Tenant of the runs, in the store.")]
+RunId = Annotated[str, typer.Argument(metavar="RUN", help="The id that 'runs list' shows.")]
 #: seconds that a cancel waits for the run's end
 CANCEL_SECONDS, _POLL_SECONDS = 10.0, 0.1
 
 
-class Where(NamedTuple):
-    """Where runs are looked for.
+class Place(NamedTuple):
+    """Where the runs are.
 
     Args:
-        places: folders of the configuration and of the data.
+        folders: of the configuration and of the data.
         url: of a server; empty: the store itself.
         key: API key or token for the server.
         tenant: of the runs, in the store.
@@ -54,7 +67,7 @@ class Where(NamedTuple):
 
 
 class Runs(Protocol):
-    async def list(self, wanted: RunFilter) -> list[JsonObject]: ...
+    async def list(self, query: RunFilter) -> list[JsonObject]: ...
 
     async def show(self, run_id: str) -> JsonObject: ...
 
@@ -63,18 +76,25 @@ class Runs(Protocol):
     async def resume(self, run_id: str, decision: Decision) -> JsonObject: ...
 
 
-# -- the commands --------------------------------------------------------------------------------------------
-
-
-def list_runs(where: Where, wanted: RunFilter, *, as_json: bool) -> None:
-    """Prints runs, the newest first."""
-
-    async def ask() -> list[JsonObject]:
-        async with _open_runs(where) as runs:
-            return await runs.list(wanted)
-
-    found = asyncio.run(ask())
-    if as_json:
+@app.command("list")
+def list_runs(
+    config: Config = CONFIG_FOLDER,
+    data: Data = DATA_FOLDER,
+    agent: Annotated[str, typer.Option(metavar="AGENT", help="Only runs of this agent.")] = "",
+    session: Session = "",
+    status: Annotated[
+        str, typer.Option(metavar="STATUS", help="queued, running, waiting, completed, …")
+    ] = "",
+    limit: Annotated[int, typer.Option(min=1, max=1000)] = 50,
+    url: Url = "",
+    key: ApiKey = "",
+    tenant: Tenant = "default",
+    json: Json = False,
+) -> None:
+    """List runs, newest first."""
+    place = Place(folders_of(config, data), url, key, tenant)
+    found = asyncio.run(_with_runs(place, lambda runs: runs.list(RunFilter(agent, session, status, limit))))
+    if json:
         print_json(found)
     elif found:
         print_table(("RUN", "AGENT", "SESSION", "STATUS", "CREATED", "TOKENS"), map(_row, found))
@@ -82,65 +102,91 @@ def list_runs(where: Where, wanted: RunFilter, *, as_json: bool) -> None:
         note("There are no such runs.")
 
 
-def show(where: Where, run_id: str, *, as_json: bool) -> None:
-    """Prints one run."""
-
-    async def ask() -> JsonObject:
-        async with _open_runs(where) as runs:
-            return await runs.show(run_id)
-
-    _print(asyncio.run(ask()), as_json=as_json)
-
-
-def cancel(where: Where, run_id: str, *, as_json: bool) -> None:
-    """Ends a run, and prints what became of it."""
-
-    async def ask() -> JsonObject:
-        async with _open_runs(where) as runs:
-            return await runs.cancel(run_id)
-
-    _print(_record(where, AuditEntry("run.cancel", run_id, "done"), ask), as_json=as_json)
+@app.command()
+def show(
+    run: RunId,
+    config: Config = CONFIG_FOLDER,
+    data: Data = DATA_FOLDER,
+    url: Url = "",
+    key: ApiKey = "",
+    tenant: Tenant = "default",
+    json: Json = False,
+) -> None:
+    """Show one run: its state, its answer or its error, what it waits for."""
+    place = Place(folders_of(config, data), url, key, tenant)
+    _print(asyncio.run(_with_runs(place, lambda runs: runs.show(run))), as_json=json)
 
 
-def resume(where: Where, run_id: str, decision: Decision, *, as_json: bool) -> None:
-    """Decides for a run that waits."""
+@app.command()
+def cancel(
+    run: RunId,
+    config: Config = CONFIG_FOLDER,
+    data: Data = DATA_FOLDER,
+    url: Url = "",
+    key: ApiKey = "",
+    tenant: Tenant = "default",
+    json: Json = False,
+) -> None:
+    """End a run and all its nested runs, in whichever server it is."""
+    place = Place(folders_of(config, data), url, key, tenant)
+    act = AuditEntry("run.cancel", run, "done")
+    _print(_audited(place, act, lambda runs: runs.cancel(run)), as_json=json)
 
-    async def ask() -> JsonObject:
-        async with _open_runs(where) as runs:
-            return await runs.resume(run_id, decision)
 
-    _print(_record(where, AuditEntry("run.decide", run_id, "done", decision.decision), ask), as_json=as_json)
+@app.command()
+def resume(
+    run: RunId,
+    decision: Annotated[str, typer.Argument(help="approve, deny or answer")],
+    config: Config = CONFIG_FOLDER,
+    data: Data = DATA_FOLDER,
+    arguments: Annotated[str, typer.Option(metavar="JSON", help="approve: instead of the model's.")] = "",
+    answer: Annotated[str, typer.Option(metavar="TEXT", help="answer: the answer.")] = "",
+    url: Url = "",
+    key: ApiKey = "",
+    tenant: Tenant = "default",
+    json: Json = False,
+) -> None:
+    """Decide for a run that waits for a person."""
+    made = parse_decision(decision, arguments, answer)
+    place = Place(folders_of(config, data), url, key, tenant)
+    act = AuditEntry("run.decide", run, "done", made.decision)
+    _print(_audited(place, act, lambda runs: runs.resume(run, made)), as_json=json)
 
 
-def _record(where: Where, act: AuditEntry, ask: Callable[[], Coroutine[Any, Any, JsonObject]]) -> JsonObject:
-    """Does it, and notes who did: a server that is asked notes it itself."""
+async def _with_runs(place: Place, call: Callable[[Runs], Awaitable[T]]) -> T:
+    async with _open_runs(place) as runs:
+        return await call(runs)
+
+
+def _audited(place: Place, act: AuditEntry, call: Callable[[Runs], Awaitable[JsonObject]]) -> JsonObject:
+    """Calls, and records the act in the audit log. A server records acts over HTTP itself."""
     act = act._replace(object=act.object[:MAX_OBJECT_LENGTH])
     try:
-        run = asyncio.run(ask())
+        run = asyncio.run(_with_runs(place, call))
     except AstromeshError:
-        if not where.url:
-            record_shell_act(where.folders[1], act._replace(outcome="refused"), where.tenant)
+        if not place.url:
+            record_shell_act(place.folders[1], act._replace(outcome="refused"), place.tenant)
         raise
-    if not where.url:
-        record_shell_act(where.folders[1], act, where.tenant)
+    if not place.url:
+        record_shell_act(place.folders[1], act, place.tenant)
     return run
 
 
 def parse_decision(kind: str, arguments: str, answer: str) -> Decision:
-    """What the options say. Raises: InvalidInput: they do not go together."""
+    """Parses the options of a decision. Raises: InvalidInput: they contradict each other."""
     if kind not in ("approve", "deny", "answer"):
-        raise InvalidInput(f"{kind!r} is no decision: approve, deny or answer.")
+        raise InvalidInput(f"Unknown decision {kind!r}. Use approve, deny or answer.")
     if arguments and kind != "approve":
-        raise InvalidInput("--arguments go with approve alone.")
+        raise InvalidInput("Use --arguments only with approve.")
     if (kind == "answer") != bool(answer):
-        raise InvalidInput("answer needs --answer TEXT, and nothing else has one.")
+        raise InvalidInput("The decision answer needs --answer TEXT, and no other decision has it.")
     try:
-        wanted = orjson.loads(arguments) if arguments else None
+        edited = orjson.loads(arguments) if arguments else None
     except orjson.JSONDecodeError as error:
         raise InvalidInput(f"--arguments are not JSON: {error}.") from error
-    if wanted is not None and not isinstance(wanted, dict):
+    if edited is not None and not isinstance(edited, dict):
         raise InvalidInput("--arguments must be a JSON object.")
-    return Decision(kind, wanted, answer or None)  # type: ignore[arg-type]
+    return Decision(kind, edited, answer or None)  # type: ignore[arg-type]
 
 
 def _row(run: JsonObject) -> tuple[str, ...]:
@@ -179,27 +225,27 @@ def _format_decision(one: JsonObject) -> str:
     return f"{one['decision']} by {one['by']}: {about}{instead}"
 
 
-# -- in the store --------------------------------------------------------------------------------------------
+# -- runs in the store -------------------------------------------------------------------------------------
 
 
 @asynccontextmanager
-async def _open_runs(where: Where) -> AsyncIterator[Runs]:
-    if where.url:
+async def _open_runs(place: Place) -> AsyncIterator[Runs]:
+    if place.url:
         async with Http() as http:
-            yield _ServerRuns(where, http)
+            yield _ServerRuns(place, http)
         return
     resources = Resources()
     try:
-        yield _StoreRuns(await _store(where, resources), where.tenant)
+        yield _StoreRuns(await _store(place, resources), place.tenant)
     finally:
         await resources.close()
 
 
-async def _store(where: Where, resources: Resources) -> RunStore:
-    url = load_configuration(where.folders[0], Plugins()).runtime.spec.storage.url.get_secret_value()
+async def _store(place: Place, resources: Resources) -> RunStore:
+    url = load_configuration(place.folders[0], Plugins()).runtime.spec.storage.url.get_secret_value()
     kind = "sqlite" if not url or url.startswith("sqlite:") else "postgres"
     deps = Deps(
-        clock=SystemClock(), data_dir=where.folders[1], config_dir=where.folders[0], storage_url=url,
+        clock=SystemClock(), data_dir=place.folders[1], config_dir=place.folders[0], storage_url=url,
         resources=resources,
     )  # fmt: skip
     store: RunStore = await Plugins().open("run_stores", kind, {}, deps)
@@ -210,8 +256,8 @@ class _StoreRuns:
     def __init__(self, store: RunStore, tenant: str) -> None:
         self._store, self._viewer = store, Viewer(tenant, None)
 
-    async def list(self, wanted: RunFilter) -> list[JsonObject]:
-        agent, session, status, limit = wanted
+    async def list(self, query: RunFilter) -> list[JsonObject]:
+        agent, session, status, limit = query
         rows, _ = await self._store.list(RunQuery(*self._viewer, agent, session, status, limit))
         return [run_json(row) for row in rows]
 
@@ -222,19 +268,19 @@ class _StoreRuns:
     async def cancel(self, run_id: str) -> JsonObject:
         row = await self._store.get(run_id)
         if row is None or (not row.durable and row.status not in ENDED_STATUSES):
-            line = await cancel_remotely(self._store, SystemClock(), run_id, self._viewer, CANCEL_SECONDS)
-            if line is None:
-                raise RunNotFound(f"There is no run {run_id!r} in the store, and no server has it.")
-            return line
+            state = await cancel_remotely(self._store, SystemClock(), run_id, self._viewer, CANCEL_SECONDS)
+            if state is None:
+                raise RunNotFound(f"There is no run {run_id!r} in the store or in a server.")
+            return state
         row = await self._row(run_id)
         if row.status not in ENDED_STATUSES:
             await self._store.cancel(run_id)
         return run_json(await self._ended(run_id))
 
     async def resume(self, run_id: str, decision: Decision) -> JsonObject:
-        told: dict[str, Any] = {key: value for key, value in decision._asdict().items() if value is not None}
-        made = {"by": shell_user(), "decided_at": SystemClock().now()}
-        return run_json(await decide(self._store, await self._row(run_id), {**told, **made}))
+        record: dict[str, Any] = {k: v for k, v in decision._asdict().items() if v is not None}
+        record |= {"by": shell_user(), "decided_at": SystemClock().now()}
+        return run_json(await decide(self._store, await self._row(run_id), record))
 
     async def _row(self, run_id: str) -> RunRow:
         row = await self._store.get(run_id)
@@ -254,22 +300,22 @@ class _StoreRuns:
         return row
 
 
-# -- over HTTP -----------------------------------------------------------------------------------------------
+# -- runs of a server --------------------------------------------------------------------------------------
 
 
 class _ServerError(UpstreamError):
-    """What a server answered."""
+    """A server answers with an error, or not at all."""
 
 
 class _ServerRuns:
-    def __init__(self, where: Where, http: Http) -> None:
-        self._base, self._http = where.url.rstrip("/"), http
+    def __init__(self, place: Place, http: Http) -> None:
+        self._base, self._http = place.url.rstrip("/"), http
         self._headers = {"content-type": "application/json"}
-        if where.key:
-            self._headers["authorization"] = f"Bearer {where.key}"
+        if place.key:
+            self._headers["authorization"] = f"Bearer {place.key}"
 
-    async def list(self, wanted: RunFilter) -> list[JsonObject]:
-        found: list[JsonObject] = (await self._request("GET", f"?{urlencode(wanted._asdict())}"))["runs"]
+    async def list(self, query: RunFilter) -> list[JsonObject]:
+        found: list[JsonObject] = (await self._request("GET", f"?{urlencode(query._asdict())}"))["runs"]
         return found
 
     async def show(self, run_id: str) -> JsonObject:
@@ -286,15 +332,15 @@ class _ServerRuns:
         data = None if body is None else orjson.dumps(body)
         url = f"{self._base}/v1/runs{path}"
         try:
-            answer = await self._http.request(method, url, body=data, headers=self._headers)
-            said: JsonObject = orjson.loads(answer.body)
+            response = await self._http.request(method, url, body=data, headers=self._headers)
+            content: JsonObject = orjson.loads(response.body)
         except NetError as error:
             raise _ServerError(f"{self._base} does not answer: {error}") from error
         except orjson.JSONDecodeError as error:
-            raise _ServerError(f"{self._base} is no astromesh server: it answers no JSON.") from error
-        if answer.status >= 400:
-            raise _failure(said)
-        return said
+            raise _ServerError(f"{self._base} is no astromesh server: it sends no JSON.") from error
+        if response.status >= 400:
+            raise _failure(content)
+        return content
 
 
 def _failure(body: JsonObject) -> AstromeshError:

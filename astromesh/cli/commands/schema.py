@@ -1,12 +1,14 @@
-"""`astromesh schema`: JSON Schemas of the files, for editors."""
+"""`astromesh schema`: prints the JSON Schemas of the files, for editors."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 
 import orjson
+import typer
 
 from astromesh.cli.terminal import note, print_json
 from astromesh.config import schema as schemas
@@ -14,15 +16,15 @@ from astromesh.errors import ConfigError, InvalidInput
 from astromesh.plugins import Plugins
 
 
-def schema(kind: str, folder: Path | None) -> None:
-    """Prints one kind's schema, or writes all; without either, lists the kinds.
-
-    Raises:
-        InvalidInput: there is no such kind.
-        ConfigError: the folder cannot be written.
-    """
-    if folder is not None:
-        for file in write_schemas(folder, [_kind_of(kind)] if kind else list(schemas.SCHEMA_FILES)):
+def schema(
+    kind: Annotated[str, typer.Argument(metavar="[KIND]", help="E.g. Agent; without one: the list.")] = "",
+    write: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write every kind's schema there.")
+    ] = None,
+) -> None:
+    """Print the JSON Schema of a kind of file, for editors."""
+    if write is not None:
+        for file in write_schemas(write, [_kind_of(kind)] if kind else list(schemas.SCHEMA_FILES)):
             note(f"wrote {file}")
     elif kind:
         print_json(schemas.schema(_kind_of(kind), Plugins()))
@@ -31,7 +33,7 @@ def schema(kind: str, folder: Path | None) -> None:
 
 
 def write_schemas(folder: Path, kinds: Sequence[str] = tuple(schemas.SCHEMA_FILES)) -> list[Path]:
-    """Writes `KIND.schema.json` for each kind; answers the files."""
+    """Writes `KIND.schema.json` for each kind and returns the files."""
     plugins, written = Plugins(), []
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -46,7 +48,7 @@ def write_schemas(folder: Path, kinds: Sequence[str] = tuple(schemas.SCHEMA_FILE
 
 
 def _kind_of(kind: str) -> str:
-    """The kind, in whatever case, also by its file's name: `agent` is Agent."""
+    """Returns the kind of a name in any case, also of a file's name: `agent` is Agent."""
     names = {name.lower(): name for name in schemas.SCHEMA_FILES}
     names |= {file: name for name, file in schemas.SCHEMA_FILES.items()}
     if found := names.get(kind.lower()):

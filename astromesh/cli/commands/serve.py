@@ -1,7 +1,4 @@
-"""`astromesh serve`: checks the configuration, opens the port and.
-
-Runs uvicorn until a signal ends it (reliability.md S2).
-"""
+"""`astromesh serve`: checks the configuration, opens the port, and runs uvicorn until a signal ends it."""
 
 from __future__ import annotations
 
@@ -18,10 +15,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Annotated, Any
 
 import orjson
 import structlog
+import typer
 import uvicorn
 import uvloop
 from uvicorn.supervisors import Multiprocess
@@ -31,7 +29,7 @@ from astromesh.api.auth import is_loopback
 from astromesh.api.middleware.limits import ConcurrencyLimits
 from astromesh.cli import startup
 from astromesh.cli.commands.validate import load_valid
-from astromesh.cli.options import CONFIG_FOLDER, DATA_FOLDER
+from astromesh.cli.options import CONFIG_FOLDER, DATA_FOLDER, Config, Data, folders_of
 from astromesh.cli.shutdown import drain_before_shutdown
 from astromesh.cli.terminal import note
 from astromesh.cli.uvicorn_protocols import BoundedHttp
@@ -43,11 +41,63 @@ from astromesh.storage.private_files import write_problem
 from astromesh.telemetry.logs import configure_logging
 from astromesh.telemetry.metrics import WorkerMetrics
 
+log = structlog.get_logger("astromesh.server")
 PROGRAM = "astromesh"
+BACKLOG = 2048
+#: names the folder in which the processes of one server add up their metrics
+TALLIES_VARIABLE = "ASTROMESH_TALLIES"
+#: seconds that runs get after SIGTERM, and that their responses get after that
+GRACE, _RESPONSE_GRACE = 30, 5
+#: a vector search uses one core: threads of OpenBLAS that wait for a busy core make it five times slower
+_ONE_THREAD = ("OPENBLAS_NUM_THREADS", "1")
+QUESTION = "How do I get started?"
+#: the agent of the README; without it, the first agent stands in the example
+FIRST_AGENT = "support-agent"
+#: error of the operating system -> what to do
+_REASONS = {
+    errno.EADDRINUSE: "another process uses the port; stop it, or use another --port (0: any)",
+    errno.EACCES: "this user may not listen on that port; ports below 1024 belong to the system",
+    errno.EADDRNOTAVAIL: "this machine has no such address",
+}
+_OPEN = """\
+Other machines can reach {host}, and without authentication anybody could run the agents.
+Do one of these:
+  - listen on this machine only: --host 127.0.0.1
+  - require API keys: under spec in runtime.yaml 'auth: {{mode: api_key}}', then 'astromesh keys create me'"""
+
+
+def serve(
+    config: Config = CONFIG_FOLDER,
+    data: Data = DATA_FOLDER,
+    host: Annotated[str, typer.Option(help="Address to listen on; default: runtime.yaml's.")] = "",
+    port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="0: any free one; default: runtime.yaml's.")
+    ] = None,
+    workers: Annotated[int, typer.Option(min=1, max=64, help="Processes that share the port.")] = 1,
+    strict: Annotated[bool, typer.Option("--strict", help="Refuse to start with a broken agent.")] = False,
+) -> None:
+    """Serve the agents over HTTP and WebSocket. SIGTERM or Ctrl-C ends it."""
+    folders = folders_of(config, data)
+    os.environ.setdefault(*_ONE_THREAD)
+    configuration = load_valid(config, strict=strict)
+    spec = configuration.runtime.spec
+    configure_logging(spec.telemetry.log_level, spec.telemetry.log_format)
+    listener = listen(
+        host or spec.api.host,
+        spec.api.port if port is None else port,
+        authenticated=spec.auth.mode != "none",
+    )
+    if workers > 1:
+        _serve_with_workers(folders, listener, configuration, workers)
+    else:
+        _serve_alone(folders, listener, configuration)
+
+
+# -- the port ----------------------------------------------------------------------------------------------
 
 
 def command_line() -> str:
-    """`astromesh` where the shell finds this very command, else its path, such as `.venv/bin/astromesh`."""
+    """Returns `astromesh` where the shell finds this command, else its path, e.g. `.venv/bin/astromesh`."""
     own = Path(sys.argv[0])
     if own.name != PROGRAM:
         return PROGRAM
@@ -58,34 +108,16 @@ def command_line() -> str:
     return shlex.quote(str(own.absolute()) if path.startswith("..") else path)
 
 
-BACKLOG = 2048
-
-
-#: what the operating system says → what to do
-_REASONS = {
-    errno.EADDRINUSE: "the port is in use by another process; stop that, or take another --port (0: any)",
-    errno.EACCES: "this user may not listen on that port; ports below 1024 are the system's",
-    errno.EADDRNOTAVAIL: "this machine has no such address",
-}
-
-
-_OPEN = """\
-{host} can be reached from other machines, and without authentication anybody could run the agents.
-Do one of these:
-  - listen on this machine only: --host 127.0.0.1
-  - ask for API keys: under spec in runtime.yaml 'auth: {{mode: api_key}}', then 'astromesh keys create me'"""
-
-
 def listen(host: str, port: int, *, authenticated: bool) -> socket.socket:
-    """A socket that takes connections from now on, so that nobody is refused while the server starts.
+    """Returns a socket that accepts connections at once, so that nobody is refused while the server starts.
 
     Args:
         host: address or name.
         port: 0 for any free one.
-        authenticated: whether callers must prove who they are; without it only loopback will do.
+        authenticated: whether callers need a credential; without it, only loopback is allowed.
 
     Raises:
-        ConfigError: the address cannot be used, or must not be.
+        ConfigError: the address cannot be used, or is not allowed.
     """
     family, address = _resolved(host, port)
     if not authenticated and not is_loopback(address[0]):
@@ -104,7 +136,7 @@ def listen(host: str, port: int, *, authenticated: bool) -> socket.socket:
 
 
 def url_of(listener: socket.socket) -> str:
-    """`http://127.0.0.1:8000`; every address of the machine becomes its loopback, which works from here."""
+    """Returns e.g. `http://127.0.0.1:8000`; loopback stands for every address of the machine."""
     host, port = listener.getsockname()[:2]
     if is_any_address(listener):
         host = "::1" if listener.family is socket.AF_INET6 else "127.0.0.1"
@@ -112,83 +144,36 @@ def url_of(listener: socket.socket) -> str:
 
 
 def is_any_address(listener: socket.socket) -> bool:
-    """Whether other machines reach it, at every address of this one."""
+    """Whether it listens on every address of this machine."""
     return ipaddress.ip_address(listener.getsockname()[0].partition("%")[0]).is_unspecified
 
 
 def _resolved(host: str, port: int) -> tuple[socket.AddressFamily, tuple[str, int]]:
-    """The address that is bound is the one that is judged: a name is looked up once."""
+    """Resolves a name once, so that the address that is checked is the one that is bound."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:
-        raise ConfigError(f"Cannot listen on {host}:{port}: there is no such host.") from error
+        raise ConfigError(f"Cannot listen on {host}:{port}: the host does not resolve.") from error
     family, _, _, _, address = found[0]
     return family, address  # type: ignore[return-value]  # of the families that AI_PASSIVE finds here
 
 
-# `astromesh serve`: the configuration checked, a port taken, then uvicorn until a signal ends it.
-
-log = structlog.get_logger("astromesh.server")
-
-
-#: names the folder in which the processes of one server add up what they count
-TALLIES_VARIABLE = "ASTROMESH_TALLIES"
-
-
-#: seconds that runs get after SIGTERM, and requests that are still answered then
-GRACE, _GRACE_OF_ANSWERS = 30, 5
-
-
-#: a search by vectors takes one core: threads of OpenBLAS that wait for a busy core made it five times slower
-_ONE_THREAD = ("OPENBLAS_NUM_THREADS", "1")
-
-
-QUESTION = "How do I get started?"
-
-
-#: the agent that the README begins with; where it is not there, the first is proposed
-FIRST_AGENT = "support-agent"
-
-
-def serve(folders: tuple[Path, Path], host: str, port: int | None, workers: int, *, strict: bool) -> None:
-    """Serves until SIGTERM or Ctrl-C.
-
-    Args:
-        places: folders of the configuration and of the data.
-        host, port: instead of those of runtime.yaml, where given.
-
-    Raises:
-        ConfigError: faults of the configuration, or an address that cannot or must not be used.
-    """
-    os.environ.setdefault(*_ONE_THREAD)
-    configuration = load_valid(folders[0], strict=strict)
-    spec = configuration.runtime.spec
-    configure_logging(spec.telemetry.log_level, spec.telemetry.log_format)
-    listener = listen(
-        host or spec.api.host,
-        spec.api.port if port is None else port,
-        authenticated=spec.auth.mode != "none",
-    )
-    if workers > 1:
-        _serve_with_workers(folders, listener, configuration, workers)
-    else:
-        _serve_alone(folders, listener, configuration)
+# -- the application ---------------------------------------------------------------------------------------
 
 
 def application(folders: tuple[Path, Path], spec: RuntimeSpec, tallies: Path | None = None) -> Server:
-    """The app as runtime.yaml wants it.
+    """Returns the app that runtime.yaml configures.
 
     Args:
-        tallies: where the processes of one server add up what they count; None for a server of one process.
+        tallies: where the processes of one server add up their metrics; None for a server of one process.
     """
     runtime = AgentRuntime(folders[0], data_dir=folders[1])
     api = spec.api
-    room = ConcurrencyLimits(api.max_requests, api.max_sockets)
     app = create_app(
         runtime,
         max_body_bytes=api.max_body_bytes,
         cors_origins=api.cors_origins,
-        limits=room,
+        limits=ConcurrencyLimits(api.max_requests, api.max_sockets),
         tallies=WorkerMetrics(tallies) if tallies is not None else None,
     )
     drain_before_shutdown(app, GRACE)
@@ -196,9 +181,9 @@ def application(folders: tuple[Path, Path], spec: RuntimeSpec, tallies: Path | N
 
 
 def uvicorn_config(app: Server | str, spec: RuntimeSpec, workers: int = 1) -> uvicorn.Config:
-    """How uvicorn runs: fast parsers, no compression of tokens, no log of its own.
+    """Configures uvicorn: fast parsers, no compression of tokens, no log of its own.
 
-    Frames are bounded as bodies are. Peers' forwarding headers are not believed.
+    Frames have the limit of bodies. Forwarding headers of peers have no effect.
     """
     return uvicorn.Config(
         app, factory=isinstance(app, str), workers=workers, backlog=BACKLOG,
@@ -206,7 +191,7 @@ def uvicorn_config(app: Server | str, spec: RuntimeSpec, workers: int = 1) -> uv
         lifespan="on", interface="asgi3",
         ws_max_size=spec.api.max_body_bytes, ws_per_message_deflate=False,
         access_log=False, log_config=None, server_header=False, proxy_headers=False,
-        timeout_graceful_shutdown=_GRACE_OF_ANSWERS,
+        timeout_graceful_shutdown=_RESPONSE_GRACE,
     )  # fmt: skip
 
 
@@ -217,9 +202,11 @@ def _websocket_protocol(**options: Any) -> asyncio.Protocol:
     return TextSockets(**options)
 
 
-# -- one process ---------------------------------------------------------------------------------------------
+# -- one process -------------------------------------------------------------------------------------------
+
+
 class _Server(uvicorn.Server):
-    """Says when it takes requests."""
+    """Calls `ready` when it accepts requests."""
 
     def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
         super().__init__(config)
@@ -241,7 +228,7 @@ async def _run(folders: tuple[Path, Path], listener: socket.socket, configuratio
     spec = configuration.runtime.spec
     app = application(folders, spec)
     runtime: AgentRuntime = app.state.runtime
-    # here rather than in the app's lifespan, so that a fault is told, not logged
+    # not in the lifespan of the app, whose errors uvicorn only logs
     await runtime.bootstrap(configuration)
 
     def ready() -> None:
@@ -253,13 +240,15 @@ async def _run(folders: tuple[Path, Path], listener: socket.socket, configuratio
 
 
 def _exit(_signal: int, _frame: object) -> None:
-    """SIGTERM before uvicorn takes it, and after it has shut down in order: the end, and no failure."""
+    """Ends with 0 at a SIGTERM before uvicorn handles signals, or after its orderly shutdown."""
     sys.exit(0)
 
 
-# -- several -------------------------------------------------------------------------------------------------
+# -- several processes -------------------------------------------------------------------------------------
+
+
 class _Workers(Multiprocess):
-    """Says which worker died, and how; uvicorn puts another in its place, and tells a logger that is off."""
+    """Logs which worker died, and how. Uvicorn replaces it, and logs to a logger that is off."""
 
     def keep_subprocess_alive(self) -> None:
         before = list(self.processes)
@@ -272,7 +261,7 @@ class _Workers(Multiprocess):
 def _serve_with_workers(
     folders: tuple[Path, Path], listener: socket.socket, configuration: Configuration, workers: int
 ) -> None:
-    """Each worker makes its own runtime; connections wait in the shared socket until one takes them."""
+    """Starts workers with a runtime each. Connections wait in the shared socket until one accepts them."""
     config = uvicorn_config("astromesh.cli.worker_process:app", configuration.runtime.spec, workers)
     announce(listener, folders, configuration, list(configuration.agents))
     with TemporaryDirectory(prefix="astromesh-") as tallies:
@@ -280,19 +269,21 @@ def _serve_with_workers(
         supervisor = _Workers(config, [listener])
         supervisor.run()
     if any(process.exitcode == uvicorn.config.STARTUP_FAILURE for process in supervisor.processes):
-        raise ConfigError("A worker could not start; its log above says why.")
+        raise ConfigError("A worker could not start. Its log above says why.")
 
 
-# -- saying so -----------------------------------------------------------------------------------------------
+# -- what it prints ----------------------------------------------------------------------------------------
+
+
 def announce(
     listener: socket.socket, folders: tuple[Path, Path], configuration: Configuration, agents: list[str]
 ) -> None:
-    """Where the server listens, and lines to paste into another terminal."""
+    """Prints where the server listens, and lines to paste into another terminal."""
     url, keyed = url_of(listener), configuration.runtime.spec.auth.mode == "api_key"
     everywhere = "and every other address of this machine; " if is_any_address(listener) else ""
     print(f"astromesh listens on {url}  ({everywhere}Ctrl-C stops it)")
-    if trouble := write_problem(folders[1]):
-        note(f"The data folder {folders[1]} {trouble}; 'astromesh doctor' says more.", "yellow")
+    if fault := write_problem(folders[1]):
+        note(f"The data folder {folders[1]} {fault}. 'astromesh doctor' says more.", "yellow")
     agents, command = sorted(agents, key=lambda name: name != FIRST_AGENT), command_line()
     if agents and keyed:
         data = _folder_option("--data", folders[1], DATA_FOLDER)
@@ -304,7 +295,7 @@ def announce(
         )
         print(f"  {command} chat {agents[0]}{where}")
     else:
-        note("No agent can run yet; 'astromesh doctor' says why.", "yellow")
+        note("No agent can run yet. 'astromesh doctor' says why.", "yellow")
     sys.stdout.flush()
 
 

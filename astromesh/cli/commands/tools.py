@@ -1,4 +1,4 @@
-"""`astromesh tools list` and `astromesh tools call`."""
+"""`astromesh tools`: list the tools of the agents, call one."""
 
 from __future__ import annotations
 
@@ -6,28 +6,34 @@ import asyncio
 import sys
 from pathlib import Path
 from textwrap import shorten
+from typing import Annotated
 
 import typer
 
-from astromesh.cli.errors import CANCELLED, RUN_FAILED, USAGE_ERROR, report
+from astromesh.cli.errors import RUN_FAILED, USAGE_ERROR, reported_errors
+from astromesh.cli.options import CONFIG_FOLDER, DATA_FOLDER, Config, Data, Json, folders_of
 from astromesh.cli.terminal import note, plain, print_json, print_table
-from astromesh.errors import AstromeshError
 from astromesh.runtime.agent_directory import call_tool, describe_tools
 from astromesh.runtime.engine import AgentRuntime
 from astromesh.telemetry.logs import configure_logging
 from astromesh.types import JsonObject, ToolResult
 
-#: what the call got wrong, not the tool
+#: errors of the call, not of the tool
 _USAGE_ERRORS = frozenset({"invalid_tool_call", "tool_not_permitted"})
-#: characters of a description in the table; servers write pages, and `--json` has them whole
+#: characters of a description in the table; `--json` prints all of it
 _MAX_DESCRIPTION = 100
 
 
-def list_tools(folders: tuple[Path, Path], *, as_json: bool) -> None:
-    """Prints every tool that some agent may use."""
+app = typer.Typer()
+
+
+@app.command("list")
+def list_tools(config: Config = CONFIG_FOLDER, data: Data = DATA_FOLDER, json: Json = False) -> None:
+    """List the tools that agents may call."""
+    folders = folders_of(config, data)
     configure_logging("warning")
     tools = asyncio.run(_tools(folders))
-    if as_json:
+    if json:
         print_json(tools)
     elif tools:
         print_table(("NAME", "EFFECT", "AGENTS", "DESCRIPTION"), map(_row, tools))
@@ -35,26 +41,26 @@ def list_tools(folders: tuple[Path, Path], *, as_json: bool) -> None:
         note("No agent has a tool.")
 
 
-def call(folders: tuple[Path, Path], tool: str, arguments: str, agent: str, *, as_json: bool) -> None:
-    """Prints what a tool answers, as a model would read it.
-
-    Args:
-        arguments: JSON, or `-` for stdin.
-        agent: whose tool, with its permissions and limits; empty where one agent alone has it.
-
-    Raises:
-        typer.Exit: 2 where the call is wrong, 1 where the tool failed.
-    """
+@app.command()
+def call(
+    tool: Annotated[str, typer.Argument(metavar="NAME", help="The name that 'tools list' shows.")],
+    arguments: Annotated[
+        str, typer.Argument(metavar="[JSON]", help="The arguments, an object; '-' reads it from stdin.")
+    ] = "{}",
+    config: Config = CONFIG_FOLDER,
+    data: Data = DATA_FOLDER,
+    agent: Annotated[
+        str, typer.Option("--agent", "-a", metavar="NAME", help="Owner of the tool, if several have it.")
+    ] = "",
+    json: Json = False,
+) -> None:
+    """Call a tool as an agent would, with its permissions, limits and checks."""
+    folders = folders_of(config, data)
     configure_logging("warning")
     arguments = sys.stdin.read() if arguments == "-" else arguments
-    try:
+    with reported_errors(as_json=json):
         result = asyncio.run(_call(folders, tool, arguments, agent))
-    except AstromeshError as error:
-        raise typer.Exit(report(error, as_json=as_json)) from None
-    except KeyboardInterrupt:
-        note("cancelled")
-        raise typer.Exit(CANCELLED) from None
-    if as_json:
+    if json:
         print_json(_result_json(result))
     elif result.ok:
         print(plain(result.content))
@@ -85,5 +91,5 @@ async def _tools(folders: tuple[Path, Path]) -> list[JsonObject]:
 
 async def _call(folders: tuple[Path, Path], tool: str, arguments: str, agent: str) -> ToolResult:
     async with AgentRuntime(folders[0], data_dir=folders[1]) as runtime:
-        whose = runtime.agent(agent) if agent else runtime.directory.with_tool(tool)
-        return await call_tool(whose, tool, arguments, runtime.clock)
+        owner = runtime.agent(agent) if agent else runtime.directory.with_tool(tool)
+        return await call_tool(owner, tool, arguments, runtime.clock)

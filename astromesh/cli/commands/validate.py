@@ -1,11 +1,15 @@
-"""`astromesh validate`, and the checked configuration that other commands start from."""
+"""`astromesh validate`: reports every fault of a configuration; other commands load a valid one here."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from astromesh.cli.errors import USAGE_ERROR
+from astromesh.cli.options import CONFIG_FOLDER, Config, Json
 from astromesh.cli.terminal import note, print_json
 from astromesh.config.folder import FILE_FOLDERS, SINGLE_FILES, Configuration, Faults, load
 from astromesh.errors import InvalidInput, InvalidManifest
@@ -16,13 +20,13 @@ from astromesh.types import JsonObject
 
 
 def load_valid(folder: Path, *, strict: bool = False) -> Configuration:
-    """A configuration that can run; warnings and broken agents go to stderr.
+    """Loads a configuration that can run, and prints its warnings and broken agents to stderr.
 
     Args:
         strict: broken agents are faults.
 
     Raises:
-        InvalidConfiguration: every fault that stands in the way.
+        InvalidConfiguration: with every fault.
     """
     configuration = load_configuration(folder, Plugins())
     configuration.require_sound(strict=strict)
@@ -31,12 +35,12 @@ def load_valid(folder: Path, *, strict: bool = False) -> Configuration:
 
 
 def print_warnings(configuration: Configuration) -> None:
-    """Prints what does not stand in the way but deserves a look: once, where many places say the same."""
+    """Prints warnings and broken agents; a warning of many places only once."""
     alike: dict[str, list[InvalidManifest]] = {}
     for warning in configuration.warnings:
         alike.setdefault(warning.message, []).append(warning)
     for warning, *more in alike.values():
-        others = f" (and {len(more)} more such places: 'astromesh validate' lists them)" if more else ""
+        others = f" (and {len(more)} more places; 'astromesh validate' lists them)" if more else ""
         note(f"warning: {warning}{others}", "yellow")
     for name, faults in configuration.broken.items():
         note(f"warning: the agent {name!r} is broken and answers 503:", "yellow")
@@ -44,32 +48,37 @@ def print_warnings(configuration: Configuration) -> None:
             note(f"  {fault}", "yellow")
 
 
-# Agents that a key is made for and that the configuration does not have.
-
-
 def warn_of_unknown_agents(config: Path, agents: Sequence[str]) -> None:
-    """Warns: they may come later, and may be slips of the pen. Without a configuration nobody knows."""
+    """Warns of agents of a key that the configuration does not have: a typing error, or an agent to come."""
     if not config.is_dir():
         return
     found = load(config)
-    there = {*found.agents, *found.broken}
+    known = {*found.agents, *found.broken}
     for name in agents:
-        if name not in there:
-            hint = did_you_mean(name, there)
+        if name not in known:
+            hint = did_you_mean(name, known)
             note(f"warning: unknown agent `{name}` in {config}{f'. {hint}' if hint else ''}", "yellow")
 
 
-# `astromesh validate`: everything that is wrong with a configuration, at once.
+def validate(
+    path: Annotated[
+        Path | None, typer.Argument(metavar="[PATH]", help="A folder or one file; default: --config.")
+    ] = None,
+    config: Config = CONFIG_FOLDER,
+    json: Json = False,
+) -> None:
+    """Report every fault of a configuration."""
+    raise typer.Exit(report_faults(path or config, as_json=json))
 
 
-def validate(path: Path, *, as_json: bool) -> int:
-    """Prints faults and warnings of a folder, or of one file in the light of its folder.
+def report_faults(path: Path, *, as_json: bool = False) -> int:
+    """Prints faults and warnings of a folder, or of one file within its folder.
 
     Returns:
         The exit code: 2 where there is a fault.
 
     Raises:
-        InvalidInput: a file that no configuration would read.
+        InvalidInput: no configuration reads the file.
     """
     folder = _folder_of(path) if path.is_file() else path
     configuration = load_configuration(folder, Plugins())
@@ -98,7 +107,7 @@ def _print_findings(path: Path, configuration: Configuration, faults: Faults, wa
 
 
 def _folder_of(path: Path) -> Path:
-    """The configuration folder that reads this file."""
+    """Returns the configuration folder that reads this file."""
     parent = path.parent
     if path.name in SINGLE_FILES:
         return parent
@@ -106,7 +115,7 @@ def _folder_of(path: Path) -> Path:
     if kind is not None and path.name.endswith(kind[0]):
         return path.resolve().parent.parent
     read = [*SINGLE_FILES, *(f"{folder}/*{kind[0]}" for folder, kind in FILE_FOLDERS.items())]
-    raise InvalidInput(f"No configuration reads {path}. Files are: {', '.join(read)}.")
+    raise InvalidInput(f"No configuration reads {path}. It reads {', '.join(read)}.")
 
 
 def _about(path: Path, faults: Iterable[InvalidManifest]) -> Faults:

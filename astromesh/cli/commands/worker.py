@@ -1,4 +1,4 @@
-"""`astromesh worker`: durable runs and Tasks, beside the servers of one database, until a signal ends it."""
+"""`astromesh worker`: works on durable runs and Tasks, beside the servers of one database."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 import uvloop
 
 from astromesh.cli.commands.validate import load_valid
+from astromesh.cli.options import CONFIG_FOLDER, DATA_FOLDER, Config, Data, folders_of
 from astromesh.cli.shutdown import exit_within
 from astromesh.cli.terminal import note
 from astromesh.config.folder import Configuration
@@ -16,19 +17,13 @@ from astromesh.durable.writer import retry_while_unavailable
 from astromesh.runtime.engine import AgentRuntime
 from astromesh.telemetry.logs import configure_logging
 
-#: seconds that runs under way get after SIGTERM; then another worker takes them up
+#: seconds that active runs get after SIGTERM; then another worker takes them over
 GRACE = 30.0
 
 
-def run_worker(folders: tuple[Path, Path]) -> None:
-    """Works until SIGTERM or Ctrl-C; then what is not done is handed over.
-
-    Args:
-        places: folders of the configuration and of the data.
-
-    Raises:
-        ConfigError: faults of the configuration.
-    """
+def worker(config: Config = CONFIG_FOLDER, data: Data = DATA_FOLDER) -> None:
+    """Work on durable runs beside the servers of the same database. SIGTERM or Ctrl-C ends it."""
+    folders = folders_of(config, data)
     configuration = load_valid(folders[0], strict=False)
     spec = configuration.runtime.spec
     configure_logging(spec.telemetry.log_level, spec.telemetry.log_format)

@@ -1,4 +1,4 @@
-"""`astromesh workflow`: validate, graph, run, inspect, record, replay and eval."""
+"""`astromesh workflow`: validate, graph, run, record, replay, eval and inspect."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ import asyncio
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import orjson
 import typer
 
 from astromesh.access.scopes import Viewer
-from astromesh.cli.errors import CANCELLED, RUN_FAILED, USAGE_ERROR, report
+from astromesh.cli.errors import RUN_FAILED, USAGE_ERROR, reported_errors
+from astromesh.cli.options import CONFIG_FOLDER, DATA_FOLDER, Config, Data, Json, folders_of
 from astromesh.cli.printer import JsonEvents
 from astromesh.cli.terminal import LineReader, note, print_json
-from astromesh.errors import AstromeshError, InvalidInput, InvalidManifest, WorkflowNotFound
+from astromesh.errors import InvalidInput, InvalidManifest, WorkflowNotFound
 from astromesh.plugins import Plugins
 from astromesh.runtime.config_loader import load_configuration, workflow_folder
 from astromesh.runtime.engine import AgentRuntime
@@ -32,9 +33,23 @@ from astromesh.workflow.plan import to_mermaid
 from astromesh.workflow.project import CheckedFolder, check_folder
 from astromesh.workflow.recording import Recording
 
+app = typer.Typer()
+T = TypeVar("T")
+#: the principal of this machine's shell
+OPERATOR = Viewer("default", None)
+STEP_HELP = "Enter or `step` runs the stage, `resume` all that follow, `cancel` ends the Task."
+Name = Annotated[str, typer.Argument(metavar="NAME", help="Folder in workflows/, or a path.")]
+Start = Annotated[str, typer.Option(metavar="NODE", help="Start node; default: the default one.")]
 
-def validate(config: Path, name: str, *, as_json: bool) -> int:
-    """Prints everything that is wrong with a workflow.
+
+@app.command()
+def validate(name: Name, config: Config = CONFIG_FOLDER, json: Json = False) -> None:
+    """Report every fault of a workflow."""
+    raise typer.Exit(report_faults(config, name, as_json=json))
+
+
+def report_faults(config: Path, name: str, *, as_json: bool = False) -> int:
+    """Prints faults and warnings of a workflow.
 
     Returns:
         The exit code: 2 where there is a fault.
@@ -57,35 +72,36 @@ def validate(config: Path, name: str, *, as_json: bool) -> int:
     return 0
 
 
-def graph(config: Path, name: str) -> int:
-    """Prints the workflow as a Mermaid diagram; faults instead where it has some."""
+@app.command()
+def graph(name: Name, config: Config = CONFIG_FOLDER) -> None:
+    """Draw a workflow as a Mermaid diagram; report its faults where it has some."""
     checked = _check(config, name)
     if checked.faults or checked.folder.workflow is None:
-        return validate(config, name, as_json=False)
+        raise typer.Exit(report_faults(config, name))
     print(to_mermaid(checked.folder.workflow))
-    return 0
 
 
+@app.command()
 def run(
-    folders: tuple[Path, Path], name: str, input: str, start: str, *, as_json: bool, trace: bool, stream: bool
+    name: Name,
+    input: Annotated[str, typer.Argument(help="JSON or text; '@FILE' reads a file, '-' stdin.")] = "null",
+    config: Config = CONFIG_FOLDER,
+    data: Data = DATA_FOLDER,
+    start: Start = "",
+    json: Json = False,
+    trace: Annotated[bool, typer.Option("--trace", help="Print Tasks and history as well, as JSON.")] = False,
+    stream: Annotated[bool, typer.Option("--stream", help="Print the run's events as they come.")] = False,
 ) -> None:
-    """Runs a Task and prints its output.
-
-    Raises:
-        typer.Exit: with the code of what went wrong.
-    """
-    configure_logging("warning")
+    """Run a workflow on one input, without a server."""
     printer = JsonEvents()
     sinks: tuple[EventSink, ...] = (printer,) if stream else ()
-    try:
-        result = asyncio.run(_run(folders, name, parse_input(input), start or None, sinks))
-    except AstromeshError as error:
-        raise typer.Exit(report(error, as_json=as_json)) from None
-    except KeyboardInterrupt:
-        note("cancelled")
-        raise typer.Exit(CANCELLED) from None
+
+    async def work(workflows: WorkflowTasks, workflow: Workflow) -> TaskResult:
+        return await workflows.run(workflow.name, TaskRequest(parse_input(input), start or None), sinks=sinks)
+
+    result = in_runtime(folders_of(config, data), name, work, as_json=json)
     printer.finish()
-    if as_json or trace:
+    if json or trace:
         print_json(result.with_trace() if trace else result.to_json())
     else:
         _print_result(result)
@@ -94,7 +110,7 @@ def run(
 
 
 def parse_input(text: str) -> Any:
-    """The input: JSON, `@FILE` with JSON, `-` for stdin; what is no JSON is a text.
+    """Returns an input: JSON, `@FILE` with JSON, `-` for stdin. A text that is not JSON is the input itself.
 
     Raises:
         InvalidInput: the file cannot be read.
@@ -105,19 +121,11 @@ def parse_input(text: str) -> Any:
         try:
             text = Path(text[1:]).read_text()
         except (OSError, UnicodeDecodeError) as error:
-            raise InvalidInput(f"The file {text[1:]} cannot be read: {error}.") from error
+            raise InvalidInput(f"Cannot read the file {text[1:]}: {error}.") from error
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError:
         return text
-
-
-async def _run(
-    folders: tuple[Path, Path], name: str, input: Any, start: str | None, sinks: tuple[EventSink, ...]
-) -> TaskResult:
-    async with AgentRuntime(folders[0], data_dir=folders[1]) as runtime:
-        workflow = await runtime.workflows.loaded.open(name)
-        return await runtime.workflows.run(workflow.name, TaskRequest(input, start), sinks=sinks)
 
 
 def _check(config: Path, name: str) -> CheckedFolder:
@@ -146,32 +154,28 @@ def _fault_json(fault: InvalidManifest) -> JsonObject:
     }  # fmt: skip
 
 
-#: who works with a workflow on this machine
-OPERATOR = Viewer("default", None)
+# -- recordings and evaluations ----------------------------------------------------------------------------
 
 
-# `astromesh workflow record`, `replay` and `eval`: recordings, and what is expected of them.
-
-T = TypeVar("T")
-
-
+@app.command()
 def record(
-    folders: tuple[Path, Path], name: str, input: str, start: str, out: Path, golden: Path | None
+    name: Name,
+    input: Annotated[str, typer.Argument(help="JSON or text; '@FILE' reads a file, '-' stdin.")],
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The recording.")],
+    config: Config = CONFIG_FOLDER,
+    data: Data = DATA_FOLDER,
+    start: Start = "",
+    golden: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="File for the outcome, for an assertion `golden`.")
+    ] = None,
 ) -> None:
-    """Runs a Task and writes what it asked models and tools, and what they answered.
-
-    Args:
-        golden: where its outcome is written, for an assertion `golden`.
-
-    Raises:
-        typer.Exit: with the code of what went wrong.
-    """
+    """Run a workflow and record what its models and tools answer."""
 
     async def work(workflows: WorkflowTasks, workflow: Workflow) -> tuple[TaskResult, Recording]:
         result = await workflows.run(workflow.name, TaskRequest(parse_input(input), start or None))
         return result, await workflows.tasks.recording(result.task_id, OPERATOR)
 
-    result, recording = in_runtime(folders, name, work)
+    result, recording = in_runtime(folders_of(config, data), name, work)
     recording.write(out)
     if golden is not None:
         golden.parent.mkdir(parents=True, exist_ok=True)
@@ -180,12 +184,17 @@ def record(
     note(f"{result.status}: {len(recording.stages)} stages in {out}")
 
 
-def replay(folders: tuple[Path, Path], name: str, recording: str, *, as_json: bool) -> None:
-    """Replays a recording, or a Task that is kept; nothing is asked and nothing is kept.
-
-    Raises:
-        typer.Exit: with 1 where it diverges.
-    """
+@app.command()
+def replay(
+    name: Name,
+    recording: Annotated[
+        str, typer.Argument(metavar="FILE", help="A recording, or the id of a stored Task.")
+    ],
+    config: Config = CONFIG_FOLDER,
+    data: Data = DATA_FOLDER,
+    json: Json = False,
+) -> None:
+    """Run a recorded Task again, offline, and report the first divergence."""
     loaded = Recording.read(Path(recording)) if Path(recording).is_file() else None
 
     async def work(workflows: WorkflowTasks, workflow: Workflow) -> JsonObject:
@@ -193,34 +202,38 @@ def replay(folders: tuple[Path, Path], name: str, recording: str, *, as_json: bo
             return await workflows.replays.replay_recording(workflow.name, loaded)
         return await workflows.replays.replay(recording, OPERATOR)
 
-    told = in_runtime(folders, name, work, as_json=as_json)
-    if as_json:
-        print_json(told)
-    elif told["same"]:
-        print(f"the same: {' → '.join(told['path'])}")
+    outcome = in_runtime(folders_of(config, data), name, work, as_json=json)
+    if json:
+        print_json(outcome)
+    elif outcome["same"]:
+        print(f"the same: {' → '.join(outcome['path'])}")
     else:
-        note(told["divergence"]["message"], "red")
-    if not told["same"]:
+        note(outcome["divergence"]["message"], "red")
+    if not outcome["same"]:
         raise typer.Exit(RUN_FAILED)
 
 
-def evaluate(folders: tuple[Path, Path], name: str, suite: str, tag: str, *, as_json: bool) -> None:
-    """Runs the suites of evaluations.yaml.
-
-    Raises:
-        typer.Exit: with 1 where a case does not pass.
-    """
+@app.command("eval")
+def evaluate(
+    name: Name,
+    config: Config = CONFIG_FOLDER,
+    data: Data = DATA_FOLDER,
+    suite: Annotated[str, typer.Option(metavar="NAME", help="Only this suite.")] = "",
+    tag: Annotated[str, typer.Option(metavar="TAG", help="Only suites with this tag.")] = "",
+    json: Json = False,
+) -> None:
+    """Run the suites of evaluations.yaml; exit code 1 where a case does not pass."""
 
     async def work(workflows: WorkflowTasks, workflow: Workflow) -> JsonObject:
         return await workflows.evaluate(workflow.name, suite, tag)
 
-    told = in_runtime(folders, name, work, as_json=as_json)
-    if as_json:
-        print_json(told)
+    outcome = in_runtime(folders_of(config, data), name, work, as_json=json)
+    if json:
+        print_json(outcome)
     else:
-        for case in told["cases"]:
+        for case in outcome["cases"]:
             _print_case(case)
-    if not told["passed"]:
+    if not outcome["passed"]:
         raise typer.Exit(RUN_FAILED)
 
 
@@ -231,22 +244,20 @@ def in_runtime(
     *,
     as_json: bool = False,
 ) -> T:
-    """What `work` answers, in a runtime of its own.
+    """Returns the result of `work` in a new runtime.
 
     Raises:
-        typer.Exit: with the code of the error.
+        typer.Exit: with the code of an error, or of Ctrl-C.
     """
     configure_logging("warning")
 
-    async def opened() -> Any:
+    async def work_in_runtime() -> T:
         async with AgentRuntime(folders[0], data_dir=folders[1]) as runtime:
             return await work(runtime.workflows, await runtime.workflows.loaded.open(name))
 
-    try:
-        answer: T = asyncio.run(opened())
-    except AstromeshError as error:
-        raise typer.Exit(report(error, as_json=as_json)) from None
-    return answer
+    with reported_errors(as_json=as_json):
+        return asyncio.run(work_in_runtime())
+    raise AssertionError
 
 
 def _print_case(case: JsonObject) -> None:
@@ -258,16 +269,40 @@ def _print_case(case: JsonObject) -> None:
             note(f"  {one['type']}: {one['message']}", "red")
 
 
-# `astromesh workflow inspect`: a kept Task stage by stage, or a new one that waits before each (E54).
+# -- the inspector -----------------------------------------------------------------------------------------
 
-STEP_HELP = "Enter or `step` runs the stage, `resume` all that follow, `cancel` ends the Task."
+
+@app.command("inspect")
+def inspect_task(
+    name: Name,
+    what: Annotated[
+        str, typer.Argument(metavar="TASK|INPUT", help="Id of a stored Task, or an input to step through.")
+    ],
+    config: Config = CONFIG_FOLDER,
+    data: Data = DATA_FOLDER,
+    stage: Annotated[
+        str, typer.Option(metavar="STAGE", help="Of a stored Task: run it again, into a scratch record.")
+    ] = "",
+    path: Annotated[str, typer.Option(metavar="PATH", help="With --stage: the descendant that ran it.")] = "",
+    before: Annotated[
+        list[str] | None,
+        typer.Option(metavar="STAGE", help="Pause only before this stage; repeatable. Default: every one."),
+    ] = None,
+    start: Start = "",
+) -> None:
+    """Show a stored Task, or step through a new one: context packages, inputs, outputs."""
+    folders = folders_of(config, data)
+    if what.startswith("task_"):
+        inspect(folders, name, what, stage, path)
+    else:
+        step_through(folders, name, what, start, before or [])
 
 
 def inspect(folders: tuple[Path, Path], name: str, task_id: str, stage: str, path: str) -> None:
-    """Prints the trace of a kept Task, or one stage of it beside a further run of it.
+    """Prints the trace of a stored Task, or one stage of it beside a new run of that stage.
 
     Raises:
-        typer.Exit: with the code of the error: there is no such Task or stage, or it has not ended.
+        typer.Exit: there is no such Task or stage, or the Task has not ended.
     """
 
     async def work(workflows: WorkflowTasks, workflow: Workflow) -> JsonObject:
@@ -279,20 +314,20 @@ def inspect(folders: tuple[Path, Path], name: str, task_id: str, stage: str, pat
 
 
 def step_through(folders: tuple[Path, Path], name: str, input: str, start: str, before: list[str]) -> None:
-    """Runs a Task that waits before its stages, for what is typed.
+    """Runs a Task that pauses before its stages and waits for a typed command.
 
     Args:
-        before: only these stages; empty: every one.
+        before: the stages to pause before; empty: every one.
 
     Raises:
-        typer.Exit: with the code of the error.
+        typer.Exit: with the code of an error.
     """
 
     async def work(workflows: WorkflowTasks, workflow: Workflow) -> JsonObject:
         assert workflow.engine is not None
         workflow.engine.project.require_stages(before)
         row = await workflows.accept(workflow.name, TaskRequest(parse_input(input), start or None))
-        workflow.inspector.pause(row.task_id, before)  # at once: its first stage begins with the next await
+        workflow.inspector.pause(row.task_id, before)  # before the next await, which starts the first stage
         return await _run_stepwise(workflows, workflow, row.task_id)
 
     print_json(in_runtime(folders, name, work))

@@ -1,7 +1,7 @@
 """`astromesh workflow repl`: each line becomes a Task of a workflow (document 004, section 8.9).
 
-`Session` is what custom commands get as their second argument; its `ask` and `queue` are the engine's
-`run` and `submit`.
+Custom commands get a `Session` as their second argument. Its `ask` and `queue` are the engine's `run` and
+`submit`.
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 from uuid import uuid4
 
 import orjson
 import typer
 
-from astromesh.cli.commands.workflow import OPERATOR, parse_input
+from astromesh.cli.commands.workflow import OPERATOR, Name, Start, app, parse_input
 from astromesh.cli.errors import RUN_FAILED, report
+from astromesh.cli.options import CONFIG_FOLDER, DATA_FOLDER, Config, Data, folders_of
 from astromesh.cli.terminal import LineReader, note, write
 from astromesh.config.workflow.operations import CommandProfile, CustomCommand, InputMapping, ProfilesFile
 from astromesh.errors import AstromeshError, InvalidInput
@@ -34,15 +35,56 @@ from astromesh.workflow.base import TaskResult
 from astromesh.workflow.operations import call_function, load_operation
 from astromesh.workflow.project import PROFILES_FILE, Project, parse_settings
 
+PROMPT = "> "
 #: bytes of one attached file
 _MAX_ATTACHMENT_BYTES = 1 << 20
+#: characters of an input that /history prints
+_MAX_INPUT = 100
+
+
+@app.command()
+def repl(
+    name: Name,
+    config: Config = CONFIG_FOLDER,
+    data: Data = DATA_FOLDER,
+    profile: Annotated[
+        str, typer.Option(metavar="ID", help="Profile of cli_profiles.yaml; default: its first.")
+    ] = "",
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="E.g. task.timeout_s=60, for this process."),
+    ] = None,
+    workspace: Annotated[Path, typer.Option(metavar="DIR", help="Folder of all attachments.")] = Path(),
+    start: Start = "",
+) -> None:
+    """Work with a workflow line by line; /help lists the commands."""
+    folders = folders_of(config, data)
+    configure_logging("warning")
+    if asyncio.run(_talk(folders, name, profile, settings or [], workspace, start)):
+        raise typer.Exit(RUN_FAILED)
+
+
+async def _talk(
+    folders: tuple[Path, Path], name: str, profile: str, settings: list[str], workspace: Path, start: str
+) -> bool:
+    """Returns whether a line of a pipe failed."""
+    overrides = parse_settings(settings)
+    async with AgentRuntime(folders[0], data_dir=folders[1]) as runtime:
+        workflow = await runtime.workflows.loaded.open(name, overrides)
+        assert workflow.engine is not None
+        project = workflow.engine.project
+        project.plan(start or None)
+        session = Session(runtime.workflows, project, profile_of(project, profile), workspace, start or None)
+        console = Console(session, project, LineReader(PROMPT))
+        failed = await console.talk()
+        return failed and not console.interactive
 
 
 def profile_of(project: Project, profile_id: str) -> CommandProfile:
-    """A profile of cli_profiles.yaml; without a name the first, without a file one that takes JSON or text.
+    """Returns a profile of cli_profiles.yaml; by default the first, or without a file one for JSON and text.
 
     Raises:
-        InvalidInput: there is none of this name.
+        InvalidInput: there is no profile of this name.
     """
     profiles = project.files.file(ProfilesFile).profiles
     if not profile_id:
@@ -52,14 +94,14 @@ def profile_of(project: Project, profile_id: str) -> CommandProfile:
         if profile.id == profile_id:
             return profile
     known = ", ".join(profile.id for profile in profiles) or "none"
-    raise InvalidInput(f"{PROFILES_FILE} of {project.name!r} has no profile {profile_id!r}; known: {known}.")
+    raise InvalidInput(f"{PROFILES_FILE} of {project.name!r} has no profile {profile_id!r}. Known: {known}.")
 
 
 class Session:
     """One session with one workflow. Custom commands get it as their second argument.
 
     Args:
-        workspace: the folder that attachments must lie in.
+        workspace: the folder of all attachments.
         start: a start node, None for the default one.
     """
 
@@ -83,10 +125,10 @@ class Session:
         self.last: TaskRequest | None = None
         self.line = ""
 
-    # -- asking ----------------------------------------------------------------------------------------------
+    # -- Tasks ---------------------------------------------------------------------------------------------
 
     def build_request(self, line: str) -> TaskRequest:
-        """What the engine is asked for a line; it takes the attachments along."""
+        """Returns the request for a line, with the attachments, which it uses up."""
         self.line = line
         attachments, self.attachments = self.attachments, []
         mappings = self.profile.input_mappings
@@ -105,18 +147,18 @@ class Session:
         return TaskRequest(value, self.start)
 
     async def ask(self, request: TaskRequest) -> TaskResult:
-        """Runs a Task to its end; `/retry` asks the same again."""
+        """Runs a Task to its end; `/retry` repeats its request."""
         self.last = request
         result = await self._workflows.run(self._project.name, request, sinks=self.sinks)
         self._append_history(request, result.task_id, result.status, result.output)
         return result
 
     async def run(self, input: Any) -> TaskResult:
-        """For custom commands: a Task with this input."""
+        """Runs a Task with this input, for custom commands."""
         return await self.ask(TaskRequest(input, self.start))
 
     async def queue(self, request: TaskRequest) -> str:
-        """Submits a durable Task and does not wait for it."""
+        """Submits a durable Task without waiting for it, and returns its id."""
         self.last = request
         row = await self._workflows.accept(self._project.name, request)
         self.queued_ids.append(row.task_id)
@@ -127,49 +169,47 @@ class Session:
         return [await self._workflows.tasks.state(task_id, OPERATOR) for task_id in self.queued_ids]
 
     async def wait_for_queue(self) -> list[JsonObject]:
-        """Every submitted Task when it has ended."""
+        """Waits for every submitted Task and returns their states."""
         return [await self._workflows.tasks.ended(task_id, OPERATOR) for task_id in self.queued_ids]
 
-    # -- files -----------------------------------------------------------------------------------------------
+    # -- files ---------------------------------------------------------------------------------------------
 
     def attach(self, path: str) -> JsonObject:
-        """Takes a text file along with the next line.
+        """Attaches a text file to the next line.
 
         Raises:
             InvalidInput: as `read`.
         """
-        found = {"name": Path(path).name, "text": self.read(path)}
-        self.attachments.append(found)
-        return found
+        attachment = {"name": Path(path).name, "text": self.read(path)}
+        self.attachments.append(attachment)
+        return attachment
 
     def read(self, path: str) -> str:
-        """A text file of the workspace.
+        """Returns the text of a file in the workspace.
 
         Raises:
-            InvalidInput: it is none, it is too large, or it lies outside, by whatever link.
+            InvalidInput: it is not a text file, it is too large, or it is outside, also by a link.
         """
         file = (self._workspace / path).resolve()
         if not file.is_relative_to(self._workspace):
-            raise InvalidInput(f"{path} lies outside of the workspace {self._workspace}.")
+            raise InvalidInput(f"{path} is outside of the workspace {self._workspace}.")
         try:
             if file.stat().st_size > _MAX_ATTACHMENT_BYTES:
                 raise InvalidInput(f"{path} is larger than {_MAX_ATTACHMENT_BYTES >> 20} MiB.")
             return file.read_text("utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise InvalidInput(f"{path} is no text file that can be read: {error}.") from error
+            raise InvalidInput(f"Cannot read {path} as a text file: {error}.") from error
 
-    # -- history ---------------------------------------------------------------------------------------------
+    # -- history -------------------------------------------------------------------------------------------
 
     def _load_history(self) -> Sequence[JsonObject]:
         if self._file is None or not self._file.exists():
             return ()
-        found: list[JsonObject] = []
+        entries: list[JsonObject] = []
         for line in self._file.read_bytes().splitlines():
-            try:
-                found.append(orjson.loads(line))
-            except orjson.JSONDecodeError:  # a line that a killed process did not finish
-                continue
-        return found
+            with suppress(orjson.JSONDecodeError):  # a killed process leaves half a line
+                entries.append(orjson.loads(line))
+        return entries
 
     def _append_history(self, request: TaskRequest, task_id: str, status: str, output: Any) -> None:
         entry = {
@@ -189,50 +229,8 @@ class Session:
         return {**input, "attachments": [{"name": one["name"]} for one in input["attachments"]]}
 
 
-# `astromesh workflow repl`: lines become Tasks of a workflow (document 004, section 8.9).
-
-PROMPT = "> "
-
-
-#: characters of an input that /history shows
-_MAX_INPUT = 100
-
-
-def repl(
-    folders: tuple[Path, Path], name: str, profile: str, settings: list[str], workspace: Path, start: str
-) -> None:
-    """Reads lines until they end.
-
-    Args:
-        profile: of cli_profiles.yaml; empty: its first one.
-        settings: `KEY=VALUE`, for this process.
-        workspace: the folder that attachments must lie in.
-
-    Raises:
-        typer.Exit: 1 where nobody sat at the keyboard and something failed.
-    """
-    configure_logging("warning")
-    if asyncio.run(_talk(folders, name, profile, settings, workspace, start)):
-        raise typer.Exit(RUN_FAILED)
-
-
-async def _talk(
-    folders: tuple[Path, Path], name: str, profile: str, settings: list[str], workspace: Path, start: str
-) -> bool:
-    overrides = parse_settings(settings)
-    async with AgentRuntime(folders[0], data_dir=folders[1]) as runtime:
-        workflow = await runtime.workflows.loaded.open(name, overrides)
-        assert workflow.engine is not None
-        project = workflow.engine.project
-        project.plan(start or None)
-        session = Session(runtime.workflows, project, profile_of(project, profile), workspace, start or None)
-        console = Console(session, project, LineReader(PROMPT))
-        failed = await console.talk()
-        return failed and not console.interactive
-
-
 class Console:
-    """Takes the lines of one session, one after the other."""
+    """Handles the lines of one session, one after the other."""
 
     def __init__(self, session: Session, project: Project, lines: LineReader) -> None:
         self._session, self._project, self._lines = session, project, lines
@@ -251,10 +249,10 @@ class Console:
         return self._lines.interactive
 
     async def talk(self) -> bool:
-        """Answers whether anything failed."""
+        """Returns whether anything failed."""
         if self.interactive:
             label = self._session.profile.label or self._project.name
-            note(f"{label}, {self._session.id}\n/help says what there is; Ctrl-C cancels a Task.")
+            note(f"{label}, {self._session.id}\n/help lists the commands; Ctrl-C cancels a Task.")
         while not self._ended and (line := await self._lines.next()) is not None:
             if line:
                 await self._run_guarded(self._handle_line(line))
@@ -262,7 +260,7 @@ class Console:
         return self._failed
 
     async def _run_guarded(self, work: Awaitable[None]) -> None:
-        """A line that fails or is cancelled (Ctrl-C) ends only itself."""
+        """Handles a line. An error or Ctrl-C ends only this line."""
         task = asyncio.ensure_future(work)
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGINT, task.cancel)
@@ -289,9 +287,9 @@ class Console:
         elif name in self._custom_commands:
             await self._custom(self._custom_commands[name], argument.strip())
         else:
-            raise InvalidInput(f"There is no command /{name}; /help lists them.")
+            raise InvalidInput(f"There is no command /{name}. /help lists them.")
 
-    # -- answers ---------------------------------------------------------------------------------------------
+    # -- answers -------------------------------------------------------------------------------------------
 
     async def _ask(self, request: TaskRequest) -> None:
         result = await self._session.ask(request)
@@ -310,7 +308,7 @@ class Console:
         most = self._rules.truncate_output_lines
         write("\n".join(lines[:most]) + "\n")
         if len(lines) > most:
-            note(f"… {len(lines) - most} lines more (presentation_rules.truncate_output_lines)")
+            note(f"… {len(lines) - most} more lines (presentation_rules.truncate_output_lines)")
 
     async def _custom(self, command: CustomCommand, argument: str) -> None:
         function = load_operation(self._project.folder, command.entrypoint)
@@ -318,11 +316,11 @@ class Console:
             answer = await call_function(function, argument, self._session)
         except AstromeshError:
             raise
-        except Exception as error:  # the border of a project's own command
+        except Exception as error:  # a project's own command raised
             raise InvalidInput(f"/{command.name} failed: {type(error).__name__}: {error}") from error
         self._show(answer.output if isinstance(answer, TaskResult) else answer)
 
-    # -- commands --------------------------------------------------------------------------------------------
+    # -- commands ------------------------------------------------------------------------------------------
 
     async def help(self, _: str) -> None:
         for name, (about, _function) in _COMMANDS.items():
@@ -332,13 +330,13 @@ class Console:
             note(f"{names:<11} {own.description}{f' ({own.help})' if own.help else ''}")
 
     async def attach(self, path: str) -> None:
-        found = self._session.attach(path)
-        note(f"{found['name']} goes with the next line")
+        attachment = self._session.attach(path)
+        note(f"{attachment['name']} goes with the next line")
 
     async def history(self, _: str) -> None:
         for entry in self._session.history:
-            asked = orjson.dumps(entry["input"]).decode()
-            write(f"{entry['task_id']}  {entry['status']:<8} {asked[:_MAX_INPUT]}\n")
+            text = orjson.dumps(entry["input"]).decode()
+            write(f"{entry['task_id']}  {entry['status']:<8} {text[:_MAX_INPUT]}\n")
 
     async def retry(self, _: str) -> None:
         await self._ask(self._last())
@@ -347,7 +345,7 @@ class Console:
         last = self._last()
         if not text:
             if not self.interactive:
-                raise InvalidInput("/edit-last needs a text where nobody sits at the keyboard.")
+                raise InvalidInput("/edit-last needs a text when the input is not a terminal.")
             text = await self._lines.next(self._session.line) or ""
         if isinstance(last.input, Mapping):
             self._session.attachments = list(last.input.get("attachments", ()))
@@ -365,11 +363,11 @@ class Console:
 
     def _last(self) -> TaskRequest:
         if self._session.last is None:
-            raise InvalidInput("Nothing was asked yet.")
+            raise InvalidInput("There is no earlier input.")
         return self._session.last
 
     async def _finish_queue(self) -> None:
-        """What is queued ends first; Ctrl-C leaves it to the next process."""
+        """Waits for the queued Tasks. Ctrl-C leaves them to the next process."""
         for state in await self._session.wait_for_queue():
             self._failed = self._failed or state["status"] == "failure"
             note(f"{state['task_id']}: {state['status']}")
@@ -377,24 +375,24 @@ class Console:
 
 
 _COMMANDS: Mapping[str, tuple[str, Callable[[Console, str], Awaitable[None]]]] = {
-    "help": ("says what there is", Console.help),
-    "attach": ("FILE: a text file of the workspace goes with the next line", Console.attach),
-    "history": ("what was asked, and what became of it", Console.history),
-    "retry": ("asks the last input again, as it was", Console.retry),
-    "edit-last": ("[TEXT]: asks the last line again with another text", Console.edit_last),
-    "queue": ("[LINE]: submits a Task and goes on; without a line: those submitted", Console.queue),
-    "quit": ("ends, when what is queued has ended (Ctrl-D, too)", Console.quit),
+    "help": ("lists the commands", Console.help),
+    "attach": ("FILE: attaches a text file of the workspace to the next line", Console.attach),
+    "history": ("lists the inputs with their Tasks", Console.history),
+    "retry": ("runs the last input again", Console.retry),
+    "edit-last": ("[TEXT]: runs the last line again with another text", Console.edit_last),
+    "queue": ("[LINE]: submits a Task without waiting; without a line: lists these Tasks", Console.queue),
+    "quit": ("waits for the queued Tasks and ends (also Ctrl-D)", Console.quit),
 }
 
 
 def _overlay(result: TaskResult, profile: Any) -> list[str]:
-    """What a Task took, in one line or in one for each stage."""
-    rules, told = profile.telemetry_overlays, result.metadata
+    """Returns the times of a Task, in one line or also one for each stage."""
+    rules, metadata = profile.telemetry_overlays, result.metadata
     if not rules.enabled:
         return []
-    usage = told["usage"]
+    usage = metadata["usage"]
     tokens = f", {usage['input_tokens']} + {usage['output_tokens']} tokens" if usage["input_tokens"] else ""
-    summary = f"{result.status}: {' → '.join(result.path)} ({told['latency_ms']:.0f} ms{tokens})"
+    summary = f"{result.status}: {' → '.join(result.path)} ({metadata['latency_ms']:.0f} ms{tokens})"
     if rules.level == "summary":
         return [summary]
     stages = [
@@ -405,15 +403,11 @@ def _overlay(result: TaskResult, profile: Any) -> list[str]:
 
 
 class _Stages:
-    """An EventSink that tells each stage as it begins."""
+    """An EventSink that prints each stage when it starts."""
 
     wants_deltas = False
 
     def send(self, event: Event) -> None:
         if event.type == "stage.started":
-            with suppress(OSError):  # what cannot be printed ends no Task
-                note(f"  {_describe_stage(event.data)} …")
-
-
-def _describe_stage(data: JsonObject) -> str:
-    return f"{data['stage']} of {data['task']}"
+            with suppress(OSError):  # an error of the output does not end the Task
+                note(f"  {event.data['stage']} of {event.data['task']} …")

@@ -256,11 +256,10 @@ def test_a_line_that_was_cut_hides_no_other_and_a_moved_file_begins_anew(tmp_pat
 def test_making_and_revoking_keys_is_noted_without_the_key(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    wanted = keys_command.key_from_options("site", ["agents:run"], [], "web", "acme", 0)
-    keys_command.create(tmp_path, wanted, as_json=True)
+    keys_command.create("site", scope=["agents:run"], user="web", tenant="acme", data=tmp_path, json=True)
     key = json.loads(capsys.readouterr().out)
-    keys_command.revoke(tmp_path, key["id"])
-    audit_command.show(tmp_path, "acme", ("", "", "", 10), as_json=True)
+    keys_command.revoke(key["id"], tmp_path)
+    audit_command.audit(tmp_path, tenant="acme", limit=10, json=True)
     found = json.loads(capsys.readouterr().out)
     assert [(a["action"], a["object"], a["outcome"]) for a in found] == [
         ("key.revoke", key["id"], "done"),

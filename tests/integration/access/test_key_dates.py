@@ -23,13 +23,13 @@ def key(days: float) -> ApiKeyRequest:
 @pytest.mark.parametrize("days", [99_999_999_999.0, MAX_DAYS + 1, float("inf"), float("nan"), -1.0])
 def test_a_date_that_nobody_means_is_refused(tmp_path: Path, days: float) -> None:
     with pytest.raises(InvalidInput, match="36500 days at most"):
-        create(tmp_path, key(days), as_json=True)
+        create("ops", scope=["metrics:read"], expires=days, data=tmp_path, json=True)
 
 
 def test_the_last_day_there_may_be_is_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    create(tmp_path, key(MAX_DAYS), as_json=True)
+    create("ops", scope=["metrics:read"], expires=MAX_DAYS, data=tmp_path, json=True)
     made = json.loads(capsys.readouterr().out)
-    list_keys(tmp_path, as_json=True)
+    list_keys(tmp_path, json=True)
     assert [line["expires_at"] for line in json.loads(capsys.readouterr().out)] == [made["expires_at"]]
 
 
@@ -44,5 +44,5 @@ def test_a_key_of_an_older_file_beyond_all_dates_is_listed(
             await (await ApiKeyStore.open(database, ManualClock(far))).create(key(1))
 
     asyncio.run(made())
-    list_keys(tmp_path, as_json=as_json)
+    list_keys(tmp_path, json=as_json)
     assert "9999-12-31" in capsys.readouterr().out

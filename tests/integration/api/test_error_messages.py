@@ -66,7 +66,7 @@ async def test_who_names_no_agent_in_a_terminal_reads_which_there_are(tmp_path: 
     folder = write(tmp_path, manifest("one"), manifest("two"))
     async with runtime_of(folder, ScriptedProvider()) as runtime:
         assert find_agent(runtime, "two").name == "two"
-        with pytest.raises(AgentNotFoundError, match="There are: one, two"):
+        with pytest.raises(AgentNotFoundError, match="Known: one, two"):
             find_agent(runtime, "xyz")
         with pytest.raises(AgentNotFoundError, match="Did you mean 'two'"):
             find_agent(runtime, "tow")

@@ -19,8 +19,8 @@ import yaml
 from starlette.testclient import TestClient
 
 from astromesh.api.app import create_app
-from astromesh.cli.main import SECRETS_VARIABLE, load_secret_files
-from astromesh.cli.main import app as command_line
+from astromesh.cli.main import complete_app
+from astromesh.cli.startup import SECRETS_VARIABLE, load_secret_files
 from astromesh.config.folder import load
 from astromesh.errors import ConfigError
 from astromesh.plugins import Plugins
@@ -80,7 +80,7 @@ def test_the_image_installs_what_is_pinned_with_every_extra() -> None:
 def test_every_command_is_one_of_ours(argv: list[str]) -> None:
     program, name, *_ = argv
     assert program == "astromesh"
-    group = typer.main.get_command(command_line)
+    group = typer.main.get_command(complete_app())
     assert name in group.commands  # type: ignore[attr-defined]
 
 

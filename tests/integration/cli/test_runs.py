@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from astromesh.access.audit import AuditFilter, AuditLog
 from astromesh.cli.commands.audit import shell_user
-from astromesh.cli.main import app
+from astromesh.cli.main import complete_app
 from astromesh.errors import Interrupted, InvalidInput, NotWaiting, RunNotFound, UpstreamError
 from astromesh.runtime.engine import AgentRuntime
 from astromesh.runtime.records import RunRequest
@@ -31,7 +31,7 @@ def empty(folder: Path) -> list[str]:
 
 async def cli(*args: str) -> Any:
     """The result of a command in a thread, so that the runtime of the test goes on."""
-    result = await asyncio.to_thread(CliRunner().invoke, app, ["runs", *args, "--json"])
+    result = await asyncio.to_thread(CliRunner().invoke, complete_app(), ["runs", *args, "--json"])
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     assert result.exit_code == 0, result.output

@@ -21,7 +21,7 @@ def test_what_many_places_say_is_told_once(
     load_valid(folder)
     [told] = [line for line in capsys.readouterr().err.splitlines() if "ABSENT_KEY" in line]
     assert "one.agent.yaml" in told
-    assert "2 more such places" in told
+    assert "2 more places" in told
     assert "astromesh validate" in told
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from astromesh.cli.commands.validate import validate
+from astromesh.cli.commands.validate import report_faults
 from astromesh.testing import ScriptedProvider
 from tests.integration.agents_folder import manifest, runtime_of, write
 
@@ -38,7 +38,7 @@ def test_validate_finds_every_fault_of_a_graph_by_line_and_column(tmp_path, caps
         "    - {name: d, default_next: nowhere}\n"
         "  finalizer: gone\n"
     )
-    assert validate(folder_of(tmp_path, spec), as_json=False) == 2
+    assert report_faults(folder_of(tmp_path, spec)) == 2
     told = capsys.readouterr().out
     for line, column, words in (
         (6, 7, "must be a mapping, not 5"),
@@ -55,7 +55,7 @@ def test_validate_finds_every_fault_of_a_graph_by_line_and_column(tmp_path, caps
 
 @pytest.mark.parametrize("spec", ["  nodes: []\n", "  nodes: null\n", SOUND + "  edges: null\n"])
 def test_an_empty_graph_is_a_fault(tmp_path, capsys, spec):
-    assert validate(folder_of(tmp_path, spec), as_json=False) == 2
+    assert report_faults(folder_of(tmp_path, spec)) == 2
     assert "vo.graph.yaml:" in capsys.readouterr().out
 
 
@@ -64,7 +64,7 @@ def test_tools_and_roles_that_the_agent_does_not_have_are_its_faults(tmp_path, c
     tools = [{"name": "search", "type": "builtin", "builtin": "current_time"}]
     model = {"roles": {"careful": {"primary": {"provider": "embedded", "model": "m"}}}}
     folder = folder_of(tmp_path, spec, tools=tools, model=model)
-    assert validate(folder, as_json=False) == 2
+    assert report_faults(folder) == 2
     told = capsys.readouterr().out
     assert "uses the tool `serch`" in told
     assert "vo.graph.yaml:6:39" in told
@@ -74,7 +74,7 @@ def test_tools_and_roles_that_the_agent_does_not_have_are_its_faults(tmp_path, c
 
 
 def test_a_sound_graph_is_fine(tmp_path, capsys):
-    assert validate(folder_of(tmp_path, SOUND), as_json=False) == 0
+    assert report_faults(folder_of(tmp_path, SOUND)) == 0
 
 
 async def test_at_serve_the_faults_of_a_graph_are_known_and_its_agent_points_there(tmp_path):

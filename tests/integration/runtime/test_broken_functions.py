@@ -11,7 +11,7 @@ import typer
 
 from astromesh.cli.commands.agents import run
 from astromesh.cli.commands.doctor import doctor
-from astromesh.cli.commands.validate import validate
+from astromesh.cli.commands.validate import report_faults
 from astromesh.runtime.engine import AgentRuntime
 from tests.integration.agents_folder import manifest, write
 
@@ -49,7 +49,7 @@ def places(tmp_path: Path) -> tuple[Path, Path]:
 def test_validate_says_the_place_of_each(
     places: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert validate(places[0], as_json=False) == 2
+    assert report_faults(places[0]) == 2
     told = capsys.readouterr().out.splitlines()
     assert len(told) == 3
     for name, says in (("pattern", "look-around"), ("hook", "the hook breaks"), ("syntax", "SyntaxError")):
@@ -63,7 +63,9 @@ def test_validate_says_the_place_of_each(
 def test_doctor_says_which_agents_cannot_run(
     places: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert doctor(places, as_json=False) == 2
+    with pytest.raises(typer.Exit) as ended:
+        doctor(*places)
+    assert ended.value.exit_code == 2
     said = capsys.readouterr().out
     assert "good  can run" in said
     assert "context  can run" in said
@@ -72,10 +74,10 @@ def test_doctor_says_which_agents_cannot_run(
 def test_the_other_agents_run(places: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
     """Their owner is told of the broken ones only where one of them is asked for."""
     for name in ("good", "context"):
-        run(places, name, "hi", "", as_json=False, stream=False)
+        run(name, "hi", *places)
         assert capsys.readouterr().out
     with pytest.raises(typer.Exit) as caught:
-        run(places, "pattern", "hi", "", as_json=False, stream=False)
+        run("pattern", "hi", *places)
     assert caught.value.exit_code == 2
     assert "look-around" in capsys.readouterr().err
 

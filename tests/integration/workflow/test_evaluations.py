@@ -42,7 +42,7 @@ def test_the_sample_passes_its_suite_without_model_key_or_network(
 ) -> None:
     """The recordings that lie beside the sample, as `scripts/record_workflows.py` recorded them."""
     sample(config)
-    command.evaluate((config, tmp_path / "data"), NAME, "", "ci", as_json=True)
+    command.evaluate(NAME, config, tmp_path / "data", tag="ci", json=True)
     told = json.loads(capsys.readouterr().out)
     assert told["passed"] and [case["case"] for case in told["cases"]] == [
         "simple_contract", "complex_contract", "rejected_contract",
@@ -97,11 +97,11 @@ def test_e58_the_command_ends_with_1_where_a_case_does_not_pass(
 ) -> None:
     small(config, evaluations=f"{CASE}          - {{type: status, expected: partial}}\n")
     with pytest.raises(typer.Exit) as ended:
-        command.evaluate((config, tmp_path / "data"), "small", "", "", as_json=False)
+        command.evaluate("small", config, tmp_path / "data")
     assert ended.value.exit_code == 1
     assert "FAILED  all/one" in capsys.readouterr().out
     with pytest.raises(typer.Exit) as ended:
-        command.evaluate((config, tmp_path / "data"), "small", "nightly", "", as_json=False)
+        command.evaluate("small", config, tmp_path / "data", "nightly")
     assert ended.value.exit_code == 2
 
 
@@ -222,8 +222,8 @@ def test_record_writes_what_replay_plays(
     config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     places, file = (small(config), tmp_path / "data"), tmp_path / "recordings" / "one.json"
-    command.record(places, "small", "21", "", file, tmp_path / "golden.json")
-    command.replay(places, "small", str(file), as_json=False)
+    command.record("small", "21", file, *places, golden=tmp_path / "golden.json")
+    command.replay("small", str(file), *places)
     assert capsys.readouterr().out == "the same: s → x → e\n"
     assert json.loads((tmp_path / "golden.json").read_text())["output"] == 42
     assert (ROOT / "config" / "workflows" / NAME / "evals").is_dir()

@@ -208,12 +208,12 @@ def test_the_command_encrypts_what_it_reads(
 ) -> None:
     file = tmp_path / "key"
     monkeypatch.setattr("sys.stdin", io.StringIO("s3cret\n"))
-    command.encrypt("", file, makes_key=True)
+    command.encrypt("", file, new_key=True)
     token = capsys.readouterr().out
     assert file.stat().st_mode & 0o777 == 0o600
     spec = auth(type="encrypted", key_file="key")
     assert read_secret(spec, tmp_path, {"KEY": token}) == "s3cret"
     with pytest.raises(InvalidInput, match="cannot be written"):
-        command.encrypt("", file, makes_key=True)
+        command.encrypt("", file, new_key=True)
     with pytest.raises(InvalidInput, match="Name the key"):
-        command.encrypt("", None, makes_key=False)
+        command.encrypt("", None, new_key=False)

@@ -39,12 +39,12 @@ def test_it_validates_runs_and_evaluates_at_once(
     """Without a key; neither a fault nor a warning."""
     places = (project / "config", tmp_path / "data")
     capsys.readouterr()
-    assert workflow_command.validate(places[0], "sorter", as_json=True) == 0
+    assert workflow_command.report_faults(places[0], "sorter", as_json=True) == 0
     assert json.loads(capsys.readouterr().out) == {"faults": [], "warnings": []}
     asked = '{"text": "The site is down!"}'
-    workflow_command.run(places, "sorter", asked, "", as_json=True, trace=False, stream=False)
+    workflow_command.run("sorter", asked, *places, json=True)
     assert json.loads(capsys.readouterr().out)["output"]["team"] == "operations"
-    workflow.evaluate(places, "sorter", "", "ci", as_json=True)
+    workflow.evaluate("sorter", *places, tag="ci", json=True)
     told = json.loads(capsys.readouterr().out)
     assert told["passed"] and [case["case"] for case in told["cases"]] == ["calm", "urgent"]
 
@@ -75,11 +75,11 @@ def test_both_of_its_server_settings_are_sound(project: Path) -> None:
     inside = yaml.safe_load((project / "docker" / "runtime.yaml").read_text())["spec"]
     assert (inside["api"]["host"], inside["auth"]["mode"]) == ("0.0.0.0", "api_key")
     (project / "config" / "runtime.yaml").write_text((project / "docker" / "runtime.yaml").read_text())
-    assert validating.validate(project / "config", as_json=True) == 0
+    assert validating.report_faults(project / "config", as_json=True) == 0
 
 
 def test_a_template_or_name_that_there_is_not_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match="there are agent, workflow"):
+    with pytest.raises(InvalidInput, match="Known: agent, workflow"):
         command.new(tmp_path / "a", "", "graph")
-    with pytest.raises(InvalidInput, match="no name for a workflow"):
+    with pytest.raises(InvalidInput, match="cannot name a workflow"):
         command.new(tmp_path / "b", "a.b", "workflow")

@@ -65,7 +65,7 @@ def typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
         monkeypatch.setattr("sys.stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
         places = (config, tmp_path / "data")
         try:
-            command.repl(places, "small", profile, list(settings), tmp_path, "")
+            command.repl("small", *places, profile=profile, settings=list(settings), workspace=tmp_path)
         except typer.Exit as ended:
             return (ended.exit_code, *capsys.readouterr())
         return (0, *capsys.readouterr())
@@ -128,7 +128,7 @@ def test_a_profile_says_how_outputs_are_shown_and_which_commands_there_are(
     said = out.splitlines()
     assert code == 1 and said[:2] == ["{", '  "text": "hi",']
     assert said[2:] == ["abab", "cc"]
-    assert "lines more" in told and "/twice, /t" in told and "ValueError: as told" in told
+    assert "more lines" in told and "/twice, /t" in told and "ValueError: as told" in told
     assert "x of task_" in told, "show_system_messages"
     assert "  x " in told, "telemetry_overlays.level: detail"
 
@@ -136,7 +136,7 @@ def test_a_profile_says_how_outputs_are_shown_and_which_commands_there_are(
 def test_a_profile_is_chosen_by_its_id(chatty: Path, typed: Typed) -> None:
     assert typed(chatty, "12", profile="texts")[1] == "12\n"
     assert not (chatty / "workflows/small/history.jsonl").exists()
-    with pytest.raises(InvalidInput, match="known: chatty, texts"):
+    with pytest.raises(InvalidInput, match="Known: chatty, texts"):
         typed(chatty, profile="nobody")
 
 

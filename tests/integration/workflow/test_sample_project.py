@@ -264,22 +264,23 @@ def small(tmp_path: Path) -> Path:
 
 
 def test_the_command_validates_and_draws(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert command.validate(small, "small", as_json=False) == 0 and "is fine" in capsys.readouterr().out
-    assert command.graph(small, "small") == 0 and 'n1["x"]' in capsys.readouterr().out
+    assert command.report_faults(small, "small") == 0 and "is fine" in capsys.readouterr().out
+    command.graph("small", small)
+    assert 'n1["x"]' in capsys.readouterr().out
 
 
 def test_the_command_tells_faults_with_file_place_code_and_hint(
     small: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (small / "workflows" / "small" / "workflow.yaml").write_text("version: 1\nworkflow: small\nnodes: []\n")
-    assert command.validate(small, "small", as_json=True) == 2
+    assert command.report_faults(small, "small", as_json=True) == 2
     fault = orjson.loads(capsys.readouterr().out)["faults"][0]
     assert {"file", "path", "code", "message", "hint", "line", "column"} == fault.keys()
 
 
 def test_an_unknown_workflow_is_told_with_the_known_ones(small: Path) -> None:
     with pytest.raises(WorkflowNotFound, match="Did you mean 'small'"):
-        command.validate(small, "smal", as_json=False)
+        command.report_faults(small, "smal")
 
 
 def test_the_command_runs_a_workflow(small: Path) -> None:
