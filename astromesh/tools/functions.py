@@ -22,6 +22,7 @@ from pydantic_core import PydanticSerializationError, SchemaError
 from astromesh.errors import ConfigError, InvalidToolCall
 from astromesh.tools.base import ToolContext
 from astromesh.tools.executor import DetachedTasks, FunctionExecutor, ThreadPool
+from astromesh.tools.results import text_of
 from astromesh.types import Effect, JsonObject, ToolSpec
 
 # Blocking functions have a thread pool of their own, so that file and DNS work in the default executor never
@@ -189,10 +190,7 @@ def _error_text(error: BaseException) -> str:
     """Returns the text of an error in one line."""
     if isinstance(error, PydanticUserError):
         return error.message
-    try:
-        text = " ".join(str(error).split())
-    except Exception:  # noqa: BLE001 (a foreign `__str__` may raise anything)
-        text = ""
+    text = " ".join(text_of(error).split())
     if isinstance(error, SchemaError):  # nested in the parts of the model
         return text.rpartition("SchemaError: ")[2]
     return f"{type(error).__name__}: {text}"

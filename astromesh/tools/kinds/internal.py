@@ -57,13 +57,6 @@ def load_function(reference: str) -> Callable[..., Any]:
     module_name, _, path = reference.partition(":")
     try:
         found: Any = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        raise ConfigError(_missing_module(reference, module_name, error)) from error
-    except (Exception, SystemExit) as error:  # foreign code may raise anything at import
-        raise ConfigError(
-            f"Importing `{module_name}` for `{reference}` failed: {type(error).__name__}: {error}"
-        ) from error
-    try:
         for part in path.split("."):
             if not hasattr(found, part):
                 hint = did_you_mean(part, dir(found))
@@ -71,10 +64,10 @@ def load_function(reference: str) -> Callable[..., Any]:
             found = getattr(found, part)
     except ConfigError:
         raise
-    except (Exception, SystemExit) as error:  # `__getattr__` and properties of a module are foreign code
-        raise ConfigError(
-            f"Reading `{path}` of `{module_name}` failed: {type(error).__name__}: {error}"
-        ) from error
+    except ModuleNotFoundError as error:
+        raise ConfigError(_missing_module(reference, module_name, error)) from error
+    except (Exception, SystemExit) as error:  # modules, their `__getattr__` and properties are foreign code
+        raise ConfigError(f"Loading `{reference}` failed: {type(error).__name__}: {error}") from error
     if not callable(found):
         raise ConfigError(f"`{reference}` is not a function but {type(found).__name__}.")
     function: Callable[..., Any] = found
@@ -87,4 +80,4 @@ def _missing_module(reference: str, module: str, error: ModuleNotFoundError) -> 
             f"There is no module `{error.name}` for `{reference}` on the Python path. "
             f"Put {error.name}.py next to the configuration folder, or install the package that contains it."
         )
-    return f"Importing `{module}` for `{reference}` failed: it needs the module `{error.name}`."
+    return f"Loading `{reference}` failed: it needs the module `{error.name}`."

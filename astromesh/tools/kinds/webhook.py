@@ -11,6 +11,7 @@ from yarl import URL
 
 from astromesh.errors import NetError, NetTimeout, ToolFailed, ToolTimeout
 from astromesh.net.http import Http, HttpResponse
+from astromesh.net.service_options import is_http
 from astromesh.plugins import Deps
 from astromesh.tools.base import ToolContext
 from astromesh.types import ToolSpec
@@ -42,8 +43,7 @@ class WebhookTool:
         @field_validator("endpoint")
         @classmethod
         def _is_http(cls, endpoint: str) -> str:
-            url = URL(endpoint)
-            if url.scheme not in ("http", "https") or not url.host:
+            if not is_http(endpoint):
                 raise ValueError("must be an http or https URL with a host")
             return endpoint
 

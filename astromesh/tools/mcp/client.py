@@ -288,17 +288,13 @@ class _SharedSession:
         self._wanted.clear()
         await self._clock.sleep(min(seconds, FIRST_RETRY_SECONDS))
         if seconds > FIRST_RETRY_SECONDS:
-            sleeping = asyncio.create_task(_sleep(self._clock, seconds - FIRST_RETRY_SECONDS))
+            sleeping = asyncio.ensure_future(self._clock.sleep(seconds - FIRST_RETRY_SECONDS))
             wanted = asyncio.create_task(self._wanted.wait())
             try:
                 await asyncio.wait({sleeping, wanted}, return_when=asyncio.FIRST_COMPLETED)
             finally:
                 sleeping.cancel()
                 wanted.cancel()
-
-
-async def _sleep(clock: Clock, seconds: float) -> None:
-    await clock.sleep(seconds)
 
 
 def _retry_delay(tries: int, refused: bool) -> float:

@@ -207,15 +207,16 @@ class Connection:
         """
         ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._task = asyncio.create_task(self._hold(ready), name=f"mcp {self._server}")
+        is_open = False
         try:
             async with asyncio.timeout(OPEN_SECONDS):
                 await ready
+            is_open = True
         except TimeoutError as error:
-            await self.close()
             raise ToolTimeout(f"{self._server} did not open within {OPEN_SECONDS:g} s.") from error
-        except BaseException:
-            await self.close()
-            raise
+        finally:
+            if not is_open:
+                await self.close()
 
     async def close(self) -> None:
         """Ends the session, and the server's process if there is one."""

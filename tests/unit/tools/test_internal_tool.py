@@ -87,7 +87,7 @@ def test_a_name_that_raises_when_it_is_read_is_a_fault(tmp_path, monkeypatch):
         "def __getattr__(name):\n    raise RuntimeError('not today')\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ConfigError, match=r"`f` of `lazy_and_broken` failed: RuntimeError: not today"):
+    with pytest.raises(ConfigError, match=r"`lazy_and_broken:f` failed: RuntimeError: not today"):
         load_function("lazy_and_broken:f")
 
 
