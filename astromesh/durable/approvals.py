@@ -26,12 +26,10 @@ from astromesh.types import CallerContext, JsonObject, ToolSpec
 #: the decisions that a kind of question allows; any other kind allows all
 _ANY_DECISION = ("approve", "deny", "answer")
 
-
 _DECISIONS: Mapping[str, Sequence[str]] = {
     "unknown_outcome": ("approve", "deny"),
     "identity": ("approve", "deny"),
 }
-
 
 _EVENT_KEYS = ("kind", "name", "decision", "by", "decided_at")
 

@@ -134,23 +134,13 @@ class BudgetStore(Protocol):
 
 #: what happens to a run that arrives while another of its session is open (`sessions.concurrency`)
 ConcurrencyPolicy = Literal["enqueue", "reject", "interrupt", "merge"]
-
-
 RunStatus = Literal["queued", "running", "waiting", "completed", "failed", "cancelled"]
-
-
 #: `value`: what the run receives from outside: its memory, its admitted query
 StepKind = Literal["model", "tool", "value", "wait"]
-
-
 #: `intent`: it may have happened. `done`: its output is known. `unknown`: a person must decide.
 StepState = Literal["intent", "done", "unknown"]
-
-
 #: no agent has a limit of active runs
 NO_AGENT_LIMITS: Mapping[str, int] = {}
-
-
 ENDED_STATUSES: frozenset[str] = frozenset({"completed", "failed", "cancelled"})
 
 
@@ -520,11 +510,7 @@ class SessionLeases(Protocol):
 
 #: the states of a Task (document 004, section 1.1)
 TaskStatus = Literal["queued", "running", "success", "failure", "partial"]
-
-
 ENDED_TASK_STATUSES: frozenset[str] = frozenset({"success", "failure", "partial"})
-
-
 ArtifactType = Literal["output", "tool", "telemetry", "cassette", "evaluation"]
 
 

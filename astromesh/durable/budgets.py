@@ -105,17 +105,11 @@ class BudgetLimit(NamedTuple):
 
 #: seconds after which settled charges are written, and between two deletions of expired accounts
 _SETTLE_SECONDS, _EXPIRY_SECONDS = 0.05, 3600.0
-
-
 #: seconds for which the account of a session is stored after its last use, and of a day after its end
 _SESSION_SECONDS, _DAY_SECONDS = 30 * 86_400.0, 86_400.0
-
-
 #: seconds between two attempts of a durable run while others have reserved the rest, and in the `Retry-After`
 #: of a plain run
 RETRY_SECONDS, RETRY_AFTER_SECONDS = 0.25, 5.0
-
-
 log = structlog.get_logger("astromesh.budgets")
 
 

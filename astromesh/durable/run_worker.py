@@ -75,29 +75,17 @@ class Notifications:
 
 #: seconds after which a queued run is dispatched again
 QUEUED_SECONDS = 2.0
-
-
 #: runs that this process starts at the same time, and those that wait here for room; the backend dispatches
 #: more, to any process with room
 _MAX_STARTING, _MAX_LOCAL_QUEUE = 128, 1000
-
-
 #: more seconds than a run can be queued
 _NEVER_SECONDS = 1e9
-
-
 #: seconds until a run is resumed that found a store unavailable
 _POSTPONE_SECONDS = 0.5
-
-
 #: seconds in which another process may claim a run whose record this version cannot read
 _NEWER_VERSION_SECONDS = 5.0
-
-
 #: callers that are stored for runs of which no segment has started here
 _MAX_CALLERS = 10_000
-
-
 log = structlog.get_logger("astromesh.durable")
 
 

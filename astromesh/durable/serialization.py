@@ -8,8 +8,6 @@ from astromesh.types import CallerContext, JsonObject, MemoryContext, Message, S
 
 #: number of the format of requests and calls; a process does not resume a run with a newer one
 SCHEMA = 2
-
-
 #: the fields of a request that only an active run needs
 _FOR_THE_RUN = frozenset({"images", "history", "preface"})
 

@@ -45,6 +45,16 @@ class Schema:
             found |= {name: to_sqlite(text) if dialect == "sqlite" else text for name, text in shared.items()}
         return [text for _, text in sorted(found.items())]
 
+    def missing_steps(self, version: int, dialect: Dialect) -> list[str]:
+        """Returns the migrations after a version. Raises: ConfigError: a newer astromesh wrote the tables."""
+        steps = self.steps(dialect)
+        if version > len(steps):
+            raise ConfigError(
+                f"A newer astromesh wrote the tables of {self.name}: they have version {version}, and this "
+                f"one knows version {len(steps)}. Upgrade astromesh, or use another database or data folder."
+            )
+        return steps[version:]
+
     def _read(self, folder: str) -> dict[str, str]:
         path = files(self.package).joinpath(folder)
         found = path.iterdir() if path.is_dir() else ()
@@ -60,23 +70,15 @@ def migrate(connection: sqlite3.Connection, schemas: Sequence[Schema]) -> Sequen
     """Executes the missing migrations in the transaction of the writer, so that two processes do it once."""
     connection.execute(_VERSIONS)
     for schema in schemas:
-        _bring_up(connection, schema, schema.steps("sqlite"))
+        row = connection.execute(_READ, (schema.name,)).fetchone()
+        version = row[0] if row else 0
+        missing = schema.missing_steps(version, "sqlite")
+        for step in missing:
+            for statement in statements(step):
+                connection.execute(statement)
+        if missing:
+            connection.execute(_WRITE, (schema.name, version + len(missing)))
     return [None] * len(schemas)
-
-
-def _bring_up(connection: sqlite3.Connection, schema: Schema, steps: Sequence[str]) -> None:
-    row = connection.execute(_READ, (schema.name,)).fetchone()
-    version = row[0] if row else 0
-    if version > len(steps):
-        raise ConfigError(
-            f"A newer astromesh wrote the tables of {schema.name}: they have version {version}, and this one "
-            f"knows version {len(steps)}. Upgrade astromesh, or use another data folder."
-        )
-    for step in steps[version:]:
-        for statement in statements(step):
-            connection.execute(statement)
-    if version < len(steps):
-        connection.execute(_WRITE, (schema.name, len(steps)))
 
 
 def statements(script: str) -> Iterator[str]:

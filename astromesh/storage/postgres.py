@@ -39,7 +39,6 @@ _UNAVAILABLE = (
     ("08", "closed the connection; try again"),
 )
 
-
 #: the operator must change something
 _REFUSED = (
     ("28", "rejects the login: check the user and the password in the URL"),
@@ -47,15 +46,10 @@ _REFUSED = (
     ("42501", "denies a permission: the user needs CREATE on the database, or must own its tables"),
 )
 
-
 #: the extension is not installed, its files are missing, or the user may not create it
 _NO_EXTENSION = ("0A000", "58P01", "42501")
-
-
 #: the library raises the last one if it continues with a connection that the server has closed
 DRIVER_ERRORS = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
-
-
 _AWAY = ("08", "57P01", "57P02", "57P03", "53300")
 
 
@@ -97,47 +91,27 @@ def _error_of_state(error: asyncpg.PostgresError, state: str, name: str) -> Astr
 
 
 T = TypeVar("T")
-
-
 Connection: TypeAlias = "PoolConnectionProxy[Any]"
-
-
 #: work with one connection
 Session: TypeAlias = Callable[[Connection], Awaitable[T]]
 
-
 SCHEMES = ("postgresql", "postgres")
-
-
 POOL_SIZE, STATEMENT_CACHE = 10, 256
-
-
 _NO_URL = "PostgreSQL needs a URL postgresql://USER@HOST/DATABASE, e.g. as storage.url."
 
-
-#: seconds an idle connection is kept
+#: seconds until an idle connection is closed
 _IDLE_SECONDS = 300.0
-
-
 #: seconds that the start waits for a server, and the deadline of a migration
 _START_SECONDS, _MIGRATION_SECONDS = 2.0, 600.0
-
-
 #: the advisory lock of a migration; a number that nothing else uses
 _MIGRATING = 0x61737472
-
-
 _VERSIONS = "CREATE TABLE astromesh.schemas (name TEXT PRIMARY KEY, version INTEGER NOT NULL)"
-
-
 _READ = "SELECT version FROM astromesh.schemas WHERE name = $1"
-
 
 _WRITE = (
     "INSERT INTO astromesh.schemas VALUES ($1, $2)"
     " ON CONFLICT (name) DO UPDATE SET version = excluded.version"
 )
-
 
 log = structlog.get_logger("astromesh.storage")
 
@@ -372,17 +346,12 @@ async def _migrate(schema: Schema, connection: Connection) -> None:
     if await connection.fetchval("SELECT to_regclass('astromesh.schemas')") is None:
         await connection.execute("CREATE SCHEMA IF NOT EXISTS astromesh")
         await connection.execute(_VERSIONS)
-    steps = schema.steps()
     version = await connection.fetchval(_READ, schema.name) or 0
-    if version > len(steps):
-        raise ConfigError(
-            f"A newer astromesh wrote the tables of {schema.name}: they have version {version}, and this one "
-            f"knows version {len(steps)}. Upgrade astromesh, or use another database."
-        )
-    for step in steps[version:]:
+    missing = schema.missing_steps(version, "postgres")
+    for step in missing:
         await connection.execute(step)
-    if version < len(steps):
-        await connection.execute(_WRITE, schema.name, len(steps))
+    if missing:
+        await connection.execute(_WRITE, schema.name, version + len(missing))
 
 
 class PostgresOptions(BaseModel):

@@ -31,7 +31,6 @@ from astromesh.storage.retry import NOT_TEXT
 
 _BUSY = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
 
-
 #: errors of the whole store, which fail every job; any other error fails one job
 _UNAVAILABLE = {
     sqlite3.SQLITE_BUSY: "is locked by another process; try again",
@@ -77,23 +76,13 @@ def translate_sqlite_error(error: BaseException, name: str) -> BaseException:
 
 
 Item = TypeVar("Item")
-
-
 Result = TypeVar("Result")
-
-
 #: A function of the connection and the queued items. It returns one result for each item, in order. If a
 #: result is an exception, only its caller receives it. It may be called again after its transaction was
 #: rolled back.
 Work = Callable[[sqlite3.Connection, Sequence[Item]], Sequence[Result | BaseException]]
-
-
 MAX_BATCH = 500
-
-
 MAX_QUEUED = 20_000
-
-
 FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.001, 0.025
 
 
