@@ -152,6 +152,16 @@ def records_in(value: Any, at: Steps = ()) -> Iterator[tuple[Steps, BaseModel]]:
             yield from records_in(one, (*at, key))
 
 
+_Class = TypeVar("_Class", bound=BaseModel)
+
+
+def subclasses_of(above: type[_Class]) -> Iterator[type[_Class]]:
+    """Yields every class below a class of records."""
+    for record in above.__subclasses__():
+        yield record
+        yield from subclasses_of(record)
+
+
 _Mark = TypeVar("_Mark")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from itertools import product
 from typing import Any
 
@@ -11,20 +11,15 @@ from pydantic import BaseModel
 from astromesh.config.base import OptionsResolver, node_from_value
 from astromesh.config.endpoints import ignored_keys
 from astromesh.config.file import KINDS
+from astromesh.config.folder import FILE_FOLDERS, SINGLE_FILES
 from astromesh.config.providers import Endpoint, ModelSpec
-from astromesh.config.records import Block, JsonMap
+from astromesh.config.records import Block, JsonMap, subclasses_of
 from astromesh.errors import MissingExtra
 
+_STEMS = {kind: file.removesuffix(".yaml") for file, kind in SINGLE_FILES.items()}
+_STEMS |= {kind: suffix.split(".")[1] for suffix, kind, _ in FILE_FOLDERS.values()}
 #: kind → name of its file in `config/schemas/`
-SCHEMA_FILES: Mapping[str, str] = {
-    "Agent": "agent",
-    "ProviderConfig": "providers",
-    "ChannelConfig": "channels",
-    "RAGPipeline": "rag",
-    "MCPConfig": "mcp",
-    "RuntimeConfig": "runtime",
-    "Graph": "graph",
-}
+SCHEMA_FILES: Mapping[str, str] = {kind: _STEMS[kind] for kind in KINDS}
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
@@ -37,7 +32,7 @@ def schema(kind: str, resolver: OptionsResolver) -> JsonMap:
     """
     whole = KINDS[kind].model_json_schema()
     definitions: JsonMap = whole.setdefault("$defs", {})
-    for block in _blocks(Block):
+    for block in subclasses_of(Block):
         if block.plugin_keys() and block.__name__ in definitions:
             definitions[block.__name__] = _block_schema(block, definitions, resolver)
     if kind == "ChannelConfig":
@@ -45,13 +40,6 @@ def schema(kind: str, resolver: OptionsResolver) -> JsonMap:
         of["channels"] = _channels(of["channels"], definitions, resolver)
     _allow_variables(whole)
     return {"$schema": _DIALECT, **whole}
-
-
-def _blocks(above: type[Block]) -> Iterator[type[Block]]:
-    """Yields every class of blocks."""
-    for block in above.__subclasses__():
-        yield block
-        yield from _blocks(block)
 
 
 def _channels(described: JsonMap, definitions: JsonMap, resolver: OptionsResolver) -> JsonMap:

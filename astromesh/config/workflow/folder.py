@@ -12,7 +12,7 @@ import orjson
 
 from astromesh.config.base import Node, Place, Steps, node_from_value
 from astromesh.config.parser import manifest_fault, read_file
-from astromesh.config.records import JsonMap
+from astromesh.config.records import JsonMap, subclasses_of
 from astromesh.config.validation import salvage
 from astromesh.config.workflow.agents import AgentsFile, CredentialsFile, ProvidersFile, ToolsFile
 from astromesh.config.workflow.manifest import (
@@ -201,17 +201,10 @@ def _holds_any_value(annotation: Any) -> bool:
     return annotation is Any or any(map(_holds_any_value, get_args(annotation)))
 
 
-def _sections(above: type[Section]) -> Iterator[type[Section]]:
-    """Yields every class of sections."""
-    for section in above.__subclasses__():
-        yield section
-        yield from _sections(section)
-
-
 #: keys with free-form content
 _FREE_FORM_KEYS = frozenset(
     key
-    for section in _sections(Section)
+    for section in subclasses_of(Section)
     for key, field in section.model_fields.items()
     if _holds_any_value(field.annotation)
 )
