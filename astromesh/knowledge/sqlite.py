@@ -175,7 +175,8 @@ async def _insert(one: IndexedDocument, embedder: str, tx: Transaction) -> None:
     metadata = orjson.dumps({"title": title, **one.document.metadata}).decode()
     await tx.execute("put_document", name, one.known.hash, one.known.stamp, metadata)
     for place, chunk in enumerate(one.chunks):
-        [(row,)] = await tx.fetch("put_chunk", name, chunk.start, chunk.end)
+        await tx.execute("put_chunk", name, chunk.start, chunk.end)
+        [(row,)] = await tx.fetch("last_chunk")
         await tx.execute("put_words", row, title, chunk.heading, chunk.text)
         if one.vectors:
             await tx.execute("put_vector", row, embedder, vector_blob(one.vectors[place]))

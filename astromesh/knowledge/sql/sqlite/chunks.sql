@@ -5,7 +5,11 @@ SELECT id, hash, stamp FROM documents
 INSERT INTO documents (id, hash, stamp, metadata) VALUES (?, ?, ?, ?)
 
 -- name: put_chunk
-INSERT INTO chunks (document, start, "end") VALUES (?, ?, ?) RETURNING id
+INSERT INTO chunks (document, start, "end") VALUES (?, ?, ?)
+
+-- name: last_chunk
+-- Not RETURNING: that opens a savepoint, at which FTS5 writes its index to the file, for every chunk.
+SELECT last_insert_rowid()
 
 -- name: put_words
 INSERT INTO words (rowid, title, heading, body) VALUES (?, ?, ?, ?)
