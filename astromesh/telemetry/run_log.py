@@ -149,6 +149,9 @@ class RunLog(Struct, eq=False):
     _packed_bytes: int = 0
     _waiters: list[asyncio.Future[None]] | None = None
 
+    def __repr__(self) -> str:
+        return f"RunLog({self.run_id!r})"  # without the texts of its events
+
     def measure(self, event: Event) -> None:
         """Adds the size of a new event; drops the oldest events beyond the limit."""
         if event.type == MODEL_DELTA:
