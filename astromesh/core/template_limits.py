@@ -95,8 +95,8 @@ def text_size(value: Any) -> int:
     kind = type(value)
     if kind is str and len(value) <= MAX_OUTPUT:
         return len(value)
-    if kind in _SCALARS and kind is not int:
-        return _LEAF
+    if kind in _SCALARS:
+        return _LEAF + value.bit_length() // 3 if kind is int else _LEAF
     size, indent, level = 0, 2, [value]
     while level:
         below: list[Any] = []

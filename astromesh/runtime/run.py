@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -298,7 +299,7 @@ class RunFactory:
             accounts=accounts,
         )  # fmt: skip
         if agent.guardrails.output_rules:
-            scope.visible_name = agent.guardrails.filter_text
+            scope.visible_name = partial(agent.guardrails.filter_text, place="tool_argument")
         if self.captures_content:
             run.content_recorder = scope.capture = ContentCapture(scope, agent.guardrails)
         if record is not None:
