@@ -176,7 +176,7 @@ class AgentRunner:
                 await self.active.wait()
         # what is still active ends with its resources; durable runs are resumed
         await self.durable.close(max(ends - self.clock.monotonic(), 0.0))
-        await self.runs.stop_writing()
+        await self.runs.close()
         await self._leases.close()
         await self.budgets.close()
 
@@ -222,10 +222,12 @@ class AgentRunner:
         return await self._execute(agent, request, run, self._handle)
 
     async def _execute(self, agent: Agent, request: RunRequest, run: Run, handle: Handler) -> RunAnswer:
-        """Executes one run from its first event to its last, known to `runs` meanwhile."""
+        """Executes one run from its first event to its last; `runs` knows it meanwhile."""
         log = run.log
         log.task = task = asyncio.current_task()
-        self.runs.open(log)
+        runs = self.runs
+        runs.logs.open(log)
+        runs.remote_cancel.watch()
         with self.active, calling_as(run.caller):
             try:
                 return await handle(agent, request, run)
@@ -234,7 +236,9 @@ class AgentRunner:
                     raise run.interrupted_error() from cancelled
                 raise
             finally:
-                self.runs.close(log)
+                runs.logs.close(log, self.clock.monotonic())
+                if not log.durable:
+                    runs.archive.add(log)
                 if run.parent and run.journal is not None:
                     end_nested_run(run)
                 if self._exporter is not None and log.events and log.events[-1].type in TERMINAL_EVENTS:

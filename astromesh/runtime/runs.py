@@ -35,7 +35,7 @@ from astromesh.errors import (
 from astromesh.runtime.records import RunAnswer
 from astromesh.telemetry.clock import Clock
 from astromesh.telemetry.events import TERMINAL_EVENTS, EventSink, send_to_sinks
-from astromesh.telemetry.run_log import RunLog, RunLogs
+from astromesh.telemetry.run_log import RunLogs
 from astromesh.telemetry.traces import build_spans
 from astromesh.types import CallerContext, Event, JsonObject, Usage
 
@@ -51,8 +51,8 @@ class Decision(NamedTuple):
     """The decision of a person.
 
     Args:
-        arguments: of an approved call, instead of those that the model wrote.
-        answer: to a question.
+        arguments: Arguments of an approved call that replace those of the model.
+        answer: The answer to a question.
     """
 
     decision: Literal["approve", "deny", "answer"]
@@ -67,39 +67,31 @@ class Runs:
         durable: The worker of durable runs, whose store has the rows.
         is_busy: Returns whether this process has active runs.
 
+    Attributes:
+        logs: The runs of this process: the active ones, and the newest that have ended.
+        archive: Writes the rows of plain runs after their end.
+        remote_cancel: Cancels runs for other processes, and runs of other processes.
+
     Methods with a `run_id` raise RunNotFound if there is no such run, or not for this viewer, and EventsGone
     if there was one and it is no longer stored.
     """
 
     def __init__(self, durable: RunWorker, clock: Clock, is_busy: Callable[[], bool]) -> None:
-        self._logs, self._clock, self._durable = RunLogs(), clock, durable
-        self._local = RunRegistry(self._logs, clock)
+        self.logs, self._clock, self._durable = RunLogs(), clock, durable
+        self._local = RunRegistry(self.logs, clock)
         self._stored = StoredRuns(durable)
-        self._archive = RunArchive(durable.open)
-        self._remote_cancel = RemoteCancel(durable, self._local, clock, is_busy, self._archive.flush)
+        self.archive = RunArchive(durable.open)
+        self.remote_cancel = RemoteCancel(durable, self._local, clock, is_busy, self.archive.flush)
 
-    # -- the runs of this process --------------------------------------------------------------------------
-
-    def open(self, log: RunLog) -> None:
-        """Adds a run that starts."""
-        self._logs.open(log)
-        self._remote_cancel.watch()
-
-    def close(self, log: RunLog) -> None:
-        """Marks a run as ended. The row of a plain run is written a moment later."""
-        self._logs.close(log, self._clock.monotonic())
-        if not log.durable:
-            self._archive.add(log)
-
-    async def stop_writing(self) -> None:
-        """Writes what is left, at the end of the process."""
-        await self._remote_cancel.close()
-        await self._archive.close()
+    async def close(self) -> None:
+        """Writes the rows that are left, at the end of the process."""
+        await self.remote_cancel.close()
+        await self.archive.close()
 
     async def erase_owner(self, tenant: str, owner: str) -> int:
         """Deletes the ended runs of one principal. Returns their number."""
-        await self._archive.flush()
-        erased = self._logs.erase_owner(tenant, owner)
+        await self.archive.flush()
+        erased = self.logs.erase_owner(tenant, owner)
         store = await self._durable.open_if_used()
         return erased if store is None else max(erased, await store.erase_owner(tenant, owner))
 
@@ -118,7 +110,7 @@ class Runs:
             NotDurable: the run is a plain one of another process, which alone has its events.
         """
         store, run = await self._require(run_id, viewer)
-        if store is self._stored and self._logs.was_dropped(run_id, *viewer) and not run.nested:
+        if store is self._stored and self.logs.was_dropped(run_id, *viewer) and not run.nested:
             raise _no_longer_stored(run_id)
         return await store.follow(run, after, sink)
 
@@ -156,11 +148,11 @@ class Runs:
         return None
 
     async def _require(self, run_id: str, viewer: Viewer) -> tuple[RunRecords, RunRow]:
-        return await self._remote_cancel.retry_until_archived(run_id, partial(self._find_now, run_id, viewer))
+        return await self.remote_cancel.retry_until_archived(run_id, partial(self._find_now, run_id, viewer))
 
     async def _find_now(self, run_id: str, viewer: Viewer) -> tuple[RunRecords, RunRow]:
         found = await self._find(run_id, viewer)
-        if found is None and self._logs.was_dropped(run_id, *viewer):
+        if found is None and self.logs.was_dropped(run_id, *viewer):
             raise _no_longer_stored(run_id)
         if found is None:
             raise RunNotFound(f"There is no run {run_id!r}.")
@@ -178,7 +170,7 @@ class Runs:
             store, run = found
             await store.stop(run)
             return await self._stored.detailed(await store.ended(run))
-        line = await self._remote_cancel.cancel(run_id, viewer)
+        line = await self.remote_cancel.cancel(run_id, viewer)
         if line is None:  # it may have ended meanwhile
             _, run = await self._find_now(run_id, viewer)
             return await self._stored.detailed(run)
@@ -189,7 +181,7 @@ class Runs:
         found = await self._active(run_id, viewer)
         if found is not None:
             return await found[0].stop(found[1])
-        if await self._remote_cancel.cancel(run_id, viewer) is not None:
+        if await self.remote_cancel.cancel(run_id, viewer) is not None:
             return True
         await self._find_now(run_id, viewer)
         return False
@@ -233,7 +225,7 @@ class Runs:
         return [run_json(row) for row in rows], used
 
     async def _rows(self, viewer: Viewer, wanted: RunFilter) -> tuple[Sequence[RunRow], Usage]:
-        await self._archive.flush()
+        await self.archive.flush()
         query = RunQuery(*viewer, wanted.agent, wanted.session, wanted.status, wanted.limit)
         rows, used = await self._local.list(query, active=self._durable.is_open)
         stored, more = await self._stored.list(query)
@@ -249,8 +241,8 @@ class Runs:
 
     async def trace(self, trace_id: str, viewer: Viewer) -> JsonObject | None:
         """Returns `{"trace_id", "spans"}` of what this viewer may see, or None."""
-        await self._archive.flush()
-        local = self._logs.of_trace(trace_id, *viewer)
+        await self.archive.flush()
+        local = self.logs.of_trace(trace_id, *viewer)
         local_ids = {log.run_id for log in local}
         spans = [span for log in local for span in build_spans(log)]
         for row, events in await self._durable.store.trace(trace_id) if self._durable.is_open else ():

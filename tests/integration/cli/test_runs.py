@@ -85,7 +85,7 @@ async def test_runs_are_listed_shown_decided_and_cancelled(tmp_path, remote):
         assert "b" in next(m.content for m in provider.requests[1].messages if m.role == "tool")
         plain = asyncio.create_task(one.run("helper", "Hello", "s-2"))
         await asyncio.wait_for(stuck.wait(), PATIENCE)
-        run_id = next(iter(one.runs._logs.newest())).run_id
+        run_id = next(iter(one.runs.logs.newest())).run_id
         assert (await cli("cancel", run_id, *at))["status"] == "cancelled"
         with pytest.raises(Interrupted):
             await plain

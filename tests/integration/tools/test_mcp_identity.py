@@ -218,7 +218,7 @@ async def test_tokens_never_mix_and_are_nowhere_to_be_found(
                 work = [ask(n, name) for n in range(10) for name in people]
                 said = await asyncio.gather(*work)
                 agents = await http.get("/v1/agents", headers={"authorization": f"Bearer {people['user0']}"})
-                events = [str([run.events for run in runtime.runs._logs.newest()]), repr(runtime.state)]
+                events = [str([run.events for run in runtime.runs.logs.newest()]), repr(runtime.state)]
     assert said == [name for _ in range(10) for name in people]
     written = "".join(
         path.read_bytes().decode("latin-1") for path in (tmp_path / "data").rglob("*") if path.is_file()
