@@ -106,7 +106,7 @@ async def test_a_pipeline_that_cannot_be_opened_is_named_where_it_is_needed(tmp_
         healed = await client.get("/health/ready")
     assert (ready.status_code, plain.status_code, healed.status_code) == (503, 200, 200)
     assert ready.json()["checks"]["store:rag:k"] not in ("ok", "")
-    said = "The agent 'helper' cannot run now: The RAG pipeline 'k' could not be opened: "
+    said = "The agent 'helper' cannot run now: The RAG pipeline `k` could not be opened: "
     assert needs.json()["detail"].startswith(said)
     assert "is not a SQLite database" in needs.json()["detail"]
 

@@ -90,7 +90,7 @@ def test_what_is_not_installed_is_said_when_the_agent_is_built():
     """An unknown provider, and MCP servers without support for them."""
     with pytest.raises(UnknownPlugin, match="nobody"):
         build_agent("nobody:gpt", plugins=Plugins())
-    with pytest.raises(ConfigError, match="no model"):
+    with pytest.raises(ConfigError, match="is not a model"):
         build_agent(3)
     block = {"provider": "openai", "model": "m", "endpiont": "http://localhost"}
     with pytest.raises(ConfigError, match="endpiont"):
