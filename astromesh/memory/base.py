@@ -10,7 +10,7 @@ import orjson
 from pydantic import BaseModel, ConfigDict, Field
 
 from astromesh.durable.base import SessionLeases
-from astromesh.errors import InvalidInput
+from astromesh.errors import InvalidInput, LeaseLost, SessionNotFound
 from astromesh.providers.base import ModelPort
 from astromesh.types import JsonObject, Message, SessionKey, Turn
 
@@ -47,6 +47,19 @@ class RecalledTurns:
     summary: Summary | None = None
     owner: str | None = None
     last_seq: int = 0
+
+
+NO_SESSION = RecalledTurns()
+
+
+def no_session(key: SessionKey) -> SessionNotFound:
+    return SessionNotFound(f"There is no session {key.session_id!r}.")
+
+
+def lease_lost(key: SessionKey) -> LeaseLost:
+    return LeaseLost(
+        f"Another process has taken over the session {key.session_id!r}. Send this message again."
+    )
 
 
 class OwnedEvent(NamedTuple):

@@ -11,14 +11,15 @@ import orjson
 from pydantic import BaseModel, ConfigDict, Field
 
 from astromesh.durable.base import SessionLeases
-from astromesh.errors import SessionNotFound
 from astromesh.memory.base import (
+    NO_SESSION,
     EpisodicOptions,
     OwnedEvent,
     RecalledTurns,
     SessionInfo,
     Summary,
     encode_events,
+    no_session,
 )
 from astromesh.plugins import Deps
 from astromesh.storage.expiry import expire_periodically
@@ -169,7 +170,7 @@ class InMemoryConversations:
     async def recall(self, key: SessionKey, limit: int) -> RecalledTurns:
         session = self._live_session(key)
         if session is None:
-            return _NO_SESSION
+            return NO_SESSION
         self._sessions.move_to_end(key)
         turns = tuple(session.turns[-limit:]) if limit > 0 else ()
         return RecalledTurns(turns, session.summary, session.owner, len(session.turns))
@@ -180,7 +181,7 @@ class InMemoryConversations:
         now = self._clock.now()
         session = self._live_session(key) or self._create_session(key, owner, now)
         if session.owner != owner:
-            raise SessionNotFound(f"There is no session {key.session_id!r}.")
+            raise no_session(key)
         last = len(session.turns)
         session.turns += [
             t._replace(seq=seq, created_at=round(t.created_at or now, 3))
@@ -265,6 +266,3 @@ class InMemoryConversations:
 
 def _upto(session: _Session) -> int:
     return session.summary.upto if session.summary else 0
-
-
-_NO_SESSION = RecalledTurns()

@@ -9,14 +9,15 @@ from typing import Any, ClassVar, Self
 from pydantic import BaseModel
 
 from astromesh.durable.base import SessionLease
-from astromesh.memory.backends.sql_conversations import (
-    SqlConversations,
-    SqlEvents,
-    SqlLeases,
+from astromesh.memory.backends.sql_conversations import SqlConversations, SqlEvents, SqlLeases
+from astromesh.memory.base import (
+    EpisodicOptions,
+    RecalledTurns,
+    Summary,
+    encode_events,
     lease_lost,
     no_session,
 )
-from astromesh.memory.base import EpisodicOptions, RecalledTurns, Summary, encode_events
 from astromesh.plugins import Deps
 from astromesh.storage.expiry import opened_store
 from astromesh.storage.migrations import store_schema

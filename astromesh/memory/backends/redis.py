@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from importlib.resources import files
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
 from astromesh.durable.base import SessionLease
-from astromesh.errors import InvalidInput, LeaseLost, SessionNotFound
-from astromesh.memory.base import RecalledTurns, SessionInfo, Summary
+from astromesh.errors import InvalidInput
+from astromesh.memory.base import NO_SESSION, RecalledTurns, SessionInfo, Summary, lease_lost, no_session
 from astromesh.plugins import Deps
 from astromesh.storage.expiry import expire_periodically
 from astromesh.storage.redis import Redis, Script, shared_redis
@@ -138,7 +138,7 @@ class RedisConversations:
     async def recall(self, key: SessionKey, limit: int) -> RecalledTurns:
         found = await self._server.read(_RECALL, self._keys(key), max(limit, 0), self._clock.now())
         if found is None:
-            return _NO_SESSION
+            return NO_SESSION
         owner, last_seq, text, upto, turns = found
         summary = Summary(text.decode(), int(upto)) if text is not None else None
         return RecalledTurns(
@@ -155,11 +155,9 @@ class RedisConversations:
         keys = (*self._keys(key), self._lease(key))
         last: int = await self._server.decide(_APPEND, keys, *names, *times, *_encode_turns(turns, now))
         if last == _LEASE_LOST:
-            raise LeaseLost(
-                f"Another process has taken over the session {key.session_id!r}. Send this message again."
-            )
+            raise lease_lost(key)
         if last < 0:
-            raise SessionNotFound(f"There is no session {key.session_id!r}.")
+            raise no_session(key)
         return last
 
     async def written(self, key: SessionKey, run_id: str) -> bool:
@@ -244,15 +242,9 @@ def _encode_turns(turns: Sequence[Turn], now: float) -> list[bytes]:
 
 
 def _decode_turns(packed: Sequence[bytes], first: int) -> tuple[Turn, ...]:
-    return tuple(_decode_turn(seq, *orjson.loads(one)) for seq, one in enumerate(packed, first))
-
-
-def _decode_turn(seq: int, role: Any, content: str, *rest: Any) -> Turn:
-    return Turn(role, content, seq, *rest)
+    rows = map(orjson.loads, packed)
+    return tuple(Turn(role, text, seq, *rest) for seq, (role, text, *rest) in enumerate(rows, first))
 
 
 def _session_info(session_id: bytes, owner: bytes, turns: int, created: bytes, updated: bytes) -> SessionInfo:
     return SessionInfo(session_id.decode(), owner.decode(), turns, float(created), float(updated))
-
-
-_NO_SESSION = RecalledTurns()

@@ -11,15 +11,13 @@ from typing import Any, ClassVar
 import orjson
 
 from astromesh.durable.base import SessionLease
-from astromesh.errors import LeaseLost, SessionNotFound
-from astromesh.memory.base import EpisodicOptions, OwnedEvent, RecalledTurns, SessionInfo, Summary
+from astromesh.memory.base import NO_SESSION, EpisodicOptions, OwnedEvent, RecalledTurns, SessionInfo, Summary
 from astromesh.storage.expiry import LEASE_GRACE_SECONDS
 from astromesh.storage.queries import Queries, SqlStore, write_in_chunks
 from astromesh.telemetry.clock import Clock
 from astromesh.types import JsonObject, SessionKey, Turn
 
 _PACKAGE = "astromesh.memory.backends"
-_NO_SESSION = RecalledTurns()
 #: sessions and events deleted in one transaction, so that other writers are not blocked
 _SESSION_CHUNK, _EVENT_CHUNK = 200, 1000
 
@@ -63,7 +61,7 @@ class SqlConversations(SqlStore):
     async def recall(self, key: SessionKey, limit: int) -> RecalledTurns:
         rows = await self._queries.read("recall", *key, self._clock.now(), limit)
         if not rows:
-            return _NO_SESSION
+            return NO_SESSION
         owner, last_seq, text, upto, turns = rows[0]
         summary = Summary(text, upto) if text is not None else None
         found = orjson.loads(turns) if isinstance(turns, str) else turns
@@ -142,13 +140,3 @@ class SqlEvents(SqlStore):
 
     def _expires_at(self, now: float) -> float:
         return now + self._options.ttl if self._options.ttl else 0.0
-
-
-def lease_lost(key: SessionKey) -> LeaseLost:
-    return LeaseLost(
-        f"Another process has taken over the session {key.session_id!r}. Send this message again."
-    )
-
-
-def no_session(key: SessionKey) -> SessionNotFound:
-    return SessionNotFound(f"There is no session {key.session_id!r}.")

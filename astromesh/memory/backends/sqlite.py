@@ -15,14 +15,8 @@ from typing import ClassVar, NamedTuple, Self
 from pydantic import BaseModel, ConfigDict, Field
 
 from astromesh.durable.base import SessionLease, SessionLeases
-from astromesh.memory.backends.sql_conversations import (
-    SqlConversations,
-    SqlEvents,
-    SqlLeases,
-    lease_lost,
-    no_session,
-)
-from astromesh.memory.base import EpisodicOptions, encode_events
+from astromesh.memory.backends.sql_conversations import SqlConversations, SqlEvents, SqlLeases
+from astromesh.memory.base import EpisodicOptions, encode_events, lease_lost, no_session
 from astromesh.plugins import Deps
 from astromesh.storage.expiry import expire_periodically, opened_store
 from astromesh.storage.migrations import store_schema
