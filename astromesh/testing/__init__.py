@@ -1,9 +1,7 @@
-"""Public test doubles: implementations of the seams that do what a script says. Imported by tests only."""
+"""Public test doubles: implementations of the protocols that follow a script. Import them in tests only."""
 
 from astromesh.testing.doubles import (
     FaultInjector,
-    InMemoryEpisodicStore,
-    InMemorySemanticStore,
     ManualClock,
     RecordingSink,
     RecordingTool,
@@ -14,8 +12,6 @@ from astromesh.testing.provider import Reply, ScriptedProvider
 
 __all__ = [
     "FaultInjector",
-    "InMemoryEpisodicStore",
-    "InMemorySemanticStore",
     "ManualClock",
     "RecordingSink",
     "RecordingTool",

@@ -1,11 +1,11 @@
-"""Test doubles for the clock, tools, memory stores, event sinks, plugins and failing services."""
+"""Test doubles for the clock, tools, event sinks, plugins and failing services."""
 
 from __future__ import annotations
 
 import asyncio
 import heapq
 import inspect
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from typing import Any
 
@@ -13,12 +13,10 @@ import orjson
 from pydantic import BaseModel, ConfigDict
 
 from astromesh.errors import ToolError
-from astromesh.knowledge.base import OwnedPassage
-from astromesh.memory.base import OwnedEvent
 from astromesh.tools.base import Tool, ToolContext
-from astromesh.types import Event, JsonObject, SemanticResult, SessionKey, ToolCall, ToolResult, ToolSpec
+from astromesh.types import Event, JsonObject, ToolCall, ToolResult, ToolSpec
 
-#: turns of the event loop that woken tasks get before time goes on; more than any chain of awaits in a step
+#: event-loop turns that woken tasks get before the time moves on; more than any chain of awaits in a step
 _LOOP_ITERATIONS = 50
 
 
@@ -26,10 +24,10 @@ class ManualClock:
     """A `Clock` that the test moves.
 
     Args:
-        start: seconds since the epoch that `now()` answers first.
-        jump: a sleep moves the time by itself and returns at once; for code that only waits between tries.
+        start: seconds since the epoch at the start.
+        jump: a sleep moves the time itself and returns at once; for code that only waits between attempts.
 
-    `slept` holds what was asked of `sleep`, in order, in seconds.
+    `slept` holds the arguments of `sleep`, in order, in seconds.
     """
 
     def __init__(self, start: float = 1_700_000_000.0, *, jump: bool = False) -> None:
@@ -61,13 +59,13 @@ class ManualClock:
         return sum(not woken.done() for _, _, woken in self._sleepers)
 
     def advance(self, seconds: float) -> None:
-        """Moves the time immediately; due sleepers wake when the event loop runs next.
+        """Moves the time immediately. Due sleepers wake when the event loop runs next.
 
         Raises:
-            ValueError: time does not go back.
+            ValueError: `seconds` is negative.
         """
         if seconds < 0:
-            raise ValueError("Time does not go back.")
+            raise ValueError("A clock does not go back: seconds must not be negative.")
         self._passed += seconds
         while self._sleepers and self._sleepers[0][0] <= self._passed:
             woken = heapq.heappop(self._sleepers)[2]
@@ -75,7 +73,7 @@ class ManualClock:
                 woken.set_result(None)
 
     async def run_for(self, seconds: float) -> None:
-        """Moves the time from one sleeper to the next; each runs at its due time."""
+        """Moves the time from one sleeper to the next. Each runs at its due time."""
         await _run_pending_tasks()
         end = self._passed + seconds
         while self._sleepers and self._sleepers[0][0] <= end:
@@ -90,15 +88,12 @@ async def _run_pending_tasks() -> None:
         await asyncio.sleep(0)
 
 
-# A seam that fails when a test says so.
-
-
 class FaultInjector:
     """Wraps an implementation of a protocol; planned calls of its methods raise.
 
     Args:
         wrapped: a real implementation, e.g. a conversation store.
-        faults: by method name, what its next calls do: raise this error, or, for None, work.
+        faults: by method name, the outcomes of its next calls: an error to raise, or None for success.
 
     `calls` holds the names of the called methods, in order.
     """
@@ -139,9 +134,6 @@ class FaultInjector:
         return call
 
 
-# Hands a ready object through the door that plugins come in by.
-
-
 class AnyOptions(BaseModel):
     """Accepts every option."""
 
@@ -156,7 +148,7 @@ def plugin_of(instance: Any, options: type[BaseModel] = AnyOptions) -> type[Any]
 
     class Ready:
         Options = options
-        opened: list[BaseModel] = []  # noqa: RUF012 - one per plugin_of call: with which options it was opened
+        opened: list[BaseModel] = []  # noqa: RUF012  the options of each `open`, one list per plugin_of call
 
         @classmethod
         async def open(cls, options: BaseModel, deps: object) -> Any:
@@ -166,14 +158,11 @@ def plugin_of(instance: Any, options: type[BaseModel] = AnyOptions) -> type[Any]
     return Ready
 
 
-# A listener that keeps what it heard.
-
-
 class RecordingSink:
-    """An `EventSink` that keeps every event.
+    """An `EventSink` that stores every event.
 
     Args:
-        wants_deltas: as a socket does; False as the trace store does.
+        wants_deltas: True as for a socket, False as for the trace store.
     """
 
     def __init__(self, *, wants_deltas: bool = True) -> None:
@@ -200,7 +189,7 @@ class RecordingSink:
         """Returns the payload of the only event of this type.
 
         Raises:
-            AssertionError: there are none or several.
+            AssertionError: there is none, or more than one.
         """
         found = self.data(kind)
         if len(found) != 1:
@@ -215,118 +204,10 @@ class RecordingSink:
         self.events.clear()
 
 
-# Semantic and episodic memory in lists: small, but they keep what they are given.
-
-
-class InMemorySemanticStore:
-    """A `SemanticStore`: a passage's score is the share of the query's words that it holds."""
-
-    def __init__(self) -> None:
-        self.passages: list[tuple[str, str, str, str, JsonObject]] = []
-
-    async def add(
-        self, tenant: str, agent: str, owner: str, passages: Sequence[tuple[str, JsonObject]]
-    ) -> None:
-        self.passages += [(tenant, agent, owner, content, metadata) for content, metadata in passages]
-
-    async def search(
-        self, tenant: str, agent: str, owner: str, query: str, *, top_k: int = 5, threshold: float = 0.0
-    ) -> tuple[SemanticResult, ...]:
-        found = [
-            SemanticResult(content, _score(query, content), str(metadata.get("source", "")), metadata)
-            for *place, content, metadata in self.passages
-            if place == [tenant, agent, owner]
-        ]
-        near = [result for result in found if result.score and result.score >= threshold]
-        return tuple(sorted(near, key=lambda result: -result.score)[:top_k])
-
-    @property
-    def place(self) -> Hashable:
-        return id(self)
-
-    async def owned(
-        self, tenant: str, owner: str, *, after: int = 0, limit: int = 50
-    ) -> tuple[OwnedPassage, ...]:
-        numbered = [
-            OwnedPassage(number, agent, content, metadata)
-            for number, (of, agent, who, content, metadata) in enumerate(self.passages, 1)
-            if (of, who) == (tenant, owner) and number > after
-        ]
-        return tuple(numbered[:limit])
-
-    async def erase(self, key: SessionKey) -> int:
-        kept = [p for p in self.passages if (p[0], p[1], p[4].get("session_id")) != key]
-        count, self.passages = len(self.passages) - len(kept), kept
-        return count
-
-    async def erase_owner(self, tenant: str, owner: str) -> int:
-        kept = [p for p in self.passages if (p[0], p[2]) != (tenant, owner)]
-        count, self.passages = len(self.passages) - len(kept), kept
-        return count
-
-    async def ping(self) -> None:
-        """Never fails."""
-
-    async def close(self) -> None:
-        """Keeps its content for the test."""
-
-
-class InMemoryEpisodicStore:
-    """An `EpisodicStore`."""
-
-    def __init__(self) -> None:
-        self.events: list[tuple[SessionKey, str, JsonObject]] = []
-
-    async def record(self, key: SessionKey, owner: str, events: Sequence[JsonObject], *, now: float) -> None:
-        self.events += [(key, owner, event) for event in events]
-
-    async def recent(
-        self, key: SessionKey, limit: int, *, owner: str | None = None
-    ) -> tuple[JsonObject, ...]:
-        found = [event for of, who, event in self.events if of == key and owner in (None, who)]
-        return tuple(found[-limit:])
-
-    @property
-    def place(self) -> Hashable:
-        return id(self)
-
-    async def owned(
-        self, tenant: str, owner: str, *, after: int = 0, limit: int = 50
-    ) -> tuple[OwnedEvent, ...]:
-        numbered = [
-            OwnedEvent(number, key.agent, key.session_id, event)
-            for number, (key, who, event) in enumerate(self.events, 1)
-            if (key.tenant, who) == (tenant, owner) and number > after
-        ]
-        return tuple(numbered[:limit])
-
-    async def erase(self, key: SessionKey) -> None:
-        self.events = [e for e in self.events if e[0] != key]
-
-    async def erase_owner(self, tenant: str, owner: str) -> int:
-        kept = [e for e in self.events if (e[0].tenant, e[1]) != (tenant, owner)]
-        count, self.events = len(self.events) - len(kept), kept
-        return count
-
-    async def ping(self) -> None:
-        """Never fails."""
-
-    async def close(self) -> None:
-        """Keeps its content for the test."""
-
-
-def _score(query: str, content: str) -> float:
-    words = set(query.lower().split())
-    return len(words & set(content.lower().split())) / len(words) if words else 0.0
-
-
-# Tools that do what a test says.
-
-
 class RecordingTool:
-    """A `Tool` that answers a value, raises an error, or asks a function of its arguments.
+    """A `Tool` that returns a value, raises an error, or calls a function with its arguments.
 
-    `calls` holds the arguments of every call, `contexts` the run each was part of.
+    `calls` holds the arguments of every call, `contexts` their contexts.
     """
 
     def __init__(
@@ -348,10 +229,10 @@ class RecordingTool:
 
 
 class ScriptedTools:
-    """A `ToolPort` without policy: no permissions, limits or validation; failures become results.
+    """A `ToolPort` without permissions, limits and validation. Tool errors become results.
 
     Args:
-        tools: by name, a `Tool`, a function of the arguments, an exception, or a value to answer.
+        tools: by name, a `Tool`, a function of the arguments, an exception, or a value to return.
     """
 
     def __init__(self, tools: Mapping[str, Tool | Callable[..., Any] | object] | None = None) -> None:

@@ -1,4 +1,4 @@
-"""A scripted model."""
+"""A model that answers from a script."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _WORD = re.compile(r"\S+\s*|\s+")
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """One answer in full detail.
+    """One answer of a script, in full detail.
 
     Args:
         chunks: the deltas of a stream; empty: word by word.
-        delay: seconds before each delta, and before a whole answer.
+        delay: seconds before each delta, and before an answer that is not streamed.
         error: raised after the chunks instead of the result.
     """
 
@@ -42,7 +42,7 @@ class ScriptedProvider:
     """A `Provider` that answers its n-th call with the n-th line of the script and records every request.
 
     A line is a text, a CompletionResult, tool calls, an exception to raise, a `Reply`, or a function of the
-    request, sync or async, that answers one of these.
+    request, sync or async, that returns one of these.
 
     Args:
         script: the lines.
@@ -51,7 +51,7 @@ class ScriptedProvider:
         clock: for the delays of a `Reply`.
         cost: US dollars that `estimated_cost` returns.
 
-    `requests` holds every request in order; `closed_streams` counts streams that were left before their end.
+    `requests` holds every request in order. `closed_streams` counts streams closed before their end.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class ScriptedProvider:
         self.requests.append(request)
         if position >= len(self._script) and not (self._repeat and self._script):
             raise AssertionError(
-                f"The script of {self.name} has {len(self._script)} lines; this is one call more."
+                f"The script of {self.name} has {len(self._script)} lines, and this is one call more."
             )
         line = self._script[min(position, len(self._script) - 1)]
         if callable(line) and not isinstance(line, type):

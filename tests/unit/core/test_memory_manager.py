@@ -11,12 +11,11 @@ from astromesh.memory.base import ConversationStore
 from astromesh.memory.strategies import SlidingWindow, SummaryStrategy, TokenBudget
 from astromesh.testing import (
     FaultInjector,
-    InMemoryEpisodicStore,
-    InMemorySemanticStore,
     ManualClock,
     ScriptedProvider,
 )
 from astromesh.types import MemoryContext, Message, SessionKey, Turn
+from tests.unit.core.memory_stores import InMemoryEpisodicStore, InMemorySemanticStore
 
 KEY = SessionKey("acme", "support", "s-1")
 DOWN = StoreUnavailable("down")
