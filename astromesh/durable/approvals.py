@@ -63,7 +63,7 @@ async def pending_step(store: RunStore, row: RunRow) -> JournalStep:
     if not row.durable:
         raise NotDurable(f"The run {row.run_id!r} is not durable: it never waits for a person.")
     if row.status != "waiting" or row.waiting_for is None:
-        raise NotWaiting(f"The run {row.run_id!r} does not wait for anybody; it is {row.status}.")
+        raise NotWaiting(f"The run {row.run_id!r} does not wait for a person; it is {row.status}.")
     question = row.waiting_for
     steps = await store.steps(row.run_id)
     step = next((s for s in steps if (s.path, s.n) == (question["path"], question["n"])), None)

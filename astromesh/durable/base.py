@@ -387,7 +387,7 @@ class RunStore(Protocol):
         """Returns the runs of this worker whose end was requested."""
 
     async def request_cancel(self, run_id: str, tenant: str, owner: str | None) -> None:
-        """Requests that the process of a plain run ends it. `owner` None: whoever owns it."""
+        """Requests that the process of a plain run ends it. `owner` None: of any owner."""
 
     async def cancel_requests(self, since: float) -> tuple[CancelRequest, ...]:
         """Returns the unanswered requests after that time."""

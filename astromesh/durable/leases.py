@@ -167,7 +167,7 @@ class WorkerHeartbeat:
         if worker in self._own:
             return
         private_folder(self._folder)
-        hidden = self._folder / f"{_HIDDEN_PREFIX}{worker}"  # nobody finds it before it is locked
+        hidden = self._folder / f"{_HIDDEN_PREFIX}{worker}"  # not found before it is locked
         opened = os.open(hidden, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
         self._own[worker] = opened

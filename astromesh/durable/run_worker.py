@@ -354,7 +354,7 @@ class RunWorker:
             InvalidInput: the decision does not fit the question, which stays open.
         """
         if row.status != "waiting" or row.waiting_for is None:
-            raise NotWaiting(f"The run {row.run_id!r} does not wait for anybody; it is {row.status}.")
+            raise NotWaiting(f"The run {row.run_id!r} does not wait for a person; it is {row.status}.")
         await self.start()
         caller = caller_after_decision(row, decision["decision"], by)
         signed = {**decision, "by": by.user_id or ANONYMOUS_USER, "decided_at": self._host.clock.now()}

@@ -132,7 +132,7 @@ class Worker:
             await job.close()
 
     async def stop_requested(self) -> None:
-        """Ends the work whose end was requested; called periodically, and by who has just requested it."""
+        """Ends the work whose end was requested, without the wait for the next poll."""
         for work in await self._queue.cancel_requested(self.name):
             self._queue.stop(work)
 

@@ -44,6 +44,6 @@ SET tokens = a.tokens + excluded.tokens, cost_usd = a.cost_usd + excluded.cost_u
 RETURNING tokens, cost_usd, tool_calls, wall_seconds
 
 -- name: renew
--- Skips a hold that ends just now: whoever ends several locks them in another order, and both would wait in a circle.
+-- Skips a hold that ends just now: the end of several holds locks them in another order, which could deadlock.
 UPDATE astromesh.budget_holds SET expires_at = $2 WHERE id IN (
     SELECT id FROM astromesh.budget_holds WHERE holder = $1 FOR NO KEY UPDATE SKIP LOCKED)
