@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import difflib
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 
@@ -16,6 +15,7 @@ from astromesh.runtime.agent import Agent, unavailable_error
 from astromesh.runtime.bootstrap import RuntimeState
 from astromesh.telemetry import ids
 from astromesh.telemetry.clock import Clock
+from astromesh.text import did_you_mean
 from astromesh.types import JsonObject, SessionKey, ToolCall, ToolResult
 
 #: agents of earlier manifests that stay open
@@ -64,8 +64,7 @@ class AgentDirectory:
             return agent
         if faults := state.broken.get(name):
             raise unavailable_error(name, faults, passing=name in state.recovering)
-        near = difflib.get_close_matches(name, state.agents, 1)
-        raise AgentNotFoundError(name, f"Did you mean {near[0]!r}?" if near else "GET /v1/agents lists them.")
+        raise AgentNotFoundError(name, did_you_mean(name, state.agents) or "GET /v1/agents lists them.")
 
     async def of_snapshot(self, name: str, snapshot: JsonObject) -> Agent:
         """Returns the agent that a snapshot describes; most often that is the present one.
@@ -117,10 +116,9 @@ class AgentDirectory:
         if having:
             names = ", ".join(agent.name for agent in having)
             raise InvalidInput(f"Several agents have a tool {tool!r}: {names}. Name one with --agent.")
-        known = sorted({name for agent in agents for name in _tool_names(agent)})
-        near = difflib.get_close_matches(tool, known, 1)
+        known = {name for agent in agents for name in _tool_names(agent)}
         missing = sorted({sentence for agent in agents for sentence in agent.tools.missing_tools()})
-        hint = f"Did you mean {near[0]!r}?" if near else "`astromesh tools list` shows all tools."
+        hint = did_you_mean(tool, known) or "`astromesh tools list` shows all tools."
         raise InvalidInput(" ".join([f"No agent has a tool {tool!r}. {hint}", *missing]))
 
 

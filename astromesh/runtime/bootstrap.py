@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import difflib
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
@@ -16,6 +15,7 @@ import structlog
 
 from astromesh.config.agent import AgentManifest, Conversational, Episodic, RoleModel, Semantic, ToolBlock
 from astromesh.config.folder import Configuration
+from astromesh.config.keys import suggest_name
 from astromesh.config.providers import ModelBlock
 from astromesh.config.rag import RAGManifest
 from astromesh.core.answer_schema import AnswerSchema
@@ -531,7 +531,4 @@ def _pipeline_manifest(configuration: Configuration, name: str) -> RAGManifest:
 
 
 def _pipeline_not_found(name: str, known: Iterable[str]) -> PipelineNotFound:
-    names = sorted(known)
-    near = difflib.get_close_matches(name, names, 1)
-    hint = f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(names) or 'none'}."
-    return PipelineNotFound(f"There is no RAG pipeline named {name!r}. {hint}")
+    return PipelineNotFound(f"There is no RAG pipeline named {name!r}. {suggest_name(name, known)}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,6 +12,7 @@ from astromesh.config.agent import AgentManifest
 from astromesh.config.base import GraphFindings, GraphMention
 from astromesh.config.checks import find_cycles
 from astromesh.config.folder import Configuration, load
+from astromesh.config.keys import suggest_name
 from astromesh.core.templates import check_template
 from astromesh.errors import CircularAgentReference, WorkflowNotFound
 from astromesh.graph.base import BaseNode
@@ -143,6 +143,4 @@ def workflow_folder(config: Path, name: str) -> Path:
 
 def workflow_not_found(name: str, known: Sequence[str]) -> WorkflowNotFound:
     """Returns the error for a name that no workflow has."""
-    near = difflib.get_close_matches(name, known, 1)
-    hint = f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(known) or 'none'}."
-    return WorkflowNotFound(f"There is no workflow {name!r}. {hint}")
+    return WorkflowNotFound(f"There is no workflow {name!r}. {suggest_name(name, known)}")

@@ -330,7 +330,7 @@ def test_tools_call_says_what_is_wrong_with_the_call(project: Path) -> None:
     assert "are not valid" in wrong.stderr
     unknown = astromesh(project, "tools", "call", "days_betwen")
     assert unknown.returncode == 2
-    assert "Did you mean 'days_between'?" in unknown.stderr
+    assert "Did you mean `days_between`?" in unknown.stderr
 
 
 def test_the_version_is_told(tmp_path: Path) -> None:

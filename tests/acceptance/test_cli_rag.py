@@ -71,7 +71,7 @@ def test_a_path_is_taken_in(project: Path) -> None:
 def test_wrong_calls_are_2_with_a_hint(project: Path) -> None:
     """A pipeline, a path, a query, a filter that is none; faults of the pipeline's file."""
     for words, said in (
-        (("ingest", "kk"), "Did you mean 'k'?"),
+        (("ingest", "kk"), "Did you mean `k`?"),
         (("ingest", "k", "nowhere"), "no file or folder"),
         (("query", "k", " "), "empty"),
         (("query", "k", "x", "--where", "nonsense"), "KEY=VALUE"),

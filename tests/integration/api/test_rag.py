@@ -130,7 +130,7 @@ async def test_an_unknown_pipeline_is_404_and_says_which_there_are(client):
         answer = await client.post(f"/v1/rag/note/{path}", json=body)
         assert answer.status_code == 404
         assert answer.json()["code"] == "pipeline_not_found"
-        assert "Did you mean 'notes'?" in answer.json()["detail"]
+        assert "Did you mean `notes`?" in answer.json()["detail"]
 
 
 @pytest.mark.parametrize(

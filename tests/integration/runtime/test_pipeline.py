@@ -232,7 +232,7 @@ async def test_unknown_agents_routes_and_methods_are_problem_documents(tmp_path:
         route = await client.get("/v1/nothing")
         method = await client.put("/v1/agents/helper/run")
     assert (agent.status_code, agent.json()["code"]) == (404, "agent_not_found")
-    assert "Did you mean 'helper'?" in agent.json()["detail"]
+    assert "Did you mean `helper`?" in agent.json()["detail"]
     assert (route.status_code, route.json()["code"]) == (404, "not_found")
     assert (method.status_code, method.json()["code"]) == (405, "method_not_allowed")
     assert all(a.json()["trace_id"] for a in (agent, route, method))

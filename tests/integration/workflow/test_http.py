@@ -70,7 +70,7 @@ async def test_a_failed_task_is_200_and_a_wrong_call_is_4xx(config: Path) -> Non
     assert [(r.status_code, r.json()["code"]) for r in wrong] == [
         (422, "invalid_input"), (422, "invalid_input"), (404, "workflow_not_found"), (404, "task_not_found"),
     ]  # fmt: skip
-    assert "Did you mean 'small'" in wrong[2].json()["detail"]
+    assert "Did you mean `small`" in wrong[2].json()["detail"]
 
 
 async def test_a_broken_workflow_is_listed_and_harms_nobody(config: Path) -> None:

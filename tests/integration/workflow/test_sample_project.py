@@ -279,7 +279,7 @@ def test_the_command_tells_faults_with_file_place_code_and_hint(
 
 
 def test_an_unknown_workflow_is_told_with_the_known_ones(small: Path) -> None:
-    with pytest.raises(WorkflowNotFound, match="Did you mean 'small'"):
+    with pytest.raises(WorkflowNotFound, match="Did you mean `small`"):
         command.report_faults(small, "smal")
 
 
