@@ -156,6 +156,11 @@ class ChunkStore(Protocol):
         """Raises: StoreError: the store does not answer."""
 
 
+def wanted_values(filters: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """The values of each filter as a list."""
+    return {key: value if isinstance(value, list) else [value] for key, value in filters.items()}
+
+
 class ChunkStores(Protocol):
     """What a `vector_stores` plugin opens; `deps.embedder` makes the vectors that it stores."""
 

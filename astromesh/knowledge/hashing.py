@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import unicodedata
 from array import array
 from collections import Counter
 from collections.abc import Sequence
@@ -19,7 +18,7 @@ from zlib import crc32
 from pydantic import BaseModel, ConfigDict, Field
 
 from astromesh.knowledge.base import Vector
-from astromesh.knowledge.words import words_of
+from astromesh.knowledge.words import fold, words_of
 from astromesh.plugins import Deps
 
 #: weight of a part of a word beside the word itself
@@ -86,9 +85,7 @@ def _vector(text: str, dimensions: int) -> Vector:
 
 def _plain_words(text: str) -> list[str]:
     """The words in lower case without accents and stop words; a text of stop words only keeps them."""
-    folded = unicodedata.normalize("NFKD", text.lower())
-    plain = "".join(c for c in folded if not unicodedata.combining(c)) if not folded.isascii() else folded
-    found = [word[:_LONGEST_WORD] for word in words_of(plain)]
+    found = [word[:_LONGEST_WORD] for word in words_of(fold(text))]
     return [word for word in found if word not in _LEFT_OUT] or found
 
 

@@ -8,7 +8,6 @@ HNSW index is built after an ingest, which is many times faster than during it.
 from __future__ import annotations
 
 import asyncio
-import unicodedata
 from array import array
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -18,10 +17,10 @@ from typing import Any, ClassVar, NamedTuple, Self
 import orjson
 from pydantic import BaseModel
 
-from astromesh.knowledge.base import Chunk, DocumentVersion, IndexedDocument, Passage
+from astromesh.knowledge.base import Chunk, DocumentVersion, IndexedDocument, Passage, wanted_values
 from astromesh.knowledge.postgres_search import PassageSearch, Ranking, fill, index_type
 from astromesh.knowledge.ranking import candidate_count, fuse_rankings
-from astromesh.knowledge.words import terms, words_of
+from astromesh.knowledge.words import fold, terms, words_of
 from astromesh.plugins import Deps
 from astromesh.storage.migrations import Schema, queries
 from astromesh.storage.postgres import (
@@ -172,8 +171,7 @@ class PgvectorChunks:
         return await self._search.nearest(partition.sql, vector, limit, (documents,), filter=condition)
 
     async def _filtered_documents(self, partition: Partition, filters: Mapping[str, Any]) -> list[str]:
-        values = {key: value if isinstance(value, list) else [value] for key, value in filters.items()}
-        bound = orjson.dumps(without_nul(values)).decode()
+        bound = orjson.dumps(without_nul(wanted_values(filters))).decode()
         return [name for (name,) in await self._database.read(partition.sql("documents_with"), bound)]
 
     async def _passages(self, partition: Partition, found: Ranking) -> tuple[Passage, ...]:
@@ -253,10 +251,7 @@ def _chunk(document: str, text: str, start: int, end: int, heading: str, metadat
 
 def fold_words(text: str) -> str:
     """The words of a text in lower case and without accents, separated by single spaces."""
-    plain = text
-    if not text.isascii():
-        plain = "".join(c for c in unicodedata.normalize("NFKD", text) if not unicodedata.combining(c))
-    return " ".join(words_of(plain.lower()))
+    return " ".join(words_of(fold(text).lower()))  # NFKD may make upper case of one sign, e.g. of U+2121
 
 
 def without_nul(value: Any) -> Any:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import orjson
 from pydantic import BaseModel, ConfigDict, Field
 
-from astromesh.knowledge.base import Chunk, DocumentVersion, IndexedDocument, Passage
+from astromesh.knowledge.base import Chunk, DocumentVersion, IndexedDocument, Passage, wanted_values
 from astromesh.knowledge.ranking import candidate_count, fuse_rankings
 from astromesh.knowledge.sqlite_search import Corpus, PassageSearch, TableState
 from astromesh.knowledge.vectors import vector_blob
@@ -114,10 +114,8 @@ class SqliteChunks:
         words = terms(query)
         if not words and vector is None:
             return ()
-        values = {
-            key: value if isinstance(value, list) else [value] for key, value in (filters or {}).items()
-        }
-        search = ChunkQuery(words, top_k, orjson.dumps(values).decode() if values else "", vector)
+        wanted = orjson.dumps(wanted_values(filters)).decode() if filters else ""
+        search = ChunkQuery(words, top_k, wanted, vector)
         return await self._database.read(self._find, search)
 
     async def settle(self) -> None:

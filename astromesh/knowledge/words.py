@@ -8,6 +8,7 @@ without blanks are cut into pairs of characters.
 from __future__ import annotations
 
 import re
+import unicodedata
 from functools import lru_cache
 
 MAX_TERMS = 32
@@ -36,6 +37,14 @@ _ENGLISH = """
 """
 #: words that say nothing about what is sought
 STOP_WORDS = frozenset(_ENGLISH.split())
+
+
+def fold(text: str) -> str:
+    """A text in lower case and without accents."""
+    lower = text.lower()
+    if lower.isascii():
+        return lower
+    return "".join(c for c in unicodedata.normalize("NFKD", lower) if not unicodedata.combining(c))
 
 
 def words_of(text: str) -> list[str]:
