@@ -101,7 +101,7 @@ class Auth:
         for method in self._methods:
             if (caller := await method.authenticate(token)) is not None:
                 return caller
-        raise Unauthorized("The key or token is not valid here, or no longer.")
+        raise Unauthorized("The key or token is not valid, or has expired.")
 
     def _anonymous(self, headers: Mapping[str, str]) -> CallerContext:
         """Returns the local principal, unless a page of another site is calling.
@@ -111,12 +111,14 @@ class Auth:
         """
         origin = headers.get("origin")
         if origin and not {origin, "*"} & set(self._origins) and not is_local_page(origin):
-            raise Forbidden(f"Pages of {origin} may not call this server; spec.api.cors_origins allows them.")
+            raise Forbidden(
+                f"Pages of {origin} may not call this server. spec.api.cors_origins can allow it."
+            )
         host = _hostname(f"//{headers.get('host', '')}")
         if not is_private_host(host) and host not in map(_hostname, self._origins):
             raise Forbidden(
-                f"This server is called by this machine's own names, not {host!r}; spec.api.cors_origins "
-                "allows others."
+                f"Call this server by a name of this machine, not {host!r}. spec.api.cors_origins allows "
+                "other names."
             )
         return ANONYMOUS
 

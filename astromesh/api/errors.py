@@ -68,13 +68,13 @@ def problem_response(error: AstromeshError, status: int, body: JsonObject) -> Re
 #: by pydantic's error type, where its own message does not help a caller
 _MESSAGES = {
     "extra_forbidden": "unknown field",
-    "missing": "required, but missing",
+    "missing": "it is required",
     "model_type": "it must be a JSON object",
     "model_attributes_type": "it must be a JSON object",
 }
 #: by a part of the pattern that a text does not match
 _PATTERN_MESSAGES = {
-    "\\x00-\\x1f": "it must hold no control characters, such as line ends or tabs",
+    "\\x00-\\x1f": "it must not contain control characters, such as line ends or tabs",
     "\\S": "it must not be blank",
 }
 

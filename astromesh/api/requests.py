@@ -189,7 +189,7 @@ async def idempotency_key(request: Request, *more: str) -> IdempotencyKey | None
     if key is None:
         return None
     if not 0 < len(key) <= _MAX_KEY_LENGTH or not key.isascii() or not key.isprintable():
-        raise InvalidInput(f"Idempotency-Key: 1 to {_MAX_KEY_LENGTH} printable ASCII characters.")
+        raise InvalidInput(f"Idempotency-Key must have 1 to {_MAX_KEY_LENGTH} printable ASCII characters.")
     body = orjson.dumps([orjson.loads(await _raw_body(request)), *more], option=orjson.OPT_SORT_KEYS)
     expires = runtime_of(request).clock.now() + KEY_SECONDS
     route = f"{request.method} {request.url.path}"

@@ -1,4 +1,4 @@
-"""A Telegram Bot API that keeps what it is sent, and the updates that Telegram would post.
+"""A fake Telegram Bot API that records its calls, and the updates that Telegram would post.
 
 async with FakeTelegramApi() as bots:
     … api_base: bots.url …
@@ -24,8 +24,8 @@ class FakeTelegramApi:
     """An async context manager on a free port of this machine.
 
     Attributes:
-        calls: method and content of every call, in order. tokens: the bot's token in each of them.
-        files: what `getFile` finds, by id.
+        calls: method and content of every call, in order. tokens: the bot's token of each call.
+        files: the files of `getFile`, by id.
     """
 
     def __init__(self) -> None:
@@ -52,15 +52,15 @@ class FakeTelegramApi:
         await self._runner.cleanup()
 
     def fail(self, status: int, retry_after: int = 0) -> None:
-        """The next message is answered so."""
+        """Sets the response to the next message."""
         self._failures.append((status, retry_after))
 
     def texts(self) -> list[str]:
-        """The messages that were taken, in order."""
+        """Returns the texts of the accepted messages, in order."""
         return [content["text"] for method, content in self.calls if method == "sendMessage"]
 
     async def until(self, reached: Callable[[Self], bool], seconds: float = 60.0) -> None:
-        """Waits until what came satisfies a test. Raises: TimeoutError."""
+        """Waits until a condition holds after a call. Raises: TimeoutError."""
         async with asyncio.timeout(seconds), self._changed:
             await self._changed.wait_for(lambda: reached(self))
 
@@ -88,13 +88,13 @@ class FakeTelegramApi:
 
 
 def update(id: int, chat: int = CHAT, kind: str = "private", **content: Any) -> JsonObject:
-    """An update with one message. Args: content: e.g. `text`, `photo`."""
-    who = {"id": chat, "type": kind, "first_name": "Ann"}
-    return {"update_id": id, "message": {"message_id": id, "date": 1700000000, "chat": who, **content}}
+    """Returns an update with one message. Args: content: e.g. `text`, `photo`."""
+    sender = {"id": chat, "type": kind, "first_name": "Ann"}
+    return {"update_id": id, "message": {"message_id": id, "date": 1700000000, "chat": sender, **content}}
 
 
 def sign_update(data: JsonObject | bytes, secret: str = SECRET_TOKEN) -> tuple[bytes, dict[str, str]]:
-    """The body of a webhook and its headers."""
+    """Returns the body of a webhook and its headers."""
     body = data if isinstance(data, bytes) else orjson.dumps(data)
     return body, {"x-telegram-bot-api-secret-token": secret, "content-type": "application/json"}
 

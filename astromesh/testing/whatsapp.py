@@ -1,11 +1,11 @@
-"""A WhatsApp Business Cloud API that keeps what it is sent, and the webhooks that Meta would send.
+"""A fake WhatsApp Business Cloud API that records its messages, and the webhooks that Meta would send.
 
     async with FakeWhatsAppApi() as whatsapp:
         … api_base: graph.url …
         body, headers = signed("app-secret", webhook(text_message("wamid.1", "Hello")))
 
-`python -m astromesh.testing.whatsapp --port 9200` serves one as a process: `GET /sent` tells what came, and
-`POST /script` queues what it is to answer with.
+`python -m astromesh.testing.whatsapp --port 9200` serves one: `GET /sent` lists the messages, and
+`POST /script` queues responses.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SENDER = "16505551234"
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An answer that says no.
+    """An error response.
 
     Args:
         code: Graph error code, e.g. 131047; 0 for a body that is not JSON.
@@ -44,7 +44,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class MediaFile:
-    """A file that can be fetched. Args: url: where the API says that it is; empty: at the API itself."""
+    """A file to download. Args: url: the location that the API returns; empty: at the API itself."""
 
     data: bytes
     mime_type: str = "image/png"
@@ -53,11 +53,11 @@ class MediaFile:
 
 
 class FakeWhatsAppApi:
-    """An async context manager. One that is not given a port takes a free one.
+    """An async context manager, by default on a free port.
 
     Attributes:
-        messages: bodies of the messages that were taken, in order; their ids are `wamid.out.1`, …
-        seen: bodies that marked a message as read.
+        messages: bodies of the accepted messages, in order; their ids are `wamid.out.1`, …
+        seen: bodies that mark a message as read.
         tokens: the Authorization header of every call.
         paths: the path of every call.
     """
@@ -98,16 +98,16 @@ class FakeWhatsAppApi:
             await self._runner.cleanup()
 
     def fail(self, *failures: Failure) -> None:
-        """The next messages are answered so, one each."""
+        """Sets the responses to the next messages, one each."""
         self._failures.extend(failures)
 
     async def until(self, reached: Callable[[Self], bool], seconds: float = 60.0) -> None:
-        """Waits until what came satisfies a test. Raises: TimeoutError."""
+        """Waits until a condition holds after a call. Raises: TimeoutError."""
         async with asyncio.timeout(seconds), self._changed:
             await self._changed.wait_for(lambda: reached(self))
 
     def texts(self) -> list[str]:
-        """The texts that were sent, in order; a template counts as `template:NAME`."""
+        """Returns the sent texts, in order; a template counts as `template:NAME`."""
         return [
             m["text"]["body"] if m["type"] == "text" else f"template:{m['template']['name']}"
             for m in self.messages
@@ -182,7 +182,7 @@ def text_message(id: str, text: str, sender: str = SENDER) -> JsonObject:
 
 
 def message(id: str, kind: str, content: Any, sender: str = SENDER) -> JsonObject:
-    """Args: content: what stands under the kind's name."""
+    """Returns a message. Args: content: the value of the key that is named like the kind."""
     return {"from": sender, "id": id, "timestamp": "1700000000", "type": kind, kind: content}
 
 
@@ -194,7 +194,7 @@ def status(id: str, state: str, *, code: int = 0, sender: str = SENDER) -> JsonO
 def webhook(
     *messages: JsonObject, statuses: tuple[JsonObject, ...] = (), number: str = PHONE_NUMBER_ID
 ) -> JsonObject:
-    """One entry with one change."""
+    """Returns a webhook of one entry with one change."""
     value: JsonObject = {
         "messaging_product": "whatsapp",
         "metadata": {"display_phone_number": "15550001111", "phone_number_id": number},
@@ -210,7 +210,7 @@ def webhook(
 
 
 def sign_webhook(secret: str, data: JsonObject | bytes) -> tuple[bytes, dict[str, str]]:
-    """The body of a webhook and its headers."""
+    """Returns the body of a webhook and its headers."""
     body = data if isinstance(data, bytes) else orjson.dumps(data)
     signature = hmac.new(secret.encode(), body, sha256).hexdigest()
     return body, {"x-hub-signature-256": f"sha256={signature}", "content-type": "application/json"}

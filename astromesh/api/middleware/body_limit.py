@@ -14,7 +14,7 @@ MAX_DEPTH, _ORJSON_DEPTH = 64, 254
 #: digits of a content-length; int() of a longer text takes too long
 _MAX_LENGTH_DIGITS = 18
 _WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
-TOO_DEEP = f"The JSON has more than {MAX_DEPTH} levels of lists and objects within each other."
+TOO_DEEP = f"The JSON has more than {MAX_DEPTH} levels of nested lists and objects."
 
 
 class BodyLimit:

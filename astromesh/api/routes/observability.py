@@ -67,8 +67,8 @@ async def traces(
     limit: Limit = 50,
 ) -> JsonObject:
     """Lists the newest runs, one line each."""
-    wanted = RunFilter(agent, session, status, limit)
-    return {"traces": await runtime_of(request).runs.traces(viewer_of(request), wanted)}
+    query = RunFilter(agent, session, status, limit)
+    return {"traces": await runtime_of(request).runs.traces(viewer_of(request), query)}
 
 
 @router.get("/v1/traces/{trace_id}", summary="One trace", dependencies=[scope("traces:read")])

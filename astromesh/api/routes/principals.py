@@ -50,7 +50,7 @@ async def show(principal: str, request: Request) -> StreamingResponse:
     dependencies=[audited("principal.erase", "principal"), scope("sessions:write")],
 )
 async def erase(principal: str, request: Request) -> ErasedOut:
-    """Deletes all stored data of a principal of the caller's tenant. The principal or an admin may.
+    """Deletes all stored data of a principal, at the request of that principal or an admin.
 
     The audit log still shows that somebody was erased, and by whom, under a pseudonym.
     """
