@@ -457,16 +457,18 @@ async def _export_session(store: ConversationStore, key: SessionKey, owner: str)
 
 
 async def _export_passages(store: SemanticStore, tenant: str, owner: str) -> AsyncIterator[JsonObject]:
-    after = 0
-    while found := await store.owned(tenant, owner, after=after, limit=EXPORT_PAGE_SIZE):
-        for _, agent, content, metadata in found:
-            yield {"kind": "passage", "agent": agent, "content": content, "metadata": metadata}
-        after = found[-1].number
+    async for _, agent, content, metadata in _owned(store, tenant, owner):
+        yield {"kind": "passage", "agent": agent, "content": content, "metadata": metadata}
 
 
 async def _export_events(store: EpisodicStore, tenant: str, owner: str) -> AsyncIterator[JsonObject]:
+    async for _, agent, session_id, event in _owned(store, tenant, owner):
+        yield {"kind": "event", "agent": agent, "session_id": session_id, "event": event}
+
+
+async def _owned(store: SemanticStore | EpisodicStore, tenant: str, owner: str) -> AsyncIterator[Any]:
     after = 0
     while found := await store.owned(tenant, owner, after=after, limit=EXPORT_PAGE_SIZE):
-        for _, agent, session_id, event in found:
-            yield {"kind": "event", "agent": agent, "session_id": session_id, "event": event}
+        for record in found:
+            yield record
         after = found[-1].number

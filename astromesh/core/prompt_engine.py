@@ -13,7 +13,7 @@ from astromesh.types import MemoryContext
 
 __all__ = ["RESERVED_NAMES", "PromptEngine", "PromptTemplate", "check_template", "current_date"]
 
-#: names of document 001 and of the requests of api.md; `prompts.variables` and requests cannot set them
+#: names of document 001, and `context` of requests; `prompts.variables` and requests cannot set them
 RESERVED_NAMES = frozenset(
     {
         "agent_name",
@@ -79,7 +79,7 @@ class PromptTemplate:
         self._free = tuple(
             name for name in needs if name not in RESERVED_NAMES and name not in known and name[0] != "_"
         )
-        #: whether it uses anything that differs between runs, beside the date
+        #: whether it uses anything that differs between runs, except the date
         self._varies = bool(self._free or needs & _OF_RUNS)
         #: the text if nothing but the date varies, and its date
         self._plain = ("", "")
