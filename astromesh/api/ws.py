@@ -262,7 +262,7 @@ class Connection:
     async def _write(self, buffer: EventBuffer) -> None:
         while events := await buffer.take():
             for event in events:
-                frame = _frame(event)
+                frame = to_frame(event)
                 if frame is not None:
                     try:
                         await self.socket.send_text(_text(frame))
@@ -308,17 +308,13 @@ class _Listener:
 def to_frame(event: Event) -> JsonObject | None:
     """Returns the frame of an event, None for events that have none."""
     encode = _ENCODERS.get(event.type)
-    frame = encode(event.data) if encode else None
-    if frame is None:
-        return None
-    return frame if event.type == "frame" else {**frame, "run_id": event.run_id, "seq": event.seq}
-
-
-def _frame(event: Event) -> JsonObject | None:
     try:
-        return to_frame(event)
+        frame = encode(event.data) if encode else None
     except Exception as error:  # noqa: BLE001  an event cannot be encoded: the others follow
-        return {**_crashed(error), "run_id": event.run_id, "seq": event.seq}
+        frame = _crashed(error)
+    if frame is None or event.type == "frame":
+        return frame
+    return {**frame, "run_id": event.run_id, "seq": event.seq}
 
 
 def _failure(data: JsonObject) -> JsonObject:
