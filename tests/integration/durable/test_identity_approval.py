@@ -132,7 +132,7 @@ async def test_a_token_that_is_refused_is_a_call_that_is_not_made(tmp_path: Path
             assert (await rests(runtime, run_id))["status"] == "waiting"
             await runtime.runs.resume(run_id, ALICE, BOSS, Decision("deny"))
             assert (await rests(runtime, run_id))["result"]["response"] == "understood"
-    assert "refused" in provider.requests[-1].messages[-1].content
+    assert "has denied this call" in provider.requests[-1].messages[-1].content
     assert asked == []
 
 
