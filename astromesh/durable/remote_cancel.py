@@ -58,13 +58,11 @@ class RemoteCancel:
         self._durable, self._registry, self._clock = durable, registry, clock
         self._flush_archive, self._timeout = flush_archive, timeout
         self._polling = PeriodicJob(self._poll, POLL_SECONDS, _log_unread, needed=active)
+        #: starts to poll, when a run has begun here, until no run is active
+        self.watch = self._polling.start
         self._ending: dict[str, asyncio.Task[None]] = {}
 
     # -- requests of other processes -----------------------------------------------------------------------
-
-    def watch(self) -> None:
-        """Starts to poll, when a run has begun here, until no run is active."""
-        self._polling.start()
 
     async def close(self) -> None:
         await self._polling.close()

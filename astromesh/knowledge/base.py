@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from array import array
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -301,3 +302,11 @@ class SemanticStore(Protocol):
 
 
 Vector: TypeAlias = "array[float]"
+
+
+def vector_blob(vector: array[float]) -> bytes:
+    """The floats of a vector as databases store them: float32, little-endian."""
+    if sys.byteorder == "big":
+        vector = array("f", vector)
+        vector.byteswap()
+    return vector.tobytes()

@@ -12,8 +12,7 @@ import structlog
 from pydantic import BaseModel, ConfigDict, Field
 
 from astromesh.errors import InvalidInput, ProviderError
-from astromesh.knowledge.base import Embedder, OwnedPassage
-from astromesh.knowledge.vectors import vector_blob
+from astromesh.knowledge.base import Embedder, OwnedPassage, vector_blob
 from astromesh.knowledge.words import terms
 from astromesh.telemetry.clock import Clock
 from astromesh.types import JsonObject, SemanticResult, SessionKey

@@ -14,10 +14,16 @@ from typing import Any, NamedTuple
 import orjson
 from pydantic import BaseModel, ConfigDict, Field
 
-from astromesh.knowledge.base import Chunk, DocumentVersion, IndexedDocument, Passage, wanted_values
+from astromesh.knowledge.base import (
+    Chunk,
+    DocumentVersion,
+    IndexedDocument,
+    Passage,
+    vector_blob,
+    wanted_values,
+)
 from astromesh.knowledge.ranking import candidate_count, fuse_rankings
 from astromesh.knowledge.sqlite_search import Corpus, PassageSearch, TableState
-from astromesh.knowledge.vectors import vector_blob
 from astromesh.knowledge.words import terms
 from astromesh.plugins import Deps
 from astromesh.storage.migrations import Schema, queries

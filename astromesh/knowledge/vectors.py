@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from array import array
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -11,14 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 _INITIAL_CAPACITY = 64
-
-
-def vector_blob(vector: array[float]) -> bytes:
-    """The floats of a vector as databases store them: float32, little-endian."""
-    if sys.byteorder == "big":
-        vector = array("f", vector)
-        vector.byteswap()
-    return vector.tobytes()
 
 
 class VectorIndex:
