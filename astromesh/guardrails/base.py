@@ -82,7 +82,7 @@ class Guardrail(Protocol):
         """Whether the rule cannot stream; with such an output rule an agent streams as `final`."""
 
     def check(self, text: str, context: CheckContext) -> Verdict | None:
-        """The verdict on a text; None: it passes unchanged."""
+        """The verdict on any `str`, lone surrogates included; None: it passes unchanged."""
 
     def stream(self, context: CheckContext) -> RuleStream:
         """A new stream; called only if the rule does not need the whole text."""

@@ -1,4 +1,4 @@
-"""What the tests of the configuration share: plugins with few options, and good files of every kind."""
+"""Doubles of plugins with few options, and good files of every kind, for the tests of the configuration."""
 
 from __future__ import annotations
 

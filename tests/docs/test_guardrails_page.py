@@ -1,0 +1,21 @@
+"""The table of rules in `docs/guardrails.md` names every built-in guardrail with its options."""
+
+from __future__ import annotations
+
+import re
+from importlib.metadata import entry_points
+
+import pytest
+
+from tests.platform.astromesh import ROOT
+
+PAGE = (ROOT / "docs" / "guardrails.md").read_text()
+TABLE = PAGE.split("| type | finds |")[1].split("\n\n")[0]
+ROWS = dict(re.findall(r"^\| `(\w+)` (\|.*)$", TABLE, re.MULTILINE))
+
+
+@pytest.mark.parametrize("plugin", entry_points(group="astromesh.guardrails"), ids=lambda plugin: plugin.name)
+def test_a_rule_has_a_row_with_its_options(plugin) -> None:
+    fields = plugin.load().Options.model_fields
+    missing = [name for name in fields if name != "action" and f"`{name}`" not in ROWS.get(plugin.name, "")]
+    assert missing == []
