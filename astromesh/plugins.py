@@ -229,7 +229,12 @@ class Plugins:
             )
         try:
             loaded: type[Any] = point.load()
-        except ImportError as error:
+        except (ImportError, AttributeError) as error:
+            if isinstance(error, AttributeError) or (error.name or "").startswith(point.module.split(".")[0]):
+                raise MissingExtra(
+                    f"The {group} plugin `{name}` is registered as {point.value}, which does not exist. "
+                    f"Reinstall its package; in a checkout: make venv."
+                ) from error
             extra = f"'astromesh[{point.extras[0]}]'" if point.extras else (error.name or str(error))
             raise MissingExtra(
                 f"The {group} plugin `{name}` needs a package that is not installed. Run: pip install {extra}"

@@ -10,6 +10,7 @@ import pytest
 from pydantic import BaseModel
 from structlog.testing import capture_logs
 
+from astromesh.errors import MissingExtra
 from astromesh.plugins import Deps, Plugins
 
 
@@ -87,3 +88,14 @@ def test_a_renamed_group_is_accepted_with_a_warning(tmp_path: Path, monkeypatch:
         ("plugin_group_renamed", "astromesh.desks", "astromesh.inbox_workers", "extra"),
         ("plugin_group_renamed", "astromesh.desks", "astromesh.inbox_workers", ""),
     ]
+
+
+@pytest.mark.parametrize("target", ["astromesh.gone:Tool", "astromesh.tools.base:Gone"])
+def test_a_plugin_whose_class_is_gone_says_to_reinstall(
+    target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(
+        str(distribution(tmp_path, "extra", f"[astromesh.tools]\nmoved = {target}\n"))
+    )
+    with pytest.raises(MissingExtra, match=f"registered as {target}, which does not exist. Reinstall"):
+        Plugins().load("tools", "moved")
