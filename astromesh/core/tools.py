@@ -21,16 +21,23 @@ from astromesh.config.agent import ApprovalRule, ToolBlock
 from astromesh.core.templates import STRICT, CompiledTemplate
 from astromesh.errors import AgentNotFoundError, ConfigError, InvalidToolCall, TemplateFailed
 from astromesh.telemetry.clock import Clock, SystemClock
-from astromesh.tools.base import RateLimit, Tool, ToolContext, ToolPolicy, ToolSource
-from astromesh.tools.json_schema import schema_validator
-from astromesh.tools.policies import (
+from astromesh.tools.arguments import arguments
+from astromesh.tools.base import (
     DeclaredSource,
     DeclaredTool,
     Invoke,
+    RateLimit,
+    Tool,
+    ToolContext,
+    ToolPolicy,
+    ToolSource,
+)
+from astromesh.tools.json_schema import schema_validator
+from astromesh.tools.long_results import LongResults
+from astromesh.tools.policies import (
     Layer,
     apply_layers,
     approval,
-    arguments,
     idempotency,
     identity,
     intent,
@@ -38,7 +45,6 @@ from astromesh.tools.policies import (
     rate_limit,
     time_limit,
 )
-from astromesh.tools.result_cache import ResultCache
 from astromesh.tools.results import result_of, unknown_tool
 from astromesh.types import JsonObject, ToolCall, ToolResult, ToolSpec
 
@@ -154,16 +160,16 @@ class ToolRegistry:
     Args:
         clock: for rate limits.
         layers: further policies between the checked arguments and the timeout, outermost first.
-        result_cache: stores results that are too long for a model; None: they are cut.
+        long_results: stores results that are too long for a model; None: they are cut.
     """
 
     def __init__(
         self,
         clock: Clock | None = None,
         layers: Sequence[Layer] = (),
-        result_cache: ResultCache | None = None,
+        long_results: LongResults | None = None,
     ) -> None:
-        self._clock, self._result_cache = clock or SystemClock(), result_cache
+        self._clock, self._long_results = clock or SystemClock(), long_results
         self._layers = tuple(layers)
         self._agents: dict[str, AgentTools] = {}
 
@@ -202,7 +208,7 @@ class ToolRegistry:
         bound = AgentTools(agent_name, view)
         if sources:
             bound = LiveAgentTools(agent_name, view, sources, permitted, layers)
-        bound.result_cache = self._result_cache
+        bound.long_results = self._long_results
         self._agents[agent_name] = bound
         return bound
 
@@ -263,7 +269,7 @@ class _ToolView(NamedTuple):
 class AgentTools:
     """A `ToolPort`: the tools of one agent behind its permissions and limits. Made by `ToolRegistry.bind`."""
 
-    __slots__ = ("_own", "agent_name", "result_cache")
+    __slots__ = ("_own", "agent_name", "long_results")
 
     #: whether tools may come and go; then `prepare` is awaited before a run
     live: ClassVar[bool] = False
@@ -271,7 +277,7 @@ class AgentTools:
     def __init__(self, agent_name: str, own: _ToolView) -> None:
         self.agent_name = agent_name
         self._own = own
-        self.result_cache: ResultCache | None = None
+        self.long_results: LongResults | None = None
 
     def specs(self) -> tuple[ToolSpec, ...]:
         """The permitted tools, in declared order."""
@@ -300,8 +306,8 @@ class AgentTools:
         way = self._view().bound.get(call.name)
         limit = (way.policy if way else _DEFAULT_POLICY).max_result_tokens * _CHARACTERS_PER_TOKEN
         keep = (
-            partial(_store_result, self.result_cache, call.id, context)
-            if self.result_cache is not None
+            partial(_store_result, self.long_results, call.id, context)
+            if self.long_results is not None
             else None
         )
         untrusted = way is not None and way.untrusted
@@ -387,7 +393,7 @@ class LiveAgentTools(AgentTools):
         return self._permitted is None or name in self._permitted or source in self._permitted
 
 
-def _store_result(cache: ResultCache, call_id: str, context: ToolContext, text: str) -> str:
+def _store_result(cache: LongResults, call_id: str, context: ToolContext, text: str) -> str:
     owner = (context.caller.user_id if context.caller else "") or "anonymous"
     return cache.add(context.run_id, call_id, text, context.session, owner)
 

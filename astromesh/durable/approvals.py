@@ -19,8 +19,8 @@ from astromesh.durable.base import JournalStep, RunRow, RunStore
 from astromesh.durable.serialization import caller_of
 from astromesh.errors import ApprovalNotFound, Forbidden, InvalidInput, NotDurable, NotWaiting
 from astromesh.telemetry.clock import Clock
+from astromesh.tools.arguments import argument_validator, schema_errors
 from astromesh.tools.base import HumanQuestion
-from astromesh.tools.results import argument_validator, schema_errors
 from astromesh.types import CallerContext, JsonObject, ToolSpec
 
 #: the decisions that a kind of question allows; any other kind allows all

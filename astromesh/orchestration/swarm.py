@@ -28,8 +28,9 @@ from astromesh.graph.structured_output import whole_object
 from astromesh.orchestration.base import PatternTask
 from astromesh.orchestration.graph_pattern import NOTES, UNFINISHED, GraphPattern, PatternOptions, agents_of
 from astromesh.plugins import Deps
+from astromesh.tools.arguments import parse_arguments
 from astromesh.tools.base import NestedRunOptions, RunAgent, ToolContext
-from astromesh.tools.results import failed_result, parse_arguments, unknown_tool
+from astromesh.tools.results import failed_result, unknown_tool
 from astromesh.types import JsonObject, ToolCall, ToolResult, ToolSpec
 
 # -- hand-offs ---------------------------------------------------------------------------------------------

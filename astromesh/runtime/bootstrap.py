@@ -45,9 +45,8 @@ from astromesh.runtime.config_loader import detect_circular_refs, load_configura
 from astromesh.runtime.knowledge import open_embedder, open_rag_pipeline, refresh_pipeline
 from astromesh.runtime.snapshots import load_snapshot, snapshot_of
 from astromesh.telemetry.clock import Clock, SystemClock
-from astromesh.tools.base import RunAgent, ToolSource
-from astromesh.tools.policies import DeclaredSource, DeclaredTool
-from astromesh.tools.result_cache import ResultCache
+from astromesh.tools.base import DeclaredSource, DeclaredTool, RunAgent, ToolSource
+from astromesh.tools.long_results import LongResults
 from astromesh.types import JsonObject
 
 log = structlog.get_logger("astromesh.bootstrap")
@@ -172,7 +171,7 @@ class _Bootstrap:
     async def run(self) -> None:
         await self._open_http()
         await self._open_servers()
-        await self._open_result_cache()
+        await self._open_long_results()
         self._opened.deps, self._opened.reopen = self._deps, self._reopen
         if not await self._open_all():
             healing = asyncio.create_task(self._retry_unopened())
@@ -231,11 +230,11 @@ class _Bootstrap:
         http = await self._opened.resources.shared(Http, lambda: Http(allowed))
         self._deps = replace(self._deps, http=http)
 
-    async def _open_result_cache(self) -> None:
-        cache: ResultCache = await self._opened.resources.shared(
-            ResultCache, lambda: ResultCache(self._clock)
+    async def _open_long_results(self) -> None:
+        cache: LongResults = await self._opened.resources.shared(
+            LongResults, lambda: LongResults(self._clock)
         )
-        self._registry = ToolRegistry(self._clock, result_cache=cache)
+        self._registry = ToolRegistry(self._clock, long_results=cache)
 
         async def erase(tenant: str, owner: str) -> int:
             return cache.erase_owner(tenant, owner)

@@ -1,16 +1,17 @@
-"""The tool protocol, the context and policy of a call, and how a tool runs another agent."""
+"""The tool protocol, tools as declared, the context and policy of a call, and how a tool runs an agent."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from astromesh.telemetry.events import Emitter
 from astromesh.types import (
     CallerContext,
+    Effect,
     Image,
     JsonObject,
     Message,
@@ -166,6 +167,50 @@ class ToolSource(Protocol):
         """Returns `current()`, after a limited wait for a source that was just opened."""
 
     async def close(self) -> None: ...
+
+
+#: calls a tool with the arguments as JSON text or as an object, and the context of the call
+Invoke: TypeAlias = Callable[[Any, ToolContext], Awaitable[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class DeclaredTool:
+    """A tool as an agent declares it.
+
+    Args:
+        spec: what the model sees; name, description, parameters and effect as declared.
+        tool: that does the work.
+        policy: how it may be used.
+    """
+
+    spec: ToolSpec
+    tool: Tool
+    policy: ToolPolicy = field(default_factory=ToolPolicy)
+
+
+@dataclass(frozen=True, slots=True)
+class DeclaredSource:
+    """Several tools that one block of an agent declares, e.g. those of an MCP server.
+
+    Args:
+        name: of the block; a permission for it permits all of its tools.
+        effect: as the block declares for all tools; None: as the tool declares.
+    """
+
+    name: str
+    source: ToolSource
+    policy: ToolPolicy = field(default_factory=ToolPolicy)
+    effect: Effect | None = None
+
+    def declared(self) -> tuple[DeclaredTool, ...]:
+        """Returns the currently offered tools."""
+        return tuple(self._declare(tool) for tool in self.source.current())
+
+    def _declare(self, tool: Tool) -> DeclaredTool:
+        spec = structs.replace(tool.spec, effect=self.effect) if self.effect else tool.spec
+        if self.policy.idempotency == "key":
+            spec = structs.replace(spec, repeatable=True)
+        return DeclaredTool(spec, tool, self.policy)
 
 
 class ToolPort(Protocol):

@@ -5,16 +5,16 @@ first, is that of document 001, step 9:
 
     permission → rate limit → arguments → approval → identity → further layers → idempotency →
     intent (of durable runs) → timeout → tool
+
+The layer `arguments` is in `tools.arguments`.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias
-
-from msgspec import structs
 
 from astromesh.errors import (
     InvalidToolCall,
@@ -24,54 +24,13 @@ from astromesh.errors import (
     ToolRateLimitError,
 )
 from astromesh.telemetry.clock import Clock
-from astromesh.tools.base import HumanQuestion, Tool, ToolContext, ToolPolicy, ToolSource
+from astromesh.tools.arguments import argument_error, argument_validator
+from astromesh.tools.base import DeclaredTool, HumanQuestion, Invoke, ToolContext, ToolPolicy
 from astromesh.tools.rate_limit import SlidingWindow
-from astromesh.tools.results import argument_error, argument_validator, parse_arguments, timeout_error
-from astromesh.types import Effect, JsonObject, ToolCall, ToolSpec
+from astromesh.tools.results import timeout_error
+from astromesh.types import JsonObject
 
-#: calls a tool with the arguments as JSON text or as an object, and the context of the call
-Invoke: TypeAlias = Callable[[Any, ToolContext], Awaitable[Any]]
-Layer: TypeAlias = Callable[[Invoke, "DeclaredTool"], Invoke]
-
-
-@dataclass(frozen=True, slots=True)
-class DeclaredTool:
-    """A tool as an agent declares it.
-
-    Args:
-        spec: what the model sees; name, description, parameters and effect as declared.
-        tool: that does the work.
-        policy: how it may be used.
-    """
-
-    spec: ToolSpec
-    tool: Tool
-    policy: ToolPolicy = field(default_factory=ToolPolicy)
-
-
-@dataclass(frozen=True, slots=True)
-class DeclaredSource:
-    """Several tools that one block of an agent declares, e.g. those of an MCP server.
-
-    Args:
-        name: of the block; a permission for it permits all of its tools.
-        effect: as the block declares for all tools; None: as the tool declares.
-    """
-
-    name: str
-    source: ToolSource
-    policy: ToolPolicy = field(default_factory=ToolPolicy)
-    effect: Effect | None = None
-
-    def declared(self) -> tuple[DeclaredTool, ...]:
-        """Returns the currently offered tools."""
-        return tuple(self._declare(tool) for tool in self.source.current())
-
-    def _declare(self, tool: Tool) -> DeclaredTool:
-        spec = structs.replace(tool.spec, effect=self.effect) if self.effect else tool.spec
-        if self.policy.idempotency == "key":
-            spec = structs.replace(spec, repeatable=True)
-        return DeclaredTool(spec, tool, self.policy)
+Layer: TypeAlias = Callable[[Invoke, DeclaredTool], Invoke]
 
 
 def apply_layers(tool: DeclaredTool, layers: Sequence[Layer]) -> Invoke:
@@ -116,20 +75,6 @@ def rate_limit(clock: Clock) -> Layer:
         return limited
 
     return layer
-
-
-def arguments(invoke: Invoke, tool: DeclaredTool) -> Invoke:
-    """Parses the JSON and validates it against the tool's schema, which is compiled once."""
-    name, validator = tool.spec.name, argument_validator(tool.spec)
-
-    async def checked(arguments: str | JsonObject, context: ToolContext) -> Any:
-        if isinstance(arguments, str):
-            arguments = parse_arguments(ToolCall(context.call_id, name, arguments))
-        if not validator.is_valid(arguments):
-            raise InvalidToolCall(argument_error(name, validator, arguments))
-        return await invoke(arguments, context)
-
-    return checked
 
 
 def idempotency(invoke: Invoke, tool: DeclaredTool) -> Invoke:

@@ -1,4 +1,4 @@
-"""Arguments of tool calls from a model's text, and exactly one result for every call.
+"""Exactly one result for every call of a tool.
 
 Shared by every `ToolPort`: `ToolBox` for standalone graphs, the tool registry for agents.
 """
@@ -18,7 +18,6 @@ import orjson
 from msgspec import Struct, structs
 
 from astromesh.errors import (
-    ConfigError,
     InvalidToolCall,
     LimitReached,
     ToolBusy,
@@ -27,8 +26,7 @@ from astromesh.errors import (
     ToolTimeout,
 )  # fmt: skip
 from astromesh.telemetry.events import ms_since
-from astromesh.tools.json_schema import is_too_costly, schema_validator
-from astromesh.types import JsonObject, ToolCall, ToolResult, ToolSpec
+from astromesh.types import ToolCall, ToolResult
 
 #: stores a complete result and returns its id
 StoreText: TypeAlias = Callable[[str], str]
@@ -36,7 +34,6 @@ StoreText: TypeAlias = Callable[[str], str]
 MAX_RESULT = 100_000
 #: characters of one error that the model receives
 _MAX_ERROR = 500
-_MAX_ERRORS = 8
 
 # Exceptions of foreign libraries often quote what they sent.
 _SECRETS = re.compile(
@@ -133,64 +130,6 @@ def text_of(error: BaseException) -> str:
         return ""
 
 
-# -- arguments ---------------------------------------------------------------------------------------------
-
-
-def parse_arguments(call: ToolCall) -> JsonObject:
-    """Returns the arguments of a call.
-
-    Raises:
-        InvalidToolCall: they are not a JSON object; the message tells the model what to send.
-    """
-    text = call.arguments.strip()
-    try:
-        arguments = orjson.loads(text) if text else {}
-    except orjson.JSONDecodeError as error:
-        raise InvalidToolCall(
-            f"The arguments of {call.name!r} are not valid JSON ({error}). Send one JSON object."
-        ) from error
-    if arguments is None:  # some models write this for no arguments
-        return {}
-    if not isinstance(arguments, dict):
-        raise InvalidToolCall(f"The arguments of {call.name!r} must be a JSON object, not {text[:80]}.")
-    return arguments
-
-
-def argument_validator(spec: ToolSpec) -> Any:
-    """Returns a compiled JSON Schema validator of a tool's arguments.
-
-    Raises:
-        ConfigError: the schema is not a JSON Schema, refers to another document, or is too costly to check.
-    """
-    if is_too_costly(spec.parameters):
-        raise ConfigError(
-            f"The parameters of the tool {spec.name!r} are too costly to check: their references repeat the "
-            "same parts too often."
-        )
-    try:
-        return schema_validator(spec.parameters)
-    except ValueError as error:
-        raise ConfigError(
-            f"The parameters of the tool {spec.name!r} are not a JSON Schema: {error}"
-        ) from error
-
-
-def argument_error(tool: str, validator: Any, arguments: JsonObject) -> str:
-    """Returns the faults of arguments as a message to the model, or an empty string."""
-    faults = schema_errors(validator, arguments)
-    return f"The arguments of {tool!r} are not valid: {faults}. Correct them and call again."
-
-
-def schema_errors(validator: Any, arguments: JsonObject) -> str:
-    """Returns the faults of arguments, each with its place."""
-    faults = [
-        f"{'.'.join(str(part) for part in fault.instance_path) or 'arguments'}: {_short(fault.message)}"
-        for fault in validator.iter_errors(arguments)
-    ]
-    more = f"; and {len(faults) - _MAX_ERRORS} more" if len(faults) > _MAX_ERRORS else ""
-    return "; ".join(faults[:_MAX_ERRORS]) + more
-
-
 def unknown_tool(name: str, known: Sequence[str]) -> str:
     """Returns a message to the model that names the most similar tool."""
     name = name[:64]
@@ -237,7 +176,3 @@ def _jsonable(value: Any) -> Any:
     if isinstance(value, bytes | bytearray):
         return bytes(value).decode("utf-8", "replace")
     return str(value)
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= _MAX_ERROR else f"{text[:_MAX_ERROR]}…"

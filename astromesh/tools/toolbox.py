@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeAlias, cast
 
 from astromesh.errors import ConfigError, InvalidToolCall
-from astromesh.tools.base import Tool, ToolContext, ToolPolicy, ToolPort
-from astromesh.tools.policies import DeclaredTool, Invoke, apply_layers, arguments, time_limit
+from astromesh.tools.arguments import arguments
+from astromesh.tools.base import DeclaredTool, Invoke, Tool, ToolContext, ToolPolicy, ToolPort
+from astromesh.tools.policies import apply_layers, time_limit
 from astromesh.tools.results import failed_result, result_of, unknown_tool
 from astromesh.types import ToolCall, ToolResult, ToolSpec
 

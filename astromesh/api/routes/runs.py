@@ -25,7 +25,7 @@ from astromesh.api.schemas import LinksOut, RunsOut, RunStateOut, RunStatus, pro
 from astromesh.durable.run_registry import RunFilter
 from astromesh.errors import EventsGone
 from astromesh.runtime.runs import Decision
-from astromesh.tools.result_cache import ResultCache
+from astromesh.tools.long_results import LongResults
 from astromesh.types import JsonObject, SessionKey
 
 router = APIRouter(tags=["runs"])
@@ -220,7 +220,7 @@ async def result(run_id: str, result_id: str, request: Request) -> Response:
     """Returns the full text of a tool result of which the model saw only a part."""
     runtime = runtime_of(request)
     await runtime.runs.get(run_id, viewer_of(request))
-    cache: ResultCache = await runtime.state.resources.shared(ResultCache, ResultCache)
+    cache: LongResults = await runtime.state.resources.shared(LongResults, LongResults)
     found = cache.find(run_id, result_id)
     if found is None:
         raise EventsGone(f"This run has no stored result {result_id!r}, or it has expired.")

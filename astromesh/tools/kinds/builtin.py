@@ -26,7 +26,7 @@ from astromesh.plugins import Deps
 from astromesh.telemetry.clock import Clock
 from astromesh.tools.base import Tool, ToolContext
 from astromesh.tools.functions import FunctionTool
-from astromesh.tools.result_cache import ResultCache
+from astromesh.tools.long_results import LongResults
 from astromesh.types import JsonObject
 
 _SAFE_FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -77,7 +77,7 @@ class BuiltinTool:
             case "write_file":
                 return write_file(root)
             case "read_result":
-                return read_result(await deps.resources.shared(ResultCache, lambda: ResultCache(deps.clock)))
+                return read_result(await deps.resources.shared(LongResults, lambda: LongResults(deps.clock)))
 
 
 def _trusted(tool: FunctionTool) -> FunctionTool:
@@ -145,7 +145,7 @@ def write_file(root: FileRoot) -> FunctionTool:
     return _trusted(FunctionTool(write_file, effect="write"))
 
 
-def read_result(cache: ResultCache) -> FunctionTool:
+def read_result(cache: LongResults) -> FunctionTool:
     async def read_result(id: str, context: ToolContext, start: int = 0) -> str:
         """Continues to read a tool's result that was cut.
 

@@ -16,11 +16,10 @@ from structlog.testing import capture_logs
 from astromesh.core.tools import AgentTools, ToolRegistry
 from astromesh.net.http import Http
 from astromesh.plugins import Deps
-from astromesh.tools.base import ToolContext, ToolPolicy
+from astromesh.tools.base import DeclaredSource, ToolContext, ToolPolicy
 from astromesh.tools.mcp.client import MCPServer
 from astromesh.tools.mcp.connection import MAX_DESCRIPTION
 from astromesh.tools.mcp.toolset import MCPToolset
-from astromesh.tools.policies import DeclaredSource
 from astromesh.types import ToolCall, ToolResult
 from tests.unit.tools.test_schema_cost import chain
 

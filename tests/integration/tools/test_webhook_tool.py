@@ -13,9 +13,8 @@ from astromesh.core.tools import ToolRegistry
 from astromesh.errors import ToolFailed
 from astromesh.net.http import Http
 from astromesh.plugins import Deps
-from astromesh.tools.base import ToolContext, ToolPolicy
+from astromesh.tools.base import DeclaredTool, ToolContext, ToolPolicy
 from astromesh.tools.kinds.webhook import WebhookTool
-from astromesh.tools.policies import DeclaredTool
 from astromesh.types import ToolCall
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]

@@ -9,8 +9,7 @@ from astromesh.core.tools import ToolRegistry, approval_predicate
 from astromesh.errors import InvalidManifest
 from astromesh.graph.scope import Scope
 from astromesh.testing import RecordingTool
-from astromesh.tools.base import HumanQuestion, ToolContext, ToolPolicy
-from astromesh.tools.policies import DeclaredTool
+from astromesh.tools.base import DeclaredTool, HumanQuestion, ToolContext, ToolPolicy
 from astromesh.types import ToolCall, ToolSpec
 
 

@@ -20,8 +20,7 @@ from astromesh.errors import (
     ToolRateLimitError,
 )
 from astromesh.testing import ManualClock, RecordingTool
-from astromesh.tools.base import RateLimit, ToolContext, ToolPolicy
-from astromesh.tools.policies import DeclaredTool
+from astromesh.tools.base import DeclaredTool, RateLimit, ToolContext, ToolPolicy
 from astromesh.types import CallerContext, SessionKey, ToolCall, ToolSpec
 
 QUERY = {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]}

@@ -14,10 +14,9 @@ import pytest
 
 from astromesh.core.tools import AgentTools, ToolRegistry
 from astromesh.graph.scope import Scope
-from astromesh.tools.base import ToolContext, ToolPolicy
+from astromesh.tools.base import DeclaredTool, ToolContext, ToolPolicy
 from astromesh.tools.executor import DetachedTasks, FunctionExecutor, ThreadPool
 from astromesh.tools.functions import FunctionTool
-from astromesh.tools.policies import DeclaredTool
 from astromesh.types import ToolCall, ToolResult
 
 #: long enough for a call that answers, on a busy machine

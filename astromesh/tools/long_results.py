@@ -12,7 +12,7 @@ from astromesh.types import SessionKey
 MAX_RESULT_CHARACTERS, MAX_TOTAL_CHARACTERS, RESULT_TTL_SECONDS = 4 << 20, 32 << 20, 3600.0
 
 
-class CachedResult(NamedTuple):
+class LongResult(NamedTuple):
     """One result. `characters`: of the complete result, if only its beginning was stored."""
 
     text: str
@@ -22,7 +22,7 @@ class CachedResult(NamedTuple):
     expires_at: float
 
 
-class ResultCache:
+class LongResults:
     """Results by run and id; drops the oldest first. A shared resource of `Deps.resources`.
 
     Args:
@@ -32,7 +32,7 @@ class ResultCache:
 
     def __init__(self, clock: Clock | None = None, max_characters: int = MAX_TOTAL_CHARACTERS) -> None:
         self._clock, self._max_characters = clock or SystemClock(), max_characters
-        self._results: OrderedDict[tuple[str, str], CachedResult] = OrderedDict()
+        self._results: OrderedDict[tuple[str, str], LongResult] = OrderedDict()
         self._characters = 0
 
     async def __aenter__(self) -> Self:
@@ -48,14 +48,14 @@ class ResultCache:
             again += 1
             name = f"{call_id}-{again}"
         until = self._clock.monotonic() + RESULT_TTL_SECONDS
-        kept = CachedResult(text[:MAX_RESULT_CHARACTERS], len(text), session.tenant, owner, until)
+        kept = LongResult(text[:MAX_RESULT_CHARACTERS], len(text), session.tenant, owner, until)
         self._results[run_id, name] = kept
         self._characters += len(kept.text)
         while self._characters > self._max_characters or self._oldest_has_expired():
             self._drop(next(iter(self._results)))
         return name
 
-    def find(self, run_id: str, name: str) -> CachedResult | None:
+    def find(self, run_id: str, name: str) -> LongResult | None:
         """Returns a result of a run, or None if the id is unknown or the result has expired."""
         found = self._results.get((run_id, name))
         return found if found and found.expires_at > self._clock.monotonic() else None
