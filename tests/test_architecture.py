@@ -69,7 +69,7 @@ MAY_IMPORT: Mapping[str, tuple[str, ...]] = {
     "orchestration": GRAPHS,
     "durable": ("graph", "tools", *ADAPTER),
     # it answers messages of messengers in their wire formats
-    "durable.inbox_worker": ("channels.reply", "channels.setup", "durable", "graph", "tools", *ADAPTER),
+    "durable.inbox_worker": ("channels.responder", "channels.setup", "durable", "graph", "tools", *ADAPTER),
     "workflow": ("config", "core", "net", *SEARCH, *GRAPHS),
     # the house
     "runtime": ("config", "net", "storage", *PARTS),
@@ -77,7 +77,7 @@ MAY_IMPORT: Mapping[str, tuple[str, ...]] = {
     "cli": ("api", *HOUSE),
     # the adapters: siblings never import one another, the runtime reaches them through plugins
     "channels": ADAPTER,
-    "channels.reply": ("channels.setup", *ADAPTER),
+    "channels.responder": ("channels.setup", *ADAPTER),
     "channels.setup": ADAPTER,
     "guardrails": ADAPTER,
     "knowledge": (*SEARCH, *ADAPTER),

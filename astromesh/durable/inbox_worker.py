@@ -25,7 +25,7 @@ from astromesh.channels.base import (
     LeasedQueue,
     WebhookRequest,
 )
-from astromesh.channels.reply import (
+from astromesh.channels.responder import (
     OUTSIDE_WINDOW,
     QueueLeaseLost,
     Responder,
