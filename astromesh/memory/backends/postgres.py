@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Self
 from pydantic import BaseModel
 
 from astromesh.durable.base import SessionLease
-from astromesh.memory.backends.sql_conversations import SqlConversations, SqlEvents, SqlLeases
+from astromesh.memory.backends.sql import SqlConversations, SqlEvents, SqlLeases
 from astromesh.memory.base import (
     EpisodicOptions,
     RecalledTurns,

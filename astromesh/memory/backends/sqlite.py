@@ -15,7 +15,7 @@ from typing import ClassVar, NamedTuple, Self
 from pydantic import BaseModel, ConfigDict, Field
 
 from astromesh.durable.base import SessionLease, SessionLeases
-from astromesh.memory.backends.sql_conversations import SqlConversations, SqlEvents, SqlLeases
+from astromesh.memory.backends.sql import SqlConversations, SqlEvents, SqlLeases
 from astromesh.memory.base import EpisodicOptions, encode_events, lease_lost, no_session
 from astromesh.plugins import Deps
 from astromesh.storage.expiry import expire_periodically, opened_store
