@@ -34,8 +34,7 @@ from astromesh.channels.responder import (
     fallback_message,
 )
 from astromesh.channels.setup import ChannelSetup, ConfiguredChannel
-from astromesh.durable.leases import PeriodicJob, WorkerHeartbeat
-from astromesh.durable.worker import Worker
+from astromesh.durable.leases import PeriodicJob, Worker, WorkerHeartbeat
 from astromesh.errors import AstromeshError, ChannelNotFound, ShuttingDown, StoreError
 from astromesh.plugins import Deps
 from astromesh.telemetry.clock import Clock

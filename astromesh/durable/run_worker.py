@@ -36,13 +36,13 @@ from astromesh.durable.leases import (
     SWEEP_SECONDS,
     PeriodicJob,
     RetentionPolicy,
+    Worker,
     WorkerHeartbeat,
     cancel_and_wait,
     expiry_job,
 )
 from astromesh.durable.queue import LocalQueue, QueueCapacity
 from astromesh.durable.serialization import caller_of, ended_request
-from astromesh.durable.worker import Worker
 from astromesh.durable.writer import outages, retry_while_unavailable
 from astromesh.errors import AstromeshError, LeaseLost, NotWaiting, Overloaded, ShuttingDown, StoreError
 from astromesh.telemetry.clock import Clock

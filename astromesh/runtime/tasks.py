@@ -19,12 +19,12 @@ from astromesh.durable.leases import (
     LEASE_SECONDS,
     SWEEP_SECONDS,
     PeriodicJob,
+    Worker,
     WorkerHeartbeat,
     cancel_and_wait,
     expiry_job,
 )
 from astromesh.durable.serialization import caller_of, caller_to_json
-from astromesh.durable.worker import Worker
 from astromesh.durable.writer import retry_while_unavailable
 from astromesh.errors import (
     AstromeshError,
