@@ -113,8 +113,8 @@ class ApiKeyStore:
             raise InvalidInput("The name of a key, user or tenant must contain no control characters.")
         if not request.name.strip() or not request.scopes or not 0 <= request.days <= MAX_DAYS:
             raise InvalidInput(
-                "A key needs a name, at least one scope, and to expire after now, "
-                f"in {MAX_DAYS} days at most (0: never)."
+                "A key needs a name, at least one scope, and a lifetime of more than 0 "
+                f"and at most {MAX_DAYS} days (0: it never expires)."
             )
         now = self._clock.now()
         key_id, secret = _random_text(_ID_LETTERS, _ID_LENGTH), _random_text(_SECRET_LETTERS, _SECRET_LENGTH)
@@ -139,14 +139,14 @@ class ApiKeyStore:
         return tuple(map(_from_row, await self._queries.read("changed", change)))
 
     async def revoke(self, id: str) -> None:
-        """Raises: NotFound: there is no such key. Conflict: it is revoked already."""
+        """Raises: NotFound: there is no such key. Conflict: it is already revoked."""
         now = self._clock.now()
 
         async def revoke(tx: Transaction) -> None:
             if await tx.execute("revoke", id, now):
                 return
             if await tx.fetch("exists", id):
-                raise Conflict(f"The key {id!r} is revoked already.")
+                raise Conflict(f"The key {id!r} is already revoked.")
             raise NotFound(f"There is no key {id!r}. List the keys with `astromesh keys list`.")
 
         await self._queries.transact(revoke)

@@ -79,7 +79,7 @@ class Auth:
         if not (
             permits_any(caller.scopes, scope) if any_resource else permits(caller.scopes, scope, resource)
         ):
-            raise Forbidden(f"This needs the scope {scope!r}, which your key or token does not have.")
+            raise Forbidden(f"This request needs the scope {scope!r}, which your key or token does not have.")
         return caller
 
     def count(self, caller: CallerContext) -> None:
@@ -92,7 +92,7 @@ class Auth:
             return
         wait = self._calls.take((caller.tenant_id, caller.user_id), self._clock.monotonic())
         if wait > 0:
-            raise RateLimited("You have called too often (spec.api.rate_limit).", wait)
+            raise RateLimited("You have sent too many requests (spec.api.rate_limit). Try again later.", wait)
 
     async def _authenticate(self, headers: Mapping[str, str]) -> CallerContext:
         token = _credential(headers)

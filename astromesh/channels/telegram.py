@@ -110,7 +110,7 @@ class Telegram(Messenger):
         return f"{address.user}/{object_of(answer, 'result').get('message_id', '')}"
 
     async def ask_to_reply(self, address: ConversationAddress) -> str:
-        raise ChannelRejected("Telegram does not limit the time of an answer, so there is nothing to ask.")
+        raise ChannelRejected("Telegram has no time limit for replies, so it needs no template.")
 
     async def _call(self, method: str, content: JsonObject) -> JsonObject:
         return _require_success(await self._request("POST", f"{self._base}/{method}", content))

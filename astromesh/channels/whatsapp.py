@@ -72,7 +72,7 @@ class WhatsAppOptions(MessengerOptions):
         "ignore", description="Whether the agent receives reactions and answers them."
     )
     fallback_template: Template | None = Field(
-        None, description="Sent if a reply is later than the 24 hours in which it is allowed."
+        None, description="Template that is sent when the 24 hours for a reply are over."
     )
 
 
@@ -134,7 +134,9 @@ class WhatsApp(Messenger):
     async def ask_to_reply(self, address: ConversationAddress) -> str:
         template = self._options.fallback_template
         if template is None:
-            raise ChannelRejected("The 24 hours for an answer are over. Set fallback_template to send one.")
+            raise ChannelRejected(
+                "The 24 hours for a reply are over. Set fallback_template to send a template instead."
+            )
         named = {"name": template.name, "language": {"code": template.language}}
         return await self._message(address, {"type": "template", "template": named})
 

@@ -25,7 +25,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "serve": ("astromesh.cli.commands.serve", "Serve the agents over HTTP and WebSocket."),
     "worker": (
         "astromesh.cli.commands.worker",
-        "Work on durable runs beside the servers of the same database.",
+        "Execute durable runs of the servers on the same database.",
     ),
     "new": ("astromesh.cli.commands.new", "Write a project that runs at once."),
     "run": ("astromesh.cli.commands.agents", "Ask an agent one question, without a server."),
@@ -33,7 +33,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "validate": ("astromesh.cli.commands.validate", "Report every fault of a configuration."),
     "doctor": (
         "astromesh.cli.commands.doctor",
-        "Check that everything the agents need is there and answers.",
+        "Check the settings, stores and models that the agents need.",
     ),
     "schema": ("astromesh.cli.commands.schema", "Print the JSON Schema of a kind of file, for editors."),
     "graph": ("astromesh.cli.commands.agents", "Draw what an agent does as a Mermaid diagram."),
@@ -53,7 +53,7 @@ GROUPS: Mapping[str, tuple[str, str]] = {
 }
 #: commands that take the fast start of a server
 _SERVING = ("serve", "worker")
-_HELP = "An agent runtime: agents from YAML, served over HTTP or used from here."
+_HELP = "An agent runtime: define agents in YAML, serve them over HTTP or run them here."
 
 
 def main() -> None:

@@ -25,7 +25,9 @@ Json = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
 def _check_session(session: str) -> str:
     """Applies the rule of `session_id` over HTTP, but accepts an empty session."""
     if len(session) > 256 or re.search(f"[{CONTROL_CHARACTERS}\ud800-\udfff]", session):
-        raise typer.BadParameter("A session has 1 to 256 characters of UTF-8, no control characters.")
+        raise typer.BadParameter(
+            "A session id must have 1 to 256 characters of UTF-8 and no control characters."
+        )
     return session
 
 

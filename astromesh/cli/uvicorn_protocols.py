@@ -152,7 +152,7 @@ class BoundedHttp(HttpToolsProtocol):
         path, _, query = self.url.partition(b"?")
         fault = head_fault({"path": path, "query_string": query, "headers": self.headers})
         if fault is None and _has_body(self.headers):
-            fault = MalformedRequest("The handshake of a WebSocket has no body (RFC 6455, 4.1).")
+            fault = MalformedRequest("The handshake of a WebSocket must not have a body (RFC 6455, 4.1).")
         if fault is not None:
             self.refuse(fault)
         else:
@@ -182,7 +182,7 @@ class BoundedHttp(HttpToolsProtocol):
             raise MalformedRequest(f"HTTP/{version} is not supported. Use HTTP/1.1.")
         hosts = [name for name, _ in self.headers].count(b"host")
         if hosts != 1 and (hosts or version == "1.1"):
-            raise MalformedRequest(f"A request has one Host header (RFC 9112, 3.2); this one has {hosts}.")
+            raise MalformedRequest(f"A request needs one Host header (RFC 9112, 3.2); this one has {hosts}.")
 
     def on_body(self, body: bytes) -> None:
         super().on_body(body)

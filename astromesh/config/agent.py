@@ -34,7 +34,7 @@ UNBOUNDED_PATTERNS = frozenset({"autonomous"})
 
 
 class Identity(Record):
-    display_name: str = Field("", description="For people.")
+    display_name: str = Field("", description="Name that people see.")
     description: str = Field("", description="What it is for; template variable `description`.")
 
 
@@ -142,10 +142,12 @@ class ToolBlock(Block):
     )
     timeout_seconds: Seconds | None = Field(
         None,
-        description="Seconds one call may take; absent: 30, for agent tools the run's deadline, for those of "
-        "an MCP server what mcp.yaml says.",
+        description="Seconds one call may take; absent: 30 (type agent: the run's deadline; type mcp: the "
+        "server's timeout_seconds of mcp.yaml).",
     )
-    rate_limit: RateLimit | None = Field(None, description="Per agent; absent: none.")
+    rate_limit: RateLimit | None = Field(
+        None, description="Limit of calls per agent and caller; absent: none."
+    )
     max_result_tokens: Count | None = Field(None, description="Longer results are truncated with a note.")
     trusted: bool | None = Field(
         None,

@@ -270,7 +270,10 @@ def check_authentication(auth: Auth, env: Mapping[str, str]) -> Iterator[Finding
     if auth.jwt.jwks_url:
         for key in ("issuer", "audience"):
             if key not in configured:
-                yield Finding((*at, key), "required key is missing; the issuer signs tokens for others, too")
+                yield Finding(
+                    (*at, key),
+                    "required key is missing, because the issuer also signs tokens for other services",
+                )
     if name := auth.jwt.secret_env:
         yield from _secret(env.get(name, ""), displayable_name(name, "secret_env"), (*at, "secret_env"))
 

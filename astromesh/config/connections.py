@@ -57,7 +57,7 @@ class MCPServer(Record):
     args: tuple[str, ...] = Field((), description="The program's arguments.")
     env: dict[str, Secret] = Field(
         default_factory=dict,
-        description="The program's environment, beside PATH, HOME and their like; values are secret.",
+        description="Environment variables added to PATH, HOME and similar ones; their values are secret.",
     )
     cwd: str = Field(
         "",

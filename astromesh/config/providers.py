@@ -138,7 +138,7 @@ class ProviderEntry(Endpoint):
         min_length=1, description="Name of the provider plugin."
     )
     models: tuple[str, ...] = Field(
-        (), description="Models it is used with; the first is the default, others get a warning."
+        (), description="Models of the endpoint; the first is the default, unlisted ones cause a warning."
     )
 
 

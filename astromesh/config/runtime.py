@@ -220,11 +220,13 @@ class Telemetry(Record):
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="Minimum level that is logged."
     )
-    log_format: Literal["console", "json"] = Field("console", description="For people or for machines.")
+    log_format: Literal["console", "json"] = Field(
+        "console", description="console: for people; json: for machines."
+    )
     otlp_endpoint: HttpUrl = Field("", description="OTLP over HTTP; empty: no export.")
     sample_ratio: Ratio = Field(
         1.0,
-        description="Share of traces that is exported; for a caller's trace the caller decides.",
+        description="Share of traces that is exported; in a caller's trace its sampled flag decides.",
     )
     capture_content: bool = Field(
         False, description="Whether traces contain requests to models and tools, after the guardrails."
@@ -233,8 +235,8 @@ class Telemetry(Record):
 
 class OrchestrationDefaults(Record):
     pattern: str = Field("react", min_length=1, description="For agents that name no pattern.")
-    max_iterations: Count = Field(10, description="For agents that name none; graph and autonomous have 50.")
-    timeout_seconds: Seconds = Field(120.0, description="For agents that name none.")
+    max_iterations: Count = Field(10, description="For agents that set none; 50 for graph and autonomous.")
+    timeout_seconds: Seconds = Field(120.0, description="For agents that set none.")
 
 
 class Defaults(Record):

@@ -104,12 +104,12 @@ def check_decision(question: JsonObject, decision: JsonObject) -> None:
     allowed = _DECISIONS.get(kind, _ANY_DECISION)
     if word not in allowed:
         raise InvalidInput(
-            f"decision: {word!r} does not answer a question of kind {kind}: {' or '.join(allowed)}."
+            f"decision: {word!r} does not answer a question of kind {kind}. Use {' or '.join(allowed)}."
         )
     if word == "answer" and decision.get("answer") is None:
-        raise InvalidInput("answer: the decision 'answer' needs one that is not null.")
+        raise InvalidInput("answer: the decision 'answer' needs an answer that is not null.")
     if word != "answer" and decision.get("answer") is not None:
-        raise InvalidInput(f"answer: only the decision 'answer' takes one, not {word!r}.")
+        raise InvalidInput(f"answer: only the decision 'answer' takes an answer, not {word!r}.")
     if decision.get("arguments") is not None:
         _check_arguments(question, word, decision["arguments"])
 

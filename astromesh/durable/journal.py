@@ -110,8 +110,8 @@ class StepLog:
         step = self._steps.get((path, n))
         if step is not None and step.request_hash != request_hash:
             self.failure = Divergence(
-                f"The run cannot be resumed: step {n} of {path!r} makes another request than the one in its "
-                "record. Start the run again."
+                f"The run cannot be resumed: step {n} of {path!r} makes a different request than the "
+                "recorded one. Start the run again."
             )
             raise self.failure
         return step

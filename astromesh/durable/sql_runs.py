@@ -381,5 +381,5 @@ _INTERRUPTED_ERROR: JsonObject = {
 }
 _DEADLINE_ERROR: JsonObject = {
     "code": DeadlineExceeded.code,
-    "detail": "The time of the run was over before another worker could resume it.",
+    "detail": "The run reached its deadline before another worker could resume it.",
 }

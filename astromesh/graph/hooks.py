@@ -275,7 +275,7 @@ class CycleDetectionHook:
 
     def __init__(self, repeats: int = 3, *, max_length: int = 4, exempt: Iterable[str] = ()) -> None:
         if repeats < 2 or max_length < 1:
-            raise ValueError("repeats is at least 2, max_length at least 1.")
+            raise ValueError("repeats must be at least 2 and max_length at least 1.")
         self._repeats, self._max_length, self._exempt = repeats, max_length, frozenset(exempt)
 
     def post_node(self, node: BaseNode, result: NodeResult, state: GraphState) -> None:

@@ -254,7 +254,7 @@ def _read_graph(data: Any, place: Cursor) -> Any:
             place.at(key).add_problem(f"must be a text, not {data[key]!r}")
     for key, known in (("mode", _MODES), ("routing", ROUTINGS)):
         if data.get(key, known[0]) not in known:
-            place.at(key).add_problem(f"is one of {', '.join(filter(None, known))}, not {data[key]!r}")
+            place.at(key).add_problem(f"must be one of {', '.join(filter(None, known))}, not {data[key]!r}")
     mode, routing = (
         data[key] if data.get(key) in known else known[0]
         for key, known in (("mode", _MODES), ("routing", ROUTINGS))
@@ -422,7 +422,7 @@ def _block(value: Any, place: Cursor) -> Any:
             data = _known_keys(value, (name, "title"), place)
             body = data[name] if name == "text" else tuple(map(_as_tuple, data[name]))
             return block(body, **({"title": data["title"]} if "title" in data else {}))
-    raise ValueError(f"A block is one of {', '.join(BLOCKS)}.")
+    raise ValueError(f"A block must be one of {', '.join(BLOCKS)}.")
 
 
 def _as_tuple(item: Any) -> Any:
@@ -461,7 +461,7 @@ def _read_condition(when: Any, place: Cursor) -> Any:
         return OnConfidence(float(data["confidence"]))
     if "output" in data:
         return OnOutput(data["output"], _parse_value(data.get("equals", True), place))
-    raise ValueError(f"is {', '.join(CONDITIONS)}, a function, an output or a confidence.")
+    raise ValueError(f"must be {', '.join(CONDITIONS)}, a function, an output or a confidence.")
 
 
 _SCALARS = (str, int, float, bool, type(None))

@@ -168,7 +168,7 @@ class GraphState:
         wrong = []
         if self.shared is not shared:
             self.shared = shared
-            wrong.append("shared is not the run's")
+            wrong.append("shared was replaced by another object")
         if type(self.context) is not dict:
             wrong.append(f"context must be a dict, not {type(self.context).__name__}")
             self.context = {}

@@ -14,7 +14,7 @@ class ContentFilter(MatchRule):
     keywords_key = "forbidden_keywords"
 
     forbidden_keywords: list[Keyword] = Field(
-        [], description="Words and phrases that must not stand in the text; an underscore is a space."
+        [], description="Words and phrases that must not appear in the text; an underscore is a space."
     )
     safe_response: str = Field("I can't share that.", description="Text that replaces a blocked text.")
 

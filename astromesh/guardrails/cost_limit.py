@@ -34,7 +34,7 @@ class CostLimit(Rule):
     )
     message: str = Field(
         "I had to stop here: this turn has used up its tokens.",
-        description="Text that replaces an answer that is blocked, or of which nothing is left.",
+        description="Text that replaces a blocked answer, or one that is empty once it is cut.",
     )
 
     @property

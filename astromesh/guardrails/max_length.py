@@ -18,7 +18,7 @@ class MaxLength(Rule):
     max_chars: int | None = Field(None, ge=1, description="The same as max_characters.")
     message: str = Field(
         "The text is too long: it may have at most {max_characters} characters.",
-        description="The answer to a refused text; {max_characters} is replaced by the bound.",
+        description="The answer to a refused text; {max_characters} is replaced by the limit.",
     )
 
     @model_validator(mode="after")

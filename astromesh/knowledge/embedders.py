@@ -90,7 +90,7 @@ class EmbeddingOptions(ServiceOptions):
     )
     batch_size: int = Field(128, ge=1, le=2048, description="Texts in one request.")
     max_characters: int = Field(24_000, ge=100, description="Longer texts are truncated to this length.")
-    cache_mb: int = Field(16, ge=0, description="Megabytes of vectors in memory, by content.")
+    cache_mb: int = Field(16, ge=0, description="Megabytes of vectors cached in memory.")
 
 
 class ServiceEmbedder:
@@ -176,7 +176,7 @@ class ServiceEmbedder:
         if vectors is None or len(vectors) != len(texts):
             raise self._with_name(ProviderUnavailable("did not answer with a vector for each text"))
         if len(vectors[0]) != (self.dimensions or len(vectors[0])):
-            why = f"answered vectors of {len(vectors[0])} dimensions instead of {self.dimensions}"
+            why = f"returned vectors of {len(vectors[0])} dimensions instead of {self.dimensions}"
             raise self._with_name(ProviderUnavailable(why))
         self.dimensions = len(vectors[0])
         return vectors

@@ -401,7 +401,7 @@ def translate_error(error: BaseException, url: str | URL) -> NetError:
 
 
 def _too_large(url: str | URL, limit: int) -> AnswerTooLarge:
-    return AnswerTooLarge(f"{_host(url)} answered more than {limit} bytes.")
+    return AnswerTooLarge(f"{_host(url)} sent more than {limit} bytes.")
 
 
 def _host(url: str | URL) -> str:

@@ -53,7 +53,7 @@ def autonomous_graph(pool: Sequence[Mapping[str, Any]], max_steps: int) -> Promp
 
     Args:
         pool: Nodes as `graphs/*.graph.yaml` writes them.
-        max_steps: The limit of choices of the model.
+        max_steps: How often the model may choose a node.
 
     Raises:
         InvalidGraph: A node is invalid, or two have one name.
@@ -196,7 +196,7 @@ class Autonomous:
         pool: tuple[dict[str, Any], ...] = Field(
             min_length=1, description="The nodes to choose from, as graphs/*.graph.yaml writes nodes."
         )
-        max_steps: int = Field(10, ge=1, description="The limit of choices of the model.")
+        max_steps: int = Field(10, ge=1, description="How often the model may choose a node.")
 
         @field_validator("pool")
         @classmethod

@@ -67,7 +67,7 @@ class GeminiReader(StreamReader):
         if not self._finish:
             raise truncated_answer()
         if self._finish in _RETRYABLE_REASONS:
-            raise ProviderUnavailable(f"gave up its answer: {self._finish}")
+            raise ProviderUnavailable(f"did not finish its answer: {self._finish}")
         reason = "tool_calls" if self._calls else _FINISH.get(self._finish, "stop")
         return self.partial()._replace(finish_reason=reason)
 

@@ -195,8 +195,8 @@ class OpenAIOptions(ModelOptions):
     api_version: str = Field(
         "",
         pattern=r"^[\w.-]*$",
-        description="Version of Azure's API, e.g. 2024-10-21: the model is then the name of a deployment, "
-        "the endpoint that of the resource. Azure's newer endpoints (…/openai/v1) need none.",
+        description="Version of Azure's API, e.g. 2024-10-21. `model` then names a deployment, `endpoint` "
+        "the resource. Azure's newer endpoints (…/openai/v1) need no version.",
     )
     stream_usage: bool = Field(
         True, description="Request token counts at the end of a stream; some older servers reject this."

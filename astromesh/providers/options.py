@@ -42,11 +42,11 @@ class ModelOptions(ServiceOptions):
         default_factory=dict, description="Sent with every call, e.g. temperature and max_tokens."
     )
     prices: dict[str, Price] = Field(
-        default_factory=dict, description="Prices by model, over the built-in table."
+        default_factory=dict, description="Prices by model; they override the built-in table."
     )
     quality: dict[str, float] = Field(
         default_factory=dict,
-        description="Quality by model, 0 to 100, for `quality_first`, over the built-in table.",
+        description="Quality by model, 0 to 100, for `quality_first`; overrides the built-in table.",
     )
     context_window: int | None = Field(
         None, gt=0, description="Tokens that the model accepts, if not in the built-in table."

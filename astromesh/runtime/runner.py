@@ -291,9 +291,9 @@ class AgentRunner:
         """Executes a run (steps 2 to 12) inside another one, in its trace, budget and deadline."""
         outer: Scope = parent.run
         if outer.depth + 1 > MAX_DEPTH:
-            raise InvalidInput(f"Agents may call agents {MAX_DEPTH} deep; this call would go deeper.")
+            raise InvalidInput(f"Agents may call agents at most {MAX_DEPTH} levels deep.")
         if outer.ledger.spent_in_tree("nested_runs") >= MAX_NESTED_RUNS:
-            raise InvalidInput(f"One run and all below it may call agents {MAX_NESTED_RUNS} times, no more.")
+            raise InvalidInput(f"A run and its nested runs may call agents at most {MAX_NESTED_RUNS} times.")
         outer.ledger.spend("nested_runs")
         session = f"{parent.session.session_id}/{parent.tool or agent}"
         request = RunRequest(

@@ -41,7 +41,7 @@ _MAX_WAITING = 1000
 _FIRST_RETRY_SECONDS, _MAX_RETRY_SECONDS = 0.01, 0.25
 #: the lease of the newest message: the suffix of the agent's name, which contains no blank, and the holder
 _NEWEST_SUFFIX, _NEWEST_HOLDER = " newest ", "newest"
-_REPLACED = "A newer message of the session took this one's place."
+_REPLACED = "A newer message of the session replaced this one."
 #: spreads the attempts; the process's own `random` belongs to the program that embeds the runtime
 _random = Random()  # noqa: S311 (no secret)
 

@@ -88,7 +88,9 @@ def load_snapshot(
             graphs=graphs,
         )
     if faults := found.broken.get(name):
-        raise InvalidManifest(f"The run's own manifest of {name!r} does not work any more: {faults[0]}")
+        raise InvalidManifest(
+            f"The manifest of {name!r} that the run started with is no longer valid: {faults[0]}"
+        )
     return found
 
 

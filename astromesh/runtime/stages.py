@@ -139,9 +139,7 @@ async def enforce_schema(
         parsed = schema.parse(text)
         if not parsed.fault:
             return outcome.with_text(parsed.text)
-    raise InvalidOutput(
-        f"The model's answer does not fit spec.output_schema, also on a second try: {parsed.fault}"
-    )
+    raise InvalidOutput(f"The model's second answer does not fit spec.output_schema either: {parsed.fault}")
 
 
 # -- the steps -----------------------------------------------------------------------------------------------

@@ -67,7 +67,7 @@ def translate_postgres_error(error: BaseException, name: str) -> AstromeshError:
     if isinstance(error.__cause__, UnicodeEncodeError):  # raised before it was sent
         return InvalidInput(NOT_TEXT)
     if type(error) is asyncpg.DataError:  # the library's own error repeats the value
-        return StoreError(f"The database {name} does not take a value of this type.")
+        return StoreError(f"The database {name} does not accept a value of this type.")
     if isinstance(error, asyncpg.PostgresError):
         return _error_of_state(error, error.sqlstate or "", name)
     return StoreUnavailable(f"The database {name} cannot be reached; try again.")

@@ -33,5 +33,5 @@ def write_problem(folder: Path) -> str:
     try:
         private_folder(folder)
     except OSError as error:
-        return f"cannot be made: {error.strerror}"
+        return f"cannot be created: {error.strerror}"
     return "" if os.access(folder, os.W_OK | os.X_OK) else "cannot be written"

@@ -52,7 +52,7 @@ class OtlpOptions(BaseModel):
 
     endpoint: str = Field(min_length=1, description="Base URL of the collector, e.g. http://collector:4318.")
     sample_ratio: float = Field(
-        1.0, ge=0, le=1, description="Share of the traces that are exported, of those that start here."
+        1.0, ge=0, le=1, description="Share of exported traces, among those that start in this process."
     )
 
 

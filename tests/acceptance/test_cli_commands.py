@@ -104,7 +104,7 @@ def test_new_spares_what_is_there_and_refuses_impossible_names(project: Path, tm
     for words, said in (
         ([str(project)], "not empty"),
         ([str(project / "README.md")], "not a folder"),
-        ([str(tmp_path / "x"), "--name", "no/slash"], "cannot name an agent"),
+        ([str(tmp_path / "x"), "--name", "no/slash"], "is not a valid name of an agent"),
     ):
         done = astromesh(tmp_path, "new", *words)
         assert (done.returncode, done.stdout) == (2, "")

@@ -39,7 +39,11 @@ _FULL = "error: The output cannot be written: No space left on device."
         ("chat poet <in >/dev/full", 1, _FULL),
         ("run poet - <&-", 2, "error: The query is empty."),
         ("chat poet <&-", 0, ""),
-        ("run poet hi --session s --data /proc/nope", 2, "error: The data folder /proc/nope cannot be made"),
+        (
+            "run poet hi --session s --data /proc/nope",
+            2,
+            "error: The data folder /proc/nope cannot be created",
+        ),
     ],
 )
 def test_what_is_no_fault_of_ours_is_one_sentence(tmp_path: Path, words: str, code: int, says: str) -> None:

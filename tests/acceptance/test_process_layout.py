@@ -113,7 +113,7 @@ def environment(config: Path, home: Path, env: dict[str, str]) -> dict[str, str]
 
 
 def _works(log: Path) -> bool:
-    return "works on durable runs" in log.read_text()
+    return "executes durable runs" in log.read_text()
 
 
 @contextlib.contextmanager

@@ -31,7 +31,7 @@ def worker_of(home: Path, folder: Path, effects: Path) -> Server:
     }
     command = Command([PROGRAM, "worker", "--config", str(folder)], plain_environment(home, settings), home)
     log = home / "worker.log"
-    return Server(command, log, lambda: log.exists() and "works on durable runs" in log.read_text())
+    return Server(command, log, lambda: log.exists() and "executes durable runs" in log.read_text())
 
 
 async def ended(url: str, run_id: str) -> dict[str, Any]:

@@ -21,7 +21,7 @@ _CONTENT_SECURITY_POLICY = (
 
 @router.get("/openapi.json", dependencies=[scope("agents:read")])
 async def openapi(request: Request) -> Response:
-    """Returns OpenAPI 3.1. A thread makes it once for all callers, in a quarter of a second."""
+    """Returns the OpenAPI 3.1 description of the routes. The server builds it once, in a thread."""
     state = request.app.state
     task: asyncio.Task[bytes] | None = getattr(state, "description", None)
     if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
@@ -35,7 +35,7 @@ def _description(app: FastAPI) -> bytes:
 
 @router.get("/docs", dependencies=[scope("agents:read")])
 async def docs(request: Request) -> Response:
-    """Returns a page over the description. Browsers send no key, so it helps only where none is needed."""
+    """Returns a page that shows the description. It needs a server without authentication."""
     page = get_swagger_ui_html(
         openapi_url=f"{request.scope.get('root_path', '')}/openapi.json", title="astromesh"
     )

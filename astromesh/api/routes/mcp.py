@@ -63,7 +63,7 @@ class _DelegatedResponse(Response):
     dependencies=[scope(RUN, any_resource=True)],
 )
 async def mcp(request: Request) -> Response:
-    """MCP over streamable HTTP, without sessions and server-sent streams, so that POST is enough."""
+    """Serves MCP over streamable HTTP. POST is the only method: there are no sessions and no streams."""
     return _DelegatedResponse(await _mcp_server(runtime_of(request)))
 
 
@@ -110,7 +110,7 @@ async def _call(request: Request, name: str, arguments: JsonObject) -> str:
     caller = caller_of(request)
     runtime = runtime_of(request)
     if not permits(caller.scopes, RUN, name):
-        raise Forbidden(f"This needs the scope '{RUN}:{name}'.")
+        raise Forbidden(f"This call needs the scope '{RUN}:{name}'.")
     if name not in runtime.agents and name not in runtime.broken:
         raise AgentNotFoundError(name, "tools/list names those that you may run.")
     try:

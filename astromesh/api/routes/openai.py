@@ -132,7 +132,7 @@ async def chat_completions(request: Request) -> Response:
 
 def _agent(request: Request, body: ChatBody) -> Agent:
     if not permits(caller_of(request).scopes, "agents:run", body.model):
-        raise Forbidden(f"This needs the scope 'agents:run:{body.model}'.")
+        raise Forbidden(f"This request needs the scope 'agents:run:{body.model}'.")
     return runtime_of(request).agent(body.model)
 
 

@@ -64,7 +64,7 @@ def _authorised_tenant(request: Request, principal: str) -> str:
     """Returns the tenant. Raises: NotFound: the caller is neither that principal nor an admin."""
     caller = caller_of(request)
     if principal != caller.user_id and ADMIN not in caller.scopes:
-        raise NotFound(f"There is no data of {principal!r} for you. The principal or an admin may use it.")
+        raise NotFound(f"You have no access to data of {principal!r}. Only the principal and admins have it.")
     return caller.tenant_id
 
 

@@ -100,7 +100,7 @@ class FeedbackBody(BaseModel):
     dependencies=[scope("agents:run", "name")],
 )
 async def accept(name: str, request: Request) -> Response:
-    """Answers when the run is on disk. From then on it ends, even if processes die."""
+    """Responds once the run is on disk. The run then completes even if processes die."""
     runtime = runtime_of(request)
     agent = runtime.agent(name)
     body = await read_run_request(request)
@@ -148,7 +148,7 @@ async def run(run_id: str, request: Request) -> JsonObject:
     dependencies=[scope("runs:read")],
 )
 async def events(run_id: str, request: Request, last_event_id: LastEventId = 0) -> Response:
-    """Sends every event after `Last-Event-ID`, past and to come, up to the last event of the run."""
+    """Sends the stored events after `Last-Event-ID`, then new ones until the run ends."""
     buffer = EventBuffer(close_at_end=True)
     request.app.state.followers.add(buffer)
     leave = await runtime_of(request).runs.follow(run_id, viewer_of(request), last_event_id, buffer)

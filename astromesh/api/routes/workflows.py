@@ -142,7 +142,7 @@ async def run(name: str, request: Request) -> Response:
 
 @_run_route("runs", "Accept a durable Task", TaskAcceptedOut, status_code=202)
 async def accept(name: str, request: Request) -> Response:
-    """Answers when the Task is on disk. From then on it ends, even if processes die."""
+    """Responds once the Task is on disk. The Task then completes even if processes die."""
     body = await read_body(request, _TASK)
     row = await runtime_of(request).workflows.accept(
         name, _task_request(body, request), caller=caller_of(request), key=await idempotency_key(request)

@@ -17,7 +17,7 @@ from astromesh.types import JsonObject
 
 def audit(
     data: Data = DATA_FOLDER,
-    action: Annotated[str, typer.Option(help="Only this, e.g. key.revoke.")] = "",
+    action: Annotated[str, typer.Option(help="Only this action, e.g. key.revoke.")] = "",
     principal: Annotated[str, typer.Option(help="Only acts of this principal.")] = "",
     object: Annotated[str, typer.Option(help="Only acts on this object.")] = "",
     tenant: Annotated[str, typer.Option(help="Only acts in this tenant.")] = "",
@@ -31,7 +31,7 @@ def audit(
     elif acts:
         print_table(("WHEN", "WHO", "TENANT", "ACTION", "OBJECT", "OUTCOME", "DETAIL"), map(_row, acts))
     else:
-        note("The audit log of this data folder has no such entry.")
+        note("No entry of this data folder's audit log matches.")
 
 
 def record_shell_act(data: Path, entry: AuditEntry, tenant: str) -> None:
@@ -39,7 +39,7 @@ def record_shell_act(data: Path, entry: AuditEntry, tenant: str) -> None:
     try:
         AuditLog(data).append(entry._replace(principal=shell_user(), tenant=tenant))
     except OSError as error:
-        note(f"This is done, but the audit log could not record it: {error}", "yellow")
+        note(f"The command succeeded, but the audit log could not record it: {error}", "yellow")
 
 
 def shell_user() -> str:

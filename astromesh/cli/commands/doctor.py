@@ -53,7 +53,7 @@ class Finding(NamedTuple):
 
 
 def doctor(config: Config = CONFIG_FOLDER, data: Data = DATA_FOLDER, json: Json = False) -> None:
-    """Check that everything the agents need is there and answers."""
+    """Check the settings, stores and models that the agents need."""
     folders = folders_of(config, data)
     configure_logging("error")
     findings = [*_versions(), *_extras(), _data_folder(data), *asyncio.run(diagnose(folders))]

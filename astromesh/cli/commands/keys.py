@@ -34,21 +34,25 @@ app = typer.Typer()
 
 @app.command()
 def create(
-    name: Annotated[str, typer.Argument(help="What the key is for, for people.")],
+    name: Annotated[str, typer.Argument(help="Name that tells people what the key is for.")],
     scope: Annotated[
         list[str] | None, typer.Option(metavar="SCOPE", help="What the key allows; repeatable.")
     ] = None,
     agent: Annotated[
         list[str] | None, typer.Option(metavar="AGENT", help="Run only these agents; repeatable.")
     ] = None,
-    user: Annotated[str, typer.Option(metavar="ID", help="Its principal; default: the key's id.")] = "",
-    tenant: Annotated[str, typer.Option(metavar="ID", help="Tenant whose sessions it reaches.")] = "default",
-    expires: Annotated[float, typer.Option(metavar="DAYS", min=0, max=36_500, help="0: never.")] = 0,
+    user: Annotated[
+        str, typer.Option(metavar="ID", help="Principal of the key; default: the key's id.")
+    ] = "",
+    tenant: Annotated[str, typer.Option(metavar="ID", help="Tenant of the key.")] = "default",
+    expires: Annotated[
+        float, typer.Option(metavar="DAYS", min=0, max=36_500, help="Lifetime; 0: forever.")
+    ] = 0,
     config: Config = CONFIG_FOLDER,
     data: Data = DATA_FOLDER,
     json: Json = False,
 ) -> None:
-    """Create a key. It is shown only now."""
+    """Create a key. The command shows it only once."""
     request = ApiKeyRequest(name, limit_to_agents(scope or [], agent or []), user, tenant, expires)
     key, token = asyncio.run(_create(data, request))
     scopes = sorted(key.scopes)

@@ -39,12 +39,13 @@ class _Template:
 
 TEMPLATES: Mapping[str, _Template] = {
     "agent": _Template(
-        "project", "agent", "assistant", Name, "letters, digits, '.', '_' and '-', at most 64, no sign first",
+        "project", "agent", "assistant", Name,
+        "use at most 64 letters, digits, '.', '_' and '-', and begin with a letter or digit",
         ('astromesh run AGENT "How do I give the agent new knowledge?"', "astromesh chat AGENT",
          "astromesh serve"),
     ),
     "workflow": _Template(
-        "project_workflow", "workflow", "triage", Id, "letters, digits, '_' and '-', at most 64",
+        "project_workflow", "workflow", "triage", Id, "use at most 64 letters, digits, '_' and '-'",
         ("make check", """astromesh workflow run AGENT '{"text": "The site is down!"}' --trace""",
          "astromesh workflow repl AGENT", "make package"),
     ),
@@ -86,7 +87,9 @@ def _check(folder: Path, name: str, template: _Template) -> None:
         TypeAdapter(template.names).validate_python(name)
     except ValidationError as error:
         article = "an" if template.kind == "agent" else "a"
-        raise InvalidInput(f"{name!r} cannot name {article} {template.kind}: {template.rule}.") from error
+        raise InvalidInput(
+            f"{name!r} is not a valid name of {article} {template.kind}: {template.rule}."
+        ) from error
     if folder.exists() and not folder.is_dir():
         raise InvalidInput(f"{folder} is a file, not a folder.")
     if folder.is_dir() and any(folder.iterdir()):

@@ -38,13 +38,15 @@ app = typer.Typer()
 T = TypeVar("T")
 Url = Annotated[
     str,
-    typer.Option("--url", metavar="URL", envvar="ASTROMESH_URL", help="A server; default: the store itself."),
+    typer.Option(
+        "--url", metavar="URL", envvar="ASTROMESH_URL", help="URL of a server; default: use the store."
+    ),
 ]
 ApiKey = Annotated[
     str,
     typer.Option("--key", metavar="KEY", envvar="ASTROMESH_API_KEY", help="API key or token for the server."),
 ]
-Tenant = Annotated[str, typer.Option("--tenant", metavar="ID", help="Tenant of the runs, in the store.")]
+Tenant = Annotated[str, typer.Option("--tenant", metavar="ID", help="Tenant of the runs; without --url.")]
 RunId = Annotated[str, typer.Argument(metavar="RUN", help="The id that 'runs list' shows.")]
 #: seconds that a cancel waits for the run's end
 CANCEL_SECONDS, _POLL_SECONDS = 10.0, 0.1
@@ -99,7 +101,7 @@ def list_runs(
     elif found:
         print_table(("RUN", "AGENT", "SESSION", "STATUS", "CREATED", "TOKENS"), map(_row, found))
     else:
-        note("There are no such runs.")
+        note("No run matches.")
 
 
 @app.command()
@@ -127,7 +129,7 @@ def cancel(
     tenant: Tenant = "default",
     json: Json = False,
 ) -> None:
-    """End a run and all its nested runs, in whichever server it is."""
+    """Cancel a run and all its nested runs, whichever server executes it."""
     place = Place(folders_of(config, data), url, key, tenant)
     act = AuditEntry("run.cancel", run, "done")
     _print(_audited(place, act, lambda runs: runs.cancel(run)), as_json=json)
@@ -139,14 +141,14 @@ def resume(
     decision: Annotated[str, typer.Argument(help="approve, deny or answer")],
     config: Config = CONFIG_FOLDER,
     data: Data = DATA_FOLDER,
-    arguments: Annotated[str, typer.Option(metavar="JSON", help="approve: instead of the model's.")] = "",
-    answer: Annotated[str, typer.Option(metavar="TEXT", help="answer: the answer.")] = "",
+    arguments: Annotated[str, typer.Option(metavar="JSON", help="With approve: replace the model's.")] = "",
+    answer: Annotated[str, typer.Option(metavar="TEXT", help="With answer: its text.")] = "",
     url: Url = "",
     key: ApiKey = "",
     tenant: Tenant = "default",
     json: Json = False,
 ) -> None:
-    """Decide for a run that waits for a person."""
+    """Approve, deny or answer what a run asks a person."""
     made = parse_decision(decision, arguments, answer)
     place = Place(folders_of(config, data), url, key, tenant)
     act = AuditEntry("run.decide", run, "done", made.decision)
@@ -179,7 +181,7 @@ def parse_decision(kind: str, arguments: str, answer: str) -> Decision:
     if arguments and kind != "approve":
         raise InvalidInput("Use --arguments only with approve.")
     if (kind == "answer") != bool(answer):
-        raise InvalidInput("The decision answer needs --answer TEXT, and no other decision has it.")
+        raise InvalidInput("Use --answer TEXT with the decision answer, and only with it.")
     try:
         edited = orjson.loads(arguments) if arguments else None
     except orjson.JSONDecodeError as error:
@@ -337,7 +339,9 @@ class _ServerRuns:
         except NetError as error:
             raise _ServerError(f"{self._base} does not answer: {error}") from error
         except orjson.JSONDecodeError as error:
-            raise _ServerError(f"{self._base} is no astromesh server: it sends no JSON.") from error
+            raise _ServerError(
+                f"{self._base} is not an astromesh server: its response is not JSON."
+            ) from error
         if response.status >= 400:
             raise _failure(content)
         return content

@@ -17,9 +17,9 @@ from astromesh.plugins import Plugins
 
 
 def schema(
-    kind: Annotated[str, typer.Argument(metavar="[KIND]", help="E.g. Agent; without one: the list.")] = "",
+    kind: Annotated[str, typer.Argument(metavar="[KIND]", help="E.g. Agent; absent: list all kinds.")] = "",
     write: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write every kind's schema there.")
+        Path | None, typer.Option(metavar="DIR", help="Write all schemas to this folder.")
     ] = None,
 ) -> None:
     """Print the JSON Schema of a kind of file, for editors."""

@@ -71,7 +71,7 @@ def serve(
     data: Data = DATA_FOLDER,
     host: Annotated[str, typer.Option(help="Address to listen on; default: runtime.yaml's.")] = "",
     port: Annotated[
-        int | None, typer.Option(min=0, max=65535, help="0: any free one; default: runtime.yaml's.")
+        int | None, typer.Option(min=0, max=65535, help="0: any free port; default: runtime.yaml's.")
     ] = None,
     workers: Annotated[int, typer.Option(min=1, max=64, help="Processes that share the port.")] = 1,
     strict: Annotated[bool, typer.Option("--strict", help="Refuse to start with a broken agent.")] = False,

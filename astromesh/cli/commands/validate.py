@@ -115,7 +115,9 @@ def _folder_of(path: Path) -> Path:
     if kind is not None and path.name.endswith(kind[0]):
         return path.resolve().parent.parent
     read = [*SINGLE_FILES, *(f"{folder}/*{kind[0]}" for folder, kind in FILE_FOLDERS.items())]
-    raise InvalidInput(f"No configuration reads {path}. It reads {', '.join(read)}.")
+    raise InvalidInput(
+        f"{path} is not a file of a configuration. Files of a configuration: {', '.join(read)}."
+    )
 
 
 def _about(path: Path, faults: Iterable[InvalidManifest]) -> Faults:

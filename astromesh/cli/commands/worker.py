@@ -1,4 +1,4 @@
-"""`astromesh worker`: works on durable runs and Tasks, beside the servers of one database."""
+"""`astromesh worker`: executes durable runs and Tasks of the servers on one database."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ GRACE = 30.0
 
 
 def worker(config: Config = CONFIG_FOLDER, data: Data = DATA_FOLDER) -> None:
-    """Work on durable runs beside the servers of the same database. SIGTERM or Ctrl-C ends it."""
+    """Execute durable runs of the servers on the same database. SIGTERM or Ctrl-C ends it."""
     folders = folders_of(config, data)
     configuration = load_valid(folders[0], strict=False)
     spec = configuration.runtime.spec
@@ -39,7 +39,7 @@ async def _run_worker(folders: tuple[Path, Path], configuration: Configuration) 
         await retry_while_unavailable(runtime.durable.start)
         if runtime.has_workflows:
             runtime.workflows.resume_left()
-        note(f"astromesh works on durable runs as {runtime.durable.worker}  (Ctrl-C stops it)")
+        note(f"astromesh executes durable runs as {runtime.durable.worker}  (Ctrl-C stops it)")
         await ended.wait()
     finally:
         await runtime.close(GRACE)

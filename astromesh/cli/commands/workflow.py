@@ -74,7 +74,7 @@ def report_faults(config: Path, name: str, *, as_json: bool = False) -> int:
 
 @app.command()
 def graph(name: Name, config: Config = CONFIG_FOLDER) -> None:
-    """Draw a workflow as a Mermaid diagram; report its faults where it has some."""
+    """Draw a workflow as a Mermaid diagram, or report its faults."""
     checked = _check(config, name)
     if checked.faults or checked.folder.workflow is None:
         raise typer.Exit(report_faults(config, name))
@@ -166,7 +166,7 @@ def record(
     data: Data = DATA_FOLDER,
     start: Start = "",
     golden: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="File for the outcome, for an assertion `golden`.")
+        Path | None, typer.Option(metavar="FILE", help="Write the outcome here, for an assertion `golden`.")
     ] = None,
 ) -> None:
     """Run a workflow and record what its models and tools answer."""
@@ -281,7 +281,7 @@ def inspect_task(
     config: Config = CONFIG_FOLDER,
     data: Data = DATA_FOLDER,
     stage: Annotated[
-        str, typer.Option(metavar="STAGE", help="Of a stored Task: run it again, into a scratch record.")
+        str, typer.Option(metavar="STAGE", help="Run this stage of a stored Task again; its record stays.")
     ] = "",
     path: Annotated[str, typer.Option(metavar="PATH", help="With --stage: the descendant that ran it.")] = "",
     before: Annotated[

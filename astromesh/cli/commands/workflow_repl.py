@@ -52,9 +52,11 @@ def repl(
     ] = "",
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="E.g. task.timeout_s=60, for this process."),
+        typer.Option("--set", metavar="KEY=VALUE", help="Setting for this process, e.g. task.timeout_s=60."),
     ] = None,
-    workspace: Annotated[Path, typer.Option(metavar="DIR", help="Folder of all attachments.")] = Path(),
+    workspace: Annotated[
+        Path, typer.Option(metavar="DIR", help="Folder that contains all attachments.")
+    ] = Path(),
     start: Start = "",
 ) -> None:
     """Work with a workflow line by line; /help lists the commands."""

@@ -45,7 +45,7 @@ class OwnAgent(Section):
     schema_in: SchemaRef = Field(None, description="Schema of its input, if the node has none.")
     schema_out: SchemaRef = Field(None, description="Schema of its output, if the node has none.")
     context: ContextName = Field("none", description="The profile that it was written for.")
-    tools: ToolNames = Field((), description="Tools that it may use, if the node names them, too.")
+    tools: ToolNames = Field((), description="Tools that it may use, if the node also names them.")
     config: AgentConfig = AgentConfig()
 
 

@@ -117,7 +117,9 @@ class NodeSpec(Section):
     )
     idempotent: bool = Field(False, description="Whether an interrupted stage may simply run again.")
     timeout_s: Seconds = Field(300.0, description="Seconds that one execution may take.")
-    metadata: JsonMap = Field(default_factory=dict, description="Free; a list under 'tags' tags its memory.")
+    metadata: JsonMap = Field(
+        default_factory=dict, description="Free key-value pairs; a list `tags` tags its memory."
+    )
 
 
 class EdgeSpec(Section):

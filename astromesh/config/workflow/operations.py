@@ -27,7 +27,7 @@ class PolicyRule(Section):
 
 class PolicySpec(Section):
     name: str = Field(min_length=1, description="Part of the denial's message.")
-    default: Decision = Field("allow", description="Where no rule applies.")
+    default: Decision = Field("allow", description="Decision where no rule applies.")
     rules: tuple[PolicyRule, ...] = ()
 
 

@@ -25,8 +25,8 @@ DONE = "__done__"
 _MAX_SHOWN_STEPS = 500
 #: The problem of a guard in a pool.
 SKIPPABLE_GUARD = (
-    "a guard in a pool guards nothing, for the model can leave it out; give `guards` to the nodes whose "
-    "output it is to check, or put it behind them in a SubgraphNode."
+    "a guard in a pool has no effect, because the model can skip it. Give `guards` to the nodes whose "
+    "output it should check, or put it after them in a SubgraphNode."
 )
 
 

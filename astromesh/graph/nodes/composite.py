@@ -256,7 +256,7 @@ def all_nodes(name: str, nodes: Any) -> tuple[BaseNode, ...]:
 
 def _valid_on_error(name: str, on_error: OnError) -> OnError:
     if on_error not in ("fail", "collect"):
-        raise ValueError(f"Node {name!r}: on_error is fail or collect, not {on_error!r}.")
+        raise ValueError(f"Node {name!r}: on_error must be fail or collect, not {on_error!r}.")
     return on_error
 
 

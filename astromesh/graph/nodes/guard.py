@@ -51,7 +51,7 @@ class Guard:
         self, check: Callable[..., Any], mode: GuardMode = "block", *, name: str = "", max_retries: int = 2
     ) -> None:
         if mode not in ("block", "retry", "warn"):
-            raise ValueError(f"A guard's mode is block, retry or warn, not {mode!r}.")
+            raise ValueError(f"A guard's mode must be block, retry or warn, not {mode!r}.")
         self.check = check
         self.mode: GuardMode = mode
         self.name = name or getattr(check, "__name__", type(check).__name__)

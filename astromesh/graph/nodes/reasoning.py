@@ -138,7 +138,7 @@ class CritiqueNode(ReasoningNode):
     ) -> None:
         if threshold not in SEVERITIES:
             raise ValueError(
-                f"Node {name!r}: threshold is one of {', '.join(SEVERITIES)}, not {threshold!r}."
+                f"Node {name!r}: threshold must be one of {', '.join(SEVERITIES)}, not {threshold!r}."
             )
         super().__init__(name, **keywords)
         self.add_routes(revise)

@@ -211,9 +211,9 @@ SCHEMA: JsonObject = {
 _REASON_TEXT = {
     "answer_ready": "the answer is supported",
     "budget_exhausted": "the budget for this task is used up",
-    "insufficient_evidence": "there is not enough to rest an answer on",
-    "tool_unavailable": "a tool that it needs may not be used here",
-    "strategy_unavailable": "no strategy for it could be selected",
+    "insufficient_evidence": "there is not enough evidence for an answer",
+    "tool_unavailable": "a tool that the task needs is not allowed here",
+    "strategy_unavailable": "no strategy is available for the task",
     "invalid_input": "there is no task",
     "error": "something in it failed",
 }
@@ -301,7 +301,7 @@ def _summary(rc: ReasoningState) -> str:
     path = " → ".join(entry["strategy"] for entry in rc.strategy_history) or "none"
     used = {**dict.fromkeys(BUDGETS, 0), **rc.budget_used}
     parts = [
-        f"Took it for a {profile['complexity']} task of {profile['risk']} risk." if profile else "",
+        f"Task: {profile['complexity']}, {profile['risk']} risk." if profile else "",
         f"Strategy: {path}.",
         ", ".join(f"{used[key]} {key.replace('_', ' ')}" for key in _REPORTED_BUDGETS) + ".",
         "Revised the draft." if rc.revised_answer else "",

@@ -78,7 +78,7 @@ BUDGETS: Mapping[str, int] = BudgetSettings().model_dump()
 
 
 class ToolPolicy(_Strict):
-    """How a run ends that a refused tool ends."""
+    """How a run ends when one of its tools is refused."""
 
     on_disallowed: Literal["partial", "block", "fail"] = Field(
         "partial", description="The status of a run that ends because a tool was refused."
@@ -111,7 +111,9 @@ class ReasoningSettings(_Strict):
     allowed_tools: tuple[str, ...] | None = Field(
         None, description="The tools of the agent that may be used. The default is all of them."
     )
-    tool_policy: ToolPolicy = Field(ToolPolicy(), description="How a run ends that a refused tool ends.")
+    tool_policy: ToolPolicy = Field(
+        ToolPolicy(), description="How a run ends when one of its tools is refused."
+    )
     on_strategy_unavailable: Literal["partial", "fail"] = Field(
         "partial",
         description="The status of a run if no strategy can be chosen for a complex task.",

@@ -181,7 +181,7 @@ class EmbeddedOptions(BaseModel):
         "", description="Name in providers.yaml, shown in answers and metrics; the type if empty."
     )
     model: str = Field(MODEL, description="Shown in answers; it has no effect.")
-    longest_quote: int = Field(900, ge=80, description="Characters of a passage that are quoted at most.")
+    longest_quote: int = Field(900, ge=80, description="Maximum of characters quoted from a passage.")
 
 
 class Embedded:

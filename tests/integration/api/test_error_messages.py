@@ -101,7 +101,7 @@ def test_a_server_of_every_address_says_so_and_proposes_the_agent_of_the_readme(
     assert f"listens on http://127.0.0.1:{port}  (and every other address of this machine;" in said.out
     assert "chat support-agent" in said.out
     assert "/v1/agents/support-agent/run" in said.out
-    assert "cannot be made" in said.err
+    assert "cannot be created" in said.err
     assert write_problem(tmp_path / "fresh") == ""
 
 

@@ -178,7 +178,7 @@ async def test_http_1_0_needs_no_host(tmp_path: Path) -> None:
 async def test_what_is_wrong_with_the_host_is_said(tmp_path: Path) -> None:
     async with serving(tmp_path, Patient, ConcurrencyLimits()) as clients:
         _, body = await told(await clients.sent(MALFORMED["no host"]))
-    assert body["detail"] == "A request has one Host header (RFC 9112, 3.2); this one has 0."
+    assert body["detail"] == "A request needs one Host header (RFC 9112, 3.2); this one has 0."
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,7 @@ async def test_what_cannot_be_opened_is_told_so_and_hung_up_on(tmp_path: Path, c
 async def test_the_refusal_of_a_body_says_what_is_wrong(tmp_path: Path) -> None:
     async with serving(tmp_path, Patient, ConcurrencyLimits()) as clients:
         _, body = await told(await clients.sent(MALFORMED["a body of a length"]))
-    assert body["detail"] == "The handshake of a WebSocket has no body (RFC 6455, 4.1)."
+    assert body["detail"] == "The handshake of a WebSocket must not have a body (RFC 6455, 4.1)."
 
 
 async def test_refused_handshakes_take_no_room_of_others(tmp_path: Path) -> None:

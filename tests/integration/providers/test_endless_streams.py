@@ -57,7 +57,7 @@ async def test_a_stream_may_say_as_much_as_a_whole_answer(kind: str) -> None:
         whole, _ = await broken(kind, server, stream=False)
         error, said = await broken(kind, server)
     assert (type(error), str(error), error.retryable) == (type(whole), str(whole), whole.retryable)
-    assert f"answered more than {MAX_BODY} bytes" in str(error)
+    assert f"sent more than {MAX_BODY} bytes" in str(error)
     assert MAX_BODY < said < MAX_BODY + 4 * len(MIB)
 
 
@@ -107,7 +107,7 @@ async def test_what_is_streamed_without_a_word_of_text_is_bounded_too(case: str)
     async with ModelServer() as server:
         server.script = [Scenario(after=1, then="raw", raw=raw, pieces=("",))]
         error, said = await broken(kind, server)
-    assert f"answered more than {MAX_BODY} bytes" in str(error)
+    assert f"sent more than {MAX_BODY} bytes" in str(error)
     assert said == 0
 
 
@@ -120,7 +120,7 @@ async def test_calls_without_end_are_bounded_by_their_number() -> None:
     async with ModelServer() as server:
         server.script = [Scenario(after=1, then="raw", raw=b"".join(map(_sse, pieces)))]
         error, _ = await broken("openai", server)
-    assert f"answered more than {MAX_BODY} bytes" in str(error)
+    assert f"sent more than {MAX_BODY} bytes" in str(error)
 
 
 async def test_bytes_around_the_text_are_bounded_by_themselves() -> None:
@@ -130,7 +130,7 @@ async def test_bytes_around_the_text_are_bounded_by_themselves() -> None:
         url = f"{server.url}/v1/chat/completions"
         body = orjson.dumps({"model": "m", "stream": True, "messages": []})
         async with http.stream("POST", url, body=body, limit=10_000) as incoming:
-            with pytest.raises(AnswerTooLarge, match="answered more than 10000 bytes"):
+            with pytest.raises(AnswerTooLarge, match="sent more than 10000 bytes"):
                 await read(incoming)
 
 

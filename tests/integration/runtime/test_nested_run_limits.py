@@ -31,7 +31,7 @@ async def test_a_chain_of_agents_ends_where_it_is_too_deep(tmp_path: Path) -> No
     model = ScriptedProvider(say, repeat=True)
     async with runtime_of(write(tmp_path, *chain, manifest(f"a{last}")), model) as runtime:
         answer = await runtime.run("a0", "go", "s")
-    assert f"may call agents {MAX_DEPTH} deep" in answer.response
+    assert f"may call agents at most {MAX_DEPTH} levels deep" in answer.response
     assert len(model.requests) == 2 * (MAX_DEPTH + 1)
 
 
@@ -48,6 +48,7 @@ async def test_a_run_and_all_below_it_may_call_agents_so_often_and_no_more(tmp_p
     agents = [manifest("top", **asks("middle")), manifest("middle", **asks("bottom")), manifest("bottom")]
     async with runtime_of(write(tmp_path, *agents), model) as runtime:
         answer = await runtime.run("top", "go", "s")
-    refused = [r for request in model.requests for r in results(request) if "no more" in r]
+    limit = f"at most {MAX_NESTED_RUNS} times"
+    refused = [r for request in model.requests for r in results(request) if limit in r]
     assert answer.response == "done"
     assert len(refused) == width + width * width - MAX_NESTED_RUNS

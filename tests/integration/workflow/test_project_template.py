@@ -81,5 +81,5 @@ def test_both_of_its_server_settings_are_sound(project: Path) -> None:
 def test_a_template_or_name_that_there_is_not_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="Known: agent, workflow"):
         command.new(tmp_path / "a", "", "graph")
-    with pytest.raises(InvalidInput, match="cannot name a workflow"):
+    with pytest.raises(InvalidInput, match="is not a valid name of a workflow"):
         command.new(tmp_path / "b", "a.b", "workflow")

@@ -119,9 +119,9 @@ def test_a_guard_that_the_model_may_leave_out_is_a_problem() -> None:
     whole = SubgraphNode("whole", PromptGraph("i", nodes=[PromptNode("p"), guard]).always("p", "guard"))
     (problem,) = PromptGraph.from_pool([work, guard]).validate()
     assert "guard" in problem
-    assert "guards nothing" in problem
+    assert "a guard in a pool has no effect" in problem
     (problem,) = PromptGraph("g", nodes=[AutonomousNode("a", [work, guard])]).validate()
-    assert "guards nothing" in problem
+    assert "a guard in a pool has no effect" in problem
     assert PromptGraph.from_pool([work, whole, HumanNode("ask")]).validate() == []
 
 

@@ -53,7 +53,7 @@ async def test_40_status_and_answer_give_one_reason_why_there_is_no_written_draf
     assert spent.end == ("partial", "budget_exhausted")
     assert "the budget for this task is used up" in spent.final["answer"]
     down = await reason(draft_answer=ProviderUnavailable("down"))
-    assert "there is not enough to rest an answer on" in down.final["answer"]
+    assert "there is not enough evidence for an answer" in down.final["answer"]
 
 
 async def test_41_an_accepted_draft_is_not_revised() -> None:

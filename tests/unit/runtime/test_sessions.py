@@ -196,7 +196,7 @@ async def test_of_many_messages_only_the_newest_is_answered(sessions):
     visits[-1].go.set()
     results = await asyncio.gather(*(v.task for v in visits), return_exceptions=True)
     assert [type(r) for r in results[:-1]] == [Interrupted] * 5
-    assert {str(r) for r in results[:-1]} == {"A newer message of the session took this one's place."}
+    assert {str(r) for r in results[:-1]} == {"A newer message of the session replaced this one."}
     assert results[-1] == "5"
     assert sessions.active == {}
 
