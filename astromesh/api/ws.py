@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import orjson
 import structlog
@@ -35,6 +35,8 @@ log = structlog.get_logger("astromesh.api")
 MAX_RUNS = 8
 UNKNOWN_AGENT, UNAVAILABLE, SERVICE_RESTART = 4404, 4503, 1012
 _SUBPROTOCOL = "bearer."
+
+Argument = TypeVar("Argument")
 #: characters of an id in the audit log, and of a trace context
 _MAX_RUN_ID, _MAX_TRACEPARENT = 200, 512
 
@@ -153,14 +155,14 @@ class Connection:
                 message = await self.socket.receive()
                 if message["type"] == "websocket.disconnect":
                     break
-                await self._guard(self._handle(message.get("text")))
+                await self._guard(self._handle, message.get("text"))
         finally:
             await self._leave()
 
-    async def _guard(self, work: Awaitable[None]) -> None:
-        """Awaits `work`, and sends an error as a frame: the socket and its other runs continue."""
+    async def _guard(self, work: Callable[[Argument], Awaitable[None]], argument: Argument) -> None:
+        """Does `work`, and sends an error as a frame: the socket and its other runs continue."""
         try:
-            await work
+            await work(argument)
         except AstromeshError as error:
             self._send(_error(error))
         except Exception as error:  # noqa: BLE001  a frame or a run raised, and nobody else learns of it
@@ -183,7 +185,7 @@ class Connection:
         self.socket.app.state.auth.count(self._caller)
         caused_by = read_traceparent(frame.traceparent or self.socket.headers.get("traceparent"))
         request = RunRequest(frame.query, frame.session_id, frame.context, caused_by=caused_by)
-        task = asyncio.create_task(self._guard(self._run(request)))
+        task = asyncio.create_task(self._guard(self._run, request))
         self._runs.add(task)
         task.add_done_callback(self._runs.discard)
 
@@ -205,7 +207,7 @@ class Connection:
         if not stopped:
             raise RunNotFound(f"The run {run_id!r} has ended.")
         if not is_followed:
-            self._ends[run_id] = asyncio.create_task(self._guard(self._send_end(run_id)))
+            self._ends[run_id] = asyncio.create_task(self._guard(self._send_end, run_id))
 
     async def _send_end(self, run_id: str) -> None:
         """Confirms the cancel of a run that this socket does not follow, once the run has ended."""

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import random
 import re
@@ -232,6 +233,18 @@ async def test_ten_thousand_mutated_frames_are_answered_and_the_socket_lives(tmp
         await serving
     assert wire.codes["invalid_input"] > FRAMES // 4
     assert wire.codes["run_started"] > 10
+
+
+async def test_a_run_whose_client_leaves_at_once_ends_without_a_warning(tmp_path: Path) -> None:
+    """Its task is cancelled before it begins; a coroutine that nobody awaits would be an error here."""
+    app = create_app(runtime_of(write(tmp_path, manifest("helper")), ScriptedProvider("fine")))
+    wire = Wire()
+    async with app.router.lifespan_context(app):
+        wire.say(orjson.dumps({"query": "go", "session_id": "s"}).decode())
+        wire.put({"type": "websocket.disconnect", "code": 1000})
+        await app(socket_scope("/v1/ws/agent/helper"), wire.receive, wire.send)
+    gc.collect()
+    assert wire.codes == {}
 
 
 def socket_scope(path: str) -> dict[str, Any]:
