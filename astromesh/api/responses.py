@@ -155,7 +155,7 @@ class EventStreamResponse(Response):
     """Sends the events of a buffer as server-sent events until the buffer closes or the client disconnects.
 
     Args:
-        on_close: called once nobody reads any more, for whatever reason.
+        on_close: called when the reader has left, whatever the reason.
         encoder: an event to bytes, possibly none.
     """
 

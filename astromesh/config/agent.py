@@ -276,7 +276,7 @@ class Sessions(Record):
 
 
 class Queue(Record):
-    """The queue of the agent, beside those of its sessions."""
+    """The queue of the agent, in addition to those of its sessions."""
 
     priority: int = Field(0, ge=-1000, le=1000, description="Durable runs with lower numbers start first.")
     max_running: Count | None = Field(

@@ -116,7 +116,7 @@ def load(  # noqa: PLR0913 (a keyword for each thing that the checks depend on)
         resolver: the plugins, e.g. `astromesh.plugins.Plugins()`; absent: plugin blocks are not looked into.
         check_template: says what is wrong with a Jinja template; absent: templates are not looked into.
         replacements: by kind and name, e.g. `("Agent", "support")`, a file that replaces the folder's.
-        graphs: names of graphs that were made in Python, beside those of the folder.
+        graphs: names of graphs that were made in Python, in addition to those of the folder.
         check_graph: says what is wrong with a graph; absent: graphs are not looked into.
     """
     folder = Path(folder)

@@ -77,7 +77,7 @@ def fault_of_error(
         model, node: the record's class and the node that was validated.
         detail: the error.
         file, at: place of the node.
-        known: valid keys beside those of the model.
+        known: valid keys in addition to those of the model.
     """
     kind, loc = detail["type"], detail["loc"]
     # an invalid key is reported at its own place, as pydantic marks it
@@ -219,7 +219,7 @@ def validate(
     Args:
         model: the record's class.
         file, at: place of the node, for the faults.
-        known: keys that are right beside those of the model, for `did you mean`.
+        known: valid keys in addition to those of the model, for `did you mean`.
     """
     try:
         return Validation(_validate_strictly(model, node))

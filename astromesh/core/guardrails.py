@@ -3,7 +3,7 @@
 Input rules pass, redact or refuse a query. Output rules pass, redact or cut an answer, or replace it by a
 safe response. Each rule receives the text that the rule before it returned. A streamed answer passes a
 `StreamGate`, whose pieces join to exactly the text that `check_output` returns for the whole answer.
-`filter_data` and `filter_error` apply the output rules to data and errors that are sent beside an answer.
+`filter_data` and `filter_error` apply the output rules to data and errors other than the answer.
 """
 
 from __future__ import annotations

@@ -128,7 +128,7 @@ def text_of(value: object) -> str | None:
             return empty
     try:
         return orjson.dumps(value).decode()
-    except TypeError:  # a key that is no text, which nearly nothing has: looking for them doubles the cost
+    except TypeError:  # a key that is not text, which nearly nothing has: looking for them doubles the cost
         return orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS).decode()
 
 

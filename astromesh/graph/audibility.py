@@ -114,7 +114,7 @@ def audibility_in_node(node: Any, least: Audibility) -> AudibilityMap:
 
 
 def nodes_before_guards(graph: GraphView) -> frozenset[str]:
-    """Returns the nodes that a guard or a human follows. Their output is no answer before it has run."""
+    """Returns the nodes that a guard or a human follows. Their output is not an answer before it has run."""
     return frozenset(
         name for name in graph.nodes if _refused_later(graph, targets(graph, name) - {END, name})
     )

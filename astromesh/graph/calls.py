@@ -205,7 +205,7 @@ def _charge_failed(
 def _emit_failed(scope: Scope, step: int, role: str, error: BaseException, started: float) -> None:
     """Emits `model.failed`: the providers that were called, how each failed, and the cost.
 
-    The end of a segment of a durable run cancels a call that is made again later. It is no failure.
+    The end of a segment of a durable run cancels a call that is made again later. It is not a failure.
     """
     if scope.journal is not None and isinstance(error, asyncio.CancelledError):
         return

@@ -105,7 +105,7 @@ class PromptGraphEngine:
         finalizer_seconds: The timeout of the finalizer of a stopped or cancelled run.
 
     Raises:
-        ConfigError: Two tools have one name, or an entry is no tool.
+        ConfigError: Two tools have one name, or an entry is not a tool.
     """
 
     def __init__(  # noqa: PLR0913 (the keywords of graph.md section 1)

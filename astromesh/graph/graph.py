@@ -86,7 +86,7 @@ class PromptGraph:
         return MappingProxyType(self._nodes)
 
     def add_node(self, node: BaseNode) -> Self:
-        """Adds a node. Raises InvalidGraph if the name exists, TypeError if it is no node."""
+        """Adds a node. Raises InvalidGraph if the name exists, TypeError if it is not a node."""
         if not isinstance(node, BaseNode):
             raise TypeError(f"Graph {self.name!r} contains nodes, not {node!r}.")
         if node.name in self._nodes:
@@ -95,7 +95,7 @@ class PromptGraph:
         return self._changed()
 
     def remove_node(self, name: str) -> Self:
-        """Removes a node and its edges. Raises InvalidGraph if there is none of this name."""
+        """Removes a node and its edges. Raises InvalidGraph if no node has this name."""
         self.get_node(name)
         del self._nodes[name]
         self._edges = [e for e in self._edges if name not in (e.source, e.target)]
@@ -104,7 +104,7 @@ class PromptGraph:
     def get_node(self, name: str) -> BaseNode:
         """Returns a node.
 
-        Raises InvalidGraph if there is none of this name; the message lists the known ones.
+        Raises InvalidGraph if no node has this name; the message lists the known ones.
         """
         if name not in self._nodes:
             raise InvalidGraph([f"{self.name!r} has no node {name!r}; it has {', '.join(self._nodes)}."])
@@ -159,7 +159,7 @@ class PromptGraph:
 
         Raises:
             TypeError: The condition is async or does not take `(result)` or `(result, state)`; an end of the
-                edge is no name, its label no text, its priority no integer.
+                edge is not a name, its label not a text, its priority not an integer.
         """
         for name in (source, target):
             if not isinstance(name, str):
@@ -273,8 +273,8 @@ class PromptGraph:
 
         Args:
             config: What `to_config` has returned, or the contents of a `*.graph.yaml`.
-            objects: Python objects by the names that the data uses, beside `module:name`.
-            kinds: Node classes by name, beside the built-in ones.
+            objects: Python objects by the names that the data uses, in addition to `module:name`.
+            kinds: Node classes by name, in addition to the built-in ones.
 
         Raises:
             InvalidGraph: Every problem with its location.

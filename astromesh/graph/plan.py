@@ -284,7 +284,7 @@ class Plan:
         ceiling: The least audibility of everything inside, set by the node that runs it.
 
     Attributes:
-        unconfirmed: Nodes whose output is no answer if the run is stopped, because a guard or a human
+        unconfirmed: Nodes whose output is not an answer if the run is stopped, because a guard or a human
             follows.
         guarded: Whether anything inside may refuse another node's text.
         nested: The plans of all children, by the identity of their source.

@@ -635,8 +635,8 @@ def outcome_of(
     A failure and a step of a tool loop leave no answer, whatever came before.
 
     Args:
-        unconfirmed: Nodes whose output is no answer, because the run stopped before a guard or a human behind
-            them.
+        unconfirmed: Nodes whose output is not an answer, because the run stopped before a guard or a human
+            behind them.
     """
     error_counts = True
     for result in reversed(history):

@@ -88,7 +88,8 @@ def bounded(body: Callable[..., Awaitable[V]], seconds: float, name: str) -> Cal
 async def together(works: Sequence[Coroutine[Any, Any, R]]) -> list[R]:
     """Runs coroutines concurrently and returns their results in order. The first failure cancels the others.
 
-    It is no TaskGroup: in Python 3.11 that leaves its caller marked as cancelled when two of its tasks fail.
+    It does not use a TaskGroup. In Python 3.11, a TaskGroup leaves its caller marked as cancelled when two of
+    its tasks fail.
     """
     if len(works) <= 1:
         return [await work for work in works]

@@ -477,7 +477,7 @@ def write_graph(
     Args:
         graph: A PromptGraph.
         objects: Names for Python objects that no module names.
-        kinds: Node classes by name, beside the built-in ones.
+        kinds: Node classes by name, in addition to the built-in ones.
 
     Raises:
         InvalidGraph: Something in it has no name. Every such location is listed.

@@ -85,7 +85,7 @@ class OutputSchema:
         schema: A pydantic model, a dataclass, a TypedDict or another type with a JSON form, or a JSON Schema.
 
     Raises:
-        TypeError: It is none of these.
+        TypeError: The value is of another type.
     """
 
     def __init__(self, schema: Any) -> None:

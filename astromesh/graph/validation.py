@@ -32,7 +32,7 @@ def check_keywords(node: str, keywords: Mapping[str, Any]) -> None:
 
 
 def check_int(owner: str, key: str, value: Any, least: int | None = 1) -> None:
-    """Raises TypeError or ValueError if a value is no integer of at least `least`."""
+    """Raises TypeError or ValueError if a value is not an integer of at least `least`."""
     if not _is_int(value):
         raise TypeError(f"{owner}: {key} must be a whole number, not {value!r}.")
     if least is not None and value < least:
@@ -40,13 +40,13 @@ def check_int(owner: str, key: str, value: Any, least: int | None = 1) -> None:
 
 
 def check_seconds(owner: str, key: str, value: Any) -> None:
-    """Raises ValueError if a value is no positive number of seconds."""
+    """Raises ValueError if a value is not a positive number of seconds."""
     if not _is_seconds(value):
         raise ValueError(f"{owner}: {key} must be more than 0 s, not {value!r}.")
 
 
 def check_key(owner: str, key: str, value: Any) -> None:
-    """Raises ValueError if a value is no name that a node may write to."""
+    """Raises ValueError if a value is not a name that a node may write to."""
     if not _is_context_key(value) or not value:
         raise ValueError(f"{owner}: {key} {_CONTEXT_KEY_RULE}, not {value!r}.")
 

@@ -2,8 +2,8 @@
 
 A text is cut at the coarsest separators that make the pieces small enough. Neighbours are then joined up to
 the limit, so that every chunk is a slice of its document. Sizes are estimated tokens (`astromesh.tokens`).
-markdown-it reads the blocks of Markdown (CommonMark), so that a `#` in a code block is no heading; only its
-line numbers are used.
+markdown-it reads the blocks of Markdown (CommonMark), so that a `#` in a code block is not a heading; only
+its line numbers are used.
 """
 
 from __future__ import annotations

@@ -132,7 +132,7 @@ class Http:
     """The HTTP client: an async context manager, created once per process.
 
     Args:
-        allow_hosts: `network.allow_hosts`: hosts that untrusted calls may reach beside public addresses.
+        allow_hosts: `network.allow_hosts`: hosts that untrusted calls may reach besides public addresses.
         resolver: resolves untrusted hosts; the system's resolver by default.
     """
 

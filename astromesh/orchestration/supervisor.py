@@ -4,7 +4,7 @@ decompose   offers the workers to the planner as tools: it calls them, or writes
 delegate    runs the workers as nested runs, independent ones concurrently, and the run's own tools
 answer      the supervisor answers, or asks for more and delegates again
 
-A round makes at most `MAX_TASKS` delegations, and none whose results nobody would read.
+A round makes at most `MAX_TASKS` delegations. It makes none whose results are not read.
 """
 
 from __future__ import annotations
@@ -347,7 +347,7 @@ def _tool_call(assignment: Assignment, needed: Sequence[str], notes: Delegations
 class SupervisorAnswer(SynthesizeNode):
     """Writes the answer from the results of the workers, or asks for more.
 
-    Delegations of its last call are not carried out, because nobody would read the results.
+    Delegations of its last call are not carried out, because the results are not read.
 
     Args:
         workers: The descriptions by name.

@@ -50,7 +50,7 @@ def as_model(model: ModelLike, plugins: Plugins, resources: Resources) -> ModelP
 
     Raises:
         UnknownPlugin, MissingExtra: the plugin of the provider cannot be loaded.
-        ConfigError: the options of the block are wrong, or the argument is none of these.
+        ConfigError: the options of the block are wrong, or the argument has another type.
     """
     if hasattr(model, "complete"):
         return cast("ModelPort", model)

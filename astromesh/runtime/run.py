@@ -242,7 +242,7 @@ class RunFactory:
         """Returns a run that has not started.
 
         Args:
-            sinks: Listeners to its events, beside the metrics.
+            sinks: Listeners to its events, in addition to the metrics.
             trace_id: The trace that it belongs to. Empty: the caller's, or a new one.
             parent: The tool call that it is nested in.
             run_id: Empty for a new one. A run nested in a durable run has an id of its place in that run.

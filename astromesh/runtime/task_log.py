@@ -91,7 +91,7 @@ class TaskRecords:
         self.store: TaskStore | None = None
 
     async def commit(self, task_id: str, records: Sequence[JsonObject]) -> None:
-        """See `TaskLog`. The last record is left to `end`, which knows all that came of the Task."""
+        """See `TaskLog`. `end` writes the last record, because it knows the outcome of the Task."""
         live = self.live[task_id]
         fresh = [record for record in records if record["type"] not in ("begin", "end")]
         if live.row.durable and fresh and self.store is not None:

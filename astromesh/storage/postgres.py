@@ -371,7 +371,7 @@ async def shared_postgres(deps: Deps, url: str = "") -> Postgres:
         url: postgresql://…; empty for `storage.url` of runtime.yaml.
 
     Raises:
-        ConfigError: there is no such URL.
+        ConfigError: no URL is set, or it is not one of PostgreSQL.
     """
     address = Address.parse(url or deps.storage_url)
     opened: Postgres = await deps.resources.shared(("postgres", address), lambda: Postgres(address))

@@ -225,7 +225,7 @@ async def shared_redis(deps: Deps, url: str = "") -> Redis:
         url: redis://…; empty for `redis.url` of runtime.yaml.
 
     Raises:
-        ConfigError: there is no such URL.
+        ConfigError: no URL is set, or it is not one of Redis.
     """
     found = url or deps.redis_url
     opened: Redis = await deps.resources.shared(("redis", found), lambda: Redis(found))

@@ -1,4 +1,4 @@
-"""The runs of this process: one record each, kept while the run is active and for a while afterwards.
+"""The runs of this process: one record each, stored while the run is active and for a while afterwards.
 
 The same record serves the list of runs, the event log that a reader resumes, and the traces. A run costs it
 one list append per event. Everything is bounded: the events of one run by size, the ended runs by number and

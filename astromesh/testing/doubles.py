@@ -189,7 +189,7 @@ class RecordingSink:
         """Returns the payload of the only event of this type.
 
         Raises:
-            AssertionError: there is none, or more than one.
+            AssertionError: the events contain none of this type, or more than one.
         """
         found = self.data(kind)
         if len(found) != 1:

@@ -329,7 +329,7 @@ class StateMachine:
         return join
 
     def _token_moved(self, task: Task, before: str, after: str) -> None:
-        """Updates the tokens that merges expect after a move from one stage to another; '' is no stage."""
+        """Updates the tokens that merges expect after a move from one stage to another; '' means no stage."""
         stages = self.plan.stages
         old = stages[before].open if before else ()
         new = stages[after].open if after else ()

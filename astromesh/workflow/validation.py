@@ -38,8 +38,8 @@ class KnownNames(NamedTuple):
     """Names outside the folder that its files may refer to. None: unknown, so that every name is accepted.
 
     Args:
-        agents: of the runtime, beside those of agents.yaml.
-        models: of Python or the runtime, beside those of providers.yaml.
+        agents: of the runtime, in addition to those of agents.yaml.
+        models: of Python or the runtime, in addition to those of providers.yaml.
         adapters, patterns: what is installed.
     """
 

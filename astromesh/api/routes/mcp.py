@@ -1,6 +1,6 @@
 """`/mcp`: each agent as an MCP tool, with the authorisation of the HTTP routes.
 
-The first request loads the SDK, in a thread. A server that nobody asks does not load it.
+The first request loads the SDK, in a thread. Without a request, the server does not load it.
 """
 
 from __future__ import annotations

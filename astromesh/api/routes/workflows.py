@@ -237,7 +237,7 @@ async def resume(task_id: str, request: Request) -> JsonObject:
     responses={**_PROBLEMS, **problems(422)},
 )
 async def replay(task_id: str, request: Request) -> JsonObject:
-    """Runs an ended Task, or one stage of it, from its records. It calls nobody and stores nothing."""
+    """Runs an ended Task, or one stage of it, from its records. It calls and stores nothing."""
     body = await read_body(request, _REPLAY) if await request.body() else ReplayBody()
     replays = runtime_of(request).workflows.replays
     return await replays.replay(task_id, viewer_of(request), body.stage, body.task)

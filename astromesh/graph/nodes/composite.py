@@ -246,7 +246,7 @@ class RetryNode(BaseNode):
 
 
 def all_nodes(name: str, nodes: Any) -> tuple[BaseNode, ...]:
-    """Returns the children of a node. Raises TypeError if one of them is no node."""
+    """Returns the children of a node. Raises TypeError if one of them is not a node."""
     found = tuple(nodes) if isinstance(nodes, Iterable) and not isinstance(nodes, str) else (nodes,)
     for child in found:
         if not isinstance(child, BaseNode):

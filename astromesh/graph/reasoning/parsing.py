@@ -86,7 +86,7 @@ _THINKING_FIELDS = frozenset(
 
 _NO_LETTER = re.compile(r"[\W_]+")
 
-#: Fields that no proper answer uses, in data that is no complete JSON (cut off, or Python syntax).
+#: Fields that no proper answer uses, in data that is not complete JSON (cut off, or Python syntax).
 _THINKING_FIELD = re.compile(
     r"[\"'](?:thoughts?|thinking|thought[ _-]?process|chain[ _-]?of[ _-]?thought|scratchpad|inner[ _-]?\w+|"
     r"(?:internal|hidden)[ _-]?reasoning)[\"']\s*:",
@@ -301,14 +301,14 @@ def _tool_step(found: JsonObject, title: str) -> tuple[JsonObject, str]:
 
 
 def confidence_of(value: Any, before: float) -> tuple[float, str]:
-    """Returns a confidence in [0, 1], or the one before if the value is no number."""
+    """Returns a confidence in [0, 1], or the one before if the value is not a number."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return before, f"the confidence is not a number: {one_line(str(value), 40)!r}."
     return min(1.0, max(0.0, float(value))), ""
 
 
 def critique_of(found: JsonObject) -> JsonObject | None:
-    """Returns the findings, or None if the answer is no critique."""
+    """Returns the findings, or None if the answer is not a critique."""
     keys = ("unsupported_claims", "missing_constraints", "clarity_issues")
     if not (found.keys() & {*keys, "acceptable"}):
         return None

@@ -223,7 +223,7 @@ async def _select_by_model(state: GraphState, config: NodeConfig, names: Sequenc
         return
     if found is not None:
         rc.note_error(f"select_reasoning_strategy: {named!r} is not an available strategy.")
-    # an available strategy without its tool or critique is no failure: another one is selected
+    # without its tool or critique, an available strategy is skipped, which is not a failure
     _select_by_rule(state, names, failed=named not in rc.available_strategies)
 
 

@@ -220,7 +220,7 @@ class _SharedSession:
         """Returns the open session; waits a moment for one that is connecting.
 
         Raises:
-            ToolFailed: there is none.
+            ToolFailed: no session opened in time.
         """
         if self._current is not None and not self._current.lost:
             return self._current

@@ -60,7 +60,7 @@ class DefinitionPins:
 
     Args:
         server: name in mcp.yaml.
-        file: where they are kept; one that cannot be read counts as empty.
+        file: where they are stored; a file that cannot be read counts as empty.
     """
 
     def __init__(self, server: str, file: Path) -> None:
