@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from astromesh.durable.base import RunStatus
 from astromesh.types import JsonObject
-
-RunStatus = Literal["queued", "running", "waiting", "completed", "failed", "cancelled"]
 
 
 class LinksOut(BaseModel):
@@ -93,6 +92,8 @@ class DecidedOut(BaseModel):
 
 class RunStateOut(BaseModel):
     """A run, active or ended."""
+
+    # the keys of `run_json` (durable/run_registry.py), and `decisions`: a test compares them
 
     run_id: str
     agent: str

@@ -147,20 +147,30 @@ ENDED_STATUSES: frozenset[str] = frozenset({"completed", "failed", "cancelled"})
 class RunRow(Struct, frozen=True):
     """One run as it is stored. Times in seconds since the epoch, 0 for never.
 
+    The store alone writes the column `queued_at`: when the run was last queued or dispatched by a sweep. Some
+    seconds later the next sweep (`RunStore.overdue`) dispatches a run that is still queued.
+
     Args:
+        created_at: when the run was accepted; the prompts of all its segments show this time.
         parent: `RUN.CALL` that started a nested run, else empty.
         durable: the run survives its process; otherwise the row is the archive of a plain run.
         request: the request. After step 3 it has no text that an input rule redacts.
         manifest: the agent's manifest when the run was accepted; the run ends under it.
         caller: user, tenant, roles, scopes, metadata; never a token.
         deadline_at: when the run fails, even if its worker is dead.
-        wake_at: of a waiting run: when it times out. Of a queued run: when it may begin; until then, other
-            messages may merge with it.
-        segment: number of the active or next segment, from 1; the fencing token.
+        wake_at: of a waiting run: when it times out; the next sweep queues it in the next segment. Of a
+            queued run: the earliest time at which a worker may claim it, 0 for at once. Until then, whatever
+            the time is for, `accept` under the policy `merge` adds messages of the owner to the run; a run
+            of that policy is accepted with the end of its merge window. A claim sets it to 0, and so does the
+            return to the queue: a later segment begins at once.
+        segment: number of the active or next segment, from 1; it grows by 1 each time the run is queued
+            again. With `worker` it is the fencing token: commits of another segment or worker write nothing.
         worker: the worker that executes it; of a run nested in a durable one, the run at the top of its tree.
         priority: lower comes first.
         waiting_for: the approval that a waiting run needs.
-        ordered: the run begins when no older ordered run of its session is queued or running.
+        ordered: a worker claims the run only while no older ordered run of its session is queued or running.
+            An older run before its `wake_at` is queued, so it holds the session; one that waits for a person
+            does not. False for plain and nested runs.
     """
 
     run_id: str

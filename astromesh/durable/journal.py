@@ -64,6 +64,7 @@ class StepLog:
         postpone: ends the segment, so that another one begins soon.
 
     Attributes:
+        accepted_at: the time that the prompts of all its segments show, in seconds since the epoch.
         failure: the divergence that was found. The run fails, even if it handles the error.
         suspended: the segment ends, and no step begins any more.
     """

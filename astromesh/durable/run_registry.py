@@ -9,28 +9,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from datetime import UTC, datetime
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from astromesh.access.scopes import Viewer
 from astromesh.durable.base import ENDED_STATUSES, RunQuery, RunRow
 from astromesh.errors import EventsGone, InvalidInput
-from astromesh.telemetry.clock import Clock
+from astromesh.telemetry.clock import Clock, iso_time
 from astromesh.telemetry.events import EventSink
 from astromesh.telemetry.run_log import RunLog, RunLogs
 from astromesh.types import JsonObject, Usage
 
 #: seconds for which the events of an ended run can be read again
 EVENT_RETENTION_SECONDS = 300.0
-
-
-class RunFilter(NamedTuple):
-    """The filter of a list; empty fields match everything. `limit`: the maximum number of runs."""
-
-    agent: str = ""
-    session: str = ""
-    status: str = ""
-    limit: int = 50
 
 
 class RunRecords(Protocol):
@@ -173,21 +163,20 @@ def partial_result(last: JsonObject) -> JsonObject | None:
 
 
 def run_json(row: RunRow) -> JsonObject:
-    """Returns a run as `GET /v1/runs/{id}` shows it (docs/api.md, Runs)."""
+    """Returns a run as `GET /v1/runs/{id}` shows it (docs/api.md, Runs).
+
+    The API drops what `RunStateOut` (api/schemas.py) does not declare.
+    """
     return {
         "run_id": row.run_id,
         "agent": row.agent,
         "session_id": row.session_id,
         "status": row.status,
-        "created_at": _iso_time(row.created_at),
-        "finished_at": _iso_time(row.finished_at),
+        "created_at": iso_time(row.created_at) if row.created_at else None,
+        "finished_at": iso_time(row.finished_at) if row.finished_at else None,
         "result": row.result,
         "error": row.error and {key: row.error[key] for key in ("code", "detail")},
         "usage": row.usage.to_json(),
         "attempts": list(row.attempts),
         "waiting_for": row.waiting_for,
     }
-
-
-def _iso_time(seconds: float) -> str | None:
-    return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z") if seconds else None

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
-from astromesh.access.scopes import Viewer
 from astromesh.core.memory import export_records
-from astromesh.durable.run_registry import RunFilter
+from astromesh.durable.base import RunQuery
 from astromesh.runtime.engine import AgentRuntime
 from astromesh.storage.sqlite import Database
 from astromesh.types import JsonObject
@@ -24,7 +23,7 @@ async def principal_data(runtime: AgentRuntime, tenant: str, principal: str) -> 
     memories = [agent.memory for agent in runtime.agents.values()]
     async for record in export_records(memories, tenant, principal):
         yield record
-    runs, _ = await runtime.runs.list(Viewer(tenant, principal), RunFilter(limit=_MOST_RUNS))
+    runs, _ = await runtime.runs.list(RunQuery(tenant, principal, limit=_MOST_RUNS))
     for run in runs:
         yield {"kind": "run", **run}
 

@@ -154,7 +154,6 @@ class Run:
         lock: The lock of the session, if the store of its turns has leases.
         policy: How a segment of a durable run enters its session, which has admitted the run before. None in
             every other run.
-        accepted_at: When a durable run was accepted, in seconds since the epoch; else 0.
         suspended: Whether the segment ends and the run does not: nothing more is emitted or stored.
         journal: The record of a durable run, and of every run nested in one.
         replayed_text: What the newest step of a resumed run has said before.
@@ -178,13 +177,21 @@ class Run:
     persisted: bool = False
     lock: SessionLock | None = None
     policy: ConcurrencyPolicy | None = None
-    accepted_at: float = 0.0
     suspended: bool = False
     journal: RunJournal | None = None
     replayed_text: str = ""
     content_recorder: ContentCapture | None = None
     accounts: Accounts | None = None
     started: float = field(default_factory=perf_counter)
+
+    @property
+    def prompt_time(self) -> float:
+        """Returns the time that prompts show, in seconds since the epoch.
+
+        A durable run shows when it was accepted, so that each of its segments makes the same prompt.
+        """
+        accepted_at = self.journal.step_log.accepted_at if self.journal is not None else 0.0
+        return accepted_at or self.scope.clock.now()
 
     @property
     def is_suspended(self) -> bool:
@@ -303,7 +310,7 @@ class RunFactory:
         if self.captures_content:
             run.content_recorder = scope.capture = ContentCapture(scope, agent.guardrails)
         if record is not None:
-            run.accepted_at, log.durable = record.step_log.accepted_at, True
+            log.durable = True
             run.journal = scope.journal = RunJournal(record.step_log, place, run_id, model)
         return run
 

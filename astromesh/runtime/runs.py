@@ -16,7 +16,6 @@ from astromesh.durable.base import ENDED_STATUSES, RunQuery, RunRow, RunStore
 from astromesh.durable.remote_cancel import RemoteCancel
 from astromesh.durable.run_archive import RunArchive
 from astromesh.durable.run_registry import (
-    RunFilter,
     RunRecords,
     RunRegistry,
     event_not_reached,
@@ -219,24 +218,23 @@ class Runs:
         values = {key: value for key, value in decision._asdict().items() if value is not None}
         return await self._stored.detailed(await self._durable.decide(run, values, by))
 
-    async def list(self, viewer: Viewer, wanted: RunFilter) -> tuple[list[JsonObject], Usage]:
+    async def list(self, query: RunQuery) -> tuple[list[JsonObject], Usage]:
         """Returns the newest runs first, and the usage of all that match."""
-        rows, used = await self._rows(viewer, wanted)
+        rows, used = await self._rows(query)
         return [run_json(row) for row in rows], used
 
-    async def _rows(self, viewer: Viewer, wanted: RunFilter) -> tuple[Sequence[RunRow], Usage]:
+    async def _rows(self, query: RunQuery) -> tuple[Sequence[RunRow], Usage]:
         await self.archive.flush()
-        query = RunQuery(*viewer, wanted.agent, wanted.session, wanted.status, wanted.limit)
         rows, used = await self._local.list(query, active=self._durable.is_open)
         stored, more = await self._stored.list(query)
         local_ids = {row.run_id for row in rows}  # a run with an idempotency key has a row from its start
         rows += [row for row in stored if row.run_id not in local_ids]
         rows.sort(key=lambda row: row.created_at, reverse=True)
-        return rows[: wanted.limit], used + more
+        return rows[: query.limit], used + more
 
-    async def traces(self, viewer: Viewer, wanted: RunFilter) -> Sequence[JsonObject]:
+    async def traces(self, query: RunQuery) -> Sequence[JsonObject]:
         """Returns one line for each run, the newest first."""
-        rows, _ = await self._rows(viewer, wanted)
+        rows, _ = await self._rows(query)
         return [_trace_summary(row, row.finished_at or self._clock.now()) for row in rows]
 
     async def trace(self, trace_id: str, viewer: Viewer) -> JsonObject | None:

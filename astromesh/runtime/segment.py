@@ -137,7 +137,6 @@ class Segment:
         step_log = StepLog(row, self.writer, self.waiting, steps, self._load_events, self._postpone)
         run.journal = run.scope.journal = RunJournal(step_log, "", row.run_id, run.model)
         run.use_stream(stream, self.agent)
-        run.accepted_at = row.created_at
         run.scope.deadline = self._deadline(steps)
         if steps:
             stream.emit("run.resumed", segment=row.segment, **_new_decisions(steps, past))

@@ -225,7 +225,7 @@ def render(agent: Agent, recalled: RecalledQuery, run: Run) -> PromptedQuery:
     started = perf_counter()
     admitted, memory = recalled.admitted, recalled.memory
     request = admitted.request
-    system = agent.prompt.render(memory, request.context, run.accepted_at or run.scope.clock.now())
+    system = agent.prompt.render(memory, request.context, run.prompt_time)
     if request.terms.instructions:
         system = f"{system}\n\n{request.terms.instructions}".strip()
     history = memory.conversation_history if admitted.history is None else admitted.history

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from datetime import UTC, datetime
 from typing import Protocol
 
 
@@ -15,6 +16,11 @@ class Clock(Protocol):
         """Seconds that never decrease."""
 
     async def sleep(self, seconds: float) -> None: ...
+
+
+def iso_time(seconds: float) -> str:
+    """Returns seconds since the epoch in ISO 8601, e.g. `2024-05-01T12:00:00Z`."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
 
 
 class SystemClock:

@@ -13,8 +13,7 @@ from astromesh.api.auth import RemoteScope
 from astromesh.api.dependencies import Limit, scope
 from astromesh.api.fast_routes import LIVE_PATH, READY_PATH, live, ready
 from astromesh.api.requests import caller_of, runtime_of, viewer_of
-from astromesh.api.schemas import RunStatus
-from astromesh.durable.run_registry import RunFilter
+from astromesh.durable.base import RunQuery, RunStatus
 from astromesh.errors import TraceNotFound
 from astromesh.telemetry.prometheus import exposition
 from astromesh.types import JsonObject
@@ -67,8 +66,8 @@ async def traces(
     limit: Limit = 50,
 ) -> JsonObject:
     """Lists the newest runs, one line each."""
-    query = RunFilter(agent, session, status, limit)
-    return {"traces": await runtime_of(request).runs.traces(viewer_of(request), query)}
+    query = RunQuery(*viewer_of(request), agent, session, status, limit)
+    return {"traces": await runtime_of(request).runs.traces(query)}
 
 
 @router.get("/v1/traces/{trace_id}", summary="One trace", dependencies=[scope("traces:read")])

@@ -21,8 +21,8 @@ from astromesh.api.requests import (
     viewer_of,
 )
 from astromesh.api.responses import EventBuffer, EventStreamResponse
-from astromesh.api.schemas import LinksOut, RunsOut, RunStateOut, RunStatus, problems, request_body
-from astromesh.durable.run_registry import RunFilter
+from astromesh.api.schemas import LinksOut, RunsOut, RunStateOut, problems, request_body
+from astromesh.durable.base import RunQuery, RunStatus
 from astromesh.errors import EventsGone
 from astromesh.runtime.runs import Decision
 from astromesh.tools.long_results import LongResults
@@ -126,8 +126,8 @@ async def runs(
     limit: Limit = 50,
 ) -> JsonObject:
     """Lists the caller's runs, newest first, and their total usage."""
-    query = RunFilter(agent, session, status, limit)
-    rows, usage = await runtime_of(request).runs.list(viewer_of(request), query)
+    query = RunQuery(*viewer_of(request), agent, session, status, limit)
+    rows, usage = await runtime_of(request).runs.list(query)
     return {"runs": [_public_run(run) for run in rows], "usage": usage.to_json()}
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
@@ -12,6 +11,7 @@ from astromesh.api.requests import MAX_SEQ, runtime_of, viewer_of
 from astromesh.api.schemas import HistoryOut, SessionOut, SessionsOut, TurnOut
 from astromesh.errors import SessionNotFound
 from astromesh.memory.base import ConversationStore, SessionInfo
+from astromesh.telemetry.clock import iso_time
 from astromesh.types import SessionKey, Turn
 
 router = APIRouter(tags=["sessions"])
@@ -78,7 +78,7 @@ async def _find_session(request: Request, name: str, session_id: str) -> tuple[S
 def _turn(turn: Turn) -> TurnOut:
     partial = {"status": turn.status} if turn.status != "complete" else {}
     return TurnOut(
-        seq=turn.seq, role=turn.role, content=turn.content, created_at=_iso(turn.created_at), **partial
+        seq=turn.seq, role=turn.role, content=turn.content, created_at=iso_time(turn.created_at), **partial
     )
 
 
@@ -86,10 +86,6 @@ def _session(info: SessionInfo) -> SessionOut:
     return SessionOut(
         session_id=info.session_id,
         turns=info.turns,
-        created_at=_iso(info.created_at),
-        updated_at=_iso(info.updated_at),
+        created_at=iso_time(info.created_at),
+        updated_at=iso_time(info.updated_at),
     )
-
-
-def _iso(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")

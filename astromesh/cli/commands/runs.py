@@ -25,7 +25,7 @@ from astromesh.cli.terminal import note, plain, print_json, print_table
 from astromesh.durable.approvals import decide, decisions_of
 from astromesh.durable.base import ENDED_STATUSES, RunQuery, RunRow, RunStore
 from astromesh.durable.remote_cancel import cancel_remotely
-from astromesh.durable.run_registry import RunFilter, run_json
+from astromesh.durable.run_registry import run_json
 from astromesh.errors import AstromeshError, InvalidInput, NetError, RunNotFound, UpstreamError
 from astromesh.net.http import Http
 from astromesh.plugins import Deps, Plugins, Resources
@@ -69,7 +69,7 @@ class Place(NamedTuple):
 
 
 class Runs(Protocol):
-    async def list(self, query: RunFilter) -> list[JsonObject]: ...
+    async def list(self, query: RunQuery) -> list[JsonObject]: ...
 
     async def show(self, run_id: str) -> JsonObject: ...
 
@@ -95,7 +95,8 @@ def list_runs(
 ) -> None:
     """List runs, newest first."""
     place = Place(folders_of(config, data), url, key, tenant)
-    found = asyncio.run(_with_runs(place, lambda runs: runs.list(RunFilter(agent, session, status, limit))))
+    query = RunQuery(tenant, None, agent, session, status, limit)
+    found = asyncio.run(_with_runs(place, lambda runs: runs.list(query)))
     if json:
         print_json(found)
     elif found:
@@ -202,9 +203,7 @@ def _print(run: JsonObject, *, as_json: bool) -> None:
     if as_json:
         print_json(run)
         return
-    shown = {
-        key: run[key] for key in ("run_id", "agent", "session_id", "status", "created_at", "finished_at")
-    }
+    shown = {key: value for key, value in run.items() if not isinstance(value, dict | list)}
     waits, error, result = run["waiting_for"], run["error"], run["result"] or {}
     if waits:
         shown["waiting_for"] = f"{waits['kind']} {waits['name']} {orjson.dumps(waits['arguments']).decode()}"
@@ -258,9 +257,8 @@ class _StoreRuns:
     def __init__(self, store: RunStore, tenant: str) -> None:
         self._store, self._viewer = store, Viewer(tenant, None)
 
-    async def list(self, query: RunFilter) -> list[JsonObject]:
-        agent, session, status, limit = query
-        rows, _ = await self._store.list(RunQuery(*self._viewer, agent, session, status, limit))
+    async def list(self, query: RunQuery) -> list[JsonObject]:
+        rows, _ = await self._store.list(query)
         return [run_json(row) for row in rows]
 
     async def show(self, run_id: str) -> JsonObject:
@@ -316,8 +314,10 @@ class _ServerRuns:
         if place.key:
             self._headers["authorization"] = f"Bearer {place.key}"
 
-    async def list(self, query: RunFilter) -> list[JsonObject]:
-        found: list[JsonObject] = (await self._request("GET", f"?{urlencode(query._asdict())}"))["runs"]
+    async def list(self, query: RunQuery) -> list[JsonObject]:
+        _, _, agent, session, status, limit = query  # the key names the tenant and the owner
+        wanted = urlencode({"agent": agent, "session": session, "status": status, "limit": limit})
+        found: list[JsonObject] = (await self._request("GET", f"?{wanted}"))["runs"]
         return found
 
     async def show(self, run_id: str) -> JsonObject:

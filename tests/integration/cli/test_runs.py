@@ -38,6 +38,13 @@ async def cli(*args: str) -> Any:
     return json.loads(result.stdout.splitlines()[-1])  # before it, the runtime's log
 
 
+async def text_of(*args: str) -> list[str]:
+    """The lines that a command prints for people."""
+    result = await asyncio.to_thread(CliRunner().invoke, complete_app(), ["runs", *args])
+    assert result.exit_code == 0, result.output
+    return [*result.stdout.splitlines()]
+
+
 def runtime(folder: Path, provider: ScriptedProvider) -> AgentRuntime:
     tool = RecordingTool("lookup", lambda **given: f"found {given}", parameters=QUERY)
     return runtime_of(folder, provider, plugins={"tools": {"lookup": plugin_of(tool)}})
@@ -82,6 +89,8 @@ async def test_runs_are_listed_shown_decided_and_cancelled(tmp_path, remote):
         [decided] = shown["decisions"]
         assert (decided["arguments"], decided["edited"]) == ({"query": "a"}, {"query": "b"})
         assert decided["by"] == ("anonymous" if remote else shell_user())
+        keys = ("run_id", "agent", "session_id", "status", "created_at", "finished_at")
+        assert (await text_of("show", row.run_id, *at))[:6] == [f"{key + ':':14}{shown[key]}" for key in keys]
         assert "b" in next(m.content for m in provider.requests[1].messages if m.role == "tool")
         plain = asyncio.create_task(one.run("helper", "Hello", "s-2"))
         await asyncio.wait_for(stuck.wait(), PATIENCE)

@@ -12,8 +12,7 @@ import pytest
 import yaml
 
 from astromesh.access.scopes import Viewer
-from astromesh.durable.base import RunRow
-from astromesh.durable.run_registry import RunFilter
+from astromesh.durable.base import RunQuery, RunRow
 from astromesh.runtime.engine import AgentRuntime
 from astromesh.runtime.records import RunRequest
 from astromesh.runtime.runs import Decision
@@ -72,7 +71,7 @@ async def rests(runtime: AgentRuntime, run_id: str) -> dict[str, Any]:
 async def clerks_run(runtime: AgentRuntime) -> dict[str, Any]:
     async with asyncio.timeout(PATIENCE):
         while True:
-            found, _ = await runtime.runs.list(ME, RunFilter(agent="clerk"))
+            found, _ = await runtime.runs.list(RunQuery(*ME, agent="clerk"))
             if found:
                 assert len(found) == 1
                 return found[0]

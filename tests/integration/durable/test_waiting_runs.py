@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from astromesh.access.scopes import Viewer
+from astromesh.durable.base import RunQuery
 from astromesh.durable.journal import StepLog
-from astromesh.durable.run_registry import RunFilter
 from astromesh.runtime.engine import AgentRuntime
 from astromesh.runtime.records import RunRequest
 from astromesh.runtime.run import Run
@@ -81,9 +81,9 @@ async def test_traces_of_durable_runs_come_from_the_store_and_are_among_the_newe
     async with runtime_of(tmp_path, ScriptedProvider(says, repeat=True)) as runtime:
         for n in range(3):
             await runtime.runner.start(runtime.agent("plain"), RunRequest("go", f"p-{n}"))
-        assert len(await runtime.runs.traces(ME, RunFilter(limit=3))) == 3  # they are on disk now
+        assert len(await runtime.runs.traces(RunQuery(*ME, limit=3))) == 3  # they are on disk now
         (run_id,) = await wait_for_people(runtime, 1)
-        (line,) = await runtime.runs.traces(ME, RunFilter(limit=1))
+        (line,) = await runtime.runs.traces(RunQuery(*ME, limit=1))
         trace = await runtime.runs.trace(line["trace_id"], ME)
     assert (line["run_id"], line["status"]) == (run_id, "waiting")
     assert trace is not None

@@ -8,6 +8,7 @@ from contextlib import suppress
 import pytest
 
 from astromesh.access.scopes import Viewer
+from astromesh.api.schemas import RunStateOut
 from astromesh.durable.base import RunQuery, RunRow
 from astromesh.durable.run_registry import RunRegistry, run_json
 from astromesh.graph.ledger import RunLedger
@@ -74,6 +75,11 @@ async def test_a_follower_hears_what_was_and_what_comes_until_it_leaves(
     leave()
     stream.emit("node.finished", node="n")
     assert [(e.seq, e.type) for e in sink.events] == [(2, "tools.listed"), (3, "node.started")]
+
+
+async def test_the_api_declares_every_key_of_a_run(logs: RunLogs, registry: RunRegistry) -> None:
+    started(logs)
+    assert [*run_json(await found(registry)), "decisions"] == [*RunStateOut.model_fields]
 
 
 async def test_of_an_ended_run_nothing_more_will_come(logs: RunLogs, registry: RunRegistry) -> None:
