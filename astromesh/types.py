@@ -1,4 +1,4 @@
-"""The records that cross packages. They are frozen; a dictionary stands only for JSON.
+"""The records that cross packages. They are frozen. Dictionaries represent only JSON.
 
 Wire names follow the OpenAI chat format (roles, tool calls), which document 001 names for tool schemas.
 """

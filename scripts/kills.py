@@ -123,7 +123,7 @@ def main() -> None:
     args = parser.parse_args()
     chance, postgres = Random(args.seed), PostgresServer()
     failed = False
-    print("| store | kills | runs accepted | lost | duplicates | put to a person | until all rest |")
+    print("| store | kills | runs accepted | lost | duplicates | asked a person | until all rest |")
     with tempfile.TemporaryDirectory() as home:
         model = MockModel(Path(home))
         model.start()

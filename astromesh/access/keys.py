@@ -61,7 +61,7 @@ class ApiKey:
 
     @property
     def caller(self) -> CallerContext:
-        """Who calls with this key."""
+        """Returns the caller that this key identifies."""
         return CallerContext(
             self.user_id, self.tenant_id, scopes=self.scopes, metadata={"key_id": self.id, "key": self.name}
         )

@@ -93,7 +93,7 @@ _HEALTH: dict[str, Callable[[Request], Awaitable[Response]]] = {LIVE_PATH: live,
 
 
 class FastRoutes:
-    """ASGI middleware, the innermost one: what the others do holds for these requests too."""
+    """The innermost ASGI middleware, so that the other middlewares apply to these requests too."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

@@ -1,4 +1,4 @@
-"""What the messengers share: options, HTTP calls, attachments and readers of webhook JSON.
+"""The common part of messengers: options, HTTP calls, attachments and readers of webhook JSON.
 
 A picture reaches the agent as an image, a text document as text. For any other attachment the agent receives
 a note that it exists.

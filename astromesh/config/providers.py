@@ -68,7 +68,7 @@ class ModelBlock:
 
 
 class Endpoint(Block):
-    """What a model block and an entry of providers.yaml have in common. The rest belongs to the plugin.
+    """The common keys of a model block and an entry of providers.yaml. All other keys are the plugin's.
 
     Block and entry are merged, the block wins. A plugin's `Options` gets of the result what it declares:
     `model, endpoint, api_key` (from wherever it came), `timeout, parameters`, `models, prices, quality`, and

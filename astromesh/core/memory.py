@@ -188,7 +188,7 @@ class MemoryManager:
     def transaction(
         self, key: SessionKey, owner: str, *, skip_written: bool = False, token: int = 0
     ) -> Transaction:
-        """What a run stores: written when the block ends without an exception, all turns in one append.
+        """Collects the data of a run. If the block ends without an exception, one append writes all turns.
 
         Args:
             owner: principal that owns the session, or will own it if it is new.
@@ -307,7 +307,7 @@ class _Indexing:
 
 
 class Transaction:
-    """What one run stores. Once the block has ended, a cancel does not undo it: the turns are written."""
+    """Collects the data of one run. A cancel after the end of the block does not undo the written turns."""
 
     __slots__ = ("_manager", "events", "key", "owner", "skip_written", "token", "turns")
 

@@ -23,7 +23,7 @@ EXPLORE_AFTER = 50
 
 
 class Needs(NamedTuple):
-    """What a request needs of a model. `tokens`: estimated input; 0: not estimated."""
+    """The features that a request needs of a model. `tokens`: estimated input; 0: not estimated."""
 
     tools: bool = False
     vision: bool = False

@@ -32,7 +32,7 @@ from astromesh.types import SessionKey
 
 
 class Entry(NamedTuple):
-    """What a transaction does to one account.
+    """The changes of one account in a transaction.
 
     Args:
         settled: added to what is spent.

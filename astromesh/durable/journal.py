@@ -309,10 +309,10 @@ class RunJournal:
         return made
 
     async def require_lease(self) -> None:
-        """Returns when the lease was held a moment ago. Comes before each effect that others see.
+        """Returns once the lease has just been confirmed. Call it before each effect that others see.
 
         Raises:
-            Divergence: the run has handled one as if it were another error.
+            Divergence: the run diverged before, and handled that as another error.
         """
         if self.step_log.failure is not None:
             raise self.step_log.failure

@@ -71,7 +71,7 @@ _changed_json = attrgetter(*(c.name for c in CHANGE_COLUMNS if c.json))
 
 
 def run_fragments(dialect: Dialect) -> Mapping[str, str]:
-    """What the queries of runs leave open: the columns of a run, and their parameters."""
+    """Returns the text of the queries' placeholders: the columns of a run, and their parameters."""
     values = [f"${n}" for n in range(1, RUN_VALUES + 1)]
     if dialect == "sqlite":
         values = [*("nullif(?, '')" if name in _OPTIONAL else "?" for name in RUN_COLUMNS), "?"]

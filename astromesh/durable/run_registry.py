@@ -138,7 +138,7 @@ def _total_usage(found: Sequence[RunLog]) -> Usage:
 
 
 def row_of(log: RunLog) -> RunRow:
-    """Returns the row of a run of this process, as far as it has come."""
+    """Returns the row of a run of this process in its current state."""
     status = log.status
     if log.ended_at is not None and status not in ENDED_STATUSES:
         status = "failed"

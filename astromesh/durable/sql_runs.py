@@ -42,7 +42,7 @@ _WORKER_RETENTION_SECONDS = 86_400.0
 
 
 class Commit(NamedTuple):
-    """What one call of `RunStore.commit` writes."""
+    """The data that one call of `RunStore.commit` writes."""
 
     claim: SegmentClaim
     steps: Sequence[JournalStep]

@@ -119,7 +119,7 @@ class SegmentWriter:
         await done
 
     async def require_lease(self) -> None:
-        """Returns when every step is on disk and the lease was just held. Never returns if it is lost.
+        """Returns once every step is on disk and the lease is confirmed. Never returns if the lease is lost.
 
         Usually the commit of the last step has just shown that, and only events are left, which may wait.
         """

@@ -1,4 +1,4 @@
-"""Which text of the model listeners may hear. Every rule about it stands in this module.
+"""The rules that decide which text of the model is sent to listeners. This module has all of them.
 
 When a graph is compiled, `audibility_in_graph` gives each node a level:
 
@@ -27,7 +27,7 @@ from astromesh.types import CompletionResult
 
 
 class Audibility(IntEnum):
-    """What listeners may hear of a node's model calls. A higher level lets less through."""
+    """The text of a node's model calls that is sent to listeners. A higher level sends less."""
 
     STREAMED = 0
     WHEN_COMPLETE = 1

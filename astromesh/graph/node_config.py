@@ -1,4 +1,4 @@
-"""What a node receives beside the state: model, tools, children, scope. One object per execution."""
+"""The arguments of a node besides the state: model, tools, children, scope. One object per execution."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Child:
 
 
 class NodeRuntime(Protocol):
-    """What a run does for its nodes. `run.Run` implements it."""
+    """The methods of a run that nodes use. `run.Run` implements them."""
 
     shared: SharedState
     #: Whether the run has no listeners and no scope yet. Until then the ledger counts model calls.

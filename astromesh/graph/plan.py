@@ -132,7 +132,7 @@ async def _check_and_process(
 
 @dataclass(frozen=True, slots=True)
 class CompileOptions:
-    """What an engine compiles with.
+    """The settings with which an engine compiles.
 
     Args:
         max_node_iterations: The limit of visits of one node. The node's own limit may be lower.

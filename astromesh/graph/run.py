@@ -74,7 +74,7 @@ _NO_TOOLS = NoTools()
 
 @dataclass(frozen=True, slots=True)
 class RunSettings:
-    """What an engine passes to each of its runs."""
+    """The arguments that an engine passes to each of its runs."""
 
     options: CompileOptions
     model: ModelPort

@@ -189,7 +189,7 @@ END_TRANSITION, NO_TRANSITION = Transition(END, "end"), Transition("", "")
 
 @dataclass
 class RoutedNode:
-    """What a transition reads of a compiled node.
+    """The fields of a compiled node that a transition reads.
 
     Args:
         routes: What the model may answer, and the target that it means.

@@ -10,7 +10,7 @@ from astromesh.guardrails.matchers import Keyword, MatchRule
 
 
 class TopicFilter(MatchRule):
-    """Refuses texts about forbidden topics, or redacts the words that stand for them."""
+    """Refuses texts about forbidden topics, or redacts their words."""
 
     type = "topic_filter"
     keywords_key = "forbidden_topics"

@@ -1,4 +1,4 @@
-"""What the wire formats of model services share: records, the reader of a stream, and details of JSON.
+"""The common part of the wire formats of model services: records, the reader of a stream, details of JSON.
 
 Everything here is pure; `astromesh.providers.service` makes the calls.
 """

@@ -73,7 +73,7 @@ Eraser = Callable[[str, str], Awaitable[int]]
 
 @dataclass(slots=True)
 class RuntimeState:
-    """What a runtime holds open.
+    """The open resources of a runtime.
 
     Args:
         env: Where `${VAR}` and the names of secrets are looked up.

@@ -223,7 +223,7 @@ class Agent:
 
 
 class _Parts:
-    """What an agent opens: plugins, resources, servers."""
+    """The objects that an agent opens: plugins, resources, servers."""
 
     def __init__(self, plugins: Plugins, servers: Servers) -> None:
         self.plugins, self.servers = plugins, servers or {}

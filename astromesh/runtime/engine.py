@@ -182,7 +182,7 @@ class AgentRuntime:
 
     @property
     def state(self) -> RuntimeState:
-        """What the runtime holds open. Raises: ShuttingDown: it is not open."""
+        """The open resources of the runtime. Raises: ShuttingDown: the runtime is not open."""
         return self.directory.state
 
     @property

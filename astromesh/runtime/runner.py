@@ -321,7 +321,7 @@ class AgentRunner:
         return asdict(done)
 
     def export(self, run: TracedRun) -> None:
-        """Exports the trace of what has ended, if `telemetry.otlp_endpoint` is set."""
+        """Exports the trace of an ended run, if `telemetry.otlp_endpoint` is set."""
         if self._exporter is not None:
             self._exporter.offer(run)
 

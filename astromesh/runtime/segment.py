@@ -42,7 +42,7 @@ _STATUS: dict[str, Any] = {
 
 
 class SegmentHost(Protocol):
-    """What a segment needs of the runner that executes it."""
+    """The members of a runner that a segment uses."""
 
     clock: Clock
 

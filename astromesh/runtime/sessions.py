@@ -418,7 +418,7 @@ async def become_newest(leases: SessionLeases, key: SessionKey, owner: str) -> S
 
 
 async def require_newest(leases: SessionLeases, lock: SessionLock) -> None:
-    """Ends the run of a lock if a newer message has come."""
+    """Ends the run of a lock if a newer message has arrived."""
     if lock.newest is not None and await _is_lost(leases, lock.newest):
         lock.interrupt()
         await asyncio.sleep(0)

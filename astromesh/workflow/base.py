@@ -38,7 +38,7 @@ def private_copy(value: Any) -> Any:
 
 
 class StageFault(Exception):
-    """A stage failed with its own code, for example because its output does not say where to go."""
+    """A stage failed with its own code, for example because its output names no known edge."""
 
     def __init__(self, code: str, message: str) -> None:
         self.code = code

@@ -87,7 +87,7 @@ log = structlog.get_logger("astromesh.workflows")
 
 @dataclass(frozen=True, slots=True)
 class ExecutionSetup:
-    """What the runs of one engine share.
+    """The objects that all runs of one engine share.
 
     Args:
         call: the compiled call of a stage.
@@ -107,7 +107,7 @@ class ExecutionSetup:
 
 
 class RunState:
-    """The state of a run and its entries, to which the same stages in the same order always lead."""
+    """The state of a run and its entries. The same stages in the same order always produce the same state."""
 
     def __init__(self, plan: Plan, run_id: str) -> None:
         self.machine = StateMachine(plan, run_id)

@@ -56,7 +56,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What one start reaches.
+    """The stages that one start reaches.
 
     Args:
         stages: by id.

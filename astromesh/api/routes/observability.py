@@ -22,7 +22,7 @@ router = APIRouter(tags=["observability"])
 
 
 class ActOut(BaseModel):
-    """Who did what to what, and how it ended."""
+    """One audited act: its principal, action, object and outcome."""
 
     at: float = Field(description="Seconds since the epoch.")
     action: str

@@ -71,7 +71,7 @@ class ChatMessage(BaseModel):
 
 
 class ChatBody(BaseModel):
-    """The fields that have an effect. Sampling parameters are ignored, because the agent has its own."""
+    """The fields that have an effect. Sampling parameters have none, because the agent has its own."""
 
     model_config = ConfigDict(extra="ignore")
 

@@ -90,7 +90,7 @@ class QueryIn(_Body):
 
 
 class PassageOut(BaseModel):
-    """A passage with its citation: `text` stands in the document from `start` up to `end`."""
+    """A passage with its citation: `text` is the document from `start` up to `end`."""
 
     document: str
     title: str

@@ -37,7 +37,7 @@ _new_without_init = object.__new__
 
 @dataclass(slots=True)
 class PreparedPrompt:
-    """What is made once per invocation and used in every re-entry.
+    """The objects that are made once per invocation and used in every re-entry.
 
     Args:
         head: The static part of the system prompt.

@@ -1,4 +1,4 @@
-"""What a model wrote, made safe: without its thinking, known fields of the right type, short.
+"""Cleans the text of a model: removes its thinking, keeps known fields of the right type, shortens them.
 
 One table of marks finds thinking. Show a model's text, streamed or not, through `answer_in` (a text for the
 reader) or `fields_in` (the requested fields). Readers return what they could use and what was wrong,

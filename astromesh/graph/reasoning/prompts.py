@@ -27,7 +27,7 @@ STEP_FIELDS = ("kind", "next_step", "step")
 
 
 class Purpose(NamedTuple):
-    """What a node asks its model for.
+    """The request of a node to its model.
 
     Args:
         role: The role of `model.roles` and of the events.

@@ -62,7 +62,7 @@ class _Strict(BaseModel):
 
 
 class BudgetSettings(_Strict):
-    """What one run may spend at most."""
+    """The limits of one run."""
 
     steps: _Cap = Field(6, description="Steps of reasoning and tool calls together.")
     tool_calls: _Cap = Field(4, description="Tool calls. With 0 the run uses no tool.")
