@@ -98,7 +98,7 @@ class ReasoningSettings(_Strict):
         description="The strategies that may be chosen.",
         validate_default=True,
     )
-    budgets: BudgetSettings = Field(BudgetSettings(), description="What one run may spend at most.")
+    budgets: BudgetSettings = Field(BudgetSettings(), description="The limits of one run.")
     threshold: float = Field(
         0.7, ge=0, le=1, description="The confidence from which an answer counts as supported."
     )
