@@ -92,7 +92,7 @@ MAY_IMPORT: Mapping[str, tuple[str, ...]] = {
 # The lazy face of the package, and the commands, import when they are called: start-up pays for what is used.
 IMPORTS_WHEN_CALLED = ("astromesh", "astromesh.cli", "astromesh.api.app")
 # The runtime loads workflows with the first one: a sixth of our part of the start; most servers have none.
-NAMES_WITHOUT_LOADING = ("astromesh.runtime.engine",)
+NAMES_WITHOUT_LOADING = ("astromesh.api.routes.workflows", "astromesh.runtime.engine")
 
 
 @dataclass(frozen=True)

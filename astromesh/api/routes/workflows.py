@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime
-from typing import Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
@@ -23,9 +23,11 @@ from astromesh.api.responses import EventBuffer, EventStreamResponse
 from astromesh.api.schemas import LinksOut, problems, request_body
 from astromesh.durable.base import Artifact, ArtifactFilter, ArtifactType
 from astromesh.runtime.records import TaskRequest
-from astromesh.runtime.task_view import TaskView
 from astromesh.telemetry.ids import read_traceparent
 from astromesh.types import JsonObject
+
+if TYPE_CHECKING:  # a server without workflows does not load their engine
+    from astromesh.runtime.task_view import TaskView
 
 
 async def _load_workflows(request: Request) -> None:

@@ -28,6 +28,7 @@ _LOAD = _LEAN + "from astromesh.plugins import Plugins; Plugins().load({group!r}
     [
         (_SERVE, []),
         (_WORK, []),
+        (_LEAN + "import astromesh.api.fastapi_app", ["fastapi"]),
         (_LOAD.format(group="conversation_stores", name="sqlite"), []),
         (_LOAD.format(group="conversation_stores", name="in_memory"), []),
         (_LOAD.format(group="episodic_stores", name="sqlite"), []),
