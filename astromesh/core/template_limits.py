@@ -64,7 +64,7 @@ _NESTED_NAME = re.compile(r"%\([^()]*\(")
 
 def check_size(size: int, most: int = MAX_OUTPUT) -> None:
     if size > most:
-        raise SecurityError(f"a text of more than {most} characters")
+        raise SecurityError(f"a text, or a value written as text, of more than {most} characters")
 
 
 def _check_number(number: float) -> None:
@@ -214,7 +214,7 @@ def check_call(context: Context, name: str, values: Sequence[Any], named: Mappin
     if name in _RESULT_CHECKS:
         _RESULT_CHECKS[name](*values, **named)
     elif size * factor > _MAX_PRODUCT:
-        check_size(size * factor)
+        check_size(size * factor, _MAX_PRODUCT)
     if name in _SLOW:
         check_size(size, _MAX_SLOW)
         total *= _SLOW_CHAR

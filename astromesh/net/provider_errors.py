@@ -86,10 +86,11 @@ def from_status(
         status = 401
     rejected = 400 <= status < 500
     kind = _STATUS.get(status, ProviderRejected if rejected else ProviderUnavailable)
+    message = "the model or the path does not exist" if status == 404 else _MESSAGES[kind]
     detail = _detail(body, secrets) if rejected and kind not in _WITHOUT_DETAIL else ""
     lasting = status in _PERMANENT or status < 400
     return kind(
-        f"answered {status}: {_MESSAGES[kind]}",
+        f"answered {status}: {message}",
         status=status,
         retry_after=retry_after(headers),
         retryable=not lasting,

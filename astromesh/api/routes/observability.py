@@ -62,7 +62,7 @@ async def traces(
     request: Request,
     agent: str = "",
     session: str = "",
-    status: Literal[""] | RunStatus = "",
+    status: Literal["", RunStatus] = "",
     limit: Limit = 50,
 ) -> JsonObject:
     """Lists the newest runs, one line each."""

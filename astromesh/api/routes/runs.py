@@ -122,7 +122,7 @@ async def runs(
     request: Request,
     agent: Name = "",
     session: Name = "",
-    status: Literal[""] | RunStatus = "",
+    status: Literal["", RunStatus] = "",
     limit: Limit = 50,
 ) -> JsonObject:
     """Lists the caller's runs, newest first, and their total usage."""

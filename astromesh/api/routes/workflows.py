@@ -156,7 +156,7 @@ async def accept(name: str, request: Request) -> Response:
 
 @router.get("/v1/tasks", summary="List Tasks", dependencies=[scope("workflows:read")])
 async def tasks(
-    request: Request, workflow: str = "", status: Literal[""] | TaskStatus = "", limit: Limit = 50
+    request: Request, workflow: str = "", status: Literal["", TaskStatus] = "", limit: Limit = 50
 ) -> JsonObject:
     """Lists the caller's Tasks, newest first."""
     return {"tasks": await _tasks(request).list(viewer_of(request), workflow, status, limit)}
@@ -179,7 +179,7 @@ async def artifacts(
     task_id: str,
     request: Request,
     node: str = "",
-    type: Annotated[ArtifactType | Literal[""], Query(description="Only artifacts of this type.")] = "",
+    type: Annotated[Literal["", ArtifactType], Query(description="Only artifacts of this type.")] = "",
     since: Annotated[datetime | None, Query(description="Only artifacts that are not older.")] = None,
     limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
 ) -> JsonObject:
@@ -235,7 +235,7 @@ async def resume(task_id: str, request: Request) -> JsonObject:
     "replay",
     "Replay a Task offline",
     openapi_extra=request_body(ReplayBody, required=False),
-    response_model=None,
+    response_model=JsonObject,
     responses={**_PROBLEMS, **problems(422)},
 )
 async def replay(task_id: str, request: Request) -> JsonObject:

@@ -61,6 +61,13 @@ async def test_a_slash_too_many_is_404_and_no_redirect(tmp_path: Path, path: str
     assert [(answer.status_code, answer.json()["code"]) for answer in said] == [(404, "not_found")] * 2
 
 
+@pytest.mark.parametrize("path", ["/v1/runs", "/v1/traces", "/v1/tasks"])
+async def test_a_wrong_status_names_those_that_there_are(tmp_path: Path, path: str) -> None:
+    async with client_of(runtime_of(write(tmp_path, manifest()), ScriptedProvider())) as client:
+        refused = await client.get(path, params={"status": "foo"})
+    assert refused.json()["detail"].count("Input should be") == 1
+
+
 async def test_who_names_no_agent_in_a_terminal_reads_which_there_are(tmp_path: Path) -> None:
     """A name that is near is proposed, otherwise all are listed."""
     folder = write(tmp_path, manifest("one"), manifest("two"))
