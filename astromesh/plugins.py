@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import EntryPoint, distributions
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar
+from typing import Any, ClassVar, Literal, Protocol, TypeAlias, TypeVar
 
 import structlog
 from pydantic import BaseModel
@@ -108,6 +108,7 @@ class Deps:
     data_dir: Path = Path(".astromesh")
     config_dir: Path = Path("config")
     storage_url: str = ""
+    sqlite_synchronous: Literal["full", "normal"] = "full"
     redis_url: str = ""
     resources: Resources = field(default_factory=Resources)
     knowledge: Mapping[str, KnowledgePipeline] = field(default_factory=dict)

@@ -5,7 +5,8 @@
 A run has three steps that are recorded each: a model call that asks for a tool, the tool, a model call that
 answers. The model and the tool answer at once, so that a figure holds the runtime and the store alone. Every
 process accepts its runs and works them off, over one store for all. Without --postgres the tests' own server
-is started, which does not wait for the disk (fsync off); SQLite does.
+is started, which does not wait for the disk (fsync off). SQLite syncs what was promised; the store
+`sqlite-normal` does not (`storage.sqlite.synchronous: normal`). The first row has the disk's own syncs.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from uuid import uuid4
@@ -45,8 +46,12 @@ SETTLED = ("completed", "failed", "cancelled", "waiting")
 AT_ONCE = 64
 
 
-def config(folder: Path, url: str) -> None:
-    """Two agents with the tool `lookup`; a person approves the calls of one of them."""
+def config(folder: Path, storage: Mapping[str, object]) -> None:
+    """Two agents with the tool `lookup`; a person approves the calls of one of them.
+
+    Args:
+        storage: the section of runtime.yaml.
+    """
     (folder / "agents").mkdir(parents=True)
     (folder / "bench_lookup.py").write_text(OPS)
     for name, approval in (("steps", "none"), ("asks", "required")):
@@ -58,13 +63,8 @@ def config(folder: Path, url: str) -> None:
         }
         head = {"apiVersion": "astromesh/v1", "kind": "Agent", "metadata": {"name": name}}
         (folder / "agents" / f"{name}.agent.yaml").write_text(yaml.safe_dump({**head, "spec": spec}))
-    if url:
-        runtime = {
-            "apiVersion": "astromesh/v1",
-            "kind": "RuntimeConfig",
-            "spec": {"storage": {"url": url}},
-        }
-        (folder / "runtime.yaml").write_text(yaml.safe_dump(runtime))
+    runtime = {"apiVersion": "astromesh/v1", "kind": "RuntimeConfig", "spec": {"storage": dict(storage)}}
+    (folder / "runtime.yaml").write_text(yaml.safe_dump(runtime))
 
 
 def says(request: CompletionRequest) -> str | list[ToolCall]:
@@ -164,11 +164,14 @@ def place(store: str, server: str) -> Iterator[Path]:
     """A configuration over an empty store."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as temporary:
         folder, url = Path(temporary) / "config", ""
+        storage: dict[str, object] = {}
         if store == "postgres":
             name = f"bench_{uuid4().hex}"
             execute(server, f"create database {name}")
-            url = database_url(server, name)
-        config(folder, url)
+            storage["url"] = url = database_url(server, name)
+        elif store == "sqlite-normal":
+            storage["sqlite"] = {"synchronous": "normal"}
+        config(folder, storage)
         try:
             yield folder
         finally:
@@ -176,7 +179,19 @@ def place(store: str, server: str) -> Iterator[Path]:
                 execute(server, f"drop database {name} with (force)")
 
 
+def syncs_per_second() -> float:
+    """How often the disk of the temporary folder syncs a page that was appended, in one second."""
+    with tempfile.TemporaryFile(buffering=0) as file:
+        ends, count = time.perf_counter() + 1.0, 0
+        while time.perf_counter() < ends:
+            file.write(bytes(4096))
+            os.fdatasync(file.fileno())
+            count += 1
+    return float(count)
+
+
 def measure(args: argparse.Namespace, url: str) -> None:
+    show(Figure("durable", "syncs of the disk alone, one after the other", syncs_per_second(), "syncs/s"))
     for store in args.stores.split(","):
         first = 0.0
         for processes in map(int, args.processes.split(",")):
@@ -202,7 +217,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=300, help="of each process")
     parser.add_argument("--processes", default="1,2")
     parser.add_argument("--waiting", type=int, default=10_000)
-    parser.add_argument("--stores", default="sqlite,postgres")
+    parser.add_argument("--stores", default="sqlite,sqlite-normal,postgres")
     parser.add_argument("--postgres", default="", metavar="URL")
     parser.add_argument("--work", default="", help=argparse.SUPPRESS)
     parser.add_argument("--agent", default="steps", help=argparse.SUPPRESS)

@@ -126,7 +126,7 @@ class ApiKeyStore:
         )  # fmt: skip
         await self._queries.write(
             "add", key.id, key.name, key.digest, " ".join(sorted(key.scopes)), key.user_id, key.tenant_id,
-            key.created_at, key.expires_at,
+            key.created_at, key.expires_at, synced=True,
         )  # fmt: skip
         return key, token
 
@@ -149,7 +149,7 @@ class ApiKeyStore:
                 raise Conflict(f"The key {id!r} is already revoked.")
             raise NotFound(f"There is no key {id!r}. List the keys with `astromesh keys list`.")
 
-        await self._queries.transact(revoke)
+        await self._queries.transact(revoke, synced=True)
 
     async def record_use(self, uses: Iterable[tuple[str, float]]) -> None:
         """Args: uses: ids with seconds since the epoch."""

@@ -183,7 +183,9 @@ async def auth_from_config(runtime: AgentRuntime) -> Auth:
 async def _api_keys(runtime: AgentRuntime) -> ApiKeyAuthenticator:
     """The keys that `astromesh keys` keeps in the data folder."""
     resources = runtime.state.resources
-    database = await shared_database(Deps(data_dir=runtime.data_dir, resources=resources), FILE)
+    synchronous = runtime.state.deps.sqlite_synchronous
+    deps = Deps(data_dir=runtime.data_dir, resources=resources, sqlite_synchronous=synchronous)
+    database = await shared_database(deps, FILE)
     store = await ApiKeyStore.open(database, runtime.clock)
     keys: ApiKeyAuthenticator = await resources.shared(
         ApiKeyAuthenticator, lambda: open_authenticator(store, runtime.clock)

@@ -197,6 +197,13 @@ class Auth(Record):
     jwt: Jwt = Jwt.empty()
 
 
+class Sqlite(Record):
+    synchronous: Literal["full", "normal"] = Field(
+        "full",
+        description="full: promises are synced to the disk first. normal: a loss of power may undo them.",
+    )
+
+
 class Storage(Record):
     url: StoreUrl = Field(
         Secret("sqlite:///.astromesh/astromesh.db"),
@@ -206,6 +213,7 @@ class Storage(Record):
     keep_runs: int = Field(
         10_000, ge=1, description="Maximum of stored ended runs; the oldest are deleted first."
     )
+    sqlite: Sqlite = Sqlite.empty()
 
 
 class Redis(Record):

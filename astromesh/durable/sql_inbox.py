@@ -19,7 +19,7 @@ class SqlInbox(SqlStore):
         async def put(tx: Transaction) -> int:
             return sum([await _add(message, tx) for message in messages])
 
-        return await self._queries.transact(put)
+        return await self._queries.transact(put, synced=True)
 
     async def take(
         self, holder: str, channels: Sequence[str], now: float, until: float, limit: int
@@ -38,7 +38,7 @@ class SqlInbox(SqlStore):
         return tuple(PendingMessage(*row) for row in await self._queries.read("pending", queue, limit))
 
     async def begin(self, queue: str, holder: str, upto: int) -> bool:
-        return bool(await self._queries.write("begin", queue, holder, upto))
+        return bool(await self._queries.write("begin", queue, holder, upto, synced=True))
 
     async def answer(self, queue: str, holder: str, reply: bytes, upto: int) -> bool:
         async def answer(tx: Transaction) -> bool:
@@ -47,7 +47,7 @@ class SqlInbox(SqlStore):
             await tx.execute("delete_contents", queue, upto)
             return True
 
-        return await self._queries.transact(answer)
+        return await self._queries.transact(answer, synced=True)
 
     async def record_sent(self, queue: str, holder: str, sent: int, report: DeliveryReport) -> bool:
         async def record(tx: Transaction) -> bool:
@@ -55,7 +55,7 @@ class SqlInbox(SqlStore):
                 await tx.execute("add_sent", report.id, queue, report.state, report.code, report.now)
             return await tx.execute("sent", queue, holder, sent) > 0
 
-        return await self._queries.transact(record)
+        return await self._queries.transact(record, synced=True)
 
     async def finish(self, queue: str, holder: str, now: float) -> None:
         async def finish(tx: Transaction) -> None:
@@ -79,7 +79,7 @@ class SqlInbox(SqlStore):
                 new[place] = bool(rows and rows[0][0])
             return tuple(new)
 
-        return await self._queries.transact(store)
+        return await self._queries.transact(store, synced=True)
 
     async def delivery_status(self, id: str) -> tuple[int, str]:
         rows = await self._queries.read("delivery_status", id)

@@ -7,6 +7,7 @@ from functools import partial
 from typing import ClassVar, NamedTuple
 
 from astromesh.durable.base import (
+    ENDED_STATUSES,
     NO_AGENT_LIMITS,
     CancelRequest,
     ConcurrencyPolicy,
@@ -80,10 +81,10 @@ class SqlRuns(SqlStore):
     async def accept(
         self, run: RunRow, key: IdempotencyKey | None = None, policy: ConcurrencyPolicy = "enqueue"
     ) -> RunRow:
-        return await self._queries.transact(partial(self._accept, run, key, policy))
+        return await self._queries.transact(partial(self._accept, run, key, policy), synced=True)
 
     async def reserve_key(self, key: IdempotencyKey, candidate_id: str) -> str:
-        return await self._queries.transact(partial(self._reserve_key, key, candidate_id))
+        return await self._queries.transact(partial(self._reserve_key, key, candidate_id), synced=True)
 
     async def archive(self, runs: Sequence[tuple[RunRow, Sequence[Event]]]) -> None:
         async def archive(tx: Transaction) -> None:
@@ -144,14 +145,14 @@ class SqlRuns(SqlStore):
             await tx.execute_many("store_step", [step_values(run_id, step) for step in steps])
             return run_of(rows[0])
 
-        return await self._queries.transact(advance)
+        return await self._queries.transact(advance, synced=True)
 
     async def requeue(self, claim: SegmentClaim) -> RunRow | None:
         rows = await self._queries.write("requeue_claimed", *claim, self._clock.now())
         return run_of(rows[0]) if rows else None
 
     async def cancel(self, run_id: str) -> RunRow | None:
-        return await self._queries.transact(partial(self._cancel, run_id))
+        return await self._queries.transact(partial(self._cancel, run_id), synced=True)
 
     async def cancelling(self, worker: str) -> tuple[str, ...]:
         return tuple(row[0] for row in await self._queries.read("cancelling", worker))
@@ -283,7 +284,7 @@ class SqlRuns(SqlStore):
         return await self._claim_segment(claim, tx)
 
     async def _commit(self, commit: Commit) -> bool:
-        return await self._queries.transact(partial(self._commit_tree, commit))
+        return await self._queries.transact(partial(self._commit_tree, commit), synced=is_promise(commit))
 
     async def _commit_tree(self, commit: Commit, tx: Transaction) -> bool:
         """Writes a commit with its nested runs. Returns False if the claim is lost."""
@@ -355,6 +356,16 @@ async def _requeue(run: RunRow, now: float, tx: Transaction) -> list[tuple[str, 
 
 def _first_segment(rows: Sequence[Row]) -> tuple[str, int] | None:
     return (rows[0][0], rows[0][1]) if rows else None
+
+
+def is_promise(commit: Commit) -> bool:
+    """Whether a commit must survive a loss of power.
+
+    It begins an effect, or ends a run, which a caller may be told.
+    """
+    if commit.change is not None and commit.change.status in ENDED_STATUSES:
+        return True
+    return any(step.state == "intent" and step.kind != "model" for step in commit.steps)
 
 
 def ends_nested(commit: Commit) -> bool:

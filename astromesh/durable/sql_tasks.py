@@ -37,7 +37,7 @@ class SqlTasks(SqlStore):
             await tx.execute("accept", *_task_values(row))
             await _add(row.task_id, 1, records, artifacts, tx)
 
-        await self._queries.transact(accept)
+        await self._queries.transact(accept, synced=True)
 
     async def commit(self, change: TaskChange) -> None:
         async def commit(tx: Transaction) -> bool:
@@ -49,7 +49,7 @@ class SqlTasks(SqlStore):
                 await tx.execute("end", change.task_id, change.worker, status, _json_text(result), at)
             return True
 
-        if not await self._queries.transact(commit):
+        if not await self._queries.transact(commit, synced=change.end is not None):
             raise LeaseLost(f"The Task {change.task_id!r} is no longer this worker's, or it has ended.")
 
     async def get(self, task_id: str) -> TaskRow | None:
@@ -78,7 +78,7 @@ class SqlTasks(SqlStore):
         return tuple(row[0] for row in await self._queries.read("cancelling", worker))
 
     async def cancel(self, task_id: str) -> bool:
-        return bool(await self._queries.write("cancel", task_id))
+        return bool(await self._queries.write("cancel", task_id, synced=True))
 
     async def expire(self, before: float) -> int:
         return await self._queries.transact(lambda tx: _delete(tx, "expired", before))

@@ -107,12 +107,14 @@ _KEY_SECONDS = 8 * 86_400.0
 
 async def _deps(runtime: AgentRuntime) -> Deps:
     opened = runtime.state
+    storage = opened.configuration.runtime.spec.storage
     return Deps(
         http=await opened.resources.shared(Http, Http),
         clock=runtime.clock,
         data_dir=runtime.data_dir,
         config_dir=opened.configuration.folder,
-        storage_url=opened.configuration.runtime.spec.storage.url.get_secret_value(),
+        storage_url=storage.url.get_secret_value(),
+        sqlite_synchronous=storage.sqlite.synchronous,
         resources=opened.resources,
     )
 

@@ -55,6 +55,7 @@ async def open_workflow(  # noqa: PLR0913 (what an engine is opened with)
         clock=clock,
         data_dir=state.deps.data_dir,
         config_dir=folder,
+        sqlite_synchronous=state.deps.sqlite_synchronous,
         resources=resources or state.resources,
         knowledge=state.knowledge,
         agents={name: agent.manifest.spec.identity.description for name, agent in state.agents.items()},

@@ -423,14 +423,14 @@ class PostgresQueries:
     async def read(self, query: str, *values: object) -> Sequence[asyncpg.Record]:
         return await self._database.read(self._statements[query], *values)
 
-    async def write(self, query: str, *values: object) -> Sequence[asyncpg.Record]:
+    async def write(self, query: str, *values: object, synced: bool = False) -> Sequence[asyncpg.Record]:
         return await self._database.write(self._statements[query], *values)
 
     async def write_many(self, query: str, rows: Sequence[Sequence[object]]) -> None:
         """Executes a statement once for each row, all or none, in one round trip."""
         await self._database.write_many(self._statements[query], rows)
 
-    async def transact(self, work: TransactionWork[T]) -> T:
+    async def transact(self, work: TransactionWork[T], *, synced: bool = False) -> T:
         return await self._database.transact(
             lambda connection: work(PostgresTransaction(connection, self._statements))
         )

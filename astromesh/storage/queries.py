@@ -70,11 +70,19 @@ class Queries(Protocol):
     async def read(self, query: str, *values: object) -> Sequence[Row]:
         """Returns the rows of a query that changes nothing."""
 
-    async def write(self, query: str, *values: object) -> Sequence[Row]:
-        """Executes one statement and returns its rows. Cancelling the caller does not stop it."""
+    async def write(self, query: str, *values: object, synced: bool = False) -> Sequence[Row]:
+        """Executes one statement and returns its rows. Cancelling the caller does not stop it.
 
-    async def transact(self, work: TransactionWork[T]) -> T:
-        """Returns what `work` returns, once its transaction is committed."""
+        Args:
+            synced: The commit survives a loss of power. PostgreSQL syncs every commit.
+        """
+
+    async def transact(self, work: TransactionWork[T], *, synced: bool = False) -> T:
+        """Returns what `work` returns, once its transaction is committed.
+
+        Args:
+            synced: As in `write`.
+        """
 
     async def ping(self) -> None:
         """Raises StoreUnavailable if the database does not answer."""

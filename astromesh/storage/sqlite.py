@@ -1,9 +1,10 @@
 """A SQLite file with one writer thread and one reader thread: the event loop never waits for the disk.
 
-In WAL mode readers do not wait for the writer, and several processes may use the file. `synchronous=NORMAL`
-is the default: a commit survives the death of the process (kill -9). A loss of power may undo the last
-commits, and the file stays consistent. With FULL, commits also survive a loss of power, for one sync of the
-disk per transaction (docs/memory.md has the figures). Deleted content is overwritten (`secure_delete`).
+In WAL mode readers do not wait for the writer, and several processes may use the file. Every commit survives
+the death of the process (kill -9). A commit that is marked `synced` also survives a loss of power, with all
+commits before it, for one sync of the disk. A loss of power may undo the commits after the last synced one,
+and the file stays consistent (sqlite.org/pragma.html#pragma_synchronous). Deleted content is overwritten
+(`secure_delete`).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from astromesh.plugins import Deps
 from astromesh.storage.migrations import Schema, migrate, store_schema
 from astromesh.storage.private_files import private_file, private_folder
 from astromesh.storage.queries import Dialect, Row, SqlStore, TransactionWork, store_queries
-from astromesh.storage.writer_thread import ConnectionThread, Item, Result, Work
+from astromesh.storage.writer_thread import UNSYNCED, ConnectionThread, Item, Result, Work
 
 T = TypeVar("T")
 
@@ -58,15 +59,15 @@ class Database:
     Args:
         path: the file. It and its folder are created if they are missing.
         deadline: seconds that a caller waits for a locked database before it receives StoreUnavailable.
-        synchronous: NORMAL survives a crash of the process, FULL also a loss of power.
+        synchronous: whether `synced` commits are synced (`storage.sqlite.synchronous` in runtime.yaml).
     """
 
     def __init__(
-        self, path: Path, *, deadline: float = 5.0, synchronous: Literal["NORMAL", "FULL"] = "NORMAL"
+        self, path: Path, *, deadline: float = 5.0, synchronous: Literal["full", "normal"] = "full"
     ) -> None:
         self.path = path
         self._deadline = deadline
-        self._synchronous = synchronous
+        self._syncs = synchronous == "full"
         self._threads: tuple[ConnectionThread, ConnectionThread] | None = None
 
     async def __aenter__(self) -> Self:
@@ -95,9 +96,13 @@ class Database:
         """
         return self._opened[1].submit(work, item)
 
-    def write(self, work: Work[Item, Result], item: Item) -> asyncio.Future[Result]:
-        """Runs `work` in a write transaction, together with other queued jobs. Returns when committed."""
-        return self._opened[0].submit(work, item)
+    def write(self, work: Work[Item, Result], item: Item, *, synced: bool = False) -> asyncio.Future[Result]:
+        """Runs `work` in a write transaction, together with other queued jobs. Returns when committed.
+
+        Args:
+            synced: The commit survives a loss of power, with the jobs that share it.
+        """
+        return self._opened[0].submit(work, item, synced=synced and self._syncs)
 
     def write_or_withdraw(self, work: Work[Item, Result], item: Item) -> Coroutine[Any, Any, Result]:
         """Does what `write` does. A cancelled caller withdraws it, or receives the result once started."""
@@ -145,7 +150,7 @@ class Database:
     def _open_writer(self) -> sqlite3.Connection:
         private_folder(self.path.parent)
         private_file(self.path)  # its log and index get the same mode
-        return self._connect(*_PRAGMAS, f"synchronous = {self._synchronous}")
+        return self._connect(*_PRAGMAS, UNSYNCED)
 
     def _open_reader(self) -> sqlite3.Connection:
         return self._connect(*_PRAGMAS[1:], "query_only = ON")
@@ -168,7 +173,9 @@ async def shared_database(deps: Deps, path: str = "") -> Database:
         path: as written in YAML, relative to the data folder; empty for the runtime's own file.
     """
     file = (deps.data_dir / path if path else default_file(deps)).absolute()
-    opened: Database = await deps.resources.shared(("sqlite", file), lambda: Database(file))
+    opened: Database = await deps.resources.shared(
+        ("sqlite", file), lambda: Database(file, synchronous=deps.sqlite_synchronous)
+    )
     return opened
 
 
@@ -232,11 +239,11 @@ class SqliteQueries:
     async def read(self, query: str, *values: object) -> Sequence[Row]:
         return await self._database.read(_fetch_all, (self._statements[query], values))
 
-    async def write(self, query: str, *values: object) -> Sequence[Row]:
-        return await self._database.write(_fetch_all, (self._statements[query], values))
+    async def write(self, query: str, *values: object, synced: bool = False) -> Sequence[Row]:
+        return await self._database.write(_fetch_all, (self._statements[query], values), synced=synced)
 
-    async def transact(self, work: TransactionWork[T]) -> T:
-        result: T = await self._database.write(_transact_all, (self._statements, work))
+    async def transact(self, work: TransactionWork[T], *, synced: bool = False) -> T:
+        result: T = await self._database.write(_transact_all, (self._statements, work), synced=synced)
         return result
 
     async def ping(self) -> None:

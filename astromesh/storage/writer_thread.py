@@ -12,6 +12,7 @@ switch. So few statements per transaction matter more than fast ones. A batch fo
 4. If one job fails, the transaction is rolled back and repeated with a savepoint for each job.
 5. A job that must not run in a transaction runs after the other jobs of its batch.
 6. A job that was withdrawn before the lock was taken is skipped.
+7. If one job must be synced to the disk, the transaction is. SQLite decides that before it begins.
 
 SQLite's errors are translated here, by a table (sqlite.org/rescode.html).
 """
@@ -28,6 +29,9 @@ from typing import Any, Generic, TypeVar
 
 from astromesh.errors import NOT_DONE, InvalidInput, StoreError, StoreUnavailable
 from astromesh.storage.retry import NOT_TEXT
+
+#: the settings of a connection whose commits survive a loss of power, and of one whose last ones may not
+SYNCED, UNSYNCED = "synchronous = FULL", "synchronous = NORMAL"
 
 _BUSY = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
 
@@ -92,9 +96,12 @@ class Job(Generic[Item, Result]):
     Args:
         expires: `time.monotonic` at which the caller no longer waits for a locked database.
         outside: it must not run in a transaction.
+        synced: its transaction must survive a loss of power.
     """
 
-    __slots__ = ("error", "expires", "future", "item", "outside", "result", "token", "undelivered", "work")
+    __slots__ = (
+        "error", "expires", "future", "item", "outside", "result", "synced", "token", "undelivered", "work",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -103,9 +110,10 @@ class Job(Generic[Item, Result]):
         future: asyncio.Future[Result],
         expires: float,
         outside: bool = False,
+        synced: bool = False,
     ) -> None:
         self.work, self.item, self.future, self.expires = work, item, future, expires
-        self.outside = outside
+        self.outside, self.synced = outside, synced
         #: taken by the first of both: the thread that starts the job, or the caller that withdraws it
         self.token: list[None] | None = None
         self.result: Any = None
@@ -152,6 +160,7 @@ class ConnectionThread:
         self._queue: SimpleQueue[Job[Any, Any] | None] = SimpleQueue()
         self._loop = asyncio.get_running_loop()
         self._connection: sqlite3.Connection | None = None
+        self._syncs = False  # whether the connection syncs its commits
         self.unavailable = False
         self._open = True
         self._stopped = self._loop.create_future()
@@ -161,17 +170,18 @@ class ConnectionThread:
     # -- the event loop's side -----------------------------------------------------------------------------
 
     def submit(
-        self, work: Work[Item, Result], item: Item, *, outside: bool = False
+        self, work: Work[Item, Result], item: Item, *, outside: bool = False, synced: bool = False
     ) -> asyncio.Future[Result]:
         """Queues a job. A caller that stops waiting does not withdraw it.
 
         Args:
             outside: it must not run in a transaction, e.g. a checkpoint.
+            synced: its transaction must survive a loss of power.
 
         Raises:
             StoreUnavailable: closed, or too many jobs are queued.
         """
-        job = self._job(work, item, outside)
+        job = self._job(work, item, outside, synced)
         self._queue.put(job)
         return job.future
 
@@ -204,14 +214,17 @@ class ConnectionThread:
             self._queue.put(None)
         await asyncio.shield(self._stopped)
 
-    def _job(self, work: Work[Item, Result], item: Item, outside: bool = False) -> Job[Item, Result]:
+    def _job(
+        self, work: Work[Item, Result], item: Item, outside: bool = False, synced: bool = False
+    ) -> Job[Item, Result]:
         if not self._open:
             raise StoreUnavailable(f"The database {self._name} is closed.")
         if self._queue.qsize() >= MAX_QUEUED:
             raise StoreUnavailable(
                 f"The database {self._name} is overloaded: {MAX_QUEUED} calls wait for it; try again."
             )
-        return Job(work, item, self._loop.create_future(), time.monotonic() + self._deadline, outside)
+        expires = time.monotonic() + self._deadline
+        return Job(work, item, self._loop.create_future(), expires, outside, synced)
 
     # -- the thread's side ---------------------------------------------------------------------------------
 
@@ -257,6 +270,7 @@ class ConnectionThread:
         if jobs[0].outside:
             _run_batch(connection, jobs)
             return
+        self._set_sync(connection, any(job.synced for job in jobs))
         connection.execute(self._begin)
         try:
             jobs[:] = [job for job in jobs if job.start()]
@@ -268,6 +282,11 @@ class ConnectionThread:
                 raise
             connection.execute(self._begin)
             self._one_by_one(connection, jobs)
+
+    def _set_sync(self, connection: sqlite3.Connection, syncs: bool) -> None:
+        if syncs is not self._syncs:
+            connection.execute(f"PRAGMA {SYNCED if syncs else UNSYNCED}")
+            self._syncs = syncs
 
     def _one_by_one(self, connection: sqlite3.Connection, jobs: list[Job[Any, Any]]) -> None:
         try:
@@ -308,7 +327,7 @@ class ConnectionThread:
     def _disconnect(self) -> None:
         if self._connection is not None:
             self._connection.close()
-            self._connection = None
+            self._connection, self._syncs = None, False
 
     def _call(self, function: Callable[..., None], argument: object) -> None:
         try:

@@ -250,6 +250,7 @@ OTHER_KEYS = [
     ),
     Key("RuntimeConfig", ("spec", "storage", "keep_days"), 7, 0, 30.0),
     Key("RuntimeConfig", ("spec", "storage", "keep_runs"), 100, 0, 10_000),
+    Key("RuntimeConfig", ("spec", "storage", "sqlite", "synchronous"), "normal", "off", "full"),
     Key("RuntimeConfig", ("spec", "redis", "url"), "redis://h", 1, ""),
     Key("RuntimeConfig", ("spec", "network", "allow_hosts"), ["10.0.0.1"], "10.0.0.1", ()),
     *[
