@@ -331,6 +331,18 @@ class Event:
 # -- who is calling ----------------------------------------------------------------------------------------
 
 
+class ManifestSnapshot(NamedTuple):
+    """The manifests of Tasks, stored once for all of them.
+
+    Args:
+        id: SHA-256 of the content.
+        content: the files as they were when the Tasks were accepted (`astromesh.workflow.snapshot`).
+    """
+
+    id: str
+    content: JsonObject
+
+
 class CallerContext(Struct, frozen=True):
     """The caller of a run (document 000). The token is never printed, logged or stored.
 

@@ -13,6 +13,8 @@ _PATTERN = re.compile(r"\$\$\{|\$\{(?:([A-Za-z_][A-Za-z0-9_]*)(?::-([^{}]*))?\})
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 #: parts of names are shorter; keys that look like names (`gsk_…`, `hf_…`) contain such a part
 _KEY_LIKE = re.compile(r"[A-Za-z0-9]{20}|^(?:sk|pk|rk)[-_]")
+#: a literal API key, not the name of an environment variable
+_API_KEY = re.compile(r"""(\bapi_key["']?\s*:\s*)(?!["']?\$\{)("[^"]*"|'[^']*'|[^\s,}#]+)""")
 #: characters that a value may grow to
 MAX_TEXT = 1_048_576
 
@@ -103,3 +105,19 @@ def displayable_name(name: str, key: str, what: str = "variable") -> str:
 
 
 VariableName = Annotated[str, AfterValidator(check_variable_name)]
+
+
+# -- manifests that are stored: without literal keys ---------------------------------------------------------
+
+
+def hide_api_keys(text: str) -> str:
+    """Returns a manifest without literal API keys."""
+    return _API_KEY.sub(r'\1"***"', text)
+
+
+def restore_api_keys(text: str, present: str) -> str:
+    """Returns a manifest with the literal API keys of its present text, in their order."""
+    keys = [found[1] for found in _API_KEY.findall(present)]
+    if not keys or len(keys) != len(_API_KEY.findall(text)):
+        return text
+    return _API_KEY.sub(lambda found: found[1] + keys.pop(0), text)

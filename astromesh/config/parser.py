@@ -134,14 +134,15 @@ class Document:
 
     Args:
         file: its path in faults.
+        text: the document as it was written.
         node: the document, or None where it cannot be read.
         faults: faults of the YAML itself.
     """
 
-    __slots__ = ("faults", "file", "node")
+    __slots__ = ("faults", "file", "node", "text")
 
-    def __init__(self, file: Path) -> None:
-        self.file = file
+    def __init__(self, file: Path, text: str = "") -> None:
+        self.file, self.text = file, text
         self.node: Node | None = None
         self.faults: list[InvalidManifest] = []
 
@@ -175,11 +176,11 @@ def read_file(file: Path, env: Mapping[str, str]) -> Document:
         document.fault(f"is larger than {MAX_BYTES} bytes", Place(1, 1))
         return document
     try:
-        text = raw.decode("utf-8-sig")
+        document.text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         document.fault("is not UTF-8 text", _place_after(raw[: error.start].decode(errors="replace")))
         return document
-    return parse_text(text, document, env)
+    return parse_text(document.text, document, env)
 
 
 def _open_nonblocking(path: str, flags: int) -> int:

@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 from msgspec import Struct
 from msgspec import field as struct_field
 
-from astromesh.types import Event, JsonObject, SessionKey, Usage
+from astromesh.types import Event, JsonObject, ManifestSnapshot, SessionKey, Usage
 
 #: the counted amounts, in the order of `BudgetAmounts`
 BUDGET_KEYS = ("tokens", "cost_usd", "tool_calls", "wall_seconds")
@@ -530,10 +530,11 @@ class TaskRow:
 
     Args:
         durable: the Task survives its process.
-        fingerprint: of the manifests, operations and models that it began with.
+        fingerprint: of the manifests, schemas and operations that it began with.
         caller: user, tenant, roles, scopes, metadata; never a token.
         worker, lease_until: the worker that executes it, and the end of its lease.
         result: after its end: `{output, error, metadata, tasks}`.
+        snapshot: id of the manifests that it began with; empty in rows of earlier versions.
     """
 
     task_id: str
@@ -553,6 +554,7 @@ class TaskRow:
     cancelling: bool = False
     finished_at: float = 0.0
     result: JsonObject | None = None
+    snapshot: str = ""
 
 
 class Artifact(NamedTuple):
@@ -610,9 +612,16 @@ class TaskStore(Protocol):
     """
 
     async def accept(
-        self, row: TaskRow, records: Sequence[JsonObject], artifacts: Sequence[Artifact] = ()
+        self,
+        row: TaskRow,
+        records: Sequence[JsonObject],
+        artifacts: Sequence[Artifact] = (),
+        snapshot: ManifestSnapshot | None = None,
     ) -> None:
-        """Stores a Task with its records so far, in one transaction."""
+        """Stores a Task with its records so far and its manifests, in one transaction."""
+
+    async def snapshot(self, id: str) -> JsonObject | None:
+        """Returns manifests that a stored Task refers to."""
 
     async def commit(self, change: TaskChange) -> None:
         """Writes a change in one transaction. A commit whose answer was lost may be repeated, except the end.
@@ -657,7 +666,7 @@ class TaskStore(Protocol):
         """Requests the end of a Task. Returns False if it has ended."""
 
     async def expire(self, before: float) -> int:
-        """Deletes Tasks that ended before that time; returns how many."""
+        """Deletes Tasks that ended before that time, and unused manifests; returns how many Tasks."""
 
     async def erase_owner(self, tenant: str, owner: str) -> int:
         """Deletes the ended Tasks of one principal with records and artifacts.

@@ -10,12 +10,17 @@ import orjson
 from astromesh.durable.base import Artifact, ArtifactFilter, TaskChange, TaskRow
 from astromesh.durable.rows import Column, columns_of
 from astromesh.errors import LeaseLost
-from astromesh.storage.queries import Dialect, Row, SqlStore, Transaction
-from astromesh.types import JsonObject
+from astromesh.storage.queries import Dialect, Queries, Row, SqlStore, Transaction
+from astromesh.telemetry.clock import Clock
+from astromesh.types import JsonObject, ManifestSnapshot
 
 _FIELDS = tuple(columns_of(TaskRow))
 #: `start` is a word of SQL
 _COLUMNS = tuple("start_node" if field.name == "start" else field.name for field in _FIELDS)
+
+#: a store writes the manifests of its Tasks again after this time. Those that no Task refers to, and that no
+#: store has written for a day, are deleted: so never under a Task that is accepted at that moment
+SNAPSHOT_REFRESH_SECONDS, SNAPSHOT_GRACE_SECONDS = 3600.0, 86400.0
 
 
 class SqlTasks(SqlStore):
@@ -30,14 +35,34 @@ class SqlTasks(SqlStore):
         values = (f"{mark}{n}" for n in range(1, len(_COLUMNS) + 1))
         return {"columns": ", ".join(_COLUMNS), "values": ", ".join(values)}
 
+    def __init__(self, queries: Queries, clock: Clock) -> None:
+        super().__init__(queries, clock)
+        self._written_snapshots: dict[str, float] = {}
+
     async def accept(
-        self, row: TaskRow, records: Sequence[JsonObject], artifacts: Sequence[Artifact] = ()
+        self,
+        row: TaskRow,
+        records: Sequence[JsonObject],
+        artifacts: Sequence[Artifact] = (),
+        snapshot: ManifestSnapshot | None = None,
     ) -> None:
+        now = self._clock.now()
+        if snapshot and now - self._written_snapshots.get(snapshot.id, 0.0) < SNAPSHOT_REFRESH_SECONDS:
+            snapshot = None
+
         async def accept(tx: Transaction) -> None:
+            if snapshot is not None:
+                await tx.execute("add_snapshot", snapshot.id, _json_text(snapshot.content), now)
             await tx.execute("accept", *_task_values(row))
             await _add(row.task_id, 1, records, artifacts, tx)
 
         await self._queries.transact(accept, synced=True)
+        if snapshot is not None:
+            self._written_snapshots[snapshot.id] = now
+
+    async def snapshot(self, id: str) -> JsonObject | None:
+        rows = await self._queries.read("snapshot", id)
+        return orjson.loads(rows[0][0]) if rows else None
 
     async def commit(self, change: TaskChange) -> None:
         async def commit(tx: Transaction) -> bool:
@@ -81,7 +106,14 @@ class SqlTasks(SqlStore):
         return bool(await self._queries.write("cancel", task_id, synced=True))
 
     async def expire(self, before: float) -> int:
-        return await self._queries.transact(lambda tx: _delete(tx, "expired", before))
+        unused_since = self._clock.now() - SNAPSHOT_GRACE_SECONDS
+
+        async def expire(tx: Transaction) -> int:
+            deleted = await _delete(tx, "expired", before)
+            await tx.execute("delete_snapshots", unused_since)
+            return deleted
+
+        return await self._queries.transact(expire)
 
     async def erase_owner(self, tenant: str, owner: str) -> int:
         await self._queries.write("cancel_owned", tenant, owner)

@@ -6,19 +6,16 @@ run may start, and the graphs of all of them.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from astromesh.config.environment import hide_api_keys, restore_api_keys
 from astromesh.config.folder import Configuration, load
 from astromesh.core.templates import check_template
 from astromesh.errors import InvalidManifest
 from astromesh.plugins import Plugins
 from astromesh.types import JsonObject
-
-#: a literal API key, not the name of an environment variable
-_API_KEY = re.compile(r"""(\bapi_key["']?\s*:\s*)(?!["']?\$\{)("[^"]*"|'[^']*'|[^\s,}#]+)""")
 
 
 def snapshot_of(configuration: Configuration, name: str) -> JsonObject:
@@ -51,7 +48,7 @@ def _text_of(file: Path) -> str:
         text = file.read_text("utf-8-sig")
     except OSError:  # it was there a moment ago: runs of this agent cannot resume under another manifest
         return ""
-    return _API_KEY.sub(r'\1"***"', text)
+    return hide_api_keys(text)
 
 
 def load_snapshot(
@@ -97,7 +94,4 @@ def load_snapshot(
 def _with_keys(source: str, folder: Path, name: str) -> str:
     """Returns a text with the literal API keys of the agent's present file, in their order."""
     file = folder / "agents" / f"{name}.agent.yaml"
-    keys = [found[1] for found in _API_KEY.findall(file.read_text("utf-8-sig"))] if file.exists() else []
-    if not keys or len(keys) != len(_API_KEY.findall(source)):
-        return source
-    return _API_KEY.sub(lambda found: found[1] + keys.pop(0), source)
+    return restore_api_keys(source, file.read_text("utf-8-sig")) if file.exists() else source

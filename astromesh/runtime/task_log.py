@@ -19,6 +19,7 @@ from astromesh.telemetry.metrics import Labels, MetricValues
 from astromesh.telemetry.traces import TracedRun
 from astromesh.types import Event, JsonObject
 from astromesh.workflow.base import TaskResult, stage_path, task_path
+from astromesh.workflow.engine import Engine
 
 #: where a test can kill a process (see `failpoints`): before and after the commit of stages, at the end
 STAGE_DONE, STAGE_KEPT, BEFORE_END = "stage_done", "stage_kept", "before_end"
@@ -53,10 +54,11 @@ class LiveTask:
     Args:
         row: The row as it was accepted.
         records: The records of earlier processes.
+        engine: What executes it; None until that is known, for a Task of an earlier process.
     """
 
-    def __init__(self, row: TaskRow, records: Sequence[JsonObject]) -> None:
-        self.row = row
+    def __init__(self, row: TaskRow, records: Sequence[JsonObject], engine: Engine | None = None) -> None:
+        self.row, self.engine = row, engine
         self.records: list[JsonObject] = list(records)
         #: how many of them are on disk
         self.stored = len(self.records) if row.durable else 0
@@ -110,19 +112,20 @@ class TaskRecords:
         record = {"type": "end", "status": result.status, "error": result.error, "at": self._clock.now()}
         row, now = live.row, self._clock.now()
         outcome = {"output": result.output, "error": result.error, "metadata": result.metadata}
-        snapshot = self._snapshot(live, len(live.records) + 1, result)
+        telemetry = self._telemetry(live, len(live.records) + 1, result)
         reach(BEFORE_END)
         if row.durable:
             ended = (result.status, outcome, now)
             last = [*live.records[live.stored :], record]
             first = live.stored + 1
-            await self.store.commit(TaskChange(row.task_id, self._worker, first, last, [snapshot], ended))
+            await self.store.commit(TaskChange(row.task_id, self._worker, first, last, [telemetry], ended))
         else:
             made = [one for n, r in enumerate(live.records, 1) for one in artifacts_of(row, n, r)]
             ended_row = replace(
                 row, status=result.status, finished_at=now, result=outcome, worker="", lease_until=0.0
             )
-            await self.store.accept(ended_row, [*live.records, record], [*made, snapshot])
+            manifests = live.engine.project.snapshot if live.engine is not None else None
+            await self.store.accept(ended_row, [*live.records, record], [*made, telemetry], manifests)
         self._notify(live, [record])
 
     def _notify(self, live: LiveTask, records: Sequence[JsonObject]) -> None:
@@ -132,7 +135,7 @@ class TaskRecords:
                 listener(live, record)
         live.notify()
 
-    def _snapshot(self, live: LiveTask, n: int, result: TaskResult) -> Artifact:
+    def _telemetry(self, live: LiveTask, n: int, result: TaskResult) -> Artifact:
         """Returns the telemetry of the whole Task as an artifact."""
         row = live.row
         content = {

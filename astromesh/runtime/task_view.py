@@ -19,6 +19,7 @@ from astromesh.types import JsonObject
 from astromesh.workflow.base import TaskResult
 from astromesh.workflow.engine import Engine
 from astromesh.workflow.execution import TaskProjection
+from astromesh.workflow.history import History, history_of
 from astromesh.workflow.inspector import Inspector
 from astromesh.workflow.journal import Replay
 from astromesh.workflow.recording import Recording
@@ -51,9 +52,8 @@ class TaskView:
         """Counts queued and running Tasks by workflow and state."""
         found: dict[tuple[str, ...], float] = {}
         for live in self._live.values():
-            workflow = self._workflows.get(live.row.workflow)
-            if workflow.engine is not None and "task_concurrency" in workflow.metrics:
-                state = "running" if workflow.engine.is_running(live.id) else "queued"
+            if "task_concurrency" in self._workflows.metrics_of(live.row.workflow):
+                state = "running" if live.engine and live.engine.is_running(live.id) else "queued"
                 found[live.row.workflow, state] = found.get((live.row.workflow, state), 0.0) + 1
         return found
 
@@ -87,9 +87,18 @@ class TaskView:
     async def trace(self, task_id: str, viewer: Viewer) -> JsonObject:
         """Returns every entry by `seq` and every descendant, from the records so far."""
         row = await self.task(task_id, viewer)
-        projection = self.projection(row)
-        projection.apply(await self.records(row))
-        return {**task_json(row), "tasks": projection.tasks, "trace": projection.trace}
+        history = await self.history(row)
+        history.apply(await self.records(row))
+        return {**task_json(row), "tasks": history.tasks, "trace": history.trace}
+
+    async def manifest(self, task_id: str, viewer: Viewer) -> JsonObject:
+        """Returns the manifests that a Task was accepted with, and the versions around them.
+
+        `files` is null for a Task of a version that did not store them.
+        """
+        row = await self.task(task_id, viewer)
+        known = await self.snapshot(row) or {"workflow": row.workflow, "files": None}
+        return {"task_id": task_id, "run_fingerprint": row.fingerprint, **known}
 
     async def artifacts(self, task_id: str, viewer: Viewer, wanted: ArtifactFilter) -> tuple[Artifact, ...]:
         await self.task(task_id, viewer)
@@ -104,11 +113,12 @@ class TaskView:
             end: Called after the last event.
         """
         row = await self.task(task_id, viewer)
-        following = asyncio.create_task(self._follow(task_id, self.projection(row), after, sink, end))
+        history = await self.history(row)
+        following = asyncio.create_task(self._follow(task_id, history, after, sink, end))
         return following.cancel  # type: ignore[return-value]
 
     async def _follow(
-        self, task_id: str, projection: TaskProjection, after: int, sink: EventSink, end: Callable[[], None]
+        self, task_id: str, history: History, after: int, sink: EventSink, end: Callable[[], None]
     ) -> None:
         seen = 0
         try:
@@ -118,7 +128,7 @@ class TaskView:
                 with suppress(StoreError):  # the store may answer again
                     records += await self._records_after(task_id, live, seen)
                 seen += len(records)
-                for event in projection.apply(records):
+                for event in history.apply(records):
                     if event.seq > after:
                         sink.send(event)
                 if records and records[-1]["type"] == "end":
@@ -135,21 +145,27 @@ class TaskView:
         row = await self.task(task_id, viewer)
         if row.status not in ENDED_TASK_STATUSES:
             raise Conflict(f"The Task {task_id!r} has not ended; it can be replayed when it has.")
-        plan = self._plan(row)
-        return Recording.from_records(plan, await self.records(row), row.status, row.fingerprint)
+        history, records = await self.history(row), await self.records(row)
+        return Recording.from_records(history, records, row.status, row.fingerprint)
 
     async def records(self, row: TaskRow) -> Sequence[JsonObject]:
         live = self._live.get(row.task_id)
         return tuple(live.records) if live else await (await self._store()).records(row.task_id)
 
-    def _plan(self, row: TaskRow) -> Any:
-        engine = self._workflows.require_engine(row.workflow)
-        if engine.project.fingerprint.value != row.fingerprint:
-            raise Conflict(f"The workflow {row.workflow!r} has changed since the Task {row.task_id!r} ran.")
-        return engine.project.plan(row.start)
+    async def snapshot(self, row: TaskRow) -> JsonObject | None:
+        """Returns the manifests that a Task was accepted with; None for Tasks of earlier versions."""
+        engine = self._workflows.engine(row.workflow)
+        if engine is not None and engine.project.snapshot.id == row.snapshot:
+            return engine.project.snapshot.content
+        return await (await self._store()).snapshot(row.snapshot) if row.snapshot else None
 
-    def projection(self, row: TaskRow) -> TaskProjection:
-        return TaskProjection(self._plan(row), row.task_id)
+    async def history(self, row: TaskRow) -> History:
+        """Returns the empty history of a Task, whatever became of its workflow."""
+        plan = self._workflows.plan_of(row, await self.snapshot(row))
+        engine = self._workflows.engine(row.workflow)
+        if plan is not None and engine is not None and engine.project.snapshot.id == row.snapshot:
+            return TaskProjection(plan, row.task_id)
+        return history_of(plan, row.task_id, await self.records(row))
 
     # -- acting on them -------------------------------------------------------------------------------------
 
@@ -245,13 +261,16 @@ class TaskReplays:
             stage: Only this stage, of the Task at `path` of its lineage.
 
         Raises:
-            Conflict: the Task has not ended, or the workflow has changed since.
+            Conflict: the Task has not ended.
+            WorkflowNotFound, InvalidWorkflow: the code of the workflow is gone.
         """
         row = await self._tasks.task(task_id, viewer)
         recording = await self._tasks.recording(task_id, viewer)
         if stage:
             return await self._replay_stage(row, recording, stage, path)
-        return await self.replay_recording(row.workflow, recording)
+        snapshot = await self._tasks.snapshot(row)
+        report, _ = await self._run(row.workflow, recording, recording.input, recording.start, snapshot)
+        return report
 
     async def replay_recording(self, name: str, recording: Recording) -> JsonObject:
         """Replays a recording; see `Replay.report`."""
@@ -261,22 +280,38 @@ class TaskReplays:
     async def run_recording(
         self, name: str, recording: Recording, input: Any, start: str | None
     ) -> tuple[JsonObject, TaskResult]:
-        """Replays a recording with its own input and start node, or with others."""
-        plan = self._workflows.require_engine(name).project.plan(recording.start)
-        replay = Replay(recording.stages, timing_dependent=plan.is_timing_dependent)
-        resources = Resources()
-        engine = await self._replay_engine(name, replay, recording, resources)
+        """Replays a recording with its own input and start node, or with others, in the present workflow."""
+        return await self._run(name, recording, input, start, None)
+
+    async def _run(
+        self, name: str, recording: Recording, input: Any, start: str | None, snapshot: JsonObject | None
+    ) -> tuple[JsonObject, TaskResult]:
+        replay, resources = Replay(recording.stages), Resources()
+        engine = await self._replay_engine(name, replay, recording, resources, snapshot)
         try:
+            replay.timing_dependent = engine.project.plan(recording.start).is_timing_dependent
             result = await engine.run(input, start, task_id="replay")
         finally:
             await engine.close()
             await resources.close()
-        return replay.report(result), result
+        present = engine.project.fingerprint.value
+        same = present == recording.run_fingerprint
+        prints = {"recorded": recording.run_fingerprint, "present": present, "same": same}
+        return {**replay.report(result), "run_fingerprint": prints}, result
 
     async def _replay_engine(
-        self, name: str, replay: Replay, recording: Recording, resources: Resources
+        self,
+        name: str,
+        replay: Replay,
+        recording: Recording,
+        resources: Resources,
+        snapshot: JsonObject | None,
     ) -> Engine:
-        """Returns an engine without model calls and without a log."""
+        """Returns an engine without model calls and without a log.
+
+        Args:
+            snapshot: The manifests; None: the present ones.
+        """
         return await open_workflow(
             self._directory.state,
             name,
@@ -285,20 +320,22 @@ class TaskReplays:
             journal=replay,
             layers=recording.memory_layers(),
             stages_at_once=max(len(recording.stages), 1) + _EXTRA_STAGES,
+            snapshot=snapshot,
         )
 
     async def _replay_stage(self, row: TaskRow, recording: Recording, stage: str, path: str) -> JsonObject:
-        projection = self._tasks.projection(row)
-        projection.apply(await self._tasks.records(row))
-        entry = next((e for e in projection.trace if e["stage_id"] == stage and e["task"] == path), None)
+        history = await self._tasks.history(row)
+        history.apply(await self._tasks.records(row))
+        entry = next((e for e in history.trace if e["stage_id"] == stage and e["task"] == path), None)
         if entry is None:
             raise InvalidInput(f"The Task {row.task_id!r} has no stage {stage!r} at {path!r}.")
         record = next(
-            r for r in projection.records if r["entry"]["task"] == path and r["entry"]["stage_id"] == stage
+            r for r in history.records if r["entry"]["task"] == path and r["entry"]["stage_id"] == stage
         )
         replay = Replay(tuple(s for s in recording.stages if (s["task"], s["stage"]) == (path, stage)))
         resources = Resources()
-        engine = await self._replay_engine(row.workflow, replay, recording, resources)
+        snapshot = await self._tasks.snapshot(row)
+        engine = await self._replay_engine(row.workflow, replay, recording, resources, snapshot)
         try:
             outcome = await engine.rerun_stage(row.start, entry, record.get("context"))
         finally:

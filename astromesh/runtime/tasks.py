@@ -30,10 +30,12 @@ from astromesh.errors import (
     AstromeshError,
     InvalidInput,
     LeaseLost,
+    MissingExtra,
     QueueFull,
     ShuttingDown,
     StoreError,
     TaskNotFound,
+    UnknownPlugin,
 )
 from astromesh.runtime.records import TaskRequest
 from astromesh.runtime.runner import AgentRunner
@@ -47,7 +49,9 @@ from astromesh.types import CallerContext, JsonObject
 from astromesh.workflow.base import NotJson, TaskResult, canonical
 from astromesh.workflow.engine import Engine
 from astromesh.workflow.evaluation import evaluate_case, select_cases
+from astromesh.workflow.history import fits
 from astromesh.workflow.recording import Recording
+from astromesh.workflow.snapshot import changed_operations, code_change_record, code_changes
 
 #: Tasks that one sweep takes over
 MAX_TAKEOVERS = 50
@@ -171,7 +175,7 @@ class WorkflowTasks:
         await self.store()
         engine.require_capacity()
         row = self._row(engine, request, begin, caller, durable=False)
-        live = self.records.live[row.task_id] = LiveTask(row, [begin])
+        live = self.records.live[row.task_id] = LiveTask(row, [begin], engine)
         live.work = asyncio.current_task()
         try:
             return await self._run(engine, live, sinks)
@@ -252,13 +256,14 @@ class WorkflowTasks:
         self._worker.start()
         self._require_room(engine, name)
         row = self._row(engine, request, begin, caller, durable=True)
-        live = self.records.live[row.task_id] = LiveTask(row, [begin])  # it counts in `_require_room` at once
+        # it counts in `_require_room` at once
+        live = self.records.live[row.task_id] = LiveTask(row, [begin], engine)
         try:
-            await store.accept(row, [begin])
+            await store.accept(row, [begin], (), engine.project.snapshot)
         except BaseException:
             self._forget(live)
             raise
-        self._start_work(engine, live)
+        self._start_work(live)
         return row
 
     def _require_room(self, engine: Engine, name: str) -> None:
@@ -299,16 +304,17 @@ class WorkflowTasks:
             begin["start"], "queued", now, engine.project.fingerprint.value,
             request.caused_by.trace_id or ids.trace_id(),
             durable, caller_to_json(caller), dict(request.metadata), self.worker, now + LEASE_SECONDS,
+            snapshot=engine.project.snapshot.id,
         )  # fmt: skip
 
-    def _start_work(self, engine: Engine, live: LiveTask) -> None:
+    def _start_work(self, live: LiveTask) -> None:
         self.records.live[live.id] = live
-        live.work = self._worker.execute(live.id, self._work(engine, live))
+        live.work = self._worker.execute(live.id, self._work(live))
 
-    async def _work(self, engine: Engine, live: LiveTask) -> None:
+    async def _work(self, live: LiveTask) -> None:
         """Executes a durable Task until it ends or another worker takes it over."""
         try:
-            await self._work_off(engine, live)
+            await self._work_off(live)
         except Exception as error:  # border of a background run: an error ends the Task, not the server
             if _is_lost(error):
                 log.warning("task_lost", task_id=live.id, error=str(error))
@@ -320,23 +326,51 @@ class WorkflowTasks:
         finally:
             self._forget(live)
 
-    async def _work_off(self, engine: Engine, live: LiveTask) -> None:
+    async def _work_off(self, live: LiveTask) -> None:
         try:
-            await self._store_end(live, await self._execute_when_free(engine, live))
+            await self._store_end(live, await self._execute_when_free(live))
         except asyncio.CancelledError:
             if not live.cancelled:
                 raise
             await self._store_end(live, self._cancelled(live))
 
-    async def _execute_when_free(self, engine: Engine, live: LiveTask) -> TaskResult:
-        if live.row.fingerprint != engine.project.fingerprint.value:
-            message = "The workflow was changed while the Task was interrupted; send its input again."
-            return self._failure(live, {"code": "manifest_changed", "message": message})
+    async def _execute_when_free(self, live: LiveTask) -> TaskResult:
+        if live.engine is None and (error := await self._take_up(live)):
+            return self._failure(live, error)
+        engine = live.engine
+        assert engine is not None
         while True:
             try:
                 return await self._execute(engine, live)
             except QueueFull:
                 await self._clock.sleep(_QUEUE_RETRY_SECONDS)
+            except (UnknownPlugin, MissingExtra) as error:  # a model, tool or pattern of earlier manifests
+                return self._failure(live, {"code": "missing", "message": str(error)})
+
+    async def _take_up(self, live: LiveTask) -> JsonObject | None:
+        """Opens the manifests that a Task of an earlier process was accepted with, and notes changed code.
+
+        Returns:
+            Why the Task cannot go on, or None.
+        """
+        row = live.row
+        snapshot = await (await self.store()).snapshot(row.snapshot) if row.snapshot else None
+        try:
+            engine = await self.loaded.engine_of(row, snapshot)
+        except AstromeshError as error:
+            return {"code": error.code, "message": f"The Task cannot go on under its manifests: {error}"}
+        if snapshot is None:
+            if not fits(self.loaded.plan_of(row, None), row.task_id, live.records):
+                message = "The workflow was changed while the Task was interrupted; send its input again."
+                return {"code": "manifest_changed", "message": message}
+        elif changed := changed_operations(live.records, snapshot, engine.project.operations):
+            if engine.project.workflow.task.on_code_change == "fail":
+                message = f"The code of {', '.join(changed)} changed while the Task was interrupted"
+                return {"code": "code_changed", "message": f"{message} (task.on_code_change: fail)."}
+            record = code_change_record(changed, engine.project.operations, self._clock.now())
+            await self.records.commit(live.id, [record])
+        live.engine = engine
+        return None
 
     async def _execute(self, engine: Engine, live: LiveTask, sinks: Sequence[EventSink] = ()) -> TaskResult:
         live.begun = True
@@ -350,6 +384,9 @@ class WorkflowTasks:
             sampled=live.caused_by.sampled,
             sinks=(self._runner.metrics, *sinks),
         )
+        result.metadata["run_fingerprint"] = row.fingerprint
+        if changes := code_changes(live.records):
+            result.metadata["code_changes"] = changes
         if row.metadata:
             result.metadata["request"] = dict(row.metadata)
         return result
@@ -406,11 +443,11 @@ class WorkflowTasks:
         for row in taken:
             if row.task_id in self.records.live:
                 continue
-            if (engine := self.loaded.engine(row.workflow)) is None:
+            if not self.loaded.may_execute(row):
                 log.warning("task_waits_for_its_workflow", task_id=row.task_id, workflow=row.workflow)
                 continue
             log.info("task_taken_up", task_id=row.task_id, workflow=row.workflow)
-            self._start_work(engine, LiveTask(row, await store.records(row.task_id)))
+            self._start_work(LiveTask(row, await store.records(row.task_id)))
         return len(taken)
 
     def stop(self, task_id: str) -> bool:
@@ -418,7 +455,7 @@ class WorkflowTasks:
         live = self.records.live.get(task_id)
         if live is None:
             return False
-        if self.loaded.require_engine(live.row.workflow).cancel(task_id):
+        if live.engine is not None and live.engine.cancel(task_id):
             return True
         if live.work is not None and not live.cancelled:  # it waits for its turn
             live.cancelled = True
@@ -457,7 +494,7 @@ class WorkflowTasks:
         status: TaskStatus = "success" if evaluation["passed"] else "failure"
         row = replace(row, status=status, finished_at=now, result={"output": evaluation}, worker="")
         artifact = Artifact(row.task_id, 1, "evaluation", "", "", "", now, row.fingerprint, evaluation)
-        await (await self.store()).accept(row, [], [artifact])
+        await (await self.store()).accept(row, [], [artifact], engine.project.snapshot)
         return row.task_id
 
 

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import structlog
 
+from astromesh.config.workflow.folder import WORKFLOW
 from astromesh.durable.base import TaskRow
-from astromesh.errors import InvalidConfiguration, InvalidManifest, InvalidWorkflow, WorkflowUnavailable
+from astromesh.errors import (
+    InvalidConfiguration,
+    InvalidInput,
+    InvalidManifest,
+    InvalidWorkflow,
+    WorkflowUnavailable,
+)
 from astromesh.net.http import Http
 from astromesh.plugins import Deps, Resources
 from astromesh.runtime.agent_directory import AgentDirectory
@@ -23,7 +32,8 @@ from astromesh.workflow.inspector import Inspector
 from astromesh.workflow.journal import Recorder, StageJournal
 from astromesh.workflow.memory import LayerStore
 from astromesh.workflow.observers import Observers
-from astromesh.workflow.project import enabled_metrics
+from astromesh.workflow.plan import Plan
+from astromesh.workflow.project import Project, enabled_metrics, restore_project
 
 
 async def open_workflow(  # noqa: PLR0913 (what an engine is opened with)
@@ -37,12 +47,14 @@ async def open_workflow(  # noqa: PLR0913 (what an engine is opened with)
     resources: Resources | None = None,
     stages_at_once: int = 0,
     overrides: Mapping[str, object] | None = None,
+    snapshot: JsonObject | None = None,
 ) -> Engine:
     """Opens a workflow whose agent nodes may name agents of the runtime. `engine.close()` closes it.
 
     Args:
         layers: Stores that replace those of its memory.
         resources: Where models are opened; the caller closes them. None: those of the runtime.
+        snapshot: Manifests that replace those of the folder.
 
     Raises:
         WorkflowNotFound: there is no such workflow.
@@ -75,6 +87,7 @@ async def open_workflow(  # noqa: PLR0913 (what an engine is opened with)
         layers=layers,
         stages_at_once=stages_at_once,
         overrides=overrides,
+        snapshot=snapshot,
     )
 
 
@@ -82,24 +95,35 @@ async def open_workflow(  # noqa: PLR0913 (what an engine is opened with)
 _OBSERVER_EVENTS = {
     "begin": "task.started",
     "stage": "stage.finished",
+    "code_changed": "task.code_changed",
     "cancel": "task.cancelled",
     "end": "task.finished",
 }
 
+
+#: earlier manifests whose plans stay in memory
+_MAX_RESTORED = 16
 
 log = structlog.get_logger("astromesh.workflows")
 
 
 @dataclass(slots=True)
 class Workflow:
-    """One folder in `workflows/`: its engine, or its faults."""
+    """One folder in `workflows/`: its engine, or its faults.
+
+    Args:
+        place: Name or path of the folder.
+        earlier: Engines of earlier manifests, for the Tasks that were accepted with them, by snapshot.
+    """
 
     name: str
+    place: str = ""
     engine: Engine | None = None
     faults: tuple[InvalidManifest, ...] = ()
     inspector: Inspector = field(default_factory=Inspector)
     observers: Observers | None = None
     metrics: frozenset[str] = frozenset()
+    earlier: dict[str, Engine] = field(default_factory=dict)
 
     def to_json(self) -> JsonObject:
         if self.engine is None:
@@ -125,6 +149,8 @@ class WorkflowRegistry:
     def __init__(self, directory: AgentDirectory, log: TaskLog) -> None:
         self._directory, self._log = directory, log
         self._loaded: dict[str, Workflow] = {}
+        self._opening = asyncio.Lock()
+        self._restored: OrderedDict[str, Project] = OrderedDict()
 
     def __bool__(self) -> bool:
         return bool(self._loaded)
@@ -157,7 +183,7 @@ class WorkflowRegistry:
         return workflow
 
     async def _load(self, place: str, name: str, overrides: Mapping[str, object] | None = None) -> Workflow:
-        workflow = Workflow(name)
+        workflow = Workflow(name, place)
         try:
             workflow.engine = await open_workflow(
                 self._directory.state,
@@ -179,8 +205,9 @@ class WorkflowRegistry:
         for workflow in self._loaded.values():
             if workflow.observers is not None:
                 await workflow.observers.close()
-            if workflow.engine is not None:
-                await workflow.engine.close()
+            for engine in (workflow.engine, *workflow.earlier.values()):
+                if engine is not None:
+                    await engine.close()
 
     # -- queries -------------------------------------------------------------------------------------------
 
@@ -203,6 +230,67 @@ class WorkflowRegistry:
         """Returns the engine of a workflow; None if there is no such workflow, or it is broken."""
         workflow = self._loaded.get(name)
         return workflow.engine if workflow is not None else None
+
+    # -- earlier manifests -----------------------------------------------------------------------------------
+
+    async def engine_of(self, row: TaskRow, snapshot: JsonObject | None) -> Engine:
+        """Returns the engine that a Task goes on with: under the manifests that it was accepted with.
+
+        Args:
+            snapshot: These manifests; None: they were not stored, so the present ones count.
+
+        Raises:
+            WorkflowUnavailable, InvalidWorkflow: this process cannot read them.
+        """
+        workflow = self.get(row.workflow)
+        present = workflow.engine
+        if snapshot is None:
+            return self.require_engine(row.workflow)
+        if present is not None and present.project.has_manifests(snapshot):
+            return present
+        async with self._opening:
+            if row.snapshot not in workflow.earlier:
+                workflow.earlier[row.snapshot] = await open_workflow(
+                    self._directory.state,
+                    workflow.place,
+                    log=self._log,
+                    gate=workflow.inspector,
+                    journal=Recorder(),
+                    snapshot=snapshot,
+                )
+        return workflow.earlier[row.snapshot]
+
+    def may_execute(self, row: TaskRow) -> bool:
+        """Returns whether this process has the workflow of a Task: its manifests or its code."""
+        workflow = self._loaded.get(row.workflow)
+        return workflow is not None and (workflow.engine is not None or bool(row.snapshot))
+
+    def plan_of(self, row: TaskRow, snapshot: JsonObject | None) -> Plan | None:
+        """Returns the plan of a Task's manifests; None if this version cannot read them.
+
+        Args:
+            snapshot: As in `engine_of`.
+        """
+        engine = self.engine(row.workflow)
+        try:
+            if engine is not None and (snapshot is None or engine.project.has_manifests(snapshot)):
+                return engine.project.plan(row.start)
+            return self._restore(row, snapshot).plan(row.start) if snapshot is not None else None
+        except (InvalidInput, InvalidConfiguration):
+            return None
+
+    def _restore(self, row: TaskRow, snapshot: JsonObject) -> Project:
+        """Restores what a plan needs: workflow.yaml and the settings."""
+        project = self._restored.pop(row.snapshot, None)
+        if project is None:
+            state = self._directory.state
+            files = {WORKFLOW: snapshot["files"][WORKFLOW]}
+            folder = state.configuration.folder / "workflows" / row.workflow
+            project = restore_project(folder, {**snapshot, "files": files}, state.env)
+        self._restored[row.snapshot] = project
+        if len(self._restored) > _MAX_RESTORED:
+            self._restored.popitem(last=False)
+        return project
 
     def to_json(self) -> list[JsonObject]:
         """Returns every workflow, broken ones included."""

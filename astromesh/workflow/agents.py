@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from astromesh.config.workflow.agents import CredentialSpec, OwnAgent, ProviderSpec
 from astromesh.core.answer_schema import AnswerSchema, repair_message
 from astromesh.core.model_router import Health, ModelRouter
-from astromesh.errors import InvalidOutput, MissingKey
+from astromesh.errors import AgentNotFoundError, InvalidOutput, MissingKey
 from astromesh.graph.ledger import RunLedger
 from astromesh.graph.scope import Scope
 from astromesh.graph.structured_output import extract_values
@@ -110,7 +110,13 @@ class RuntimeAgent:
 
     async def ask(self, request: AgentRequest) -> AgentResponse:
         parent = request.scope.tool_context(request.scope.path.lstrip("@"), request.stage)
-        answer = await self.run_agent(self.name, prompt_of(request), {}, parent, NestedRunOptions(history=()))
+        terms = NestedRunOptions(history=())
+        try:
+            answer = await self.run_agent(self.name, prompt_of(request), {}, parent, terms)
+        except AgentNotFoundError as error:
+            if error.agent != self.name:
+                raise
+            raise StageFault("missing", f"The agent {self.name!r} does not exist any more.") from error
         output, repaired, fault = parse_answer(str(answer["response"]), request.schema)
         if fault:
             raise InvalidOutput(f"The answer of the agent {self.name!r} does not match its schema: {fault}")

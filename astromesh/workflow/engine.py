@@ -27,7 +27,7 @@ from astromesh.workflow.execution import Execution, ExecutionSetup, StageSlots, 
 from astromesh.workflow.journal import JournaledModel, JournaledTool, StageJournal, journaled_agents
 from astromesh.workflow.memory import LayerStore, RunMemory, open_layers
 from astromesh.workflow.plan import Plan, Stage
-from astromesh.workflow.project import Project, load_project, with_settings
+from astromesh.workflow.project import Project, load_project, restore_project, with_settings
 from astromesh.workflow.stages import StageCall, StageResources, compile_stage
 from astromesh.workflow.tools import open_tools
 from astromesh.workflow.validation import NO_CONTEXT, KnownNames
@@ -116,6 +116,7 @@ class Engine:
         *,
         agents: Collection[str] | None = None,
         overrides: Mapping[str, object] | None = None,
+        snapshot: JsonObject | None = None,
         **options: Any,
     ) -> Engine:
         """Reads and checks a folder.
@@ -124,6 +125,7 @@ class Engine:
             folder: of the workflow's manifests.
             agents: names of the runtime's agents; absent: any with `run_agent`, else none.
             overrides: settings that replace those of the files, as `project.parse_settings` returns them.
+            snapshot: manifests of an earlier time, which replace those of the folder and the settings.
             options: as for `Engine`.
 
         Raises:
@@ -131,10 +133,13 @@ class Engine:
         """
         plugins = options.setdefault("plugins", None) or Plugins()
         options["plugins"] = plugins
-        known = known_names(
-            plugins, agents, options.get("models") or {}, runs_agents=bool(options.get("run_agent"))
-        )
-        project = with_settings(load_project(folder, known, options.get("env")), overrides or {})
+        env = options.get("env")
+        if snapshot is not None:
+            project = restore_project(Path(folder), snapshot, env)
+        else:
+            models, runs_agents = options.get("models") or {}, bool(options.get("run_agent"))
+            known = known_names(plugins, agents, models, runs_agents=runs_agents)
+            project = with_settings(load_project(folder, known, env), overrides or {})
         return cls(replace(project, adapters=adapter_origins(project, plugins)), **options)
 
     # -- runs ------------------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from astromesh.types import Event, JsonObject
 from astromesh.workflow.base import Entry, TaskLog, TaskResult
 from astromesh.workflow.memory import ContextPackage, RunMemory, package_from_json
 from astromesh.workflow.plan import Plan, Stage
+from astromesh.workflow.snapshot import CODE_CHANGED
 from astromesh.workflow.stages import StageCall, StageExecution, complete_entry, route
 from astromesh.workflow.state_machine import (
     CancelStage,
@@ -152,7 +153,12 @@ def _trim_history(task: Task, rules: TaskSpec) -> None:
         del task.entries[:-limit]
 
 
-def _finished_data(task_id: str, entry: Entry) -> JsonObject:
+def started_data(task_id: str, record: Mapping[str, Any]) -> JsonObject:
+    """Returns the content of the event `task.started`."""
+    return {"task": task_id, "start": record["start"]}
+
+
+def finished_data(task_id: str, entry: Entry) -> JsonObject:
     """Returns the content of the event `stage.finished`."""
     data: JsonObject = {
         "task": task_id,
@@ -369,7 +375,7 @@ class Execution:
             return ()
         commands = self._state.finish_stage(job.task, job.entry, outcome)
         self._remember(job.entry, commands)
-        self._events.emit("stage.finished", **_finished_data(job.task.id, job.entry))
+        self._events.emit("stage.finished", **finished_data(job.task.id, job.entry))
         return commands
 
     def _remember(self, entry: Entry, commands: Sequence[Command]) -> None:
@@ -503,7 +509,7 @@ class TaskProjection:
         entry, commands = self._state.apply(record)
         at = 0.0
         if record["type"] == "begin":
-            yield self._event("task.started", {"task": self._task_id, "start": record["start"]})
+            yield self._event("task.started", started_data(self._task_id, record))
         elif record["type"] == "end" and not self._is_finished:
             data = {"task": self._task_id, "status": record["status"], "state": "ended"}
             if record.get("error"):
@@ -513,7 +519,11 @@ class TaskProjection:
             at = entry.finished_at
             self.trace.append({**record["entry"], "seq": entry.seq})
             self.records.append(record)
-            yield self._event("stage.finished", _finished_data(self._task_id + entry.task, entry), at)
+            yield self._event("stage.finished", finished_data(self._task_id + entry.task, entry), at)
+        elif record["type"] == CODE_CHANGED:
+            at = record["at"]
+            data = {"task": self._task_id, "modules": record["changed"]}
+            yield self._event("task.code_changed", data, at)
         for command in commands:
             if isinstance(command, StartStage):
                 data = {"task": command.task.id, "stage": command.task.stage}

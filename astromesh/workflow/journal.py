@@ -207,7 +207,7 @@ class Replay:
     def __init__(self, stages: Sequence[JsonObject], *, timing_dependent: bool = False) -> None:
         self._stages = {(s["task"], s["stage"]): s for s in stages}
         self._order = [(s["task"], s["stage"]) for s in stages]
-        self._timing_dependent = timing_dependent
+        self.timing_dependent = timing_dependent
         self._done: set[tuple[str, str]] = set()
         self._next = 0
         self._changed = asyncio.Condition()
@@ -217,7 +217,7 @@ class Replay:
         """Returns when it is the stage's turn."""
         key = (calls.task, calls.stage)
         async with self._changed:
-            if key not in self._stages and not self._timing_dependent:
+            if key not in self._stages and not self.timing_dependent:
                 self._diverged(*key, "path", "the stage did not run in the recorded run")
                 self._changed.notify_all()
             try:

@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import orjson
-import yaml
 from pydantic import BaseModel, ValidationError
 
-from astromesh import __version__
+from astromesh.config.environment import restore_api_keys
 from astromesh.config.keys import suggest_name
 from astromesh.config.workflow.agents import (
     AgentsFile,
     CredentialsFile,
     OwnAgent,
     ProvidersFile,
-    PythonTool,
     ToolsFile,
 )
-from astromesh.config.workflow.folder import FILES, WORKFLOW, WorkflowFolder, read_folder
+from astromesh.config.workflow.folder import WORKFLOW, WorkflowFolder, read_folder
 from astromesh.config.workflow.manifest import ContextProfile, MemoryFile, MemorySpec, TaskSpec, WorkflowFile
 from astromesh.config.workflow.operations import (
     METRICS,
@@ -46,91 +42,12 @@ from astromesh.errors import (
     MissingKey,
     SchemaValidationError,
 )
-from astromesh.graph.call_record import hash_of
-from astromesh.types import JsonObject
+from astromesh.types import JsonObject, ManifestSnapshot
 from astromesh.workflow import validation
 from astromesh.workflow.credentials import read_secret
-from astromesh.workflow.operations import load_operation
 from astromesh.workflow.plan import Plan, compile_plan
+from astromesh.workflow.snapshot import Fingerprint, fingerprint_of, snapshot_of
 from astromesh.workflow.validation import KnownNames
-
-# -- fingerprint ---------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Fingerprint:
-    """Hashes of everything that a run depends on.
-
-    Manifests are hashed as written: a reference to a secret counts, the secret itself does not.
-
-    Args:
-        parts: `{engine, manifests, schemas, operations, models, adapters}`, hashes in hex.
-    """
-
-    parts: JsonObject
-
-    @cached_property
-    def value(self) -> str:
-        """Returns the SHA-256 of all parts."""
-        return hash_of(self.parts)
-
-    @property
-    def stamp(self) -> JsonObject:
-        """Returns the part of the metadata of every Task."""
-        return {"run_fingerprint": self.value}
-
-
-def fingerprint_of(
-    folder: WorkflowFolder, adapters: Mapping[str, str], overrides: Mapping[str, object]
-) -> Fingerprint:
-    """Computes the fingerprint of a valid folder, whose files it reads once more.
-
-    Args:
-        adapters: where its plugins come from, with their versions.
-        overrides: settings that were changed for the process.
-    """
-    models = folder.file(ProvidersFile).providers
-    return Fingerprint(
-        {
-            "engine": __version__,
-            "manifests": _manifest_hashes(folder.folder),
-            "schemas": {name: hash_of(schema) for name, schema in folder.schemas.items()},
-            "operations": dict(_operation_hashes(folder)),
-            "models": {m.id: f"{m.adapter}/{m.model}@{m.version}" for m in models},
-            "adapters": dict(adapters),
-            **({"overrides": dict(overrides)} if overrides else {}),
-        }
-    )
-
-
-def _manifest_hashes(folder: Path) -> Mapping[str, str]:
-    return {name: _manifest_hash(folder / name) for name in FILES if (folder / name).exists()}
-
-
-def _manifest_hash(file: Path) -> str:
-    """Hashes a manifest in canonical JSON, so that neither comments nor layout count."""
-    content = yaml.load(file.read_bytes(), Loader=yaml.CSafeLoader)
-    option = orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS
-    return hashlib.sha256(orjson.dumps(content, default=str, option=option)).hexdigest()
-
-
-def _operation_hashes(folder: WorkflowFolder) -> Iterator[tuple[str, str]]:
-    """Hashes the file of each module that operations and tools come from."""
-    seen: set[Any] = set()
-    for place in _entrypoints(folder):
-        module = sys.modules.get(getattr(load_operation(folder.folder, place), "__module__", ""))
-        file = getattr(module, "__file__", None)
-        if file and file not in seen and Path(file).exists():
-            seen.add(file)
-            yield place.partition(":")[0], hashlib.sha256(Path(file).read_bytes()).hexdigest()
-
-
-def _entrypoints(folder: WorkflowFolder) -> Iterator[str]:
-    if folder.workflow:
-        yield from (node.op for node in folder.workflow.nodes if node.op)
-    for tool in folder.file(ToolsFile).tools:
-        if isinstance(tool, PythonTool):
-            yield tool.entrypoint
 
 
 def enabled_metrics(folder: WorkflowFolder) -> frozenset[str]:
@@ -178,8 +95,24 @@ class Project:
 
     @cached_property
     def fingerprint(self) -> Fingerprint:
-        """The fingerprint of the files at the first access, which precedes the first run."""
+        """The fingerprint of the files as read, and of the code at the first access, before any run."""
         return fingerprint_of(self.files, self.adapters, self.overrides)
+
+    @property
+    def operations(self) -> Mapping[str, str]:
+        """Hashes of the code, by module."""
+        found: Mapping[str, str] = self.fingerprint.parts["operations"]
+        return found
+
+    @cached_property
+    def snapshot(self) -> ManifestSnapshot:
+        """The files as read, for Tasks that outlive them."""
+        return snapshot_of(self.name, self.files, self.fingerprint)
+
+    def has_manifests(self, snapshot: JsonObject) -> bool:
+        """Returns whether these are the manifests of a snapshot, with the same settings."""
+        own = self.snapshot.content
+        return all(own[key] == snapshot[key] for key in ("files", "overrides"))
 
     @cached_property
     def default_start(self) -> str:
@@ -320,6 +253,31 @@ def load_project(
     workflow = checked.folder.workflow
     assert workflow is not None
     return Project(workflow.workflow, Path(folder), workflow, checked.folder, checked.warnings)
+
+
+def restore_project(folder: Path, snapshot: JsonObject, env: Mapping[str, str] | None = None) -> Project:
+    """Returns the project of a snapshot, with the code of the folder as it is now.
+
+    Names outside the snapshot are not checked: a stage that needs one that is missing fails.
+
+    Raises:
+        ManifestLoadError, SchemaValidationError, DAGValidationError: this version cannot read it.
+    """
+    texts = {
+        name: restore_api_keys(text, _present(folder / name)) for name, text in snapshot["files"].items()
+    }
+    read = read_folder(folder, env, texts)
+    if read.faults or read.workflow is None:
+        raise _most_severe(read.faults)(read.faults)
+    project = Project(read.workflow.workflow, folder, read.workflow, read)
+    return with_settings(project, snapshot["overrides"])
+
+
+def _present(file: Path) -> str:
+    try:
+        return file.read_text("utf-8-sig")
+    except (OSError, UnicodeDecodeError):
+        return ""
 
 
 def _most_severe(faults: tuple[InvalidManifest, ...]) -> type[InvalidWorkflow]:

@@ -11,10 +11,9 @@ import orjson
 
 from astromesh.errors import InvalidInput
 from astromesh.types import JsonObject
-from astromesh.workflow.execution import TaskProjection
+from astromesh.workflow.history import History
 from astromesh.workflow.journal import comparable_fields
 from astromesh.workflow.memory import InMemoryLayer, LayerStore, item_from_json
-from astromesh.workflow.plan import Plan
 
 RECORDING_VERSION = 1
 _MAX_ITEMS = 1_000_000
@@ -59,14 +58,17 @@ class Recording:
 
     @classmethod
     def from_records(
-        cls, plan: Plan, records: Sequence[Mapping[str, Any]], status: str, fingerprint: str = ""
+        cls, history: History, records: Sequence[Mapping[str, Any]], status: str, fingerprint: str = ""
     ) -> Recording:
-        """Creates a recording from the records of a Task, which contain the calls of its stages."""
+        """Creates a recording from the records of a Task, which contain the calls of its stages.
+
+        Args:
+            history: empty.
+        """
         begin = records[0]
-        projection = TaskProjection(plan, begin["task_id"])
-        projection.apply(records)
-        stages = tuple(map(_stage_record, projection.records))
-        memory = _shared_memory_items(record.get("context") for record in projection.records)
+        history.apply(records)
+        stages = tuple(map(_stage_record, history.records))
+        memory = _shared_memory_items(record.get("context") for record in history.records)
         return cls(begin["workflow"], begin["start"], begin["input"], status, stages, fingerprint, memory)
 
     @classmethod

@@ -279,6 +279,8 @@ _StageBody = Callable[[StageExecution, ContextPackage | None], Awaitable[Any]]
 def _body(stage: Stage, resources: StageResources) -> tuple[_StageBody, bool]:
     """Returns the body of a stage, and whether it is so cheap that it needs no time limit."""
     node = stage.node
+    if missing := _missing(stage, resources):
+        return partial(_fail_as_missing, ", ".join(missing)), True
     if node.kind == "agent":
         return _agent_body(stage, resources), False
     if node.op:
@@ -295,6 +297,23 @@ def _body(stage: Stage, resources: StageResources) -> tuple[_StageBody, bool]:
         return job.entry.input
 
     return identity, True
+
+
+def _missing(stage: Stage, resources: StageResources) -> list[str]:
+    """Returns what a stage needs and a deployment has removed since its Task was accepted."""
+    node, found = stage.node, []
+    if node.op:
+        try:
+            load_operation(resources.project.folder, node.op)
+        except LookupError as error:
+            found.append(f"the operation {node.op!r} ({error.args[0]})")
+    return [*found, *(f"the tool {name!r}" for name in node.tools if name not in resources.tools)]
+
+
+async def _fail_as_missing(missing: str, job: StageExecution, package: ContextPackage | None) -> Any:
+    raise StageFault(
+        "missing", f"The stage {job.entry.stage!r} needs what does not exist any more: {missing}."
+    )
 
 
 def _toolbox(names: Sequence[str], resources: StageResources) -> ToolBox:

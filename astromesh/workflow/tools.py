@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 from uuid import UUID, uuid5
 
@@ -71,8 +72,12 @@ class PythonFunction:
 
 
 async def open_tools(project: Project, plugins: Plugins, deps: Deps) -> dict[str, Tool]:
-    """Opens every tool of tools.yaml, by id."""
-    return {spec.id: await _open_tool(project, spec, plugins, deps) for spec in project.tools.tools}
+    """Opens every tool of tools.yaml, by id, except those whose function is gone."""
+    opened: dict[str, Tool] = {}
+    for spec in project.tools.tools:
+        with suppress(LookupError):
+            opened[spec.id] = await _open_tool(project, spec, plugins, deps)
+    return opened
 
 
 async def _open_tool(project: Project, spec: PythonTool | BuiltinTool, plugins: Plugins, deps: Deps) -> Tool:

@@ -174,6 +174,12 @@ async def trace(task_id: str, request: Request) -> JsonObject:
     return await _tasks(request).trace(task_id, viewer_of(request))
 
 
+@_read_route("/manifest", "Manifests of a Task")
+async def manifest(task_id: str, request: Request) -> JsonObject:
+    """Returns the files that the Task was accepted with, as they were then, without literal API keys."""
+    return await _tasks(request).manifest(task_id, viewer_of(request))
+
+
 @_read_route("/artifacts", "Artifacts of a Task")
 async def artifacts(
     task_id: str,

@@ -11,7 +11,7 @@ from typing import Any, TypeVar, get_args
 import orjson
 
 from astromesh.config.base import Node, Place, Steps, node_from_value
-from astromesh.config.parser import manifest_fault, read_file
+from astromesh.config.parser import Document, manifest_fault, parse_text, read_file
 from astromesh.config.records import JsonMap, subclasses_of
 from astromesh.config.validation import salvage
 from astromesh.config.workflow.agents import AgentsFile, CredentialsFile, ProvidersFile, ToolsFile
@@ -49,6 +49,8 @@ FILES: Mapping[str, type[ManifestFile]] = {
     "evaluations.yaml": EvaluationsFile,
     "cli_profiles.yaml": ProfilesFile,
 }
+#: files that decide nothing in a run
+UNDECISIVE = frozenset(("metrics.yaml", "plugins.yaml", "evaluations.yaml", "cli_profiles.yaml"))
 #: file names of other documents → the file that holds their settings here
 REJECTED: Mapping[str, str] = {
     "execution.yaml": "scheduler.yaml",
@@ -69,6 +71,7 @@ class WorkflowFolder:
         files: file name → record; where the file has faults, of the part that has none.
         roots: file name → its content, with places.
         schemas: schema id → JSON Schema.
+        texts: file name → its text as written.
     """
 
     folder: Path
@@ -77,6 +80,7 @@ class WorkflowFolder:
     schemas: Mapping[str, JsonMap] = field(default_factory=dict)
     faults: tuple[InvalidManifest, ...] = ()
     warnings: tuple[InvalidManifest, ...] = ()
+    texts: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     @property
     def workflow(self) -> WorkflowFile | None:
@@ -94,14 +98,19 @@ class WorkflowFolder:
         return manifest_fault(self.folder / file, message, place, steps, hint, rule)
 
 
-def read_folder(folder: str | Path, env: Mapping[str, str] | None = None) -> WorkflowFolder:
+def read_folder(
+    folder: str | Path, env: Mapping[str, str] | None = None, texts: Mapping[str, str] | None = None
+) -> WorkflowFolder:
     """Reads a folder. Faults are part of the result; raises nothing.
 
     Args:
         folder: with `workflow.yaml`, the other files of `FILES` and `schemas/*.json`.
         env: environment variables for `${VAR}`; absent: the process's own.
+        texts: read instead of the files of the folder: name, such as `schemas/order.json`, → text.
     """
     folder = Path(folder)
+    if texts is not None:
+        return _FolderReader(folder, os.environ if env is None else env).parse(texts)
     if not folder.is_dir():
         fault = manifest_fault(folder, "the folder does not exist", rule="missing_folder")
         return WorkflowFolder(folder, faults=(fault,))
@@ -116,12 +125,13 @@ class _FolderReader:
         self._files: dict[str, ManifestFile] = {}
         self._roots: dict[str, Node] = {}
         self._schemas: dict[str, JsonMap] = {}
+        self._texts: dict[str, str] = {}
         self._faults: list[InvalidManifest] = []
 
     def run(self) -> WorkflowFolder:
         for name in FILES:
             if (self._folder / name).exists():
-                self._file(name)
+                self._file(name, read_file(self._folder / name, self._env))
             elif name == WORKFLOW:
                 self._fault(name, "missing_file", "the file does not exist")
         for name, right in REJECTED.items():
@@ -129,19 +139,34 @@ class _FolderReader:
                 message = f"is not a file of a workflow; its settings belong into {right}"
                 self._fault(name, "rejected_file", message)
         for path in sorted((self._folder / SCHEMAS).glob("*.json")):
-            self._schema(path)
+            try:
+                self._schema(path, path.read_bytes())
+            except OSError as error:
+                self._fault(f"{SCHEMAS}/{path.name}", "unreadable", f"cannot be read: {error.strerror}")
+        return self._result(tuple(self._unread_files()))
+
+    def parse(self, texts: Mapping[str, str]) -> WorkflowFolder:
+        for name, text in texts.items():
+            path = self._folder / name
+            if name in FILES:
+                self._file(name, parse_text(text, Document(path, text), self._env))
+            else:
+                self._schema(path, text.encode())
+        return self._result(())
+
+    def _result(self, warnings: tuple[InvalidManifest, ...]) -> WorkflowFolder:
         faults = tuple({str(fault): fault for fault in self._faults}.values())
         return WorkflowFolder(
-            self._folder, self._files, self._roots, self._schemas, faults, tuple(self._unread_files())
+            self._folder, self._files, self._roots, self._schemas, faults, warnings, self._texts
         )
 
     def _fault(self, name: str, rule: str, message: str, place: Place = Place()) -> None:
         self._faults.append(manifest_fault(self._folder / name, message, place, rule=rule))
 
-    def _file(self, name: str) -> None:
+    def _file(self, name: str, document: Document) -> None:
         path = self._folder / name
-        document = read_file(path, self._env)
         self._faults += document.faults
+        self._texts[name] = document.text
         if document.node is None:
             return
         self._roots[name] = root = _with_empty_lists(_without_extension_keys(document.node))
@@ -166,13 +191,10 @@ class _FolderReader:
         )
         return True
 
-    def _schema(self, path: Path) -> None:
+    def _schema(self, path: Path, text: bytes) -> None:
         name = f"{SCHEMAS}/{path.name}"
         try:
-            text = path.read_bytes()
             schema = orjson.loads(text)
-        except OSError as error:
-            self._fault(name, "unreadable", f"cannot be read: {error.strerror}")
         except orjson.JSONDecodeError as error:
             place = Place(error.lineno, error.colno)
             self._fault(name, "unreadable", f"is not valid JSON: {error.msg}", place)

@@ -153,6 +153,9 @@ class TaskSpec(Section):
     pause_before: Annotated[tuple[StageId, ...], RefersTo("stage")] = Field(
         (), description="Stages before which the inspector pauses."
     )
+    on_code_change: Literal["continue", "fail"] = Field(
+        "continue", description="What an interrupted Task does when the code of its operations has changed."
+    )
     max_depth: Count = Field(8, description="Forks within forks.")
     max_live_tasks: Count = Field(1000, description="Tasks of one run that live at once.")
 

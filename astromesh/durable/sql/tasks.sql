@@ -13,6 +13,13 @@ INSERT INTO astromesh.task_artifacts (task_id, n, type, path, node, stage, creat
 VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)
 ON CONFLICT (task_id, n) DO UPDATE SET content = excluded.content
 
+-- name: add_snapshot
+INSERT INTO astromesh.task_snapshots (id, content, used_at) VALUES ($1, $2, $3)
+ON CONFLICT (id) DO UPDATE SET used_at = excluded.used_at
+
+-- name: snapshot
+SELECT content FROM astromesh.task_snapshots WHERE id = $1
+
 -- name: get
 SELECT {columns} FROM astromesh.tasks WHERE task_id = $1
 
@@ -71,6 +78,10 @@ UPDATE astromesh.tasks SET cancelling = 1 WHERE tenant = $1 AND owner = $2 AND f
 
 -- name: delete_records
 DELETE FROM astromesh.task_records WHERE task_id = ANY($1::text[])
+
+-- name: delete_snapshots
+DELETE FROM astromesh.task_snapshots AS s
+WHERE s.used_at < $1 AND NOT EXISTS (SELECT 1 FROM astromesh.tasks t WHERE t.snapshot = s.id)
 
 -- name: delete_artifacts
 DELETE FROM astromesh.task_artifacts WHERE task_id = ANY($1::text[])

@@ -10,10 +10,17 @@ from typing import Any
 
 import pytest
 
-from astromesh.durable.base import Artifact, ArtifactFilter, TaskChange, TaskRow, TaskStore
+from astromesh.durable.base import (
+    Artifact,
+    ArtifactFilter,
+    TaskChange,
+    TaskRow,
+    TaskStore,
+)
 from astromesh.errors import LeaseLost
 from astromesh.plugins import Plugins
 from astromesh.testing import ManualClock
+from astromesh.types import ManifestSnapshot
 from tests.platform.stores import deps_of
 
 NOW = 1_700_000_000.0
@@ -155,3 +162,41 @@ async def test_what_is_erased_or_too_old_is_gone_with_all_that_it_left(store):
     assert (await store.get("t3")).cancelling
     assert await store.expire(NOW + 1) == 1
     assert await store.get("t2") is None
+
+
+SNAPSHOT = ManifestSnapshot("5" * 64, {"files": {"workflow.yaml": "version: 1  # λ\n"}})
+
+
+async def test_manifests_are_kept_once_for_all_tasks_that_began_with_them(store):
+    for n in range(3):
+        await store.accept(task(f"t{n}", snapshot=SNAPSHOT.id), [BEGIN], snapshot=SNAPSHOT)
+    assert (await store.get("t2")).snapshot == SNAPSHOT.id
+    assert await store.snapshot(SNAPSHOT.id) == SNAPSHOT.content
+    assert await store.snapshot("6" * 64) is None
+
+
+async def test_manifests_stay_as_long_as_a_task_refers_to_them(store, clock):
+    """A Task that began long ago holds them; without any they go, a day after they were last written."""
+    ended = {"status": "success", "finished_at": NOW, "result": {}, "snapshot": SNAPSHOT.id}
+    await store.accept(task("t1", **ended), [BEGIN], snapshot=SNAPSHOT)
+    await store.accept(task("t2", snapshot=SNAPSHOT.id), [BEGIN], snapshot=SNAPSHOT)
+    clock.advance(90 * 86400)
+    assert await store.expire(NOW + 1) == 1
+    assert await store.snapshot(SNAPSHOT.id) == SNAPSHOT.content
+    await store.commit(TaskChange("t2", "w1", 2, [], [], ("success", {}, clock.now())))
+    assert await store.expire(clock.now() + 1) == 1
+    assert await store.snapshot(SNAPSHOT.id) is None
+
+
+async def test_manifests_that_were_written_a_moment_ago_stay_although_no_task_refers_to_them(store, clock):
+    """Another process may accept a Task of theirs just now."""
+    await store.accept(
+        task("t1", status="success", finished_at=NOW, snapshot=SNAPSHOT.id), [BEGIN], snapshot=SNAPSHOT
+    )
+    clock.advance(3600)
+    assert await store.expire(NOW + 1) == 1
+    assert await store.snapshot(SNAPSHOT.id) == SNAPSHOT.content
+    await store.accept(task("t2", snapshot=SNAPSHOT.id), [BEGIN], snapshot=SNAPSHOT)
+    clock.advance(86000)
+    await store.expire(NOW + 1)
+    assert await store.snapshot(SNAPSHOT.id) == SNAPSHOT.content

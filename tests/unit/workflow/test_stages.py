@@ -15,6 +15,7 @@ from astromesh.testing import Reply, ScriptedProvider
 from astromesh.tools.base import NestedRunOptions, ToolContext
 from astromesh.types import JsonObject, ToolCall
 from astromesh.workflow import Engine
+from astromesh.workflow.execution import TaskProjection
 from astromesh.workflow.journal import Recorder, Replay
 from astromesh.workflow.memory import Item, assemble_context
 from astromesh.workflow.recording import Recording
@@ -314,7 +315,7 @@ async def test_e53_an_agent_that_merges_replays_too() -> None:
     model, log = ScriptedProvider('"one"'), RecordingLog()
     async with Engine(made, models={"m": model}, log=log, journal=Recorder()) as engine:
         result = await engine.run("-")
-    stored = Recording.from_records(made.plan(), log.records, result.status)
+    stored = Recording.from_records(TaskProjection(made.plan(), result.task_id), log.records, result.status)
     replay = Replay(stored.stages)
     async with Engine(made, models={"m": model}, log=replay, journal=replay) as engine:
         told = replay.report(await engine.run("-"))

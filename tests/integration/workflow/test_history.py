@@ -1,0 +1,315 @@
+"""Tasks outlive their manifests: what ran stays readable, and what was accepted goes on.
+
+A deployment is a second runtime over the same data, after the folder has changed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from astromesh.workflow import Engine
+from astromesh.workflow.project import restore_project
+from tests.integration.agents_folder import client_of, manifest, write
+from tests.integration.workflow.folders import ENDED, events_of, runtime_with, until
+
+OPS = """
+import asyncio, pathlib
+
+def one(input, context, tools):
+    return {**input, "one": 1}
+
+async def wait(input, context, tools):
+    while not pathlib.Path(input["go"]).exists():
+        await asyncio.sleep(0.01)
+    return {**input, "waited": True}
+
+def two(input, context, tools):
+    return {**input, "two": 2}
+"""
+NODES = """version: 1
+workflow: steps
+nodes:
+  - {id: s, kind: deterministic, role: start, default: true, context: none}
+  - {id: one, kind: deterministic, role: linear, context: none, op: 'ops:one'}
+  - {id: wait, kind: deterministic, role: linear, context: none, op: 'ops:wait', idempotent: true}
+  - {id: two, kind: deterministic, role: linear, context: none, op: 'ops:two'}
+  - {id: e, kind: deterministic, role: exit, context: none}
+edges:
+  - {from: s, to: one}
+  - {from: one, to: wait}
+  - {from: wait, to: two}
+  - {from: two, to: e}
+"""
+EVALUATIONS = """suites:
+  - name: all
+    cases: [{id: a, input: {}, assertions: [{type: status, expected: success}]}]
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    folder = tmp_path / "config" / "workflows" / "steps"
+    folder.mkdir(parents=True)
+    (folder / "workflow.yaml").write_text(NODES)
+    (folder / "ops.py").write_text(OPS)
+    (folder / "evaluations.yaml").write_text(EVALUATIONS)
+    return tmp_path / "config"
+
+
+def edit(file: Path, change: Callable[[str], str]) -> None:
+    file.write_text(change(file.read_text()))
+
+
+async def ended(config: Path, go: Path) -> dict[str, Any]:
+    """A Task that has ended, with all that can be read of it, before anything changes."""
+    go.touch()
+    async with client_of(runtime_with(config)) as client:
+        task = (await client.post("/v1/workflows/steps/run", json={"input": {"go": str(go)}})).json()
+        return await read_all(client, task["task_id"])
+
+
+async def read_all(client: httpx.AsyncClient, task_id: str) -> dict[str, Any]:
+    found: dict[str, Any] = {"task_id": task_id}
+    for part in ("trace", "artifacts", "manifest"):
+        answer = await client.get(f"/v1/tasks/{task_id}/{part}")
+        assert answer.status_code == 200, answer.text
+        found[part] = answer.json()
+    events = await client.get(f"/v1/tasks/{task_id}/events")
+    assert events.status_code == 200
+    replay = await client.post(f"/v1/tasks/{task_id}/replay", json={"stage": "wait"})
+    assert replay.status_code == 200, replay.text
+    return {**found, "events": events_of(events.text), "replay": replay.json()["recorded"]}
+
+
+def comment(folder: Path) -> None:
+    edit(folder / "ops.py", lambda text: f"# a comment\n{text}\n\n")
+
+
+def new_case(folder: Path) -> None:
+    edit(folder / "evaluations.yaml", lambda text: text.replace("id: a", "id: another"))
+
+
+def other_code(folder: Path) -> None:
+    edit(folder / "ops.py", lambda text: text.replace('"two": 2', '"two": 3'))
+
+
+def other_stages(folder: Path) -> None:
+    for old, new in (("id: two", "id: last"), ("to: two}", "to: last}"), ("from: two", "from: last")):
+        edit(folder / "workflow.yaml", lambda text: text.replace(old, new))  # noqa: B023 (called at once)
+
+
+def broken(folder: Path) -> None:
+    edit(folder / "workflow.yaml", lambda text: text.replace("role: exit", "role: nothing"))
+
+
+@pytest.mark.parametrize("change", [comment, new_case, other_code, other_stages, broken])
+async def test_records_stay_readable_whatever_changes(
+    config: Path, tmp_path: Path, change: Callable[[Path], None]
+) -> None:
+    before = await ended(config, tmp_path / "go")
+    change(config / "workflows" / "steps")
+    async with client_of(runtime_with(config)) as client:
+        after = await read_all(client, before["task_id"])
+    assert after == before
+    assert before["manifest"]["files"]["workflow.yaml"] == NODES
+    assert [entry["stage_id"] for entry in after["trace"]["trace"]] == ["s", "one", "wait", "two", "e"]
+
+
+async def test_records_stay_readable_when_the_workflow_is_removed(config: Path, tmp_path: Path) -> None:
+    before = await ended(config, tmp_path / "go")
+    shutil.rmtree(config / "workflows" / "steps")
+    async with client_of(runtime_with(config)) as client:
+        trace = await client.get(f"/v1/tasks/{before['task_id']}/trace")
+        events = await client.get(f"/v1/tasks/{before['task_id']}/events")
+        kept = await client.get(f"/v1/tasks/{before['task_id']}/manifest")
+    assert (trace.json(), events_of(events.text), kept.json()) == (
+        before["trace"], before["events"], before["manifest"],
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("left", ["ops.py", "workflow.yaml"])
+async def test_records_of_a_version_without_stored_manifests_stay_readable(
+    config: Path, tmp_path: Path, left: str
+) -> None:
+    """Under the present manifests where they lead to these records, else as they are."""
+    before = await ended(config, tmp_path / "go")
+    with sqlite3.connect(config.parent / "data" / "astromesh.db") as database:
+        database.execute("UPDATE tasks SET snapshot = '', fingerprint = 'old'")
+        database.execute("DELETE FROM task_snapshots")
+    if left == "ops.py":
+        other_stages(config / "workflows" / "steps")
+    async with client_of(runtime_with(config)) as client:
+        task_id = before["task_id"]
+        trace = (await client.get(f"/v1/tasks/{task_id}/trace")).json()
+        events = events_of((await client.get(f"/v1/tasks/{task_id}/events")).text)
+        artifacts = (await client.get(f"/v1/tasks/{task_id}/artifacts")).json()
+        kept = (await client.get(f"/v1/tasks/{task_id}/manifest")).json()
+    assert trace["trace"] == before["trace"]["trace"] and artifacts == before["artifacts"]
+    assert kept["files"] is None
+    finished = [data["stage"] for _, kind, data in events if kind == "stage.finished"]
+    assert finished == ["s", "one", "wait", "two", "e"]
+    assert (events[0][1], events[-1][1]) == ("task.started", "task.finished")
+    if left == "workflow.yaml":
+        assert events == before["events"]
+
+
+def fingerprint(config: Path) -> str:
+    return Engine.load(config / "workflows" / "steps").project.fingerprint.value
+
+
+def test_the_fingerprint_covers_what_decides_a_run(config: Path) -> None:
+    folder = config / "workflows" / "steps"
+    (folder / "helpers.py").write_text("FACTOR = 2\n")
+    path = "import os, sys\nsys.path.insert(0, os.path.dirname(__file__))\n"
+    edit(folder / "ops.py", lambda text: f"{path}import helpers\n{text}")
+    first = fingerprint(config)
+    comment(folder)
+    new_case(folder)
+    (folder / "metrics.yaml").write_text("profiles: []\n")
+    (folder / "README.py").write_text("x = 1\n")
+    edit(folder / "helpers.py", lambda text: f"{text}  # two\n")
+    edit(folder / "workflow.yaml", lambda text: f"# a comment\n{text}")
+    assert fingerprint(config) == first
+    edit(folder / "helpers.py", lambda text: text.replace("2", "3"))
+    second = fingerprint(config)
+    other_code(folder)
+    assert len({first, second, fingerprint(config)}) == 3
+
+
+def test_versions_evaluations_and_metrics_are_recorded_beside_the_fingerprint(config: Path) -> None:
+    project = Engine.load(config / "workflows" / "steps").project
+    upgraded = {**project.snapshot.content, "provenance": {"engine": "999.0"}}
+    again = restore_project(project.folder, upgraded)
+    assert again.fingerprint.value == project.fingerprint.value
+    assert set(project.fingerprint.provenance) == {"engine", "adapters", "evaluations", "metrics"}
+    new_case(project.folder)
+    later = Engine.load(project.folder).project.fingerprint
+    assert later.value == project.fingerprint.value and later.provenance != project.fingerprint.provenance
+
+
+# -- accepted Tasks go on ------------------------------------------------------------------------------------
+
+
+async def interrupted(config: Path, go: Path, **more: Any) -> str:
+    """A durable Task that waits in its stage `wait` when its server leaves."""
+    async with client_of(runtime_with(config, **more)) as client:
+        body = {"input": {"go": str(go)}}
+        task_id: str = (await client.post("/v1/workflows/steps/runs", json=body)).json()["task_id"]
+        async with asyncio.timeout(30):
+            while len((await client.get(f"/v1/tasks/{task_id}/trace")).json()["trace"]) < 2:
+                await asyncio.sleep(0.01)
+    go.touch()
+    return task_id
+
+
+async def goes_on(config: Path, task_id: str, **more: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The Task at its end, and its trace, in the next runtime."""
+    async with client_of(runtime_with(config, **more)) as client:
+        task = await until(client, task_id, *ENDED)
+        return task, (await client.get(f"/v1/tasks/{task_id}/trace")).json()
+
+
+@pytest.mark.parametrize("change", [comment, new_case, other_stages, broken])
+async def test_an_accepted_task_goes_on_under_its_own_manifests(
+    config: Path, tmp_path: Path, change: Callable[[Path], None]
+) -> None:
+    task_id = await interrupted(config, tmp_path / "go")
+    change(config / "workflows" / "steps")
+    task, trace = await goes_on(config, task_id)
+    assert (task["status"], task["output"]["two"]) == ("success", 2), task
+    assert [entry["stage_id"] for entry in trace["trace"]] == ["s", "one", "wait", "two", "e"]
+    assert "code_changes" not in task["metadata"]
+    assert task["metadata"]["run_fingerprint"] == trace["metadata"]["run_fingerprint"]
+
+
+async def test_changed_code_is_recorded_in_the_task(config: Path, tmp_path: Path) -> None:
+    task_id = await interrupted(config, tmp_path / "go")
+    other_code(config / "workflows" / "steps")
+    task, _ = await goes_on(config, task_id)
+    assert (task["status"], task["output"]["two"]) == ("success", 3)
+    assert [change["modules"] for change in task["metadata"]["code_changes"]] == [["ops"]]
+    async with client_of(runtime_with(config)) as client:
+        events = events_of((await client.get(f"/v1/tasks/{task_id}/events")).text)
+    assert [data["modules"] for _, kind, data in events if kind == "task.code_changed"] == [["ops"]]
+
+
+async def test_changed_code_fails_the_task_where_the_manifest_says_so(config: Path, tmp_path: Path) -> None:
+    folder = config / "workflows" / "steps"
+    edit(folder / "workflow.yaml", lambda text: f"{text}task: {{on_code_change: fail}}\n")
+    task_id = await interrupted(config, tmp_path / "go")
+    other_code(folder)
+    task, trace = await goes_on(config, task_id)
+    assert (task["status"], task["error"]["code"]) == ("failure", "code_changed")
+    assert "ops" in task["error"]["message"] and len(trace["trace"]) == 2
+
+
+async def test_a_comment_is_no_change_of_code(config: Path, tmp_path: Path) -> None:
+    folder = config / "workflows" / "steps"
+    edit(folder / "workflow.yaml", lambda text: f"{text}task: {{on_code_change: fail}}\n")
+    task_id = await interrupted(config, tmp_path / "go")
+    comment(folder)
+    task, _ = await goes_on(config, task_id)
+    assert task["status"] == "success"
+
+
+@pytest.mark.parametrize("in_manifest", [False, True])
+async def test_a_removed_operation_fails_the_task_and_is_named(
+    config: Path, tmp_path: Path, in_manifest: bool
+) -> None:
+    """Whether the present manifest still names it, and is broken, or not."""
+    folder = config / "workflows" / "steps"
+    task_id = await interrupted(config, tmp_path / "go")
+    edit(folder / "ops.py", lambda text: text.replace("def two", "def three"))
+    if not in_manifest:
+        edit(folder / "workflow.yaml", lambda text: text.replace("ops:two", "ops:three"))
+    task, trace = await goes_on(config, task_id)
+    assert (task["status"], task["error"]["code"]) == ("failure", "missing")
+    assert "ops:two" in task["error"]["message"]
+    assert [entry["stage_id"] for entry in trace["trace"]][:3] == ["s", "one", "wait"]
+
+
+async def test_a_removed_agent_fails_the_task_and_is_named(config: Path, tmp_path: Path) -> None:
+    folder = config / "workflows" / "steps"
+    write(config, manifest("helper"))
+    plain = "{id: two, kind: deterministic, role: linear, context: none, op: 'ops:two'}"
+    asks = "{id: two, kind: agent, role: linear, context: none, agent: helper}"
+    edit(folder / "workflow.yaml", lambda text: text.replace(plain, asks))
+    task_id = await interrupted(config, tmp_path / "go")
+    shutil.rmtree(config / "agents")
+    task, _ = await goes_on(config, task_id)
+    assert (task["status"], task["error"]["code"]) == ("failure", "missing")
+    assert "helper" in task["error"]["message"]
+
+
+async def test_a_removed_tool_fails_the_task_and_is_named(config: Path, tmp_path: Path) -> None:
+    folder = config / "workflows" / "steps"
+    (folder / "tools.yaml").write_text("tools:\n  - {id: pay, type: python, entrypoint: 'shop:pay'}\n")
+    (folder / "shop.py").write_text("def pay(): return 1\n")
+    edit(folder / "workflow.yaml", lambda text: text.replace("op: 'ops:two'", "op: 'ops:two', tools: [pay]"))
+    task_id = await interrupted(config, tmp_path / "go")
+    (folder / "shop.py").unlink()
+    task, _ = await goes_on(config, task_id)
+    assert (task["status"], task["error"]["code"]) == ("failure", "missing")
+    assert "'pay'" in task["error"]["message"]
+
+
+async def test_a_replay_names_another_fingerprint(config: Path, tmp_path: Path) -> None:
+    """A Task replays under its manifests with the present code."""
+    before = await ended(config, tmp_path / "go")
+    other_stages(config / "workflows" / "steps")
+    other_code(config / "workflows" / "steps")
+    async with client_of(runtime_with(config)) as client:
+        replay = (await client.post(f"/v1/tasks/{before['task_id']}/replay")).json()
+    assert replay["path"] == ["s", "one", "wait", "two", "e"]
+    assert (replay["same"], replay["divergence"]["stage"]) == (False, "two")
+    prints = replay["run_fingerprint"]
+    assert prints["recorded"] == before["trace"]["metadata"]["run_fingerprint"]
+    assert not prints["same"] and prints["present"] != prints["recorded"]
