@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -27,9 +29,29 @@ def canonical(value: Any) -> Any:
     if type(value) in (str, bool, type(None)):
         return value
     try:
-        return orjson.loads(orjson.dumps(value))
+        encoded = orjson.dumps(value)
     except (orjson.JSONEncodeError, TypeError) as error:
         raise NotJson(f"is not a JSON value: {error}") from error
+    if b"null" in encoded and (steps := _not_finite(value)) is not None:  # orjson writes NaN as null
+        raise NotJson(f"is not a JSON value: NaN or infinity{f' at {steps[1:]}' if steps else ''}")
+    return orjson.loads(encoded)
+
+
+def _not_finite(value: Any) -> str | None:
+    """Returns where a value holds NaN or infinity, as a dotted path, or None."""
+    if isinstance(value, float):
+        return None if math.isfinite(value) else ""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    inner: Iterable[tuple[Any, Any]]
+    if isinstance(value, dict):
+        inner = value.items()
+    elif isinstance(value, (list, tuple)):
+        inner = enumerate(value)
+    else:
+        return None
+    found = ((key, _not_finite(one)) for key, one in inner)
+    return next((f".{key}{steps}" for key, steps in found if steps is not None), None)
 
 
 def private_copy(value: Any) -> Any:

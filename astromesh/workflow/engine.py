@@ -326,7 +326,9 @@ class Engine:
         if not read and not persistent.intersection(write):
             return None
         tags = {n.id: tuple(map(str, n.metadata.get("tags", ()))) for n in project.workflow.nodes}
-        return RunMemory(self._layers, write, tags, persistent)
+        sources = [source for profile in project.profiles.values() for source in profile.sources]
+        read_tags = frozenset(tag for source in sources for tag in source.tags)
+        return RunMemory(self._layers, write, tags, persistent, read_tags)
 
     def _scope(
         self, task_id: str, caller: CallerContext | None, sinks: Iterable[EventSink], events: Emitter | None

@@ -383,7 +383,8 @@ class Execution:
         if self._memory is None:
             return
         if entry.error is None:
-            self._memory.remember(self.machine.tasks[entry.task], entry)
+            passes_on = self._setup.plan.stages[entry.stage].passes_on
+            self._memory.remember(self.machine.tasks[entry.task], entry, passes_on=passes_on)
         for command in commands:
             if isinstance(command, EmitEvent) and command.type == "merge.fired":
                 start = len(self.machine.run_id)

@@ -306,6 +306,7 @@ class RunMemory:
         write: layers that outputs are written to.
         tags: node → tags of what it writes.
         persistent: layers whose store outlives the process.
+        read_tags: tags that context profiles ask for.
     """
 
     def __init__(
@@ -314,22 +315,36 @@ class RunMemory:
         write: Sequence[str],
         tags: Mapping[str, tuple[str, ...]],
         persistent: frozenset[str] = frozenset(),
+        read_tags: frozenset[str] = frozenset(),
     ) -> None:
+        self._read_tags = read_tags
         self._stores, self._write, self._tags, self._persistent = stores, write, tags, persistent
         self._items_by_task: dict[str, list[tuple[int, Item]]] = {}
         self._staged: dict[str, list[Item]] = {}
         self._snapshots: dict[str, list[Item]] = {}
         self._reading = asyncio.Lock()
 
-    def remember(self, task: Task, entry: Entry) -> None:
-        """Stores the output of a successful stage."""
+    def remember(self, task: Task, entry: Entry, *, passes_on: bool = False) -> None:
+        """Stores the output of a successful stage.
+
+        Args:
+            passes_on: its output is its input, which is stored only where the layer does not hold it yet.
+        """
         written = f"{task.id}@{entry.stage}"
         for layer in self._write:
             item = Item(written, layer, entry.node, self._tags.get(entry.node, ()), entry.output)
+            if passes_on and self._holds(task, item):
+                continue
             if layer == "task":
                 self._items_by_task.setdefault(task.path, []).append((entry.seq, item))
             if layer != "task" or "task" in self._persistent:
                 self._staged.setdefault(layer, []).append(item)
+
+    def _holds(self, task: Task, item: Item) -> bool:
+        """Returns whether a layer has received a value of this run, and every profile finds it there."""
+        known = self._visible_items(task) if item.layer == "task" else self._staged.get(item.layer, ())
+        names = self._read_tags & {item.node, *item.tags}
+        return any(one.value == item.value and names <= {one.node, *one.tags} for one in known)
 
     def merge(self, task: Task, inputs: Iterable[Task], seq: int) -> None:
         """Adds what the inputs of a merge wrote since their fork to the Task that continues."""

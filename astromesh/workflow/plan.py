@@ -53,6 +53,11 @@ class Stage:
     def role(self) -> str:
         return self.node.role
 
+    @property
+    def passes_on(self) -> bool:
+        """Whether its output is its input."""
+        return not (self.node.op or self.node.agent or self.role == "merge")
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -243,7 +248,10 @@ def fork_children(stage: Stage, output: Any) -> list[ForkChild]:
         edges = len(stage.out)
         parts = [ForkChild(stage.out[i % edges], i, item) for i, item in enumerate(items)]
     if len(parts) > split.max_subtasks:
-        message = f"{len(parts)} subtasks exceed the limit of {split.max_subtasks} (split.max_subtasks)."
+        message = (
+            f"{len(parts)} subtasks of the stage {stage.id!r} exceed the limit of {split.max_subtasks} "
+            "(split.max_subtasks)."
+        )
         raise StageFault("limit_exceeded", message)
     return parts
 

@@ -239,11 +239,14 @@ class StateMachine:
         """Returns the error of a fork that exceeds a limit, or None."""
         rules = self.plan.task
         if children and task.depth + 1 > rules.max_depth:
-            return _limit_error(f"Forks may be nested at most {rules.max_depth} deep (task.max_depth).")
+            return _limit_error(
+                f"The stage {task.stage!r} would nest forks {task.depth + 1} deep; the limit is "
+                f"{rules.max_depth} (task.max_depth)."
+            )
         if self.live + children > rules.max_live_tasks:
             return _limit_error(
-                f"{self.live} Tasks are active; {children} more would exceed {rules.max_live_tasks} "
-                "(task.max_live_tasks)."
+                f"{self.live} Tasks are active; {children} more of the stage {task.stage!r} would exceed "
+                f"{rules.max_live_tasks} (task.max_live_tasks)."
             )
         return None
 

@@ -14,7 +14,7 @@ from astromesh.config.base import Steps
 from astromesh.config.keys import suggest_name
 from astromesh.config.records import JsonMap, marked_fields
 from astromesh.config.workflow.agents import AgentsFile, CredentialsFile, ProvidersFile, ToolsFile
-from astromesh.config.workflow.folder import SCHEMAS, WorkflowFolder
+from astromesh.config.workflow.folder import SCHEMAS, WORKFLOW, WorkflowFolder
 from astromesh.config.workflow.manifest import MemoryFile, NodeSpec, RefersTo, WorkflowFile
 from astromesh.config.workflow.operations import (
     METRICS,
@@ -69,13 +69,28 @@ def reference_faults(folder: WorkflowFolder, known: KnownNames) -> Iterator[Inva
             yield from _schema_fault(folder, value, file, steps)
         elif kind == "op":
             try:
-                load_operation(folder.folder, value)
+                function = load_operation(folder.folder, value)
             except LookupError as error:
                 yield folder.fault(file, "unknown_op", str(error.args[0]), steps)
+            else:
+                if file == WORKFLOW and not _takes_three(function):
+                    message = f"`{value}` cannot be called with (input, context, tools)"
+                    yield folder.fault(file, "wrong_arguments", message, steps, "Give it three arguments.")
         elif (space := spaces[kind]) is not None and value not in space:
             hint = suggest_name(value, space)
             yield folder.fault(file, f"unknown_{kind}", f"unknown {kind} `{value}`", steps, hint)
     yield from _unenforceable_flags(folder)
+
+
+def _takes_three(function: Callable[..., Any]) -> bool:
+    """Returns whether an operation can be called as `op(input, context, tools)`, or does not say."""
+    try:
+        inspect.signature(function).bind(None, None, None)
+    except TypeError:
+        return False
+    except ValueError:
+        return True
+    return True
 
 
 def _namespaces(folder: WorkflowFolder, known: KnownNames) -> Mapping[str, Collection[str] | None]:

@@ -15,8 +15,11 @@ from typing import Any
 import httpx
 import pytest
 
+from astromesh.access.scopes import Viewer
+from astromesh.runtime.records import TaskRequest
 from astromesh.workflow import Engine
 from astromesh.workflow.project import restore_project
+from astromesh.workflow.recording import Recording
 from tests.integration.agents_folder import client_of, manifest, write
 from tests.integration.workflow.folders import ENDED, events_of, runtime_with, until
 
@@ -89,6 +92,16 @@ async def read_all(client: httpx.AsyncClient, task_id: str) -> dict[str, Any]:
     return {**found, "events": events_of(events.text), "replay": replay.json()["recorded"]}
 
 
+def upgrade(folder: Path) -> None:
+    """The version of the engine that accepted the Tasks was another one."""
+    with sqlite3.connect(folder.parents[2] / "data" / "astromesh.db") as database:
+        database.execute(
+            """UPDATE task_snapshots SET id = 'other',
+            content = json_set(content, '$.provenance.engine', '0.0.1')"""
+        )
+        database.execute("UPDATE tasks SET snapshot = 'other'")
+
+
 def comment(folder: Path) -> None:
     edit(folder / "ops.py", lambda text: f"# a comment\n{text}\n\n")
 
@@ -110,7 +123,7 @@ def broken(folder: Path) -> None:
     edit(folder / "workflow.yaml", lambda text: text.replace("role: exit", "role: nothing"))
 
 
-@pytest.mark.parametrize("change", [comment, new_case, other_code, other_stages, broken])
+@pytest.mark.parametrize("change", [upgrade, comment, new_case, other_code, other_stages, broken])
 async def test_records_stay_readable_whatever_changes(
     config: Path, tmp_path: Path, change: Callable[[Path], None]
 ) -> None:
@@ -118,6 +131,7 @@ async def test_records_stay_readable_whatever_changes(
     change(config / "workflows" / "steps")
     async with client_of(runtime_with(config)) as client:
         after = await read_all(client, before["task_id"])
+    after["manifest"]["provenance"] = before["manifest"]["provenance"]
     assert after == before
     assert before["manifest"]["files"]["workflow.yaml"] == NODES
     assert [entry["stage_id"] for entry in after["trace"]["trace"]] == ["s", "one", "wait", "two", "e"]
@@ -217,7 +231,7 @@ async def goes_on(config: Path, task_id: str, **more: Any) -> tuple[dict[str, An
         return task, (await client.get(f"/v1/tasks/{task_id}/trace")).json()
 
 
-@pytest.mark.parametrize("change", [comment, new_case, other_stages, broken])
+@pytest.mark.parametrize("change", [upgrade, comment, new_case, other_stages, broken])
 async def test_an_accepted_task_goes_on_under_its_own_manifests(
     config: Path, tmp_path: Path, change: Callable[[Path], None]
 ) -> None:
@@ -313,3 +327,18 @@ async def test_a_replay_names_another_fingerprint(config: Path, tmp_path: Path) 
     prints = replay["run_fingerprint"]
     assert prints["recorded"] == before["trace"]["metadata"]["run_fingerprint"]
     assert not prints["same"] and prints["present"] != prints["recorded"]
+
+
+async def test_a_cassette_of_another_fingerprint_replays_and_says_so(config: Path, tmp_path: Path) -> None:
+    (tmp_path / "go").touch()
+    async with runtime_with(config) as runtime:
+        result = await runtime.workflows.run("steps", TaskRequest({"go": str(tmp_path / "go")}))
+        made = await runtime.workflows.tasks.recording(result.task_id, Viewer("default", None))
+        made.write(tmp_path / "steps.cassette.json")
+    edit(tmp_path / "steps.cassette.json", lambda text: text.replace(made.run_fingerprint, "f" * 64))
+    async with runtime_with(config) as runtime:
+        cassette = Recording.read(tmp_path / "steps.cassette.json")
+        told = await runtime.workflows.replays.replay_recording("steps", cassette)
+    assert told["same"] and told["divergence"] is None
+    present = result.metadata["run_fingerprint"]
+    assert told["run_fingerprint"] == {"recorded": "f" * 64, "present": present, "same": False}

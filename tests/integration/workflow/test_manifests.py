@@ -58,7 +58,7 @@ def test_a_sound_folder_has_no_fault(tmp_path: Path) -> None:
 
 
 TWO: Edges = [("s", "d"), ("d", "x", "one"), ("d", "y", "two"), ("x", "e"), ("y", "e")]
-D = node("d", "decision", op="os:getcwd")
+D = node("d", "decision", op="operator:setitem")
 
 STRUCTURES: list[tuple[str, list[dict[str, Any]], Edges, str]] = [
     ("E31 an id is defined once", [S, node("x"), node("x"), E], LINE, "duplicate_id"),
@@ -150,7 +150,7 @@ STRUCTURES: list[tuple[str, list[dict[str, Any]], Edges, str]] = [
     ("E43 on_failure names an error exit", [S, node("x", on_failure="e"), E], LINE, "no_error_exit"),
     (
         "a merge with op says strategy op",
-        [S, D, node("x"), node("y"), node("m", "merge", op="os:getcwd"), E],
+        [S, D, node("x"), node("y"), node("m", "merge", op="operator:setitem"), E],
         [("s", "d"), ("d", "x", "one"), ("d", "y", "two"), ("x", "m"), ("y", "m"), ("m", "e")],
         "merge_strategy",
     ),
@@ -202,6 +202,7 @@ REFERENCES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("unknown_context", {"context": "nothing"}, {}),
     ("unknown_op", {"op": "nowhere:nothing"}, {}),
     ("unknown_op", {"op": "os:nothing"}, {}),
+    ("wrong_arguments", {"op": "os:getcwd"}, {}),
     ("invalid_schema", {"schema_out": {"type": "nothing"}}, {}),
     ("invalid_schema", {"schema_in": {"pattern": "(?=a)b"}}, {}),  # which a run could not compile
     ("unknown_model", {}, {"agents": {"agents": [{"id": "a", "model": "nothing"}]}}),

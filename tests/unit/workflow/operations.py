@@ -106,6 +106,10 @@ async def not_json(input: Any, context: Any, tools: Any) -> Any:
     return {1, 2, 3}
 
 
+async def nan(input: Any, context: Any, tools: Any) -> Any:
+    return {"rates": [1.0, None, float(input)]}
+
+
 async def call_tool(input: Any, context: Any, tools: Any) -> Any:
     answer = await tools.call(input["tool"], **input.get("arguments", {}))
     return {"ok": answer.ok, "value": answer.value, "error": answer.error}

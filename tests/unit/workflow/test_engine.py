@@ -211,6 +211,19 @@ async def test_an_output_that_is_no_json_fails_the_stage() -> None:
     assert result.error and result.error["code"] == "invalid_output"
 
 
+@pytest.mark.parametrize("number", ["nan", "inf", "-inf"])
+async def test_a_number_that_json_does_not_have_fails_the_stage(number: str) -> None:
+    """And is not null to the next one; a null is a value."""
+    failed = await run("s>x x>e", {"x": {"op": "nan"}}, number)
+    assert failed.error and failed.error["code"] == "invalid_output"
+    assert failed.history["x"][0].output is None and len(failed.path) == 2
+    assert "rates.2" in failed.error["message"]
+    fine = await run("s>x x>e", {"x": {"op": "nan"}}, "1.5")
+    assert fine.output == {"rates": [1.0, None, 1.5]}
+    with pytest.raises(InvalidInput, match="NaN"):
+        await run("s>x x>e", {"x": A}, [float(number)])
+
+
 async def test_e11_an_explicit_start_must_be_one() -> None:
     with pytest.raises(InvalidInput, match="'x' is not a start"):
         await run("s>x x>e", start="x")

@@ -114,7 +114,7 @@ def test_e18_as_many_subtasks_as_may_be_and_no_more() -> None:
     assert len(fork_children(items("a", max_subtasks=2), {"subtask_inputs": [1, 2]})) == 2
     assert fault(fork_children, items("a", max_subtasks=2), {"subtask_inputs": [1, 2, 3]}) == (
         "limit_exceeded",
-        "3 subtasks exceed the limit of 2 (split.max_subtasks).",
+        "3 subtasks of the stage 'n' exceed the limit of 2 (split.max_subtasks).",
     )
     per_edge = stage("split", "a", "b", split={"max_subtasks": 1})
     assert fault(fork_children, per_edge, {})[0] == "limit_exceeded"

@@ -358,11 +358,14 @@ async def test_e18_too_many_subtasks_fail_the_stage(nodes: Any, task: Any) -> No
     result = await run(SPLIT, nodes, [1, 2, 3], **task)
     assert result.status == "failure" and result.error and result.error["code"] == "limit_exceeded"
     assert result.error["stage"] == "p" and len(result.tasks) == 1
+    assert "'p'" in result.error["message"]
 
 
 async def test_e18_forks_may_be_max_depth_deep() -> None:
     result = await run("s>b b>x b>b2 b2>u b2>v x>m u>m v>m m>e", {"x": A}, max_depth=1)
     assert states(result)["/b:b2"] == "ended" and (result.status, result.output) == ("partial", ["a"])
+    failed = next(entry for entry in result.trace if entry.error)
+    assert failed.error and "'b2'" in failed.error["message"] and "task.max_depth" in failed.error["message"]
 
 
 # -- decisions -----------------------------------------------------------------------------------------------

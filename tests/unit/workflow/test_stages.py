@@ -100,7 +100,7 @@ async def test_e37_clones_see_what_was_written_before_the_fork_and_their_own() -
     edges = "s>b b>x b>y x>x2 y>y2 x2>m y2>m m>z z>e"
     result = await run(edges, nodes, "-", memory=TASK_MEMORY)
     seen = {entry.stage: entry.output["nodes"] for entry in result.trace if entry.node in ("x2", "y2", "z")}
-    assert seen == {"x2": ["s", "b", "x"], "y2": ["s", "b", "y"], "z": ["s", "b", "x", "x2", "y", "y2", "m"]}
+    assert seen == {"x2": ["s", "x"], "y2": ["s", "y"], "z": ["s", "x", "x2", "y", "y2", "m"]}
 
 
 # -- tools ---------------------------------------------------------------------------------------------------
@@ -177,6 +177,17 @@ async def test_e57_a_denied_context_fails_the_stage() -> None:
     }
     result = await run("s>x x>e", {"x": SEES}, policy=policy, memory=TASK_MEMORY)
     assert result.error and result.error["code"] == "policy_denied" and "x" in result.path
+
+
+@pytest.mark.parametrize(("tags", "seen"), [([], ["s", "x"]), (["kept"], ["z"]), (["y"], ["y"])])
+async def test_a_stage_that_passes_its_input_on_stores_no_second_copy(
+    tags: list[str], seen: list[str]
+) -> None:
+    """Stored is what begins a Task, what a stage makes, what a profile finds by an identity's tag or id."""
+    memory = {"context_profiles": [{"id": "own", "sources": [{"store": "task", "tags": tags}]}]}
+    nodes: dict[str, Any] = {"x": {"op": "add_a"}, "y": {}, "z": {"metadata": {"tags": ["kept"]}}, "u": SEES}
+    result = await run("s>x x>y y>z z>u u>e", nodes, "-", memory={"memory": memory})
+    assert result.output["nodes"] == seen
 
 
 async def test_e57_a_denied_memory_layer_fails_the_stage_that_would_read_it() -> None:
