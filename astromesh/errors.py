@@ -29,7 +29,8 @@
     │   └── StoreError         StoreUnavailable
     ├── Unavailable            the server cannot serve now: AgentUnavailable, Overloaded, QueueFull, …
     ├── LimitReached           a configured limit: IterationsExhausted, BudgetExhausted, DeadlineExceeded
-    └── GraphError             inside a graph's run, never outside it: NodeFailed, OutputRefused, GraphStopped
+    └── GraphError             a run of a graph did not complete: NodeFailed; inside the run alone:
+                               OutputRefused, GraphStopped
 
 This module is the only table of errors. A class states its stable `code` (for logs, metrics and events), its
 HTTP `status`, and whether it is `public`: clients see the code and the message of a public error, and
@@ -597,10 +598,10 @@ class DeadlineExceeded(LimitReached, code="deadline_exceeded", status=504, publi
 
 
 class GraphError(AstromeshError):
-    """Raised between parts of the graph engine; a run returns it as a result."""
+    """A run of a graph did not complete; within the engine, a part of it did not."""
 
 
-class NodeFailed(GraphError, code="node_failed"):
+class NodeFailed(GraphError, code="node_failed", public=True):
     """A required node failed.
 
     Args:

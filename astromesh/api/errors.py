@@ -10,7 +10,14 @@ import structlog
 from starlette.requests import Request
 from starlette.responses import Response
 
-from astromesh.errors import AllProvidersFailed, AstromeshError, GuardrailBlocked, RunFailed, error_class
+from astromesh.errors import (
+    AllProvidersFailed,
+    AstromeshError,
+    GuardrailBlocked,
+    NodeFailed,
+    RunFailed,
+    error_class,
+)
 from astromesh.telemetry.ids import trace_id as new_trace_id
 from astromesh.types import JsonObject
 
@@ -33,6 +40,8 @@ def problem(error: AstromeshError) -> tuple[int, JsonObject]:
         body["run_id"] = error.run_id
     if isinstance(error, GuardrailBlocked):
         body["guardrail"] = error.guardrail
+    if isinstance(error, NodeFailed):
+        body["node"] = error.path
     if isinstance(error, RunFailed):
         body |= error.details
     if isinstance(error, AllProvidersFailed):

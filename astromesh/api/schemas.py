@@ -34,6 +34,14 @@ class GuardrailOut(BaseModel):
     count: int
 
 
+class NodeErrorOut(BaseModel):
+    """A failed node of the agent's graph, also where the graph went on."""
+
+    node: str = Field(description="Its path: outer/inner.")
+    type: str = Field(description="The class of the exception.")
+    message: str
+
+
 class RunMetadata(BaseModel):
     model_config = ConfigDict(extra="allow")
 
@@ -48,6 +56,7 @@ class RunMetadata(BaseModel):
     stop_reason: str
     trace_id: str
     guardrails: list[GuardrailOut]
+    errors: list[NodeErrorOut]
 
 
 class RunOut(BaseModel):

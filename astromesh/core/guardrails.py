@@ -15,7 +15,7 @@ from typing import Any, Literal, Protocol
 from msgspec import Struct
 from msgspec.structs import replace
 
-from astromesh.errors import GuardrailBlocked, ProviderError, UpstreamError
+from astromesh.errors import AstromeshError, GuardrailBlocked, ProviderError
 from astromesh.guardrails.base import CheckContext, Guardrail, Place, RuleStream, Stage
 from astromesh.text import TextBuffer
 from astromesh.types import JsonObject
@@ -271,7 +271,7 @@ def filter_data(
     return value if filtered == text else filtered
 
 
-def filter_error(rules: GuardrailsEngine, error: UpstreamError) -> None:
+def filter_error(rules: GuardrailsEngine, error: AstromeshError) -> None:
     """Applies the output rules to the message of an error, which may quote a request or an answer."""
     if not rules.output_rules:
         return

@@ -158,8 +158,8 @@ def row_of(log: RunLog) -> RunRow:
 
 
 def partial_result(last: JsonObject) -> JsonObject | None:
-    """Returns what a run without an answer leaves: text, and tools that could not be stopped."""
-    return {key: last[key] for key in ("response", "uncancellable") if last.get(key)} or None
+    """Returns what a run without an answer leaves: text, errors of nodes, tools that did not stop."""
+    return {key: last[key] for key in ("response", "metadata", "uncancellable") if last.get(key)} or None
 
 
 def run_json(row: RunRow) -> JsonObject:

@@ -483,6 +483,7 @@ def with_retries(attempts: int) -> NodeWrapper:
                 if not result.error or tries == attempts or not _may_retry(result, config):
                     break
                 engine_write(state.context, RETRY_ERROR, result.error)
+                config.runtime.note_error(config.path, result)
                 await config.clock.sleep(retry_delay(tries, config.runtime.jitter()))
             engine_forget(state.context, RETRY_ERROR)
             result.duration_ms = duration_ms

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from os import urandom
 from typing import Any, TypeAlias
 
-from astromesh.errors import InvalidInput
+from astromesh.errors import InvalidInput, NodeFailed
 from astromesh.graph.calls import ASSISTANT
 from astromesh.graph.graph import PromptGraph
 from astromesh.graph.hooks import HookSet
@@ -290,7 +290,7 @@ async def _run_with_events(run: Run, events: EventStream, scope: Scope, listener
         raise
     report = result.report
     if report.error and result.output is None:
-        code = "node_failed" if report.stop_reason == "completed" else report.stop_reason
+        code = NodeFailed.code if report.stop_reason == "failed" else report.stop_reason
         events.emit("run.failed", code=code, detail=report.error, metadata=report.to_json())
     else:
         if result.text and result.text != "".join(listener.text_parts):  # it was held back or rewritten

@@ -24,11 +24,12 @@ from astromesh.graph.transitions import (
     as_test,
     in_evaluation_order,
 )
-from astromesh.graph.validation import ROUTINGS, check_int
+from astromesh.graph.validation import ON_NODE_ERROR, ROUTINGS, check_int
 from astromesh.types import JsonObject
 
 MODES = ("static", "autonomous")
 Mode = Literal["static", "autonomous"]
+OnNodeError = Literal["continue", "stop"]
 #: The default priority of edges for failures. They are tried before the others.
 FIRST = 10
 
@@ -43,6 +44,8 @@ class PromptGraph:
         mode: `autonomous`: the model chooses among the nodes, and edges are not followed.
         nodes: The first nodes.
         routing: `edges_only`: in no node of this graph does the text of a model decide about the next node.
+        on_error: `stop`: a failed node follows only edges and transitions for failures. `continue`: without
+            one it goes on along its other edges.
 
     Raises:
         TypeError, ValueError: An argument has a wrong type or value.
@@ -55,14 +58,21 @@ class PromptGraph:
         mode: Mode = "static",
         nodes: Iterable[BaseNode] | None = None,
         routing: Routing = "",
+        on_error: OnNodeError = "continue",
     ) -> None:
         if not isinstance(name, str):
             raise TypeError(f"A graph's name must be a text, not {name!r}.")
-        for key, value, known in (("mode", mode, MODES), ("routing", routing, ROUTINGS)):
+        for key, value, known in (
+            ("mode", mode, MODES),
+            ("routing", routing, ROUTINGS),
+            ("on_error", on_error, ON_NODE_ERROR),
+        ):
             if value not in known:
                 choices = " or ".join(map(repr, known))
                 raise ValueError(f"Graph {name!r}: {key} must be {choices}, not {value!r}.")
         self.name, self.mode, self.routing = name, mode, routing
+        #: Whether `on_error` is `stop`.
+        self.stops_on_error = on_error == "stop"
         self.finalizer = ""
         #: Counts changes, so that compiled plans know when they are stale.
         self.version = 0

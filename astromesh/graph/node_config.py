@@ -86,6 +86,9 @@ class NodeRuntime(Protocol):
     def stopping(self) -> bool:
         """Whether the run is being stopped."""
 
+    def note_error(self, path: str, result: NodeResult) -> None:
+        """Adds a failure to the report, to the events and to the log."""
+
     def jitter(self) -> float:
         """Returns a random number in [0, 1), from the engine's seed."""
 

@@ -412,6 +412,7 @@ def _compile_node(
     target = next(failing, "") or node.transitions.get(ERROR_KEY, "")
     fallback = ERROR_NODE if graph.has_node(ERROR_NODE) and node.name != ERROR_NODE else ""
     step.on_error = Transition(target or fallback, "stuck")
+    step.stops_on_error = graph.stops_on_error
     step.rules, step.unconditional = rules_for(step), unconditional_transition(step)
     return step
 

@@ -17,6 +17,8 @@ from typing import Any, Literal, get_args
 import orjson
 from msgspec import Struct, structs
 
+from astromesh.errors import GraphError, GraphStopped, NodeFailed, OutputRefused
+from astromesh.telemetry.logs import redact_secrets
 from astromesh.types import JsonObject, Message, ToolCall, Usage
 
 # -- canonical JSON: equal values have one form, in whatever order their keys stand ------------------------
@@ -84,11 +86,13 @@ ACTION_KEY = "_graph_action"
 OUTPUT_SUFFIX = "_output"
 
 StopReason = Literal[
-    "completed", "max_iterations", "stuck_node", "budget", "cycle", "critical_error", "cancelled",
+    "completed", "failed", "max_iterations", "stuck_node", "budget", "cycle", "critical_error", "cancelled",
     "human_denied", "human_timeout", "unknown_node",
 ]  # fmt: skip
 
 NO_USAGE = Usage()
+#: Characters of the message of a node error in events and metadata.
+MAX_ERROR_CHARACTERS = 500
 #: Stops of one graph. In a nested graph they stop the run only if nothing leads on.
 GRAPH_ONLY_STOPS: Mapping[str, StopReason] = {"stuck_node": "stuck_node", "unknown_node": "unknown_node"}
 #: Stops that leave the work unfinished, and the answer of such a run if it has no other text.
@@ -119,6 +123,8 @@ class NodeResult:
         stop_reason: Ends the run unless a conditional edge or a transition leads on (after a denial, for
             example).
         exception: The exception that the node raised, if any.
+        error_type: The class name of that exception. The engine fills it.
+        handled: Whether an edge or transition for failures took up the error. The engine fills it.
         is_answer: False for an output that only other nodes use, such as a tool's.
         skipped: The node did not run (SKIP_ON_ERROR, or a hook stopped the run before it).
     """
@@ -140,6 +146,13 @@ class NodeResult:
     is_answer: bool = True
     exception: BaseException | None = field(default=None, repr=False, compare=False)
     skipped: bool = False
+    error_type: str = ""
+    handled: bool = False
+
+    @property
+    def open_error(self) -> str:
+        """The error, if nothing has taken it up. A node that only stopped with its run has none."""
+        return "" if self.handled or isinstance(self.exception, GraphStopped) else self.error
 
     @property
     def wants_tools(self) -> bool:
@@ -192,6 +205,48 @@ class Mutation:
         return not self.rejected
 
 
+@dataclass(frozen=True, slots=True)
+class NodeError:
+    """A failed execution of a node, or a failed attempt of a RETRYABLE one.
+
+    Args:
+        node: Its path: `outer/inner`.
+        type: The class name of the exception. `NodeFailed` if the node returned an error without one.
+        message: The text of the exception or error.
+    """
+
+    node: str
+    type: str
+    message: str
+    exception: BaseException | None = field(default=None, repr=False, compare=False)
+
+    @classmethod
+    def of(cls, path: str, result: NodeResult) -> NodeError:
+        """Returns the error of a failed result."""
+        kind = result.error_type or NodeFailed.__name__
+        return cls(path, kind, result.error.removeprefix(f"{kind}: "), result.exception)
+
+    @property
+    def cause(self) -> BaseException | None:
+        """The exception, or the one of the child whose failure it passes on."""
+        cause = self.exception
+        while isinstance(cause, NodeFailed) and cause.cause is not None:
+            cause = cause.cause
+        return cause
+
+    def to_json(self) -> JsonObject:
+        """Returns the error for events and metadata, without secrets and at most 500 characters long.
+
+        The feedback of a guard may quote what it refused, so that it is left out.
+        """
+        cause = self.cause
+        if isinstance(cause, OutputRefused):
+            message = f"The guard {cause.guard} refused the output."
+        else:
+            message = redact_secrets(self.message)
+        return {"node": self.node, "type": self.type, "message": message[:MAX_ERROR_CHARACTERS]}
+
+
 @dataclass(slots=True)
 class ExecutionReport:
     """What happened in a run.
@@ -202,8 +257,10 @@ class ExecutionReport:
         usage: The cost of the whole run, failed attempts and summaries included.
         tool_calls: The names of the tools called, in order.
         guards: The results of guards, as `node: guard passed` or `node: guard failed`.
-        error: The error of the last node, or why the run was stopped. Empty if it succeeded.
+        error: The error that ended the run, or why it was stopped. Empty if it completed.
         local: The data of hooks in this run. Ask the hook for its own.
+        errors: Every failure of a node, in order, also those that the graph handled. A child's stands before
+            that of its parent.
     """
 
     nodes_visited: list[str]
@@ -216,6 +273,17 @@ class ExecutionReport:
     stop_reason: StopReason = "completed"
     error: str = ""
     local: dict[int, Any] = field(default_factory=dict, repr=False, compare=False)
+    errors: list[NodeError] = field(default_factory=list)
+
+    @property
+    def failure(self) -> NodeError | None:
+        """The node error that ended the run, as its innermost node has it. None if no node ended it."""
+        if self.stop_reason == "completed":
+            return None
+        last = next((error for error in reversed(self.errors) if error.message in self.error), None)
+        if last is None or (cause := last.cause) is None:
+            return last
+        return next((error for error in self.errors if error.exception is cause), last)
 
     def summary(self) -> str:
         """Returns one line for people."""
@@ -239,6 +307,7 @@ class ExecutionReport:
             "guards": list(self.guards),
             "stop_reason": self.stop_reason,
             "error": self.error,
+            "errors": [error.to_json() for error in self.errors],
         }
 
 
@@ -256,6 +325,30 @@ class GraphResult:
     output: Any
     context: dict[str, Any]
     report: ExecutionReport
+
+    @property
+    def ok(self) -> bool:
+        """Whether the run completed."""
+        return self.report.stop_reason == "completed"
+
+    @property
+    def error(self) -> str:
+        """Why the run did not complete. Empty if it did."""
+        return self.report.error
+
+    def raise_for_error(self) -> None:
+        """Returns if the run completed.
+
+        Raises:
+            NodeFailed: A node's error ended the run. Its exception is the cause.
+            GraphError: The run was stopped.
+        """
+        if self.ok:
+            return
+        failure = self.report.failure
+        if failure is None:
+            raise GraphError(self.error or f"The run was stopped: {self.report.stop_reason}.")
+        raise NodeFailed(failure.node, failure.message, failure.exception) from failure.exception
 
     @property
     def text(self) -> str:
@@ -331,6 +424,8 @@ _FIELD_RULES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("is_answer", _instance_of(bool), "True or False"),
     ("exception", _instance_of(BaseException | None), "an exception or None"),
     ("skipped", _instance_of(bool), "True or False"),
+    ("error_type", _instance_of(str), "the name of a class"),
+    ("handled", _instance_of(bool), "True or False"),
 )
 
 _field_values = attrgetter(*(field for field, _, _ in _FIELD_RULES[1:]))

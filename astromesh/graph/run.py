@@ -9,6 +9,7 @@ the node                        in its hooks, flags and retries; then its writes
 stopped meanwhile?              by a hook, CRITICAL, a budget  → that reason
 graph actions                   on the run's own copy
 the transition                  seven steps                    → the next node, or the end
+the end                         with an error that nothing has taken up → failed
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from typing import Any, TypeAlias, cast
 
 from msgspec.structs import replace
 
-from astromesh.errors import GraphStopped, NodeFailed, ToolError
+from astromesh.errors import GraphStopped, LimitReached, NodeFailed, ToolError
 from astromesh.graph import mutations
 from astromesh.graph.audibility import Audibility
 from astromesh.graph.base import BaseNode
@@ -43,13 +44,14 @@ from astromesh.graph.records import (
     ExecutionReport,
     GraphResult,
     Mutation,
+    NodeError,
     NodeResult,
     StopReason,
 )
 from astromesh.graph.runner import is_failure, together
 from astromesh.graph.scope import NO_EVENTS, Scope
 from astromesh.graph.state import NODE_CACHE, GraphState, SharedState, engine_write
-from astromesh.graph.transitions import next_transition
+from astromesh.graph.transitions import next_transition, takes_up_error
 from astromesh.providers.base import ModelPort
 from astromesh.telemetry.clock import Clock
 from astromesh.telemetry.events import ms_since
@@ -63,6 +65,8 @@ log = logging.getLogger("astromesh.graph")
 Ending: TypeAlias = tuple[NodeResult | None, str, StopReason]
 #: The ending of a cancelled run.
 _CANCELLED_ENDING: Ending = (None, "", "cancelled")
+#: What a person decided is no failure of the node that asked.
+_DENIALS = frozenset({"human_denied", "human_timeout"})
 #: Node executions of a finalizer and its children, beyond the limit that may have ended the run.
 _FINALIZER_ITERATIONS = 25
 #: The retry budget of an engine that stands alone: only its nodes limit retries.
@@ -106,6 +110,7 @@ class Run:
         visited: Paths of executed nodes, in order, over all levels of nesting.
         counts: Executions by path.
         emit: Emits an event. None without listeners.
+        errors: Every failure of a node, in order.
         skipped: The indexes in `visited` of nodes that did not run. They count for the limit too.
         changed_plans: Plans made by graph actions, by the prefix of their level.
     """
@@ -119,6 +124,7 @@ class Run:
     skipped: tuple[int, ...] = ()
     guards: tuple[str, ...] = ()
     mutations: tuple[Mutation, ...] = ()
+    errors: tuple[NodeError, ...] = ()
     changed_plans: dict[str, Plan] | None = None
     #: stopped nested graphs with a finalizer, by path, with their newest states
     stopped_graphs: Mapping[str, tuple[Plan, GraphState]] = MappingProxyType({})
@@ -206,8 +212,10 @@ class Run:
         for path, (plan, frame) in self.stopped_graphs.items():
             await self._finalize(plan, frame, path)
         if self.plan.finalizer:
-            _, error, reason = ending
+            last, error, reason = ending
             shared = self.shared
+            if reason == "failed" and last is not None:
+                error = last.open_error
             shared.stop_reason, shared.error = shared.stop_reason or reason, shared.error or error
             if shared.stop_reason != "completed":
                 await self._finalize(self.plan, self.state)
@@ -241,14 +249,19 @@ class Run:
 
     def _conclude(self, ending: Ending, started: float) -> GraphResult:
         state, visited, shared = self.state, self.visited, self.shared
+        if type(state.messages) is not list:  # a hook may leave anything behind, at the last node too
+            raise TypeError("messages must be a list")
         if self.skipped:
             visited = [path for place, path in enumerate(visited) if place not in self.skipped]
         _, stuck, reason = ending
-        stopped = (shared.stop_reason or reason) != "completed"
+        reason = shared.stop_reason or reason
+        stopped = reason != "completed"
         plan = self.changed_plans.get("", self.plan) if self.changed_plans else self.plan
         output, error = outcome_of(state.node_history, plan.steps, plan.unconfirmed if stopped else ())
         if stuck and not shared.stop_reason:
             output, error = None, stuck
+        if error and not stopped:  # by a hook that ended the run after a failure
+            reason = "failed"
         report = ExecutionReport(
             visited,
             len(visited),
@@ -257,9 +270,10 @@ class Run:
             self.tool_calls,
             [*self.mutations],
             [*self.guards],
-            shared.stop_reason or reason,
+            reason,
             shared.error or error,
             shared.locals,
+            [*self.errors],
         )
         context = state.context
         if NODE_CACHE in context:
@@ -395,6 +409,29 @@ class Run:
     @property
     def clock(self) -> Clock:
         return self.root.clock if self.root else self.settings.clock
+
+    def note_error(self, path: str, result: NodeResult) -> None:
+        """Adds a failure to the report, to the events and to the log. The end of the run is none."""
+        error = result.exception
+        if isinstance(error, GraphStopped) or (error is None and result.stop_reason in _DENIALS):
+            return
+        if error is not None:
+            result.error_type = type(error).__name__
+        failure = NodeError.of(path, result)
+        # a limit needs no traceback, nor an error that callers see; a child's was logged with the child
+        is_known = isinstance(error, LimitReached) or getattr(error, "public", False)
+        is_known = is_known or any(e.exception is failure.cause for e in self.errors)
+        self.errors = (*self.errors, failure)
+        if self.emit is not None:
+            self.emit("node.failed", **failure.to_json())
+        log.warning(
+            "node %r%s failed: %s: %s",
+            path,
+            f" of {self.root.run_id}" if self.root and self.root.run_id else "",
+            failure.type,
+            failure.message,
+            exc_info=None if is_known else error,
+        )
 
     def jitter(self) -> float:
         if self.random is None:
@@ -555,7 +592,10 @@ async def traverse(  # noqa: C901, PLR0912, PLR0915
             if result.guards_passed or result.guards_failed:
                 record_guards(run, path, result)
         if shared.stop_reason is not None or state.current_node == END:
-            shared.stop_reason = shared.stop_reason or "completed"  # by a hook that gave no reason
+            if result.error:
+                run.note_error(path, result)
+            # by a hook that gave no reason
+            shared.stop_reason = shared.stop_reason or ("failed" if result.open_error else "completed")
             break
         if not is_plain:
             output = result.output
@@ -563,12 +603,15 @@ async def traverse(  # noqa: C901, PLR0912, PLR0915
                 plan = await apply_mutations(run, plan, state, result, prefix)
                 steps = plan.steps
                 step = steps[name]
-            is_plain = not (result.next_node or result.tool_calls or result.stop_reason) and (
+            is_plain = not (result.next_node or result.tool_calls or result.stop_reason or result.error) and (
                 output is None or type(output) is str
             )
         transition = step.unconditional
         if transition is None or not is_plain:  # most results decide nothing
             transition = next_transition(step, result, state)
+            if result.error:
+                result.handled = takes_up_error(step, transition)
+                run.note_error(path, result)
         name, reason = transition
         result.transition_reason = reason
         if state.loop or reason is TOOL_CALLS_PRESENT:
@@ -579,14 +622,20 @@ async def traverse(  # noqa: C901, PLR0912, PLR0915
                 return result, "", why
             stopped = f"The node {result.node_name!r} was stopped: {why}." if why in LIMIT_STOPS else ""
             state.stop(why, result.error or stopped)
+        if is_graph and not stuck and result is not None and (result.error or result.skipped):
+            last = state.last_result  # skipped nodes are transparent
+            if last is not None and last.open_error:
+                return last, "", "failed"
     return result, stuck, "stuck_node" if stuck else "completed"
 
 
 def discount_skipped(run: Run, state: GraphState, path: str, *, is_graph: bool) -> None:
     """Removes a skipped node from the visits.
 
-    It counts for the limit, so that a cycle of skipped nodes ends.
+    It counts for the limit, so that a cycle of skipped nodes ends. It takes up no error.
     """
+    if state.last_result is not None:
+        state.last_result.handled = False
     run.skipped = (*run.skipped, len(run.visited) - 1 - run.visited[::-1].index(path))
     if is_graph:
         state.visited.pop()
@@ -643,7 +692,7 @@ def outcome_of(
         if result.node_name not in names:  # a child's result: its parent reports it
             continue
         if result.error:
-            return None, result.error if error_counts else ""
+            return None, result.open_error if error_counts else ""
         if result.tool_calls:
             break
         if result.is_answer and result.output is not None:

@@ -30,7 +30,7 @@ from astromesh.graph.transitions import (
     OnOutput,
     OnToolCall,
 )
-from astromesh.graph.validation import ROUTINGS
+from astromesh.graph.validation import ON_NODE_ERROR, ROUTINGS
 from astromesh.types import JsonObject
 
 #: Keys whose text is the name of a Python object.
@@ -197,9 +197,10 @@ def object_of(name: str, objects: Mapping[str, Any]) -> Any:
 
 
 G = TypeVar("G")
-_GRAPH_KEYS = ("name", "mode", "routing", "entry", "finalizer", "nodes", "edges")
+_GRAPH_KEYS = ("name", "mode", "routing", "on_error", "entry", "finalizer", "nodes", "edges")
 _EDGE_KEYS = ("from", "to", "when", "label", "priority")
-_MODES = ("static", "autonomous")
+#: Keys of a graph with a fixed set of values, the default first.
+_GRAPH_CHOICES = {"mode": ("static", "autonomous"), "routing": ROUTINGS, "on_error": ON_NODE_ERROR}
 
 
 def read_graph(
@@ -252,14 +253,13 @@ def _read_graph(data: Any, place: Cursor) -> Any:
     for key in ("name", "entry", "finalizer"):
         if not isinstance(data.get(key, ""), str):
             place.at(key).add_problem(f"must be a text, not {data[key]!r}")
-    for key, known in (("mode", _MODES), ("routing", ROUTINGS)):
-        if data.get(key, known[0]) not in known:
-            place.at(key).add_problem(f"must be one of {', '.join(filter(None, known))}, not {data[key]!r}")
-    mode, routing = (
-        data[key] if data.get(key) in known else known[0]
-        for key, known in (("mode", _MODES), ("routing", ROUTINGS))
-    )
-    graph = place.make(str(data.get("name", "graph")), mode=mode, routing=routing)
+    chosen = {}
+    for key, known in _GRAPH_CHOICES.items():
+        chosen[key] = value = data.get(key, known[0])
+        if value not in known:
+            place.at(key).add_problem(f"must be one of {', '.join(filter(None, known))}, not {value!r}")
+            chosen[key] = known[0]
+    graph = place.make(str(data.get("name", "graph")), **chosen)
     for item, inner in _items(data, "nodes", place):
         before = len(place.problems)
         with inner.collecting_problems():
@@ -497,6 +497,7 @@ def _graph_data(graph: GraphView, place: Cursor) -> JsonObject:
     for key, value, default in (
         ("mode", graph.mode, "static"),
         ("routing", graph.routing, ""),
+        ("on_error", "stop" if graph.stops_on_error else "continue", "continue"),
         ("entry", graph.entry, ""),
         ("finalizer", graph.finalizer, ""),
     ):

@@ -26,6 +26,9 @@ class GraphView(Protocol):
     def routing(self) -> str: ...
 
     @property
+    def stops_on_error(self) -> bool: ...
+
+    @property
     def entry(self) -> str: ...
 
     @property

@@ -9,7 +9,8 @@
     7  the end
 
 The first step that returns a target counts. Its name becomes the `transition_reason`. A result with a
-`stop_reason` (a denial, for example) follows no unconditional edge.
+`stop_reason` (a denial, for example) follows no unconditional edge, nor does a failed one in a graph with
+`on_error: stop`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, NamedTuple, TypeAlias
 
-from astromesh.graph.records import END, TOOL_CALLS_PRESENT, NodeResult
+from astromesh.graph.records import END, ERROR_NODE, TOOL_CALLS_PRESENT, NodeResult
 from astromesh.graph.state import GraphState
 from astromesh.graph.validation import positional_arity
 
@@ -166,6 +167,8 @@ log = logging.getLogger("astromesh.graph")
 #: The fields by which the model names the next node.
 ROUTE_FIELDS = ("route", "_next", "goto")
 ERROR_KEY = "error"
+#: How the reason of a transition of step 5 begins.
+_BY_TRANSITION = "transition: "
 #: Types of outputs that may be a key of the transitions.
 _SCALARS = (str, int, float, Enum)
 
@@ -196,6 +199,7 @@ class RoutedNode:
         guards: The guards and humans that edges or transitions of this node lead to directly.
         rules: Those of the seven steps that can apply to this node.
         unconditional: The transition of a result that decides nothing, or None if that depends on the result.
+        stops_on_error: Whether the graph has `on_error: stop`.
     """
 
     name: str
@@ -207,6 +211,11 @@ class RoutedNode:
     guards: frozenset[str] = frozenset()
     rules: tuple[Rule, ...] = ()
     unconditional: Transition | None = END_TRANSITION
+    stops_on_error: bool = False
+
+    def must_stop(self, result: NodeResult) -> bool:
+        """Whether a result follows neither unconditional edges nor the default."""
+        return bool(result.stop_reason or (result.error and self.stops_on_error))
 
 
 Rule: TypeAlias = Callable[[RoutedNode, NodeResult, GraphState], Transition | None]
@@ -273,7 +282,7 @@ def by_edges(node: RoutedNode, result: NodeResult, state: GraphState) -> Transit
     """Step 4: edges."""
     for test, transition in node.edges:
         if test is None:
-            if not result.stop_reason:
+            if not node.must_stop(result):
                 return transition
         elif condition_holds(test, transition, result, state):
             return transition
@@ -283,12 +292,12 @@ def by_edges(node: RoutedNode, result: NodeResult, state: GraphState) -> Transit
 def by_transitions(node: RoutedNode, result: NodeResult, state: GraphState) -> Transition | None:
     """Step 5: transitions."""
     key = matching_transition(node.transitions, result)
-    return None if key is None else Transition(node.transitions[key], f"transition: {key}")
+    return None if key is None else Transition(node.transitions[key], f"{_BY_TRANSITION}{key}")
 
 
 def by_default(node: RoutedNode, result: NodeResult, state: GraphState) -> Transition | None:
     """Step 6: `default_next`."""
-    return None if result.stop_reason else node.default
+    return None if node.must_stop(result) else node.default
 
 
 STEPS: tuple[tuple[Rule, Callable[[RoutedNode], object]], ...] = (
@@ -299,6 +308,20 @@ STEPS: tuple[tuple[Rule, Callable[[RoutedNode], object]], ...] = (
     (by_transitions, lambda c: c.transitions),
     (by_default, lambda c: c.default.target),
 )
+
+
+def takes_up_error(node: RoutedNode, transition: Transition) -> bool:
+    """Whether the transition of a failed node is one for failures.
+
+    Those are conditional edges, transitions by `error`, what the node's own code chose, and `__error__`.
+    """
+    target, reason = transition
+    return (
+        target == ERROR_NODE
+        or reason == "next_node"
+        or reason.startswith(_BY_TRANSITION)
+        or any(test is not None and edge is transition for test, edge in node.edges)
+    )
 
 
 def route_in(output: Any) -> tuple[str, str] | None:
@@ -334,8 +357,7 @@ def condition_holds(test: Test, transition: Transition, result: NodeResult, stat
         return bool(test(result, state))
     except Exception as error:  # noqa: BLE001 (boundary of a node: a condition is foreign code)
         log.warning("the condition of the %s to %s raised %r", transition.reason, transition.target, error)
-        result.error = (
-            result.error
-            or f"The condition of the {transition.reason} to {transition.target!r} failed: {error!r}"
-        )
+        if not result.error:
+            where = f"the {transition.reason} to {transition.target!r}"
+            result.error, result.exception = f"The condition of {where} failed: {error!r}", error
         return False

@@ -10,6 +10,7 @@ from typing import Any
 from astromesh.graph.state import RESERVED_KEYS
 
 ROUTINGS = ("", "edges_only")
+ON_NODE_ERROR = ("continue", "stop")
 
 
 def check_name(name: Any) -> None:

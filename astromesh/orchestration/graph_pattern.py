@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
 from typing import Protocol
 
@@ -12,18 +12,17 @@ from astromesh.errors import (
     AstromeshError,
     ConfigError,
     GraphError,
-    GraphStopped,
     GuardrailBlocked,
     NodeFailed,
     OutputRefused,
+    ToolError,
 )
 from astromesh.graph.engine import PromptGraphEngine
 from astromesh.graph.graph import PromptGraph
 from astromesh.graph.nodes.human import HumanRequest
-from astromesh.graph.records import LIMIT_STOPS, GraphResult, NodeResult
+from astromesh.graph.records import LIMIT_STOPS, ExecutionReport, GraphResult
 from astromesh.graph.run import Run
 from astromesh.graph.scope import Scope
-from astromesh.graph.state import GraphState
 from astromesh.orchestration.base import Outcome, PatternTask
 from astromesh.plugins import Deps
 from astromesh.providers.base import ModelPort
@@ -170,7 +169,7 @@ def _answer_text(result: GraphResult, run: Run, message_count: int) -> str:
     """
     if result.output is not None:
         return result.text
-    _raise_failure(result, run.state)
+    _raise_failure(result.report)
     if run.plan.guarded:
         return UNFINISHED  # the last text may be one that a guard refused
     text = _last_text(result, message_count)
@@ -186,38 +185,23 @@ def _last_text(result: GraphResult, message_count: int) -> str:
     return next(texts, "")
 
 
-def _raise_failure(result: GraphResult, state: GraphState) -> None:
-    report = result.report
+def _raise_failure(report: ExecutionReport) -> None:
+    """Raises the error of a failed run.
+
+    An error of astromesh keeps its code and status: no model answered, a fault of a file. What else a node
+    raises, its tools included, is `node_failed`.
+    """
     if not report.error or report.stop_reason in LIMIT_STOPS:
         return
-    failed = _failed(report.error, state.node_history)
-    cause = failed.exception
-    if report.stop_reason == "completed" and isinstance(cause, GraphStopped):
-        return  # a tool ended the run (`ToolResult.ends_run`) in the middle of a nested loop
-    node = _path(failed.node_name, report.nodes_visited)
-    while isinstance(cause, NodeFailed) and cause.cause is not None:
-        node, cause = cause.path, cause.cause
+    failure = report.failure
+    if failure is None:
+        raise GraphError(report.error)
+    cause = failure.cause
     if isinstance(cause, OutputRefused):
         raise GuardrailBlocked(cause.guard, REFUSED) from cause
-    if isinstance(cause, AstromeshError) and not isinstance(cause, GraphError):
-        cause.node = node
+    if isinstance(cause, AstromeshError) and not isinstance(cause, GraphError | ToolError):
+        cause.node = failure.node
         raise cause
-    error = GraphError(report.error)
-    error.node = node
+    error = NodeFailed(failure.node, failure.to_json()["message"], cause)
+    error.node = failure.node
     raise error from cause
-
-
-def _failed(error: str, history: Sequence[NodeResult]) -> NodeResult:
-    """Returns the result of the node that made a run fail. The graph handled earlier failures.
-
-    Args:
-        error: The error of the run: that of a node, perhaps with an addition by its finalizer, or of a hook.
-    """
-    named = (r for r in reversed(history) if r.error and f"{error} ".startswith(f"{r.error} "))
-    return next(named, history[-1] if history else NodeResult())
-
-
-def _path(node: str, visited: Sequence[str]) -> str:
-    """Returns where a node failed: the path of the last visit, if it is inside the node."""
-    last = visited[-1] if visited else node
-    return last if not node or last.startswith(f"{node}/") else node

@@ -27,6 +27,7 @@ from astromesh.errors import (
     EventsGone,
     GuardrailBlocked,
     LeaseLost,
+    NodeFailed,
     RunNotFound,
 )
 from astromesh.runtime.records import RunAnswer
@@ -196,6 +197,8 @@ def error_details(error: AstromeshError) -> JsonObject:
     """Returns the fields of an error beside code and detail, for a repeated answer."""
     if isinstance(error, GuardrailBlocked):
         return {"guardrail": error.guardrail}
+    if isinstance(error, NodeFailed):
+        return {"node": error.path}
     if isinstance(error, AllProvidersFailed):
         failures = [
             {"provider": f.provider, "code": f.code, "status": f.upstream_status} for f in error.failures

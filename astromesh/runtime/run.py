@@ -31,7 +31,10 @@ from astromesh.telemetry.run_log import RunLog
 from astromesh.text import TextBuffer
 from astromesh.tokens import estimate_request
 from astromesh.tools.base import ToolContext
-from astromesh.types import CallerContext, SessionKey
+from astromesh.types import CallerContext, JsonObject, SessionKey
+
+#: node errors in the metadata of a run; its events have all of them
+_MAX_NODE_ERRORS = 20
 
 
 class _GatedCall:
@@ -59,9 +62,10 @@ class GatedEvents:
     Attributes:
         last: The newest finished step of the run's own voice: its text as the model said it, and the result
             of the rules. None before, and while a step is under way.
+        node_errors: The first failures of nodes, as events show them.
     """
 
-    __slots__ = ("_agent", "_calls", "_current", "_ledger", "_model", "_stream", "last")
+    __slots__ = ("_agent", "_calls", "_current", "_ledger", "_model", "_stream", "last", "node_errors")
 
     def __init__(self, stream: ListenableStream, agent: Agent, ledger: RunLedger, model: RunModel) -> None:
         self._stream = stream
@@ -72,6 +76,7 @@ class GatedEvents:
         #: the newest call of the run's own voice
         self._current: _GatedCall | None = None
         self.last: tuple[str, CheckedText] | None = None
+        self.node_errors: tuple[JsonObject, ...] = ()
 
     @property
     def streaming(self) -> bool:
@@ -97,7 +102,17 @@ class GatedEvents:
             self.begin()
         elif type == "tool.started" and self._agent.guardrails.output_rules:
             data["arguments"] = filter_data(self._agent.guardrails, data["arguments"], "tool_argument")
+        elif type == "node.failed":
+            self._note_error(data)
         self._stream.emit(type, **data)
+
+    def _note_error(self, data: JsonObject) -> None:
+        """Adds a node error to those of the run. Its message may quote a model or a tool."""
+        rules = self._agent.guardrails
+        if rules.output_rules:
+            data["message"] = rules.filter_text(data["message"], "output")
+        if len(self.node_errors) < _MAX_NODE_ERRORS:
+            self.node_errors = (*self.node_errors, data)
 
     def begin(self) -> None:
         """Begins a step of the run's own voice: the text of the step before is not the answer."""

@@ -578,9 +578,11 @@ def _emit_failed(agent: Agent, run: Run, error: AstromeshError) -> None:
 
 
 def _partial_result(agent: Agent, run: Run) -> JsonObject:
-    """Returns what a run without an answer leaves: the released text, and its cost."""
+    """Returns what a run without an answer leaves: the released text, its cost, and the errors of nodes."""
     usage = run.scope.ledger.usage.to_json()
-    result = {"response": run.events.partial, "agent": agent.name, "usage": usage}
+    result: JsonObject = {"response": run.events.partial, "agent": agent.name, "usage": usage}
+    if run.events.node_errors:
+        result["metadata"] = {"errors": list(run.events.node_errors)}
     return {**result, "uncancellable": list(run.scope.uncancelled)} if run.scope.uncancelled else result
 
 

@@ -20,7 +20,7 @@ from astromesh.core.guardrails import (
 from astromesh.durable import failpoints
 from astromesh.durable.base import RunChange
 from astromesh.durable.serialization import memory_of, memory_to_json
-from astromesh.errors import NOT_DONE, GuardrailBlocked, InvalidOutput, UpstreamError
+from astromesh.errors import NOT_DONE, GuardrailBlocked, InvalidOutput, NodeFailed, UpstreamError
 from astromesh.graph.call_record import arguments_of
 from astromesh.graph.calls import ASSISTANT, call_model
 from astromesh.graph.scope import ToolCallRecord
@@ -279,7 +279,7 @@ async def orchestrate(agent: Agent, equipped: EquippedQuery, run: Run) -> tuple[
             require_progress(run.scope.ledger, accounts)
         if agent.output_schema is not None:
             outcome = await enforce_schema(agent.output_schema, outcome, task.messages, run)
-    except UpstreamError as error:
+    except (UpstreamError, NodeFailed) as error:
         filter_error(agent.guardrails, error)
         raise
     return equipped, outcome
@@ -316,6 +316,7 @@ def release(agent: Agent, answered: tuple[EquippedQuery, Outcome], run: Run) -> 
         "pattern": agent.pattern_name,
         "iterations": outcome.iterations,
         "stop_reason": outcome.stop_reason,
+        "errors": list(run.events.node_errors),
         "finish_reason": last.finish_reason if last else "stop",
         "attempts": list(run.model.attempts),
         **(_checked_metadata(agent, outcome, checked.text) if outcome.metadata else {}),

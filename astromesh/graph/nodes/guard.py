@@ -8,6 +8,7 @@ other return value is a fault of its author and fails too.
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Unpack
@@ -21,6 +22,7 @@ from astromesh.graph.state import GraphState
 from astromesh.graph.validation import check_int, positional_arity
 from astromesh.types import Message
 
+log = logging.getLogger("astromesh.graph")
 GuardMode = Literal["block", "retry", "warn"]
 
 
@@ -65,7 +67,8 @@ class Guard:
             answer = self.check(output) if self._arity == 1 else self.check(output, state)
             if inspect.isawaitable(answer):
                 answer = await answer
-        except Exception as error:  # noqa: BLE001 (a guard is foreign code, and a guard that raises must not pass)
+        except Exception as error:  # a guard is foreign code, and a guard that raises must not pass
+            log.warning("the guard %s raised an exception", self.name, exc_info=True)
             return GuardVerdict(False, str(error) or type(error).__name__)
         if isinstance(answer, GuardVerdict):
             return answer

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, Unpack
 
 from astromesh.graph.base import MODEL_KEYWORDS, BaseNode, NodeKeywords
@@ -102,7 +102,8 @@ class HumanNode(BaseNode):
         except TimeoutError:
             return self._denied(state, "human_timeout", f"{self.name!r} got no decision in time.")
         except Exception as error:  # noqa: BLE001 (boundary of a node: after any failure nobody has approved)
-            return self._denied(state, "human_denied", f"The handler of {self.name!r} failed: {error}")
+            denied = self._denied(state, "human_denied", f"The handler of {self.name!r} failed: {error}")
+            return replace(denied, exception=error)
         return self._result_of(_decision(answer), value, state)
 
     async def _ask(self, handler: Callable[[HumanRequest], Any], request: HumanRequest) -> Any:

@@ -89,7 +89,9 @@ async def test_a_failed_run_says_why_with_the_codes_of_http(tmp_path: Path) -> N
     async with client_of(runtime) as client:
         failed = (await client.post(RUN, json=BODY)).json()
         state = (await client.get(f"/v1/runs/{failed['run_id']}")).json()
-    assert (state["status"], state["result"]) == ("failed", None)
+    assert state["status"] == "failed"
+    (error,) = state["result"]["metadata"]["errors"]
+    assert (error["node"], error["type"]) == ("react", "AllProvidersFailed")
     assert state["error"] == {"code": failed["code"], "detail": failed["detail"]}
     assert [a["error"] for a in state["attempts"]] == ["provider_unavailable"] * 3
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import traceback
 from itertools import pairwise
 from pathlib import Path
@@ -14,6 +15,7 @@ import yaml
 from structlog.testing import capture_logs
 
 from astromesh.graph import (
+    FunctionNode,
     GraphState,
     GuardNode,
     GuardVerdict,
@@ -158,8 +160,10 @@ async def failing(folder: Path, graph: PromptGraph, **spec: Any) -> tuple[httpx.
 
 
 @pytest.mark.parametrize("nested", [False, True])
-async def test_the_log_says_which_node_raised_what(tmp_path: Path, nested: bool) -> None:
-    """The caller is told that the log has it under the trace's id: the node, the text, the traceback."""
+async def test_callers_and_log_are_told_which_node_raised_what(
+    tmp_path: Path, nested: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """500 `node_failed` with the node and the message; the log has the traceback under the run's id."""
 
     @node("boom")
     def boom(state: GraphState) -> str:
@@ -177,14 +181,15 @@ async def test_the_log_says_which_node_raised_what(tmp_path: Path, nested: bool)
                 }
             )
         )
-        answer, logged, _ = await failing(tmp_path, made_of(inner if nested else boom))
-    assert (answer.status_code, answer.json()["code"]) == (500, "internal")
-    assert "disk" not in answer.text
-    (entry,) = [one for one in logged if one["event"] == "run_failed"]
-    assert entry["trace_id"] == answer.json()["trace_id"]
-    assert entry["node"] == ("outer/boom" if nested else "boom")
-    assert "the disk is full" in entry["error"]
-    told = "".join(traceback.format_exception(entry["exc_info"]))
+        answer, _, metrics = await failing(tmp_path, made_of(inner if nested else boom))
+    path, problem = "outer/boom" if nested else "boom", answer.json()
+    assert (answer.status_code, problem["code"], problem["node"]) == (500, "node_failed", path)
+    assert problem["detail"] == f"{path}: the disk is full"
+    assert 'astromesh_run_failures_total{code="node_failed"} 1.0' in metrics
+    line = next(one for one in caplog.records if f"node {path!r} of {problem['run_id']}" in one.getMessage())
+    assert line.exc_info is not None
+    assert line.levelname == "WARNING"
+    told = "".join(traceback.format_exception(*line.exc_info))
     assert "ValueError: the disk is full" in told
     assert "in boom" in told
     span = collector.named("invoke_agent helper")
@@ -217,3 +222,68 @@ async def test_what_a_guard_of_the_graph_refuses_is_refused_and_no_fault_of_the_
     assert "draft" not in answer.json()["detail"]
     assert 'astromesh_run_failures_total{code="guardrail_blocked"} 1.0' in metrics
     assert [one for one in logged if one["event"] == "run_failed"] == []
+
+
+@node("pick")
+def pick(state: GraphState) -> str:
+    raise ValueError("no such row, api_key=abcd1234efgh")
+
+
+@pytest.mark.parametrize("route", ["run", "runs"])
+async def test_an_error_that_the_graph_goes_on_from_is_in_the_metadata_and_the_events(
+    tmp_path: Path, route: str
+) -> None:
+    """200 `completed`; metadata.errors and `node.failed` say what happened, without secrets."""
+
+    @node("say")
+    def say(state: GraphState) -> str:
+        return "done without it"
+
+    spec: dict[str, Any] = {"orchestration": {"pattern": "graph", "graph": "made"}, "memory": MEMORY}
+    write(tmp_path, manifest(**spec))
+    runtime = runtime_of(
+        tmp_path, ScriptedProvider("a draft", repeat=True), graphs={"made": made_of(pick, say)}
+    )
+    async with client_of(runtime) as client:
+        answer = await client.post(f"/v1/agents/helper/{route}", json={"query": "q", "session_id": "s"})
+        run = await ended(client, f"/v1/runs/{answer.json()['run_id']}")
+        events = (await client.get(f"/v1/runs/{run['run_id']}/events")).text
+    expected = {"node": "pick", "type": "ValueError", "message": "no such row, api_key=***"}
+    assert (run["status"], run["result"]["response"]) == ("completed", "done without it")
+    assert run["result"]["metadata"]["errors"] == [expected]
+    failed = [block for block in events.split("\n\n") if "event: node.failed" in block]
+    assert [json.loads(block.partition("data: ")[2]) for block in failed] == [expected]
+    assert "abcd1234efgh" not in events
+
+
+@pytest.mark.parametrize("route", ["run", "runs"])
+async def test_a_failed_run_shows_the_errors_of_its_nodes(tmp_path: Path, route: str) -> None:
+    spec: dict[str, Any] = {"orchestration": {"pattern": "graph", "graph": "made"}, "memory": MEMORY}
+    write(tmp_path, manifest(**spec))
+    runtime = runtime_of(tmp_path, ScriptedProvider("a draft", repeat=True), graphs={"made": made_of(pick)})
+    async with client_of(runtime) as client:
+        answer = await client.post(f"/v1/agents/helper/{route}", json={"query": "q", "session_id": "s"})
+        run = await ended(client, f"/v1/runs/{answer.json()['run_id']}")
+    assert (run["status"], run["error"]["code"]) == ("failed", "node_failed")
+    assert "abcd1234efgh" not in str(run)
+    assert [error["node"] for error in run["result"]["metadata"]["errors"]] == ["pick"]
+
+
+async def test_metadata_holds_the_first_twenty_errors(tmp_path: Path) -> None:
+    nodes = [FunctionNode(f"n{number}", pick.function) for number in range(30)]
+    last = FunctionNode("last", lambda state: "fine")
+    answer, _, _ = await failing(tmp_path, made_of(*nodes, last))
+    assert (answer.status_code, len(answer.json()["metadata"]["errors"])) == (200, 20)
+
+
+async def test_output_rules_hold_for_the_messages_of_node_errors(tmp_path: Path) -> None:
+    @node("quote")
+    def quote(state: GraphState) -> str:
+        raise ValueError("cannot mail ada@example.org")
+
+    say = FunctionNode("say", lambda state: "fine")
+    rules = {"output": [{"type": "pii_detection", "action": "redact"}]}
+    answer, _, _ = await failing(tmp_path, made_of(quote, say), guardrails=rules)
+    (error,) = answer.json()["metadata"]["errors"]
+    assert "cannot mail" in error["message"]
+    assert "ada@example.org" not in answer.text

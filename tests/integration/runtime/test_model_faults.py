@@ -263,7 +263,9 @@ async def test_streaming_after_the_first_token(
             assert "broke off" in data["detail"]
             assert (len(house.first.seen), len(house.second.seen)) == (1, 0)
             state = await house.newest()
-            assert (state["status"], state["result"]) == ("failed", {"response": said})
+            assert (state["status"], state["result"]["response"]) == ("failed", said)
+            (error,) = state["result"]["metadata"]["errors"]
+            assert (error["node"], error["type"]) == ("react", "AllProvidersFailed")
             assert errors(state["attempts"]) == list(fault.attempts)
             newest = (await house.client.get("/v1/traces?limit=1")).json()["traces"][0]
             assert (await traced(house, newest["trace_id"]))["llm.complete"] == "error"

@@ -251,7 +251,7 @@ async def test_a_failed_node_goes_on_along_its_edges_and_a_later_success_heals_t
     failed = await run(chain(says("a", 1), fails("b", "no luck")))
     assert failed.output is None
     assert failed.report.error == "RuntimeError: no luck"
-    assert failed.report.stop_reason == "completed"
+    assert failed.report.stop_reason == "failed"
 
 
 async def test_a_failed_node_writes_no_output() -> None:

@@ -430,7 +430,7 @@ async def test_an_odd_field_of_a_result_is_an_error_of_its_node(field: str, valu
     }[kind]()
     hooks = [Watch("w", [])] if kind == "hooked" else []
     result = await PromptGraphEngine(PromptGraph("g", nodes=[node]), hooks=hooks).ainvoke("x")
-    assert (result.output, result.report.stop_reason) == (None, "completed")
+    assert (result.output, result.report.stop_reason) == (None, "failed")
     assert f"'a' returned an invalid NodeResult: {field} " in result.report.error
     assert "a_output" not in result.context
     result.report.to_json()

@@ -225,7 +225,7 @@ async def test_a_nested_graph_has_its_own_visits_and_the_runs_context() -> None:
 async def test_a_failed_or_broken_nested_graph_fails_its_node() -> None:
     """Trap 5 and 10: errors, missing nodes and stuck nodes inside come out as the node's error."""
     broken = {
-        "RuntimeError: broken": (PromptGraph(nodes=[fails("x")]), "completed"),
+        "RuntimeError: broken": (PromptGraph(nodes=[fails("x")]), "failed"),
         "no node 'gone'": (PromptGraph(nodes=[says("x")]).always("x", "gone"), "unknown_node"),
         "'o/x' is stuck": (PromptGraph(nodes=[says("x")]).always("x", "x"), "stuck_node"),
     }
@@ -255,7 +255,8 @@ async def test_events_tell_of_children_by_their_path() -> None:
     scope = Scope("r", events=EventStream("r", [sink]))
     await PromptGraphEngine(graph).start([Message("user", "x")], scope).execute()
     assert [(e.type, e.data["node"]) for e in sink.events] == [
-        ("node.started", "o"), ("node.started", "o/x"), ("node.finished", "o/x"), ("node.finished", "o"),
+        ("node.started", "o"), ("node.started", "o/x"), ("node.finished", "o/x"), ("node.failed", "o/x"),
+        ("node.finished", "o"), ("node.failed", "o"),
     ]  # fmt: skip
 
 

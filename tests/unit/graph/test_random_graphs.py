@@ -28,7 +28,7 @@ from astromesh.types import CompletionRequest, CompletionResult, Delta, Message,
 
 NAMES = ["a", "b", "c", "d", "e"]
 STOPS = {
-    "completed", "max_iterations", "stuck_node", "budget", "cycle", "critical_error", "cancelled",
+    "completed", "failed", "max_iterations", "stuck_node", "budget", "cycle", "critical_error", "cancelled",
     "human_denied", "human_timeout", "unknown_node",
 }  # fmt: skip
 TARGETS = [*NAMES, END, "nowhere"]
@@ -186,6 +186,8 @@ def test_every_run_ends_within_its_limits_with_a_reason(graph, limits, modify) -
     assert max(visits.values(), default=0) <= limits[1] + finalizers
     if report.stop_reason not in ("completed", "human_denied"):
         assert report.error
+    if result.ok:
+        assert report.error == ""
     assert sum(m.applied for m in report.mutations) <= (2 if modify else 0)
     assert result.messages[0] == Message("user", "Why?")
     assert snapshot(graph) == before

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from astromesh.errors import AstromeshError, GraphError, ProviderUnavailable
+from astromesh.errors import AstromeshError, NodeFailed, ProviderUnavailable
 from astromesh.graph import BaseNode, FunctionNode, NodeFlag, NodeResult, ParallelNode, PromptGraph
 from astromesh.graph.scope import Scope
 from astromesh.orchestration.base import PatternTask
@@ -39,8 +39,8 @@ async def test_a_failure_that_was_led_around_is_not_what_the_run_failed_with() -
     """The error edge led on from it; what it led to has failed for a reason of its own."""
     graph = PromptGraph(nodes=[breaks("ask"), says("instead", NodeResult(error="Nothing is left."))])
     failure = await failure_of(graph.on_error("ask", "instead"))
-    assert type(failure) is GraphError
-    assert (str(failure), failure.node) == ("Nothing is left.", "instead")
+    assert type(failure) is NodeFailed
+    assert (str(failure), failure.node) == ("instead: Nothing is left.", "instead")
 
 
 async def test_what_stopped_a_run_is_raised_behind_its_finalizer_too() -> None:
