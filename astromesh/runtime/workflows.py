@@ -31,7 +31,7 @@ from astromesh.workflow.engine import Engine
 from astromesh.workflow.inspector import Inspector
 from astromesh.workflow.journal import Recorder, StageJournal
 from astromesh.workflow.memory import LayerStore
-from astromesh.workflow.observers import Observers
+from astromesh.workflow.observers import Observers, event_of
 from astromesh.workflow.plan import Plan
 from astromesh.workflow.project import Project, enabled_metrics, restore_project
 
@@ -88,17 +88,8 @@ async def open_workflow(  # noqa: PLR0913 (what an engine is opened with)
         stages_at_once=stages_at_once,
         overrides=overrides,
         snapshot=snapshot,
+        observed=False,
     )
-
-
-#: records as observers of plugins.yaml see them
-_OBSERVER_EVENTS = {
-    "begin": "task.started",
-    "stage": "stage.finished",
-    "code_changed": "task.code_changed",
-    "cancel": "task.cancelled",
-    "end": "task.finished",
-}
 
 
 #: earlier manifests whose plans stay in memory
@@ -319,8 +310,9 @@ class WorkflowRegistry:
         """Notifies the observers of the workflow of a stored record."""
         observers = self._loaded[live.row.workflow].observers
         if observers is not None:
-            about = {"task_id": live.id, "workflow": live.row.workflow}
-            observers.notify({**record, **about, "type": _OBSERVER_EVENTS[record["type"]]})
+            event = event_of(record, live.id, live.row.workflow)
+            if event is not None:
+                observers.notify(event)
 
     def forget(self, live: LiveTask) -> None:
         """Drops the state of a Task that this process does not execute any more."""

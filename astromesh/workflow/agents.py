@@ -276,7 +276,10 @@ async def _open_provider(
     folder: Path,
     env: Mapping[str, str],
 ) -> Any:
-    options: dict[str, Any] = {"model": spec.model, "timeout": spec.timeout_s, **spec.options}
+    # a model without a network has neither of the two
+    known = plugins.options("providers", adapter_plugin(spec)).model_fields
+    usual = {"model": spec.model, "timeout": spec.timeout_s}
+    options: dict[str, Any] = {**{k: v for k, v in usual.items() if k in known}, **spec.options}
     if spec.base_url:
         options["endpoint"] = spec.base_url
     if credential is not None:

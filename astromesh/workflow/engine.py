@@ -26,6 +26,7 @@ from astromesh.workflow.base import Gate, NotJson, TaskLog, TaskResult, canonica
 from astromesh.workflow.execution import Execution, ExecutionSetup, StageSlots, rerun_stage
 from astromesh.workflow.journal import JournaledModel, JournaledTool, StageJournal, journaled_agents
 from astromesh.workflow.memory import LayerStore, RunMemory, open_layers
+from astromesh.workflow.observers import ObservedLog, Observers
 from astromesh.workflow.plan import Plan, Stage
 from astromesh.workflow.project import Project, load_project, restore_project, with_settings
 from astromesh.workflow.stages import StageCall, StageResources, compile_stage
@@ -108,6 +109,7 @@ class Engine:
         self._compiled_calls: dict[str, dict[str, StageCall]] = {}
         self._active: dict[str, Execution] = {}
         self._background: set[asyncio.Task[TaskResult]] = set()
+        self._observers: Observers | None = None
 
     @classmethod
     def load(
@@ -117,6 +119,7 @@ class Engine:
         agents: Collection[str] | None = None,
         overrides: Mapping[str, object] | None = None,
         snapshot: JsonObject | None = None,
+        observed: bool = True,
         **options: Any,
     ) -> Engine:
         """Reads and checks a folder.
@@ -126,6 +129,7 @@ class Engine:
             agents: names of the runtime's agents; absent: any with `run_agent`, else none.
             overrides: settings that replace those of the files, as `project.parse_settings` returns them.
             snapshot: manifests of an earlier time, which replace those of the folder and the settings.
+            observed: whether the observers of plugins.yaml receive the events of its Tasks.
             options: as for `Engine`.
 
         Raises:
@@ -140,7 +144,11 @@ class Engine:
             models, runs_agents = options.get("models") or {}, bool(options.get("run_agent"))
             known = known_names(plugins, agents, models, runs_agents=runs_agents)
             project = with_settings(load_project(folder, known, env), overrides or {})
-        return cls(replace(project, adapters=adapter_origins(project, plugins)), **options)
+        engine = cls(replace(project, adapters=adapter_origins(project, plugins)), **options)
+        if observed and (observers := Observers(project.files)):
+            engine._observers = observers
+            engine._log = ObservedLog(observers, project.name, engine._log)
+        return engine
 
     # -- runs ------------------------------------------------------------------------------------------------
 
@@ -240,11 +248,13 @@ class Engine:
                 self._resources = await self._open_resources()
 
     async def close(self) -> None:
-        """Cancels active runs and closes models, tools and memory."""
+        """Cancels active runs and closes observers, models, tools and memory."""
         for work in list(self._background):
             work.cancel()
         if self._background:
             await asyncio.wait(self._background)
+        if self._observers is not None:
+            await self._observers.close()
         if self._owns_deps and self._deps is not None:
             await self._deps.resources.close()
         self._resources = None

@@ -8,6 +8,7 @@ frozen copy.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -17,7 +18,9 @@ from astromesh.config.workflow.folder import WorkflowFolder
 from astromesh.config.workflow.operations import ObserverSpec
 from astromesh.graph.state import FrozenDict, FrozenList
 from astromesh.types import JsonObject
+from astromesh.workflow.base import TaskLog
 from astromesh.workflow.operations import call_function
+from astromesh.workflow.snapshot import CODE_CHANGED
 from astromesh.workflow.validation import enabled_observers, observer_class
 
 #: events that wait for a slow plugin; a further event drops the oldest, which is logged
@@ -40,6 +43,9 @@ class Observers:
             _ObserverQueue(spec, _create_observer(folder, spec)) for spec in enabled_observers(folder)
         ]
 
+    def __bool__(self) -> bool:
+        return bool(self._observers)
+
     def notify(self, event: JsonObject) -> None:
         """Queues a copy of an event for each observer; never waits or raises."""
         if self._observers:
@@ -55,6 +61,41 @@ class Observers:
     async def close(self) -> None:
         for observer in self._observers:
             await observer.close()
+
+
+#: type of a record → event that observers receive; other records are not theirs
+RECORD_EVENTS: Mapping[str, str] = {
+    "begin": "task.started",
+    "stage": "stage.finished",
+    CODE_CHANGED: "task.code_changed",
+    "cancel": "task.cancelled",
+    "end": "task.finished",
+}
+
+
+def event_of(record: JsonObject, task_id: str, workflow: str) -> JsonObject | None:
+    """Returns a stored record as observers receive it; None where they do not."""
+    kind = RECORD_EVENTS.get(record["type"])
+    return {**record, "task_id": task_id, "workflow": workflow, "type": kind} if kind else None
+
+
+class ObservedLog:
+    """A Task log that notifies observers of every record once it is stored.
+
+    Args:
+        log: stores them; None: nothing does.
+    """
+
+    def __init__(self, observers: Observers, workflow: str, log: TaskLog | None) -> None:
+        self._observers, self._workflow, self._log = observers, workflow, log
+
+    async def commit(self, task_id: str, records: Sequence[JsonObject]) -> None:
+        """See `TaskLog`."""
+        if self._log is not None:
+            await self._log.commit(task_id, records)
+        for record in records:
+            if (event := event_of(record, task_id, self._workflow)) is not None:
+                self._observers.notify(event)
 
 
 class _ObserverQueue:

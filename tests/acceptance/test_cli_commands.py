@@ -300,9 +300,12 @@ def test_schema_lists_prints_and_writes(tmp_path: Path) -> None:
     printed = json.loads(astromesh(tmp_path, "schema", "agent").stdout)
     jsonschema_rs.meta.validate(printed)
     assert astromesh(tmp_path, "schema", "--write", "schemas").returncode == 0
-    written = {file.name: json.loads(file.read_text()) for file in (tmp_path / "schemas").iterdir()}
+    folder = tmp_path / "schemas"
+    written = {str(f.relative_to(folder)): json.loads(f.read_text()) for f in folder.rglob("*.json")}
     assert len(written) == len(kinds)
     assert written["agent.schema.json"] == printed
+    of_stages = json.loads(astromesh(tmp_path, "schema", "workflow/workflow").stdout)
+    assert written["workflow/workflow.schema.json"] == of_stages and "nodes" in of_stages["properties"]
     assert "Did you mean Agent?" in astromesh(tmp_path, "schema", "Agnet").stderr
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -16,7 +17,7 @@ from astromesh.cli.errors import RUN_FAILED, USAGE_ERROR, reported_errors
 from astromesh.cli.options import CONFIG_FOLDER, DATA_FOLDER, Config, Data, Json, folders_of
 from astromesh.cli.printer import JsonEvents
 from astromesh.cli.terminal import LineReader, note, print_json
-from astromesh.errors import InvalidInput, InvalidManifest, WorkflowNotFound
+from astromesh.errors import InvalidConfiguration, InvalidInput, InvalidManifest, WorkflowNotFound
 from astromesh.plugins import Plugins
 from astromesh.runtime.config_loader import load_configuration, workflow_folder
 from astromesh.runtime.engine import AgentRuntime
@@ -197,12 +198,15 @@ def replay(
     """Run a recorded Task again, offline, and report the first divergence."""
     loaded = Recording.read(Path(recording)) if Path(recording).is_file() else None
 
-    async def work(workflows: WorkflowTasks, workflow: Workflow) -> JsonObject:
+    async def work(workflows: WorkflowTasks) -> JsonObject:
         if loaded is not None:
+            workflow = await workflows.loaded.open(name)
             return await workflows.replays.replay_recording(workflow.name, loaded)
+        with suppress(InvalidConfiguration, WorkflowNotFound):  # a stored Task has manifests of its own
+            await workflows.loaded.open(name)
         return await workflows.replays.replay(recording, OPERATOR)
 
-    outcome = in_runtime(folders_of(config, data), name, work, as_json=json)
+    outcome = with_runtime(folders_of(config, data), work, as_json=json)
     if json:
         print_json(outcome)
     elif outcome["same"]:
@@ -244,16 +248,27 @@ def in_runtime(
     *,
     as_json: bool = False,
 ) -> T:
-    """Returns the result of `work` in a new runtime.
+    """Returns the result of `work` on a workflow in a new runtime.
 
     Raises:
         typer.Exit: with the code of an error, or of Ctrl-C.
     """
+
+    async def with_workflow(workflows: WorkflowTasks) -> T:
+        return await work(workflows, await workflows.loaded.open(name))
+
+    return with_runtime(folders, with_workflow, as_json=as_json)
+
+
+def with_runtime(
+    folders: tuple[Path, Path], work: Callable[[WorkflowTasks], Awaitable[T]], *, as_json: bool = False
+) -> T:
+    """Returns the result of `work` in a new runtime. Raises as `in_runtime`."""
     configure_logging("warning")
 
     async def work_in_runtime() -> T:
         async with AgentRuntime(folders[0], data_dir=folders[1]) as runtime:
-            return await work(runtime.workflows, await runtime.workflows.loaded.open(name))
+            return await work(runtime.workflows)
 
     with reported_errors(as_json=as_json):
         return asyncio.run(work_in_runtime())
@@ -305,12 +320,14 @@ def inspect(folders: tuple[Path, Path], name: str, task_id: str, stage: str, pat
         typer.Exit: there is no such Task or stage, or the Task has not ended.
     """
 
-    async def work(workflows: WorkflowTasks, workflow: Workflow) -> JsonObject:
+    async def work(workflows: WorkflowTasks) -> JsonObject:
+        with suppress(InvalidConfiguration, WorkflowNotFound):  # a stored Task has manifests of its own
+            await workflows.loaded.open(name)
         if stage:
             return await workflows.replays.replay(task_id, OPERATOR, stage, path)
         return await workflows.tasks.trace(task_id, OPERATOR)
 
-    print_json(in_runtime(folders, name, work))
+    print_json(with_runtime(folders, work))
 
 
 def step_through(folders: tuple[Path, Path], name: str, input: str, start: str, before: list[str]) -> None:

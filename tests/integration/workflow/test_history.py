@@ -6,6 +6,7 @@ A deployment is a second runtime over the same data, after the folder has change
 from __future__ import annotations
 
 import asyncio
+import json
 import shutil
 import sqlite3
 from collections.abc import Callable
@@ -16,6 +17,7 @@ import httpx
 import pytest
 
 from astromesh.access.scopes import Viewer
+from astromesh.cli.commands import workflow as command
 from astromesh.runtime.records import TaskRequest
 from astromesh.workflow import Engine
 from astromesh.workflow.project import restore_project
@@ -342,3 +344,18 @@ async def test_a_cassette_of_another_fingerprint_replays_and_says_so(config: Pat
     assert told["same"] and told["divergence"] is None
     present = result.metadata["run_fingerprint"]
     assert told["run_fingerprint"] == {"recorded": "f" * 64, "present": present, "same": False}
+
+
+@pytest.mark.parametrize("stage", ["", "two"])
+def test_the_command_inspects_a_task_of_a_workflow_that_is_broken_now(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], stage: str
+) -> None:
+    before = asyncio.run(ended(config, tmp_path / "go"))
+    broken(config / "workflows" / "steps")
+    capsys.readouterr()
+    command.inspect((config, config.parent / "data"), "steps", before["task_id"], stage, "")
+    told = json.loads(capsys.readouterr().out)
+    if stage:
+        assert (told["recorded"], told["divergence"]) == (before["trace"]["trace"][3], None)
+    else:
+        assert told == before["trace"]

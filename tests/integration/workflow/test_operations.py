@@ -15,7 +15,9 @@ from astromesh.config.workflow.agents import AuthSpec
 from astromesh.errors import InvalidInput, MissingKey
 from astromesh.runtime.records import TaskRequest
 from astromesh.telemetry.prometheus import exposition
+from astromesh.workflow import Engine
 from astromesh.workflow.credentials import encrypt_secret, new_key, read_secret
+from astromesh.workflow.operations import load_operation
 from astromesh.workflow.project import check_folder
 from tests.integration.agents_folder import client_of
 from tests.integration.workflow.folders import ENDED, runtime_with, sample, small, until
@@ -148,6 +150,30 @@ async def test_e59_observers_see_everything_in_order_and_change_and_hold_up_noth
     assert [event["type"] for event in seen] == per_task * 3
     assert [event["task_id"] for event in seen[::5]] == [result.task_id for result in results]
     assert [event["entry"]["stage_id"] for event in seen[1:4]] == ["s", "x", "e"]
+
+
+async def test_an_engine_that_is_loaded_has_the_observers_of_its_folder(config: Path) -> None:
+    small(config, plugins="plugins: [{id: w, module: watch.Seen}]\n")
+    folder = config / "workflows" / "small"
+    (folder / "watch.py").write_text(
+        "SEEN = []\n"
+        "class Seen:\n"
+        "    def __init__(self, config): pass\n"
+        "    def observe(self, event): SEEN.append((event['type'], event['task_id']))\n"
+        "    def close(self): SEEN.append(('closed', ''))\n"
+    )
+    async with Engine.load(folder) as engine:
+        task = await engine.run(2)
+        submitted = await engine.submit(3).result()
+    seen = load_operation(folder, "watch:Seen").__init__.__globals__["SEEN"]
+    per_task = ["task.started", *["stage.finished"] * 3, "task.finished"]
+    assert seen == [
+        *((kind, one.task_id) for one in (task, submitted) for kind in per_task), ("closed", ""),
+    ]  # fmt: skip
+    seen.clear()
+    async with Engine.load(folder, observed=False) as engine:
+        assert (await engine.run(2)).output == 4
+    assert seen == []
 
 
 def test_an_observer_that_is_not_there_is_a_fault(config: Path) -> None:

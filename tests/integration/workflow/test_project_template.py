@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jsonschema_rs
 import pytest
 import yaml
 
@@ -47,6 +48,17 @@ def test_it_validates_runs_and_evaluates_at_once(
     workflow.evaluate("sorter", *places, tag="ci", json=True)
     told = json.loads(capsys.readouterr().out)
     assert told["passed"] and [case["case"] for case in told["cases"]] == ["calm", "urgent"]
+
+
+def test_its_files_name_the_schemas_that_accept_them(project: Path) -> None:
+    """One of them is an agent node with its agents.yaml."""
+    files = list((project / "config" / "workflows" / "sorter").glob("*.yaml"))
+    assert {"workflow.yaml", "agents.yaml", "providers.yaml", "tools.yaml"} <= {f.name for f in files}
+    for file in files:
+        schema = file.parent / file.read_text().splitlines()[0].partition("$schema=")[2]
+        jsonschema_rs.validate(json.loads(schema.read_text()), yaml.safe_load(file.read_text()))
+    nodes = yaml.safe_load((project / "config/workflows/sorter/workflow.yaml").read_text())["nodes"]
+    assert [node["agent"] for node in nodes if node["kind"] == "agent"] == ["helper"]
 
 
 def test_it_packs_the_same_bytes_for_the_same_files(project: Path) -> None:
