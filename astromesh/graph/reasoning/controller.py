@@ -19,6 +19,8 @@ from astromesh.graph.reasoning.parsing import (
     answer_in,
     confidence_of,
     critique_of,
+    cut,
+    line_of,
     mark_claims,
     object_in,
     one_line,
@@ -183,12 +185,12 @@ def _observe(state: GraphState, step: JsonObject, answer: ToolResult) -> None:
     args = visible_arguments(step["args"])
     observation: JsonObject = {"source": "tool", "tool": step["tool"], "args": args, "success": answer.ok}
     if answer.ok:
-        observation["result"] = one_line(answer.content, MAX_OBSERVATION)
+        observation["result"] = cut(answer.content, MAX_OBSERVATION)
         traced = f"answered: {_trace_text(answer.content)}"
     else:
-        observation["error"] = one_line(answer.content)
-        traced = f"failed: {one_line(answer.content, MAX_TRACE)}"
-        rc.note_error(f"The tool {step['tool']!r} failed ({answer.error}): {one_line(answer.content)}")
+        observation["error"] = cut(answer.content, MAX_OBSERVATION)
+        traced = f"failed: {line_of(answer.content, MAX_TRACE)}"
+        rc.note_error(f"The tool {step['tool']!r} failed ({answer.error}): {line_of(answer.content)}")
     rc.observations.append(observation)
     rc.step_trace.append({"step": f"tool {step['tool']}", "result": traced})
 
@@ -196,7 +198,7 @@ def _observe(state: GraphState, step: JsonObject, answer: ToolResult) -> None:
 def _trace_text(content: str) -> str:
     """Returns the start of a text. Of data it returns the size, because its start says nothing."""
     is_data = content.lstrip().startswith(("{", "["))
-    return f"data, {len(content)} characters" if is_data else one_line(content, MAX_TRACE)
+    return f"data, {len(content)} characters" if is_data else line_of(content, MAX_TRACE)
 
 
 # -- evaluating --------------------------------------------------------------------------------------------
@@ -291,7 +293,7 @@ async def draft_answer(state: GraphState, config: NodeConfig) -> JsonObject:
     reply = await ask(state, config, prompts.DRAFT, material, tools=tools, tool_choice="none")
     rc.note_error(reply.error)
     rc.draft_answer = answer_in(reply.text)
-    if not rc.draft_answer:
+    if not rc.draft_answer.strip():
         notes.is_fallback = True
         rc.draft_answer = fallback_answer(rc)
     return {"rd": "critique"}
@@ -337,7 +339,7 @@ async def revise_answer(state: GraphState, config: NodeConfig) -> JsonObject:
     revised = answer_in(reply.text)
     # the draft states a claim as a fact, so it goes; the reviser may have qualified it, so it is marked
     rc.revised_answer = (
-        mark_claims(revised, claims) if revised else without_claims(rc.draft_answer or "", claims)
+        mark_claims(revised, claims) if revised.strip() else without_claims(rc.draft_answer or "", claims)
     )
     return {"rd": "finalize"}
 

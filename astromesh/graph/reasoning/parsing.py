@@ -1,138 +1,148 @@
-"""Cleans the text of a model: removes its thinking, keeps known fields of the right type, shortens them.
+"""Reads a model's text: hides the thinking before its answer, keeps known fields of the right type.
 
-One table of marks finds thinking. Show a model's text, streamed or not, through `answer_in` (a text for the
-reader) or `fields_in` (the requested fields). Readers return what they could use and what was wrong,
-never an exception. Fields that were not requested (`chain_of_thought`, `route`, `goto`) are never read: they
-can neither leak nor steer. All functions are pure and linear in the text.
+One table of marks finds thinking, and only where a text begins (controller.md, behaviour 49). The rest of a
+text is the answer and stays as it is, whatever it is about. Show a model's text, streamed or not, through
+`answer_in` (a text for the reader) or `fields_in` (the requested fields). Readers return what they could use
+and what was wrong, never an exception. Fields that were not requested (`chain_of_thought`, `route`, `goto`)
+are never read: they can neither leak nor steer. All functions are pure and linear in the text.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import orjson
 
-from astromesh.graph.structured_output import extract_object, placed_values, whole_object
+from astromesh.graph.structured_output import extract_object, whole_object
 from astromesh.types import JsonObject
+
+# -- hidden reasoning --------------------------------------------------------------------------------------
 
 
 class ThinkingMark(NamedTuple):
-    """How thinking begins and ends in a text.
+    """How thinking begins at the start of a text, and how it ends.
 
     Args:
-        closing_suffices: An end without a beginning hides the text before it: the beginning was part of the
-            prompt.
+        nests: Thinking may hold the marks, too: it ends where as many ends as beginnings were read.
     """
 
     opening: re.Pattern[str]
     closing: re.Pattern[str]
-    closing_suffices: bool = True
+    nests: bool = False
 
 
-_THINKING_NAMES = (
-    "think", "thinking", "thought", "thoughts", "reasoning", "scratchpad", "chain_of_thought",
-    "analysis", "reflection", "reflect", "deliberation", "inner_monologue", "inner_thoughts",
-)  # fmt: skip
-
-#: Names that also mark thinking in brackets. `[analysis]` may be a headline or a link.
-_BRACKETED_NAMES = _THINKING_NAMES[:7]
+def _mark(opening: str, closing: str, *, nests: bool = False) -> ThinkingMark:
+    return ThinkingMark(re.compile(opening, re.I | re.M), re.compile(closing, re.I | re.M), nests)
 
 
-def _mark(opening: str, closing: str, *, closing_suffices: bool = True) -> ThinkingMark:
-    return ThinkingMark(re.compile(opening, re.I | re.M), re.compile(closing, re.I | re.M), closing_suffices)
-
-
-_ANSWER = r"^[*_# ]{0,4}(?:final )?answer[*_]{0,2} ?:[*_]{0,2}"
+_TAG = r"(?:\w{1,20}:)?think(?:ing)?"
+_FINAL = r"<\|channel\|>\s*final\b[^<\n]*(?:<\|constrain\|>[^<\n]*)?<\|message\|>"
+_ANSWER = r"^[*_# ]{0,4}Final Answer[*_]{0,3} ?:[*_]{0,3}"
+_THOUGHT = r"[*_# ]{0,4}Thought(?: \d{1,3})?[*_]{0,3} ?:"
 
 MARKS = (
     # <think>, <thinking depth="2">, <seed:think>
-    *(_mark(rf"<(?:\w{{1,20}}:)?{n}(?:\s[^<>]*)?>", rf"</(?:\w{{1,20}}:)?{n}\s*>") for n in _THINKING_NAMES),
-    *(_mark(rf"\[{n}\](?!\()", rf"\[/{n}\]") for n in _BRACKETED_NAMES),
+    _mark(rf"<{_TAG}(?:\s[^<>]*)?>", rf"</{_TAG}\s*>", nests=True),
+    _mark(r"```think(?:ing)?[ \t]*\n", r"^[ \t]*```[ \t]*$"),
+    # the special tokens of Magistral, Kimi, Cohere, Apertus, Gemma and gpt-oss (harmony, also without tokens)
+    _mark(r"(?-i:\[THINK\])", r"(?-i:\[/THINK\])"),
     _mark("◁think▷", "◁/think▷"),
     _mark(
         r"<\|(?:start|begin)_(?:of_)?(?:think\w*|thought\w*|reasoning)\|>",
         r"<\|end_(?:of_)?(?:think\w*|thought\w*|reasoning)\|>",
     ),
     _mark(r"<\|inner_prefix\|>", r"<\|inner_suffix\|>"),
-    _mark(r"<\|channel>\s*thought", r"<channel\|>", closing_suffices=False),
-    # harmony (gpt-oss): everything but the channel `final`; then the same without its marks
-    _mark(r"<\|channel\|>(?!\s*final\b)", r"<\|channel\|>\s*final\b[^<]*(?:<\|message\|>)?"),
-    _mark(r"\A\s*analysis(?=[\s\S]*assistantfinal)", "assistantfinal", closing_suffices=False),
+    _mark(r"<\|channel>\s*thought", r"<channel\|>"),
+    _mark(r"(?=(?:<\|start\|>assistant)?<\|channel\|>)", _FINAL),
+    _mark(r"analysis(?=\S[\s\S]*assistantfinal)", "assistantfinal"),
     # ReAct in words
-    _mark(
-        rf"\A\s*[*_#]{{0,4}} ?(?:thoughts?|thinking|reasoning|scratchpad)[*_]{{0,2}} ?:(?=[\s\S]*{_ANSWER})",
-        _ANSWER,
-        closing_suffices=False,
-    ),
+    _mark(rf"{_THOUGHT}(?=[\s\S]*{_ANSWER})", _ANSWER),
 )
+_THOUGHT_LINES = re.compile(rf"(?:{_THOUGHT}[^\n]*(?:\n\s*|\Z))+", re.I)
 
-#: A text without any of these has no mark.
-_ANY_MARK = re.compile(
-    r"[<\[◁]|\A\s*(?:analysis|[*_#]{0,4} ?(?:th(?:ought|inking)|reasoning|scratchpad))", re.I
-)
-#: The rest of harmony's frame around a final message.
-_HARMONY_FRAME = re.compile(r"<\|(?:start\|>assistant|(?:end|return|call)\|>)")
-
-#: Fields by their letters alone: `chain_of_thought` equals `chainOfThought`.
-_THINKING_FIELDS = frozenset(
-    {
-        *(name.replace("_", "") for name in _THINKING_NAMES if name not in ("analysis", "reflect")),
-        "raw", "cot", "internalreasoning", "hiddenreasoning", "reasoningcontent", "thoughtprocess",
-    }
-)  # fmt: skip
-
-_NO_LETTER = re.compile(r"[\W_]+")
-
-#: Fields that no proper answer uses, in data that is not complete JSON (cut off, or Python syntax).
-_THINKING_FIELD = re.compile(
-    r"[\"'](?:thoughts?|thinking|thought[ _-]?process|chain[ _-]?of[ _-]?thought|scratchpad|inner[ _-]?\w+|"
-    r"(?:internal|hidden)[ _-]?reasoning)[\"']\s*:",
-    re.I,
-)
-
-_BRACES = re.compile(r"\{[^{}]*\}")
-_CODE_FENCE = re.compile(r"```\w*\s*\Z"), re.compile(r"\A\s*```")
-#: Levels of JSON that are shown. Deeper ones are left out.
-_MAX_DEPTH = 50
+#: The ends of thinking whose beginning was part of the prompt.
+_ENDS_ALONE = re.compile(rf"</{_TAG}>[ \t]*(?=\n|\Z)|<\|end\|><\|start\|>assistant{_FINAL}", re.I)
+_HARMONY_END = re.compile(r"<\|(?:end|return|call)\|>\s*\Z")
+_SPACE, _GAP = re.compile(r"\s*"), re.compile(r"(?:\s*\n|[ \t]+)?")
 
 
 def without_thinking(text: str) -> str:
-    """Returns a model's text without marked thinking. An unclosed mark hides everything after it."""
-    if not _ANY_MARK.search(text):
+    """Returns a model's text without the thinking before its answer. An unclosed mark hides everything."""
+    end = 0
+    while (after := _end_of_thinking(text, end)) is not None:
+        end = after
+    end = end or _end_alone(text)
+    if not end:
         return text
+    start = _GAP.match(text, end)
+    return _HARMONY_END.sub("", text[start.end() if start else end :])
+
+
+def _end_of_thinking(text: str, start: int) -> int | None:
+    """Returns the end of the thinking that begins here, or None if here is something else."""
+    if space := _SPACE.match(text, start):
+        start = space.end()
     for mark in MARKS:
-        first, *others = mark.opening.split(text)
-        closed = _after_last_closing(first, mark) if mark.closing_suffices else ""
-        text = closed or ("" if mark.closing_suffices and mark.closing.search(first) else first)
-        text += "".join(_after_last_closing(after, mark) for after in others)
-    return _HARMONY_FRAME.sub("", text)
+        if opening := mark.opening.match(text, start):
+            return _end_of_mark(text, mark, opening.end())
+    lines = _THOUGHT_LINES.match(text, start)
+    return lines.end() if lines else None
 
 
-def _after_last_closing(text: str, mark: ThinkingMark) -> str:
-    """Returns the text after the last closing mark, or an empty string."""
-    _, *closed = mark.closing.split(text)
-    return closed[-1] if closed else ""
+def _end_of_mark(text: str, mark: ThinkingMark, start: int) -> int:
+    """Returns the end of the closing mark. Without one it is the end of the text."""
+    depth, end, openings = 1, len(text), mark.opening.finditer(text, start) if mark.nests else iter(())
+    inner = next(openings, None)
+    for closing in mark.closing.finditer(text, start):
+        end = closing.end()
+        while inner is not None and inner.start() < closing.start():
+            depth, inner = depth + 1, next(openings, None)
+        depth -= 1
+        if not depth:
+            break
+    return end
 
 
-def without_thinking_fields(value: Any, levels: int = _MAX_DEPTH) -> Any:
-    """Returns JSON without the fields, at any level, in which models write down their thinking."""
-    if isinstance(value, str):
-        return without_thinking(value)
-    if not isinstance(value, dict | list):
-        return value
-    if not levels:
-        return "…"
-    if isinstance(value, list):
-        return [without_thinking_fields(item, levels - 1) for item in value]
-    visible = {
-        key: item
-        for key, item in value.items()
-        if _NO_LETTER.sub("", str(key)).casefold() not in _THINKING_FIELDS
-    }
-    return {key: without_thinking_fields(item, levels - 1) for key, item in visible.items()}
+def _end_alone(text: str) -> int:
+    """Returns the end of thinking that began in the prompt, or 0. A mark within code is text."""
+    if (found := _ENDS_ALONE.search(text)) is None:
+        return 0
+    before = text[: found.start()]
+    fences = before.count("```")
+    return 0 if fences % 2 or before[before.rfind("\n") + 1 :].count("`") % 2 else found.end()
+
+
+#: The hidden fields of the controller's own schema, by their letters alone: `chainOfThought` is one of them.
+_HIDDEN_FIELDS = frozenset({"chainofthought", "thought", "thoughts", "scratchpad", "raw"})
+#: The keys of the report, which an envelope may have beside `answer`.
+REPORT_KEYS = (
+    "status", "answer", "reasoning_summary", "selected_strategy", "strategy_history", "termination_reason",
+    "confidence", "knowledge_gaps", "trace_summary", "observations", "budget_used", "errors",
+)  # fmt: skip
+_NO_LETTER = re.compile(r"[\W_]+")
+
+
+def answer_in(text: str) -> str:
+    """Returns an answer for the reader, without the thinking before it.
+
+    If the whole text is an envelope in the controller's own schema (`{"thoughts": …, "answer": …}`), the
+    answer is the text in it. Any other JSON is the answer itself.
+    """
+    text = without_thinking(text)
+    whole = whole_object(text)
+    return whole["answer"] if whole is not None and _is_envelope(whole) else text
+
+
+def _is_envelope(value: JsonObject) -> bool:
+    others = value.keys() - set(REPORT_KEYS)
+    hidden = {key for key in others if _NO_LETTER.sub("", key).casefold() in _HIDDEN_FIELDS}
+    return isinstance(value.get("answer"), str) and bool(hidden) and hidden == others
+
+
+# -- the requested fields ----------------------------------------------------------------------------------
 
 
 def object_in(text: str, keys: Sequence[str]) -> JsonObject | None:
@@ -146,52 +156,24 @@ def fields_in(text: str, keys: Sequence[str]) -> str:
     """Returns the requested fields of the JSON object in an answer, as JSON, or an empty string.
 
     Args:
-        keys: The requested fields.
+        keys: The requested fields. Of an object in a field, its fields of the same names are returned, too.
     """
     found = object_in(text, keys)
-    requested = {key: found[key] for key in keys if key in found} if found else {}
-    return orjson.dumps(without_thinking_fields(requested)).decode() if requested else ""
+    requested = _requested(found, keys) if found else {}
+    return orjson.dumps(requested).decode() if requested else ""
 
 
-def answer_in(text: str) -> str:
-    """Returns an answer for the reader: without thinking, even if the model wrapped both into JSON."""
-    text = without_thinking(text).strip()
-    whole = whole_object(text)
-    if whole is not None:
-        visible = without_thinking_fields(whole)
-        return text if visible == whole else _answer_text(visible)
-    return _without_thinking_objects(text) if "{" in text else text
+def _requested(found: Mapping[str, Any], keys: Sequence[str]) -> JsonObject:
+    return {key: shown for key in keys if key in found and (shown := _shown(found[key], keys)) is not None}
 
 
-def _answer_text(visible: JsonObject) -> str:
-    answer = visible.get("answer")
-    if isinstance(answer, str):
-        return answer.strip()
-    return orjson.dumps(visible).decode() if visible else ""
-
-
-def _without_thinking_objects(text: str) -> str:
-    """Returns a text around JSON, in which objects with thinking are replaced by their other content."""
-    text = "".join(_visible_pieces(text))
-    while field := _THINKING_FIELD.search(text):
-        start = max(text.rfind("{", 0, field.start()), text.rfind("}", 0, field.start()) + 1)
-        group = _BRACES.match(text, start)
-        text = text[:start] + (text[group.end() :] if group else "")
-    return text.strip()
-
-
-def _visible_pieces(text: str) -> Iterator[str]:
-    end = 0
-    for start, stop, value in placed_values(text):
-        visible = without_thinking_fields(value)
-        if visible == value:
-            continue
-        opening, closing = _CODE_FENCE[0].search(text[end:start]), _CODE_FENCE[1].match(text[stop:])
-        fenced = opening is not None and closing is not None
-        yield text[end : end + opening.start()] if opening and fenced else text[end:start]
-        yield _answer_text(visible)
-        end = stop + closing.end() if closing and fenced else stop
-    yield text[end:]
+def _shown(value: Any, keys: Sequence[str]) -> Any:
+    """Returns what listeners may see of a field: texts, numbers, lists of them, and requested fields."""
+    if isinstance(value, dict):
+        return _requested(value, keys)
+    if isinstance(value, list):
+        return [_shown(item, keys) for item in value if not isinstance(item, list)]
+    return without_thinking(value) if isinstance(value, str) else value
 
 
 # -- known fields of the right type, short ------------------------------------------------------------------
@@ -224,10 +206,19 @@ DEFAULT_PROFILE: JsonObject = {
 
 
 def one_line(value: Any, limit: int = MAX_LINE) -> str:
-    """Returns one line of text, cut. It is empty for what is neither text nor number."""
+    """Returns a model's text in one line, cut. It is empty for what is neither text nor number."""
     if not isinstance(value, str | int | float) or isinstance(value, bool):
         return ""
-    text = " ".join(without_thinking(str(value)).split())
+    return cut(" ".join(without_thinking(str(value)).split()), limit)
+
+
+def line_of(text: str, limit: int = MAX_LINE) -> str:
+    """Returns the text of a tool in one line, cut."""
+    return cut(" ".join(text.split()), limit)
+
+
+def cut(text: str, limit: int) -> str:
+    """Returns a text of at most `limit` characters. It is unchanged if it is short enough."""
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
@@ -239,9 +230,8 @@ def text_list(value: Any, limit: int = MAX_LINES) -> list[str]:
 
 def visible_arguments(arguments: JsonObject) -> JsonObject:
     """Returns a tool call's arguments as others may see them: cut if they are long."""
-    visible: JsonObject = without_thinking_fields(arguments)
-    text = orjson.dumps(visible, default=str).decode()
-    return visible if len(text) <= _MAX_ARGUMENTS else {"cut": text[:_MAX_ARGUMENTS]}
+    text = orjson.dumps(arguments, default=str).decode()
+    return arguments if len(text) <= _MAX_ARGUMENTS else {"cut": text[:_MAX_ARGUMENTS]}
 
 
 def profile_of(found: JsonObject) -> tuple[JsonObject, str]:

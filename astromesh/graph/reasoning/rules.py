@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
-from astromesh.graph.reasoning.parsing import one_line
+from astromesh.graph.reasoning.parsing import REPORT_KEYS, line_of, one_line
 from astromesh.graph.reasoning.settings import BUDGETS, STRATEGIES
 from astromesh.graph.reasoning.state import Notes, ReasoningState
 from astromesh.types import JsonObject
@@ -176,10 +176,8 @@ def status_of(reason: str, on_disallowed: str, on_strategy_unavailable: str) -> 
     return STATUS[reason]
 
 
-KEYS = (
-    "status", "answer", "reasoning_summary", "selected_strategy", "strategy_history", "termination_reason",
-    "confidence", "knowledge_gaps", "trace_summary", "observations", "budget_used", "errors",
-)  # fmt: skip
+#: The 12 keys of final_output.
+KEYS = REPORT_KEYS
 #: Characters of a reasoning summary.
 MAX_SUMMARY = 400
 _REPORTED_BUDGETS = ("steps", "tool_calls", "critique_rounds", "model_calls")
@@ -288,7 +286,7 @@ def fallback_answer(rc: ReasoningState) -> str:
 
 def _tool_findings(rc: ReasoningState) -> list[str]:
     return [
-        f"{seen.get('tool') or seen['source']}: {one_line(seen['result'])}"
+        f"{seen.get('tool') or seen['source']}: {line_of(seen['result'])}"
         for seen in rc.observations
         if seen["success"]
     ]

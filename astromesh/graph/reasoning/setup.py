@@ -8,7 +8,7 @@ from typing import Any, Unpack
 from astromesh.graph.base import BaseNode, NodeKeywords
 from astromesh.graph.node_config import NodeConfig
 from astromesh.graph.reasoning import prompts
-from astromesh.graph.reasoning.parsing import DEFAULT_PROFILE, MAX_LINES, one_line, profile_of, text_list
+from astromesh.graph.reasoning.parsing import DEFAULT_PROFILE, MAX_LINES, cut, one_line, profile_of, text_list
 from astromesh.graph.reasoning.prompts import ask_object
 from astromesh.graph.reasoning.rules import Resources, by_rule, eligible
 from astromesh.graph.reasoning.settings import STRATEGIES, ReasoningSettings
@@ -247,7 +247,7 @@ def prepare_working_memory(state: GraphState) -> JsonObject:
     """Seeds subgoals, assumptions and open questions, and takes the request's evidence as observations."""
     rc, notes = rc_of(state), notes_of(state)
     rc.observations = [
-        {"source": source, "result": one_line(text, 1000), "success": True}
+        {"source": source, "result": cut(text, 1000), "success": True}
         for source, text in notes.evidence[: 4 * MAX_LINES]
     ]
     needs = rc.task_profile["evidence_needs"]

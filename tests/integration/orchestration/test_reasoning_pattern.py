@@ -186,7 +186,7 @@ WRAPPED = json.dumps({"thoughts": "SECRET", "answer": "The answer."})
     "draft",
     [
         "<think>SECRET</think>The answer.",
-        "<analysis>SECRET</analysis>The answer.",
+        "```thinking\nSECRET\n```\nThe answer.",
         f"{HARMONY.format('SECRET')}The answer.",
         WRAPPED,
         f"```json\n{WRAPPED}\n```\n",

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from astromesh.errors import ProviderUnavailable
-from astromesh.graph.reasoning.parsing import answer_in, mark_claims, without_claims, without_thinking
+from astromesh.graph.reasoning.parsing import mark_claims, without_claims
 from astromesh.graph.reasoning.rules import KEYS, MAX_SUMMARY
 from astromesh.testing import RecordingTool, Reply
 from tests.unit.graph.reasoning_runs import (
@@ -194,76 +194,6 @@ async def test_49_an_unreadable_answer_is_not_shown_either(node: str) -> None:
     unreadable: Any = {node: f"{SECRET} and no JSON"}
     done = await reason(**unreadable)
     assert SECRET not in json.dumps(done.final)
-
-
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
-        ("<think>a</think>b", "b"),
-        ("a</think>b", "b"),
-        ("b<think>a", "b"),
-        ("x<think>a<think>b</think>c</think>y", "xy"),
-        ("a <b>bold</b> text", "a <b>bold</b> text"),
-        ("<Think>a</THINK>b", "b"),
-        ('<thinking depth="2">a</thinking>b', "b"),
-        ("[THINK]a[/THINK]b", "b"),
-        ("a <reasoned> b", "a <reasoned> b"),
-        ('{"chain_of_thought": "a", "answer": "b"}', "b"),
-        ('{"Thoughts": "a", "answer": "b"}', "b"),
-        ('{"answer": {"scratchpad": "a", "text": ["b", {"raw": "a"}]}}', '{"answer":{"text":["b",{}]}}'),
-        ('{"thoughts": "a", "value": 1}', '{"value":1}'),
-        ('{"answer": "b"}', '{"answer": "b"}'),
-        ('Sure: {"thoughts": "a", "answer": "b"} Bye.', "Sure: b Bye."),
-        ('Sure:\n```json\n{"thoughts": "a", "answer": "b"}\n```\nBye.', "Sure:\nb\nBye."),
-        ('Sure: {"x": 1} {"Inner-Monologue": "a", "value": [1]}', 'Sure: {"x": 1} {"value":[1]}'),
-        ('Sure: {"x": 1, "chainOfThought": "a"}', 'Sure: {"x":1}'),
-        ("b {'thoughts': 'a', 'x': None} c", "b  c"),
-        ('b {"x": 1} {"thoughts": "a', 'b {"x": 1}'),
-        ('b {"x": 1} "thoughts": "a"', 'b {"x": 1}'),
-        ('use {"raw": x} here', 'use {"raw": x} here'),
-        ('{"answer": "<think>a</think>b"}', '{"answer": "b"}'),
-        ("<analysis>a</analysis>b", "b"),
-        ("<reflection>a</reflection>b", "b"),
-        ("<seed:think>a</seed:think>b", "b"),
-        ("<think>a<analysis>a</analysis>a</think>b", "b"),
-        ("<think>a<analysis>a</analysis>a", ""),
-        ("See [analysis] and [reasoning](x.md).", "See [analysis] and [reasoning](x.md)."),
-        ("◁think▷a◁/think▷b", "b"),
-        ("<|START_THINKING|>a<|END_THINKING|>b", "b"),
-        ("<|begin_of_thought|>a<|end_of_thought|>b", "b"),
-        ("<|inner_prefix|>a<|inner_suffix|>b", "b"),
-        ("<|channel>thought\na<channel|>b", "b"),
-        (
-            "<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>final<|message|>b<|return|>",
-            "b",
-        ),
-        ("<|channel|>analysis<|message|>a<|end|>", ""),
-        ("a<|end|><|start|>assistant<|channel|>final<|message|>b", "b"),
-        ("<|channel|>final <|constrain|>json<|message|>b", "<|constrain|>json<|message|>b"),
-        ("<|start|>assistant<|channel|>commentary to=f<|message|>a<|call|>", ""),
-        ("analysisWe need a.assistantfinalb", "b"),
-        ("analysis of b", "analysis of b"),
-        ("Thought: a\nFinal Answer: b", "b"),
-        ("**Thinking:** a\n\n**Answer:** b", "b"),
-        ("Thoughts: b", "Thoughts: b"),
-    ],
-)
-def test_49_what_models_mark_as_thinking_is_taken_out(text: str, shown: str) -> None:
-    assert answer_in(text) == shown
-
-
-def test_49_taking_it_out_is_linear_in_the_length_of_the_text() -> None:
-    assert without_thinking("<think>" * 50_000) == ""
-    assert without_thinking("</think>" * 50_000) == ""
-    assert without_thinking("<think " * 50_000) == "<think " * 50_000
-    assert without_thinking("<|channel|>" * 50_000) == ""
-    assert without_thinking("Thought: " * 50_000) == "Thought: " * 50_000
-    assert answer_in("{'thoughts': 1}" * 2_000) == ""
-    assert answer_in("{" * 50_000 + "'thoughts': ") == "{" * 49_999
-
-
-def test_49_json_of_any_depth_is_read_without_breaking() -> None:
-    assert "…" in answer_in('{"thoughts": "a", "value": ' + "[" * 900 + "1" + "]" * 900 + "}")
 
 
 @pytest.mark.parametrize("node", USUAL)
