@@ -54,8 +54,17 @@ def request_hash(request: Any) -> str:
 
     A field that a later version adds to the records therefore does not change the hash of a recorded request.
     """
+    return sha256(_request_bytes(request)).hexdigest()
+
+
+def request_to_json(request: Any) -> Any:
+    """Returns a request in the form that `request_hash` hashes."""
+    return orjson.loads(_request_bytes(request))
+
+
+def _request_bytes(request: Any) -> bytes:
     option = _JSON_OPTIONS | orjson.OPT_PASSTHROUGH_DATACLASS
-    return sha256(orjson.dumps(request, default=_without_defaults, option=option)).hexdigest()
+    return orjson.dumps(request, default=_without_defaults, option=option)
 
 
 def _without_defaults(value: Any) -> Any:

@@ -63,7 +63,7 @@ class LiveTask:
         #: how many of them are on disk
         self.stored = len(self.records) if row.durable else 0
         self.changed = asyncio.Event()
-        self.begun = self.cancelled = False
+        self.cancelled = False
         #: when its first stage began, once that is known
         self.begun_at = 0.0
         self.work: asyncio.Task[Any] | None = None
@@ -71,6 +71,11 @@ class LiveTask:
     @property
     def id(self) -> str:
         return self.row.task_id
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the Task has left the queue."""
+        return self.engine is not None and self.engine.is_running(self.id)
 
     @property
     def caused_by(self) -> TraceParent:

@@ -53,7 +53,7 @@ class TaskView:
         found: dict[tuple[str, ...], float] = {}
         for live in self._live.values():
             if "task_concurrency" in self._workflows.metrics_of(live.row.workflow):
-                state = "running" if live.engine and live.engine.is_running(live.id) else "queued"
+                state = "running" if live.is_running else "queued"
                 found[live.row.workflow, state] = found.get((live.row.workflow, state), 0.0) + 1
         return found
 
@@ -70,26 +70,42 @@ class TaskView:
         return row
 
     async def state(self, task_id: str, viewer: Viewer) -> JsonObject:
-        """Returns a Task as callers see it, with the stages that wait for the inspector."""
+        """Returns a Task as callers see it: with its current stages and those that are paused."""
         row = await self.task(task_id, viewer)
-        waiting = self._workflows.paused_stages(row)
-        live = self._live.get(task_id)
-        running = live is not None and live.begun and row.status == "queued"
-        return {**task_json(row), "status": "running" if running else row.status, "paused": waiting}
+        paused = self._workflows.paused_stages(row)
+        return {**self._row_json(row), **await self._progress(row), "paused": paused}
+
+    def _row_json(self, row: TaskRow) -> JsonObject:
+        live = self._live.get(row.task_id)
+        begun = row.status == "queued" and live is not None and live.is_running
+        return task_json(row) | ({"status": "running"} if begun else {})
+
+    async def _progress(self, row: TaskRow) -> JsonObject:
+        """Returns the current stages of a Task, and how many have ended and how many its start reaches."""
+        if row.status in ENDED_TASK_STATUSES:
+            return {"stages": [], "progress": None}
+        history = await self.history(row)
+        history.apply(await self.records(row))
+        stages = [
+            {"task": task["path"], "stage": task["stage"], "state": task["state"]}
+            for task in history.tasks
+            if task["state"] in ("running", "waiting")
+        ]
+        return {"stages": stages, "progress": {"ended": len(history.trace), "reachable": history.reachable}}
 
     async def list(
         self, viewer: Viewer, workflow: str = "", status: str = "", limit: int = 50
     ) -> list[JsonObject]:
         """Returns stored Tasks, the newest first."""
         rows = await (await self._store()).list(*viewer, workflow, status, limit)
-        return [task_json(row) for row in rows]
+        return [self._row_json(row) for row in rows]
 
     async def trace(self, task_id: str, viewer: Viewer) -> JsonObject:
         """Returns every entry by `seq` and every descendant, from the records so far."""
         row = await self.task(task_id, viewer)
         history = await self.history(row)
         history.apply(await self.records(row))
-        return {**task_json(row), "tasks": history.tasks, "trace": history.trace}
+        return {**self._row_json(row), "tasks": history.tasks, "trace": history.trace}
 
     async def manifest(self, task_id: str, viewer: Viewer) -> JsonObject:
         """Returns the manifests that a Task was accepted with, and the versions around them.

@@ -46,7 +46,7 @@ from astromesh.telemetry import ids
 from astromesh.telemetry.events import EventSink
 from astromesh.telemetry.logs import OutageLog
 from astromesh.types import CallerContext, JsonObject
-from astromesh.workflow.base import NotJson, TaskResult, canonical
+from astromesh.workflow.base import Entry, NotJson, TaskResult, canonical, result_metadata
 from astromesh.workflow.engine import Engine
 from astromesh.workflow.evaluation import evaluate_case, select_cases
 from astromesh.workflow.history import fits
@@ -373,7 +373,6 @@ class WorkflowTasks:
         return None
 
     async def _execute(self, engine: Engine, live: LiveTask, sinks: Sequence[EventSink] = ()) -> TaskResult:
-        live.begun = True
         row = live.row
         if len(live.records) == 1:
             self.loaded.notify_observers(live, live.records[0])
@@ -400,8 +399,13 @@ class WorkflowTasks:
         return self._failure(live, {"code": "cancelled", "message": "The Task was cancelled."})
 
     def _failure(self, live: LiveTask, error: JsonObject) -> TaskResult:
-        stamp = {"path": [], "run_fingerprint": live.row.fingerprint, "trace_id": live.row.trace_id}
-        return TaskResult(live.id, live.row.workflow, "failure", None, error, metadata=stamp)
+        """Returns the result of a Task that ends outside of its engine, with the stages that it has run."""
+        row = live.row
+        trace = tuple(Entry.from_json(r["entry"]) for r in live.records if r["type"] == "stage")
+        result = TaskResult(live.id, row.workflow, "failure", None, error, trace=trace)
+        since = (self._clock.now() - row.created_at) * 1000
+        metadata = result_metadata(result, since, row.trace_id) | {"run_fingerprint": row.fingerprint}
+        return replace(result, metadata=metadata)
 
     def _forget(self, live: LiveTask) -> None:
         self.records.live.pop(live.id, None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,7 +31,7 @@ from astromesh.workflow.engine import Engine
 from astromesh.workflow.inspector import Inspector
 from astromesh.workflow.journal import Recorder, StageJournal
 from astromesh.workflow.memory import LayerStore
-from astromesh.workflow.observers import Observers, event_of
+from astromesh.workflow.observers import Observers
 from astromesh.workflow.plan import Plan
 from astromesh.workflow.project import Project, enabled_metrics, restore_project
 
@@ -41,6 +41,7 @@ async def open_workflow(  # noqa: PLR0913 (what an engine is opened with)
     name: str,
     *,
     log: TaskLog | None = None,
+    observe: Callable[[str, JsonObject], None] | None = None,
     gate: Gate | None = None,
     journal: StageJournal | None = None,
     layers: Mapping[str, LayerStore] | None = None,
@@ -82,6 +83,7 @@ async def open_workflow(  # noqa: PLR0913 (what an engine is opened with)
         env=state.env,
         clock=clock,
         log=log,
+        observe=observe,
         gate=gate,
         journal=journal,
         layers=layers,
@@ -92,6 +94,8 @@ async def open_workflow(  # noqa: PLR0913 (what an engine is opened with)
     )
 
 
+#: records that an execution reports to observers when they count
+_EXECUTION_RECORDS = ("stage", "cancel")
 #: earlier manifests whose plans stay in memory
 _MAX_RESTORED = 16
 
@@ -115,6 +119,11 @@ class Workflow:
     observers: Observers | None = None
     metrics: frozenset[str] = frozenset()
     earlier: dict[str, Engine] = field(default_factory=dict)
+
+    def observe(self, task_id: str, record: JsonObject) -> None:
+        """Notifies the observers of a record that counts and that its execution reports."""
+        if self.observers is not None and record["type"] in _EXECUTION_RECORDS:
+            self.observers.notify(self.name, task_id, record)
 
     def to_json(self) -> JsonObject:
         if self.engine is None:
@@ -176,14 +185,7 @@ class WorkflowRegistry:
     async def _load(self, place: str, name: str, overrides: Mapping[str, object] | None = None) -> Workflow:
         workflow = Workflow(name, place)
         try:
-            workflow.engine = await open_workflow(
-                self._directory.state,
-                place,
-                log=self._log,
-                gate=workflow.inspector,
-                journal=Recorder(),
-                overrides=overrides,
-            )
+            workflow.engine = await self._open(workflow, overrides=overrides)
             project = workflow.engine.project
             workflow.inspector.pause_before = frozenset(project.workflow.task.pause_before)
             workflow.observers, workflow.metrics = Observers(project.files), enabled_metrics(project.files)
@@ -191,6 +193,24 @@ class WorkflowRegistry:
             workflow.faults = error.faults
             log.error("workflow_unavailable", workflow=name, error=str(error))
         return workflow
+
+    async def _open(
+        self,
+        workflow: Workflow,
+        *,
+        overrides: Mapping[str, object] | None = None,
+        snapshot: JsonObject | None = None,
+    ) -> Engine:
+        return await open_workflow(
+            self._directory.state,
+            workflow.place,
+            log=self._log,
+            observe=workflow.observe,
+            gate=workflow.inspector,
+            journal=Recorder(),
+            overrides=overrides,
+            snapshot=snapshot,
+        )
 
     async def close(self) -> None:
         for workflow in self._loaded.values():
@@ -241,14 +261,7 @@ class WorkflowRegistry:
             return present
         async with self._opening:
             if row.snapshot not in workflow.earlier:
-                workflow.earlier[row.snapshot] = await open_workflow(
-                    self._directory.state,
-                    workflow.place,
-                    log=self._log,
-                    gate=workflow.inspector,
-                    journal=Recorder(),
-                    snapshot=snapshot,
-                )
+                workflow.earlier[row.snapshot] = await self._open(workflow, snapshot=snapshot)
         return workflow.earlier[row.snapshot]
 
     def may_execute(self, row: TaskRow) -> bool:
@@ -307,12 +320,10 @@ class WorkflowRegistry:
     # -- events of Tasks -----------------------------------------------------------------------------------
 
     def notify_observers(self, live: LiveTask, record: JsonObject) -> None:
-        """Notifies the observers of the workflow of a stored record."""
+        """Notifies the observers of a record that the Task's execution does not report itself."""
         observers = self._loaded[live.row.workflow].observers
-        if observers is not None:
-            event = event_of(record, live.id, live.row.workflow)
-            if event is not None:
-                observers.notify(event)
+        if observers is not None and record["type"] not in _EXECUTION_RECORDS:
+            observers.notify(live.row.workflow, live.id, record)
 
     def forget(self, live: LiveTask) -> None:
         """Drops the state of a Task that this process does not execute any more."""

@@ -6,15 +6,19 @@ An encrypted secret is a Fernet token (https://github.com/fernet/spec), written 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import reduce
 from pathlib import Path
 from typing import Any
 
 import orjson
 
-from astromesh.config.workflow.agents import AuthSpec
+from astromesh.config.workflow.agents import AuthSpec, CredentialSpec
 from astromesh.errors import InvalidInput, MissingKey
+
+#: a shorter secret is not masked: it would be found in ordinary words
+_MIN_MASKED = 8
 
 
 def read_secret(auth: AuthSpec, folder: Path, env: Mapping[str, str]) -> str:
@@ -35,6 +39,28 @@ def read_secret(auth: AuthSpec, folder: Path, env: Mapping[str, str]) -> str:
     if not found:
         raise MissingKey(_no_credential(where))
     return decrypt_secret(found, _key(auth, folder, env), where) if auth.type == "encrypted" else found
+
+
+def masked_secrets(
+    credentials: Iterable[CredentialSpec], folder: Path, env: Mapping[str, str]
+) -> tuple[str, ...]:
+    """Returns the secrets to mask, the longest first: those that exist and are not short."""
+    found: set[str] = set()
+    for credential in credentials:
+        with suppress(MissingKey):
+            found.add(read_secret(credential.auth, folder, env))
+    return tuple(sorted((one for one in found if len(one) >= _MIN_MASKED), key=len, reverse=True))
+
+
+def mask_secrets(value: Any, secrets: Sequence[str]) -> Any:
+    """Returns a JSON value with `***` in place of these secrets, in keys and inside texts too."""
+    if isinstance(value, str):
+        for secret in secrets:
+            value = value.replace(secret, "***")
+        return value
+    if isinstance(value, dict):
+        return {mask_secrets(key, secrets): mask_secrets(one, secrets) for key, one in value.items()}
+    return [mask_secrets(one, secrets) for one in value] if isinstance(value, list) else value
 
 
 def _no_credential(where: str) -> str:

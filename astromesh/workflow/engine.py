@@ -7,6 +7,7 @@ import os
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -23,10 +24,11 @@ from astromesh.tools.base import RunAgent
 from astromesh.types import CallerContext, JsonObject, SessionKey, calling_as
 from astromesh.workflow.agents import ADAPTER_PLUGINS, WorkflowModels, adapter_origins, open_agents
 from astromesh.workflow.base import Gate, NotJson, TaskLog, TaskResult, canonical, result_metadata
+from astromesh.workflow.credentials import masked_secrets
 from astromesh.workflow.execution import Execution, ExecutionSetup, StageSlots, rerun_stage
 from astromesh.workflow.journal import JournaledModel, JournaledTool, StageJournal, journaled_agents
 from astromesh.workflow.memory import LayerStore, RunMemory, open_layers
-from astromesh.workflow.observers import ObservedLog, Observers
+from astromesh.workflow.observers import Observers
 from astromesh.workflow.plan import Plan, Stage
 from astromesh.workflow.project import Project, load_project, restore_project, with_settings
 from astromesh.workflow.stages import StageCall, StageResources, compile_stage
@@ -66,6 +68,7 @@ class Engine:
         models: models in Python, by the names that agents.yaml uses; they take precedence over
             providers.yaml.
         log: stores the records of Tasks, which makes them durable.
+        observe: receives each record of a Task, by its id, once it counts.
         gate: awaited before each stage.
         journal: records the calls of stages, or answers them from a recording.
         layers: stores that replace those of memory.yaml, by layer.
@@ -84,6 +87,7 @@ class Engine:
         env: Mapping[str, str] | None = None,
         clock: Clock | None = None,
         log: TaskLog | None = None,
+        observe: Callable[[str, JsonObject], None] | None = None,
         gate: Gate | None = None,
         journal: StageJournal | None = None,
         layers: Mapping[str, LayerStore] | None = None,
@@ -97,6 +101,7 @@ class Engine:
         self._env = os.environ if env is None else env
         self._clock: Clock = clock or SystemClock()
         self._log, self._gate, self._journal, self._new_id = log, gate, journal, new_id
+        self._observe = observe
         scheduler = project.scheduler
         self._stage_slots = StageSlots(stages_at_once or scheduler.max_stage_concurrency)
         self._task_slots = asyncio.Semaphore(scheduler.max_concurrency if scheduler.enabled else _UNLIMITED)
@@ -147,7 +152,7 @@ class Engine:
         engine = cls(replace(project, adapters=adapter_origins(project, plugins)), **options)
         if observed and (observers := Observers(project.files)):
             engine._observers = observers
-            engine._log = ObservedLog(observers, project.name, engine._log)
+            engine._observe = partial(observers.notify, project.name)
         return engine
 
     # -- runs ------------------------------------------------------------------------------------------------
@@ -287,7 +292,9 @@ class Engine:
             run_agent = journaled_agents(run_agent, journal) if run_agent else None
         agents = await open_agents(self.project.agents, models, self._plugins, deps)
         self._layers = dict(self._replacement_layers or open_layers(self.project.folder, self.project.memory))
-        return StageResources(self.project, tools, agents, run_agent, self._gate, journal)
+        credentials = self.project.credentials.provider_credentials
+        secrets = masked_secrets(credentials, self.project.folder, self._env)
+        return StageResources(self.project, tools, agents, run_agent, self._gate, journal, secrets)
 
     async def _execute(self, plan: Plan, scope: Scope, work: Callable[[Execution], Any]) -> TaskResult:
         await self.open()
@@ -300,6 +307,7 @@ class Engine:
             self._log,
             self.project.scheduler.task_timeout_s,
             records_calls=self._journal is not None,
+            observe=self._observe,
         )
         execution = Execution(setup, scope, self._memory())
         self._active[scope.run_id] = execution

@@ -95,6 +95,7 @@ class ExecutionSetup:
         log: commits each stage before it counts; None for runs that are not durable.
         timeout: seconds that a run may take; 0: no limit.
         records_calls: whether the record of a stage contains its calls.
+        observe: receives each record of a Task, by its id, once it counts; entries then have their `seq`.
     """
 
     name: str
@@ -105,6 +106,7 @@ class ExecutionSetup:
     log: TaskLog | None = None
     timeout: float = 0.0
     records_calls: bool = False
+    observe: Callable[[str, JsonObject], None] | None = None
 
 
 class RunState:
@@ -185,7 +187,7 @@ class Execution:
         self._ready: deque[StartStage] = deque()
         self._workers: dict[str, asyncio.Task[None]] = {}
         self._cancelled_workers: set[asyncio.Task[None]] = set()
-        self._uncommitted: list[tuple[JsonObject, StageExecution | None, Outcome | str]] = []
+        self._uncommitted: list[tuple[JsonObject, StageExecution | None, Outcome | None]] = []
         self._committing = False
         self._ended = asyncio.Event()
         self._events: Emitter = scope.events
@@ -196,10 +198,11 @@ class Execution:
 
     async def begin(self, input: Any) -> TaskResult:
         """Runs to the end. Cancelling the caller cancels the run."""
+        record = {"type": "begin", "task_id": self.machine.run_id, "workflow": self._setup.name,
+                  "start": self._setup.plan.start, "input": input}  # fmt: skip
         if self._setup.log is not None:
-            record = {"type": "begin", "task_id": self.machine.run_id, "workflow": self._setup.name,
-                      "start": self._setup.plan.start, "input": input}  # fmt: skip
             await self._setup.log.commit(self.machine.run_id, [record])
+        self._observe(record)
         return await self._run_commands(self.machine.begin(input))
 
     async def resume(self, records: Iterable[Mapping[str, Any]]) -> TaskResult:
@@ -220,10 +223,16 @@ class Execution:
 
     def cancel(self, reason: str = "cancelled") -> None:
         """Cancels the run, which ends with status failure and this reason."""
+        record: JsonObject = {"type": "cancel", "reason": reason}
         if self._setup.log is None:
-            self._dispatch(self.machine.cancel(reason))
+            self._dispatch(self._cancel(record))
         else:
-            self._commit({"type": "cancel", "reason": reason}, None, reason)
+            self._commit(record, None, None)
+
+    def _cancel(self, record: JsonObject) -> Sequence[Command]:
+        commands = self.machine.cancel(record["reason"])
+        self._observe(record)
+        return commands
 
     async def _run_commands(self, commands: Sequence[Command]) -> TaskResult:
         self._events.emit("task.started", task=self.machine.run_id, start=self._setup.plan.start)
@@ -249,9 +258,10 @@ class Execution:
         root = self.machine.root
         if self._memory is not None:
             await self._memory.commit()
+        record = {"type": "end", "status": root.status, "output": root.output, "error": root.error}
         if self._setup.log is not None:
-            record = {"type": "end", "status": root.status, "output": root.output, "error": root.error}
             await self._setup.log.commit(self.machine.run_id, [record])
+        self._observe(record)
         return TaskResult(
             self.machine.run_id,
             self._setup.name,
@@ -360,7 +370,7 @@ class Execution:
             outcome = outcome._replace(error={**outcome.error, "output": job.entry.input})
         complete_entry(job, outcome, self._setup.clock.now(), output)
         if self._setup.log is None:
-            return self._apply(job, outcome)
+            return self._apply(job, outcome, {"type": "stage"})
         record: JsonObject = {"type": "stage", "entry": job.entry.to_json()}
         if job.calls is not None:
             record |= job.calls.to_json()
@@ -369,14 +379,20 @@ class Execution:
         self._commit(record, job, outcome)
         return ()
 
-    def _apply(self, job: StageExecution, outcome: Outcome) -> Sequence[Command]:
+    def _apply(self, job: StageExecution, outcome: Outcome, record: JsonObject) -> Sequence[Command]:
         """Applies an outcome to the state; the stage counts from here on."""
         if job.task.state != "running":
             return ()
         commands = self._state.finish_stage(job.task, job.entry, outcome)
         self._remember(job.entry, commands)
         self._events.emit("stage.finished", **finished_data(job.task.id, job.entry))
+        if self._setup.observe is not None:
+            self._observe({**record, "entry": job.entry.to_json()})
         return commands
+
+    def _observe(self, record: JsonObject) -> None:
+        if self._setup.observe is not None:
+            self._setup.observe(self.machine.run_id, record)
 
     def _remember(self, entry: Entry, commands: Sequence[Command]) -> None:
         """Adds the output of a stage to the memory of its Task, then merges the memory of its inputs."""
@@ -394,7 +410,7 @@ class Execution:
 
     # -- durability ------------------------------------------------------------------------------------------
 
-    def _commit(self, record: JsonObject, job: StageExecution | None, outcome: Outcome | str) -> None:
+    def _commit(self, record: JsonObject, job: StageExecution | None, outcome: Outcome | None) -> None:
         self._uncommitted.append((record, job, outcome))
         self._begin_commit()
 
@@ -410,11 +426,11 @@ class Execution:
             while self._uncommitted:
                 batch, self._uncommitted = self._uncommitted, []
                 await self._setup.log.commit(self.machine.run_id, [record for record, _, _ in batch])
-                for _, job, outcome in batch:
-                    if job is None or isinstance(outcome, str):
-                        self._dispatch(self.machine.cancel(str(outcome)))
+                for record, job, outcome in batch:
+                    if job is None or outcome is None:
+                        self._dispatch(self._cancel(record))
                     else:
-                        self._dispatch(self._apply(job, outcome))
+                        self._dispatch(self._apply(job, outcome, record))
         finally:
             self._committing = False
 
@@ -496,6 +512,11 @@ class TaskProjection:
         self._is_finished = False
         self.trace: list[JsonObject] = []
         self.records: list[Mapping[str, Any]] = []
+
+    @property
+    def reachable(self) -> int | None:
+        """Returns how many stages the start of the Task reaches."""
+        return len(self._state.machine.plan.stages)
 
     @property
     def tasks(self) -> list[JsonObject]:

@@ -18,6 +18,7 @@ class History(Protocol):
         trace: Entries of stages that counted.
         records: Their records.
         tasks: The state of the Task and its descendants.
+        reachable: How many stages its start reaches; None where the manifests are lost.
     """
 
     trace: list[JsonObject]
@@ -25,6 +26,9 @@ class History(Protocol):
 
     @property
     def tasks(self) -> list[JsonObject]: ...
+
+    @property
+    def reachable(self) -> int | None: ...
 
     def apply(self, records: Iterable[Mapping[str, Any]]) -> list[Event]:
         """Applies further records and returns their events."""
@@ -73,6 +77,8 @@ def _follows(state: RunState, record: Mapping[str, Any]) -> bool:
 
 class PlainHistory:
     """The records as they are: without routes, clones and merges, which only the manifests know."""
+
+    reachable: int | None = None
 
     def __init__(self, task_id: str) -> None:
         self._task_id, self._seq = task_id, 0

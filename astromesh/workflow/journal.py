@@ -18,6 +18,7 @@ from astromesh.graph.call_record import (
     error_to_json,
     hash_of,
     request_hash,
+    request_to_json,
     to_lenient_json,
 )
 from astromesh.providers.base import ModelPort
@@ -25,6 +26,7 @@ from astromesh.tools.base import DEFAULT_NESTED_RUN_OPTIONS, NestedRunOptions, R
 from astromesh.tools.results import describe
 from astromesh.types import CompletionRequest, CompletionResult, Delta, JsonObject
 from astromesh.workflow.base import StageFault, TaskResult
+from astromesh.workflow.divergence import ABSENT, Difference, first_difference
 
 
 class StageCalls:
@@ -35,16 +37,35 @@ class StageCalls:
         context: the context package that the stage received.
     """
 
-    __slots__ = ("calls", "context", "stage", "task")
+    __slots__ = ("_last_request", "calls", "context", "stage", "task")
 
     def __init__(self, task: str, stage: str, context: JsonObject | None) -> None:
         self.task, self.stage, self.context = task, stage, context
         self.calls: list[JsonObject] = []
+        self._last_request: JsonObject = {}
+
+    def new_in(self, request: CompletionRequest) -> JsonObject:
+        """Returns what a request to a model has that the previous one of this stage had not.
+
+        A conversation that grows with every call is therefore stored once.
+        """
+        last, self._last_request = self._last_request, request_to_json(request)
+        new = {key: value for key, value in self._last_request.items() if value != last.get(key)}
+        if "messages" in new:
+            new["messages"] = _new_messages(last.get("messages", []), new["messages"])
+        return new
 
     def to_json(self) -> JsonObject:
         """Returns what the record of the stage contains of them."""
         fields = {"calls": self.calls, "context": self.context}
         return {key: value for key, value in fields.items() if value}
+
+
+def _new_messages(before: Sequence[Any], messages: Sequence[Any]) -> list[Any]:
+    """Returns the messages after those that both conversations begin with."""
+    pairs = enumerate(zip(before, messages, strict=False))
+    first = next((n for n, (old, new) in pairs if old != new), min(len(before), len(messages)))
+    return list(messages[first:])
 
 
 class StageJournal(Protocol):
@@ -62,7 +83,7 @@ class StageJournal(Protocol):
 
         Args:
             calls: of the stage that makes the call.
-            call: `{kind, name, request_hash}`.
+            call: `{kind, name, request_hash, request}`.
             work: makes the call.
         """
 
@@ -98,8 +119,10 @@ class JournaledModel:
         async def work() -> JsonObject:
             return completion_to_json(await self._model.complete(request))
 
-        call = {"kind": "model", "name": self._name, "request_hash": request_hash(request)}
-        return completion_of(await self._journal.answer(_CURRENT_CALLS.get(), call, work))
+        calls = _CURRENT_CALLS.get()
+        call: JsonObject = {"kind": "model", "name": self._name, "request_hash": request_hash(request)}
+        call["request"] = calls.new_in(request)
+        return completion_of(await self._journal.answer(calls, call, work))
 
     async def stream(self, request: CompletionRequest) -> AsyncGenerator[Delta | CompletionResult, None]:
         """Yields the whole text as one piece."""
@@ -125,8 +148,13 @@ class JournaledTool:
             except Exception as error:  # foreign code: any exception of a tool is recorded as its answer
                 raise ToolFailed(f"The tool {self.spec.name!r} failed: {describe(error)}") from error
 
-        call = {"kind": "tool", "name": self.spec.name, "request_hash": request_hash(arguments)}
+        call = _call("tool", self.spec.name, arguments)
         return await self._journal.answer(_CURRENT_CALLS.get(), call, work)
+
+
+def _call(kind: str, name: str, request: Any) -> JsonObject:
+    call = {"kind": kind, "name": name, "request_hash": request_hash(request)}
+    return {**call, "request": request_to_json(request)}
 
 
 def journaled_agents(run_agent: RunAgent, journal: StageJournal) -> RunAgent:
@@ -142,7 +170,7 @@ def journaled_agents(run_agent: RunAgent, journal: StageJournal) -> RunAgent:
         async def work() -> Any:
             return to_lenient_json(dict(await run_agent(agent, query, context, parent, terms)))
 
-        call = {"kind": "agent", "name": agent, "request_hash": request_hash([query, dict(context)])}
+        call = _call("agent", agent, [query, dict(context)])
         answer: Mapping[str, Any] = await journal.answer(_CURRENT_CALLS.get(), call, work)
         return answer
 
@@ -196,7 +224,8 @@ class Replay:
     """A journal and a Task log that answer from a recording, call nothing and find the first divergence.
 
     Stages begin one after the other, in the order in which they ended when they were recorded.
-    `divergence` is the first divergence, as `{task, stage, what, message}`, or None.
+    `divergence` is the first divergence, as `{task, stage, what, message}`, or None. Where a value differs it
+    has `place`, `recorded` and `present` too (`divergence.Difference`).
 
     Args:
         stages: of a recording.
@@ -245,8 +274,8 @@ class Replay:
         known = recorded[number]
         for key in ("kind", "name", "request_hash"):
             if known[key] != call[key]:
-                message = f"call {number + 1} has another {key}: {call[key]!r} instead of {known[key]!r}"
-                raise self._diverged(*place, "call", message)
+                found, what = _call_difference(known, call, key), key.removesuffix("_hash")
+                raise self._diverged(*place, "call", f"call {number + 1}: {_says(what, found)}", found)
         if "error" in known:
             raise _recorded_error(known)
         return known["answer"]
@@ -255,13 +284,13 @@ class Replay:
         """Compares the records of stages with the recording. See `TaskLog`."""
         for record in records:
             if record["type"] == "stage":
-                self._compare(comparable_fields(record["entry"]))
+                self._compare(comparable_fields(record["entry"]), record["entry"]["output"])
         async with self._changed:
             while self._next < len(self._order) and self._order[self._next] in self._done:
                 self._next += 1
             self._changed.notify_all()
 
-    def _compare(self, now: JsonObject) -> None:
+    def _compare(self, now: JsonObject, output: Any) -> None:
         key = (now["task"], now["stage"])
         self._done.add(key)
         known = self._stages.get(key)
@@ -269,8 +298,11 @@ class Replay:
             return
         for what in ("status", "code", "edge", "output_hash"):
             if known[what] != now[what]:
-                message = f"{what} is {now[what]!r}, but {known[what]!r} in the recording"
-                self._diverged(*key, what, message)
+                name, pair = what, (known[what], now[what])
+                if what == "output_hash":
+                    name, pair = "output", (known.get("output", ABSENT), output)
+                found = first_difference(*pair)
+                self._diverged(*key, name, _says(name, found), found)
                 return
 
     def report(self, result: TaskResult) -> JsonObject:
@@ -286,10 +318,23 @@ class Replay:
             "path": list(result.path),
         }
 
-    def _diverged(self, task: str, stage: str, what: str, message: str) -> StageFault:
-        found = {"task": task, "stage": stage, "what": what, "message": f"{stage}: {message}."}
-        self.divergence = self.divergence or found
+    def _diverged(
+        self, task: str, stage: str, what: str, message: str, difference: Difference | None = None
+    ) -> StageFault:
+        found: JsonObject = {"task": task, "stage": stage, "what": what, "message": f"{stage}: {message}."}
+        self.divergence = self.divergence or found | (difference._asdict() if difference else {})
         return StageFault("replay_divergence", found["message"])
+
+
+def _call_difference(known: JsonObject, call: JsonObject, key: str) -> Difference:
+    if key == "request_hash":
+        return first_difference(known.get("request", ABSENT), call["request"])
+    return first_difference(known[key], call[key])
+
+
+def _says(what: str, found: Difference) -> str:
+    recorded = found.recorded or "another value or none"
+    return f"{what}{found.place} is {found.present or 'absent'}, but {recorded} in the recording"
 
 
 def _recorded_error(call: JsonObject) -> Exception:

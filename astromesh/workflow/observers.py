@@ -8,7 +8,7 @@ frozen copy.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import orjson
@@ -18,7 +18,6 @@ from astromesh.config.workflow.folder import WorkflowFolder
 from astromesh.config.workflow.operations import ObserverSpec
 from astromesh.graph.state import FrozenDict, FrozenList
 from astromesh.types import JsonObject
-from astromesh.workflow.base import TaskLog
 from astromesh.workflow.operations import call_function
 from astromesh.workflow.snapshot import CODE_CHANGED
 from astromesh.workflow.validation import enabled_observers, observer_class
@@ -46,9 +45,10 @@ class Observers:
     def __bool__(self) -> bool:
         return bool(self._observers)
 
-    def notify(self, event: JsonObject) -> None:
-        """Queues a copy of an event for each observer; never waits or raises."""
-        if self._observers:
+    def notify(self, workflow: str, task_id: str, record: JsonObject) -> None:
+        """Queues a copy of a stored record, as an event, for each observer; never waits or raises."""
+        if self._observers and (kind := RECORD_EVENTS.get(record["type"])):
+            event = {**record, "task_id": task_id, "workflow": workflow, "type": kind}
             encoded = orjson.dumps(event)
             for observer in self._observers:
                 observer.notify(encoded)
@@ -71,31 +71,6 @@ RECORD_EVENTS: Mapping[str, str] = {
     "cancel": "task.cancelled",
     "end": "task.finished",
 }
-
-
-def event_of(record: JsonObject, task_id: str, workflow: str) -> JsonObject | None:
-    """Returns a stored record as observers receive it; None where they do not."""
-    kind = RECORD_EVENTS.get(record["type"])
-    return {**record, "task_id": task_id, "workflow": workflow, "type": kind} if kind else None
-
-
-class ObservedLog:
-    """A Task log that notifies observers of every record once it is stored.
-
-    Args:
-        log: stores them; None: nothing does.
-    """
-
-    def __init__(self, observers: Observers, workflow: str, log: TaskLog | None) -> None:
-        self._observers, self._workflow, self._log = observers, workflow, log
-
-    async def commit(self, task_id: str, records: Sequence[JsonObject]) -> None:
-        """See `TaskLog`."""
-        if self._log is not None:
-            await self._log.commit(task_id, records)
-        for record in records:
-            if (event := event_of(record, task_id, self._workflow)) is not None:
-                self._observers.notify(event)
 
 
 class _ObserverQueue:

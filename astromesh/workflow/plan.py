@@ -73,6 +73,10 @@ class Plan:
     inbound: Mapping[str, Mapping[tuple[str, str], int]]
     task: TaskSpec
 
+    def first_edge(self, merge: str) -> int:
+        """Returns the position of the first inbound edge of a merge."""
+        return min(self.inbound[merge].values())
+
     @property
     def is_timing_dependent(self) -> bool:
         """Whether timing can decide: the first clone to end, or the first subtask to fail."""

@@ -24,8 +24,8 @@ class Recording:
     """The input of a run and every response that came from outside of it.
 
     Args:
-        stages: `{task, stage, status, code, edge, output_hash, calls}` in the order in which they counted,
-            with `begun: false` where a stage failed before it began.
+        stages: `{task, stage, status, code, edge, output_hash, output, calls}` in the order in which they
+            counted, with `begun: false` where a stage failed before it began.
         memory: items of project and global memory that its stages received.
     """
 
@@ -117,5 +117,6 @@ def _shared_memory_items(contexts: Iterable[JsonObject | None]) -> tuple[JsonObj
 
 
 def _stage_record(record: Mapping[str, Any]) -> JsonObject:
-    found = {**comparable_fields(record["entry"]), "calls": list(record.get("calls", ()))}
+    entry, calls = record["entry"], list(record.get("calls", ()))
+    found = {**comparable_fields(entry), "output": entry["output"], "calls": calls}
     return found if record.get("begun", True) else {**found, "begun": False}

@@ -32,6 +32,7 @@ from astromesh.tools.toolbox import ToolBox
 from astromesh.types import JsonObject
 from astromesh.workflow.agents import AgentRequest, RuntimeAgent, StageAgent
 from astromesh.workflow.base import Entry, Gate, NotJson, StageFault, canonical, private_copy
+from astromesh.workflow.credentials import mask_secrets
 from astromesh.workflow.journal import StageCalls, StageJournal, begin_stage
 from astromesh.workflow.memory import GLOBAL_PROFILE, ContextPackage, RunMemory
 from astromesh.workflow.merge import STRATEGIES, without_run_fields
@@ -92,6 +93,7 @@ class StageResources:
 
     Args:
         agents: of agents.yaml, opened; other names are the runtime's.
+        secrets: masked in outputs, errors and tool calls.
     """
 
     project: Project
@@ -100,6 +102,7 @@ class StageResources:
     run_agent: RunAgent | None = None
     gate: Gate | None = None
     journal: StageJournal | None = None
+    secrets: tuple[str, ...] = ()
 
 
 def compile_stage(stage: Stage, resources: StageResources) -> StageCall:
@@ -144,6 +147,8 @@ def _middleware(stage: Stage, resources: StageResources) -> Iterator[_Middleware
         yield partial(_route_output, stage)
     if schema := project.schema(_schema_out(stage, resources)):
         yield partial(_check_output, OutputSchema(schema), _schema_name(_schema_out(stage, resources)))
+    if resources.secrets and not stage.passes_on:
+        yield partial(_mask, resources.secrets)
 
 
 def _context_profile(stage: Stage, resources: StageResources) -> ContextProfile:
@@ -196,6 +201,18 @@ async def _check_output(
     if outcome.error is None and (why := _mismatch(schema, outcome.output)):
         return Outcome(error={"code": "invalid_output", "message": f"schema_out {name}: {why}"})
     return outcome
+
+
+async def _mask(
+    secrets: tuple[str, ...], call: StageCall, job: StageExecution, package: ContextPackage | None
+) -> Outcome:
+    """Masks configured secrets in what foreign code returned, raised, and gave to tools."""
+    outcome = await call(job, package)
+    if job.port is not None:
+        job.port.calls = mask_secrets(job.port.calls, secrets)
+    return outcome._replace(
+        output=mask_secrets(outcome.output, secrets), error=mask_secrets(outcome.error, secrets)
+    )
 
 
 def _mismatch(schema: OutputSchema, value: Any) -> str:

@@ -10,7 +10,8 @@ The rules (docs/workflows.md, "How Tasks move"):
 - Inputs: a merge receives them in the order of its inbound edges, then in the order of the Tasks.
 - Continuation: a closing merge, through which every path from its anchor leads, continues the scope itself.
   Any other merge continues in a merged clone.
-- Resolution: a forked Task takes its result from its children when all of them are done.
+- Resolution: a forked Task takes its result from its children when all of them are done. A merged clone
+  counts before an early exit; of two merged clones counts the merge whose inbound edge is declared first.
 - Status: `success`, `partial`, `failure`; a status only ever gets worse.
 
 `StateMachine` holds the state. `begin`, `finish_stage` and `cancel` are its events; each returns the commands
@@ -21,7 +22,7 @@ records. No rule looks through all Tasks: each touches only the Tasks and merges
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from astromesh.config.workflow.manifest import StatusRules
@@ -51,20 +52,22 @@ class Resolution(NamedTuple):
     early_exit: Task | None = None
 
 
-def resolve(parent: Task, stage: Stage, rules: StatusRules) -> Resolution:
+def resolve(parent: Task, stage: Stage, rules: StatusRules, first_edge: Callable[[str], int]) -> Resolution:
     """Returns the result of a forked Task.
 
     Args:
         parent: forked at `stage`; none of its children lives.
         rules: which status failed clones and subtasks lead to.
+        first_edge: returns the position of the first inbound edge of a merge.
     """
     outward = [c for c in parent.children if c.state == "merged" and c.merged_into is not parent]
     if outward:
         return Resolution(
             merged=True, merged_into=outward[0].merged_into, early_exit=_first(_successful_exits(parent))
         )
-    merged = _first(c for c in parent.children if c.lineage == "merge" and c.succeeded)
-    if merged is not None:
+    clones = [c for c in parent.children if c.lineage == "merge" and c.succeeded]
+    if clones:
+        merged = min(clones, key=lambda clone: first_edge(clone.edge))
         return Resolution(merged.status, merged.output)
     if stage.role == "split":
         return _resolve_split(parent, rules)
@@ -358,6 +361,8 @@ class StateMachine:
             self._token_moved(task, stage.id, "")
             self._split_nothing(task, stage)
             return
+        kind = "task.cloned" if lineage == "clone" else "task.split"
+        self._commands.append(EmitEvent(kind, {"task": task.id, "stage": stage.id, "children": len(parts)}))
         many = stage.role == "split" and stage.node.split is not None and stage.node.split.mode == "items"
         for part in parts:
             mark = f"[{part.position}]" if many else ""
@@ -368,8 +373,6 @@ class StateMachine:
             child.status = "success"
             self._enter(child, part.edge.target, (stage.id, part.edge.label))
         self._token_moved(task, stage.id, "")
-        kind = "task.cloned" if lineage == "clone" else "task.split"
-        self._commands.append(EmitEvent(kind, {"task": task.id, "stage": stage.id, "children": len(parts)}))
 
     def _child(self, parent: Task, lineage: Lineage, name: str, order: Any) -> Task:
         path = parent.path + name
@@ -509,7 +512,8 @@ class StateMachine:
         """Gives a Task whose children are all done its result."""
         if parent.state != "forked" or parent.live_children:
             return
-        found: Resolution = resolve(parent, self.plan.stages[parent.stage], self.plan.task.status)
+        stage, rules = self.plan.stages[parent.stage], self.plan.task.status
+        found: Resolution = resolve(parent, stage, rules, self.plan.first_edge)
         if found.merged:
             parent.state, parent.early_exit = "merged", found.early_exit
             parent.merged_into = found.merged_into

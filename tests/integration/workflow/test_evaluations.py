@@ -177,12 +177,16 @@ async def test_errors_of_models_are_recorded_too(config: Path, error: AstromeshE
 @pytest.mark.parametrize(
     ("values", "what", "message"),
     [
-        ({"output_hash": "0" * 64}, "output_hash", "intake: output_hash is"),
-        ({"status": "failure"}, "status", "intake: status is 'success', but 'failure' in the recording"),
+        (
+            {"output_hash": "0" * 64, "output": {"text": "Two page NDA"}},
+            "output",
+            'intake: output.text is "One page NDA", but "Two page NDA" in the recording',
+        ),
+        ({"status": "failure"}, "status", 'intake: status is "success", but "failure" in the recording'),
     ],
 )
 async def test_e53_the_first_divergence_is_named(
-    config: Path, values: dict[str, str], what: str, message: str
+    config: Path, values: dict[str, Any], what: str, message: str
 ) -> None:
     recording = await recorded(sample(config), text="One page NDA")
     told = await replayed(config, changed(recording, "intake", **values))
@@ -192,13 +196,16 @@ async def test_e53_the_first_divergence_is_named(
 
 
 async def test_another_request_to_a_model_is_a_divergence(config: Path) -> None:
-    """The prompt was changed since: the request's hash says so, before any answer is used."""
+    """The prompt was changed since: both texts are shown, before any answer is used."""
     recording = await recorded(sample(config), text="One page NDA")
     agents = config / "workflows" / NAME / "agents.yaml"
     agents.write_text(agents.read_text().replace("Review one clause.", "Review this clause."))
     told = await replayed(config, recording)
     assert (told["divergence"]["stage"], told["divergence"]["what"]) == ("quick", "call")
-    assert "request_hash" in told["divergence"]["message"]
+    assert told["divergence"]["place"] == ".messages[0].content"
+    assert told["divergence"]["recorded"] == '"Review one clause. Answer JSON."'
+    assert told["divergence"]["present"] == '"Review this clause. Answer JSON."'
+    assert "hash" not in told["divergence"]["message"]
 
 
 async def test_a_stage_that_is_not_recorded_or_not_reached_is_a_divergence(config: Path) -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from astromesh.access.scopes import Viewer
 from astromesh.api.app import create_app
+from astromesh.runtime.records import TaskRequest
 from astromesh.types import CompletionRequest
 from tests.integration.agents_folder import client_of, manifest, write
 from tests.integration.workflow.folders import ENDED, events_of, runtime_with, sample, small, until
@@ -116,6 +119,10 @@ async def test_events_are_those_of_the_records_and_go_on_behind_an_id(config: Pa
         "merge.fired", "task.finished",
     }  # fmt: skip
     assert events[-1][1] == "task.finished" and events[-1][2]["task"] == answer["task_id"]
+    told = [(kind, data["task"], data.get("stage")) for _, kind, data in events]
+    split = next(n for n, (kind, *_) in enumerate(told) if kind == "task.split")
+    children = [n for n, (kind, _, stage) in enumerate(told) if (kind, stage) == ("stage.started", "review")]
+    assert children and split < min(children), "a fork is told before the stages of its children"
     finished = [data["stage"] for _, kind, data in events if kind == "stage.finished"]
     assert finished == answer["metadata"]["path"] == [e["stage_id"] for e in trace["trace"]]
     assert [e["seq"] for e in trace["trace"]] == list(range(1, len(finished) + 1))
@@ -186,6 +193,42 @@ async def test_a_task_is_cancelled_while_a_stage_runs_and_while_it_waits_for_its
         events = events_of((await client.get(f"/v1/tasks/{second}/events")).text)
     assert again["status"] == "failure"
     assert events[-1][1] == "task.finished" and events[-1][2]["status"] == "failure"
+
+
+async def test_a_task_shows_where_it_is_and_a_queued_one_is_queued(config: Path, tmp_path: Path) -> None:
+    small(config, op="wait", scheduler="scheduler: {max_concurrency: 1}\n")
+    go = tmp_path / "go"
+    async with client_of(runtime_with(config)) as client:
+        ids = [(await client.post(RUNS, json={"input": {"go": str(go)}})).json()["task_id"] for _ in "12"]
+        async with asyncio.timeout(60):
+            while (first := (await client.get(f"/v1/tasks/{ids[0]}")).json())["progress"]["ended"] != 1:
+                await asyncio.sleep(0.01)
+        second = (await client.get(f"/v1/tasks/{ids[1]}")).json()
+        listed = (await client.get("/v1/tasks")).json()["tasks"]
+        go.touch()
+        ended = [await until(client, task_id, *ENDED) for task_id in ids]
+    assert (first["status"], second["status"]) == ("running", "queued")
+    assert first["stages"] == [{"task": "", "stage": "x", "state": "running"}]
+    assert first["progress"] == {"ended": 1, "reachable": 3}
+    assert second["progress"] == {"ended": 0, "reachable": 3}
+    assert {one["task_id"]: one["status"] for one in listed} == {ids[0]: "running", ids[1]: "queued"}
+    assert [(one["stages"], one["progress"]) for one in ended] == [([], None)] * 2
+
+
+async def test_the_path_of_a_task_whose_caller_left_is_whole(config: Path, tmp_path: Path) -> None:
+    runtime = runtime_with(small(config, op="wait"))
+    async with runtime:
+        request = TaskRequest({"go": str(tmp_path / "never")})
+        left = asyncio.create_task(runtime.workflows.run("small", request))
+        async with asyncio.timeout(60):
+            while not any(len(one.records) > 1 for one in runtime.workflows.records.live.values()):
+                await asyncio.sleep(0.01)
+        left.cancel()
+        with suppress(asyncio.CancelledError):
+            await left
+        (task,) = await runtime.workflows.tasks.list(Viewer("default", None))
+    assert (task["status"], task["error"]["code"]) == ("failure", "cancelled")
+    assert task["metadata"]["path"] == ["s"]
 
 
 async def test_a_full_queue_refuses_further_tasks(config: Path, tmp_path: Path) -> None:

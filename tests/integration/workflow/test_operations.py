@@ -150,6 +150,7 @@ async def test_e59_observers_see_everything_in_order_and_change_and_hold_up_noth
     assert [event["type"] for event in seen] == per_task * 3
     assert [event["task_id"] for event in seen[::5]] == [result.task_id for result in results]
     assert [event["entry"]["stage_id"] for event in seen[1:4]] == ["s", "x", "e"]
+    assert [event["entry"]["seq"] for event in seen[1:4]] == [1, 2, 3]
 
 
 async def test_an_engine_that_is_loaded_has_the_observers_of_its_folder(config: Path) -> None:
@@ -159,16 +160,19 @@ async def test_an_engine_that_is_loaded_has_the_observers_of_its_folder(config: 
         "SEEN = []\n"
         "class Seen:\n"
         "    def __init__(self, config): pass\n"
-        "    def observe(self, event): SEEN.append((event['type'], event['task_id']))\n"
-        "    def close(self): SEEN.append(('closed', ''))\n"
+        "    def observe(self, event):\n"
+        "        seq = event['entry']['seq'] if 'entry' in event else 0\n"
+        "        SEEN.append((event['type'], event['task_id'], seq))\n"
+        "    def close(self): SEEN.append(('closed', '', 0))\n"
     )
     async with Engine.load(folder) as engine:
         task = await engine.run(2)
         submitted = await engine.submit(3).result()
     seen = load_operation(folder, "watch:Seen").__init__.__globals__["SEEN"]
-    per_task = ["task.started", *["stage.finished"] * 3, "task.finished"]
+    stages = [("stage.finished", seq) for seq in (1, 2, 3)]
+    per_task = [("task.started", 0), *stages, ("task.finished", 0)]
     assert seen == [
-        *((kind, one.task_id) for one in (task, submitted) for kind in per_task), ("closed", ""),
+        *((kind, one.task_id, seq) for one in (task, submitted) for kind, seq in per_task), ("closed", "", 0),
     ]  # fmt: skip
     seen.clear()
     async with Engine.load(folder, observed=False) as engine:
@@ -227,6 +231,29 @@ def test_an_encrypted_secret_needs_its_key(tmp_path: Path) -> None:
         with pytest.raises(MissingKey) as missing:
             read_secret(auth(type="encrypted", key_env="K"), tmp_path, env)
         assert token not in str(missing.value) and other not in str(missing.value)
+
+
+async def test_a_configured_secret_is_masked_by_its_value(config: Path) -> None:
+    """In an output, in an error, and so in records and later inputs. A short one is not."""
+    credentials = [
+        f"  - {{id: {name}, provider: p, auth: {{type: api_key, source: env, env_var: {name}}}}}"
+        for name in ("CRM", "PIN", "ABSENT")
+    ]
+    text = "\n".join(["provider_credentials:", *credentials, ""])
+    small(config, op="leak", provider_credentials=text)
+    folder = config / "workflows" / "small"
+    (folder / "ops.py").write_text(
+        "def leak(input, context, tools):\n"
+        "    if input == 'raise':\n"
+        "        raise ValueError('refused: hunter2-hunter2')\n"
+        "    return {'hunter2-hunter2': ['key=hunter2-hunter2;', 'pin 1234']}\n"
+    )
+    async with Engine.load(folder, env={"CRM": "hunter2-hunter2", "PIN": "1234"}) as engine:
+        returned, raised = await engine.run("return"), await engine.run("raise")
+    assert returned.output == {"***": ["key=***;", "pin 1234"]}
+    assert raised.error and raised.error["code"] == "operation_error" and "***" in raised.error["message"]
+    for result in (returned, raised):
+        assert "hunter2" not in json.dumps(result.with_trace())
 
 
 def test_the_command_encrypts_what_it_reads(

@@ -65,6 +65,13 @@ async def test_r6_how_a_forked_task_is_resolved(
     assert (result.status, found) == (status, output)
 
 
+async def test_r6_of_two_merged_clones_the_merge_that_is_declared_first_wins() -> None:
+    """Its first inbound edge decides, not the place of its inputs among the edges of the branch."""
+    edges = "s>b b>x b>y b>u b>v u>m1 v>m1 x>m2 y>m2 m1>e m2>e2"
+    result = await run(edges, {"x": A, "y": B, "u": C, "v": D}, "-")
+    assert result.output == ["-c", "-d"]
+
+
 @pytest.mark.parametrize(
     ("edges", "nodes", "status"),
     [
