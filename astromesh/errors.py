@@ -631,5 +631,21 @@ class OutputRefused(GraphError, code="guardrail_blocked", status=422, public=Tru
         super().__init__(error)
 
 
+class ConflictingWrites(GraphError, code="conflicting_writes"):
+    """Nodes that ran concurrently wrote different values under one key, and the graph has no reducer for it.
+
+    Args:
+        key: of the context.
+        nodes: names of the two nodes.
+    """
+
+    def __init__(self, key: str, nodes: tuple[str, str]) -> None:
+        self.key, self.nodes = key, nodes
+        super().__init__(
+            f"{nodes[0]!r} and {nodes[1]!r} ran at once and wrote different values under {key!r}. "
+            f"Let the graph join them by reducers={{{key!r}: FUNCTION}}, or give the nodes different keys."
+        )
+
+
 class GraphStopped(GraphError, code="graph_stopped"):
     """The run is being stopped; no further node starts."""

@@ -16,6 +16,7 @@ from astromesh.graph.plan import CompileOptions, Plan, compile_graph
 from astromesh.graph.records import GraphResult
 from astromesh.graph.run import UNLIMITED_RETRIES, Run, RunSettings
 from astromesh.graph.scope import Scope
+from astromesh.graph.state import MAX_ITERATIONS
 from astromesh.graph.validation import check_int, check_seconds
 from astromesh.providers.base import ModelPort
 from astromesh.telemetry.clock import Clock, SystemClock
@@ -95,7 +96,8 @@ class PromptGraphEngine:
         tools: A ToolPort, or tools and Python functions.
         hooks: In the order in which they are called. See `Hook`.
         lightweight_model: For nodes with the flag LIGHTWEIGHT: a model, or one of the agent's roles.
-        max_iterations: Node executions of one run, nested ones included.
+        max_iterations: Node executions of one run, nested ones included. Each item of a FanOutNode and each
+            round of a LoopNode may have as many.
         max_node_iterations: Visits of one node. After them the node is stuck.
         max_mutations_per_run: The limit of applied graph actions of the model.
         allow_self_modification: Whether graph actions are applied at all.
@@ -116,7 +118,7 @@ class PromptGraphEngine:
         tools: ToolPort | Sequence[ToolLike] | None = None,
         hooks: Sequence[Any] = (),
         lightweight_model: ModelPort | str | None = None,
-        max_iterations: int = 50,
+        max_iterations: int = MAX_ITERATIONS,
         max_node_iterations: int = 25,
         max_mutations_per_run: int = 10,
         allow_self_modification: bool = False,

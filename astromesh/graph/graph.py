@@ -12,6 +12,7 @@ from astromesh.graph import problems, topology
 from astromesh.graph.base import BaseNode, Routing
 from astromesh.graph.flags import NodeFlag
 from astromesh.graph.serialization import read_graph, write_graph
+from astromesh.graph.state import MAX_ITERATIONS, NO_REDUCERS, Reducer
 from astromesh.graph.transitions import (
     Condition,
     Edge,
@@ -24,7 +25,7 @@ from astromesh.graph.transitions import (
     as_test,
     in_evaluation_order,
 )
-from astromesh.graph.validation import ON_NODE_ERROR, ROUTINGS, check_int
+from astromesh.graph.validation import ON_NODE_ERROR, ROUTINGS, check_int, check_reducers
 from astromesh.types import JsonObject
 
 MODES = ("static", "autonomous")
@@ -46,6 +47,9 @@ class PromptGraph:
         routing: `edges_only`: in no node of this graph does the text of a model decide about the next node.
         on_error: `stop`: a failed node follows only edges and transitions for failures. `continue`: without
             one it goes on along its other edges.
+        reducers: Functions by key of the context. Of what nodes that run concurrently write under the key,
+            `function(value, written)` makes one value, in the order of the nodes. It begins with the value
+            before them, if there is one. Nested graphs inherit them.
 
     Raises:
         TypeError, ValueError: An argument has a wrong type or value.
@@ -59,6 +63,7 @@ class PromptGraph:
         nodes: Iterable[BaseNode] | None = None,
         routing: Routing = "",
         on_error: OnNodeError = "continue",
+        reducers: Mapping[str, Reducer] = NO_REDUCERS,
     ) -> None:
         if not isinstance(name, str):
             raise TypeError(f"A graph's name must be a text, not {name!r}.")
@@ -70,7 +75,9 @@ class PromptGraph:
             if value not in known:
                 choices = " or ".join(map(repr, known))
                 raise ValueError(f"Graph {name!r}: {key} must be {choices}, not {value!r}.")
+        check_reducers(f"Graph {name!r}", reducers)
         self.name, self.mode, self.routing = name, mode, routing
+        self.reducers = MappingProxyType(dict(reducers))
         #: Whether `on_error` is `stop`.
         self.stops_on_error = on_error == "stop"
         self.finalizer = ""
@@ -247,9 +254,14 @@ class PromptGraph:
         other.__dict__.update(self.__dict__, _nodes=dict(self._nodes), _edges=list(self._edges))
         return other
 
-    def validate(self) -> list[str]:
-        """Returns every problem of the graph."""
-        return problems.problems(self)
+    def validate(self, *, max_iterations: int | None = MAX_ITERATIONS) -> list[str]:
+        """Returns every problem of the graph.
+
+        Args:
+            max_iterations: The limit of the engine that will run it. What needs more node executions can
+                never complete. None: not known.
+        """
+        return problems.problems(self, max_iterations)
 
     def describe(self) -> str:
         """Returns the graph as text: each node with its class, flags and targets."""

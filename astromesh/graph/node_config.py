@@ -16,7 +16,7 @@ from astromesh.graph.calls import ASSISTANT, call_model, call_model_silently
 from astromesh.graph.ledger import RunLedger
 from astromesh.graph.records import NO_USAGE, NodeResult
 from astromesh.graph.scope import Scope
-from astromesh.graph.state import GraphState, SharedState
+from astromesh.graph.state import GraphState, NodeLimits, SharedState
 from astromesh.providers.base import ModelPort
 from astromesh.telemetry.clock import Clock
 from astromesh.telemetry.events import Emitter
@@ -33,6 +33,8 @@ from astromesh.types import (
 )
 
 OnError = Literal["fail", "collect"]
+#: The children of a node that run at a time.
+MAX_CONCURRENCY = 10
 #: The text of these nodes is used by others. It is never the answer of the run.
 _INTERMEDIATE = frozenset({Audibility.INTERMEDIATE, Audibility.INTERNAL})
 
@@ -58,11 +60,14 @@ class Child:
     Args:
         name: Its part of the path. Give each repetition of one node its own, e.g. `fetch[0]`.
         context: Values that only this child sees in its context, e.g. its item of a fan-out.
+        is_item: Whether it is one of many equal works. It has the limits of the run for itself, and its
+            `output_key` and `NAME_output` do not leave it.
     """
 
     node: Node
     name: str = ""
     context: Mapping[str, Any] = field(default_factory=dict)
+    is_item: bool = False
 
 
 class NodeRuntime(Protocol):
@@ -100,10 +105,14 @@ class NodeRuntime(Protocol):
         self, config: NodeConfig, state: GraphState, calls: Sequence[ToolCall]
     ) -> list[ToolResult]: ...
 
-    async def run_child(self, node: Node, state: GraphState, path: str) -> NodeResult: ...
+    def limits_within(self, path: str) -> NodeLimits: ...
+
+    async def run_child(
+        self, node: Node, state: GraphState, path: str, limits: NodeLimits | None = None
+    ) -> NodeResult: ...
 
     async def run_together(
-        self, children: Sequence[Child], state: GraphState, path: str, on_error: OnError
+        self, children: Sequence[Child], state: GraphState, path: str, on_error: OnError, max_concurrency: int
     ) -> list[NodeResult]: ...
 
     async def run_graph(self, graph: Graph, state: GraphState, path: str) -> NodeResult: ...
@@ -229,30 +238,44 @@ class NodeConfig(UserDict[str, Any]):
 
     # -- children -----------------------------------------------------------------------------------------
 
-    async def run(self, node: Node, state: GraphState, name: str = "") -> NodeResult:
+    def limits(self) -> NodeLimits:
+        """Returns the limits of the run anew, for one of several rounds of children. Pass them to `run`."""
+        return self.runtime.limits_within(self.path)
+
+    async def run(
+        self, node: Node, state: GraphState, name: str = "", *, limits: NodeLimits | None = None
+    ) -> NodeResult:
         """Runs a child to its answer, tool loop included, with the run's hooks, flags, limits and events.
 
         It is reported as `path/name`. The default of `name` is the child's own name: pass another one for
         each concurrent repetition. The child writes to `state`. Its failure is part of the result. A child
         that may not start because the run is being stopped raises an exception, which you must not catch. Its
         usage is already charged: never add it to your own result.
+
+        Args:
+            limits: Those of this round. The default is what is left of those around it.
         """
-        return await self.runtime.run_child(node, state, f"{self.path}/{name or node.name}")
+        return await self.runtime.run_child(node, state, f"{self.path}/{name or node.name}", limits)
 
     async def together(
-        self, children: Sequence[Child], state: GraphState, *, on_error: OnError = "fail"
+        self,
+        children: Sequence[Child],
+        state: GraphState,
+        *,
+        on_error: OnError = "fail",
+        max_concurrency: int = MAX_CONCURRENCY,
     ) -> list[NodeResult]:
-        """Runs children concurrently if each is READONLY or PARALLEL_SAFE, else one after another.
-
-        Concurrent children work on copies. Their writes are merged in declared order, whatever the timing.
+        """Runs children concurrently, each on a copy of the state. `merging` describes what remains.
 
         Args:
             on_error: `fail` cancels the others and raises. `collect` returns every result, failed ones too.
+            max_concurrency: The children that run at a time. They start in order.
 
         Raises:
             NodeFailed: The first failure, under `fail`.
+            ConflictingWrites: Two children wrote different values under one key that has no reducer.
         """
-        return await self.runtime.run_together(children, state, self.path, on_error)
+        return await self.runtime.run_together(children, state, self.path, on_error, max_concurrency)
 
     async def run_graph(self, graph: Graph, state: GraphState, name: str = "") -> NodeResult:
         """Runs a whole graph as a child, from entry to end. Visits, limits and stops are the run's.

@@ -34,7 +34,7 @@ from astromesh.graph.records import (
     invalid_field,
 )
 from astromesh.graph.runner import bounded, unit, wrapped
-from astromesh.graph.state import RETRY_ERROR, GraphState, engine_forget, engine_write
+from astromesh.graph.state import NO_REDUCERS, RETRY_ERROR, GraphState, engine_forget, engine_write
 from astromesh.graph.topology import contains_protected, declared_targets, is_protected, may_refuse, routable
 from astromesh.graph.transitions import (
     ERROR_KEY,
@@ -305,6 +305,7 @@ class Plan:
         self.name = graph.name if graph else entry
         self.version = graph.version if graph else 0
         self.finalizer = graph.finalizer if graph else ""
+        self.reducers = graph.reducers if graph else NO_REDUCERS
         self.nested: dict[int, Plan] = {}
 
     @property

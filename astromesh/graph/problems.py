@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
+from heapq import heappop, heappush
+from math import inf
 from typing import Any, Self, cast
 
 from astromesh.graph.base import BaseNode
 from astromesh.graph.flags import NodeFlag
 from astromesh.graph.nodes.autonomous import SKIPPABLE_GUARD
+from astromesh.graph.nodes.composite import FanOutNode, LoopNode, ParallelNode, RetryNode, SubgraphNode
 from astromesh.graph.nodes.guard import GuardNode
 from astromesh.graph.records import END, ERROR_NODE
 from astromesh.graph.topology import GraphView, declared_targets, is_graph, reachable, targets
@@ -78,9 +82,13 @@ class SeenParts:
         self.checked: set[int] = set()
 
 
-def problems(graph: GraphView) -> list[str]:
-    """Returns every problem of a graph and of everything nested in it."""
-    return [*_problems(graph, SeenParts())]
+def problems(graph: GraphView, max_iterations: int | None) -> list[str]:
+    """Returns every problem of a graph and of everything nested in it.
+
+    Args:
+        max_iterations: The node executions that a run, an item or a round may have. None: not known.
+    """
+    return [*_problems(graph, SeenParts()), *_beyond_limit(graph, max_iterations or sys.maxsize)]
 
 
 def problems_of_parts(graph: GraphView) -> list[str]:
@@ -239,6 +247,68 @@ def _endless_loops(graph: GraphView) -> Iterator[str]:
     for name in sorted(reachable([graph.entry], lambda n: declared_targets(graph, n)) - ends):
         if name in graph.nodes:
             yield Problem(f"From node {name!r} no path leads to an end.", ("nodes", name))
+
+
+# -- the node executions that the shortest way needs -------------------------------------------------------
+
+
+def _beyond_limit(graph: GraphView, limit: int) -> Iterator[str]:
+    needed = _least_in_graph(graph, ())
+    if limit < needed < inf:
+        yield Problem(_NEEDS.format(f"The graph {graph.name!r}", needed, limit), ("nodes",))
+    for node in graph.nodes.values():
+        at = ("nodes", node.name)
+        for problem in _beyond_limit_in(node, limit, {id(graph)}):
+            yield within(problem, f"Node {node.name!r}", *at)
+
+
+_NEEDS = "{0} needs at least {1} node executions, but max_iterations is {2}."
+
+
+def _beyond_limit_in(node: Any, limit: int, seen: set[int]) -> Iterator[str]:
+    """Yields items and rounds that need more than the limit, which each of them has for itself."""
+    if id(node) in seen:
+        return
+    seen.add(id(node))
+    if isinstance(node, FanOutNode | LoopNode):
+        needed = sum(_least(child, ()) for child in node.children())
+        if limit < needed < inf:
+            what = "A round" if isinstance(node, LoopNode) else "An item"
+            yield Problem(_NEEDS.format(what, needed, limit))
+    for child in node.nodes.values() if is_graph(node) else node.children():
+        yield from (within(problem, child.name) for problem in _beyond_limit_in(child, limit, seen))
+
+
+def _least_in_graph(graph: GraphView, around: tuple[int, ...]) -> float:
+    """Returns the executions on the shortest way from the entry to the end, infinity if there is none."""
+    if graph.mode == "autonomous":
+        return 1
+    costs = {name: _least(node, around) for name, node in graph.nodes.items()}
+    least: dict[str, float] = {}
+    queue = [(costs.get(graph.entry, inf), graph.entry)]
+    while queue:
+        cost, name = heappop(queue)
+        if name == END:
+            return cost
+        if name not in least and name in costs:
+            least[name] = cost
+            ways = targets(graph, name)
+            ways |= {END} if graph.nodes[name].is_terminal else set()
+            for target in ways:
+                heappush(queue, (cost + costs.get(target, 0), target))
+    return inf
+
+
+def _least(node: Any, around: tuple[int, ...]) -> float:
+    """Returns the executions that a node needs: itself, and children that it always runs."""
+    if id(node) in around:
+        return inf
+    around = (*around, id(node))
+    if is_graph(node):
+        return _least_in_graph(node, around)
+    if isinstance(node, ParallelNode | RetryNode | SubgraphNode):
+        return 1 + sum(_least(child, around) for child in node.children())
+    return 1
 
 
 def _ignored_edges(graph: GraphView) -> Iterator[str]:

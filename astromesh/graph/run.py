@@ -32,6 +32,7 @@ from astromesh.graph.base import BaseNode
 from astromesh.graph.calls import SelectedTools, call_tool, call_tools
 from astromesh.graph.flags import BIT, NodeFlag
 from astromesh.graph.ledger import RunLedger
+from astromesh.graph.merging import Branches
 from astromesh.graph.node_config import NO_CONFIG, STOPPED_MODEL, Child, Graph, Node, NodeConfig, OnError
 from astromesh.graph.plan import CompileOptions, Plan, Step, compile_child, compile_graph
 from astromesh.graph.records import (
@@ -50,7 +51,7 @@ from astromesh.graph.records import (
 )
 from astromesh.graph.runner import is_failure, together
 from astromesh.graph.scope import NO_EVENTS, Scope
-from astromesh.graph.state import NODE_CACHE, GraphState, SharedState, engine_write
+from astromesh.graph.state import NODE_CACHE, GraphState, NodeLimits, SharedState, engine_write
 from astromesh.graph.transitions import next_transition, takes_up_error
 from astromesh.providers.base import ModelPort
 from astromesh.telemetry.clock import Clock
@@ -71,8 +72,6 @@ _DENIALS = frozenset({"human_denied", "human_timeout"})
 _FINALIZER_ITERATIONS = 25
 #: The retry budget of an engine that stands alone: only its nodes limit retries.
 UNLIMITED_RETRIES = 1_000_000
-#: A child with one of these flags may run concurrently with others.
-_CONCURRENT_FLAGS = BIT[NodeFlag.READONLY] | BIT[NodeFlag.PARALLEL_SAFE]
 _NO_TOOLS = NoTools()
 
 
@@ -109,6 +108,7 @@ class Run:
             every run to the garbage collector.
         visited: Paths of executed nodes, in order, over all levels of nesting.
         counts: Executions by path.
+        limits: Of the run. Items of a FanOutNode and rounds of a LoopNode have their own.
         emit: Emits an event. None without listeners.
         errors: Every failure of a node, in order.
         skipped: The indexes in `visited` of nodes that did not run. They count for the limit too.
@@ -145,11 +145,12 @@ class Run:
     ) -> None:
         self.shared = shared = SharedState()
         self.settings, self.plan = settings, plan
-        self.max_iterations = settings.max_iterations
+        self.limits = NodeLimits(settings.max_iterations)
         self.visited: list[str] = []
         self.counts: dict[str, int] = {}
         self.model, self.tools = settings.model, settings.tools
         self.state = GraphState(messages, dict(context) if context else {}, shared)
+        self.state.reducers = plan.reducers
         self.values: dict[str, Any] = dict(values) if values else {}
         self.tool_calls: list[str] = []
         if scope is not None:
@@ -231,7 +232,7 @@ class Run:
             return
         reason, error = self.shared.stop_reason, self.shared.error
         self.model = STOPPED_MODEL
-        self.max_iterations = len(self.visited) + _FINALIZER_ITERATIONS
+        state.limits = NodeLimits(_FINALIZER_ITERATIONS)
         self.shared.stop_reason = None
         plan = Plan({name: Step(step.node, self.settings.options)}, name, plan_of_graph.graph)
         failure = ""
@@ -287,13 +288,23 @@ class Run:
     def stopping(self) -> bool:
         return self.shared.stop_reason is not None
 
-    async def run_child(self, node: Node, state: GraphState, path: str) -> NodeResult:
-        around, state.loop = state.loop, ()
+    def limits_within(self, path: str) -> NodeLimits:
+        earlier = None
+        if path in self.counts:
+            inner = f"{path}/"
+            earlier = {p: visits for p, visits in self.counts.items() if p == path or p.startswith(inner)}
+        return NodeLimits(self.limits.most, earlier)
+
+    async def run_child(
+        self, node: Node, state: GraphState, path: str, limits: NodeLimits | None = None
+    ) -> NodeResult:
+        loop, limits_around = state.loop, state.limits
+        state.loop, state.limits = (), limits or limits_around
         path = self._claim(path)
         try:
             last, stuck, _ = await traverse(self, self._plan_of(node), state, path)
         finally:
-            state.loop = around
+            state.loop, state.limits = loop, limits_around
             self._release(path)
         if stuck:
             return NodeResult(node.name, error=stuck)
@@ -303,6 +314,8 @@ class Run:
 
     async def run_graph(self, graph: Graph, state: GraphState, path: str) -> NodeResult:
         frame, plan = state.frame(), self._plan_of(graph)
+        if plan.reducers:
+            frame.reducers = {**frame.reducers, **plan.reducers}
         path = self._claim(path + "/")
         try:
             _, stuck, reason = await traverse(self, plan, frame, path)
@@ -329,34 +342,24 @@ class Run:
             self.stopped_graphs = {**self.stopped_graphs, path: (plan, frame)}
 
     async def run_together(
-        self, children: Sequence[Child], state: GraphState, path: str, on_error: OnError
+        self, children: Sequence[Child], state: GraphState, path: str, on_error: OnError, max_concurrency: int
     ) -> list[NodeResult]:
-        safe: list[int] = []
-        alone: list[list[int]] = []
-        for i, child in enumerate(children):
-            if self._plan_of(child.node).first_step.mask & _CONCURRENT_FLAGS:
-                safe.append(i)
-            else:
-                alone.append([i])
-        results: dict[int, NodeResult] = {}
-        for group in [safe, *alone] if safe else alone:
-            forks = [state.fork(children[i].context) for i in group]
-            works = zip(group, forks, strict=True)
-            done = await together([self._run_one(children[i], fork, path, on_error) for i, fork in works])
-            results.update(zip(group, done, strict=True))
-            for i, fork in zip(group, forks, strict=True):
-                for key, value in children[i].context.items():  # the values of this child alone
-                    if fork.context.get(key) is value:
-                        del fork.context[key]
-            state.join(forks)
-        return [results[i] for i in range(len(children))]
+        branches, places = Branches(state, children), asyncio.Semaphore(max_concurrency)
 
-    async def _run_one(self, child: Child, state: GraphState, path: str, on_error: OnError) -> NodeResult:
-        path = f"{path}/{child.name or child.node.name}"
-        result = await self.run_child(child.node, state, path)
-        if result.error and on_error == "fail":
-            raise NodeFailed(path, result.error, result.exception, result.stop_reason)
-        return result
+        async def run_one(index: int) -> NodeResult:
+            async with places:
+                node, is_item = children[index].node, children[index].is_item
+                branch = branches.begin(index, self._plan_of(node).first_step.mask)
+                inner = f"{path}/{branch.name}"
+                limits = self.limits_within(inner) if is_item else None
+                result = await self.run_child(node, branch.state, inner, limits)
+            if result.error and on_error == "fail":
+                raise NodeFailed(inner, result.error, result.exception, result.stop_reason)
+            return result
+
+        results = await together([run_one(index) for index in range(len(children))])
+        branches.merge()
+        return results
 
     def _claim(self, path: str) -> str:
         """Reserves a path. Adds a number if a child of the same path is running.
@@ -514,7 +517,7 @@ async def traverse(  # noqa: C901, PLR0912, PLR0915
         prefix: For a nested graph the path of its node, with a slash. For a single child its path.
     """
     steps, counts, visited, emit, is_graph = plan.steps, run.counts, run.visited, run.emit, plan.is_graph
-    shared = run.shared
+    shared, limits = run.shared, state.limits or run.limits
     name, stuck = plan.entry, ""
     result: NodeResult | None = None
     while name != END:
@@ -524,14 +527,15 @@ async def traverse(  # noqa: C901, PLR0912, PLR0915
             log.error("%s", missing)
             return result, missing, "unknown_node"
         path = (prefix + name if prefix else name) if is_graph else prefix
-        if len(visited) >= run.max_iterations:
-            state.stop("max_iterations", f"The run was stopped after {run.max_iterations} node executions.")
+        if limits.left <= 0:
+            state.stop("max_iterations", f"The run was stopped after {limits.most} node executions.")
             break
         visits = counts.get(path, 0)
-        if visits >= step.max_visits:
-            stuck = f"The node {path!r} is stuck after {visits} visits."
-            name = target_when_stuck(plan, step, counts, prefix)
+        if visits >= step.max_visits and limits.are_reached(path, visits, step.max_visits):
+            stuck = f"The node {path!r} is stuck after {step.max_visits} visits."
+            name = target_when_stuck(plan, step, counts, prefix, limits)
             continue
+        limits.left -= 1
         counts[path] = visits + 1
         visited.append(path)
         if is_graph:
@@ -701,12 +705,15 @@ def outcome_of(
     return None, ""
 
 
-def target_when_stuck(plan: Plan, step: Step, counts: Mapping[str, int], prefix: str) -> str:
+def target_when_stuck(
+    plan: Plan, step: Step, counts: Mapping[str, int], prefix: str, limits: NodeLimits
+) -> str:
     """Returns the error transition of a stuck node, or `__error__`, or the end if that is stuck too."""
     target = plan.steps.get(step.on_error.target)
-    if target is None or counts.get(prefix + target.name, 0) >= target.max_visits:
+    if target is None:
         return END
-    return target.name
+    path = prefix + target.name
+    return END if limits.are_reached(path, counts.get(path, 0), target.max_visits) else target.name
 
 
 async def apply_mutations(run: Run, plan: Plan, state: GraphState, result: NodeResult, prefix: str) -> Plan:

@@ -30,7 +30,7 @@ from astromesh.graph.transitions import (
     OnOutput,
     OnToolCall,
 )
-from astromesh.graph.validation import ON_NODE_ERROR, ROUTINGS
+from astromesh.graph.validation import ON_NODE_ERROR, ROUTINGS, check_reducers
 from astromesh.types import JsonObject
 
 #: Keys whose text is the name of a Python object.
@@ -197,7 +197,7 @@ def object_of(name: str, objects: Mapping[str, Any]) -> Any:
 
 
 G = TypeVar("G")
-_GRAPH_KEYS = ("name", "mode", "routing", "on_error", "entry", "finalizer", "nodes", "edges")
+_GRAPH_KEYS = ("name", "mode", "routing", "on_error", "reducers", "entry", "finalizer", "nodes", "edges")
 _EDGE_KEYS = ("from", "to", "when", "label", "priority")
 #: Keys of a graph with a fixed set of values, the default first.
 _GRAPH_CHOICES = {"mode": ("static", "autonomous"), "routing": ROUTINGS, "on_error": ON_NODE_ERROR}
@@ -236,7 +236,7 @@ def find_problems(
     graph = _build_graph(config, place)
     found = place.problems
     if graph is not None:
-        found = [*found, *(problems_of_parts(graph) if found else graph.validate())]
+        found = [*found, *(problems_of_parts(graph) if found else graph.validate(max_iterations=None))]
     problems = (p if isinstance(p, Problem) else Problem(p) for p in found)
     return [Problem(p, location_in(config, p.location, NODE_KEYS), p.message) for p in problems]
 
@@ -259,7 +259,10 @@ def _read_graph(data: Any, place: Cursor) -> Any:
         if value not in known:
             place.at(key).add_problem(f"must be one of {', '.join(filter(None, known))}, not {value!r}")
             chosen[key] = known[0]
-    graph = place.make(str(data.get("name", "graph")), **chosen)
+    reducers: Mapping[str, Any] = {}
+    with place.at("reducers").collecting_problems():
+        reducers = _read_reducers(data.get("reducers", {}), place.at("reducers"))
+    graph = place.make(str(data.get("name", "graph")), reducers=reducers, **chosen)
     for item, inner in _items(data, "nodes", place):
         before = len(place.problems)
         with inner.collecting_problems():
@@ -273,6 +276,17 @@ def _read_graph(data: Any, place: Cursor) -> Any:
         if data.get(key) and isinstance(data[key], str):
             getattr(graph, f"set_{key}")(data[key])
     return graph
+
+
+def _read_reducers(data: Any, place: Cursor) -> Mapping[str, Any]:
+    if not isinstance(data, Mapping):
+        raise TypeError(f"must be a mapping of keys to functions, not {data!r}")
+    found = {}
+    for key, name in data.items():
+        with place.at(key).collecting_problems():
+            found[key] = object_of(str(name), place.objects)
+            check_reducers("", {key: found[key]})
+    return found
 
 
 def _items(data: Mapping[str, Any], key: str, place: Cursor) -> Iterator[tuple[Any, Cursor]]:
@@ -503,10 +517,20 @@ def _graph_data(graph: GraphView, place: Cursor) -> JsonObject:
     ):
         if value != default:
             data[key] = value
+    if graph.reducers:
+        data["reducers"] = _reducer_names(graph.reducers, place.at("reducers"))
     data["nodes"] = [_node_data(node, place.at("nodes").at(name)) for name, node in graph.nodes.items()]
     if graph.edges:
         data["edges"] = [_edge_data(edge, place.at("edges").at(i)) for i, edge in enumerate(graph.edges)]
     return data
+
+
+def _reducer_names(reducers: Mapping[str, Callable[..., Any]], place: Cursor) -> JsonObject:
+    names: JsonObject = {}
+    for key, function in reducers.items():
+        with place.at(key).collecting_problems():
+            names[key] = name_of(function, place.objects)
+    return names
 
 
 def _node_data(node: BaseNode, place: Cursor) -> JsonObject:

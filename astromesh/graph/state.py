@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
-from typing import Any, NoReturn, TypeVar, cast
+from types import MappingProxyType
+from typing import Any, NoReturn, TypeAlias, TypeVar, cast
 
 from astromesh.graph.ledger import RunLedger
 from astromesh.graph.records import END, NodeResult, StopReason
@@ -64,6 +65,12 @@ ALL_LISTS = (*NODE_LISTS, "node_history")
 _LIST_TYPES = {"messages": Message, "visited": str, "node_history": NodeResult}
 
 
+#: What a hook that returns another state does not change.
+_SLOTS_OF_THE_RUN = frozenset({"limits", "reducers", "shared"})
+#: Node executions of a run, if the engine is given no other number.
+MAX_ITERATIONS = 50
+
+
 @dataclass(slots=True)
 class SharedState:
     """What all states of one run share: the ledger, the data of hooks, and whether the run is stopping.
@@ -85,6 +92,33 @@ class SharedState:
         return self.opened_ledger
 
 
+class NodeLimits:
+    """How many nodes may still be executed in one run, one item of a FanOutNode or one round of a LoopNode.
+
+    Args:
+        most: Node executions.
+        earlier: Visits by path, of earlier items or rounds, that do not count here.
+
+    Attributes:
+        left: Executions that are left.
+    """
+
+    __slots__ = ("earlier", "left", "most")
+
+    def __init__(self, most: int, earlier: Mapping[str, int] | None = None) -> None:
+        self.most = self.left = most
+        self.earlier = earlier or {}
+
+    def are_reached(self, path: str, visits: int, max_visits: int) -> bool:
+        """Whether a node has used up its visits. `visits` are all visits of the run."""
+        return visits - self.earlier.get(path, 0) >= max_visits
+
+
+#: Joins the value of a key and one that a concurrent node has written under it.
+Reducer: TypeAlias = Callable[[Any, Any], Any]
+NO_REDUCERS: Mapping[str, Reducer] = MappingProxyType({})
+
+
 class GraphState:
     """What nodes see and change.
 
@@ -97,11 +131,13 @@ class GraphState:
         node_history: The results at this level, in order. Those of children stand before their parent's;
             skipped nodes are left out.
         loop: The messages that the tool loop of the current node has added.
+        reducers: Functions by key of the context that join what concurrent nodes write. They are the graph's.
+        limits: Those of the item or round that this state belongs to. None: those of the run.
     """
 
     __slots__ = (
-        "context", "current_node", "loop", "messages", "node_history", "observations", "plan", "reflections",
-        "shared", "visited",
+        "context", "current_node", "limits", "loop", "messages", "node_history", "observations", "plan",
+        "reducers", "reflections", "shared", "visited",
     )  # fmt: skip
 
     def __init__(
@@ -119,6 +155,8 @@ class GraphState:
         self.reflections: list[Any] = []
         self.node_history: list[NodeResult] = []
         self.loop: Sequence[Message] = ()
+        self.reducers: Mapping[str, Reducer] = NO_REDUCERS
+        self.limits: NodeLimits | None = None
         self.shared = shared or SharedState()
 
     @property
@@ -183,7 +221,7 @@ class GraphState:
     def replace_with(self, other: GraphState) -> None:
         """Takes all values of another state, which a hook has returned."""
         for slot in GraphState.__slots__:
-            if slot != "shared":
+            if slot not in _SLOTS_OF_THE_RUN:
                 setattr(self, slot, getattr(other, slot))
 
     def view(self, messages: list[Message], context: dict[str, Any]) -> GraphState:
@@ -204,7 +242,7 @@ class GraphState:
         return other
 
     def fork(self, context: Mapping[str, Any]) -> GraphState:
-        """Returns a copy for one of several concurrent children. `join` merges what it adds.
+        """Returns a copy for one of several concurrent children. See `merging`.
 
         Args:
             context: Values that only this child sees.
@@ -222,17 +260,13 @@ class GraphState:
         other.visited, other.node_history = list(self.visited), []
         return other
 
-    def join(self, forks: Sequence[GraphState]) -> None:
-        """Adds what forks of this state have added, in the order of the forks."""
+    def extend_lists(self, forks: Sequence[GraphState]) -> None:
+        """Adds what forks of this state have added to its lists, in the order of the forks."""
         seen = {name: len(getattr(self, name)) for name in ALL_LISTS}
-        base = dict(self.context)
         for fork in forks:
             for name, length in seen.items():
                 if added := getattr(fork, name)[length:]:
                     getattr(self, name).extend(added)
-            for key, value in fork.context.items():
-                if key not in base or base[key] is not value:
-                    engine_write(self.context, key, value)
 
 
 # -- the state of READONLY nodes: writing to context, plan or observations raises --------------------------
@@ -270,4 +304,11 @@ AWAITING_HUMAN, HUMAN_TICKET, HUMAN_DECISIONS = "_awaiting_human", "_human_ticke
 RETRY_ERROR = "_retry_error"
 #: Results of CACHEABLE nodes by their inputs.
 NODE_CACHE = "_node_cache"
+
+
+def retries_key(name: str) -> str:
+    """Returns the key under which a GuardNode counts how often it has sent work back."""
+    return f"_{name}_retries"
+
+
 RESERVED_KEYS = frozenset({AWAITING_HUMAN, HUMAN_TICKET, HUMAN_DECISIONS, RETRY_ERROR, NODE_CACHE})

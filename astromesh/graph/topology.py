@@ -29,6 +29,9 @@ class GraphView(Protocol):
     def stops_on_error(self) -> bool: ...
 
     @property
+    def reducers(self) -> Mapping[str, Callable[[Any, Any], Any]]: ...
+
+    @property
     def entry(self) -> str: ...
 
     @property
@@ -83,15 +86,15 @@ def is_protected(graph: GraphView, name: str) -> bool:
 
 def contains_protected(node: Any) -> bool:
     """Whether a node is a guard or a human, or runs one somewhere inside."""
-    return any(inner.protected for inner in _nested_nodes(node))
+    return any(inner.protected for inner in nested_nodes(node))
 
 
 def may_refuse(node: Any) -> bool:
     """Whether a node may refuse earlier text: it is protected, or something in it has guards."""
-    return any(inner.protected or inner.guards for inner in _nested_nodes(node))
+    return any(inner.protected or inner.guards for inner in nested_nodes(node))
 
 
-def _nested_nodes(node: Any) -> Iterator[Any]:
+def nested_nodes(node: Any) -> Iterator[Any]:
     """Yields a node and everything that it runs, each once, however deep."""
     seen: set[int] = set()
     pending: list[Any] = [node]

@@ -52,6 +52,28 @@ def check_key(owner: str, key: str, value: Any) -> None:
         raise ValueError(f"{owner}: {key} {_CONTEXT_KEY_RULE}, not {value!r}.")
 
 
+def check_reducers(owner: str, reducers: Any) -> None:
+    """Raises TypeError or ValueError if a value does not map context keys to functions of two values."""
+    if not isinstance(reducers, Mapping):
+        raise TypeError(f"{owner}: reducers must be a mapping of keys to functions, not {reducers!r}.")
+    for key, function in reducers.items():
+        check_key(owner, "a key of reducers", key)
+        if not callable(function):
+            raise TypeError(f"{owner}: the reducer of {key!r} must be a function, not {function!r}.")
+        if not _takes_two(function):
+            raise TypeError(f"{owner}: the reducer of {key!r} must take (value, written).")
+
+
+def _takes_two(function: Callable[..., Any]) -> bool:
+    try:
+        inspect.signature(function).bind(None, None)
+    except ValueError:  # a built-in without a signature
+        return True
+    except TypeError:
+        return False
+    return not inspect.iscoroutinefunction(function)
+
+
 _CONTEXT_KEY_RULE = "must be a context key that is not reserved"
 
 

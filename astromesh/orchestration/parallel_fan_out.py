@@ -108,7 +108,8 @@ class Branches(BaseNode):
         return self.nodes
 
     async def execute(self, state: GraphState, config: NodeConfig) -> NodeResult:
-        results = await config.together([Child(n) for n in self.nodes], state, on_error="collect")
+        children = [Child(n) for n in self.nodes]
+        results = await config.together(children, state, on_error="collect", max_concurrency=len(children))
         notes: FanOutNotes = config[NOTES]
         for node, result in zip(self.nodes, results, strict=True):
             if result.error:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Unpack
 from astromesh.graph.base import MODEL_KEYWORDS, BaseNode, NodeKeywords
 from astromesh.graph.effects import is_retryable
 from astromesh.graph.flags import NodeFlag
-from astromesh.graph.node_config import Child, Graph, Node, NodeConfig, OnError
+from astromesh.graph.node_config import MAX_CONCURRENCY, Child, Graph, Node, NodeConfig, OnError
 from astromesh.graph.nodes.function import declared_input
 from astromesh.graph.records import NodeResult
 from astromesh.graph.state import GraphState
@@ -23,14 +23,17 @@ from astromesh.graph.validation import check_int, check_key, positional_arity
 class ParallelNode(BaseNode):
     """Runs its children concurrently. Its output is a dict of theirs, by name.
 
+    Each child works on a copy of the state. The writes of all are merged when all have ended: see `merging`.
+
     Args:
         nodes: The children, with different names.
         on_error: `fail`: the first failure cancels the others and fails this node. `collect`: the output of a
             failed child is `{"error": message}`, and this node fails only if all children did.
+        max_concurrency: The children that run at a time. With 1 they run one after another.
         keywords: See `NodeKeywords`.
     """
 
-    constructor_keys = ("nodes", "on_error")
+    constructor_keys = ("nodes", "on_error", "max_concurrency")
     ignores: ClassVar[frozenset[str]] = MODEL_KEYWORDS
 
     def __init__(
@@ -39,9 +42,12 @@ class ParallelNode(BaseNode):
         nodes: Iterable[BaseNode],
         *,
         on_error: OnError = "fail",
+        max_concurrency: int = MAX_CONCURRENCY,
         **keywords: Unpack[NodeKeywords],
     ) -> None:
         super().__init__(name, **keywords)
+        check_int(f"Node {name!r}", "max_concurrency", max_concurrency)
+        self.max_concurrency = max_concurrency
         self.nodes = all_nodes(name, nodes)
         self.on_error: OnError = _valid_on_error(name, on_error)
         if len({child.name for child in self.nodes}) != len(self.nodes):
@@ -53,7 +59,10 @@ class ParallelNode(BaseNode):
         return self.nodes
 
     async def execute(self, state: GraphState, config: NodeConfig) -> NodeResult:
-        results = await config.together([Child(n) for n in self.nodes], state, on_error=self.on_error)
+        children = [Child(n) for n in self.nodes]
+        results = await config.together(
+            children, state, on_error=self.on_error, max_concurrency=self.max_concurrency
+        )
         names = [child.name for child in self.nodes]
         outputs = dict(zip(names, map(_collected_output, results), strict=True))
         return _joined_result(self.name, outputs, results)
@@ -62,21 +71,25 @@ class ParallelNode(BaseNode):
 class FanOutNode(BaseNode):
     """Runs a node once for each item of a list. Its output is the list of outputs, in the order of the items.
 
+    The items are worked on concurrently, each with a copy of the state and with all iterations of the engine.
+    The outputs of the worker and of the nodes in it stay there: only the list reaches the context.
+
     Args:
         node: The worker. It finds its item in `context[item_key]` and its position in `context["index"]`.
         items: The list, or a function of the state. The default is the value of the one input key.
         item_key: The name in the context under which a worker sees its item.
         on_error: As in ParallelNode. Under `collect` failed items have `{"error": message}` in their place.
         max_items: With more items the node fails before anything runs.
+        max_concurrency: The items that are worked on at a time. With 1 they run one after another.
         keywords: See `NodeKeywords`.
     """
 
     default_flags: ClassVar[frozenset[Hashable]] = frozenset({NodeFlag.PARALLEL_SAFE})
 
-    constructor_keys = ("node", "items", "item_key", "on_error", "max_items")
+    constructor_keys = ("node", "items", "item_key", "on_error", "max_items", "max_concurrency")
     ignores: ClassVar[frozenset[str]] = MODEL_KEYWORDS
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (the constructor keys)
         self,
         name: str,
         node: BaseNode,
@@ -85,17 +98,25 @@ class FanOutNode(BaseNode):
         item_key: str = "item",
         on_error: OnError = "fail",
         max_items: int = 1000,
+        max_concurrency: int = MAX_CONCURRENCY,
         **keywords: Unpack[NodeKeywords],
     ) -> None:
         super().__init__(name, **keywords)
         all_nodes(name, (node,))
         check_key(f"Node {name!r}", "item_key", item_key)
         check_int(f"Node {name!r}", "max_items", max_items, least=0)
+        check_int(f"Node {name!r}", "max_concurrency", max_concurrency)
+        self.max_concurrency = max_concurrency
         self.node, self.items, self.item_key, self.max_items = node, items, item_key, max_items
         self.on_error: OnError = _valid_on_error(name, on_error)
 
     def children(self) -> Iterable[BaseNode]:
         return (self.node,)
+
+    def problems(self) -> Iterable[str]:
+        count = len(self.items) if isinstance(self.items, list | tuple) else 0
+        if count > self.max_items:
+            yield f"items: {count} items, but max_items is {self.max_items}."
 
     async def execute(self, state: GraphState, config: NodeConfig) -> NodeResult:
         items = self.items(state) if callable(self.items) else self.items
@@ -109,10 +130,14 @@ class FanOutNode(BaseNode):
             error = f"{self.name!r} takes at most {self.max_items} items, not {len(items)}."
             return NodeResult(self.name, error=error)
         children = [
-            Child(self.node, f"{self.node.name}[{index}]", {self.item_key: item, "index": index})
+            Child(
+                self.node, f"{self.node.name}[{index}]", {self.item_key: item, "index": index}, is_item=True
+            )
             for index, item in enumerate(items)
         ]
-        results = await config.together(children, state, on_error=self.on_error)
+        results = await config.together(
+            children, state, on_error=self.on_error, max_concurrency=self.max_concurrency
+        )
         return _joined_result(self.name, [_collected_output(result) for result in results], results)
 
 
@@ -123,7 +148,7 @@ class LoopNode(BaseNode):
         body: A node, or several that run one after another in each round.
         until: A function of `(result)` or `(result, state)` of the last node, or the name of a value in the
             context (or in an output that is a dict) that ends the loop when it is true.
-        max_loops: The limit of rounds. After it the node fails.
+        max_loops: The limit of rounds. After it the node fails. Each round has all iterations of the engine.
         keywords: See `NodeKeywords`.
     """
 
@@ -156,8 +181,9 @@ class LoopNode(BaseNode):
     async def execute(self, state: GraphState, config: NodeConfig) -> NodeResult:
         result, first = NodeResult(self.name), 0
         for _ in range(self.max_loops):
+            limits = config.limits()
             for child in self.steps[first:]:
-                result = await config.run(child, state)
+                result = await config.run(child, state, limits=limits)
                 if result.error:
                     break
             first = self._first_step_of_next_round(result)

@@ -18,7 +18,7 @@ from astromesh.graph.base import MODEL_KEYWORDS, BaseNode, NodeKeywords
 from astromesh.graph.node_config import NodeConfig
 from astromesh.graph.nodes.function import declared_input, may_answer
 from astromesh.graph.records import NodeResult
-from astromesh.graph.state import GraphState
+from astromesh.graph.state import GraphState, retries_key
 from astromesh.graph.validation import check_int, positional_arity
 from astromesh.types import Message
 
@@ -195,7 +195,7 @@ class GuardNode(BaseNode):
 
     @property
     def _retries_key(self) -> str:
-        return f"_{self.name}_retries"
+        return retries_key(self.name)
 
     def _send_back(self, state: GraphState, checked: GuardResults, result: NodeResult, worker: str) -> None:
         state.context[self._retries_key] = self._tries(state) + 1

@@ -746,31 +746,48 @@ async def overlap(*flags: set[Any]) -> tuple[int, list[str]]:
     return most[0], began
 
 
-async def test_parallel_runs_children_together_if_they_may() -> None:
-    """READONLY or PARALLEL_SAFE children run at once, the others one after another in order."""
+async def test_parallel_runs_children_together_whatever_their_flags() -> None:
+    """All children run at once, in declared order. READONLY and PARALLEL_SAFE decide what they see."""
     assert await overlap({F.READONLY}, {F.PARALLEL_SAFE}, {F.READONLY}) == (3, ["c0", "c1", "c2"])
-    assert await overlap(set(), {F.STATEFUL}, set()) == (1, ["c0", "c1", "c2"])
-    most, began = await overlap(set(), {F.READONLY}, set(), {F.PARALLEL_SAFE})
-    assert (most, began) == (2, ["c1", "c3", "c0", "c2"])
+    assert await overlap(set(), {F.STATEFUL}, {F.READONLY}, set()) == (4, ["c0", "c1", "c2", "c3"])
+
+
+async def test_a_parallel_safe_child_shares_the_context_and_others_work_on_copies() -> None:
+    """What a safe child writes is seen by its safe siblings at once, and by no other child."""
+
+    def child(name: str, flags_: set[Any]) -> BaseNode:
+        @node(name, flags=flags_)
+        async def body(state):
+            await asyncio.sleep(0)
+            state.context[name] = 1
+            await asyncio.sleep(0)
+            return sorted(key for key in state.context if key in "wxyz")
+
+        return body
+
+    safe = [child("x", {F.PARALLEL_SAFE}), child("y", {F.PARALLEL_SAFE})]
+    p = ParallelNode("p", [*safe, child("z", set())])
+    result = await run(chain(p), context={"w": 1})
+    assert result.output == {"x": ["w", "x", "y"], "y": ["w", "x", "y"], "z": ["w", "z"]}
+    assert {"w", "x", "y", "z"} <= result.context.keys()
 
 
 async def test_results_of_children_are_merged_in_declared_order_whatever_the_timing() -> None:
-    """The slowest child first: messages and context come out as declared, not as they ended."""
+    """The slowest child first: messages and observations come out as declared, not as they ended."""
 
     def child(name: str, turns: int) -> BaseNode:
         @node(name, flags={F.PARALLEL_SAFE})
         async def body(state):
             for _ in range(turns):
                 await asyncio.sleep(0)
-            state.context["last"] = name
             state.observations.append(name)
             return NodeResult(output=name, messages_added=[Message("assistant", name)])
 
         return body
 
     p = ParallelNode("p", [child("x", 9), child("y", 5), child("z", 1)])
-    result = await run(chain(p, says("end", lambda s: (s.context["last"], list(s.observations)))))
-    assert result.output == ("z", ["x", "y", "z"])
+    result = await run(chain(p, says("end", lambda s: list(s.observations))))
+    assert result.output == ["x", "y", "z"]
     assert [m.content for m in result.messages] == ["Why?", "x", "y", "z"]
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from astromesh.graph import (
     BaseNode,
+    FanOutNode,
     FunctionNode,
     LoopNode,
     NodeFlag,
@@ -20,6 +21,10 @@ from astromesh.graph import (
     SubgraphNode,
     ThinkNode,
 )
+
+
+def says(name: str, value: object = None) -> FunctionNode:
+    return FunctionNode(name, lambda state: value)
 
 
 def bad() -> PromptGraph:
@@ -146,3 +151,43 @@ async def test_a_nested_finalizer_does_not_run_when_its_graph_is_complete():
     graph = PromptGraph(nodes=[SubgraphNode("f", finalized(FunctionNode("a", lambda state: 1), ran))])
     assert (await PromptGraphEngine(graph).ainvoke("q")).output == 1
     assert ran == []
+
+
+# -- what can never fit the limits ---------------------------------------------------------------------------
+
+
+def _steps(count: int) -> PromptGraph:
+    graph = PromptGraph("steps", nodes=[says(f"n{i}", i) for i in range(count)])
+    return graph.sequential(*graph.nodes)
+
+
+def test_a_way_that_is_longer_than_max_iterations_is_a_problem():
+    """The shortest way counts, with the children of concurrent nodes and the nodes of subgraphs."""
+    assert _steps(50).validate() == []
+    assert _steps(51).validate() == [
+        "The graph 'steps' needs at least 51 node executions, but max_iterations is 50."
+    ]
+    assert _steps(51).validate(max_iterations=51) == _steps(51).validate(max_iterations=None) == []
+    shortcut = _steps(51).when("n0", "n50", bool)
+    assert shortcut.validate() == []
+    many = ParallelNode("p", [says(f"c{i}") for i in range(50)])
+    (problem,) = PromptGraph("g", nodes=[many]).validate()
+    assert "at least 51" in problem
+    (problem,) = PromptGraph("g", nodes=[RetryNode("r", SubgraphNode("s", _steps(49)))]).validate()
+    assert "at least 51" in problem
+
+
+def test_items_and_rounds_that_can_never_fit_are_problems():
+    """60 items of one step fit, and 40 rounds; items beyond max_items, and too long work, do not."""
+    worker = says("w")
+    assert PromptGraph(nodes=[FanOutNode("f", worker, list(range(60)))]).validate() == []
+    assert PromptGraph(nodes=[LoopNode("l", worker, bool, max_loops=400)]).validate() == []
+    found = PromptGraph(nodes=[FanOutNode("f", worker, list(range(60)), max_items=50)]).validate()
+    assert found == ["Node 'f': items: 60 items, but max_items is 50."]
+    long = SubgraphNode("s", _steps(50))
+    found = PromptGraph(nodes=[FanOutNode("f", long, [1])]).validate()
+    assert found == ["Node 'f': An item needs at least 51 node executions, but max_iterations is 50."]
+    found = PromptGraph(
+        nodes=[SubgraphNode("o", PromptGraph("i", nodes=[LoopNode("l", long, bool)]))]
+    ).validate()
+    assert found == ["Node 'o': i: l: A round needs at least 51 node executions, but max_iterations is 50."]

@@ -271,11 +271,36 @@ async def test_safe_children_run_at_once_and_are_merged_in_order():
     assert result.report.nodes_visited == ["p", "p/a", "p/b"]
 
 
-async def test_other_children_run_one_after_another():
-    """A child that is not declared safe sees what the one before wrote."""
-    children = [says("a", 1, output_key="x"), says("b", lambda s: s.context["x"] + 1)]
-    result, _ = await run([ParallelNode("p", children)])
-    assert result.output == {"a": 1, "b": 2}
+async def test_children_run_at_once_in_order_up_to_max_concurrency():
+    """Ten children at a time unless the node says another number. Each works on its own copy."""
+    began: list[int] = []
+    most = [0, 0]
+
+    async def work(place):
+        began.append(place)
+        most[0] += 1
+        most[1] = max(most)
+        await asyncio.sleep(0)
+        most[0] -= 1
+
+    async def highest(make):
+        began.clear()
+        most[1] = 0
+        result, _ = await run([make])
+        assert result.ok
+        assert began == sorted(began)
+        return most[1]
+
+    children = [says(f"n{place}", lambda s, place=place: work(place)) for place in range(12)]
+    worker = says("w", lambda s: work(s.context["index"]))
+    assert await highest(ParallelNode("p", children)) == 10
+    assert await highest(ParallelNode("p", children, max_concurrency=12)) == 12
+    assert await highest(ParallelNode("p", children, max_concurrency=1)) == 1
+    assert await highest(FanOutNode("f", worker, list(range(30)))) == 10
+    assert await highest(FanOutNode("f", worker, list(range(30)), max_concurrency=3)) == 3
+    for wrong in (0, True, "all"):
+        with pytest.raises((TypeError, ValueError), match="max_concurrency"):
+            ParallelNode("p", children, max_concurrency=wrong)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("flags", [SAFE, set()])
@@ -653,11 +678,63 @@ async def test_nested_execution_goes_through_the_hooks():
 
 
 async def test_limits_hold_in_nested_execution():
-    """Trap 4: a loop inside a subgraph cannot run past the run's own limit."""
-    inner = PromptGraph("inner", nodes=[LoopNode("l", says("c", 1), lambda r: False, max_loops=1000)])
+    """Trap 4: a circle inside a subgraph cannot run past the run's own limit, nor one inside a round."""
+    inner = PromptGraph("inner", nodes=[says("c", 1)]).always("c", "c")
     result, _ = await run([SubgraphNode("s", inner)], max_iterations=10, max_node_iterations=1000)
     assert result.report.stop_reason == "max_iterations"
     assert result.report.iterations == 10
+    loop = LoopNode("l", SubgraphNode("s", inner), lambda r: False, max_loops=1000)
+    result, _ = await run([loop], max_iterations=10, max_node_iterations=1000)
+    assert result.report.stop_reason == "max_iterations"
+    assert result.report.nodes_visited == ["l", "l/s", *["l/s/c"] * 9]
+
+
+async def test_items_and_rounds_count_against_their_own_limits():
+    """With the default limits: 60 items, 60 items of several steps, 40 rounds, 40 rounds of two nodes."""
+    worker = says("w", lambda s: s.context["item"])
+    result, _ = await run([FanOutNode("f", worker, list(range(60)))])
+    assert result.output == list(range(60))
+    assert result.report.iterations == 61
+    inner = PromptGraph("inner", nodes=[says("x", 1), says("y", 2)]).always("x", "y")
+    result, _ = await run([FanOutNode("f", SubgraphNode("s", inner), list(range(60)))])
+    assert result.output == [2] * 60
+
+    def count(state):
+        state.context["n"] = state.context.get("n", 0) + 1
+        return state.context["n"]
+
+    for body in ([says("c", count)], [says("before", 0), says("c", count)]):
+        result, _ = await run([LoopNode("l", body, lambda r: r.output == 40, max_loops=40)])
+        assert result.output == 40
+    result, _ = await run([LoopNode("l", says("c", count), lambda r: r.output == 41, max_loops=40)])
+    assert "did not end within 40 rounds" in result.report.error
+
+
+async def test_what_runs_after_items_and_rounds_has_what_the_run_has_left():
+    """The run counts its own nodes, and a second visit of a FanOutNode begins anew."""
+    worker = says("w", lambda s: s.context["item"])
+    again = says("again", lambda s: s.iteration, max_iterations=3)
+    graph = PromptGraph(nodes=[FanOutNode("f", worker, [1, 2]), again]).sequential("f", "again", "f")
+    result = await PromptGraphEngine(graph, max_iterations=5, max_node_iterations=1).ainvoke("q")
+    assert result.report.nodes_visited == ["f", "f/w[0]", "f/w[1]", "again"]
+    assert result.report.stop_reason == "stuck_node"
+    result = await PromptGraphEngine(graph, max_iterations=3).ainvoke("q")
+    assert result.report.nodes_visited[4:] == ["f", "f/w[0]", "f/w[1]"]
+    assert result.report.stop_reason == "max_iterations"
+
+
+async def test_the_visits_of_a_node_begin_anew_in_each_round():
+    """A tool loop in a round has the limit of one node for itself."""
+
+    def ask(name):
+        return PromptNode(name, inject_tools=True)
+
+    script = [ToolCall("1", "look"), ToolCall("2", "look"), "no"] * 2 + [ToolCall("3", "look"), "yes"]
+    loop = LoopNode("l", ask("a"), lambda r: r.output == "yes")
+    result, _ = await run([loop], *script, tools=[RecordingTool("look")], max_node_iterations=3)
+    assert result.output == "yes"
+    result, _ = await run([loop], *script, tools=[RecordingTool("look")], max_node_iterations=2)
+    assert "'l/a' is stuck after 2 visits" in result.report.error
 
 
 def test_a_result_has_defaults_for_everything():

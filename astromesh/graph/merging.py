@@ -1,0 +1,159 @@
+"""The copies on which concurrent nodes work, and what becomes of their writes.
+
+what the nodes write            what remains
+lists (messages, plan, …)       what each has added, in the order of the nodes
+a key with a reducer            the reducer's value, one node after another
+other keys of the context       the value, if all have written the same. Else it is an error
+under PARALLEL_SAFE             the context is shared and not copied: the last write remains
+NAME_output of nested nodes     the value, if all agree. Else it stays inside: many works have equal parts
+items of a FanOutNode           keep every output of their nodes to themselves
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from astromesh.errors import ConflictingWrites
+from astromesh.graph.flags import BIT, NodeFlag
+from astromesh.graph.node_config import Child
+from astromesh.graph.records import OUTPUT_SUFFIX
+from astromesh.graph.state import (
+    HUMAN_DECISIONS,
+    NODE_CACHE,
+    RESERVED_KEYS,
+    GraphState,
+    engine_write,
+    retries_key,
+)
+from astromesh.graph.topology import nested_nodes
+
+_READONLY, _SAFE = BIT[NodeFlag.READONLY], BIT[NodeFlag.PARALLEL_SAFE]
+#: Reserved keys whose values are mappings, which are united.
+_UNITED_KEYS = frozenset({NODE_CACHE, HUMAN_DECISIONS})
+
+
+class Write(NamedTuple):
+    """A value that a branch has written under a key."""
+
+    branch: Branch
+    value: Any
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Branch:
+    """One of several concurrent children.
+
+    Args:
+        name: Its part of the path.
+        state: The state on which it works.
+        is_safe: Whether it has the flag PARALLEL_SAFE.
+    """
+
+    child: Child
+    name: str
+    state: GraphState
+    is_safe: bool
+
+    def writes(self, before: Mapping[str, Any]) -> list[tuple[str, Any]]:
+        """Returns what the child has written to its context, without what it keeps to itself."""
+        own, private = self.child.context, self.output_names(keys=True) if self.child.is_item else ()
+        return [
+            (key, value)
+            for key, value in self.state.context.items()
+            if not (key in before and before[key] is value)
+            and not (key in own and own[key] is value)
+            and key not in private
+        ]
+
+    def output_names(self, *, keys: bool = False) -> set[str]:
+        """Returns the keys under which the engine writes for the child and all nodes in it: `NAME_output`.
+
+        Args:
+            keys: Whether their `output_key`s belong to it.
+        """
+        nodes = [*nested_nodes(self.child.node)]
+        names = {node.name for node in nodes} | {result.node_name for result in self.state.node_history}
+        written = {key for name in names for key in (name + OUTPUT_SUFFIX, retries_key(name))}
+        return written | {node.output_key for node in nodes if keys}
+
+
+class Branches:
+    """The concurrent children of a node.
+
+    Args:
+        state: The state of the node.
+        children: In the order in which their writes are merged.
+    """
+
+    def __init__(self, state: GraphState, children: Sequence[Child]) -> None:
+        self._state, self._before = state, dict(state.context)
+        self._children = children
+        self._branches: dict[int, Branch] = {}
+
+    def begin(self, index: int, mask: int) -> Branch:
+        """Returns the branch of a child, which is about to run. `mask` are its flags."""
+        child, state = self._children[index], self._state
+        is_safe = bool(mask & _SAFE) and not mask & _READONLY
+        fork = state.fork({})
+        if is_safe and not child.context and type(state.context) is dict:
+            fork.context = state.context
+        else:
+            fork.context = {**self._before, **child.context}
+        branch = self._branches[index] = Branch(child, child.name or child.node.name, fork, is_safe)
+        return branch
+
+    def merge(self) -> None:
+        """Adds the writes of all branches to the state.
+
+        Raises:
+            ConflictingWrites: Nothing was added to the context.
+        """
+        branches = [self._branches[index] for index in sorted(self._branches)]
+        writes: dict[str, list[Write]] = {}
+        for branch in branches:
+            if branch.state.context is not self._state.context:
+                for key, value in branch.writes(self._before):
+                    writes.setdefault(key, []).append(Write(branch, value))
+        merged = {key: value for key, found in writes.items() for value in self._values(key, found)}
+        self._state.extend_lists([branch.state for branch in branches])
+        for key, value in merged.items():
+            engine_write(self._state.context, key, value)
+
+    def _values(self, key: str, writes: Sequence[Write]) -> Sequence[Any]:
+        """Returns the merged value of a key, or nothing if it stays inside the branches."""
+        values = [write.value for write in writes]
+        if (reducer := self._state.reducers.get(key)) is not None:
+            if key in self._before:
+                values.insert(0, self._before[key])
+            merged, *others = values
+            for value in others:
+                merged = reducer(merged, value)
+            return (merged,)
+        if key in _UNITED_KEYS:
+            return ({name: value for mapping in values for name, value in mapping.items()},)
+        if key not in RESERVED_KEYS and (conflict := _conflict(writes)) is not None:
+            if all(key in branch.output_names() for branch in conflict):
+                return ()
+            raise ConflictingWrites(key, (conflict[0].name, conflict[1].name))
+        return values[-1:]
+
+
+def _conflict(writes: Sequence[Write]) -> tuple[Branch, Branch] | None:
+    """Returns two branches that wrote different values. PARALLEL_SAFE permits it."""
+    counted = [write for write in writes if not write.branch.is_safe]
+    for write in counted[1:]:
+        if not _is_same(counted[0].value, write.value):
+            return counted[0].branch, write.branch
+    return None
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    """Whether two values are equal. Values that cannot be compared are not."""
+    if one is other:
+        return True
+    try:
+        return type(one) is type(other) and bool(one == other)
+    except Exception:  # noqa: BLE001 (comparing runs foreign code: arrays have no truth value)
+        return False
