@@ -40,6 +40,9 @@ never contains a secret or another caller's text.
 
 from __future__ import annotations
 
+import asyncio
+import signal
+import threading
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
@@ -649,3 +652,35 @@ class ConflictingWrites(GraphError, code="conflicting_writes"):
 
 class GraphStopped(GraphError, code="graph_stopped"):
     """The run is being stopped; no further node starts."""
+
+
+# -- exceptions of foreign code ------------------------------------------------------------------------------
+
+
+def is_failure(error: BaseException) -> bool:
+    """Whether an exception is the failure of the foreign code that raised it.
+
+    `SystemExit` is one, because `argparse` and `sys.exit` raise it, and so is a `KeyboardInterrupt` that no
+    signal caused. The cancellation of the current task is not. A cancellation that comes from something
+    inside the code is.
+    """
+    if isinstance(error, asyncio.CancelledError):
+        task = asyncio.current_task()
+        return task is not None and not task.cancelling()
+    if isinstance(error, KeyboardInterrupt | SystemExit):
+        return not _is_of_signal(error)
+    return isinstance(error, Exception)
+
+
+def _is_of_signal(error: KeyboardInterrupt | SystemExit) -> bool:
+    """Whether a signal handler raised this. Python runs handlers in the main thread, inside any function."""
+    if threading.current_thread() is not threading.main_thread():
+        return False
+    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    if isinstance(error, KeyboardInterrupt) and signal.default_int_handler in handlers:
+        return True  # it has no frame of its own
+    innermost = error.__traceback__
+    while innermost is not None and innermost.tb_next is not None:
+        innermost = innermost.tb_next
+    codes = [getattr(getattr(one, "func", one), "__code__", None) for one in handlers]
+    return innermost is not None and innermost.tb_frame.f_code in codes

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import AsyncExitStack
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import EntryPoint, distributions
@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Literal, Protocol, TypeAlias, TypeVar
 import structlog
 from pydantic import BaseModel
 
-from astromesh.errors import AstromeshError, MissingExtra, UnknownPlugin
+from astromesh.errors import AstromeshError, ConfigError, MissingExtra, UnknownPlugin, is_failure
 from astromesh.knowledge.base import Embedder, KnowledgePipeline
 from astromesh.telemetry.clock import Clock, SystemClock
 from astromesh.text import did_you_mean
@@ -207,14 +207,23 @@ class Plugins:
         options: type[BaseModel] = self.load(group, name).Options
         return options
 
-    async def open(self, group: str, name: str, options: Mapping[str, Any], deps: Deps) -> Any:
-        """Imports the plugin, validates the options and opens it. `config` has validated them before.
+    async def open(self, group: str, name: str, options: Mapping[str, Any] | BaseModel, deps: Deps) -> Any:
+        """Imports the plugin and opens it.
 
         The first import runs in a thread: some libraries take seconds, and the event loop stays free.
+
+        Args:
+            options: its `Options`, or their values.
+
+        Raises:
+            ConfigError: the plugin cannot be imported, or it ended with `SystemExit`.
         """
         is_loaded = name in self._extra.get(group, ()) or (group, name) in self._loaded
         plugin = self.load(group, name) if is_loaded else await asyncio.to_thread(self.load, group, name)
-        return await plugin.open(plugin.Options.model_validate(dict(options)), deps)
+        if isinstance(options, Mapping):
+            options = plugin.Options.model_validate(dict(options))
+        with _contained_exit(group, name):
+            return await plugin.open(options, deps)
 
     def _installed(self, group: str) -> dict[str, EntryPoint]:
         return _entry_points(tuple(sys.path)).get(PREFIX + group, {})
@@ -229,7 +238,8 @@ class Plugins:
                 f"Known: {', '.join(known) or 'none'}."
             )
         try:
-            loaded: type[Any] = point.load()
+            with _contained_exit(group, name):
+                loaded: type[Any] = point.load()
         except (ImportError, AttributeError) as error:
             if isinstance(error, AttributeError) or (error.name or "").startswith(point.module.split(".")[0]):
                 raise MissingExtra(
@@ -241,6 +251,19 @@ class Plugins:
                 f"The {group} plugin `{name}` needs a package that is not installed. Run: pip install {extra}"
             ) from error
         return loaded
+
+
+@contextmanager
+def _contained_exit(group: str, name: str) -> Iterator[None]:
+    """Raises a ConfigError where a plugin would end the process."""
+    try:
+        yield
+    except (SystemExit, KeyboardInterrupt) as error:
+        if not is_failure(error):
+            raise
+        raise ConfigError(
+            f"The {group} plugin `{name}` ended with {type(error).__name__}: {error}."
+        ) from error
 
 
 @cache

@@ -35,7 +35,7 @@ from astromesh.channels.responder import (
 )
 from astromesh.channels.setup import ChannelSetup, ConfiguredChannel
 from astromesh.durable.leases import PeriodicJob, Worker, WorkerHeartbeat
-from astromesh.errors import AstromeshError, ChannelNotFound, ShuttingDown, StoreError
+from astromesh.errors import AstromeshError, ChannelNotFound, ShuttingDown, StoreError, is_failure
 from astromesh.plugins import Deps
 from astromesh.telemetry.clock import Clock
 from astromesh.telemetry.logs import OutageLog
@@ -256,7 +256,9 @@ class ChannelInboxWorker:
         except AstromeshError as error:
             log.warning("inbox_unavailable", channel=channel.name, error=str(error))
             await self._release(leased, POLL_SECONDS, leased.attempts)
-        except Exception:  # a channel's fault ends this attempt, not the worker
+        except BaseException as error:  # a channel's fault ends this attempt, not the worker
+            if not is_failure(error):
+                raise
             log.exception("channel_crashed", channel=channel.name, queue=leased.queue)
             await self._release(leased, backoff(leased.attempts, 300.0), leased.attempts + 1)
 

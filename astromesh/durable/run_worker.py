@@ -44,7 +44,15 @@ from astromesh.durable.leases import (
 from astromesh.durable.queue import LocalQueue, QueueCapacity
 from astromesh.durable.serialization import caller_of, ended_request
 from astromesh.durable.writer import outages, retry_while_unavailable
-from astromesh.errors import AstromeshError, LeaseLost, NotWaiting, Overloaded, ShuttingDown, StoreError
+from astromesh.errors import (
+    AstromeshError,
+    LeaseLost,
+    NotWaiting,
+    Overloaded,
+    ShuttingDown,
+    StoreError,
+    is_failure,
+)
 from astromesh.telemetry.clock import Clock
 from astromesh.types import CallerContext, Event, JsonObject
 
@@ -467,7 +475,9 @@ class RunWorker:
             pass  # another worker has the run, or will have it
         except AstromeshError as error:  # it cannot be executed, e.g. because its agent cannot be opened
             await self._fail(row, error)
-        except Exception as error:  # a fault in a background run ends this run alone
+        except BaseException as error:  # a fault in a background run ends this run alone
+            if not is_failure(error):
+                raise
             log.exception("segment_crashed", run_id=row.run_id)
             await self._fail(
                 row, AstromeshError(f"The run failed for an internal reason: {type(error).__name__}.")

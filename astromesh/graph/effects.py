@@ -28,6 +28,7 @@ from astromesh.errors import (
     ProviderUnauthorized,
     RequestError,
     ToolPermissionError,
+    is_failure,
 )
 from astromesh.graph.base import BaseNode
 from astromesh.graph.flags import BIT, NodeFlag
@@ -153,7 +154,9 @@ def store(visit: Visit) -> None:
     )
     try:
         entry = deepcopy(entry)
-    except Exception as error:  # noqa: BLE001 (copying runs foreign code; the node has succeeded all the same)
+    except BaseException as error:  # copying runs foreign code; the node has succeeded all the same
+        if not is_failure(error):
+            raise
         _log_not_cached(visit, "its output", error)
         return
     state.context.setdefault(NODE_CACHE, {})[visit.cache_key] = entry
@@ -327,7 +330,9 @@ async def _summarize(result: NodeResult, config: NodeConfig) -> None:
     request = CompletionRequest((Message("system", _SUMMARY_PROMPT), Message("user", text)))
     try:
         answer = await config.complete(request, role="summary")
-    except Exception as error:  # noqa: BLE001 (a foreign model may raise anything)
+    except BaseException as error:  # a foreign model may raise anything
+        if not is_failure(error):
+            raise
         log.warning("the output of %s could not be summarised: %s", config.path, error)
         return
     result.usage = config.usage
@@ -429,7 +434,9 @@ async def _apply(visit: Visit, effect: Effect) -> None:
     try:
         if (work := effect(visit)) is not None:
             await work
-    except Exception as error:  # noqa: BLE001 (a value that cannot be copied, compared or stored, code of a schema)
+    except BaseException as error:  # a value that cannot be copied, code of a schema
+        if not is_failure(error):
+            raise
         result = visit.result = visit.outcome
         result.error = result.error or f"{type(error).__name__}: {error}"
         result.exception, result.output, result.messages_added = error, None, ()

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeAlias
 
-from astromesh.errors import BudgetExhausted, ToolFailed
+from astromesh.errors import BudgetExhausted, ToolFailed, is_failure
 from astromesh.graph.base import BaseNode
 from astromesh.graph.records import NO_USAGE, ExecutionReport, Mutation, NodeResult, invalid_field
 from astromesh.graph.state import GraphState
@@ -147,7 +147,9 @@ class HookSet:
         for method in self.methods["pre_tool"]:
             try:
                 other = await _invoke(method, call, state)
-            except Exception as error:  # the boundary of a hook
+            except BaseException as error:  # the boundary of a hook
+                if not is_failure(error):
+                    raise
                 log.warning("pre_tool blocked %s: %r", call.name, error)
                 raise ToolFailed(f"The call of {call.name!r} was blocked: {error}") from error
             if isinstance(other, ToolCall):
@@ -181,7 +183,9 @@ async def _invoke(method: Method, *arguments: Any) -> Any:
 async def _notify(method: Method, *arguments: Any) -> Any:
     try:
         return await _invoke(method, *arguments)
-    except Exception:  # the boundary of a hook: it never harms the run
+    except BaseException as error:  # the boundary of a hook: it never harms the run
+        if not is_failure(error):
+            raise
         log.warning("the hook %s failed", getattr(method, "__qualname__", method), exc_info=True)
         return None
 

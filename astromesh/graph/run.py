@@ -25,7 +25,7 @@ from typing import Any, TypeAlias, cast
 
 from msgspec.structs import replace
 
-from astromesh.errors import GraphStopped, LimitReached, NodeFailed, ToolError
+from astromesh.errors import GraphStopped, LimitReached, NodeFailed, ToolError, is_failure
 from astromesh.graph import mutations
 from astromesh.graph.audibility import Audibility
 from astromesh.graph.base import BaseNode
@@ -49,7 +49,7 @@ from astromesh.graph.records import (
     NodeResult,
     StopReason,
 )
-from astromesh.graph.runner import is_failure, together
+from astromesh.graph.runner import together
 from astromesh.graph.scope import NO_EVENTS, Scope
 from astromesh.graph.state import NODE_CACHE, GraphState, NodeLimits, SharedState, engine_write
 from astromesh.graph.transitions import next_transition, takes_up_error

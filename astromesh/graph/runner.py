@@ -11,6 +11,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from time import perf_counter
 from typing import Any, TypeAlias, TypeVar
 
+from astromesh.errors import is_failure
+
 S = TypeVar("S")
 C = TypeVar("C")
 V = TypeVar("V")
@@ -49,18 +51,6 @@ def unit(
         return settle(value, subject, context, (perf_counter() - started) * 1000)
 
     return run
-
-
-def is_failure(error: BaseException) -> bool:
-    """Whether an exception is the failure of the unit that raised it.
-
-    The cancellation of the run is not, nor is what ends the process. A cancellation that comes from something
-    inside the unit is.
-    """
-    if isinstance(error, asyncio.CancelledError):
-        task = asyncio.current_task()
-        return task is not None and not task.cancelling()
-    return isinstance(error, Exception)
 
 
 def wrapped(call: Call[S, C, R], wrappers: Sequence[Wrapper[S, C, R]]) -> Call[S, C, R]:

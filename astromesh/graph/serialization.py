@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pkgutil import resolve_name
 from typing import Any, NamedTuple, TypeVar
 
-from astromesh.errors import InvalidGraph
+from astromesh.errors import InvalidGraph, is_failure
 from astromesh.graph.base import DEFAULTS, BaseNode
 from astromesh.graph.flags import NodeFlag
 from astromesh.graph.nodes import KINDS
@@ -192,7 +192,9 @@ def object_of(name: str, objects: Mapping[str, Any]) -> Any:
         raise ValueError(f"{name!r} cannot be loaded: {error}.") from error
     except AttributeError as error:
         raise ValueError(f"There is no {qualname!r} in the module {module!r}.") from error
-    except Exception as error:  # loading a module runs foreign code
+    except BaseException as error:  # loading a module runs foreign code
+        if not is_failure(error):
+            raise
         raise ValueError(f"{name!r} cannot be loaded: {type(error).__name__}: {error}.") from error
 
 

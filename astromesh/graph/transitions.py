@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, NamedTuple, TypeAlias
 
+from astromesh.errors import is_failure
 from astromesh.graph.records import END, ERROR_NODE, TOOL_CALLS_PRESENT, NodeResult
 from astromesh.graph.state import GraphState
 from astromesh.graph.validation import positional_arity
@@ -355,7 +356,9 @@ def condition_holds(test: Test, transition: Transition, result: NodeResult, stat
     """Whether a condition holds. A condition that raises an exception does not, and fails the node."""
     try:
         return bool(test(result, state))
-    except Exception as error:  # noqa: BLE001 (boundary of a node: a condition is foreign code)
+    except BaseException as error:  # boundary of a node: a condition is foreign code
+        if not is_failure(error):
+            raise
         log.warning("the condition of the %s to %s raised %r", transition.reason, transition.target, error)
         if not result.error:
             where = f"the {transition.reason} to {transition.target!r}"

@@ -267,9 +267,7 @@ class _Bootstrap:
         defaults = self._opened.configuration.runtime.spec.defaults.orchestration
         orchestration = spec.orchestration
         deps = replace(self._deps, graphs={**self._deps.graphs, **graphs}) if graphs else self._deps
-        pattern = await self._plugins.load("patterns", orchestration.pattern).open(
-            orchestration.options, deps
-        )
+        pattern = await self._plugins.open("patterns", orchestration.pattern, orchestration.options, deps)
         return Agent(
             name=manifest.name,
             manifest=manifest,
@@ -370,7 +368,7 @@ class _Bootstrap:
     async def _store(self, group: str, block: Any, embedder: Embedder | None = None) -> Any:
         name, deps = f"store:{group}:{block.backend}", replace(self._deps, embedder=embedder)
         try:
-            store = await self._plugins.load(group, block.backend).open(block.options, deps)
+            store = await self._plugins.open(group, block.backend, block.options, deps)
         except AstromeshError as error:
             if self._is_declared(block):  # not only in the snapshot of an old run
                 self._check(name, block.options, _failing_check(error))
@@ -436,7 +434,7 @@ class _Bootstrap:
         return await self._router(pipeline, models)
 
     async def _open(self, group: str, name: str, options: Any) -> Any:
-        return await self._plugins.load(group, name).open(options, self._deps)
+        return await self._plugins.open(group, name, options, self._deps)
 
 
 def _open_fault(error: AstromeshError, manifest: AgentManifest) -> InvalidManifest:

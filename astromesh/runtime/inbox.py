@@ -127,7 +127,7 @@ async def _inbox(runtime: AgentRuntime, deps: Deps) -> Inbox:
 
 
 async def _channel(runtime: AgentRuntime, name: str, block: ChannelBlock, deps: Deps) -> Any:
-    return await runtime.plugins.load("channels", name).open(block.options, deps)
+    return await runtime.plugins.open("channels", name, block.options, deps)
 
 
 def _setup(block: ChannelBlock) -> Mapping[str, Any]:

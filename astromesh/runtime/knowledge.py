@@ -48,7 +48,7 @@ async def open_embedder(spec: Embeddings | None, plugins: Plugins, deps: Deps) -
 
 @asynccontextmanager
 async def _managed_embedder(block: ModelBlock, plugins: Plugins, deps: Deps) -> AsyncIterator[Embedder]:
-    embedder: Embedder = await plugins.load("embedders", block.plugin).open(block.options, deps)
+    embedder: Embedder = await plugins.open("embedders", block.plugin, block.options, deps)
     try:
         yield embedder
     finally:
@@ -81,8 +81,7 @@ async def open_rag_pipeline(
     deps = replace(deps, embedder=embedder)
 
     async def opened(group: str, name: str, options: Any) -> Any:
-        plugin = plugins.load(group, name)
-        return await plugin.open(plugin.Options() if options is None else options, deps)
+        return await plugins.open(group, name, {} if options is None else options, deps)
 
     chunker = await opened("chunkers", spec.chunking.strategy, spec.chunking.options)
     stores: ChunkStores = await opened("vector_stores", spec.store.backend, spec.store.options)

@@ -33,6 +33,7 @@ from astromesh.errors import (
     Interrupted,
     InvalidInput,
     ShuttingDown,
+    is_failure,
 )
 from astromesh.graph.scope import Scope
 from astromesh.runtime.agent import Agent
@@ -436,7 +437,9 @@ def reported(handler: Handler) -> Handler:
                 # memory until the next garbage collection
                 error.__traceback__ = None
             raise
-        except Exception as error:  # border of a run: whatever a plugin raises ends this run, not the server
+        except BaseException as error:  # border of a run: what a plugin raises ends this run, not the server
+            if not is_failure(error):
+                raise
             failure = AstromeshError(
                 "The run failed for an internal reason; the server's log has the details."
             )

@@ -36,6 +36,7 @@ from astromesh.errors import (
     StoreError,
     TaskNotFound,
     UnknownPlugin,
+    is_failure,
 )
 from astromesh.runtime.records import TaskRequest
 from astromesh.runtime.runner import AgentRunner
@@ -315,7 +316,9 @@ class WorkflowTasks:
         """Executes a durable Task until it ends or another worker takes it over."""
         try:
             await self._work_off(live)
-        except Exception as error:  # border of a background run: an error ends the Task, not the server
+        except BaseException as error:  # border of a background run: an error ends the Task, not the server
+            if not is_failure(error):
+                raise
             if _is_lost(error):
                 log.warning("task_lost", task_id=live.id, error=str(error))
                 return
@@ -507,7 +510,7 @@ async def _expire(store: TaskStore, before: float) -> None:
         pass
 
 
-def _is_lost(error: Exception) -> bool:
+def _is_lost(error: BaseException) -> bool:
     """Whether the only error is that another worker has the Task."""
     group = isinstance(error, ExceptionGroup) and error.split(LeaseLost)[1] is None
     return group or isinstance(error, LeaseLost)

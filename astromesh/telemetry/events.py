@@ -12,6 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import structlog
 
+from astromesh.errors import is_failure
 from astromesh.types import Event
 
 
@@ -123,7 +124,9 @@ class EventStream:
         for sink in sinks:
             try:
                 sink.send(event)
-            except Exception as error:  # noqa: BLE001 (a listener must not harm the run or another listener)
+            except BaseException as error:  # a listener must not harm the run or another listener
+                if not is_failure(error):
+                    raise
                 self.remove(sink)
                 _log_sink_error(sink, event, error)
 
@@ -140,13 +143,15 @@ def send_to_sinks(sinks: Iterable[EventSink], event: Event) -> list[EventSink]:
         if sink.wants_deltas or event.type != MODEL_DELTA:
             try:
                 sink.send(event)
-            except Exception as error:  # noqa: BLE001 (a listener must not harm the run or another listener)
+            except BaseException as error:  # a listener must not harm the run or another listener
+                if not is_failure(error):
+                    raise
                 _log_sink_error(sink, event, error)
                 broken.append(sink)
     return broken
 
 
-def _log_sink_error(sink: EventSink, event: Event, error: Exception) -> None:
+def _log_sink_error(sink: EventSink, event: Event, error: BaseException) -> None:
     log.error(
         "listener_failed",
         listener=type(sink).__name__,

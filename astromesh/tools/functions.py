@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, PydanticUserError, Validation
 from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import PydanticSerializationError, SchemaError
 
-from astromesh.errors import ConfigError, InvalidToolCall
+from astromesh.errors import ConfigError, InvalidToolCall, is_failure
 from astromesh.tools.base import ToolContext
 from astromesh.tools.executor import DetachedTasks, FunctionExecutor, ThreadPool
 from astromesh.tools.results import text_of
@@ -182,7 +182,9 @@ def _config_errors(fault: str) -> Iterator[None]:
         yield
     except ConfigError:
         raise
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
+        if not is_failure(error):
+            raise
         raise ConfigError(f"{fault}: {_error_text(error)}") from error
 
 
@@ -283,7 +285,9 @@ def _argument_model(
     """
     try:
         return _model_and_schema(tool_name, fields)
-    except (Exception, SystemExit):
+    except BaseException as error:
+        if not is_failure(error):
+            raise
         for field, parameter in names.items():
             of = f"The parameter {parameter!r} of the tool {tool_name!r}"
             with _config_errors(f"{of} has a hint or default that cannot be used"):

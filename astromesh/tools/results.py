@@ -24,6 +24,7 @@ from astromesh.errors import (
     ToolError,
     ToolFailed,
     ToolTimeout,
+    is_failure,
 )  # fmt: skip
 from astromesh.telemetry.events import ms_since
 from astromesh.types import ToolCall, ToolResult
@@ -76,9 +77,9 @@ async def result_of(
             raise
         # the run was not cancelled: the tool leaked the cancellation of a task of its own
         return failed_result(call, ToolFailed(f"The tool {call.name!r} cancelled itself."), started)
-    except GeneratorExit:  # the caller is gone
-        raise
-    except BaseException as error:  # noqa: BLE001 (any error of a tool is the result of its call)
+    except BaseException as error:  # any error of a tool is the result of its call
+        if not is_failure(error):
+            raise
         return failed_result(
             call, ToolFailed(f"The tool {call.name!r} failed: {describe(error)}"), started, untrusted
         )

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequen
 from contextvars import ContextVar
 from typing import Any, Protocol
 
-from astromesh.errors import AstromeshError, ProviderError, ToolError, ToolFailed, ToolTimeout
+from astromesh.errors import AstromeshError, ProviderError, ToolError, ToolFailed, ToolTimeout, is_failure
 from astromesh.graph.call_record import (
     completion_of,
     completion_to_json,
@@ -145,7 +145,9 @@ class JournaledTool:
                 return to_lenient_json(await self._tool.call(arguments, context))
             except ToolError:
                 raise
-            except Exception as error:  # foreign code: any exception of a tool is recorded as its answer
+            except BaseException as error:  # foreign code: any exception of a tool is recorded as its answer
+                if not is_failure(error):
+                    raise
                 raise ToolFailed(f"The tool {self.spec.name!r} failed: {describe(error)}") from error
 
         call = _call("tool", self.spec.name, arguments)

@@ -16,6 +16,7 @@ import structlog
 
 from astromesh.config.workflow.folder import WorkflowFolder
 from astromesh.config.workflow.operations import ObserverSpec
+from astromesh.errors import is_failure
 from astromesh.graph.state import FrozenDict, FrozenList
 from astromesh.types import JsonObject
 from astromesh.workflow.operations import call_function
@@ -123,7 +124,9 @@ class _ObserverQueue:
     async def _call_safely(self, function: Any, *arguments: Any) -> None:
         try:
             await call_function(function, *arguments)
-        except Exception as error:  # noqa: BLE001 (foreign code: a plugin observer)
+        except BaseException as error:  # foreign code: a plugin observer
+            if not is_failure(error):
+                raise
             log.warning("observer_failed", plugin=self._id, error=f"{type(error).__name__}: {error}")
 
 

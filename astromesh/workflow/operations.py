@@ -14,6 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from astromesh.errors import is_failure
 from astromesh.tools.executor import DetachedTasks, FunctionExecutor, ThreadPool
 
 
@@ -26,7 +27,9 @@ def load_operation(folder: Path, name: str) -> Callable[..., Any]:
     module_name, _, attribute = name.partition(":")
     try:
         module = _import_module(folder, module_name)
-    except Exception as error:  # foreign code: a module runs when it is imported
+    except BaseException as error:  # foreign code: a module runs when it is imported
+        if not is_failure(error):
+            raise
         raise LookupError(
             f"the module {module_name!r} cannot be imported: {type(error).__name__}: {error}"
         ) from error

@@ -22,6 +22,7 @@ from astromesh.errors import (
     InvalidOutput,
     ProviderError,
     TemplateFailed,
+    is_failure,
 )
 from astromesh.graph.runner import Call, bounded, unit
 from astromesh.graph.scope import Scope
@@ -240,7 +241,9 @@ async def _assemble_context(
     query = value if isinstance(value, str) else orjson.dumps(value).decode()
     try:
         package = await job.memory.package(job.task, profile, query)
-    except Exception as error:  # noqa: BLE001 (foreign code: an operation, tool or store fails its stage)
+    except BaseException as error:  # foreign code: an operation, tool or store fails its stage
+        if not is_failure(error):
+            raise
         return Outcome(error=stage_error(error))
     job.entry.context_hash, job.entry.context_items = package.hash, package.ids
     return await call(job, package)
@@ -284,7 +287,9 @@ def route(stage: Stage, output: Any, job: StageExecution | None = None) -> Outco
             parts = fork_children(stage, output)
             error = job.machine.fork_limit_error(job.task, len(parts)) if job else None
             return Outcome(output, error, parts=parts)
-    except Exception as error:  # noqa: BLE001 (foreign code: an operation, tool or store fails its stage)
+    except BaseException as error:  # foreign code: an operation, tool or store fails its stage
+        if not is_failure(error):
+            raise
         return Outcome(output, stage_error(error))
     return Outcome(output)
 

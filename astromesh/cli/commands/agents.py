@@ -14,6 +14,7 @@ import typer
 from msgspec.structs import asdict
 
 from astromesh.cli.errors import report, reported_errors
+from astromesh.cli.event_loop import EventLoop
 from astromesh.cli.options import CONFIG_FOLDER, DATA_FOLDER, Config, Data, Json, Session, folders_of
 from astromesh.cli.printer import JsonEvents, Printer, print_fallback
 from astromesh.cli.terminal import note, plain, print_json
@@ -69,7 +70,7 @@ def chat(
     folders = folders_of(config, data)
     configure_logging("warning")
     runtime = AgentRuntime(folders[0], data_dir=folders[1])
-    with asyncio.Runner() as runner:
+    with asyncio.Runner(loop_factory=EventLoop) as runner:
         try:
             runner.run(runtime.bootstrap())
             find_agent(runtime, agent)
@@ -181,8 +182,8 @@ def run(
     query = sys.stdin.read() if query == "-" else query
     printer = JsonEvents() if json else Printer()
     sinks = (printer,) if stream else ()
-    with reported_errors(as_json=json):
-        answer = asyncio.run(_run(folders, agent, query, session, sinks))
+    with reported_errors(as_json=json), asyncio.Runner(loop_factory=EventLoop) as runner:
+        answer = runner.run(_run(folders, agent, query, session, sinks))
     if stream:
         printer.finish(answer.response)
     elif json:

@@ -29,6 +29,7 @@ from astromesh.api.auth import is_loopback
 from astromesh.api.middleware.limits import ConcurrencyLimits
 from astromesh.cli import startup
 from astromesh.cli.commands.validate import load_valid
+from astromesh.cli.event_loop import EventLoop
 from astromesh.cli.options import CONFIG_FOLDER, DATA_FOLDER, Config, Data, folders_of
 from astromesh.cli.shutdown import drain_before_shutdown
 from astromesh.cli.terminal import note
@@ -187,7 +188,7 @@ def uvicorn_config(app: Server | str, spec: RuntimeSpec, workers: int = 1) -> uv
     """
     return uvicorn.Config(
         app, factory=isinstance(app, str), workers=workers, backlog=BACKLOG,
-        loop="uvloop", http=BoundedHttp, ws=_websocket_protocol,  # type: ignore[arg-type]
+        loop="astromesh.cli.event_loop:EventLoop", http=BoundedHttp, ws=_websocket_protocol,  # type: ignore[arg-type]
         lifespan="on", interface="asgi3",
         ws_max_size=spec.api.max_body_bytes, ws_per_message_deflate=False,
         access_log=False, log_config=None, server_header=False, proxy_headers=False,
@@ -221,7 +222,7 @@ class _Server(uvicorn.Server):
 def _serve_alone(folders: tuple[Path, Path], listener: socket.socket, configuration: Configuration) -> None:
     signal.signal(signal.SIGTERM, _exit)
     with suppress(KeyboardInterrupt):
-        uvloop.run(_run(folders, listener, configuration))
+        uvloop.run(_run(folders, listener, configuration), loop_factory=EventLoop)
 
 
 async def _run(folders: tuple[Path, Path], listener: socket.socket, configuration: Configuration) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import uvloop
 
 from astromesh.cli.commands.validate import load_valid
+from astromesh.cli.event_loop import EventLoop
 from astromesh.cli.options import CONFIG_FOLDER, DATA_FOLDER, Config, Data, folders_of
 from astromesh.cli.shutdown import exit_within
 from astromesh.cli.terminal import note
@@ -27,7 +28,7 @@ def worker(config: Config = CONFIG_FOLDER, data: Data = DATA_FOLDER) -> None:
     configuration = load_valid(folders[0], strict=False)
     spec = configuration.runtime.spec
     configure_logging(spec.telemetry.log_level, spec.telemetry.log_format)
-    uvloop.run(_run_worker(folders, configuration))
+    uvloop.run(_run_worker(folders, configuration), loop_factory=EventLoop)
 
 
 async def _run_worker(folders: tuple[Path, Path], configuration: Configuration) -> None:

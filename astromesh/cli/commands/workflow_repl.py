@@ -24,7 +24,7 @@ from astromesh.cli.errors import RUN_FAILED, report
 from astromesh.cli.options import CONFIG_FOLDER, DATA_FOLDER, Config, Data, folders_of
 from astromesh.cli.terminal import LineReader, note, write
 from astromesh.config.workflow.operations import CommandProfile, CustomCommand, InputMapping, ProfilesFile
-from astromesh.errors import AstromeshError, InvalidInput
+from astromesh.errors import AstromeshError, InvalidInput, is_failure
 from astromesh.runtime.engine import AgentRuntime
 from astromesh.runtime.records import TaskRequest
 from astromesh.runtime.tasks import WorkflowTasks
@@ -318,7 +318,9 @@ class Console:
             answer = await call_function(function, argument, self._session)
         except AstromeshError:
             raise
-        except Exception as error:  # a project's own command raised
+        except BaseException as error:  # a project's own command raised
+            if not is_failure(error):
+                raise
             raise InvalidInput(f"/{command.name} failed: {type(error).__name__}: {error}") from error
         self._show(answer.output if isinstance(answer, TaskResult) else answer)
 

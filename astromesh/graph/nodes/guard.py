@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Unpack
 
-from astromesh.errors import OutputRefused
+from astromesh.errors import OutputRefused, is_failure
 from astromesh.graph.base import MODEL_KEYWORDS, BaseNode, NodeKeywords
 from astromesh.graph.node_config import NodeConfig
 from astromesh.graph.nodes.function import declared_input, may_answer
@@ -67,7 +67,9 @@ class Guard:
             answer = self.check(output) if self._arity == 1 else self.check(output, state)
             if inspect.isawaitable(answer):
                 answer = await answer
-        except Exception as error:  # a guard is foreign code, and a guard that raises must not pass
+        except BaseException as error:  # a guard is foreign code, and a guard that raises must not pass
+            if not is_failure(error):
+                raise
             log.warning("the guard %s raised an exception", self.name, exc_info=True)
             return GuardVerdict(False, str(error) or type(error).__name__)
         if isinstance(answer, GuardVerdict):

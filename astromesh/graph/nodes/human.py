@@ -8,6 +8,7 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, Unpack
 
+from astromesh.errors import is_failure
 from astromesh.graph.base import MODEL_KEYWORDS, BaseNode, NodeKeywords
 from astromesh.graph.flags import NodeFlag
 from astromesh.graph.node_config import NodeConfig
@@ -101,7 +102,9 @@ class HumanNode(BaseNode):
             answer = await self._ask(config.human_handler, request)
         except TimeoutError:
             return self._denied(state, "human_timeout", f"{self.name!r} got no decision in time.")
-        except Exception as error:  # noqa: BLE001 (boundary of a node: after any failure nobody has approved)
+        except BaseException as error:  # boundary of a node: after any failure nobody has approved
+            if not is_failure(error):
+                raise
             denied = self._denied(state, "human_denied", f"The handler of {self.name!r} failed: {error}")
             return replace(denied, exception=error)
         return self._result_of(_decision(answer), value, state)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import orjson
 from msgspec.structs import replace
 
-from astromesh.errors import AstromeshError, BudgetExhausted
+from astromesh.errors import AstromeshError, BudgetExhausted, is_failure
 from astromesh.graph.calls import ASSISTANT
 from astromesh.graph.node_config import NodeConfig
 from astromesh.graph.reasoning.parsing import LEVELS, STEP_KINDS, answer_in, fields_in, object_in, one_line
@@ -276,7 +276,9 @@ async def _call_model(config: NodeConfig, request: CompletionRequest, purpose: P
         return Reply()
     except AstromeshError as error:
         return Reply(error=f"{config.node.name}: the model call failed: {one_line(str(error))}")
-    except Exception as error:  # noqa: BLE001 (boundary of a node: a foreign model may raise anything)
+    except BaseException as error:  # boundary of a node: a foreign model may raise anything
+        if not is_failure(error):
+            raise
         return Reply(error=f"{config.node.name}: the model call failed: {type(error).__name__}.")
     return Reply(result.content, result.tool_calls, ok=True)
 

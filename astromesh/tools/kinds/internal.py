@@ -9,7 +9,7 @@ from typing import Any
 import jsonschema_rs
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from astromesh.errors import ConfigError
+from astromesh.errors import ConfigError, is_failure
 from astromesh.plugins import Deps
 from astromesh.text import did_you_mean
 from astromesh.tools.functions import FunctionTool
@@ -66,7 +66,9 @@ def load_function(reference: str) -> Callable[..., Any]:
         raise
     except ModuleNotFoundError as error:
         raise ConfigError(_missing_module(reference, module_name, error)) from error
-    except (Exception, SystemExit) as error:  # modules, their `__getattr__` and properties are foreign code
+    except BaseException as error:  # modules, their `__getattr__` and properties are foreign code
+        if not is_failure(error):
+            raise
         raise ConfigError(f"Loading `{reference}` failed: {type(error).__name__}: {error}") from error
     if not callable(found):
         raise ConfigError(f"`{reference}` is not a function but {type(found).__name__}.")

@@ -46,7 +46,15 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from astromesh import __version__
 from astromesh.access.jwt import JwtOptions, JwtVerifier, open_verifier
-from astromesh.errors import AstromeshError, ConfigError, Forbidden, InvalidToolCall, Overloaded, Unauthorized
+from astromesh.errors import (
+    AstromeshError,
+    ConfigError,
+    Forbidden,
+    InvalidToolCall,
+    Overloaded,
+    Unauthorized,
+    is_failure,
+)
 from astromesh.net.http import Http
 from astromesh.plugins import Deps
 from astromesh.telemetry.clock import Clock, SystemClock
@@ -125,7 +133,9 @@ class MCPService:
             value = await self._call(_request(context), params.name, dict(params.arguments or {}))
         except AstromeshError as error:
             return _wire_result(str(error), failed=True)
-        except Exception:  # the boundary of a tool call: a handler's error ends the call and is not revealed
+        except BaseException as error:  # a handler's error ends the call and is not revealed
+            if not is_failure(error):
+                raise
             log.exception("mcp_tool_crashed", tool=params.name)
             return _wire_result(f"The tool {params.name!r} failed for an internal reason.", failed=True)
         return _wire_result(value)
