@@ -86,8 +86,8 @@ class StepLog:
         self.suspended = False
         self._steps = {(step.path, step.n): step for step in steps}
         self._passed: dict[str, int] = {}
-        #: done steps of models and tools that this segment has added
-        self._added_calls: list[JournalStep] = []
+        #: done steps of models and tools that this segment has added, and whether they hold hidden reasoning
+        self._added_calls: list[tuple[JournalStep, bool]] = []
 
     def number(self, path: str) -> int:
         """Returns the number, in its path, of a step that begins now.
@@ -123,7 +123,7 @@ class StepLog:
     async def write(self, step: JournalStep) -> None:
         """Adds a step and returns when it is on disk, with everything before it."""
         if step.state == "done":
-            self._added_calls.append(step._replace(output=None))
+            self._added_calls.append((step._replace(output=None), _has_reasoning(step)))
         self.writer.step(step)
         await self.writer.flush()
 
@@ -131,12 +131,14 @@ class StepLog:
         """Deletes the raw outputs of models and tools from the record of a run that has ended.
 
         Args:
-            always: also if no run is nested in it; the agent of a nested run may have output rules.
+            always: all of them. Otherwise those with hidden reasoning, and all if a run is nested in it: the
+                agent of a nested run may have output rules.
         """
         recorded = (s for s in self._steps.values() if s.kind in _CALL_KINDS and s.state == "done")
-        calls = (*recorded, *self._added_calls)
-        if always or any(_NESTED in step.path for step in calls):
-            for step in calls:
+        calls = [*((step, _has_reasoning(step)) for step in recorded), *self._added_calls]
+        always = always or any(_NESTED in step.path for step, _ in calls)
+        for step, has_reasoning in calls:
+            if always or has_reasoning:
                 self.writer.step(step._replace(output=None))
 
 
@@ -371,6 +373,12 @@ _VALUE: StepKind = "value"
 _CALL_KINDS = ("model", "tool")
 #: in a path, before the place of a nested run
 _NESTED = "/run:"
+
+
+def _has_reasoning(step: JournalStep) -> bool:
+    """Whether a recorded answer holds what only its provider may read: signed or encrypted thoughts."""
+    result = (step.output or {}).get("result") if step.kind == "model" else None
+    return result is not None and any(call_record.has_kept(call) for call in result["tool_calls"])
 
 
 def _emit_again(scope: Any, step: int, role: str, result: CompletionResult) -> None:

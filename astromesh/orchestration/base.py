@@ -62,6 +62,17 @@ class Pattern(Protocol):
 
 
 @runtime_checkable
+class EndsAtDeadline(Protocol):
+    """A pattern that ends at `scope.deadline` by itself, with an answer of what it has.
+
+    Args:
+        grace_seconds: The time after the deadline in which it and the rest of the run must end.
+    """
+
+    grace_seconds: float
+
+
+@runtime_checkable
 class Drawable(Protocol):
     """A pattern that can be drawn, as graphs can."""
 

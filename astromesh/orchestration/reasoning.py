@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from astromesh.errors import GraphError
 from astromesh.graph.engine import PromptGraphEngine
 from astromesh.graph.reasoning import ReasoningSettings, reasoning_controller
@@ -11,6 +13,7 @@ from astromesh.plugins import Deps
 from astromesh.providers.base import ModelPort
 from astromesh.tools.base import ToolPort
 
+_TIMED_OUT = "timeout_seconds: the time of the run was used up before the work was finished."
 #: The only key of a request's context that the controller reads.
 REQUEST = "reasoning"
 
@@ -23,6 +26,8 @@ class Reasoning:
     """
 
     Options = ReasoningSettings
+    #: The finalizer, the output rules and memory need no model.
+    grace_seconds = 10.0
 
     def __init__(self, settings: ReasoningSettings) -> None:
         most = settings.max_iterations
@@ -37,16 +42,28 @@ class Reasoning:
     async def run(self, task: PatternTask, model: ModelPort, tools: ToolPort, scope: Scope) -> Outcome:
         """Runs the controller once. Its final_output becomes `metadata["reasoning"]`.
 
+        At the deadline of the run the controller ends as at any other budget.
+
         Raises:
             GraphError: The controller ended without a report.
         """
         # other keys are for templates, and must not replace the checked query
         context = {REQUEST: task.context[REQUEST]} if REQUEST in task.context else {}
         run = self._engine.start(task.messages, scope, model=model, tools=tools, context=context)
-        result = await run.execute()
-        final = result.output
-        if not isinstance(final, dict):  # only if finalize_response itself failed
-            raise GraphError(f"The reasoning controller ended without a report: {result.report.error}")
+        left = None if scope.deadline is None else scope.deadline - scope.clock.monotonic()
+        timed_out = False
+        try:
+            async with asyncio.timeout(left):
+                await run.execute()
+        except TimeoutError:
+            timed_out = True
+        result = run.result
+        final = result.output if result is not None else None
+        if result is None or not isinstance(final, dict):  # only if finalize_response itself failed
+            error = f": {result.report.error}" if result is not None else "."
+            raise GraphError(f"The reasoning controller ended without a report{error}")
+        if timed_out:
+            final["errors"].append(_TIMED_OUT)
         return Outcome(
             final["answer"],
             final["termination_reason"],

@@ -35,6 +35,7 @@ class Agent:
 
     Args:
         timeout_seconds: The deadline of a run, without the time for which it waits for its session.
+        grace_seconds: The time after the deadline, for a pattern that ends at the deadline by itself.
         budget: The budget of one run, by key of the ledger.
         limits: The budgets of sessions and principals.
         snapshot: What durable runs store: its manifest, and those of agents and graphs that it needs.
@@ -55,6 +56,7 @@ class Agent:
     pattern_name: str
     max_iterations: int
     timeout_seconds: float
+    grace_seconds: float
     stream: StreamMode
     budget: dict[str, float]
     output_schema: AnswerSchema | None = None

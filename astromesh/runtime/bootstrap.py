@@ -39,6 +39,7 @@ from astromesh.errors import (
 from astromesh.graph.graph import PromptGraph
 from astromesh.knowledge.base import Embedder, KnowledgePipeline
 from astromesh.net.http import Http
+from astromesh.orchestration.base import EndsAtDeadline
 from astromesh.plugins import Deps, Plugins, Resources
 from astromesh.runtime.agent import Agent, limits_of
 from astromesh.runtime.config_loader import detect_circular_refs, load_configuration
@@ -286,6 +287,7 @@ class _Bootstrap:
                 orchestration.timeout_seconds or defaults.timeout_seconds,
                 spec.budgets.per_run.wall_seconds or float("inf"),
             ),
+            grace_seconds=pattern.grace_seconds if isinstance(pattern, EndsAtDeadline) else 0.0,
             stream=manifest.stream,
             budget=spec.budgets.per_run.caps(),
             output_schema=AnswerSchema(spec.output_schema) if spec.output_schema is not None else None,

@@ -558,7 +558,7 @@ def within_deadline(handler: Handler) -> Handler:
         own = began + seconds
         scope.deadline = min(own, scope.deadline) if scope.deadline is not None else own
         try:
-            async with asyncio.timeout(scope.deadline - began):
+            async with asyncio.timeout(scope.deadline - began + agent.grace_seconds):
                 return await handler(agent, request, run)
         except TimeoutError as error:
             if seconds == agent.budget.get("wall_seconds"):

@@ -184,7 +184,8 @@ class Segment:
         if last.type == "run.failed":
             failure = {"code": last.data["code"], "detail": last.data["detail"]}
         if run.journal is not None:
-            run.journal.step_log.drop_outputs(always=bool(self.agent.guardrails.output_rules))
+            always = bool(self.agent.guardrails.output_rules) or self.agent.pattern_name == "reasoning"
+            run.journal.step_log.drop_outputs(always=always)
         failpoints.reach(failpoints.BEFORE_LAST_EVENT)
         await self.writer.finish(
             RunChange(

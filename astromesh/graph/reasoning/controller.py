@@ -362,7 +362,8 @@ def _is_finished(state: GraphState, rc: ReasoningState) -> bool:
     unrevised = rc.revised_answer is None and rc.critique is not None and not rc.critique["acceptable"]
     if unrevised and claims:
         rc.revised_answer = without_claims(rc.draft_answer or "", claims)
-    return rc.draft_answer is not None and "critique_answer" in state.visited and not unrevised
+    criticised = any(result.node_name == "critique_answer" for result in state.node_history)
+    return rc.draft_answer is not None and criticised and not unrevised
 
 
 def _early_end_reason(state: GraphState) -> str:

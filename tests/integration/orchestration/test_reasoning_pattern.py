@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from astromesh.errors import ProviderUnavailable
@@ -15,6 +16,7 @@ from astromesh.graph.reasoning.rules import KEYS
 from astromesh.plugins import Plugins
 from astromesh.runtime.engine import AgentRuntime
 from astromesh.testing import RecordingSink, Reply, ScriptedProvider, plugin_of
+from astromesh.types import ToolCall
 from tests.integration.agents_folder import client_of, manifest, runtime_of, write
 from tests.unit.graph.reasoning_runs import (
     ACCEPTED,
@@ -242,6 +244,92 @@ async def test_a_cancelled_run_stops_and_leaves_the_runtime_whole(tmp_path: Path
             await task
         again = await running.run("helper", "What is csv?", "s")
     assert again.metadata["reasoning"]["status"] == "ok"
+
+
+def hanging_at(*nodes: str, **answers: Any) -> ScriptedProvider:
+    """A model that never answers at these nodes."""
+    lines = model_of(**answers)
+
+    async def hang(request: Any) -> Any:
+        if node_of(request) in nodes:
+            await asyncio.sleep(3600)
+        return await lines.complete(request)
+
+    return ScriptedProvider(hang, repeat=True)
+
+
+@pytest.mark.parametrize(
+    ("node", "found"),
+    [
+        ("analyze_task", "I could not finish this"),
+        ("evaluate_progress", "- The parser exists."),
+        ("critique_answer", "Yes, within a limited scope."),
+    ],
+)
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_past_its_time_it_answers_200_with_what_was_found(
+    tmp_path: Path, node: str, found: str, streamed: bool
+) -> None:
+    memory = {"conversational": {"backend": "in_memory"}}
+    write(tmp_path, agent({"timeout_seconds": 0.3}, memory=memory))
+    async with client_of(runtime_of(tmp_path, hanging_at(node))) as client:
+        body = {"query": "What is csv?", "session_id": "s"}
+        accept = {"Accept": "text/event-stream"} if streamed else {}
+        answer = await client.post("/v1/agents/helper/run", json=body, headers=accept)
+        run = (await client.get("/v1/runs?agent=helper")).json()["runs"][0]
+        turns = (await client.get("/v1/agents/helper/sessions/s")).json()["turns"]
+    assert answer.status_code == 200
+    text = answer.text.split("event: run.completed\ndata: ")[1].split("\n")[0] if streamed else answer.text
+    done = json.loads(text)
+    report = done["metadata"]["reasoning"]
+    assert (report["status"], report["termination_reason"]) == ("partial", "budget_exhausted")
+    assert any("timeout_seconds" in error for error in report["errors"])
+    assert found in done["response"]
+    assert (run["status"], done["metadata"]["stop_reason"]) == ("completed", "budget_exhausted")
+    assert [turn["content"] for turn in turns] == ["What is csv?", done["response"]]
+
+
+async def test_a_durable_run_past_its_time_is_complete_with_its_report(tmp_path: Path) -> None:
+    write(tmp_path, agent({"timeout_seconds": 0.3}))
+    async with client_of(runtime_of(tmp_path, hanging_at("evaluate_progress"))) as client:
+        run = await durable(client)
+    report = run["result"]["metadata"]["reasoning"]
+    assert (run["status"], report["termination_reason"]) == ("completed", "budget_exhausted")
+    assert any("timeout_seconds" in error for error in report["errors"])
+
+
+async def durable(client: httpx.AsyncClient) -> dict[str, Any]:
+    """A durable run, when it has ended."""
+    accepted = await client.post("/v1/agents/helper/runs", json={"query": "What is csv?", "session_id": "s"})
+    async with asyncio.timeout(30):
+        while True:
+            run = (await client.get(f"/v1/runs/{accepted.json()['run_id']}")).json()
+            if run["finished_at"]:
+                return dict(run)
+            await asyncio.sleep(0.01)
+
+
+async def test_the_record_of_an_ended_run_holds_no_hidden_reasoning(tmp_path: Path) -> None:
+    write(tmp_path, agent())
+    running = runtime_of(tmp_path, model_of(draft_answer="<think>SECRET</think>The answer."))
+    async with client_of(running) as client:
+        run = await durable(client)
+        steps = await running.durable.store.steps(run["run_id"])
+    assert run["result"]["response"] == "The answer."
+    assert len([step for step in steps if step.kind == "model"]) >= 5
+    assert "SECRET" not in json.dumps([step.output for step in steps], default=str)
+
+
+async def test_signed_thoughts_of_any_pattern_leave_the_record_at_the_end(tmp_path: Path) -> None:
+    """They go back to their provider within the run, and nobody else may read them."""
+    call = ToolCall("c1", "lookup", '{"query": "csv"}', kept='["scripted/test-model","SECRET"]')
+    write(tmp_path, manifest(tools=TOOLS))
+    running = runtime_of(tmp_path, ScriptedProvider(call, "Done."))
+    async with client_of(running) as client:
+        run = await durable(client)
+        steps = await running.durable.store.steps(run["run_id"])
+    assert [step.output is None for step in steps if step.kind == "model"] == [True, False]
+    assert "SECRET" not in json.dumps([step.output for step in steps], default=str)
 
 
 async def test_the_budget_of_the_agent_bounds_the_controller(tmp_path: Path) -> None:
