@@ -18,6 +18,7 @@ import orjson
 from msgspec import Struct, structs
 
 from astromesh.errors import GraphError, GraphStopped, NodeFailed, OutputRefused
+from astromesh.graph.structured_output import json_of, whole_object
 from astromesh.telemetry.logs import redact_secrets
 from astromesh.types import JsonObject, Message, ToolCall, Usage
 
@@ -158,6 +159,16 @@ class NodeResult:
     def wants_tools(self) -> bool:
         """Whether this is a step of a tool loop and not yet an answer."""
         return bool(self.tool_calls) and self.transition_reason == TOOL_CALLS_PRESENT
+
+    @property
+    def json_text(self) -> str:
+        """The output in the model's own characters, or empty if the model did not write it.
+
+        An output that a hook has changed since is not what the model wrote.
+        """
+        messages = (m.content for m in reversed(self.messages_added) if m.role == "assistant" and m.content)
+        texts = (*messages, self.raw_output)
+        return next((t for t in texts if isinstance(t, str) and is_json_of(t, self.output)), "")
 
     def replace_output(self, output: Any, *texts: str) -> None:
         """Replaces the output, and the text of the messages that show the old one.
@@ -319,12 +330,14 @@ class GraphResult:
         messages: The whole conversation. The question is the first message.
         output: Of the last node that ran and succeeded. It is never a raw tool result and never the question.
         context: The state's context at the end.
+        json_text: The output as the model wrote it, if it is data.
     """
 
     messages: list[Message]
     output: Any
     context: dict[str, Any]
     report: ExecutionReport
+    json_text: str = ""
 
     @property
     def ok(self) -> bool:
@@ -352,13 +365,13 @@ class GraphResult:
 
     @property
     def text(self) -> str:
-        """The answer as text: JSON if it is data, empty if there is none.
+        """The answer as text: JSON in the model's own characters if it is data, empty if there is none.
 
         If a limit stopped the run, it is the last text that the model wrote beside its tool calls, or a fixed
         sentence. It is never a tool result and never an answer that was refused.
         """
         if self.output is not None:
-            return as_text(self.output)
+            return self.json_text or as_text(self.output)
         return self._last_words() if self.report.stop_reason in LIMIT_STOPS else ""
 
     def _last_words(self) -> str:
@@ -368,6 +381,11 @@ class GraphResult:
             if message.role == "assistant" and message.tool_calls and message.content:
                 return message.content
         return UNFINISHED
+
+
+def is_json_of(text: str, value: Any) -> bool:
+    """Whether a text is a value as JSON, with or without a code fence."""
+    return whole_object(text) == value or json_of(text, value) == text
 
 
 def as_text(value: Any) -> str:

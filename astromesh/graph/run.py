@@ -48,6 +48,7 @@ from astromesh.graph.records import (
     NodeError,
     NodeResult,
     StopReason,
+    is_json_of,
 )
 from astromesh.graph.runner import together
 from astromesh.graph.scope import NO_EVENTS, Scope
@@ -126,6 +127,8 @@ class Run:
     mutations: tuple[Mutation, ...] = ()
     errors: tuple[NodeError, ...] = ()
     changed_plans: dict[str, Plan] | None = None
+    #: the newest output of a nested graph, as the model wrote it
+    nested_text = ""
     #: stopped nested graphs with a finalizer, by path, with their newest states
     stopped_graphs: Mapping[str, tuple[Plan, GraphState]] = MappingProxyType({})
     # created on first use: a run of plain functions needs none of them
@@ -279,7 +282,8 @@ class Run:
         context = state.context
         if NODE_CACHE in context:
             del context[NODE_CACHE]
-        self.result = result = GraphResult(state.messages, output, context, report)
+        text = "" if output is None or type(output) is str else self._json_text(state.node_history, output)
+        self.result = result = GraphResult(state.messages, output, context, report, text)
         return result
 
     # -- children of nodes -------------------------------------------------------------------------------
@@ -331,11 +335,19 @@ class Run:
             return NodeResult(graph.name, error=stuck, stop_reason=reason)
         unconfirmed = plan.unconfirmed if (self.shared.stop_reason or reason) != "completed" else ()
         output, error = outcome_of(frame.node_history, plan.steps, unconfirmed)
+        if output is not None and type(output) is not str:
+            self.nested_text = self._json_text(frame.node_history, output)
         last = (result for result in reversed(frame.node_history) if result.node_name in plan.steps)
         cause = next((result.exception for result in last), None) if error else None
         return NodeResult(
             graph.name, output, error=error, exception=cause, stop_reason=GRAPH_ONLY_STOPS.get(reason, "")
         )
+
+    def _json_text(self, history: Sequence[NodeResult], output: Any) -> str:
+        """Returns an output that is data as the model wrote it, or an empty text."""
+        found = (result.json_text for result in reversed(history) if result.output is output)
+        nested = self.nested_text if self.nested_text and is_json_of(self.nested_text, output) else ""
+        return next(filter(None, found), nested)
 
     def _note_stopped(self, plan: Plan, frame: GraphState, path: str) -> None:
         if plan.finalizer:

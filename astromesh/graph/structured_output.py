@@ -42,6 +42,36 @@ def extract_values(text: str) -> Iterator[Any]:
         yield from (value for _, _, value in placed_values(text, _VALUES))
 
 
+def json_of(text: str, value: Any) -> str:
+    """Returns the characters of a text that are a JSON value, an empty string if the text does not hold it.
+
+    Args:
+        text: The answer of a model.
+        value: The value that was read from it: JSON, or an instance of a type with a JSON form.
+    """
+    for found, characters in _written_values(text):
+        if found == value:
+            return characters
+        if not isinstance(value, _JSON_TYPES):
+            try:
+                if output_schema(type(value)).validate(found) == value:
+                    return characters
+            except (TypeError, ValueError):
+                continue
+    return ""
+
+
+_JSON_TYPES = (dict, list, str, int, float, bool, type(None))
+
+
+def _written_values(text: str) -> Iterator[tuple[Any, str]]:
+    """Yields the values in a text, as `extract_values` finds them, each with its characters."""
+    try:
+        yield _DECODER.decode(text.strip()), text
+    except (JSONDecodeError, RecursionError):
+        yield from ((value, text[start:end]) for start, end, value in placed_values(text, _VALUES))
+
+
 def whole_object(text: str) -> dict[str, Any] | None:
     """Returns the JSON object that a text is, with or without a code fence, or None."""
     body = text.strip()

@@ -28,7 +28,7 @@ from astromesh.graph.nodes.guard import Guard, GuardResults, as_guards, run_guar
 from astromesh.graph.nodes.system_prompt import PERSPECTIVES, STRATEGIES, Perspective, Strategy, as_block
 from astromesh.graph.records import TOOL_CALLS_PRESENT, NodeResult
 from astromesh.graph.state import GraphState
-from astromesh.graph.structured_output import output_schema, whole_object
+from astromesh.graph.structured_output import json_of, output_schema, whole_object
 from astromesh.graph.validation import postprocessor, preprocessor
 from astromesh.types import CompletionRequest, CompletionResult, Message, ToolCall, ToolSpec
 
@@ -213,8 +213,8 @@ class PromptNode(BaseNode):
         result = NodeResult(self.name, output, answer.content)
         result.guards_passed, result.guards_failed = checked.passed, checked.failed
         if not checked.refused:
-            # the conversation gets the final output
-            result.messages_added = (Message("assistant", system_prompt.as_text(output)),)
+            # the conversation gets the final output, in the model's own characters
+            result.messages_added = (Message("assistant", self._written(output, answer.content)),)
             return result
         result.error = f"The answer of {self.name!r} was {checked.error}"
         by_schema = self._schema_guard in checked.refused
@@ -252,6 +252,13 @@ class PromptNode(BaseNode):
             return text
         found = whole_object(text)
         return text if found is None else found
+
+    def _written(self, output: Any, text: str) -> str:
+        if isinstance(output, str):
+            return output
+        if not self._schema and whole_object(text) == output:
+            return text
+        return json_of(text, output) or system_prompt.as_text(output)
 
     def _ask_again(
         self, request: CompletionRequest, answer: CompletionResult, checked: GuardResults

@@ -7,10 +7,24 @@ from typing import Any
 
 import orjson
 import pytest
+from websockets.asyncio.client import connect
 
-from astromesh.graph import BaseNode, Guard, GuardNode, HumanNode, PromptGraph, PromptNode, SubgraphNode
+from astromesh.graph import (
+    BaseNode,
+    Guard,
+    GuardNode,
+    HumanNode,
+    LoopNode,
+    NodeFlag,
+    PromptGraph,
+    PromptGraphEngine,
+    PromptNode,
+    RetryNode,
+    SubgraphNode,
+    TransformNode,
+)
 from astromesh.testing import ScriptedProvider
-from tests.integration.agents_folder import client_of, manifest, runtime_of, write
+from tests.integration.agents_folder import client_of, manifest, runtime_of, served, write
 
 RUN, CHAT = "/v1/agents/helper/run", "/v1/chat/completions"
 
@@ -110,3 +124,117 @@ async def test_a_draft_that_waits_for_a_person_is_streamed_once_it_is_approved(t
     assert {d["role"] for d in deltas} <= {"assistant"}
     assert "".join(d["content"] for d in deltas) in ("", "a draft")
     assert datas(events.text)[-1]["response"] == "a draft"
+
+
+# -- JSON of a model ---------------------------------------------------------------------------------------
+
+OBJECT = '{"a": 1.0,\n "b": 1.50, "c": "é", "d": 12345678901234567890123}'
+FENCED = f"```json\n{OBJECT}\n```"
+SCHEMA = {"type": "object", "required": ["a"], "properties": {"a": {"type": "number"}}}
+
+
+def with_error_edge() -> PromptGraph:
+    return PromptGraph("made", nodes=[PromptNode("p"), PromptNode("q")]).set_entry("p").on_error("p", "q")
+
+
+def same(value: Any) -> Any:
+    return value
+
+
+def always(result: Any) -> bool:
+    return True
+
+
+#: How a graph comes to its answer, what its models say, and what listeners and callers receive.
+WRITTEN: dict[str, tuple[Any, list[str], str]] = {
+    "one node": (lambda: line(PromptNode("p")), [OBJECT], OBJECT),
+    "a fence": (lambda: line(PromptNode("p")), [FENCED], FENCED),
+    "spaces around it": (lambda: line(PromptNode("p")), [f"  {OBJECT}\n"], f"  {OBJECT}\n"),
+    "a text": (lambda: line(PromptNode("p")), ["  1.0 \n"], "  1.0 \n"),
+    "two nodes": (lambda: line(PromptNode("p"), PromptNode("q")), ["{}", OBJECT], OBJECT),
+    "edges only": (lambda: line(PromptNode("p", routing="edges_only")), [OBJECT], OBJECT),
+    "a schema": (lambda: line(PromptNode("p", output_schema=SCHEMA)), [OBJECT], OBJECT),
+    "a schema and prose": (
+        lambda: line(PromptNode("p", output_schema=SCHEMA)),
+        [f"Sure: {OBJECT} Bye."],
+        OBJECT,
+    ),
+    "a strategy": (
+        lambda: line(PromptNode("p", strategy="chain_of_thought")),
+        [f"Hm.\nAnswer: {OBJECT}"],
+        OBJECT,
+    ),
+    "its guard": (lambda: line(PromptNode("p", guards=[always])), [OBJECT], OBJECT),
+    "a guard behind it": (lambda: line(PromptNode("p"), GuardNode("g", guards=[always])), [OBJECT], OBJECT),
+    "retries": (lambda: line(PromptNode("p", flags={NodeFlag.RETRYABLE})), [OBJECT], OBJECT),
+    "a cache": (lambda: line(PromptNode("p", flags={NodeFlag.CACHEABLE})), [OBJECT], OBJECT),
+    "an error edge": (with_error_edge, [OBJECT], OBJECT),
+    "a subgraph": (lambda: line(SubgraphNode("s", line(PromptNode("p")))), [OBJECT], OBJECT),
+    "a subgraph of a subgraph": (
+        lambda: line(SubgraphNode("s", line(SubgraphNode("t", line(PromptNode("p")))))),
+        [OBJECT],
+        OBJECT,
+    ),
+    "a loop": (lambda: line(LoopNode("s", PromptNode("p"), until=always)), [OBJECT], OBJECT),
+    "a retry node": (lambda: line(RetryNode("s", PromptNode("p"))), [OBJECT], OBJECT),
+    "a transformation": (lambda: line(PromptNode("p"), TransformNode("t", same)), [OBJECT], OBJECT),
+}
+
+
+@pytest.mark.parametrize("kind", WRITTEN)
+async def test_the_answer_is_what_the_model_wrote_on_every_transport(tmp_path: Path, kind: str) -> None:
+    """Streamed once, in the model's own characters; the joined tokens are the response."""
+    make, said, answer = WRITTEN[kind]
+    async with client_for(tmp_path, make(), *said * 3) as client:
+        plain = await client.post(RUN, json={"query": "q", "session_id": "a"})
+        told = await client.post(
+            RUN, json={"query": "q", "session_id": "b"}, headers={"accept": "text/event-stream"}
+        )
+        asked = {"model": "helper", "stream": True, "messages": [{"role": "user", "content": "q"}]}
+        chat = await client.post(CHAT, json=asked)
+    events = datas(told.text)
+    heard = [data["content"] for data in events if data.get("role") == "assistant" and "content" in data]
+    assert plain.json()["response"] == events[-1]["response"] == answer
+    assert "".join(heard) == answer
+    assert chat_text(chat.text) == answer
+
+
+@pytest.mark.parametrize("kind", WRITTEN)
+async def test_the_answer_is_what_the_model_wrote_on_a_socket(tmp_path: Path, kind: str) -> None:
+    make, said, answer = WRITTEN[kind]
+    write(tmp_path, manifest(orchestration={"pattern": "graph", "graph": "made"}))
+    runtime = runtime_of(tmp_path, ScriptedProvider(*said), graphs={"made": make()})
+    async with served(runtime) as host, connect(f"ws://{host}/v1/ws/agent/helper") as socket:
+        await socket.send(orjson.dumps({"query": "q", "session_id": "s"}).decode())
+        frames = [orjson.loads(await socket.recv())]
+        while frames[-1]["type"] not in ("done", "error"):
+            frames.append(orjson.loads(await socket.recv()))
+    assert frames[-1]["response"] == answer
+    assert "".join(frame["content"] for frame in frames if frame["type"] == "token") == answer
+
+
+@pytest.mark.parametrize("kind", WRITTEN)
+async def test_the_text_of_a_result_is_what_the_model_wrote(kind: str) -> None:
+    """The output may be parsed; the text is not."""
+    make, said, answer = WRITTEN[kind]
+    result = await PromptGraphEngine(make(), ScriptedProvider(*said)).ainvoke("q")
+    assert result.text == answer
+    assert isinstance(result.output, str if answer.strip() == "1.0" or kind == "edges only" else dict)
+    engine = PromptGraphEngine(make(), ScriptedProvider(*said))
+    events = [event async for event in engine.astream_events("q")]
+    heard = [e.data["content"] for e in events if e.data.get("role") == "assistant" and "content" in e.data]
+    assert "".join(heard) == events[-1].data["response"] == answer
+
+
+@pytest.mark.parametrize("place", ["in place", "anew"])
+async def test_what_a_hook_removes_from_an_output_is_not_in_the_text(place: str) -> None:
+    class Removes:
+        def post_node(self, node: Any, result: Any, state: Any) -> None:
+            if place == "in place":
+                del result.output["secret"]
+            else:
+                result.output = {"a": 1.0}
+
+    model = ScriptedProvider('{"a": 1.0, "secret": "x"}')
+    result = await PromptGraphEngine(line(PromptNode("p")), model, hooks=[Removes()]).ainvoke("q")
+    assert (result.output, result.text) == ({"a": 1.0}, '{"a":1.0}')

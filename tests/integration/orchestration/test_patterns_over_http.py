@@ -71,6 +71,19 @@ async def test_streamed_equals_not_streamed(tmp_path: Path, case: Case) -> None:
     assert "".join(d["content"] for d in spoken if d["step"] == last) == case.answer
 
 
+async def test_an_answer_that_is_json_stays_as_the_model_wrote_it(tmp_path: Path, case: Case) -> None:
+    answer = '{"price": 1.0,\n "tax": 1.50}'
+    sink = RecordingSink()
+    runtime, _ = runtime_for(tmp_path, case, [*case.script[:-1], answer])
+    async with runtime:
+        done = await runtime.run("helper", QUESTION, "s", sinks=[sink])
+    assert done.response == answer
+    spoken = [d for d in sink.data("model.delta") if d["role"] == "assistant"]
+    steps = {d["step"]: "".join(e["content"] for e in spoken if e["step"] == d["step"]) for d in spoken}
+    assert list(steps.values()).count(answer) == 1
+    assert list(steps.values())[-1] == answer
+
+
 async def test_a_run_is_cancelled_at_any_of_its_calls(tmp_path: Path, case: Case) -> None:
     """Whichever model call it waits in: nothing more is asked, and nested runs end with it."""
     for place in range(len(case.script)):
