@@ -19,9 +19,9 @@
     │                          LeaseLost, Divergence
     ├── UpstreamError          another service failed
     │   ├── NetError           NetTimeout, NetUnreachable, AnswerTooLarge, AddressForbidden: raised by `net`
-    │   ├── ProviderError      ProviderTimeout, ProviderRateLimited, ProviderUnauthorized, ProviderRejected,
-    │   │                      ProviderUnavailable
-    │   ├── AllProvidersFailed
+    │   ├── ProviderError      ProviderTimeout, ProviderRateLimited (ProviderPaused), ProviderUnauthorized,
+    │   │                      ProviderRejected, ProviderUnavailable
+    │   ├── AllProvidersFailed ProvidersRateLimited
     │   ├── InvalidOutput
     │   ├── ToolError          ToolTimeout, ToolFailed, ToolBusy, OutcomeUnknown, ToolDenied,
     │   │                      InvalidToolCall, ToolPermissionError, ToolRateLimitError
@@ -442,6 +442,10 @@ class ProviderUnavailable(ProviderError, code="provider_unavailable"):
 class ProviderRateLimited(ProviderError, code="provider_rate_limited"): ...
 
 
+class ProviderPaused(ProviderRateLimited, code="provider_paused"):
+    """The provider has answered 429 and asked for a pause, so that it is not called."""
+
+
 class ProviderUnauthorized(ProviderError, code="provider_unauthorized"):
     """401 or 403: the key is wrong. Another provider may succeed, this one will not."""
 
@@ -470,6 +474,19 @@ class AllProvidersFailed(UpstreamError, code="all_providers_failed", status=502,
         tried = "; ".join(f"{f.provider or 'provider'}: {f}" for f in self.failures)
         message = "The model's answer broke off." if begun else "No model provider answered."
         super().__init__(f"{message} {tried or 'None is configured or all circuits are open.'}")
+
+
+class ProvidersRateLimited(AllProvidersFailed, code="providers_rate_limited", status=503):
+    """No provider answered, and each of them limits the rate of calls.
+
+    Args:
+        failures: the error of each tried provider, in order.
+        retry_after: seconds until the first of them may answer again.
+    """
+
+    def __init__(self, failures: Sequence[ProviderError], *, retry_after: float = 1.0) -> None:
+        self.retry_after = retry_after
+        super().__init__(failures)
 
 
 class InvalidOutput(UpstreamError, code="invalid_output", status=502, public=True):

@@ -1,8 +1,12 @@
 """The circuit breaker of a provider and model (document 001, step 8): a table of states.
 
-    closed     calls pass; `failure_threshold` failures in a row open it, a 429 with Retry-After at once
+    closed     calls pass; `failure_threshold` failures in a row open it. A 429 with Retry-After pauses it
     open       calls are skipped until `until`
     half_open  one call, the probe, is running; it alone decides the next state
+
+A closed circuit that is paused skips calls until `until`. Then it admits `FIRST_AT_ONCE` calls at once, and
+one more for each success, until it no longer counts them: a service that was just too busy does not get all
+waiting calls in one moment. The failures in a row stay as they were.
 
 `admits`, `enter` and `leave` are pure: the time is an argument (seconds of a monotonic clock), a circuit is a
 value. Errors that the caller caused never open a circuit (`ProviderError.trips_breaker`).
@@ -17,14 +21,18 @@ from typing import Literal, NamedTuple
 
 import structlog
 
-from astromesh.errors import ProviderError, ProviderUnavailable
+from astromesh.errors import ProviderError, ProviderPaused, ProviderRateLimited, ProviderUnavailable
 from astromesh.telemetry.logs import OutageLog
 from astromesh.types import JsonObject
 
 State = Literal["closed", "open", "half_open"]
-#: how a call ended. `rejected`: by the fault of the caller; `throttled`: 429 with a time to wait;
-#: `abandoned`: before the provider answered
-Outcome = Literal["success", "failure", "rejected", "throttled", "abandoned"]
+#: how a call started. `returning`: after a pause, and counted; `probe`: from an open circuit
+Entry = Literal["free", "returning", "probe"]
+#: how a call ended. `repeated`: one more failure of a call that was counted; `rejected`: by the fault of the
+#: caller; `throttled`: 429 with a time to wait; `abandoned`: before the provider answered
+Outcome = Literal["success", "failure", "repeated", "rejected", "throttled", "abandoned"]
+#: calls that run at once after a pause, and the number from which they are no longer counted
+FIRST_AT_ONCE, ALL_AT_ONCE = 2, 16
 
 
 class Circuit(NamedTuple):
@@ -32,12 +40,18 @@ class Circuit(NamedTuple):
 
     Args:
         failures: failures in a row.
-        until: when an open circuit admits a probe.
+        until: when an open circuit admits a probe, and a paused one the first calls.
+        throttled: whether the provider requested the pause by a 429.
+        at_once: calls that may run at once after a pause; 0: any number.
+        returning: calls that run now and count for `at_once`.
     """
 
     state: State = "closed"
     failures: int = 0
     until: float = 0.0
+    throttled: bool = False
+    at_once: int = 0
+    returning: int = 0
 
 
 CLOSED = Circuit()
@@ -53,33 +67,50 @@ class BreakerRules:
 
 def admits(circuit: Circuit, now: float) -> bool:
     """Whether a call may start now."""
-    return circuit.state == "closed" or (circuit.state == "open" and now >= circuit.until)
+    if circuit.state == "half_open" or now < circuit.until:
+        return False
+    return circuit.state == "open" or not circuit.at_once or circuit.returning < circuit.at_once
 
 
-def enter(circuit: Circuit) -> Circuit:
-    """The circuit after an admitted call starts; from an open circuit the call is the probe."""
-    return circuit if circuit.state == "closed" else circuit._replace(state="half_open")
+def enter(circuit: Circuit) -> tuple[Circuit, Entry]:
+    """The circuit after an admitted call starts, and how the call has started."""
+    if circuit.state != "closed":
+        return circuit._replace(state="half_open"), "probe"
+    if circuit.at_once:
+        return circuit._replace(returning=circuit.returning + 1), "returning"
+    return circuit, "free"
 
 
 def leave(
-    circuit: Circuit, outcome: Outcome, *, probe: bool, now: float, rules: BreakerRules, wait: float = 0.0
+    circuit: Circuit, outcome: Outcome, entry: Entry, *, now: float, rules: BreakerRules, wait: float = 0.0
 ) -> Circuit:
     """The circuit after a call ends.
 
     Args:
         circuit: as it is now, which may differ from the start of the call.
         outcome: how the call ended.
-        probe: whether this call was the probe; while a probe runs, other calls change nothing.
+        entry: how it started; while a probe runs, other calls change nothing.
         now: monotonic seconds.
         rules: thresholds.
-        wait: seconds that a throttled provider requested, with jitter.
+        wait: seconds that the provider requested, with jitter.
     """
-    if circuit.state == "half_open" and not probe:
+    if entry == "returning":
+        circuit = circuit._replace(returning=max(circuit.returning - 1, 0))
+    if circuit.state == "half_open" and entry != "probe":
         return circuit
+    if circuit.at_once and outcome == "success" and entry == "returning" and circuit.state == "closed":
+        circuit = _widen(circuit)
     return _TABLE[circuit.state, outcome](circuit, now, rules, wait)
 
 
 _Step = Callable[[Circuit, float, BreakerRules, float], Circuit]
+
+
+def _widen(circuit: Circuit) -> Circuit:
+    """Admits one more call at once; the last step ends the pause."""
+    if circuit.at_once < ALL_AT_ONCE:
+        return circuit._replace(at_once=circuit.at_once + 1)
+    return Circuit(failures=circuit.failures)
 
 
 def _stay(circuit: Circuit, now: float, rules: BreakerRules, wait: float) -> Circuit:
@@ -90,43 +121,67 @@ def _close(circuit: Circuit, now: float, rules: BreakerRules, wait: float) -> Ci
     return CLOSED
 
 
+def _reset(circuit: Circuit, now: float, rules: BreakerRules, wait: float) -> Circuit:
+    """Forgets the failures; a success of a call that started before a pause does not end the pause."""
+    return circuit._replace(failures=0) if circuit.at_once else CLOSED
+
+
 def _count(circuit: Circuit, now: float, rules: BreakerRules, wait: float) -> Circuit:
-    failures = circuit.failures + 1
-    if failures < rules.failure_threshold:
-        return circuit._replace(failures=failures)
-    return _open(circuit, now, rules, wait)
-
-
-def _open(circuit: Circuit, now: float, rules: BreakerRules, wait: float) -> Circuit:
-    return Circuit("open", circuit.failures + 1, now + rules.recovery_timeout)
-
-
-def _hold(circuit: Circuit, now: float, rules: BreakerRules, wait: float) -> Circuit:
-    """Opens for at least the time that the provider requested."""
-    return Circuit("open", circuit.failures, max(now + wait, circuit.until))
+    circuit = circuit._replace(failures=circuit.failures + 1)
+    if circuit.failures < rules.failure_threshold:
+        return _hold(circuit, now, rules, wait)
+    return Circuit("open", circuit.failures, now + max(wait, rules.recovery_timeout))
 
 
 def _reopen(circuit: Circuit, now: float, rules: BreakerRules, wait: float) -> Circuit:
+    return Circuit("open", circuit.failures + 1, now + max(wait, rules.recovery_timeout))
+
+
+def _hold(circuit: Circuit, now: float, rules: BreakerRules, wait: float) -> Circuit:
+    """Skips calls for the time that a failed provider requested, if any."""
+    return _pause(circuit, now + wait, throttled=False) if wait else circuit
+
+
+def _throttle(circuit: Circuit, now: float, rules: BreakerRules, wait: float) -> Circuit:
+    return _pause(circuit, now + wait, throttled=True)
+
+
+def _pause(circuit: Circuit, until: float, *, throttled: bool) -> Circuit:
+    """Extends the pause; the longest request counts."""
+    if until < circuit.until:
+        until, throttled = circuit.until, circuit.throttled
+    return circuit._replace(until=until, throttled=throttled, at_once=FIRST_AT_ONCE)
+
+
+def _postpone(circuit: Circuit, now: float, rules: BreakerRules, wait: float) -> Circuit:
+    """Postpones the next probe by at least the time that the provider requested."""
+    return Circuit("open", circuit.failures, max(now + wait, circuit.until))
+
+
+def _retry_probe(circuit: Circuit, now: float, rules: BreakerRules, wait: float) -> Circuit:
     """The probe got no answer; the next call is the probe."""
-    return circuit._replace(state="open", until=now)
+    return Circuit("open", circuit.failures, now)
 
 
 _TABLE: dict[tuple[State, Outcome], _Step] = {
-    ("closed", "success"): _close,
+    ("closed", "success"): _reset,
     ("closed", "failure"): _count,
+    ("closed", "repeated"): _hold,
     ("closed", "rejected"): _stay,
-    ("closed", "throttled"): _hold,
+    ("closed", "throttled"): _throttle,
     ("closed", "abandoned"): _stay,
     ("open", "success"): _stay,
-    ("open", "failure"): _stay,
+    ("open", "failure"): _postpone,
+    ("open", "repeated"): _postpone,
     ("open", "rejected"): _stay,
-    ("open", "throttled"): _hold,
+    ("open", "throttled"): _postpone,
     ("open", "abandoned"): _stay,
     ("half_open", "success"): _close,
-    ("half_open", "failure"): _open,
+    ("half_open", "failure"): _reopen,
+    ("half_open", "repeated"): _reopen,
     ("half_open", "rejected"): _close,
-    ("half_open", "throttled"): _hold,
-    ("half_open", "abandoned"): _reopen,
+    ("half_open", "throttled"): _postpone,
+    ("half_open", "abandoned"): _retry_probe,
 }
 
 
@@ -159,65 +214,80 @@ class CircuitBreaker:
         self._openings = OutageLog(_log, "circuit_opened", "circuit_closed", now, provider=name)
         self._refusals = OutageLog(_log, "provider_refuses", "provider_answers", now, provider=name)
 
-    def admit(self, now: float) -> bool:
-        """Whether a call may start now; if so, it has started, and its end must be recorded."""
+    def enter(self, now: float) -> Entry | None:
+        """How a call has started, whose end must be recorded; None if no call may start now."""
         if not admits(self.circuit, now):
-            return False
-        self.circuit = enter(self.circuit)
-        return True
+            return None
+        self.circuit, entry = enter(self.circuit)
+        return entry
 
-    @property
-    def probing(self) -> bool:
-        """Whether the probe is running; right after `admit`: whether that call is the probe."""
-        return self.circuit.state == "half_open"
+    def is_full(self, now: float) -> bool:
+        """Whether only calls that are running keep another one from starting."""
+        return now >= self.circuit.until and not admits(self.circuit, now)
 
-    def seconds_until_probe(self, now: float) -> float:
-        """Seconds until an open circuit admits a probe; 0 while a probe is running."""
+    def seconds_until_admission(self, now: float) -> float:
+        """Seconds until an open circuit admits a probe, or a pause ends; 0 if only calls are waited for."""
         return max(0.0, self.circuit.until - now)
 
-    def skip_error(self, now: float) -> CircuitOpen:
+    def skip_error(self, now: float) -> ProviderError:
         """Why a call was not admitted."""
-        reason = f"its circuit is open for another {self.seconds_until_probe(now):.0f} s"
-        if self.probing:
-            reason = "another call is probing whether it works again"
-        return CircuitOpen(reason, provider=self._name)
+        state, left = self.circuit.state, self.seconds_until_admission(now)
+        if state == "half_open":
+            return CircuitOpen("another call is probing whether it works again", provider=self._name)
+        if state == "open":
+            return CircuitOpen(f"its circuit is open for another {left:.0f} s", provider=self._name)
+        reason = (
+            f"it asked for a pause of another {left:.0f} s"
+            if left
+            else "its pause ends with few calls at once"
+        )
+        if not self.circuit.throttled:
+            return CircuitOpen(reason, provider=self._name)
+        return ProviderPaused(reason, provider=self._name, status=429, retry_after=left)
 
-    def record_success(self, *, probe: bool) -> None:
+    def record_success(self, entry: Entry) -> None:
         """Records a call that the provider answered."""
-        self._leave("success", probe, 0.0)
-        if probe:
+        self._leave("success", entry, 0.0)
+        if entry == "probe":
             self._openings.succeeded()
             self._refusals.succeeded()
 
     def record_failure(
-        self, error: ProviderError, *, probe: bool, counts: bool, now: float, wait: float
-    ) -> None:
-        """Records a call that failed, and logs a circuit that opens or a provider that is misconfigured.
+        self, error: ProviderError, entry: Entry, *, counts: bool, now: float, wait: float
+    ) -> bool:
+        """Records a try that failed, and logs a circuit that opens or a provider that is misconfigured.
 
         Args:
-            counts: whether this is a failure of its own; repeated tries of one call are one failure.
+            counts: whether a failure counts; the tries of one call are one failure.
             wait: seconds that the provider requested, with jitter.
+
+        Returns:
+            whether it counted as a failure.
         """
-        outcome: Outcome = "failure" if counts else "abandoned"
-        if not error.trips_breaker:
-            outcome = "rejected"
-        elif error.retry_after:
-            outcome = "throttled"
-        before = self.circuit.state
-        self._leave(outcome, probe, now, wait)
+        before, outcome = self.circuit.state, _outcome_of(error, counts)
+        self._leave(outcome, entry, now, wait)
         if before == "closed" and self.circuit.state == "open":
             self._openings.failed(str(error))
         elif error.upstream_status in _MISCONFIGURED:
             self._refusals.failed(str(error))
+        return outcome == "failure"
 
-    def record_abandoned(self, *, probe: bool, now: float) -> None:
+    def record_abandoned(self, entry: Entry, *, now: float) -> None:
         """Records a call that ended before the provider answered."""
-        self._leave("abandoned", probe, now)
+        self._leave("abandoned", entry, now)
 
-    def _leave(self, outcome: Outcome, probe: bool, now: float, wait: float = 0.0) -> None:
-        self.circuit = leave(self.circuit, outcome, probe=probe, now=now, rules=self._rules, wait=wait)
+    def _leave(self, outcome: Outcome, entry: Entry, now: float, wait: float = 0.0) -> None:
+        self.circuit = leave(self.circuit, outcome, entry, now=now, rules=self._rules, wait=wait)
 
     def to_json(self, now: float) -> JsonObject:
-        state, failures, _ = self.circuit
-        wait = self.seconds_until_probe(now) if state == "open" else 0.0
+        state, failures = self.circuit[:2]
+        wait = 0.0 if state == "half_open" else self.seconds_until_admission(now)
         return {"circuit": state, "failures_in_a_row": failures, "retry_in_seconds": round(wait, 1)}
+
+
+def _outcome_of(error: ProviderError, counts: bool) -> Outcome:
+    if not error.trips_breaker:
+        return "rejected"
+    if isinstance(error, ProviderRateLimited) and error.retry_after:
+        return "throttled"
+    return "failure" if counts else "repeated"

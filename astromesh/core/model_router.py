@@ -21,13 +21,16 @@ from typing import Any, TypeVar, cast
 
 from msgspec.structs import replace
 
-from astromesh.core.circuit_breaker import CLOSED, BreakerRules, CircuitBreaker, CircuitOpen
+from astromesh.core.circuit_breaker import CLOSED, BreakerRules, CircuitBreaker, CircuitOpen, Entry
 from astromesh.core.guardrails import GuardrailsEngine, filter_error
 from astromesh.core.routing import STRATEGIES, Candidate, missing_capabilities, rank, request_needs
 from astromesh.errors import (
     AllProvidersFailed,
     ProviderError,
+    ProviderPaused,
+    ProviderRateLimited,
     ProviderRejected,
+    ProvidersRateLimited,
     ProviderTimeout,
     ProviderUnavailable,
 )
@@ -50,8 +53,10 @@ from astromesh.types import (
 TakeRetry = Callable[[], bool]
 E = TypeVar("E", bound=Exception)
 
-#: seconds between two checks whether a probe has returned
+#: seconds between two checks whether calls have ended that keep this one from starting
 _MIN_PAUSE = 0.05
+#: seconds after which callers may ask again if no rate-limited provider has requested a time
+_USUAL_WAIT = 1.0
 #: calls whose reported tokens correct the estimates for a model: the first few, then one of sixteen
 _LEARN_FIRST, _LEARN_EVERY = 4, 16
 #: weight of the newest latency in the moving average
@@ -145,15 +150,15 @@ class RoutedCall:
     """
 
     __slots__ = (
-        "_attempts", "_failed_usage", "_failures", "_health", "_index", "_log", "_order", "_position",
-        "_probe", "_request", "_retry_after", "_retry_index", "_router", "_started", "_take_retry", "_tries",
-        "settled",
+        "_attempts", "_counted", "_entry", "_failed_usage", "_failures", "_health", "_index", "_log",
+        "_order", "_position", "_request", "_retry_after", "_retry_index", "_router", "_started",
+        "_take_retry", "_tries", "settled",
     )  # fmt: skip
-    #: the provider of the running try, its start, and whether it is a probe
+    #: the provider of the running try, its start, and how the circuit has let it in
     _index: int
     _health: ProviderHealth
     _started: float
-    _probe: bool
+    _entry: Entry
     #: seconds that the provider to call again requested
     _retry_after: float
 
@@ -170,6 +175,8 @@ class RoutedCall:
         self._tries = 0
         #: the provider to call again if there is no other; -1: none
         self._retry_index = -1
+        #: providers whose circuit has counted this call as a failure
+        self._counted: tuple[int, ...] = ()
         self._failures: list[ProviderError] = []
         self._attempts: list[JsonObject] = []
         self._failed_usage: Usage | None = None
@@ -190,7 +197,7 @@ class RoutedCall:
             if self._enter(self._retry_index, now):
                 return self._router.providers[self._retry_index]
             breaker = self._router.healths[self._retry_index].breaker
-            self._retry_after = self._jittered(breaker.seconds_until_probe(now))
+            self._retry_after = self._jittered(breaker.seconds_until_admission(now))
         return None
 
     def succeeded(self, result: CompletionResult) -> CompletionResult:
@@ -200,7 +207,7 @@ class RoutedCall:
         health.calls += 1
         health.record_latency(latency_ms)
         if health.breaker.circuit is not CLOSED:
-            health.breaker.record_success(probe=self._probe)
+            health.breaker.record_success(self._entry)
         self.settled = True
         if health.calls <= _LEARN_FIRST or health.calls % _LEARN_EVERY == 0:
             health.correction.learn(estimate_request(self._request), result.usage.input_tokens)
@@ -229,13 +236,10 @@ class RoutedCall:
         health.calls += 1
         health.failures += 1
         health.last_error = error.code
-        health.breaker.record_failure(
-            error,
-            probe=self._probe,
-            counts=self._tries == 0 or self._probe,
-            now=self._router.clock.monotonic(),
-            wait=wait,
-        )
+        counts = self._entry == "probe" or self._index not in self._counted
+        now = self._router.clock.monotonic()
+        if health.breaker.record_failure(error, self._entry, counts=counts, now=now, wait=wait):
+            self._counted += (self._index,)
         self.settled = True
         self._record_failure(error)
         self._add_cost(attached_usage(error))
@@ -267,7 +271,7 @@ class RoutedCall:
     def abandon(self) -> None:
         """Ends a try whose end is not recorded, so that its probe does not block the circuit for ever."""
         self.settled = True
-        self._health.breaker.record_abandoned(probe=self._probe, now=self._router.clock.monotonic())
+        self._health.breaker.record_abandoned(self._entry, now=self._router.clock.monotonic())
 
     def final_error(self) -> Exception:
         """The error of a call that no provider answered."""
@@ -279,21 +283,25 @@ class RoutedCall:
                 "No configured model can serve this request; "
                 f"missing: {self._router.describe_missing(self._request)}."
             )
-        answers = [f for f in self._failures if not isinstance(f, CircuitOpen)]
+        answers = [f for f in self._failures if not isinstance(f, (CircuitOpen, ProviderPaused))]
         if answers and all(isinstance(f, ProviderRejected) for f in answers):
             first = answers[0]
             return ProviderRejected(
                 f"{first.provider}: {first}", provider=first.provider, status=first.upstream_status
             )
+        if self._failures and all(isinstance(f, ProviderRateLimited) for f in self._failures):
+            now = self._router.clock.monotonic()
+            waits = (self._router.healths[i].breaker.seconds_until_admission(now) for i in self._order)
+            return ProvidersRateLimited(self._failures, retry_after=min(w or _USUAL_WAIT for w in waits))
         return AllProvidersFailed(self._failures)
 
     def _enter(self, index: int, now: float) -> bool:
         health = self._router.healths[index]
         breaker = health.breaker
-        if breaker.circuit is not CLOSED and not breaker.admit(now):
+        entry: Entry | None = "free" if breaker.circuit is CLOSED else breaker.enter(now)
+        if entry is None:
             return False
-        self._index, self._health, self.settled = index, health, False
-        self._probe = breaker.circuit is not CLOSED and breaker.probing
+        self._index, self._health, self._entry, self.settled = index, health, entry, False
         self._router.last_tried[index] = self._router.turn
         self._started = perf_counter()
         return True
@@ -302,7 +310,7 @@ class RoutedCall:
         breaker = self._router.healths[index].breaker
         self._record_failure(breaker.skip_error(now))
         if self._retry_index < 0:
-            self._retry_index, self._retry_after = index, self._jittered(breaker.seconds_until_probe(now))
+            self._retry_index, self._retry_after = index, self._jittered(breaker.seconds_until_admission(now))
 
     def _record_failure(self, error: ProviderError) -> None:
         if not error.provider:
@@ -326,21 +334,21 @@ class RoutedCall:
         self._retry_after = 0.0
         try:
             await router.clock.sleep(wait)
-            return await self._probe_is_back()
+            return await self._may_enter()
         except asyncio.CancelledError as cancelled:
             attach_usage(cancelled, self._failed_usage or Usage())
             attach_attempts(cancelled, self._attempts)
             raise
 
-    async def _probe_is_back(self) -> bool:
-        """Waits for the probe of another call; returns False if it takes too long."""
+    async def _may_enter(self) -> bool:
+        """Waits for the calls of others that keep this one from starting; False if they take too long."""
         rules, router = self._router.retries, self._router
         breaker, left = router.healths[self._retry_index].breaker, rules.max_wait
-        while breaker.probing and left > 0:
+        while (is_full := breaker.is_full(router.clock.monotonic())) and left > 0:
             pause = max(rules.backoff * (0.5 + router.chance()), _MIN_PAUSE)
             left -= pause
             await router.clock.sleep(pause)
-        return not breaker.probing
+        return not is_full
 
     def _add_cost(self, usage: Usage | None) -> None:
         if usage is not None:

@@ -14,7 +14,13 @@ import orjson
 from msgspec import NODEFAULT, Struct, convert, structs, to_builtins
 
 from astromesh import errors
-from astromesh.errors import AllProvidersFailed, AstromeshError, ProviderError, UpstreamError
+from astromesh.errors import (
+    AllProvidersFailed,
+    AstromeshError,
+    ProviderError,
+    ProvidersRateLimited,
+    UpstreamError,
+)
 from astromesh.tools.results import to_text
 from astromesh.types import CompletionRequest, CompletionResult, JsonObject, Message, ToolCall, ToolResult
 
@@ -163,6 +169,8 @@ def error_to_json(error: AstromeshError) -> JsonObject:
         data |= {"provider": error.provider, "status": error.upstream_status, "retryable": error.retryable}
     if isinstance(error, AllProvidersFailed):
         data |= {"failures": [error_to_json(f) for f in error.failures], "begun": error.begun}
+    if isinstance(error, ProvidersRateLimited):
+        data["retry_after"] = error.retry_after
     return data
 
 
@@ -173,8 +181,10 @@ def error_of(data: Mapping[str, Any], default: type[AstromeshError] = UpstreamEr
         default: The class of an error whose own class is unknown or needs more than its message.
     """
     kind = getattr(errors, data["type"], default)
-    if kind is AllProvidersFailed and "failures" in data:
+    if issubclass(kind, AllProvidersFailed) and "failures" in data:
         failures = [f for f in map(error_of, data["failures"]) if isinstance(f, ProviderError)]
+        if kind is ProvidersRateLimited:
+            return ProvidersRateLimited(failures, retry_after=data["retry_after"])
         return AllProvidersFailed(failures, begun=data["begun"])
     if not (issubclass(kind, ProviderError) or kind.__init__ is AstromeshError.__init__):
         kind = default

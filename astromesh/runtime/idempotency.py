@@ -199,13 +199,13 @@ def error_details(error: AstromeshError) -> JsonObject:
         return {"guardrail": error.guardrail}
     if isinstance(error, NodeFailed):
         return {"node": error.path}
+    seconds = getattr(error, "retry_after", 0.0)
+    details: JsonObject = {"retry_after": seconds} if seconds else {}
     if isinstance(error, AllProvidersFailed):
-        failures = [
+        details["failures"] = [
             {"provider": f.provider, "code": f.code, "status": f.upstream_status} for f in error.failures
         ]
-        return {"failures": failures}
-    seconds = getattr(error, "retry_after", 0.0)
-    return {"retry_after": seconds} if seconds else {}
+    return details
 
 
 def last_event(row: RunRow) -> Event:

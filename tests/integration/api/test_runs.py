@@ -11,7 +11,7 @@ import httpx
 import pytest
 from websockets.asyncio.client import connect
 
-from astromesh.errors import ProviderUnavailable
+from astromesh.errors import ProviderRateLimited, ProviderUnavailable
 from astromesh.testing import ManualClock, Reply, ScriptedProvider
 from astromesh.types import CompletionRequest, ToolCall, Usage
 from tests.integration.agents_folder import client_of, manifest, runtime_of, served, write
@@ -94,6 +94,22 @@ async def test_a_failed_run_says_why_with_the_codes_of_http(tmp_path: Path) -> N
     assert (error["node"], error["type"]) == ("react", "AllProvidersFailed")
     assert state["error"] == {"code": failed["code"], "detail": failed["detail"]}
     assert [a["error"] for a in state["attempts"]] == ["provider_unavailable"] * 3
+
+
+@pytest.mark.parametrize("key", [None, "one"])
+async def test_a_model_that_limits_its_rate_is_503_with_its_own_time_to_wait(
+    tmp_path: Path, key: str | None
+) -> None:
+    """The time is a floor. Who asks again before it is over gets what is left."""
+    busy = ProviderRateLimited("busy", status=429, retry_after=90)
+    runtime = runtime_of(helper(tmp_path), ScriptedProvider(busy, "Hi"))
+    headers = {} if key is None else {"idempotency-key": key}
+    async with client_of(runtime) as client:
+        first, second = [await client.post(RUN, json=BODY, headers=headers) for _ in range(2)]
+    for answer in (first, second):
+        assert (answer.status_code, answer.json()["code"]) == (503, "providers_rate_limited")
+        assert 80 < int(answer.headers["retry-after"]) <= 109
+    assert [answer.json()["failures"][0]["status"] for answer in (first, second)] == [429, 429]
 
 
 async def test_runs_are_listed_by_agent_session_and_status_newest_first(tmp_path: Path) -> None:

@@ -41,6 +41,7 @@ class Fault(NamedTuple):
 REJECTED = (422, "invalid_input", ("provider_rejected",))
 REFUSED = (502, "all_providers_failed", ("provider_unauthorized",))
 ONCE = ("provider_unavailable",)
+LIMITED = (503, "providers_rate_limited")
 TIMEOUT = (502, "all_providers_failed", ("provider_timeout",))
 
 STATUSES: dict[str, Fault] = {
@@ -52,14 +53,14 @@ STATUSES: dict[str, Fault] = {
     "404": Fault(Scenario(status=404), attempts=ONCE),
     "413": Fault(Scenario(status=413), *REJECTED),
     "422": Fault(Scenario(status=422), *REJECTED),
-    "429": Fault(Scenario(status=429), attempts=("provider_rate_limited",) * 3),
+    "429": Fault(Scenario(status=429), *LIMITED, ("provider_rate_limited",) * 3),
     "500": Fault(Scenario(status=500)),
     "503": Fault(Scenario(status=503)),
 }
 # it comes last: the service is left alone for an hour
 ENOUGH = {
     "429 for an hour": Fault(
-        Scenario(status=429, headers={"retry-after": "3600"}), attempts=("provider_rate_limited",)
+        Scenario(status=429, headers={"retry-after": "3600"}), *LIMITED, ("provider_rate_limited",)
     )
 }
 WHOLE: dict[str, Fault] = STATUSES | {

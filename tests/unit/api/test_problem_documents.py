@@ -24,6 +24,7 @@ from astromesh.api.fastapi_app import add_exception_handlers
         (errors.StoreUnavailable("Locked."), 503, "1"),
         (errors.SessionBusy("Busy."), 409, None),
         (errors.AllProvidersFailed([]), 502, None),
+        (errors.ProvidersRateLimited([], retry_after=7.2), 503, "8"),
         (errors.DeadlineExceeded("Late."), 504, None),
     ],
     ids=lambda value: type(value).__name__,

@@ -11,13 +11,14 @@ from time import perf_counter
 import pytest
 from msgspec.structs import replace
 
-from astromesh.core.circuit_breaker import BreakerRules
+from astromesh.core.circuit_breaker import FIRST_AT_ONCE, BreakerRules
 from astromesh.core.model_router import Health, ModelRouter, RetryRules
 from astromesh.errors import (
     AllProvidersFailed,
     ProviderError,
     ProviderRateLimited,
     ProviderRejected,
+    ProvidersRateLimited,
     ProviderTimeout,
     ProviderUnauthorized,
     ProviderUnavailable,
@@ -252,6 +253,107 @@ async def test_a_429_holds_the_provider_at_least_as_long_as_it_asked():
     assert (await routed.route(ASK)).content == "Hi"
 
 
+async def test_a_pause_ends_without_a_probe_and_with_the_count_from_before():
+    """A 429 and a 500 in a row are one failure: they do not take a model out."""
+    clock = ManualClock()
+    busy = model(down(), ProviderRateLimited("busy", status=429, retry_after=20), down(), "Hi")
+    routed = router(busy, model("spare", name="b/m"), clock=clock)
+    for _ in range(2):
+        await routed.route(ASK)
+    (paused, _) = routed.health.snapshot()
+    assert (paused["circuit"], paused["failures_in_a_row"], paused["retry_in_seconds"]) == ("closed", 1, 22.0)
+    clock.advance(22)
+    assert [(await routed.route(ASK)).content for _ in range(2)] == ["spare", "Hi"]
+    assert routed.health.snapshot()[0]["failures_in_a_row"] == 0
+
+
+async def test_another_status_with_a_time_to_wait_is_a_failure_and_holds_the_provider_for_it():
+    clock = ManualClock()
+    ill = model(ProviderUnavailable("down", status=503, retry_after=20), "Hi")
+    routed = router(ill, model("spare", name="b/m"), clock=clock)
+    await routed.route(ASK)
+    assert routed.health.snapshot()[0]["failures_in_a_row"] == 1
+    clock.advance(21.9)
+    assert (await routed.route(ASK)).attempts[0]["error"] == "circuit_open"
+    clock.advance(0.1)
+    assert (await routed.route(ASK)).content == "Hi"
+
+
+async def test_three_failures_that_each_ask_for_a_pause_open_the_circuit():
+    clock = ManualClock()
+    ill = model(ProviderUnavailable("down", status=503, retry_after=20))
+    routed = router(ill, model("spare", name="b/m"), clock=clock)
+    for _ in range(3):
+        await routed.route(ASK)
+        clock.advance(22)
+    assert routed.health.snapshot()[0]["circuit"] == "open"
+
+
+async def test_after_a_pause_waiting_calls_return_a_few_at_a_time():
+    clock = ManualClock()
+    active, most = 0, []
+
+    async def count(_):
+        nonlocal active
+        active += 1
+        most.append(active)
+        await clock.sleep(0.01)
+        active -= 1
+        return "Hi"
+
+    routed = router(model(ProviderRateLimited("busy", retry_after=2), count), clock=clock)
+    calls = [asyncio.create_task(routed.route(ASK)) for _ in range(40)]
+    await clock.run_for(12)
+    assert [call.result().content for call in calls] == ["Hi"] * 40
+    assert all(running <= FIRST_AT_ONCE + earlier for earlier, running in enumerate(most))
+    assert max(most) > FIRST_AT_ONCE
+
+
+@pytest.mark.parametrize("status", [429, 503])
+async def test_whatever_its_tries_one_failing_call_is_one_failure(status):
+    """The first try counts or not, as its status says; of the others, the first that fails does."""
+    first = ProviderRateLimited if status == 429 else ProviderUnavailable
+    bad = model(first("busy", status=status, retry_after=1), down(500), down(500))
+    routed = router(bad)
+    with pytest.raises(AllProvidersFailed):
+        await routed.route(ASK)
+    assert len(bad.requests) == 3
+    (seen,) = routed.health.snapshot()
+    assert (seen["circuit"], seen["failures_in_a_row"]) == ("closed", 1)
+
+
+async def test_where_every_provider_limits_its_rate_the_error_names_the_first_that_is_back():
+    clock = ManualClock()
+    models = [
+        model(ProviderRateLimited("busy", status=429, retry_after=wait), name=name)
+        for name, wait in (("a/m", 90), ("b/m", 30))
+    ]
+    routed = router(*models, clock=clock)
+    for waited, left in ((0, 33.0), (3, 30.0)):  # a tenth is jitter; then both are paused and not called
+        clock.advance(waited)
+        with pytest.raises(ProvidersRateLimited) as raised:
+            await routed.route(ASK)
+        assert raised.value.retry_after == pytest.approx(left)
+    assert [len(m.requests) for m in models] == [1, 1]
+    assert [f.code for f in raised.value.failures] == ["provider_paused"] * 2
+
+
+@pytest.mark.parametrize("other", [down(), ProviderTimeout("slow"), ProviderUnauthorized("key")])
+async def test_where_one_provider_failed_otherwise_the_error_is_the_usual_one(other):
+    busy = ProviderRateLimited("busy", status=429, retry_after=90)
+    with pytest.raises(AllProvidersFailed) as raised:
+        await router(model(busy), model(other, name="b/m"), retries=RetryRules(tries=0)).route(ASK)
+    assert raised.type is AllProvidersFailed
+
+
+async def test_a_provider_that_is_held_for_a_failure_is_not_one_that_limits_its_rate():
+    routed = router(model(ProviderUnavailable("down", status=503, retry_after=90)))
+    for _ in range(2):
+        with pytest.raises(AllProvidersFailed) as raised:
+            await routed.route(ASK)
+        assert raised.type is AllProvidersFailed
+
+
 async def test_agents_share_the_circuit_of_one_model_but_not_of_another_endpoint():
     health = Health(clock=ManualClock(jump=True))
     first, second, elsewhere = model(down()), model("Hi"), model("Hi")
@@ -324,7 +426,7 @@ async def test_a_spare_that_cannot_heal_does_not_keep_the_primary_from_its_secon
     assert (result.content, len(result.attempts)) == ("Hi", 2)
 
 
-async def test_a_probe_that_takes_its_time_is_waited_for():
+async def test_a_call_beyond_the_first_ones_after_a_pause_waits_for_its_turn():
     clock, gate = ManualClock(), asyncio.Event()
 
     async def wait(_):
@@ -332,13 +434,14 @@ async def test_a_probe_that_takes_its_time_is_waited_for():
         return "Back"
 
     routed = router(model(ProviderRateLimited("busy", retry_after=2.0), wait), clock=clock)
-    calls = [asyncio.create_task(routed.route(ASK)) for _ in range(2)]
+    calls = [asyncio.create_task(routed.route(ASK)) for _ in range(3)]
     await clock.run_for(2.6)
-    assert clock.slept == [pytest.approx(2.0 * 1.1), pytest.approx(2.0 * 1.1 * 1.1), 0.25]
+    paused = [pytest.approx(2.0 * 1.1), *[pytest.approx(2.0 * 1.1 * 1.1)] * 2]
+    assert clock.slept == [*paused, 0.25]
     await clock.run_for(5)
     gate.set()
     await clock.run_for(1)
-    assert [(await call).content for call in calls] == ["Back", "Back"]
+    assert [(await call).content for call in calls] == ["Back"] * 3
 
 
 async def half_open(answer, **more) -> tuple[ModelRouter, ManualClock, ScriptedProvider]:

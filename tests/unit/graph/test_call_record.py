@@ -10,6 +10,8 @@ from astromesh.errors import (
     AstromeshError,
     MissingKey,
     ProviderError,
+    ProviderPaused,
+    ProvidersRateLimited,
     ProviderTimeout,
     ProviderUnavailable,
     ToolFailed,
@@ -40,11 +42,13 @@ def test_tool_calls_that_were_stored_as_lists_are_read() -> None:
         MissingKey("there is no key"),
         ProviderUnavailable("away", provider="p", status=503),
         AllProvidersFailed([ProviderTimeout("late", provider="p")], begun=True),
+        ProvidersRateLimited([ProviderPaused("busy", provider="p", status=429)], retry_after=9.0),
     ],
 )
 def test_an_error_comes_back_as_it_was(error: AstromeshError) -> None:
     again = error_of(orjson.loads(orjson.dumps(error_to_json(error))))
     assert (type(again), str(again)) == (type(error), str(error))
+    assert getattr(again, "retry_after", 0.0) == getattr(error, "retry_after", 0.0)
 
 
 def test_an_error_that_needs_more_than_its_message_becomes_the_general_one() -> None:
