@@ -60,10 +60,10 @@ async def bare(nodes: int) -> tuple[list[Any], list[float]]:
     return results, timings
 
 
-def chain(nodes: int, body: Callable[[Any], Any] = trivial) -> PromptGraphEngine:
+def chain(nodes: int, body: Callable[[Any], Any] = trivial, *, inline: bool = False) -> PromptGraphEngine:
     """An engine with so many trivial function nodes in a row."""
     names = [f"n{i}" for i in range(nodes)]
-    graph = PromptGraph("chain", nodes=[FunctionNode(name, body) for name in names])
+    graph = PromptGraph("chain", nodes=[FunctionNode(name, body, inline=inline) for name in names])
     return PromptGraphEngine(graph.sequential(*names))
 
 
@@ -97,7 +97,8 @@ def import_ms(module: str, tries: int = 7) -> float:
 
 async def main() -> None:
     few, many, ask = chain(FEW), chain(MANY), prompt()
-    few_def, many_def = chain(FEW, trivial_def), chain(MANY, trivial_def)
+    few_def, many_def = chain(FEW, trivial_def, inline=True), chain(MANY, trivial_def, inline=True)
+    threads = chain(FEW, trivial_def)
     rows: dict[str, Callable[[], Awaitable[Any]]] = {
         "bare few": lambda: bare(FEW),
         "bare many": lambda: bare(MANY),
@@ -105,6 +106,7 @@ async def main() -> None:
         "many": lambda: many.ainvoke("x"),
         "few def": lambda: few_def.ainvoke("x"),
         "many def": lambda: many_def.ainvoke("x"),
+        "threads": lambda: threads.ainvoke("x"),
         "prompt": lambda: ask.ainvoke("x"),
     }
     best = await measure(rows)
@@ -119,8 +121,9 @@ async def main() -> None:
         ("bare loop, each further node", bare_node, "µs", bare_node, None),
         (f"astromesh.graph, {FEW} function nodes", best["few"], "µs", bare_node, 12),
         ("astromesh.graph, each further node", per_node, "µs", bare_node, 2),
-        (f"astromesh.graph, {FEW} plain `def` nodes", best["few def"], "µs", bare_node, 12),
-        ("astromesh.graph, each further `def` node", per_def, "µs", bare_node, 2),
+        (f"astromesh.graph, {FEW} inline `def` nodes", best["few def"], "µs", bare_node, 12),
+        ("astromesh.graph, each further inline `def` node", per_def, "µs", bare_node, 2),
+        (f"astromesh.graph, {FEW} `def` nodes in threads", best["threads"], "µs", bare_node, None),
         ("astromesh.graph, one PromptNode", best["prompt"], "µs", bare_node, 12),
         ("import asyncio", asyncio_loaded, "ms", asyncio_loaded, None),
         ("import astromesh.graph", loaded, "ms", asyncio_loaded, 150),

@@ -144,12 +144,12 @@ def _conflict(writes: Sequence[Write]) -> tuple[Branch, Branch] | None:
     """Returns two branches that wrote different values. PARALLEL_SAFE permits it."""
     counted = [write for write in writes if not write.branch.is_safe]
     for write in counted[1:]:
-        if not _is_same(counted[0].value, write.value):
+        if not is_same(counted[0].value, write.value):
             return counted[0].branch, write.branch
     return None
 
 
-def _is_same(one: Any, other: Any) -> bool:
+def is_same(one: Any, other: Any) -> bool:
     """Whether two values are equal. Values that cannot be compared are not."""
     if one is other:
         return True

@@ -110,9 +110,9 @@ def plan_and_execute(
     graph.add_node(
         PlanNode("plan", instructions=instructions, model_override="planner", routing="edges_only")
     )
-    graph.add_node(FunctionNode("next_step", next_step, flags={NodeFlag.STATEFUL}))
+    graph.add_node(FunctionNode("next_step", next_step, inline=True, flags={NodeFlag.STATEFUL}))
     graph.add_node(SubgraphNode("work", worker))
-    graph.add_node(FunctionNode("replan", note_failure, flags={NodeFlag.STATEFUL}))
+    graph.add_node(FunctionNode("replan", note_failure, inline=True, flags={NodeFlag.STATEFUL}))
     graph.add_node(
         SynthesizeNode("answer", instructions=instructions, is_terminal=True, routing="edges_only")
     )
@@ -206,7 +206,7 @@ def debate(instructions: str = "", *, rounds: int = 2, name: str = "debate") -> 
         model_override="critic",
         routing="edges_only",
     )
-    count = FunctionNode("count_round", count_round, flags={NodeFlag.STATEFUL})
+    count = FunctionNode("count_round", count_round, inline=True, flags={NodeFlag.STATEFUL})
     keys = ("proposal", "critique", "verdict")
     answer = SynthesizeNode(
         "answer", instructions=instructions, input_keys=keys, is_terminal=True, routing="edges_only"

@@ -75,7 +75,8 @@ def fan_out_graph(branches: Sequence[Branch], merge: Merge, max_iterations: int)
     workers = [_branch_node(branch, max_iterations) for branch in branches]
     graph = PromptGraph("parallel_fan_out")
     graph.add_node(Branches("branches", workers))
-    graph.add_node(FunctionNode("merge", _concat if merge == "concat" else _vote, is_terminal=True))
+    join = _concat if merge == "concat" else _vote
+    graph.add_node(FunctionNode("merge", join, inline=True, is_terminal=True))
     graph.set_entry("branches")
     if merge == "judge":
         graph.add_node(judge_node())

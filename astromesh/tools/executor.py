@@ -350,3 +350,8 @@ class FunctionExecutor:
             f"{name!r} was not started: all {self._threads.max_threads} threads for such calls are busy. "
             "Nothing has happened; it may be called again."
         )
+
+
+#: Blocking functions have a thread pool of their own, so that file and DNS work in the default executor never
+#: waits for them. The first calls start its threads.
+TOOL_CALLS = FunctionExecutor(ThreadPool(32, "astromesh-tool"), DetachedTasks())

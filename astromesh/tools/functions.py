@@ -21,13 +21,9 @@ from pydantic_core import PydanticSerializationError, SchemaError
 
 from astromesh.errors import ConfigError, InvalidToolCall, is_failure
 from astromesh.tools.base import ToolContext
-from astromesh.tools.executor import DetachedTasks, FunctionExecutor, ThreadPool
+from astromesh.tools.executor import TOOL_CALLS, FunctionExecutor
 from astromesh.tools.results import text_of
 from astromesh.types import Effect, JsonObject, ToolSpec
-
-# Blocking functions have a thread pool of their own, so that file and DNS work in the default executor never
-# waits for them. The first calls start its threads.
-_EXECUTOR = FunctionExecutor(ThreadPool(32, "astromesh-tool"), DetachedTasks())
 
 
 class _Arguments(BaseModel):
@@ -107,7 +103,7 @@ class FunctionTool:
         effect: Effect = "read",
         executor: FunctionExecutor | None = None,
     ) -> None:
-        self.function, self._executor = function, executor or _EXECUTOR
+        self.function, self._executor = function, executor or TOOL_CALLS
         self.signature = read_signature(function, name=name, description=description, effect=effect)
         self.spec = self.signature.spec
         with _config_errors(f"The tool {self.spec.name!r} cannot be offered"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 import traceback
 from itertools import pairwise
 from pathlib import Path
@@ -287,3 +288,34 @@ async def test_output_rules_hold_for_the_messages_of_node_errors(tmp_path: Path)
     (error,) = answer.json()["metadata"]["errors"]
     assert "cannot mail" in error["message"]
     assert "ada@example.org" not in answer.text
+
+
+async def test_the_server_answers_while_a_plain_function_blocks(tmp_path: Path) -> None:
+    """The function waits until `/health/live` has answered. One that exceeds its timeout fails the run."""
+    answered, late = threading.Event(), threading.Event()
+
+    @node("block", timeout=20)
+    def block(state):
+        return f"answered: {answered.wait(20)}"
+
+    @node("hang", timeout=0.1)
+    def hang(state):
+        late.wait(20)
+
+    for made, status, text in (
+        (block, 200, "answered: True"),
+        (hang, 500, "'hang' did not end within 0.1 s"),
+    ):
+        write(tmp_path, manifest(orchestration={"pattern": "graph", "graph": "made"}))
+        async with client_of(
+            runtime_of(tmp_path, ScriptedProvider(), graphs={"made": PromptGraph(nodes=[made])})
+        ) as client:
+            run = asyncio.create_task(
+                client.post("/v1/agents/helper/run", json={"query": "q", "session_id": "s"})
+            )
+            await asyncio.sleep(0)
+            assert (await client.get("/health/live")).status_code == 200
+            answered.set()
+            response = await run
+        assert (response.status_code, text in response.text) == (status, True)
+    late.set()

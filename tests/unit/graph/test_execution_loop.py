@@ -571,19 +571,24 @@ def _stops(state: GraphState) -> str:
 @pytest.mark.parametrize(
     ("made", "output", "error"),
     [
+        (FunctionNode("f", lambda state: "now", inline=True), "now", ""),
+        (FunctionNode("f", lambda state: _late(), inline=True), "late", ""),
+        (FunctionNode("f", lambda state: NodeResult(output=[1]), inline=True), [1], ""),
+        (FunctionNode("f", lambda state, config: config.path, inline=True), "f", ""),
+        (FunctionNode("f", lambda state: "in time", timeout=60, inline=True), "in time", ""),
+        (FunctionNode("f", _stops, inline=True), None, "StopIteration: "),
         (FunctionNode("f", lambda state: "now"), "now", ""),
         (FunctionNode("f", lambda state: _late()), "late", ""),
         (FunctionNode("f", lambda state: NodeResult(output=[1])), [1], ""),
         (FunctionNode("f", lambda state, config: config.path), "f", ""),
-        (FunctionNode("f", lambda state: "in time", timeout=60), "in time", ""),
-        (FunctionNode("f", _stops), None, "StopIteration: "),
+        (FunctionNode("f", _stops), None, "RuntimeError: raised StopIteration"),
         (_Shouting("f", lambda state: "loud"), "LOUD", ""),
     ],
 )
-async def test_a_plain_function_is_called_without_a_coroutine_and_comes_to_the_same(
+async def test_a_plain_function_comes_to_the_same_inline_and_in_a_thread(
     made: FunctionNode, output: Any, error: str
 ) -> None:
-    """A `def` is as fast as an `async def`, whatever it answers; a subclass's own `execute` is asked."""
+    """Whatever it answers; a subclass's own `execute` is asked."""
     graph = PromptGraph(nodes=[made])
     heard = [event.type async for event in PromptGraphEngine(graph).astream_events("q")]
     result = await PromptGraphEngine(graph).ainvoke("q")

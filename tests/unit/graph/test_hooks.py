@@ -215,7 +215,7 @@ async def test_a_hook_may_end_the_run_with_a_reason_from_inside_a_nested_node() 
             if node.name == "x":
                 state.stop("budget", "enough")
 
-    graph = chain(ParallelNode("p", [says("x"), says("y"), says("z")]), says("after"))
+    graph = chain(ParallelNode("p", [says("x"), says("y"), says("z")], max_concurrency=1), says("after"))
     report = (await run(graph, [Stop()])).report
     assert report.nodes_visited == ["p", "p/x"]
     assert (report.stop_reason, report.error) == ("budget", "enough")
