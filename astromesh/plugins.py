@@ -17,11 +17,11 @@ from importlib.metadata import EntryPoint, distributions
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol, TypeAlias, TypeVar
 
-import structlog
 from pydantic import BaseModel
 
 from astromesh.errors import AstromeshError, ConfigError, MissingExtra, UnknownPlugin, is_failure
 from astromesh.knowledge.base import Embedder, KnowledgePipeline
+from astromesh.logs import get_logger
 from astromesh.telemetry.clock import Clock, SystemClock
 from astromesh.text import did_you_mean
 from astromesh.tools.base import RunAgent, ToolSource
@@ -152,7 +152,7 @@ GROUPS = (
 #: former group -> group; the former name is accepted for one version, with a warning
 _RENAMED_GROUPS: Mapping[str, str] = {"desks": "inbox_workers"}
 
-log = structlog.get_logger("astromesh.plugins")
+log = get_logger("astromesh.plugins")
 
 
 class Plugin(Protocol):

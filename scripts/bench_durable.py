@@ -32,10 +32,10 @@ sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 
 from figures import Figure, show  # noqa: E402 (the folders are not on the path before)
 
+from astromesh.logs import configure_logging  # noqa: E402
 from astromesh.plugins import Plugins  # noqa: E402
 from astromesh.runtime.engine import AgentRuntime  # noqa: E402
 from astromesh.runtime.records import RunRequest  # noqa: E402
-from astromesh.telemetry.logs import configure_logging  # noqa: E402
 from astromesh.testing import ScriptedProvider, plugin_of  # noqa: E402
 from astromesh.types import CompletionRequest, ToolCall  # noqa: E402
 from tests.platform.postgres import PostgresServer, database_url, execute  # noqa: E402

@@ -19,7 +19,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "astromesh"
 
-GROUND = ("errors", "text", "types")
+GROUND = ("errors", "logs", "text", "types")
 #: what stands at the head of a package for the packages below and beside it: protocols and records, no I/O
 HEADS = (
     "channels.base", "durable.base", "guardrails.base", "knowledge.base", "memory.base", "orchestration.base",
@@ -37,6 +37,7 @@ ADAPTER = ("access", "net", "storage", "telemetry", *SEAMS)
 MAY_IMPORT: Mapping[str, tuple[str, ...]] = {
     # the ground
     "errors": (),
+    "logs": (),
     "text": (),
     "types": (),
     "tokens": GROUND,
@@ -251,6 +252,18 @@ def test_nothing_draws_from_the_random_numbers_of_the_whole_process() -> None:
     assert wrong == []
 
 
+def test_only_the_module_of_logs_makes_loggers_of_structlog() -> None:
+    """A logger of structlog prints to stdout where nobody has configured it, as inside another program."""
+    wrong = [
+        f"{module.at(node)}: use astromesh.logs.get_logger"
+        for module in modules().values()
+        if module.name != "astromesh.logs"
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Import) and any(alias.name == "structlog" for alias in node.names)
+    ]
+    assert wrong == []
+
+
 #: what makes code of data (reliability.md S5)
 REVIVES = frozenset({"pickle", "marshal", "shelve", "dill", "cloudpickle", "jsonpickle"})
 
@@ -387,7 +400,7 @@ BROAD_EXCEPTS: Mapping[str, tuple[str, ...]] = {
     "storage.sqlite": ("closes and raises", "closes and raises"),
     "storage.writer_thread": ("relays to the caller",) + ("rolls back and raises or relays",) * 3,
     "telemetry.events": ("an event sink raised", "an event sink raised"),
-    "telemetry.logs": ("a library's log record raised",),
+    "logs": ("a library's log record raised",),
     "telemetry.otlp": ("a run could not be exported", "the exporter raised"),
     "tools.executor": ("relays to the caller", "relays to the caller"),
     "tools.functions": (

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import orjson
-import structlog
 
 from astromesh.errors import StoreUnavailable
+from astromesh.logs import get_logger
 from astromesh.storage.private_files import private_folder
 from astromesh.telemetry.clock import Clock, SystemClock
 from astromesh.types import JsonObject
@@ -81,7 +81,7 @@ def _mentions(object: str, name: str) -> bool:
 
 #: the acts, the key of the pseudonyms, and the file that writers lock
 AUDIT_FILE, KEY_FILE, LOCK_FILE = "audit.jsonl", "audit.key", "audit.lock"
-log = structlog.get_logger("astromesh.audit")
+log = get_logger("astromesh.audit")
 
 
 class AuditEntry(NamedTuple):

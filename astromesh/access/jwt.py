@@ -9,7 +9,6 @@ from typing import Any, NamedTuple, Self
 
 import jwt
 import orjson
-import structlog
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 from jwt import PyJWK
@@ -17,12 +16,13 @@ from jwt.exceptions import PyJWTError
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
 from astromesh.errors import ConfigError, NetError, Overloaded, Unauthorized
+from astromesh.logs import get_logger
 from astromesh.net.http import Http
 from astromesh.plugins import Deps
 from astromesh.telemetry.clock import Clock
 from astromesh.types import CallerContext, JsonObject
 
-log = structlog.get_logger("astromesh.identity")
+log = get_logger("astromesh.identity")
 #: seconds after which keys are fetched again; while the issuer does not answer, the known keys stay valid
 MAX_KEYS_AGE_SECONDS = 600.0
 #: least seconds between two fetches, whatever unknown keys callers name

@@ -13,9 +13,8 @@ from hashlib import sha256
 from hmac import compare_digest
 from typing import Any, NamedTuple, Self
 
-import structlog
-
 from astromesh.errors import Conflict, InvalidInput, NotFound, StoreError
+from astromesh.logs import get_logger
 from astromesh.storage.migrations import Schema, queries
 from astromesh.storage.queries import Transaction
 from astromesh.storage.sqlite import Database, SqliteQueries
@@ -183,7 +182,7 @@ REFRESH_SECONDS = 1.0
 MIN_REFRESH_SECONDS = 0.1
 #: seconds within which the uses of a key count as one
 USE_INTERVAL_SECONDS = 60.0
-log = structlog.get_logger("astromesh.keys")
+log = get_logger("astromesh.keys")
 
 
 @dataclass(slots=True)

@@ -9,7 +9,6 @@ from contextlib import asynccontextmanager
 from typing import Any
 from weakref import WeakSet
 
-import structlog
 from starlette.datastructures import State
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
@@ -26,13 +25,14 @@ from astromesh.api.middleware.limits import DEFAULT_LIMITS, ConcurrencyLimits, R
 from astromesh.api.middleware.response import RESPONSE_STARTED, wrap_send
 from astromesh.api.responses import EventBuffer
 from astromesh.errors import ShuttingDown
+from astromesh.logs import get_logger
 from astromesh.runtime.engine import AgentRuntime
 from astromesh.runtime.inbox import open_inbox_worker
 from astromesh.runtime.monitoring import add_gauges
 from astromesh.telemetry.metrics import MetricReading, WorkerMetrics
 from astromesh.telemetry.watchdog import Watchdog
 
-log = structlog.get_logger("astromesh.api")
+log = get_logger("astromesh.api")
 
 _EVENTS_DROPPED = MetricReading(
     "events_dropped",

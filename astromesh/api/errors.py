@@ -6,7 +6,6 @@ import math
 from typing import Any
 
 import orjson
-import structlog
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -18,10 +17,11 @@ from astromesh.errors import (
     RunFailed,
     error_class,
 )
+from astromesh.logs import get_logger
 from astromesh.telemetry.ids import trace_id as new_trace_id
 from astromesh.types import JsonObject
 
-log = structlog.get_logger("astromesh.api")
+log = get_logger("astromesh.api")
 
 TITLES: dict[int, str] = {
     400: "Bad request", 401: "Unauthorized", 403: "Forbidden", 404: "Not found", 405: "Method not allowed",

@@ -8,7 +8,6 @@ from contextlib import suppress
 from typing import Any, Literal, TypeVar
 
 import orjson
-import structlog
 from fastapi import APIRouter, WebSocket, WebSocketDisconnect
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
@@ -22,6 +21,7 @@ from astromesh.api.requests import MAX_SEQ, Query, SessionId, viewer_of
 from astromesh.api.responses import EventBuffer, json_bytes
 from astromesh.durable.base import ENDED_STATUSES
 from astromesh.errors import AstromeshError, InvalidInput, Overloaded, RunNotFound, Unavailable
+from astromesh.logs import get_logger
 from astromesh.runtime.agent import Agent
 from astromesh.runtime.engine import AgentRuntime
 from astromesh.runtime.records import RunRequest
@@ -31,7 +31,7 @@ from astromesh.telemetry.ids import trace_id as new_trace_id
 from astromesh.types import CallerContext, Event, JsonObject
 
 router = APIRouter()
-log = structlog.get_logger("astromesh.api")
+log = get_logger("astromesh.api")
 MAX_RUNS = 8
 UNKNOWN_AGENT, UNAVAILABLE, SERVICE_RESTART = 4404, 4503, 1012
 _SUBPROTOCOL = "bearer."

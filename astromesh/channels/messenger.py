@@ -13,13 +13,13 @@ from collections.abc import Collection, Mapping
 from typing import Any, Self
 
 import orjson
-import structlog
 from pydantic import BaseModel, ConfigDict, Field
 from yarl import URL
 
 from astromesh.channels.base import PreparedMessage, ReceivedMessage
 from astromesh.channels.reply_splitting import split_text
 from astromesh.errors import AnswerTooLarge, ChannelError, InvalidInput, NetError
+from astromesh.logs import get_logger
 from astromesh.net.http import Http, HttpResponse
 from astromesh.plugins import Deps
 from astromesh.types import Image, JsonObject
@@ -35,7 +35,7 @@ _NAMES: Mapping[str, str] = {
     "document": "a document",
 }  # fmt: skip
 
-log = structlog.get_logger("astromesh.channels")
+log = get_logger("astromesh.channels")
 
 
 class MessengerOptions(BaseModel):

@@ -15,8 +15,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import takewhile
 
-import structlog
-
 from astromesh.channels.base import (
     DELIVERY_STATES,
     AskAgent,
@@ -44,6 +42,7 @@ from astromesh.errors import (
     StoreUnavailable,
     Unavailable,
 )
+from astromesh.logs import get_logger
 from astromesh.telemetry.clock import Clock
 
 #: most messages of one run, if a channel waits for the end of a burst
@@ -61,7 +60,7 @@ _FAILED = DELIVERY_STATES.index("failed")
 #: errors of runs that have not begun, so that a retry is safe
 _NOT_BEGUN = (Unavailable, StoreUnavailable, SessionBusy, RateLimited)
 
-log = structlog.get_logger("astromesh.channels")
+log = get_logger("astromesh.channels")
 
 
 class RetryLater(Exception):

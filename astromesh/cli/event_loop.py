@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import structlog
 import uvloop
 
 from astromesh.errors import is_failure
+from astromesh.logs import get_logger
 
-log = structlog.get_logger("astromesh.server")
+log = get_logger("astromesh.server")
 
 
 class EventLoop(uvloop.Loop):

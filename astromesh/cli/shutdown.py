@@ -17,15 +17,14 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any
 
-import structlog
-
 from astromesh.api.app import Server
+from astromesh.logs import get_logger
 from astromesh.runtime.engine import AgentRuntime
 
 #: seconds that a process has to end by itself once everything is closed
 EXIT_SECONDS = 5.0
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
-log = structlog.get_logger("astromesh.server")
+log = get_logger("astromesh.server")
 
 
 def exit_within(seconds: float = EXIT_SECONDS) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import structlog
 import websockets.http11
 from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
@@ -16,8 +15,9 @@ from astromesh.api.middleware.limits import MAX_HEADER_BYTES, MAX_TARGET_BYTES
 from astromesh.api.middleware.response import CHUNK_BYTES
 from astromesh.cli.uvicorn_protocols import closing_response
 from astromesh.errors import MalformedRequest
+from astromesh.logs import get_logger
 
-log = structlog.get_logger("astromesh.api")
+log = get_logger("astromesh.api")
 _INVALID_TEXT = 1007
 #: characters of a text that has at most `CHUNK_BYTES` bytes
 _SHORT = CHUNK_BYTES // 4

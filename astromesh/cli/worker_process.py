@@ -14,9 +14,9 @@ def app() -> ASGIApp:
     """Returns the app, whose lifespan opens its runtime. The parent process has checked the configuration."""
     startup.prepare_imports()
     from astromesh.cli.commands.serve import TALLIES_VARIABLE, application
+    from astromesh.logs import configure_logging
     from astromesh.plugins import Plugins
     from astromesh.runtime.config_loader import load_configuration
-    from astromesh.telemetry.logs import configure_logging
 
     folders = Path(os.environ["ASTROMESH_CONFIG_DIR"]), Path(os.environ["ASTROMESH_DATA_DIR"])
     spec = load_configuration(folders[0], Plugins()).runtime.spec

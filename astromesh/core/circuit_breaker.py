@@ -19,10 +19,8 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Literal, NamedTuple
 
-import structlog
-
 from astromesh.errors import ProviderError, ProviderPaused, ProviderRateLimited, ProviderUnavailable
-from astromesh.telemetry.logs import OutageLog
+from astromesh.logs import OutageLog, get_logger
 from astromesh.types import JsonObject
 
 State = Literal["closed", "open", "half_open"]
@@ -187,7 +185,7 @@ _TABLE: dict[tuple[State, Outcome], _Step] = {
 
 # -- the breaker of one provider ---------------------------------------------------------------------------
 
-_log = structlog.get_logger("astromesh.models")
+_log = get_logger("astromesh.models")
 #: statuses that only the operator can fix: key, account, address, name of the model
 _MISCONFIGURED = frozenset({401, 402, 403, 404, 405, 407, 410})
 

@@ -14,12 +14,11 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-import structlog
-
 from astromesh.core.guardrails import GuardrailsEngine
 from astromesh.durable.base import SessionLeases
 from astromesh.errors import AstromeshError, Conflict, SessionNotFound
 from astromesh.knowledge.base import SemanticStore
+from astromesh.logs import get_logger
 from astromesh.memory.base import ConversationStore, EpisodicStore, MemoryStrategy, RecalledTurns, Summary
 from astromesh.providers.base import ModelPort
 from astromesh.telemetry.clock import Clock, SystemClock
@@ -30,7 +29,7 @@ T = TypeVar("T")
 #: most background tasks; beyond that a run waits until its own answer is indexed
 MAX_BACKGROUND_TASKS = 64
 
-log = structlog.get_logger("astromesh.memory")
+log = get_logger("astromesh.memory")
 
 
 @dataclass(frozen=True, slots=True)

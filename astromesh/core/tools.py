@@ -14,12 +14,12 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
-import structlog
 from msgspec.structs import replace
 
 from astromesh.config.agent import ApprovalRule, ToolBlock
 from astromesh.core.templates import STRICT, CompiledTemplate
 from astromesh.errors import AgentNotFoundError, ConfigError, InvalidToolCall, TemplateFailed
+from astromesh.logs import get_logger
 from astromesh.telemetry.clock import Clock, SystemClock
 from astromesh.tools.arguments import arguments
 from astromesh.tools.base import (
@@ -117,7 +117,7 @@ _DECLARATIONS = (DeclaredTool, DeclaredSource)
 #: cached views: callers may be offered different tools
 _MAX_VIEWS = 64
 
-log = structlog.get_logger("astromesh.tools")
+log = get_logger("astromesh.tools")
 
 
 def declare_tool(tool: Tool, block: ToolBlock) -> DeclaredTool:

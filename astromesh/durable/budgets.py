@@ -12,8 +12,6 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Literal, NamedTuple
 
-import structlog
-
 from astromesh.durable.base import (
     BUDGET_KEYS,
     BudgetAccount,
@@ -27,6 +25,7 @@ from astromesh.durable.base import (
 )
 from astromesh.durable.leases import HEARTBEAT_SECONDS, LEASE_SECONDS, PeriodicJob
 from astromesh.errors import AstromeshError, BudgetExhausted
+from astromesh.logs import get_logger
 from astromesh.telemetry.clock import Clock
 from astromesh.types import SessionKey
 
@@ -110,7 +109,7 @@ _SESSION_SECONDS, _DAY_SECONDS = 30 * 86_400.0, 86_400.0
 #: seconds between two attempts of a durable run while others have reserved the rest, and in the `Retry-After`
 #: of a plain run
 RETRY_SECONDS, RETRY_AFTER_SECONDS = 0.25, 5.0
-log = structlog.get_logger("astromesh.budgets")
+log = get_logger("astromesh.budgets")
 
 
 class ReservedByOthers(BudgetExhausted):

@@ -13,7 +13,6 @@ from dataclasses import replace
 from time import monotonic
 from typing import Any, ClassVar, Self
 
-import structlog
 from pydantic import BaseModel, ConfigDict
 
 from astromesh.channels.base import (
@@ -36,9 +35,9 @@ from astromesh.channels.responder import (
 from astromesh.channels.setup import ChannelSetup, ConfiguredChannel
 from astromesh.durable.leases import PeriodicJob, Worker, WorkerHeartbeat
 from astromesh.errors import AstromeshError, ChannelNotFound, ShuttingDown, StoreError, is_failure
+from astromesh.logs import OutageLog, get_logger
 from astromesh.plugins import Deps
 from astromesh.telemetry.clock import Clock
-from astromesh.telemetry.logs import OutageLog
 
 #: queues in work at once; of these, how many are begun without a pause, and the seconds until as many more
 MAX_ACTIVE, BURST, BURST_SECONDS = 64, 8, 0.1
@@ -53,7 +52,7 @@ _MAX_TRACEPARENT = 512
 #: folder below the data folder that holds the files of live workers
 _FOLDER = "inbox"
 
-log = structlog.get_logger("astromesh.channels")
+log = get_logger("astromesh.channels")
 
 
 class InboxWorkerOptions(BaseModel):

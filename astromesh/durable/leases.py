@@ -30,12 +30,10 @@ from pathlib import Path
 from socket import gethostname
 from typing import Any, NamedTuple, Protocol
 
-import structlog
-
 from astromesh.errors import AstromeshError
+from astromesh.logs import OutageLog, get_logger
 from astromesh.storage.private_files import private_folder
 from astromesh.telemetry.clock import Clock
-from astromesh.telemetry.logs import OutageLog
 
 #: seconds after which a process that renews nothing loses what it holds; all processes of a database use the
 #: same value
@@ -50,7 +48,7 @@ DAY_SECONDS = 86_400.0
 FOLDER = "workers"
 _HIDDEN_PREFIX = "."
 
-log = structlog.get_logger("astromesh.runs")
+log = get_logger("astromesh.runs")
 
 
 def worker_name() -> str:

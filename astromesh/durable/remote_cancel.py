@@ -11,14 +11,13 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-import structlog
-
 from astromesh.access.scopes import Viewer
 from astromesh.durable.base import CancelRequest, RunRow, RunStore
 from astromesh.durable.leases import PeriodicJob, cancel_and_wait
 from astromesh.durable.run_registry import RunRegistry, run_json
 from astromesh.durable.run_worker import RunWorker
 from astromesh.errors import AstromeshError, RunNotFound
+from astromesh.logs import get_logger
 from astromesh.telemetry.clock import Clock
 from astromesh.telemetry.ids import created_at
 from astromesh.types import JsonObject
@@ -34,7 +33,7 @@ _ARCHIVE_PAUSES = (0.05, 0.1, 0.2, 0.4, 0.75)
 
 T = TypeVar("T")
 
-log = structlog.get_logger("astromesh.runs")
+log = get_logger("astromesh.runs")
 
 
 class RemoteCancel:

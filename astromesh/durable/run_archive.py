@@ -10,11 +10,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
-import structlog
-
 from astromesh.durable.base import RunStore
 from astromesh.durable.run_registry import row_of
 from astromesh.errors import AstromeshError, StoreUnavailable
+from astromesh.logs import get_logger
 from astromesh.telemetry.run_log import RunLog
 from astromesh.telemetry.traces import trace_events
 
@@ -24,7 +23,7 @@ _DELAY_SECONDS, _RETRY_SECONDS = 1.0, 1.0
 #: number of runs that are written at once, of one batch, and of waiting runs at most
 _FLUSH_SIZE, _BATCH_SIZE, _MAX_WAITING = 512, 256, 10_000
 
-log = structlog.get_logger("astromesh.runs")
+log = get_logger("astromesh.runs")
 
 
 class RunArchive:

@@ -17,8 +17,6 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
-import structlog
-
 from astromesh.access.scopes import ANONYMOUS_USER
 from astromesh.durable import failpoints
 from astromesh.durable.approvals import caller_after_decision, decide
@@ -53,6 +51,7 @@ from astromesh.errors import (
     StoreError,
     is_failure,
 )
+from astromesh.logs import get_logger
 from astromesh.telemetry.clock import Clock
 from astromesh.types import CallerContext, Event, JsonObject
 
@@ -94,7 +93,7 @@ _POSTPONE_SECONDS = 0.5
 _NEWER_VERSION_SECONDS = 5.0
 #: callers that are stored for runs of which no segment has started here
 _MAX_CALLERS = 10_000
-log = structlog.get_logger("astromesh.durable")
+log = get_logger("astromesh.durable")
 
 
 class Segment(Protocol):

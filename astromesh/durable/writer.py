@@ -13,11 +13,9 @@ from functools import partial
 from time import monotonic
 from typing import NamedTuple, TypeVar
 
-import structlog
-
 from astromesh.durable.base import JournalStep, RunChange, RunRow, RunStore, SegmentClaim
 from astromesh.errors import LeaseLost, StoreError
-from astromesh.telemetry.logs import OutageLog
+from astromesh.logs import OutageLog, get_logger
 from astromesh.types import Event
 
 T = TypeVar("T")
@@ -31,7 +29,7 @@ _NO_CHANGE = RunChange()
 _CHECK_LEASE = RunChange(wake_at=0.0)
 
 #: outages of the store of runs, for all retries of this process
-outages = OutageLog(structlog.get_logger("astromesh.durable"), "run_store_away", "run_store_back")
+outages = OutageLog(get_logger("astromesh.durable"), "run_store_away", "run_store_back")
 
 
 async def retry_while_unavailable(work: Callable[[], Awaitable[T]]) -> T:

@@ -19,7 +19,7 @@ from msgspec import Struct, structs
 
 from astromesh.errors import GraphError, GraphStopped, NodeFailed, OutputRefused
 from astromesh.graph.structured_output import json_of, whole_object
-from astromesh.telemetry.logs import redact_secrets
+from astromesh.logs import redact_secrets
 from astromesh.types import JsonObject, Message, ToolCall, Usage
 
 # -- canonical JSON: equal values have one form, in whatever order their keys stand ------------------------

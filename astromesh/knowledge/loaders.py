@@ -16,12 +16,12 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-import structlog
 import yaml
 
 from astromesh.errors import ConfigError, InvalidInput
 from astromesh.knowledge.base import Document, DocumentReader
 from astromesh.knowledge.chunking import front_matter, headings
+from astromesh.logs import get_logger
 
 MAX_FILE = 5 * 1024 * 1024
 #: bytes of files that a reader converts, e.g. PDF with its pictures
@@ -36,7 +36,7 @@ MEDIA_TYPES: Mapping[str, str] = {
 #: the `readers` plugin of a media type
 READERS: Mapping[str, str] = {"text/html": "html", "application/pdf": "pdf"}
 Readers = Callable[[str], DocumentReader]
-log = structlog.get_logger("astromesh.rag")
+log = get_logger("astromesh.rag")
 
 
 class UnreadableFile(Exception):

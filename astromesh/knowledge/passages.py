@@ -8,19 +8,19 @@ from collections.abc import Hashable, Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import orjson
-import structlog
 from pydantic import BaseModel, ConfigDict, Field
 
 from astromesh.errors import InvalidInput, ProviderError
 from astromesh.knowledge.base import Embedder, OwnedPassage, vector_blob
 from astromesh.knowledge.words import terms
+from astromesh.logs import get_logger
 from astromesh.telemetry.clock import Clock
 from astromesh.types import JsonObject, SemanticResult, SessionKey
 
 #: after this many additions to a scope, passages beyond its bound are deleted
 TRIM_EVERY = 100
 
-log = structlog.get_logger("astromesh.memory")
+log = get_logger("astromesh.memory")
 
 
 class SemanticOptions(BaseModel):

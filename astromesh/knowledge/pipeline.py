@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import orjson
-import structlog
 
 from astromesh.errors import AstromeshError, ConfigError, InvalidInput, ProviderError
 from astromesh.knowledge.base import (
@@ -35,6 +34,7 @@ from astromesh.knowledge.base import (
     ProgressCallback,
 )
 from astromesh.knowledge.loaders import Folder, folder_of, load_document, no_reader
+from astromesh.logs import get_logger
 from astromesh.telemetry.clock import Clock, SystemClock
 
 T = TypeVar("T")
@@ -149,7 +149,7 @@ SCAN_INTERVAL = 1.0
 SCAN_SHARE = 20.0
 #: seconds that a query waits for a refresh
 REFRESH_TIMEOUT = 2.0
-log = structlog.get_logger("astromesh.rag")
+log = get_logger("astromesh.rag")
 
 
 class RAGPipeline:

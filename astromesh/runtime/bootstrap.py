@@ -11,8 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import structlog
-
 from astromesh.config.agent import AgentManifest, Conversational, Episodic, RoleModel, Semantic, ToolBlock
 from astromesh.config.folder import Configuration
 from astromesh.config.keys import suggest_name
@@ -38,6 +36,7 @@ from astromesh.errors import (
 )
 from astromesh.graph.graph import PromptGraph
 from astromesh.knowledge.base import Embedder, KnowledgePipeline
+from astromesh.logs import get_logger
 from astromesh.net.http import Http
 from astromesh.orchestration.base import EndsAtDeadline
 from astromesh.plugins import Deps, Plugins, Resources
@@ -50,7 +49,7 @@ from astromesh.tools.base import DeclaredSource, DeclaredTool, RunAgent, ToolSou
 from astromesh.tools.long_results import LongResults
 from astromesh.types import JsonObject
 
-log = structlog.get_logger("astromesh.bootstrap")
+log = get_logger("astromesh.bootstrap")
 
 
 #: group and name of the plugin for the servers of mcp.yaml

@@ -11,13 +11,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-import structlog
-
 from astromesh.config.folder import Configuration
 from astromesh.durable.leases import WorkerHeartbeat
 from astromesh.durable.writer import retry_while_unavailable
 from astromesh.errors import InvalidInput, InvalidManifest
 from astromesh.graph.graph import PromptGraph
+from astromesh.logs import get_logger
 from astromesh.plugins import Plugins
 from astromesh.runtime.agent import Agent
 from astromesh.runtime.agent_directory import AgentDirectory
@@ -35,7 +34,7 @@ from astromesh.types import CallerContext
 if TYPE_CHECKING:  # by name alone: it is loaded with the first workflow
     from astromesh.runtime.tasks import WorkflowTasks
 
-log = structlog.get_logger("astromesh.runtime")
+log = get_logger("astromesh.runtime")
 
 #: what is loaded with the first workflow
 _TASKS_MODULE = "astromesh.runtime.tasks"

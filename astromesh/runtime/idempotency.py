@@ -15,8 +15,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
 
-import structlog
-
 from astromesh.durable.base import ENDED_STATUSES, IdempotencyKey, RunChange, RunRow, SegmentClaim
 from astromesh.durable.run_registry import row_of
 from astromesh.durable.run_worker import RunWorker
@@ -30,6 +28,7 @@ from astromesh.errors import (
     NodeFailed,
     RunNotFound,
 )
+from astromesh.logs import get_logger
 from astromesh.runtime.records import RunAnswer
 from astromesh.runtime.runs import Runs, answer_of
 from astromesh.telemetry.clock import Clock
@@ -45,7 +44,7 @@ _FIRST_POLL_SECONDS, _MAX_POLL_SECONDS = 0.02, 0.25
 Work = Callable[[], Awaitable[RunAnswer]]
 Leave = Callable[[], None]
 
-log = structlog.get_logger("astromesh.runs")
+log = get_logger("astromesh.runs")
 
 
 class IdempotentRuns:

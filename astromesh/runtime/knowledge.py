@@ -8,8 +8,6 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-import structlog
-
 from astromesh.config.agent import RoleModel
 from astromesh.config.providers import Embeddings, ModelBlock
 from astromesh.config.rag import RAGManifest
@@ -21,10 +19,11 @@ from astromesh.knowledge.base import (
     KnowledgePipeline,
     ProgressCallback,
 )
+from astromesh.logs import get_logger
 from astromesh.plugins import Deps, Plugins
 from astromesh.providers.base import ModelPort
 
-log = structlog.get_logger("astromesh.bootstrap")
+log = get_logger("astromesh.bootstrap")
 
 
 async def open_embedder(spec: Embeddings | None, plugins: Plugins, deps: Deps) -> Embedder | None:

@@ -8,7 +8,6 @@ from contextlib import nullcontext, suppress
 from functools import partial
 from typing import Any
 
-import structlog
 from msgspec.structs import asdict, replace
 
 from astromesh.access.scopes import principal_of
@@ -36,6 +35,7 @@ from astromesh.errors import (
     is_failure,
 )
 from astromesh.graph.scope import Scope
+from astromesh.logs import get_logger
 from astromesh.runtime.agent import Agent
 from astromesh.runtime.agent_directory import AgentDirectory
 from astromesh.runtime.bootstrap import RuntimeState
@@ -78,7 +78,7 @@ from astromesh.types import CallerContext, JsonObject, SessionKey, calling_as
 
 Wrapper = Callable[[Handler], Handler]
 
-log = structlog.get_logger("astromesh.run")
+log = get_logger("astromesh.run")
 
 
 class ActiveRuns:

@@ -21,11 +21,10 @@ from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 from weakref import WeakValueDictionary
 
-import structlog
-
 from astromesh.durable.base import ConcurrencyPolicy, SessionLease, SessionLeases
 from astromesh.durable.leases import LEASE_SECONDS, REQUEST_SECONDS, PeriodicJob
 from astromesh.errors import AstromeshError, Interrupted, LeaseLost, SessionBusy, SessionNotFound
+from astromesh.logs import get_logger
 from astromesh.telemetry.clock import Clock, SystemClock
 from astromesh.types import SessionKey
 
@@ -33,7 +32,7 @@ M = TypeVar("M")
 T = TypeVar("T")
 MergeKey = tuple[SessionKey, str]
 
-log = structlog.get_logger("astromesh.sessions")
+log = get_logger("astromesh.sessions")
 
 #: messages of one session that may wait in this process
 _MAX_WAITING = 1000

@@ -12,8 +12,6 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
-import structlog
-
 from astromesh.durable.base import Artifact, IdempotencyKey, TaskRow, TaskStatus, TaskStore
 from astromesh.durable.leases import (
     LEASE_SECONDS,
@@ -38,6 +36,7 @@ from astromesh.errors import (
     UnknownPlugin,
     is_failure,
 )
+from astromesh.logs import OutageLog, get_logger
 from astromesh.runtime.records import TaskRequest
 from astromesh.runtime.runner import AgentRunner
 from astromesh.runtime.task_log import LiveTask, TaskMetrics, TaskRecords, TaskTraces
@@ -45,7 +44,6 @@ from astromesh.runtime.task_view import TaskReplays, TaskView, task_json
 from astromesh.runtime.workflows import WorkflowRegistry
 from astromesh.telemetry import ids
 from astromesh.telemetry.events import EventSink
-from astromesh.telemetry.logs import OutageLog
 from astromesh.types import CallerContext, JsonObject
 from astromesh.workflow.base import Entry, NotJson, TaskResult, canonical, result_metadata
 from astromesh.workflow.engine import Engine
@@ -61,7 +59,7 @@ _POLL_SECONDS, _KEYED_TASK_SECONDS = 0.05, 2.0
 #: seconds between two attempts to start a Task while the queue is full
 _QUEUE_RETRY_SECONDS = 0.2
 
-log = structlog.get_logger("astromesh.workflows")
+log = get_logger("astromesh.workflows")
 outages = OutageLog(log, "task_store_away", "task_store_back")
 
 

@@ -8,8 +8,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import structlog
-
 from astromesh.config.workflow.folder import WORKFLOW
 from astromesh.durable.base import TaskRow
 from astromesh.errors import (
@@ -19,6 +17,7 @@ from astromesh.errors import (
     InvalidWorkflow,
     WorkflowUnavailable,
 )
+from astromesh.logs import get_logger
 from astromesh.net.http import Http
 from astromesh.plugins import Deps, Resources
 from astromesh.runtime.agent_directory import AgentDirectory
@@ -99,7 +98,7 @@ _EXECUTION_RECORDS = ("stage", "cancel")
 #: earlier manifests whose plans stay in memory
 _MAX_RESTORED = 16
 
-log = structlog.get_logger("astromesh.workflows")
+log = get_logger("astromesh.workflows")
 
 
 @dataclass(slots=True)

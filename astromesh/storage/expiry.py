@@ -7,9 +7,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Protocol, TypeVar
 
-import structlog
-
 from astromesh.errors import StoreError
+from astromesh.logs import get_logger
 from astromesh.storage.migrations import Schema
 from astromesh.telemetry.clock import Clock
 
@@ -18,7 +17,7 @@ EXPIRY_PERIOD = 60.0
 #: seconds after its end when a lease that was not released is deleted
 LEASE_GRACE_SECONDS = 3600.0
 
-log = structlog.get_logger("astromesh.memory")
+log = get_logger("astromesh.memory")
 
 
 class MigratedDatabase(Protocol):

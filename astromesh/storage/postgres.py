@@ -16,11 +16,11 @@ from typing import Any, ClassVar, NamedTuple, Self, TypeAlias, TypeVar
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
 import asyncpg
-import structlog
 from asyncpg.pool import PoolConnectionProxy
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
 from astromesh.errors import AstromeshError, ConfigError, InvalidInput, StoreError, StoreUnavailable
+from astromesh.logs import get_logger
 from astromesh.plugins import Deps
 from astromesh.storage.migrations import Schema, store_schema
 from astromesh.storage.queries import Dialect, SqlStore, TransactionWork, store_queries
@@ -113,7 +113,7 @@ _WRITE = (
     " ON CONFLICT (name) DO UPDATE SET version = excluded.version"
 )
 
-log = structlog.get_logger("astromesh.storage")
+log = get_logger("astromesh.storage")
 
 
 class Address(NamedTuple):

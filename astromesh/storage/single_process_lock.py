@@ -15,9 +15,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-import structlog
-
 from astromesh.errors import AstromeshError, StoreUnavailable
+from astromesh.logs import get_logger
 
 if sys.platform != "win32":
     import fcntl
@@ -27,7 +26,7 @@ LOOK_SECONDS, _TRY_SECONDS = 0.1, 0.02
 #: seconds that a new process waits for the exclusive one
 JOIN_SECONDS = 5.0
 
-log = structlog.get_logger("astromesh.storage")
+log = get_logger("astromesh.storage")
 
 
 class SingleProcessLock:

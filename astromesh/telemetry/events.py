@@ -10,9 +10,8 @@ from operator import attrgetter
 from time import perf_counter, time
 from typing import Any, Protocol, runtime_checkable
 
-import structlog
-
 from astromesh.errors import is_failure
+from astromesh.logs import get_logger
 from astromesh.types import Event
 
 
@@ -63,7 +62,7 @@ LONG_EVENTS: Mapping[str, tuple[str, ...]] = {
     TOOL_CONTENT: ("arguments", "result"),
 }
 _wants_deltas = attrgetter("wants_deltas")
-log = structlog.get_logger("astromesh.runs")
+log = get_logger("astromesh.runs")
 
 
 class EventLog(Protocol):

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import NamedTuple, Self
 
 import orjson
-import structlog
 
+from astromesh.logs import get_logger
 from astromesh.telemetry.events import TERMINAL_EVENTS
 from astromesh.types import Event, JsonObject
 
@@ -321,7 +321,7 @@ def _merge_reading(reading: MetricReading, others: Sequence[JsonObject]) -> Mapp
 
 #: seconds between two writes
 WRITE_SECONDS = 1.0
-log = structlog.get_logger("astromesh.telemetry")
+log = get_logger("astromesh.telemetry")
 
 
 class WorkerMetrics:

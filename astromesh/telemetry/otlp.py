@@ -15,7 +15,6 @@ from hashlib import blake2b
 from typing import Any, Self
 
 import orjson
-import structlog
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
@@ -24,6 +23,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
 from pydantic import BaseModel, ConfigDict, Field
 
+from astromesh.logs import get_logger
 from astromesh.plugins import Deps
 from astromesh.telemetry.traces import TracedRun, build_spans, captured_content, failure_text
 from astromesh.types import JsonObject
@@ -44,7 +44,7 @@ _SERVICE = _Service({"service.name": "astromesh"})
 _SCOPE = InstrumentationScope("astromesh")
 _TRACE_BITS = 1 << 64
 
-log = structlog.get_logger("astromesh.telemetry")
+log = get_logger("astromesh.telemetry")
 
 
 class OtlpOptions(BaseModel):

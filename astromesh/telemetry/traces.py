@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
+from astromesh.logs import redact_secrets
 from astromesh.telemetry.events import MODEL_CONTENT, TERMINAL_EVENTS, TOOL_CONTENT
-from astromesh.telemetry.logs import redact_secrets
 from astromesh.types import Event, JsonObject
 
 #: events with the duration of the step that they end: type -> (span name, attributes)

@@ -12,7 +12,7 @@ import traceback
 from collections import deque
 from types import FrameType
 
-import structlog
+from astromesh.logs import get_logger
 
 #: seconds between two ticks, and of a block that is logged
 TICK_SECONDS, BLOCKED_SECONDS = 0.05, 0.1
@@ -24,7 +24,7 @@ _LIBRARIES = tuple(
     dict.fromkeys(sysconfig.get_path(kind) + os.sep for kind in ("stdlib", "purelib", "platlib"))
 )
 
-log = structlog.get_logger("astromesh.watchdog")
+log = get_logger("astromesh.watchdog")
 
 
 class Watchdog:

@@ -17,9 +17,8 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any, Literal, TypeAlias
 
-import structlog
-
 from astromesh.errors import ToolBusy
+from astromesh.logs import get_logger
 
 #: seconds that a cancelled coroutine has to end before it is abandoned
 CANCEL_GRACE_SECONDS = 0.5
@@ -266,7 +265,7 @@ def _set_future(future: asyncio.Future[Any], result: Any, error: BaseException |
 
 #: abandoned calls of one function; further calls are refused
 MAX_HANGING_CALLS = 16
-log = structlog.get_logger("astromesh.tools")
+log = get_logger("astromesh.tools")
 
 
 def _ignore() -> None:

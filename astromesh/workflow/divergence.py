@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from astromesh.telemetry.logs import redact_secrets
+from astromesh.logs import redact_secrets
 
 #: characters of a value that are shown, and those of a text before the place where it differs
 _SHOWN, _BEFORE = 500, 40

@@ -13,10 +13,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import structlog
-
 from astromesh.config.workflow.manifest import ContextProfile, TaskSpec
 from astromesh.graph.scope import Scope
+from astromesh.logs import get_logger
 from astromesh.telemetry.clock import Clock
 from astromesh.telemetry.events import Emitter
 from astromesh.types import Event, JsonObject
@@ -83,7 +82,7 @@ class StageSlots:
 #: stages that one worker runs before it yields to the event loop, if none of them waits for anything
 _STAGES_PER_YIELD = 32
 
-log = structlog.get_logger("astromesh.workflows")
+log = get_logger("astromesh.workflows")
 
 
 @dataclass(frozen=True, slots=True)

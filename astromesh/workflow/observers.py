@@ -12,12 +12,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import orjson
-import structlog
 
 from astromesh.config.workflow.folder import WorkflowFolder
 from astromesh.config.workflow.operations import ObserverSpec
 from astromesh.errors import is_failure
 from astromesh.graph.state import FrozenDict, FrozenList
+from astromesh.logs import get_logger
 from astromesh.types import JsonObject
 from astromesh.workflow.operations import call_function
 from astromesh.workflow.snapshot import CODE_CHANGED
@@ -28,7 +28,7 @@ MAX_QUEUED_EVENTS = 10_000
 #: seconds that closing a workflow waits for its observers
 CLOSE_TIMEOUT = 10.0
 
-log = structlog.get_logger("astromesh.workflows")
+log = get_logger("astromesh.workflows")
 
 
 class Observers:

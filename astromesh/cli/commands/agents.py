@@ -19,11 +19,11 @@ from astromesh.cli.options import CONFIG_FOLDER, DATA_FOLDER, Config, Data, Json
 from astromesh.cli.printer import JsonEvents, Printer, print_fallback
 from astromesh.cli.terminal import note, plain, print_json
 from astromesh.errors import AgentNotFoundError, AstromeshError, InvalidInput
+from astromesh.logs import configure_logging
 from astromesh.runtime.agent import Agent, agent_diagram
 from astromesh.runtime.engine import AgentRuntime
 from astromesh.runtime.records import RunAnswer, RunRequest
 from astromesh.telemetry.events import EventSink
-from astromesh.telemetry.logs import configure_logging
 from astromesh.text import is_blank
 
 

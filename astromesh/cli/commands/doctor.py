@@ -20,12 +20,12 @@ from astromesh.cli.terminal import plain, print_json
 from astromesh.config.agent import AgentManifest
 from astromesh.config.folder import Configuration
 from astromesh.errors import AstromeshError, ProviderUnauthorized
+from astromesh.logs import configure_logging
 from astromesh.plugins import Plugins
 from astromesh.runtime.config_loader import load_configuration
 from astromesh.runtime.engine import AgentRuntime
 from astromesh.runtime.monitoring import CheckResult, check_readiness
 from astromesh.storage.private_files import private_folder
-from astromesh.telemetry.logs import configure_logging
 
 #: `wrong`: somebody must repair it although every agent can run; `failed`: an agent cannot run
 State = Literal["ok", "note", "wrong", "failed"]

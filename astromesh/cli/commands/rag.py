@@ -18,8 +18,8 @@ from astromesh.cli.options import CONFIG_FOLDER, DATA_FOLDER, Config, Data, Json
 from astromesh.cli.terminal import note, plain, print_json
 from astromesh.errors import InvalidInput
 from astromesh.knowledge.base import IngestReport, Passage, ProgressCallback
+from astromesh.logs import configure_logging
 from astromesh.runtime.bootstrap import open_single_pipeline
-from astromesh.telemetry.logs import configure_logging
 
 app = typer.Typer()
 Pipeline = Annotated[str, typer.Argument(help="NAME of rag/NAME.rag.yaml.")]

@@ -18,7 +18,6 @@ from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 import orjson
-import structlog
 import typer
 import uvicorn
 import uvloop
@@ -37,12 +36,12 @@ from astromesh.cli.uvicorn_protocols import BoundedHttp
 from astromesh.config.folder import Configuration
 from astromesh.config.runtime import RuntimeSpec
 from astromesh.errors import ConfigError
+from astromesh.logs import configure_logging, get_logger
 from astromesh.runtime.engine import AgentRuntime
 from astromesh.storage.private_files import write_problem
-from astromesh.telemetry.logs import configure_logging
 from astromesh.telemetry.metrics import WorkerMetrics
 
-log = structlog.get_logger("astromesh.server")
+log = get_logger("astromesh.server")
 PROGRAM = "astromesh"
 BACKLOG = 2048
 #: names the folder in which the processes of one server add up their metrics

@@ -13,9 +13,9 @@ import typer
 from astromesh.cli.errors import RUN_FAILED, USAGE_ERROR, reported_errors
 from astromesh.cli.options import CONFIG_FOLDER, DATA_FOLDER, Config, Data, Json, folders_of
 from astromesh.cli.terminal import note, plain, print_json, print_table
+from astromesh.logs import configure_logging
 from astromesh.runtime.agent_directory import call_tool, describe_tools
 from astromesh.runtime.engine import AgentRuntime
-from astromesh.telemetry.logs import configure_logging
 from astromesh.types import JsonObject, ToolResult
 
 #: errors of the call, not of the tool

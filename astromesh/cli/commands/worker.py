@@ -15,8 +15,8 @@ from astromesh.cli.shutdown import exit_within
 from astromesh.cli.terminal import note
 from astromesh.config.folder import Configuration
 from astromesh.durable.writer import retry_while_unavailable
+from astromesh.logs import configure_logging
 from astromesh.runtime.engine import AgentRuntime
-from astromesh.telemetry.logs import configure_logging
 
 #: seconds that active runs get after SIGTERM; then another worker takes them over
 GRACE = 30.0

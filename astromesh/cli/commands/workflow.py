@@ -18,6 +18,7 @@ from astromesh.cli.options import CONFIG_FOLDER, DATA_FOLDER, Config, Data, Json
 from astromesh.cli.printer import JsonEvents
 from astromesh.cli.terminal import LineReader, note, print_json
 from astromesh.errors import InvalidConfiguration, InvalidInput, InvalidManifest, WorkflowNotFound
+from astromesh.logs import configure_logging
 from astromesh.plugins import Plugins
 from astromesh.runtime.config_loader import load_configuration, workflow_folder
 from astromesh.runtime.engine import AgentRuntime
@@ -25,7 +26,6 @@ from astromesh.runtime.records import TaskRequest
 from astromesh.runtime.tasks import WorkflowTasks
 from astromesh.runtime.workflows import Workflow
 from astromesh.telemetry.events import EventSink
-from astromesh.telemetry.logs import configure_logging
 from astromesh.types import JsonObject
 from astromesh.workflow.base import TaskResult
 from astromesh.workflow.engine import known_names

@@ -25,11 +25,11 @@ from astromesh.cli.options import CONFIG_FOLDER, DATA_FOLDER, Config, Data, fold
 from astromesh.cli.terminal import LineReader, note, write
 from astromesh.config.workflow.operations import CommandProfile, CustomCommand, InputMapping, ProfilesFile
 from astromesh.errors import AstromeshError, InvalidInput, is_failure
+from astromesh.logs import configure_logging
 from astromesh.runtime.engine import AgentRuntime
 from astromesh.runtime.records import TaskRequest
 from astromesh.runtime.tasks import WorkflowTasks
 from astromesh.telemetry.events import EventSink
-from astromesh.telemetry.logs import configure_logging
 from astromesh.types import Event, JsonObject
 from astromesh.workflow.base import TaskResult
 from astromesh.workflow.operations import call_function, load_operation

@@ -11,12 +11,12 @@ from hashlib import sha256
 from random import Random
 from typing import Any, Literal
 
-import structlog
 from mcp.client.stdio import StdioServerParameters
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
 from astromesh import __version__
 from astromesh.errors import ToolError, ToolFailed
+from astromesh.logs import get_logger
 from astromesh.plugins import Deps
 from astromesh.telemetry.clock import Clock
 from astromesh.tools.base import Tool, ToolContext
@@ -25,7 +25,7 @@ from astromesh.tools.mcp.toolset import DefinitionPins, MCPToolset, ToolDefiniti
 from astromesh.tools.mcp.transports import http_transport, redirect_sdk_logs, sse_transport, stdio_transport
 from astromesh.types import get_current_caller
 
-log = structlog.get_logger("astromesh.mcp")
+log = get_logger("astromesh.mcp")
 
 #: seconds between attempts to connect: doubled each time up to the second number, with jitter
 FIRST_RETRY_SECONDS, MAX_RETRY_SECONDS = 0.5, 30.0

@@ -11,7 +11,6 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppres
 from typing import Any, Self
 
 import orjson
-import structlog
 from mcp.client.client import Client
 from mcp.client.subscriptions import SubscriptionLost
 from mcp.shared.dispatcher import ProgressFnT
@@ -38,6 +37,7 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import ValidationError
 
 from astromesh.errors import ToolError, ToolFailed, ToolTimeout
+from astromesh.logs import get_logger
 from astromesh.tools.base import ToolContext
 from astromesh.tools.mcp.toolset import ToolDefinition, ToolDefinitions
 from astromesh.tools.mcp.transports import BROKEN, NOT_SENT, REFUSED, SESSION_GONE
@@ -75,7 +75,7 @@ def _block_text(block: ContentBlock) -> str:
 
 # -- the stream of messages ----------------------------------------------------------------------------------
 
-log = structlog.get_logger("astromesh.mcp")
+log = get_logger("astromesh.mcp")
 
 
 class _IncomingMessages:

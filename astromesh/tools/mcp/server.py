@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, TypeVar, get_args
 
 import orjson
-import structlog
 import uvicorn
 from mcp.server.context import ServerRequestContext
 from mcp.server.lowlevel.server import Server
@@ -55,6 +54,7 @@ from astromesh.errors import (
     Unauthorized,
     is_failure,
 )
+from astromesh.logs import get_logger
 from astromesh.net.http import Http
 from astromesh.plugins import Deps
 from astromesh.telemetry.clock import Clock, SystemClock
@@ -64,7 +64,7 @@ from astromesh.tools.results import to_text
 from astromesh.types import CallerContext, JsonObject, ToolSpec
 
 _BLOCKS = get_args(ContentBlock)
-log = structlog.get_logger("astromesh.tools.mcp.server")
+log = get_logger("astromesh.tools.mcp.server")
 #: returns the tools that a request may see
 ListTools = Callable[[Request], Iterable[ToolSpec]]
 #: makes one call of a request: tool, arguments; the caller receives the text of an AstromeshError

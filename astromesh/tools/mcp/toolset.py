@@ -17,16 +17,16 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import orjson
-import structlog
 from pydantic import BaseModel, ConfigDict, Field
 
 from astromesh.errors import ConfigError
+from astromesh.logs import get_logger
 from astromesh.plugins import Deps
 from astromesh.text import did_you_mean
 from astromesh.tools.base import Tool, ToolContext
 from astromesh.types import ToolSpec
 
-log = structlog.get_logger("astromesh.mcp")
+log = get_logger("astromesh.mcp")
 
 
 class ToolDefinition(NamedTuple):

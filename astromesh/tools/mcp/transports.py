@@ -17,7 +17,6 @@ from typing import Any, TextIO
 import anyio
 import httpx2
 import orjson
-import structlog
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp.client.streamable_http import streamable_http_client
@@ -28,10 +27,11 @@ from pydantic import ValidationError
 from yarl import URL
 
 from astromesh.errors import NetError, NetUnreachable
+from astromesh.logs import get_logger
 from astromesh.net.http import Http, StreamingResponse
 from astromesh.net.stream_parsers import ServerEvent, SseParser
 
-log = structlog.get_logger("astromesh.mcp")
+log = get_logger("astromesh.mcp")
 #: most characters of a logged line, and most bytes of an unfinished one
 _MAX_LOG_LINE, _MAX_UNFINISHED_LINE = 2000, 64 * 1024
 

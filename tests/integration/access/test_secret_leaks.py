@@ -19,9 +19,9 @@ from structlog import get_config, is_configured, reset_defaults
 
 from astromesh.access.keys import ApiKeyRequest, ApiKeyStore
 from astromesh.api.app import create_app
+from astromesh.logs import configure_logging
 from astromesh.storage.sqlite import FILE, Database
 from astromesh.telemetry.clock import SystemClock
-from astromesh.telemetry.logs import configure_logging
 from astromesh.testing import ScriptedProvider
 from astromesh.types import ToolCall
 from tests.integration.agents_folder import manifest, runtime_of, write

@@ -8,6 +8,7 @@ import sys
 PROGRAM = """
 import asyncio, threading
 from astromesh.cli.shutdown import exit_within
+from astromesh.logs import configure_logging
 
 async def main():
     begun = threading.Event()
@@ -19,7 +20,8 @@ async def main():
         await asyncio.sleep(0.001)
     exit_within(SECONDS)
 
-print("served")
+configure_logging()
+print("served", flush=True)
 asyncio.run(main())
 """
 
@@ -31,8 +33,8 @@ def test_a_thread_that_hangs_in_an_executor_does_not_keep_the_process() -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=True
     )
     assert done.stdout.startswith("served\n")
-    assert "ended_by_force" in done.stdout
-    assert "asyncio_0" in done.stdout
+    assert "ended_by_force" in done.stderr
+    assert "asyncio_0" in done.stderr
 
 
 def test_a_process_that_ends_by_itself_is_not_waited_for() -> None:

@@ -11,12 +11,12 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from astromesh.telemetry.logs import add_timestamp, mask_secret_keys, redact_secrets
+from astromesh.logs import add_timestamp, mask_secret_keys, redact_secrets
 
 PROGRAM = """
 import asyncio, logging, warnings
 import structlog
-from astromesh.telemetry.logs import configure_logging
+from astromesh.logs import configure_logging
 
 configure_logging("info", {form!r})
 structlog.get_logger().info("run", run_id="run_1", api_key="sk-abcdefgh12345678", tokens=40)
@@ -52,7 +52,7 @@ def test_what_libraries_log_is_a_json_line_too_with_its_trace_and_without_secret
 VERBOSE = """
 import asyncio
 from astromesh.graph import FunctionNode, LoggingHook, NodeFlag, PromptGraph, PromptGraphEngine
-from astromesh.telemetry.logs import configure_logging
+from astromesh.logs import configure_logging
 
 configure_logging({level!r}, "json")
 node = FunctionNode("loud", lambda state: "the whole output", flags=[NodeFlag.VERBOSE])
@@ -132,3 +132,31 @@ def test_values_of_secret_keys_are_blanked() -> None:
     assert mask_secret_keys(None, "info", event) == {
         "authorization": "***", "bearer_token": "***", "tokens": 4, "token": "***", "Cookie": "***",
     }  # fmt: skip
+
+
+LIBRARY = """
+import asyncio, logging, sys
+from astromesh.logs import get_logger
+
+if "asked" in sys.argv:
+    logging.basicConfig(level="INFO", format="%(name)s %(levelname)s %(message)s")
+log = get_logger("astromesh.run")
+log.info("run", status="completed", api_key="sk-abcdefgh12345678")
+try:
+    raise ValueError("no luck")
+except ValueError:
+    log.exception("run_crashed", url="postgresql://me:hunter22@host/db")
+"""
+
+
+def test_inside_another_program_nothing_is_printed_unless_it_configures_logging() -> None:
+    """Neither structlog's default, which prints to stdout, nor the last resort of `logging` writes a line."""
+    quiet, asked = (
+        subprocess.run([sys.executable, "-c", LIBRARY, *more], capture_output=True, text=True, check=True)
+        for more in ([], ["asked"])
+    )
+    assert (quiet.stdout, quiet.stderr) == ("", "")
+    assert asked.stdout == ""
+    assert asked.stderr.startswith("astromesh.run INFO run status=completed api_key=***\n")
+    assert "astromesh.run ERROR run_crashed url=postgresql://me:***@host/db\nTraceback" in asked.stderr
+    assert "ValueError: no luck" in asked.stderr

@@ -7,7 +7,7 @@ from structlog.testing import capture_logs
 
 from astromesh.durable.writer import retry_while_unavailable
 from astromesh.errors import StoreUnavailable
-from astromesh.telemetry.logs import RECOVERY_SECONDS, REPEAT_SECONDS, OutageLog
+from astromesh.logs import RECOVERY_SECONDS, REPEAT_SECONDS, OutageLog
 from astromesh.testing import ManualClock
 
 

@@ -1,4 +1,9 @@
-"""Structured logs: one line per run, JSON in production, never a secret, and one line per outage."""
+"""Structured logs: one line per run, JSON in production, never a secret, and one line per outage.
+
+Inside another program astromesh writes nothing unless that program asks for it: lines go to structlog where
+it is configured, as `astromesh serve` does, else to the logger `astromesh` of the standard library, which is
+silent until the program configures logging. structlog itself would print to stdout.
+"""
 
 from __future__ import annotations
 
@@ -29,6 +34,52 @@ _SECRET_HINTS = (
     "api-key", "apikey", "://",
 )  # fmt: skip
 _Line = MutableMapping[str, Any]
+#: the standard library prints warnings of a logger without handlers to stderr
+logging.getLogger("astromesh").addHandler(logging.NullHandler())
+
+
+class Logger:
+    """Writes lines of an event name and its values, e.g. `log.info("run", status="completed")`.
+
+    Args:
+        name: of the standard library's logger, e.g. `astromesh.run`.
+    """
+
+    __slots__ = ("_plain", "_structured")
+
+    def __init__(self, name: str) -> None:
+        self._structured = structlog.get_logger(name)
+        self._plain = logging.getLogger(name)
+
+    def debug(self, event: str, **values: Any) -> None:
+        self._write(logging.DEBUG, event, values)
+
+    def info(self, event: str, **values: Any) -> None:
+        self._write(logging.INFO, event, values)
+
+    def warning(self, event: str, **values: Any) -> None:
+        self._write(logging.WARNING, event, values)
+
+    def error(self, event: str, **values: Any) -> None:
+        self._write(logging.ERROR, event, values)
+
+    def exception(self, event: str, **values: Any) -> None:
+        """Writes an error with the traceback of the current exception."""
+        self._write(logging.ERROR, event, {"exc_info": True, **values})
+
+    def _write(self, level: int, event: str, values: dict[str, Any]) -> None:
+        if structlog.is_configured():
+            self._structured.log(level, event, **values)
+        elif self._plain.isEnabledFor(level):
+            trace = values.pop("exc_info", None)
+            pairs = mask_secret_keys(self._plain, event, values).items()
+            line = redact_secrets(" ".join([event, *(f"{key}={value}" for key, value in pairs)]))
+            self._plain.log(level, "%s", line, exc_info=trace)
+
+
+def get_logger(name: str) -> Logger:
+    """Returns the logger of a part of astromesh, e.g. `astromesh.run`."""
+    return Logger(name)
 
 
 def mask_secret_keys(_logger: Any, _method: str, event: _Line) -> _Line:
