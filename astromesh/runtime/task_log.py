@@ -40,8 +40,9 @@ reach: Callable[[str], None] = (
 
 def _reach_each(place: str, records: Sequence[JsonObject]) -> None:
     """Reaches a failpoint once for each stage of a commit."""
-    for _ in records:
-        reach(place)
+    for record in records:
+        if record["type"] == "stage":
+            reach(place)
 
 
 #: receives every record once it is stored
@@ -64,6 +65,8 @@ class LiveTask:
         self.stored = len(self.records) if row.durable else 0
         self.changed = asyncio.Event()
         self.cancelled = False
+        #: whether a commit has begun whose outcome is not known
+        self.committing = False
         #: when its first stage began, once that is known
         self.begun_at = 0.0
         self.work: asyncio.Task[Any] | None = None
@@ -106,7 +109,9 @@ class TaskRecords:
             first = len(live.records) + 1
             made = [one for n, r in enumerate(fresh, first) for one in artifacts_of(live.row, n, r)]
             change = TaskChange(task_id, self._worker, first, fresh, made)
+            live.committing = True
             await retry_while_unavailable(partial(self.store.commit, change))
+            live.committing = False
             _reach_each(STAGE_KEPT, fresh)
             live.stored += len(fresh)
         self._notify(live, fresh)

@@ -45,6 +45,7 @@ from astromesh.runtime.workflows import WorkflowRegistry
 from astromesh.telemetry import ids
 from astromesh.telemetry.events import EventSink
 from astromesh.types import CallerContext, JsonObject
+from astromesh.workflow.attempts import START, STOP
 from astromesh.workflow.base import Entry, NotJson, TaskResult, canonical, result_metadata
 from astromesh.workflow.engine import Engine
 from astromesh.workflow.evaluation import evaluate_case, select_cases
@@ -332,8 +333,15 @@ class WorkflowTasks:
             await self._store_end(live, await self._execute_when_free(live))
         except asyncio.CancelledError:
             if not live.cancelled:
+                await self._note_stop(live)
                 raise
             await self._store_end(live, self._cancelled(live))
+
+    async def _note_stop(self, live: LiveTask) -> None:
+        """Records that this process ends in order, so that no stage is suspected of its end."""
+        if not live.committing and any(record["type"] == START for record in live.records):
+            with suppress(AstromeshError):
+                await self.records.commit(live.id, [{"type": STOP}])
 
     async def _execute_when_free(self, live: LiveTask) -> TaskResult:
         if live.engine is None and (error := await self._take_up(live)):
@@ -383,6 +391,7 @@ class WorkflowTasks:
             trace_id=row.trace_id,
             sampled=live.caused_by.sampled,
             sinks=(self._runner.metrics, *sinks),
+            records_starts=row.durable,
         )
         result.metadata["run_fingerprint"] = row.fingerprint
         if changes := code_changes(live.records):

@@ -202,6 +202,7 @@ class Engine:
 
         Args:
             records: as committed to the TaskLog, the `begin` record first.
+            options: as for `run`; `records_starts`: whether the log holds the starts of stages, too.
         """
         recorded = list(records)
         first = recorded[0]
@@ -210,7 +211,12 @@ class Engine:
         )
         scope.trace_id, scope.sampled = options.get("trace_id", ""), options.get("sampled")
         async with self._task_slot():
-            return await self._execute(self.project.plan(first["start"]), scope, lambda e: e.resume(recorded))
+            return await self._execute(
+                self.project.plan(first["start"]),
+                scope,
+                lambda execution: execution.resume(recorded),
+                records_starts=options.get("records_starts", True),
+            )
 
     async def rerun_stage(
         self, start: str, entry: Mapping[str, Any], context: JsonObject | None = None
@@ -296,7 +302,9 @@ class Engine:
         secrets = masked_secrets(credentials, self.project.folder, self._env)
         return StageResources(self.project, tools, agents, run_agent, self._gate, journal, secrets)
 
-    async def _execute(self, plan: Plan, scope: Scope, work: Callable[[Execution], Any]) -> TaskResult:
+    async def _execute(
+        self, plan: Plan, scope: Scope, work: Callable[[Execution], Any], *, records_starts: bool = True
+    ) -> TaskResult:
         await self.open()
         setup = ExecutionSetup(
             self.project.name,
@@ -309,7 +317,7 @@ class Engine:
             records_calls=self._journal is not None,
             observe=self._observe,
         )
-        execution = Execution(setup, scope, self._memory())
+        execution = Execution(setup, scope, self._memory(), records_starts=records_starts)
         self._active[scope.run_id] = execution
         try:
             with calling_as(scope.caller):

@@ -11,6 +11,7 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from astromesh.config.workflow.manifest import ContextProfile, TaskSpec
@@ -19,6 +20,7 @@ from astromesh.logs import get_logger
 from astromesh.telemetry.clock import Clock
 from astromesh.telemetry.events import Emitter
 from astromesh.types import Event, JsonObject
+from astromesh.workflow.attempts import StageAttempts
 from astromesh.workflow.base import Entry, TaskLog, TaskResult
 from astromesh.workflow.memory import ContextPackage, RunMemory, package_from_json
 from astromesh.workflow.plan import Plan, Stage
@@ -176,17 +178,23 @@ class Execution:
     Args:
         scope: id, events, caller, deadline and ledger of the run.
         memory: what its stages remember; None where it is neither read nor stored.
+        records_starts: whether the log holds the starts of stages, too, as a run that may be resumed needs.
     """
 
-    def __init__(self, setup: ExecutionSetup, scope: Scope, memory: RunMemory | None) -> None:
+    def __init__(
+        self, setup: ExecutionSetup, scope: Scope, memory: RunMemory | None, *, records_starts: bool = True
+    ) -> None:
         self._setup, self._scope, self._memory = setup, scope, memory
+        self._records_starts = records_starts
         self._empty = RunMemory({}, (), {})
         self._state = RunState(setup.plan, scope.run_id)
         self.machine = self._state.machine
         self._ready: deque[StartStage] = deque()
         self._workers: dict[str, asyncio.Task[None]] = {}
         self._cancelled_workers: set[asyncio.Task[None]] = set()
-        self._uncommitted: list[tuple[JsonObject, StageExecution | None, Outcome | None]] = []
+        self._uncommitted: list[tuple[JsonObject, Callable[[], object]]] = []
+        self._attempts = StageAttempts()
+        self._suspects: frozenset[tuple[str, str]] = frozenset()
         self._committing = False
         self._ended = asyncio.Event()
         self._events: Emitter = scope.events
@@ -208,17 +216,18 @@ class Execution:
         """Continues where the records end: only stages that are not in them run."""
         recorded = list(records)
         commands = self._replay(recorded)
-        if len(recorded) > 1:
-            self._warn_of_repeats(commands)
+        self._suspects = frozenset(self._attempts.open)
+        self._warn_of_repeats(commands)
         return await self._run_commands(commands)
 
     def _warn_of_repeats(self, commands: Iterable[Command]) -> None:
         """Logs interrupted stages that run a second time and are not marked `idempotent`."""
         for command in commands:
             if isinstance(command, StartStage):
-                node = self._setup.plan.stages[command.task.stage].node
-                if (node.op or node.agent) and not node.idempotent:
-                    log.warning("stage_may_run_twice", task_id=command.task.id, stage=command.task.stage)
+                task = command.task
+                node = self._setup.plan.stages[task.stage].node
+                if self._attempts.begun(task.path, task.stage) and not node.idempotent:
+                    log.warning("stage_may_run_twice", task_id=task.id, stage=task.stage)
 
     def cancel(self, reason: str = "cancelled") -> None:
         """Cancels the run, which ends with status failure and this reason."""
@@ -226,7 +235,7 @@ class Execution:
         if self._setup.log is None:
             self._dispatch(self._cancel(record))
         else:
-            self._commit(record, None, None)
+            self._commit(record, lambda: self._dispatch(self._cancel(record)))
 
     def _cancel(self, record: JsonObject) -> Sequence[Command]:
         commands = self.machine.cancel(record["reason"])
@@ -351,6 +360,9 @@ class Execution:
         now = self._setup.clock.now
         entry = Entry(task.path, stage.id, task.input, now())
         job = StageExecution(task, entry, self.machine, self._memory or self._empty, self._scope)
+        if self._setup.log is not None and self._records_starts:
+            job.attempts, job.write = self._attempts, self._write
+            job.is_suspect = (task.path, stage.id) in self._suspects
         self._events.emit("stage.started", task=task.id, stage=stage.id)
         if command.error is not None:
             outcome = Outcome(error=command.error)
@@ -375,7 +387,7 @@ class Execution:
             record |= job.calls.to_json()
         elif self._setup.records_calls:  # it failed before, e.g. because its memory could not be read
             record["begun"] = False
-        self._commit(record, job, outcome)
+        self._commit(record, lambda: self._dispatch(self._apply(job, outcome, record)))
         return ()
 
     def _apply(self, job: StageExecution, outcome: Outcome, record: JsonObject) -> Sequence[Command]:
@@ -409,9 +421,17 @@ class Execution:
 
     # -- durability ------------------------------------------------------------------------------------------
 
-    def _commit(self, record: JsonObject, job: StageExecution | None, outcome: Outcome | None) -> None:
-        self._uncommitted.append((record, job, outcome))
+    def _commit(self, record: JsonObject, on_disk: Callable[[], object]) -> None:
+        """Commits a record with the next batch, then calls `on_disk`."""
+        self._uncommitted.append((record, on_disk))
         self._begin_commit()
+
+    async def _write(self, record: JsonObject) -> None:
+        """Returns when a record is on disk."""
+        written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._commit(record, partial(_set_written, written))
+        await written
+        self._attempts.apply(record)
 
     def _begin_commit(self) -> None:
         if self._uncommitted and not self._committing and self._group is not None:
@@ -419,17 +439,14 @@ class Execution:
             self._group.create_task(self._commit_all())
 
     async def _commit_all(self) -> None:
-        """Commits all stages that have ended meanwhile at once, then applies them in this order."""
+        """Commits all records that were made meanwhile at once, then applies them in this order."""
         assert self._setup.log is not None
         try:
             while self._uncommitted:
                 batch, self._uncommitted = self._uncommitted, []
-                await self._setup.log.commit(self.machine.run_id, [record for record, _, _ in batch])
-                for record, job, outcome in batch:
-                    if job is None or outcome is None:
-                        self._dispatch(self._cancel(record))
-                    else:
-                        self._dispatch(self._apply(job, outcome, record))
+                await self._setup.log.commit(self.machine.run_id, [record for record, _ in batch])
+                for _, on_disk in batch:
+                    on_disk()
         finally:
             self._committing = False
 
@@ -437,6 +454,7 @@ class Execution:
         due: dict[str, StartStage] = {}
         ended: list[Command] = []
         for record in records:
+            self._attempts.apply(record)
             entry, commands = self._state.apply(record)
             if entry is not None:
                 del due[entry.task]
@@ -449,6 +467,11 @@ class Execution:
                 elif isinstance(command, CompleteRun):
                     ended.append(command)
         return [*due.values(), *ended]
+
+
+def _set_written(written: asyncio.Future[None]) -> None:
+    if not written.done():
+        written.set_result(None)
 
 
 def _recorded_decision(stage: Stage, outcome: Outcome) -> Any:

@@ -84,6 +84,23 @@ class ContextPackage:
         return {"profile": self.profile, "hash": self.hash, "items": [item.to_json() for item in self.items]}
 
 
+@dataclass(frozen=True)
+class OperationContext(ContextPackage):
+    """The second argument of an operation: the items that it receives, and what names this execution.
+
+    Args:
+        task_id: of the Task, with its path below the root.
+        stage_id: of the stage.
+        attempt: 1 for the first. A stage that its process did not survive begins again.
+        idempotency_key: the same in every attempt, and in no other execution of a stage.
+    """
+
+    task_id: str = ""
+    stage_id: str = ""
+    attempt: int = 1
+    idempotency_key: str = ""
+
+
 def filter_by_tags(items: Iterable[Item], tags: Sequence[str]) -> list[Item]:
     """Returns the items with any of these tags; without tags all. A node's id is a tag of its items."""
     return [item for item in items if not tags or item.node in tags or any(tag in tags for tag in item.tags)]

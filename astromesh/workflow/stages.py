@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
+from uuid import UUID, uuid5
 
 import orjson
 
@@ -32,10 +33,11 @@ from astromesh.tools.results import describe
 from astromesh.tools.toolbox import ToolBox
 from astromesh.types import JsonObject
 from astromesh.workflow.agents import AgentRequest, RuntimeAgent, StageAgent
+from astromesh.workflow.attempts import START, StageAttempts
 from astromesh.workflow.base import Entry, Gate, NotJson, StageFault, canonical, private_copy
 from astromesh.workflow.credentials import mask_secrets
 from astromesh.workflow.journal import StageCalls, StageJournal, begin_stage
-from astromesh.workflow.memory import GLOBAL_PROFILE, ContextPackage, RunMemory
+from astromesh.workflow.memory import GLOBAL_PROFILE, ContextPackage, OperationContext, RunMemory
 from astromesh.workflow.merge import STRATEGIES, without_run_fields
 from astromesh.workflow.operations import call_function, load_operation
 from astromesh.workflow.plan import FORKS, Stage, decide, fork_children
@@ -77,7 +79,9 @@ StageCall = Call["StageExecution", ContextPackage | None, Outcome]
 class StageExecution:
     """One execution of a stage, which its wrappers and its body share."""
 
-    __slots__ = ("calls", "entry", "machine", "memory", "port", "scope", "task")
+    __slots__ = (
+        "attempts", "calls", "entry", "is_suspect", "machine", "memory", "port", "scope", "task", "write",
+    )  # fmt: skip
 
     def __init__(
         self, task: Task, entry: Entry, machine: StateMachine, memory: RunMemory, scope: Scope
@@ -86,6 +90,21 @@ class StageExecution:
         self.port: StagePort | None = None
         #: None until the stage has begun in a journal
         self.calls: StageCalls | None = None
+        #: the attempts of a Task that can be resumed, and what returns when a record of it is on disk
+        self.attempts: StageAttempts | None = None
+        self.write: Callable[[JsonObject], Awaitable[None]] | None = None
+        #: whether the process died while this stage ran
+        self.is_suspect = False
+
+    @property
+    def attempt(self) -> int:
+        """The number of this attempt, from 1."""
+        return self.attempts.begun(self.entry.task, self.entry.stage) if self.attempts is not None else 1
+
+    async def note(self, type: str) -> None:
+        """Returns when a record of this type is on disk. See `attempts`."""
+        if self.write is not None:
+            await self.write({"type": type, "task": self.entry.task, "stage": self.entry.stage})
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +163,8 @@ def _middleware(stage: Stage, resources: StageResources) -> Iterator[_Middleware
         yield partial(_begin_in_journal, resources.journal)
     if resources.gate is not None:
         yield partial(_wait_at_gate, resources.gate)
+    if node.op or node.agent:
+        yield _note_start
     if stage.role in (*FORKS, "decision"):
         yield partial(_route_output, stage)
     if schema := project.schema(_schema_out(stage, resources)):
@@ -269,6 +290,11 @@ async def _wait_at_gate(
     return await call(job, package)
 
 
+async def _note_start(call: StageCall, job: StageExecution, package: ContextPackage | None) -> Outcome:
+    await job.note(START)
+    return await call(job, package)
+
+
 async def _route_output(
     stage: Stage, call: StageCall, job: StageExecution, package: ContextPackage | None
 ) -> Outcome:
@@ -344,7 +370,10 @@ def _toolbox(names: Sequence[str], resources: StageResources) -> ToolBox:
 
 
 def _operation_body(stage: Stage, resources: StageResources) -> _StageBody:
-    """Calls `op(input, context, tools)` with a copy of the input, which the operation may change."""
+    """Calls `op(input, context, tools)` with a copy of the input, which the operation may change.
+
+    The context is an `OperationContext`.
+    """
     node = stage.node
     function = load_operation(resources.project.folder, node.op or "")
     box = _toolbox(node.tools, resources)
@@ -354,16 +383,30 @@ def _operation_body(stage: Stage, resources: StageResources) -> _StageBody:
     async def operation(job: StageExecution, package: ContextPackage | None) -> Any:
         port = job.port = StagePort(box, node.id, policies, on_error)
         tools = StageTools(port, job.scope)
-        value = private_copy(job.entry.input)
+        value, context = private_copy(job.entry.input), _operation_context(job, package)
         if is_async:
-            result = await function(value, package, tools)
+            result = await function(value, context, tools)
         else:
-            result = await call_function(function, value, package, tools)
+            result = await call_function(function, value, context, tools)
         if port.fault is not None:
             raise port.fault
         return canonical(result)
 
     return operation
+
+
+#: of the idempotency keys of stages
+_KEYS = UUID("0c8b9a54-3f0e-4d0f-9a51-6f0a6c1f7b35")
+
+
+def _operation_context(job: StageExecution, package: ContextPackage | None) -> OperationContext:
+    found = package or _NO_PACKAGE
+    task_id, stage_id = job.task.id, job.entry.stage
+    key = uuid5(_KEYS, f"{task_id}@{stage_id}").hex
+    return OperationContext(found.profile, found.items, task_id, stage_id, job.attempt, key)
+
+
+_NO_PACKAGE = ContextPackage(NO_CONTEXT)
 
 
 def _agent_body(stage: Stage, resources: StageResources) -> _StageBody:

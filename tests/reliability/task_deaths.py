@@ -92,7 +92,9 @@ def asked(data: Path) -> list[str]:
 def stages_in(file: Path) -> int:
     """How many stages are on disk."""
     with closing(sqlite3.connect(file)) as database:
-        rows = database.execute("SELECT count(*) FROM task_records WHERE n > 1")
+        rows = database.execute(
+            "SELECT count(*) FROM task_records WHERE json_extract(record, '$.type') = 'stage'"
+        )
         return int(rows.fetchone()[0])
 
 

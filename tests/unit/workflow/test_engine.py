@@ -277,8 +277,39 @@ async def test_e56_a_stage_counts_when_its_record_is_committed() -> None:
     """The first record begins the run, the last ends it; between stand all entries, in the order of `seq`."""
     log = ListedRecords()
     result = await run(FORK, {"x": A, "y": B}, "-", log=log)
-    assert [record["type"] for record in log.records] == ["begin", *["stage"] * 6, "end"]
-    assert [r["entry"]["stage_id"] for r in log.records[1:-1]] == list(result.path)
+    counted = [record for record in log.records if record["type"] != "start"]
+    assert [record["type"] for record in counted] == ["begin", *["stage"] * 6, "end"]
+    assert [r["entry"]["stage_id"] for r in counted[1:-1]] == list(result.path)
+
+
+async def test_e56_the_start_of_a_stage_is_committed_before_its_operation_runs() -> None:
+    """Only stages with an operation or agent have a start: nothing else can end the process."""
+    log = ListedRecords()
+    operations.RECORDS = log.records
+    await run("s>x x>y y>e", {"x": {"op": "last_record"}, "y": {"op": "last_record"}}, "-", log=log)
+    told = [(record["type"], record.get("stage", "")) for record in log.records]
+    assert told == [
+        ("begin", ""), ("stage", ""), ("start", "x"), ("stage", ""), ("start", "y"), ("stage", ""),
+        ("stage", ""), ("end", ""),
+    ]  # fmt: skip
+    outputs = [r["entry"]["output"] for r in log.records if r["type"] == "stage"][1:3]
+    assert outputs == [["start", "x"], ["start", "y"]]
+
+
+async def test_operations_receive_what_names_their_execution() -> None:
+    """The idempotency key is the same in every attempt, and different for every stage of every Task."""
+    nodes: dict[str, Any] = {"x": {"op": "named"}, "y": {"op": "named"}}
+    log = ListedRecords()
+    whole = await run("s>x x>y y>e", nodes, "-", log=log)
+    x, y = (entry.output for entry in whole.trace[1:3])
+    assert (x["task_id"], x["stage_id"], x["attempt"]) == ("T", "x", 1)
+    assert (y["task_id"], y["stage_id"], y["attempt"]) == ("T", "y", 1)
+    assert x["idempotency_key"] != y["idempotency_key"]
+    place = next(n for n, record in enumerate(log.records) if record.get("stage") == "y")
+    again = await Engine(project("s>x x>y y>e", nodes), log=ListedRecords()).resume(log.records[: place + 1])
+    assert again.trace[2].output == {**y, "attempt": 2}
+    clones = await run(FORK, {"x": {"op": "named"}, "y": {"op": "named"}}, "-")
+    assert {one["task_id"] for one in clones.output} == {"T/b:x", "T/b:y"}
 
 
 @pytest.mark.parametrize(
@@ -296,26 +327,24 @@ async def test_e56_resumed_anywhere_a_run_ends_as_it_would_have(edges: str) -> N
         result = await engine.resume(log.records[:kept])
         assert (result.task_id, result.status, result.output) == ("T", whole.status, whole.output)
         assert _by_lineage(result) == _by_lineage(whole)
-        stages = [record for record in again.records if record["type"] == "stage"]
-        assert len(stages) == len(whole.trace) - (kept - 1), "what had counted did not run again"
+        counted = [*log.records[:kept], *again.records]
+        stages = sum(record["type"] == "stage" for record in counted)
+        assert stages == len(whole.trace), "what had counted did not run again"
 
 
 async def test_e56_a_stage_that_is_not_said_to_be_idempotent_is_named_when_it_runs_again() -> None:
-    """Behind its first stage, a run that goes on tells which ones may have begun before."""
     nodes: dict[str, Any] = {"x": {"op": "echo"}, "y": {"op": "echo", "idempotent": True}}
-    records: list[JsonObject] = []
-
-    class Log:
-        async def commit(self, task_id: str, told: Sequence[JsonObject]) -> None:
-            records.extend(told)
-
-    await run("s>x x>y y>e", nodes, log=Log())
-    named = []
-    for kept in (1, 2, 3):
+    log = ListedRecords()
+    await run("s>x x>y y>e", nodes, log=log)
+    named = {}
+    for kept in range(1, len(log.records)):
         with capture_logs() as logs:
-            await Engine(project("s>x x>y y>e", nodes)).resume(records[:kept])
-        named.append([line["stage"] for line in logs if line["event"] == "stage_may_run_twice"])
-    assert named == [[], ["x"], []]
+            await Engine(project("s>x x>y y>e", nodes)).resume(log.records[:kept])
+        last = log.records[kept - 1]
+        named[last["type"], last.get("stage", "")] = [
+            line["stage"] for line in logs if line["event"] == "stage_may_run_twice"
+        ]
+    assert named == {("begin", ""): [], ("stage", ""): [], ("start", "x"): ["x"], ("start", "y"): []}
 
 
 async def test_e56_a_cancelled_run_stays_cancelled() -> None:
@@ -354,7 +383,8 @@ async def test_e50_a_run_cancelled_before_its_first_stage_never_begins(durable: 
 async def test_stages_that_end_together_are_committed_together() -> None:
     log = ListedRecords()
     await run(SPLIT, {}, list(range(40)), log=log, scheduler={"scheduler": {"max_stage_concurrency": 40}})
-    assert sum(log.commits) == 2 + 4 + 40 and len(log.commits) < 20
+    stages = sum(record["type"] == "stage" for record in log.records)
+    assert stages == 4 + 40 and len(log.commits) < 20
 
 
 async def test_a_log_that_fails_ends_the_run_with_its_error() -> None:
