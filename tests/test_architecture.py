@@ -74,7 +74,9 @@ MAY_IMPORT: Mapping[str, tuple[str, ...]] = {
     "workflow": ("config", "core", "net", *SEARCH, *GRAPHS),
     # the house
     "runtime": ("config", "net", "storage", *PARTS),
-    "api": HOUSE,
+    # it serves the files of the console, which are files and nothing else
+    "api": ("console", *HOUSE),
+    "console": (),
     "cli": ("api", *HOUSE),
     # the adapters: siblings never import one another, the runtime reaches them through plugins
     "channels": ADAPTER,

@@ -22,6 +22,7 @@ from astromesh.api.errors import (
 from astromesh.api.routes import (
     agents,
     channels,
+    console,
     docs,
     mcp,
     observability,
@@ -53,6 +54,7 @@ ROUTERS = (
     observability.health_router,
     mcp.router,
     docs.router,
+    console.router,
     ws_router,
 )
 

@@ -251,6 +251,10 @@ class Defaults(Record):
     orchestration: OrchestrationDefaults = OrchestrationDefaults.empty()
 
 
+class Console(Record):
+    enabled: bool = Field(True, description="Serve the web console at /console/.")
+
+
 class RuntimeSpec(Record):
     api: Api = Api.empty()
     auth: Auth = Auth.empty()
@@ -258,6 +262,7 @@ class RuntimeSpec(Record):
     redis: Redis = Redis.empty()
     network: Network = Network.empty()
     telemetry: Telemetry = Telemetry.empty()
+    console: Console = Console.empty()
     defaults: Defaults = Defaults.empty()
 
 

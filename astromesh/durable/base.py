@@ -284,6 +284,25 @@ class RunQuery(NamedTuple):
     limit: int = 50
 
 
+class RunSample(NamedTuple):
+    """What statistics need of a run; times in seconds since the epoch, `finished_at` 0 for an active one."""
+
+    created_at: float
+    finished_at: float
+    status: RunStatus
+    tokens: int
+    cost_usd: float
+
+
+class RunTotals(NamedTuple):
+    """Sums over runs."""
+
+    runs: int = 0
+    failed: int = 0
+    tokens: int = 0
+    cost_usd: float = 0.0
+
+
 class RunStore(Protocol):
     """Runs, steps, events and workers in a database.
 
@@ -329,6 +348,12 @@ class RunStore(Protocol):
 
     async def list(self, filter: RunQuery) -> tuple[tuple[RunRow, ...], Usage]:
         """Returns the newest runs first, and the usage of all that match; each tree of runs counts once."""
+
+    async def samples(self, tenant: str, owner: str | None, since: str, limit: int) -> tuple[RunSample, ...]:
+        """Returns the newest runs since a run id (`ids.first_id`), without nested ones, the newest first."""
+
+    async def totals(self, tenant: str, owner: str | None, since: str) -> RunTotals:
+        """Returns the sums over all runs since a run id, without nested ones."""
 
     async def claim(
         self, run_id: str, segment: int, worker: str, limits: Mapping[str, int] = NO_AGENT_LIMITS

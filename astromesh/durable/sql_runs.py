@@ -16,6 +16,8 @@ from astromesh.durable.base import (
     RunChange,
     RunQuery,
     RunRow,
+    RunSample,
+    RunTotals,
     SegmentClaim,
 )
 from astromesh.durable.rows import (
@@ -105,6 +107,14 @@ class SqlRuns(SqlStore):
         rows = await self._queries.read("list", *filter)
         numbers = await self._queries.read("usage", *filter[:5])
         return tuple(map(run_of, rows)), usage_of(numbers[0])
+
+    async def samples(self, tenant: str, owner: str | None, since: str, limit: int) -> tuple[RunSample, ...]:
+        return tuple(
+            RunSample(*row) for row in await self._queries.read("samples", tenant, owner, since, limit)
+        )
+
+    async def totals(self, tenant: str, owner: str | None, since: str) -> RunTotals:
+        return RunTotals(*(await self._queries.read("totals", tenant, owner, since))[0])
 
     async def claim(
         self, run_id: str, segment: int, worker: str, limits: Mapping[str, int] = NO_AGENT_LIMITS

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from astromesh.access.scopes import Viewer
 from astromesh.durable.approvals import decisions_of
-from astromesh.durable.base import ENDED_STATUSES, RunQuery, RunRow, RunStore
+from astromesh.durable.base import ENDED_STATUSES, RunQuery, RunRow, RunStore, RunTotals
 from astromesh.durable.remote_cancel import RemoteCancel
 from astromesh.durable.run_archive import RunArchive
 from astromesh.durable.run_registry import (
@@ -32,6 +32,8 @@ from astromesh.errors import (
     StoreError,
 )
 from astromesh.runtime.records import RunAnswer
+from astromesh.runtime.statistics import MAX_SAMPLES, run_statistics
+from astromesh.telemetry import ids
 from astromesh.telemetry.clock import Clock
 from astromesh.telemetry.events import TERMINAL_EVENTS, EventSink, send_to_sinks
 from astromesh.telemetry.run_log import RunLogs
@@ -231,6 +233,18 @@ class Runs:
         rows += [row for row in stored if row.run_id not in local_ids]
         rows.sort(key=lambda row: row.created_at, reverse=True)
         return rows[: query.limit], used + more
+
+    async def statistics(self, viewer: Viewer, minutes: int) -> JsonObject:
+        """Returns the runs of the last minutes, each minute, in sum and of today; see `run_statistics`."""
+        now = self._clock.now()
+        await self.archive.flush()
+        store = await self._durable.open_if_used()
+        if store is None:
+            return run_statistics((), RunTotals(), now, minutes)
+        start = (now // 60 - minutes + 1) * 60
+        samples = await store.samples(*viewer, ids.first_id("run_", start), MAX_SAMPLES)
+        today = await store.totals(*viewer, ids.first_id("run_", now // 86_400 * 86_400))
+        return run_statistics(samples, today, now, minutes)
 
     async def traces(self, query: RunQuery) -> Sequence[JsonObject]:
         """Returns one line for each run, the newest first."""

@@ -29,6 +29,12 @@ def new_id(prefix: str = "") -> str:
     return high + pairs[now >> 10 & 1023] + pairs[now & 1023] + _random_bytes().translate(_LETTERS).decode()
 
 
+def first_id(prefix: str, seconds: float) -> str:
+    """Returns the smallest id of a time, in seconds since the epoch: ids made since then are greater."""
+    ms = int(seconds * 1000)
+    return prefix + "".join([_PAIRS[(ms >> shift) & 1023] for shift in range(40, -1, -10)])
+
+
 def created_at(run: str) -> float:
     """Returns when a run's id was created, in seconds since the epoch; 0 for a foreign id."""
     digits = [_ALPHABET.find(letter) for letter in run.removeprefix("run_")[:10]]

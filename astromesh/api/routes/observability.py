@@ -57,6 +57,41 @@ health_router.get(LIVE_PATH, summary="Liveness", response_model=JsonObject)(live
 health_router.get(READY_PATH, summary="Readiness", response_model=JsonObject)(ready)
 
 
+class RunSumsOut(BaseModel):
+    """Sums over runs; nested runs count with the run above them."""
+
+    runs: int
+    failed: int
+    tokens: int
+    cost_usd: float
+
+
+class TimedRunsOut(RunSumsOut):
+    p50_ms: float | None = Field(description="Median duration of the completed runs; null without any.")
+    p95_ms: float | None
+
+
+class MinuteOut(TimedRunsOut):
+    at: int = Field(description="Where the minute begins, in seconds since the epoch.")
+
+
+class StatisticsOut(BaseModel):
+    minutes: list[MinuteOut] = Field(description="The oldest first; the last one is not over.")
+    total: TimedRunsOut = Field(description="Of these minutes.")
+    today: RunSumsOut = Field(description="Since midnight UTC.")
+
+
+@router.get(
+    "/v1/statistics",
+    summary="Statistics of runs",
+    response_model=StatisticsOut,
+    dependencies=[scope("runs:read")],
+)
+async def statistics(request: Request, minutes: Annotated[int, Query(ge=1, le=1_440)] = 60) -> JsonObject:
+    """Counts the caller's runs, their tokens, cost and durations in the last minutes and today."""
+    return await runtime_of(request).runs.statistics(viewer_of(request), minutes)
+
+
 @router.get("/v1/traces", summary="List traces", dependencies=[scope("traces:read")])
 async def traces(
     request: Request,

@@ -198,6 +198,18 @@ WHERE tenant = $1 AND ($2::text IS NULL OR owner = $2) AND ($3 = '' OR agent = $
             AND a.tenant = $1 AND ($2::text IS NULL OR a.owner = $2) AND ($3 = '' OR a.agent = $3)
             AND ($4 = '' OR a.session_id = $4) AND ($5 = '' OR a.status = $5)))
 
+-- name: samples
+-- The id of a run begins with its time. A nested run is part of the run above it.
+SELECT created_at, finished_at, status, input_tokens + output_tokens, cost_usd FROM astromesh.runs
+WHERE run_id >= $3 AND tenant = $1 AND ($2::text IS NULL OR owner = $2) AND parent = ''
+ORDER BY run_id DESC LIMIT $4
+
+-- name: totals
+SELECT count(*), coalesce(sum(CASE WHEN status = 'failed' THEN 1 ELSE 0 END), 0)::bigint,
+    coalesce(sum(input_tokens + output_tokens), 0)::bigint, coalesce(sum(cost_usd), 0.0)
+FROM astromesh.runs
+WHERE run_id >= $3 AND tenant = $1 AND ($2::text IS NULL OR owner = $2) AND parent = ''
+
 -- name: merge
 UPDATE astromesh.runs SET request = $2, priority = least(priority, $3) WHERE run_id = $1
 

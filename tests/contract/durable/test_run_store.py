@@ -16,11 +16,13 @@ from astromesh.durable.base import (
     RunChange,
     RunQuery,
     RunRow,
+    RunSample,
     RunStore,
     SegmentClaim,
 )
 from astromesh.errors import IdempotencyConflict, LeaseLost, SessionBusy
 from astromesh.plugins import Plugins
+from astromesh.telemetry import ids
 from astromesh.testing import ManualClock
 from astromesh.types import Event, Usage
 from tests.platform.stores import deps_of
@@ -509,6 +511,20 @@ async def test_lists_are_by_tenant_owner_and_filter_newest_first(store):
     assert await listed(RunQuery("acme", session="s-2")) == (["3"], 1000)
     assert await listed(RunQuery("acme", status="failed")) == ([], 0)
     assert await listed(RunQuery("acme", limit=2)) == (["3", "2"], 1111)
+
+
+async def test_samples_and_totals_are_of_top_runs_since_an_id(store):
+    early, late = (ids.first_id("run_", NOW + at) for at in (0, 60))
+    await store.accept(run(f"{early}0", created_at=NOW, usage=Usage(10, 1, cost_usd=0.5)))
+    await store.accept(run(f"{late}1", created_at=NOW + 60, status="failed", finished_at=NOW + 61))
+    await store.accept(run(f"{late}2", parent=f"{late}1.call", usage=Usage(100, 0)))
+    await store.accept(run(f"{late}3", tenant="b", usage=Usage(1000, 0)))
+    assert await store.totals("acme", None, early) == (2, 1, 11, 0.5)
+    assert await store.totals("acme", "bob", early) == (0, 0, 0, 0.0)
+    assert await store.totals("acme", "ann", late) == (1, 1, 0, 0.0)
+    newest = RunSample(NOW + 60, NOW + 61, "failed", 0, 0.0)
+    assert await store.samples("acme", None, early, 10) == (newest, RunSample(NOW, 0.0, "queued", 11, 0.5))
+    assert await store.samples("acme", None, early, 1) == (newest,)
 
 
 async def test_a_nested_runs_usage_is_counted_once(store):

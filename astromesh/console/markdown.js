@@ -1,0 +1,26 @@
+// Markdown of models: parsed by marked, made harmless by DOMPurify.
+import { html, useMemo } from "./lib.js";
+import { plain } from "./ui.js";
+import { marked } from "./vendor/marked.js";
+import DOMPurify from "./vendor/dompurify.js";
+
+const ALLOWED = {
+  ALLOWED_TAGS: [
+    "a", "b", "blockquote", "br", "code", "del", "em", "h1", "h2", "h3", "h4", "h5", "h6", "hr", "i", "li", "ol", "p",
+    "pre", "strong", "table", "tbody", "td", "th", "thead", "tr", "ul",
+  ],
+  ALLOWED_ATTR: ["href", "title", "start"],
+  ALLOWED_URI_REGEXP: /^(?:https?:|mailto:|#)/i,
+};
+
+DOMPurify.addHook("afterSanitizeAttributes", (/** @type {Element} */ node) => {
+  if (node.tagName !== "A") return;
+  node.setAttribute("rel", "noreferrer noopener nofollow");
+  node.setAttribute("target", "_blank");
+});
+
+/** @param {{text: string}} props */
+export function Markdown({ text }) {
+  const made = useMemo(() => DOMPurify.sanitize(marked.parse(plain(text), { async: false, breaks: true }), ALLOWED), [text]);
+  return html`<div class="markdown" dangerouslySetInnerHTML=${{ __html: made }}></div>`;
+}

@@ -1,0 +1,91 @@
+// Approvals: what waits for a person, with its arguments, and the decision.
+import { post } from "../api.js";
+import { html, useEffect, useState } from "../lib.js";
+import { refresh, useResource } from "../poll.js";
+import { link, place } from "../router.js";
+import { Ago, CopyRequest, Empty, Head, Id, Json, plain, Refusal, useAction } from "../ui.js";
+
+const PATH = "/v1/approvals?limit=1000";
+/** @type {Record<string, string>} */
+const ASKS = {
+  approval: "May this call be made?",
+  unknown_outcome: "The server stopped during this call. It may have had its effect. Call it again?",
+  human: "Your decision",
+  identity: "The token of the caller has expired. Continue?",
+};
+
+export default function Approvals() {
+  const found = useResource(PATH);
+  const [chosen, setChosen] = useState(/** @type {Set<string>} */ (new Set()));
+  const action = useAction();
+  const approvals = found.value?.approvals || [];
+  const wanted = place.value.query.run;
+  useEffect(() => {
+    if (wanted) document.getElementById(`ask-${wanted}`)?.scrollIntoView({ block: "center" });
+  }, [wanted, approvals.length]);
+  const marked = approvals.filter((/** @type {any} */ one) => chosen.has(one.run_id));
+  const all = (/** @type {string} */ decision) =>
+    action.run(async () => {
+      for (const one of marked) await post(`/v1/runs/${one.run_id}/resume`, { decision });
+      setChosen(new Set());
+      refresh("/v1/approvals", "/v1/runs");
+    });
+  const toggle = (/** @type {string} */ id) => {
+    const next = new Set(chosen);
+    if (!next.delete(id)) next.add(id);
+    setChosen(next);
+  };
+  return html`
+    <${Head} title="Approvals"><span class="grow"></span>
+      ${marked.length > 0 && html`<span class="muted">${marked.length} chosen</span>
+        <button type="button" class="primary" disabled=${action.busy} onClick=${() => all("approve")}>Approve ${marked.length}</button>
+        <button type="button" disabled=${action.busy} onClick=${() => all("deny")}>Deny ${marked.length}</button>`}
+      <${CopyRequest} path=${PATH} /><//>
+    <${Refusal} problem=${found.problem || action.problem} />
+    <div class="pane narrow">
+      ${found.loading && html`<p class="muted">Loading.</p>`}
+      ${found.value && !approvals.length && html`<${Empty}>Nothing waits for a person. A tool with <code>approval: required</code>, or a human node of a graph, asks here.<//>`}
+      ${approvals.map((/** @type {any} */ one) => html`<${Decision} key=${one.run_id} approval=${one} marked=${chosen.has(one.run_id)} onMark=${() => toggle(one.run_id)} />`)}
+    </div>`;
+}
+
+/** One open question and its decision. @param {{approval: any, marked?: boolean, onMark?: () => void}} props */
+export function Decision({ approval, marked, onMark }) {
+  const [edited, setEdited] = useState(/** @type {string | null} */ (null));
+  const [answer, setAnswer] = useState("");
+  const [wrong, setWrong] = useState("");
+  const action = useAction();
+  const path = `/v1/runs/${approval.run_id}/resume`;
+  const decide = (/** @type {any} */ body) => action.run(async () => (await post(path, body), refresh("/v1/approvals", "/v1/runs")));
+  const approve = () => {
+    setWrong("");
+    if (edited === null) return decide({ decision: "approve" });
+    try {
+      return decide({ decision: "approve", arguments: JSON.parse(edited) });
+    } catch (error) {
+      return setWrong(`The arguments are not JSON: ${/** @type {Error} */ (error).message}`);
+    }
+  };
+  const canAnswer = approval.kind === "approval" || approval.kind === "human";
+  return html`<section class="ask" id=${`ask-${approval.run_id}`} aria-label=${`Question of ${approval.asking_agent || approval.agent || "a run"}`}>
+    <div class="title-row">
+      ${onMark && html`<input type="checkbox" aria-label="Choose this question" checked=${marked} onChange=${onMark} />`}
+      <b>${plain(approval.name)}</b><span>${ASKS[approval.kind] || plain(approval.kind)}</span><span class="grow"></span>
+      ${approval.expires_at && html`<span class="muted">expires <${Ago} at=${approval.expires_at} /></span>`}
+    </div>
+    <p class="muted">Asked by ${plain(approval.asking_agent || approval.agent || "")}${approval.session_id ? html` in session <span class="mono">${plain(approval.session_id)}</span>` : ""}${approval.asked_at ? html`, <${Ago} at=${approval.asked_at} />` : ""} · <${Id} id=${approval.run_id} href=${link(["runs", approval.run_id])} /></p>
+    ${approval.question && html`<p>${plain(approval.question)}</p>`}
+    ${edited === null
+      ? html`<${Json} value=${approval.arguments ?? {}} />`
+      : html`<label class="field"><span>Arguments, as JSON</span><textarea class="mono" rows="6" value=${edited} onInput=${(/** @type {any} */ event) => setEdited(event.target.value)}></textarea></label>`}
+    ${approval.kind === "human" && html`<label class="field"><span>Answer</span><textarea rows="2" value=${answer} onInput=${(/** @type {any} */ event) => setAnswer(event.target.value)}></textarea></label>`}
+    ${wrong && html`<div class="refusal" role="alert">${wrong}</div>`}
+    <${Refusal} problem=${action.problem} />
+    <div class="row">
+      <button type="button" class="primary" disabled=${action.busy} onClick=${approve}>Approve</button>
+      ${approval.kind === "approval" && edited === null && html`<button type="button" onClick=${() => setEdited(JSON.stringify(approval.arguments ?? {}, null, 2))}>Edit the arguments</button>`}
+      ${canAnswer && approval.kind === "human" && html`<button type="button" disabled=${action.busy || !answer.trim()} onClick=${() => decide({ decision: "answer", answer })}>Answer</button>`}
+      <button type="button" disabled=${action.busy} onClick=${() => decide({ decision: "deny" })}>Deny</button>
+    </div>
+  </section>`;
+}

@@ -1,0 +1,207 @@
+// Chat: a conversation with an agent. Each message is a durable run, so a reload in the middle loses nothing.
+import { follow, get, post } from "../api.js";
+import { html, useEffect, useRef, useState } from "../lib.js";
+import { useKeys } from "../keys.js";
+import { Markdown } from "../markdown.js";
+import { refresh, useResource } from "../poll.js";
+import { go, link, place } from "../router.js";
+import { emptyStory, isEnd, tell } from "../steps.js";
+import { Ago, brief, cost, duration, Empty, Head, Pill, plain, Refusal, tokens, useAction } from "../ui.js";
+import { Decision } from "./approvals.js";
+import { Graph } from "./run.js";
+
+const GOING_ON = ["queued", "running", "waiting"];
+
+export default function Chat() {
+  const { agent: chosen = "", session = "" } = place.value.query;
+  const agents = useResource("/v1/agents", { live: false });
+  const ready = (agents.value?.agents || []).filter((/** @type {any} */ one) => one.status === "ready");
+  const agent = chosen || ready[0]?.name || "";
+  if (agents.problem) return html`<${Head} title="Chat" /><${Refusal} problem=${agents.problem} />`;
+  if (!agents.value) return html`<p class="muted pad">Loading.</p>`;
+  if (!agent) return html`<${Head} title="Chat" /><${Empty} command="astromesh new PROJECT">No agent is ready. A project with a first agent is made so:<//>`;
+  return html`<${Talk} key=${`${agent}/${session}`} agents=${ready} agent=${agent} session=${session} />`;
+}
+
+/** @param {{agents: any[], agent: string, session: string}} props */
+function Talk({ agents, agent, session }) {
+  const [ownSession] = useState(() => session || `chat-${Date.now().toString(36)}`);
+  const at = `/v1/agents/${encodeURIComponent(agent)}`;
+  const sessions = useResource(`${at}/sessions?limit=200`, { live: false });
+  const [turns, setTurns] = useState(/** @type {any[]} */ ([]));
+  const [run, setRun] = useState("");
+  /** The stored turns that stand before the run that is shown: its own ones come with its events. */
+  const [before, setBefore] = useState(Infinity);
+  const [wanted, setWanted] = useState("");
+  const action = useAction();
+  const talk = useTalk(run);
+  const bottom = useRef(/** @type {HTMLElement | null} */ (null));
+
+  const loadTurns = async () => {
+    if (!session) return [];
+    const stored = await get(`${at}/sessions/${encodeURIComponent(session)}?limit=1000`).catch(() => ({ turns: [] }));
+    return stored.turns;
+  };
+  useEffect(() => {
+    if (!session) return;
+    // a run that still goes on is followed from its beginning; its question is not a turn yet
+    const newest = get(`/v1/runs?limit=1&agent=${encodeURIComponent(agent)}&session=${encodeURIComponent(session)}`).catch(() => ({ runs: [] }));
+    newest.then(async ({ runs: [last] }) => {
+      const stored = await loadTurns();
+      if (last && GOING_ON.includes(last.status)) {
+        setBefore(stored.filter((/** @type {any} */ turn) => turn.created_at < last.created_at).length);
+        setRun(last.run_id);
+      }
+      setTurns(stored);
+    });
+  }, [session]);
+  useEffect(() => {
+    if (!talk.story.endType) return;
+    refresh(`${at}/sessions`, "/v1/approvals");
+    if (talk.story.endType === "run.completed" && session) {
+      loadTurns().then((stored) => {
+        if (!stored.length) return; // an agent without memory: the run is all there is
+        setTurns(stored);
+        setBefore(Infinity);
+        setRun("");
+      });
+    }
+  }, [talk.story.endType]);
+  useEffect(() => bottom.current?.scrollIntoView({ block: "end" }), [turns.length, run, talk.story.last]);
+
+  const asked = useRef("");
+  const send = (/** @type {string} */ query) =>
+    action.run(async () => {
+      asked.current = query;
+      sessionStorage.setItem(`astromesh-question-${agent}/${ownSession}`, query);
+      const accepted = await post(`${at}/runs`, { query, session_id: ownSession }, crypto.randomUUID?.());
+      setBefore(turns.length);
+      setRun(accepted.run_id);
+      if (!session) go(link(["chat"], { agent, session: ownSession }));
+    });
+  const question = asked.current || sessionStorage.getItem(`astromesh-question-${agent}/${ownSession}`) || "";
+  const isGoingOn = !!run && !talk.story.endType;
+  const stop = () => run && action.run(() => post(`/v1/runs/${run}/cancel`));
+  useKeys([["Escape", "Stop the answer", () => isGoingOn && stop()]], [run, isGoingOn]);
+  const state = isGoingOn ? (talk.story.waiting ? "waiting" : "answering") : talk.story.endType === "run.failed" ? "failed" : "";
+  const usage = talk.story.end?.metadata?.usage || talk.story.end?.usage;
+  const listed = (sessions.value?.sessions || []).filter((/** @type {any} */ one) => one.session_id.includes(wanted));
+  return html`
+    <${Head} title=${html`<select class="title-select" aria-label="Agent" onChange=${(/** @type {any} */ event) => go(link(["chat"], { agent: event.target.value }))}>
+        ${agents.map((one) => html`<option value=${one.name} selected=${one.name === agent}>${one.name}</option>`)}</select>`}>
+      ${state && html`<${Pill} state=${state} />`}<span class="grow"></span>
+      ${usage && html`<span class="muted num">${tokens(usage)} tokens · ${cost(usage.cost_usd)}</span>`}
+      ${isGoingOn && html`<button type="button" onClick=${stop}>Stop <kbd>Esc</kbd></button>`}
+      ${run && html`<a class="button" href=${link(["runs", run])}>Open the run</a>`}
+      <a class="button" href=${link(["chat"], { agent })}>New session</a>
+    <//>
+    <div class="chat">
+      <aside aria-label="Sessions">
+        <label class="field"><span>Session contains</span><input value=${wanted} onInput=${(/** @type {any} */ event) => setWanted(event.target.value)} /></label>
+        ${listed.slice(0, 100).map((/** @type {any} */ one) => html`
+          <a key=${one.session_id} class=${`sess ${one.session_id === session ? "on" : ""}`} href=${link(["chat"], { agent, session: one.session_id })}>
+            <b>${brief(one.session_id, 30)}</b><span class="muted">${one.turns} turns · <${Ago} at=${one.updated_at} /></span></a>`)}
+        ${sessions.value && !listed.length && html`<p class="muted">No session ${wanted ? "matches" : "yet"}.</p>`}
+      </aside>
+      <div class="talk">
+        <div class="turns" role="log" aria-label="Conversation">
+          ${!turns.length && !run && html`<${Empty}>Ask ${plain(agent)} something. ${plain(agents.find((one) => one.name === agent)?.description || "")}<//>`}
+          ${turns.slice(0, before).map((turn) => html`<${Turn} key=${turn.seq} turn=${turn} agent=${agent} />`)}
+          ${run && html`
+            ${question && html`<div class="turn user">${plain(question)}</div>`}
+            <${Answering} agent=${agent} run=${run} talk=${talk} />`}
+          <div ref=${bottom}></div>
+        </div>
+        <${Refusal} problem=${action.problem || talk.problem} />
+        <${Composer} agent=${agent} busy=${isGoingOn || action.busy} onSend=${send} retry=${question && !isGoingOn ? () => send(question) : null} last=${question} />
+      </div>
+      <aside class="right" aria-label="Steps of the answer">
+        <h2>Graph</h2><${Graph} agent=${agent} story=${talk.story} />
+        <h2>Steps</h2>
+        ${talk.story.steps.length
+          ? html`<table><tbody>${talk.story.steps.filter((step) => step.kind !== "node").map((step) => html`
+              <tr key=${step.id}><td>${plain(step.name)}</td><td class="r num">${step.state === "running" ? "…" : step.state === "failed" ? html`<span class="bad-text">failed</span>` : duration(step.ms)}</td></tr>`)}</tbody></table>`
+          : html`<p class="muted">The steps of an answer stand here while it is made.</p>`}
+      </aside>
+    </div>`;
+}
+
+/** @param {string} run */
+function useTalk(run) {
+  const [, redraw] = useState(0);
+  const kept = useRef({ story: emptyStory(), problem: /** @type {any} */ (null) });
+  useEffect(() => {
+    if (!run) return undefined;
+    kept.current = { story: emptyStory(), problem: null };
+    const end = new AbortController();
+    let drawing = 0;
+    const draw = () => {
+      drawing ||= requestAnimationFrame(() => {
+        drawing = 0;
+        redraw((n) => n + 1);
+      });
+    };
+    follow(`/v1/runs/${run}/events`, (events) => (tell(kept.current.story, events), draw()), end.signal, {
+      isLast: isEnd,
+      onProblem: (problem) => ((kept.current.problem = problem), draw()),
+    });
+    return () => {
+      end.abort();
+      cancelAnimationFrame(drawing);
+    };
+  }, [run]);
+  return kept.current;
+}
+
+/** @param {{turn: any, agent: string}} props */
+const Turn = ({ turn, agent }) =>
+  turn.role === "user"
+    ? html`<div class="turn user">${plain(turn.content)}</div>`
+    : html`<div class="turn"><div class="by">${plain(turn.role === "assistant" ? agent : turn.role)}${turn.status === "partial" ? " · partial" : ""}</div><${Markdown} text=${turn.content || ""} /></div>`;
+
+/** The answer that is being made. @param {{agent: string, run: string, talk: any}} props */
+function Answering({ agent, run, talk }) {
+  const { story } = talk;
+  const failed = story.endType === "run.failed" ? story.end : null;
+  const text = story.end?.response ?? story.answer;
+  return html`
+    <div class="turn" aria-busy=${!story.endType}>
+      <div class="by">${plain(agent)}</div>
+      ${story.steps.filter((/** @type {any} */ step) => step.kind === "tool").map((/** @type {any} */ step) => html`
+        <details class="call" key=${step.id}>
+          <summary><b>${plain(step.name)}</b> <span class="mono">${brief(JSON.stringify(step.detail.arguments ?? {}), 90)}</span>
+            <span class="muted">${step.state === "running" ? "running" : step.state === "failed" ? `failed · ${plain(step.detail.error || "")}` : duration(step.ms)}</span></summary>
+          <pre tabindex="0">${plain(JSON.stringify(step.detail, null, 2))}</pre>
+        </details>`)}
+      ${text && html`<${Markdown} text=${text} />`}
+      ${!story.endType && !story.waiting && html`<span class="cursor" aria-label="answering"></span>`}
+      ${failed && html`<div class="refusal" role="alert"><b>${plain(failed.code)}</b> ${plain(failed.detail)}</div>`}
+      ${story.endType === "run.cancelled" && html`<p class="muted">Stopped.</p>`}
+    </div>
+    ${story.waiting && html`<${Decision} approval=${{ run_id: run, ...story.waiting }} />`}`;
+}
+
+/** @param {{agent: string, busy: boolean, onSend: (text: string) => void, retry: (() => void) | null, last: string}} props */
+function Composer({ agent, busy, onSend, retry, last }) {
+  const [text, setText] = useState("");
+  const box = useRef(/** @type {HTMLTextAreaElement | null} */ (null));
+  useEffect(() => box.current?.focus(), []);
+  const send = () => {
+    if (busy || !text.trim()) return;
+    onSend(text);
+    setText("");
+  };
+  const onKey = (/** @type {KeyboardEvent} */ event) => {
+    if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+      event.preventDefault();
+      send();
+    } else if (event.key === "ArrowUp" && !text && last) setText(last);
+  };
+  return html`<form class="compose" onSubmit=${(/** @type {Event} */ event) => (event.preventDefault(), send())}>
+    <div class="box">
+      <textarea ref=${box} rows="2" aria-label=${`Message to ${agent}`} placeholder=${`Ask ${agent}. Enter sends, Shift-Enter makes a new line.`} value=${text}
+        onInput=${(/** @type {any} */ event) => setText(event.target.value)} onKeyDown=${onKey}></textarea>
+      <span class="group">${retry && html`<button type="button" onClick=${retry}>Ask again</button>`}<button class="primary" disabled=${busy || !text.trim()}>Send</button></span>
+    </div>
+  </form>`;
+}

@@ -1,0 +1,39 @@
+// Knowledge: ask a pipeline, and see which passages it finds, with their scores.
+import { post } from "../api.js";
+import { html, useEffect, useState } from "../lib.js";
+import { useResource } from "../poll.js";
+import { place, refine } from "../router.js";
+import { Card, CopyRequest, Empty, Head, Json, plain, Refusal, Select, useAction } from "../ui.js";
+
+export default function Knowledge() {
+  const ready = useResource("/health/ready", { live: false });
+  const names = Object.keys(ready.value?.checks || {}).filter((name) => name.startsWith("store:rag:")).map((name) => name.slice(10));
+  const pipeline = place.value.query.pipeline || names[0] || "";
+  const [query, setQuery] = useState(place.value.query.query || "");
+  const [found, setFound] = useState(/** @type {any} */ (null));
+  const action = useAction();
+  const path = `/v1/rag/${encodeURIComponent(pipeline)}/query`;
+  const ask = (/** @type {Event} */ event) => {
+    event.preventDefault();
+    refine({ query, pipeline });
+    action.run(async () => setFound(await post(path, { query, top_k: 10 })));
+  };
+  useEffect(() => setFound(null), [pipeline]);
+  const passages = found?.passages || found?.results || found?.chunks || [];
+  return html`
+    <${Head} title="Knowledge"><span class="grow"></span>${pipeline && html`<${CopyRequest} method="POST" path=${path} body=${{ query: query || "reset password", top_k: 10 }} />`}<//>
+    ${ready.value && !names.length
+      ? html`<${Empty} command="astromesh rag ingest PIPELINE">No pipeline is configured. A file <code>rag/NAME.rag.yaml</code> makes one.<//>`
+      : html`<form class="filters" onSubmit=${ask}>
+          <${Select} label="Pipeline" value=${pipeline} options=${names} onChange=${(/** @type {string} */ value) => refine({ pipeline: value })} />
+          <label class="field wide-field"><span>Question</span><input required value=${query} onInput=${(/** @type {any} */ event) => setQuery(event.target.value)} /></label>
+          <button class="primary" disabled=${action.busy || !query.trim()}>Search</button>
+        </form>`}
+    <${Refusal} problem=${action.problem} />
+    <div class="pane narrow">
+      ${passages.map((/** @type {any} */ one, /** @type {number} */ at) => html`
+        <${Card} key=${at} title=${`${at + 1}. ${plain(one.source || one.document || one.metadata?.source || "passage")}`} more=${html`<span class="muted num">score ${Number(one.score ?? 0).toFixed(3)}</span>`}>
+          <div class="pad"><p class="passage">${plain(one.text ?? one.content ?? "")}</p><details><summary class="muted">All that is known of it</summary><${Json} value=${one} /></details></div><//>`)}
+      ${found && !passages.length && html`<${Empty}>No passage fits this question.<//>`}
+    </div>`;
+}

@@ -1,0 +1,259 @@
+// One run: its facts, its steps as a waterfall, the chosen step, the raw events. A run that is going on grows in place.
+import { follow, get, post, Problem } from "../api.js";
+import { Diagram, fromMermaid } from "../diagram.js";
+import { html, useEffect, useMemo, useRef, useState } from "../lib.js";
+import { useKeys } from "../keys.js";
+import { Markdown } from "../markdown.js";
+import { refresh, useResource } from "../poll.js";
+import { link, place, refine } from "../router.js";
+import { emptyStory, isEnd, tell } from "../steps.js";
+import { Ago, Confirm, Copy, CopyRequest, cost, count, duration, Fact, Head, Id, Json, LongList, msOf, Pill, plain, Refusal, Tabs, tokens, useAction } from "../ui.js";
+
+const ROW = 28;
+
+/** @param {{path: string[]}} props */
+export default function Run({ path: [, id] }) {
+  const path = `/v1/runs/${encodeURIComponent(id)}`;
+  const state = useResource(path);
+  const { story, events, problem } = useEvents(`${path}/events`);
+  const run = state.value;
+  const ended = story.endType || (run && !["queued", "running", "waiting"].includes(run.status));
+  const traceId = run?.result?.metadata?.trace_id || story.end?.metadata?.trace_id;
+  const trace = useResource(traceId && ended ? `/v1/traces/${traceId}` : "", { live: false });
+  useEffect(() => {
+    if (story.endType) refresh(path);
+  }, [story.endType]);
+  const rows = useMemo(() => rowsOf(story, trace.value), [story.last, trace.value]);
+  const tab = place.value.query.tab || "Steps";
+  const at = Math.min(Number(place.value.query.step || 0), Math.max(0, rows.length - 1));
+  const choose = (/** @type {number} */ to) => refine({ step: Math.max(0, Math.min(to, rows.length - 1)) });
+  useKeys([
+    ["j", "Next step", () => choose(at + 1)],
+    ["k", "Previous step", () => choose(at - 1)],
+    ["e", "Raw events", () => refine({ tab: tab === "Events" ? "Steps" : "Events" })],
+  ], [at, rows.length, tab]);
+  const action = useAction();
+  const isGoingOn = run && ["queued", "running", "waiting"].includes(run.status);
+  const status = story.endType ? story.endType.slice(4) : story.waiting ? "waiting" : run?.status || "unknown";
+  const result = story.end || run?.result;
+  return html`
+    <${Head} trail=${[["Runs", link(["runs"])]]} title=${html`<${Id} id=${id} />`}>
+      <${Pill} state=${status} /><span class="grow"></span>
+      ${isGoingOn && html`<${Confirm} label="Cancel the run" question="Cancel it and its nested runs?" disabled=${action.busy}
+        onYes=${() => action.run(async () => (await post(`${path}/cancel`), refresh(path, "/v1/runs")))} />`}
+      ${run && !isGoingOn && html`<${Feedback} path=${path} />`}
+      <${CopyRequest} path=${path} />
+      <${Copy} label="as JSON" text=${() => JSON.stringify({ run, events }, null, 2)} />
+      <button type="button" class="quiet" onClick=${() => download(`${id}.json`, { run, events, trace: trace.value })}>Download</button>
+    <//>
+    <${Refusal} problem=${action.problem || state.problem} />
+    ${run && html`<div class="facts">
+      <${Fact} name="Agent"><a class="link" href=${link(["agents", run.agent])}>${plain(run.agent)}</a><//>
+      <${Fact} name="Session"><a class="link mono" href=${link(["sessions", run.agent, run.session_id])}>${plain(run.session_id)}</a><//>
+      <${Fact} name="Started"><${Ago} at=${run.created_at} /><//>
+      <${Fact} name="Duration">${run.finished_at ? duration(msOf(run.finished_at) - msOf(run.created_at)) : "–"}<//>
+      <${Fact} name="Model calls">${story.steps.filter((step) => step.kind === "model").length || "–"}<//>
+      <${Fact} name="Tokens">${count(tokens(run.usage))}${run.usage?.cached_tokens ? html` <i class="muted">(${count(run.usage.cached_tokens)} cached)</i>` : ""}<//>
+      <${Fact} name="Cost">${cost(run.usage?.cost_usd)}<//>
+      ${result?.metadata?.stop_reason && html`<${Fact} name="Stopped by">${plain(result.metadata.stop_reason)}<//>`}
+    </div>`}
+    <${Tabs} tabs=${["Steps", "Answer", "Graph", "Events"]} chosen=${tab} onChoose=${(/** @type {string} */ to) => refine({ tab: to })}>
+      <span class="muted">${rows.length} steps · ${events.length} events</span>
+    <//>
+    <${Refusal} problem=${problem} />
+    ${tab === "Steps" && html`<${Steps} rows=${rows} at=${at} choose=${choose} waiting=${story.waiting} />`}
+    ${tab === "Answer" && html`<div class="pane narrow"><${Answer} story=${story} run=${run} /></div>`}
+    ${tab === "Graph" && run && html`<${Graph} agent=${run.agent} story=${story} />`}
+    ${tab === "Events" && html`<${Events} events=${events} />`}`;
+}
+
+/** Follows the events of a run. Drawing waits for the next frame, however many come. @param {string} path */
+function useEvents(path) {
+  const [, redraw] = useState(0);
+  const kept = useRef({ story: emptyStory(), events: /** @type {any[]} */ ([]), problem: /** @type {Problem | null} */ (null) });
+  useEffect(() => {
+    const end = new AbortController();
+    kept.current = { story: emptyStory(), events: [], problem: null };
+    let drawing = 0;
+    const draw = () => {
+      drawing ||= requestAnimationFrame(() => {
+        drawing = 0;
+        redraw((n) => n + 1);
+      });
+    };
+    follow(path, (events) => {
+      for (const event of events) kept.current.events.push(event);
+      tell(kept.current.story, events);
+      draw();
+    }, end.signal, { isLast: isEnd, onProblem: (problem) => ((kept.current.problem = problem), draw()) });
+    return () => {
+      end.abort();
+      cancelAnimationFrame(drawing);
+    };
+  }, [path]);
+  return kept.current;
+}
+
+/**
+ * The rows of the waterfall: spans of the trace where there are some, which have times, else the steps of the events.
+ * @param {import("../steps.js").Story} story @param {any} trace
+ */
+function rowsOf(story, trace) {
+  const spans = trace?.spans || [];
+  if (!spans.length) {
+    return story.steps.map((step) => ({
+      name: step.name, kind: step.kind, state: step.state, ms: step.ms, depth: 0, left: 0, width: 0, detail: step.detail, text: step.text,
+    }));
+  }
+  const start = Math.min(...spans.map((/** @type {any} */ span) => span.start));
+  const whole = Math.max(...spans.map((/** @type {any} */ span) => (span.start - start) * 1000 + (span.duration_ms || 0)), 0.001);
+  /** @type {Map<string | null, any[]>} */
+  const children = new Map();
+  for (const span of spans) {
+    const parent = spans.some((/** @type {any} */ one) => one.span_id === span.parent_id) ? span.parent_id : null;
+    children.set(parent, [...(children.get(parent) || []), span]);
+  }
+  /** @type {any[]} */
+  const rows = [];
+  const add = (/** @type {string | null} */ parent, /** @type {number} */ depth) => {
+    for (const span of (children.get(parent) || []).sort((a, b) => a.start - b.start)) {
+      const step = stepOf(story, span);
+      rows.push({
+        name: step?.name || nameOf(span), kind: KINDS[span.name] || "agent", state: span.status === "ok" ? "completed" : "failed",
+        ms: span.duration_ms, depth, left: (((span.start - start) * 1000) / whole) * 100,
+        width: ((span.duration_ms || 0) / whole) * 100, detail: { ...span.attributes, ...step?.detail }, text: step?.text,
+      });
+      add(span.span_id, depth + 1);
+    }
+  };
+  add(null, 0);
+  return rows;
+}
+
+/** @type {Record<string, string>} */
+const KINDS = {
+  "llm.complete": "model", "tool.call": "tool", "guardrails.input": "rule", "guardrails.output": "rule",
+  memory_build: "memory", memory_persist: "memory", prompt_render: "prompt", orchestration: "agent", "agent.run": "agent",
+};
+/** @type {Record<string, string>} */
+const NAMES = {
+  "agent.run": "Run", "guardrails.input": "Input rules", "guardrails.output": "Output rules", memory_build: "Memory",
+  memory_persist: "Turns stored", prompt_render: "Prompt", orchestration: "Pattern",
+};
+
+/** @param {any} span */
+function nameOf(span) {
+  const of = span.attributes || {};
+  if (span.name === "llm.complete") return of.model || of.provider || "Model";
+  if (span.name === "tool.call") return of.name || "Tool";
+  if (span.name === "agent.run") return of.agent || "Run";
+  return of.node || NAMES[span.name] || span.name;
+}
+
+/** The step of the events that a span of this run's trace measures. @param {import("../steps.js").Story} story @param {any} span */
+function stepOf(story, span) {
+  const of = span.attributes || {};
+  if (span.name === "llm.complete") {
+    const step = story.byId.get(`s${of.step}`);
+    return step && String(span.span_id).endsWith(`.${step.last}`) ? step : undefined;
+  }
+  if (span.name === "tool.call") return story.byId.get(`t${of.id}`);
+  return undefined;
+}
+
+/** @param {{rows: any[], at: number, choose: (at: number) => void, waiting: any}} props */
+function Steps({ rows, at, choose, waiting }) {
+  const step = rows[at];
+  return html`<div class="split">
+    <section class="fall" aria-label="Steps">
+      ${waiting && html`<div class="ask"><b>Waits for a person:</b> ${plain(waiting.name)} · <a class="link" href=${link(["approvals"])}>Open the approvals</a></div>`}
+      <div class="head"><span>Step</span><span>Time</span><span class="r">Took</span></div>
+      <${LongList} label="Steps of the run" count=${rows.length} height=${ROW} chosen=${at} row=${(/** @type {number} */ n) => html`
+        <button type="button" key=${n} class=${`step ${n === at ? "on" : ""}`} aria-current=${n === at ? "step" : undefined} onClick=${() => choose(n)}>
+          <span class=${`name d${Math.min(rows[n].depth, 4)}`}><i>${n + 1}</i>${plain(rows[n].name)}${rows[n].state === "failed" ? html` <b class="bad-text">failed</b>` : rows[n].state === "running" ? html` <b class="run-text">running</b>` : ""}</span>
+          <span class="lane">${rows[n].width > 0 && html`<span class=${`bar ${rows[n].kind}`} style=${{ left: `${rows[n].left}%`, width: `${rows[n].width}%` }}></span>`}</span>
+          <span class="ms num">${duration(rows[n].ms)}</span>
+        </button>`} />
+    </section>
+    <section aria-label="The chosen step">${step && html`<div class="pane">
+      <div class="title-row"><h2>${plain(step.name)}</h2><${Pill} state=${step.state} /><span class="grow"></span>
+        <span class="muted">step ${at + 1} of ${rows.length} <kbd>j</kbd> <kbd>k</kbd></span></div>
+      <${Detail} step=${step} />
+    </div>`}</section>
+  </div>`;
+}
+
+/** @param {{step: any}} props */
+function Detail({ step }) {
+  const { usage, arguments: given, attempts, ...rest } = step.detail || {};
+  return html`
+    ${step.text && html`<div class="msg"><div class="who">text of the model</div><div class="what"><${Markdown} text=${step.text} /></div></div>`}
+    ${given !== undefined && html`<div class="msg"><div class="who">arguments</div><div class="what"><${Json} value=${given} /></div></div>`}
+    ${usage && html`<div class="msg"><div class="who">usage</div><div class="what num">${count(usage.input_tokens)} in · ${count(usage.output_tokens)} out · ${count(usage.cached_tokens || 0)} cached · ${cost(usage.cost_usd)}</div></div>`}
+    ${attempts?.length > 0 && html`<div class="msg"><div class="who">failed attempts</div><div class="what"><${Json} value=${attempts} /></div></div>`}
+    <div class="msg"><div class="who">all that was recorded</div><div class="what"><${Json} value=${rest} /></div></div>`;
+}
+
+/** @param {{story: any, run: any}} props */
+function Answer({ story, run }) {
+  const failed = run?.error || (story.endType === "run.failed" ? story.end : null);
+  const text = story.end?.response ?? run?.result?.response ?? story.answer;
+  return html`${failed && html`<div class="refusal"><b>${plain(failed.code)}</b> ${plain(failed.detail)}</div>`}
+    ${text ? html`<${Markdown} text=${text} />` : html`<p class="muted">No text yet.</p>`}`;
+}
+
+/** @param {{agent: string, story: any}} props */
+export function Graph({ agent, story }) {
+  const [drawing, setDrawing] = useState(/** @type {any} */ (null));
+  useEffect(() => {
+    get(`/v1/agents/${encodeURIComponent(agent)}/graph`).then((text) => setDrawing(fromMermaid(text)), () => setDrawing({ nodes: [], edges: [] }));
+  }, [agent]);
+  if (!drawing) return html`<p class="muted pad">Loading the graph.</p>`;
+  /** @type {Map<string, string>} */
+  const states = new Map();
+  for (const step of story.steps) {
+    if (step.kind === "node" || step.kind === "tool") {
+      states.set(step.name, step.state === "running" ? "lit" : step.state === "failed" ? "bad" : "done");
+    }
+  }
+  return html`<${Diagram} label=${`Graph of ${agent}`} edges=${drawing.edges}
+    nodes=${drawing.nodes.map((/** @type {any} */ node) => ({ ...node, state: states.get(node.label) || "" }))} />`;
+}
+
+/** @param {{events: any[]}} props */
+function Events({ events }) {
+  const [chosen, setChosen] = useState(0);
+  const [wanted, setWanted] = useState("");
+  const shown = useMemo(() => (wanted ? events.filter((event) => event.type.includes(wanted)) : events), [events.length, wanted]);
+  const event = shown[chosen];
+  return html`<div class="split">
+    <section aria-label="Events">
+      <div class="filters"><label class="field"><span>Type contains</span><input value=${wanted} onInput=${(/** @type {any} */ e) => setWanted(e.target.value)} /></label></div>
+      <${LongList} label="Raw events" count=${shown.length} height=${ROW} chosen=${chosen} row=${(/** @type {number} */ n) => html`
+        <button type="button" key=${n} class=${`line ${n === chosen ? "on" : ""}`} onClick=${() => setChosen(n)}>
+          <span class="num muted">${shown[n].seq}</span><span class="mono">${plain(shown[n].type)}</span><span class="mono muted">${plain(JSON.stringify(shown[n].data)).slice(0, 140)}</span>
+        </button>`} />
+    </section>
+    <section aria-label="The chosen event"><div class="pane">${event && html`<h2>${plain(event.type)}</h2><${Json} value=${event.data} />`}</div></section>
+  </div>`;
+}
+
+/** @param {{path: string}} props */
+function Feedback({ path }) {
+  const [rated, setRated] = useState("");
+  const action = useAction();
+  const rate = (/** @type {number} */ rating) => action.run(async () => (await post(`${path}/feedback`, { rating }), setRated(rating > 0 ? "good" : "bad")));
+  if (rated) return html`<span class="muted" role="status">Rated ${rated}</span>`;
+  return html`<span class="group" role="group" aria-label="Rate the answer">
+    <button type="button" class="quiet" disabled=${action.busy} onClick=${() => rate(1)}>Good</button>
+    <button type="button" class="quiet" disabled=${action.busy} onClick=${() => rate(-1)}>Bad</button>
+    ${action.problem && html`<span class="bad-text">${plain(action.problem.message)}</span>`}</span>`;
+}
+
+/** @param {string} name @param {any} content */
+function download(name, content) {
+  const address = URL.createObjectURL(new Blob([JSON.stringify(content, null, 2)], { type: "application/json" }));
+  const anchor = Object.assign(document.createElement("a"), { href: address, download: name });
+  anchor.click();
+  URL.revokeObjectURL(address);
+}

@@ -1,0 +1,73 @@
+// One Task of a workflow: its stages as they happen, its artifacts; pause, step, resume, cancel, replay.
+import { follow, post } from "../api.js";
+import { html, useEffect, useRef, useState } from "../lib.js";
+import { refresh, useResource } from "../poll.js";
+import { link, place, refine } from "../router.js";
+import { Ago, Confirm, CopyRequest, duration, Empty, Fact, Head, Id, Json, Pill, plain, Refusal, Table, Tabs, useAction } from "../ui.js";
+
+/** @param {{path: string[]}} props */
+export default function Task({ path: [, id] }) {
+  const path = `/v1/tasks/${encodeURIComponent(id)}`;
+  const found = useResource(path);
+  const tab = place.value.query.tab || "Stages";
+  const trace = useResource(tab === "History" ? `${path}/trace` : "");
+  const artifacts = useResource(tab === "Artifacts" ? `${path}/artifacts` : "");
+  const stages = useStages(`${path}/events`);
+  const action = useAction();
+  const [replayed, setReplayed] = useState(/** @type {any} */ (null));
+  const act = (/** @type {string} */ verb) => action.run(async () => {
+    const answer = await post(`${path}/${verb}`, {});
+    if (verb === "replay") setReplayed(answer);
+    refresh(path, "/v1/tasks");
+  });
+  const task = found.value;
+  const isGoingOn = task && ["queued", "running", "waiting", "paused"].includes(task.status);
+  return html`
+    <${Head} trail=${[["Workflows", link(["workflows"])]]} title=${html`<${Id} id=${id} />`}>
+      ${task && html`<${Pill} state=${task.status} />`}<span class="grow"></span>
+      ${isGoingOn && html`
+        <button type="button" disabled=${action.busy} onClick=${() => act("pause")}>Pause</button>
+        <button type="button" disabled=${action.busy} onClick=${() => act("step")}>Step</button>
+        <button type="button" disabled=${action.busy} onClick=${() => act("resume")}>Resume</button>
+        <${Confirm} label="Cancel the Task" question="Cancel it and its descendants?" disabled=${action.busy} onYes=${() => act("cancel")} />`}
+      ${task && !isGoingOn && html`<button type="button" disabled=${action.busy} onClick=${() => act("replay")}>Replay offline</button>`}
+      <${CopyRequest} path=${path} /><//>
+    <${Refusal} problem=${found.problem || action.problem} />
+    ${task && html`<div class="facts">
+      <${Fact} name="Workflow">${plain(task.workflow)}<//><${Fact} name="Accepted"><${Ago} at=${task.created_at} /><//>
+      ${task.state && html`<${Fact} name="State">${plain(task.state)}<//>`}
+      ${task.path && html`<${Fact} name="Path">${plain(Array.isArray(task.path) ? task.path.join(" → ") : task.path)}<//>`}
+    </div>`}
+    <${Tabs} tabs=${["Stages", "Task", "History", "Artifacts"]} chosen=${tab} onChoose=${(/** @type {string} */ to) => refine({ tab: to })} />
+    ${replayed && html`<div class="pane"><h2>Replay</h2><${Json} value=${replayed} /></div>`}
+    ${tab === "Stages" && (stages.length
+      ? html`<${Table} label="Stages" head=${["State", "Stage", "Task", ["Took", "r"], "Error"]} rows=${stages.map((one) => html`
+          <tr key=${`${one.task}/${one.stage}/${one.seq}`}><td><${Pill} state=${one.status} /></td><td>${plain(one.stage)}</td><td>${one.task === id ? html`<span class="muted">this one</span>` : html`<${Id} id=${one.task} href=${link(["tasks", one.task])} />`}</td>
+            <td class="r num">${duration(one.ms)}</td><td class="text">${plain(one.error ? JSON.stringify(one.error) : "")}</td></tr>`)} />`
+      : html`<${Empty}>No stage has begun, or the events are gone.<//>`)}
+    ${task && tab === "Task" && html`<div class="pane"><${Json} value=${task} /></div>`}
+    ${tab === "History" && trace.value && html`<div class="pane"><${Json} value=${trace.value} /></div>`}
+    ${tab === "Artifacts" && artifacts.value && html`<div class="pane"><${Json} value=${artifacts.value} /></div>`}`;
+}
+
+/** The stages of a Task and its descendants, from its events. @param {string} path */
+function useStages(path) {
+  const [, redraw] = useState(0);
+  const stages = useRef(/** @type {any[]} */ ([]));
+  useEffect(() => {
+    const end = new AbortController();
+    stages.current = [];
+    follow(path, (events) => {
+      for (const { seq, type, data } of events) {
+        if (type === "stage.started") stages.current.push({ ...data, status: "running", seq });
+        else if (type === "stage.finished") {
+          const open = [...stages.current].reverse().find((one) => one.stage === data.stage && one.task === data.task && one.status === "running");
+          if (open) Object.assign(open, { status: data.status, ms: data.duration_ms, error: data.error });
+        }
+      }
+      redraw((n) => n + 1);
+    }, end.signal, { isLast: (type) => type === "task.left" });
+    return () => end.abort();
+  }, [path]);
+  return stages.current;
+}

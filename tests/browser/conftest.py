@@ -1,0 +1,107 @@
+"""A real browser, and a server with something to show.
+
+The browser is that of the npm package @sparticuz/chromium, else the system's Chromium. The package's list of
+flags is not used: it holds `--disable-web-security`, with which a test of the policy proves nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, Request, sync_playwright
+
+from tests.platform.astromesh import ServerProcess
+
+ROOT = Path(__file__).parents[2]
+UNPACKED = ROOT / ".venv" / "browser" / "unpacked"
+FLAGS = ("--no-sandbox", "--headless=shell", "--no-zygote", "--disable-gpu")
+SYSTEM_BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+AXE = ROOT / ".venv" / "browser" / "node_modules" / "axe-core" / "axe.min.js"
+
+
+@pytest.fixture(scope="module")  # its event loop must be gone before a test of another module runs its own
+def browser() -> Iterator[Browser]:
+    """One browser for all tests of a module."""
+    system = next((path for name in SYSTEM_BROWSERS if (path := shutil.which(name))), None)
+    environment: dict[str, str | float | bool] = {**os.environ}
+    if platform.machine() == "x86_64":
+        path = str(UNPACKED / "chromium")
+        environment |= {
+            "LD_LIBRARY_PATH": str(UNPACKED / "al2023" / "lib"),
+            "FONTCONFIG_PATH": str(UNPACKED / "fonts"),
+        }
+    else:
+        assert system, "The tests of the console need a browser. On Debian: apt-get install chromium"
+        path = system
+    with sync_playwright() as playwright:
+        running = playwright.chromium.launch(
+            executable_path=path, env=environment, args=list(FLAGS), ignore_default_args=["--headless"]
+        )
+        yield running
+        running.close()
+
+
+class Console:
+    """A page of the console, and everything that went wrong in it."""
+
+    def __init__(self, context: BrowserContext, url: str) -> None:
+        self.url, self.faults = url, list[str]()
+        self.page: Page = context.new_page()
+        self.page.on("pageerror", lambda error: self.faults.append(f"exception: {error}"))
+        self.page.on("console", self._note)
+        self.page.on("request", self._check)
+
+    def _note(self, text: ConsoleMessage) -> None:
+        refused = re.search(
+            r"status of 40[134]", text.text
+        )  # a browser logs what the page shows as a refusal
+        if text.type == "error" and not refused:
+            self.faults.append(f"console: {text.text}")
+
+    def _check(self, request: Request) -> None:
+        address = request.url
+        if not address.startswith((self.url, "data:", "blob:")):
+            self.faults.append(f"request to {address}")
+
+    def open(self, place: str) -> Page:
+        """Shows a place, e.g. `runs?status=failed`, as a new document."""
+        self.page.goto("about:blank")
+        self.page.goto(f"{self.url}/console/#/{place}")
+        self.page.locator("main header h1").wait_for()
+        return self.page
+
+    def violations(self) -> list[str]:
+        """What axe-core finds on the page as it is."""
+        self.page.evaluate(AXE.read_text())
+        found = self.page.evaluate("() => axe.run()")["violations"]
+        return [f"{one['id']}: {node['html'][:160]}" for one in found for node in one["nodes"]]
+
+
+@pytest.fixture
+def console(browser: Browser) -> Iterator[Callable[..., Console]]:
+    """`console(server, width=…, scheme=…)` opens the console of a server; a fault in it fails the test."""
+    opened: list[Console] = []
+    contexts: list[BrowserContext] = []
+
+    def show(server: ServerProcess, *, width: int = 1400, scheme: str = "light") -> Console:
+        context = browser.new_context(
+            viewport={"width": width, "height": 850},
+            color_scheme=scheme,  # type: ignore[arg-type]
+            locale="en-GB",
+            reduced_motion="reduce",
+        )
+        contexts.append(context)
+        opened.append(Console(context, server.url))
+        return opened[-1]
+
+    yield show
+    for context in contexts:
+        context.close()
+    faults = [fault for one in opened for fault in one.faults]
+    assert not faults, "\n".join(faults)

@@ -1,0 +1,185 @@
+"""Every page of the console in a real browser: it draws, keeps to its policy, and is accessible."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.browser.conftest import Console
+from tests.conftest import ServerFactory
+from tests.integration.agents_folder import manifest, write
+from tests.platform.astromesh import PROGRAM, ServerProcess
+
+ROOT = Path(__file__).parents[2]
+QUESTION = "How do I reset my password?"
+PLACES = (
+    "home",
+    "chat?agent=support-agent",
+    "chat?agent=support-agent&session=first",
+    "runs",
+    "runs?status=failed",
+    "runs/{run}",
+    "runs/{run}?tab=Answer",
+    "runs/{run}?tab=Graph",
+    "runs/{run}?tab=Events",
+    "approvals",
+    "workflows",
+    "agents",
+    "agents/support-agent",
+    "agents/debate-agent?tab=Graph",
+    "agents/support-agent?tab=Tools",
+    "sessions?agent=support-agent",
+    "sessions/support-agent/first",
+    "knowledge",
+    "system",
+    "system?tab=Stores",
+    "system?tab=Audit",
+    "nowhere",
+)
+
+
+@pytest.fixture
+def server(server_process: ServerFactory) -> ServerProcess:
+    """The sample agents, and one question that has been answered."""
+    server = server_process(ROOT / "config")
+    ask(server, QUESTION, "first")
+    return server
+
+
+def ask(server: ServerProcess, query: str, session: str, agent: str = "support-agent") -> str:
+    body = {"query": query, "session_id": session}
+    answer = httpx.post(f"{server.url}/v1/agents/{agent}/run", json=body, timeout=30)
+    run: str = answer.json()["run_id"]
+    return run
+
+
+def newest_run(server: ServerProcess) -> str:
+    run: str = httpx.get(f"{server.url}/v1/runs?limit=1").json()["runs"][0]["run_id"]
+    return run
+
+
+@pytest.mark.timeout(300)  # a checker walks through two dozen pages
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_page_is_accessible(
+    server: ServerProcess, console: Callable[..., Console], scheme: str
+) -> None:
+    shown, run = console(server, scheme=scheme), newest_run(server)
+    found = []
+    for place in PLACES:
+        shown.open(place.format(run=run)).wait_for_load_state("networkidle")
+        found += [f"{place}: {violation}" for violation in shown.violations()]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize("width", [390, 1600])
+def test_no_page_is_wider_than_its_window(
+    server: ServerProcess, console: Callable[..., Console], width: int
+) -> None:
+    shown, run = console(server, width=width), newest_run(server)
+    wide = {}
+    for place in PLACES:
+        page = shown.open(place.format(run=run))
+        page.wait_for_load_state("networkidle")
+        wide[place] = page.evaluate("() => document.querySelector('main').scrollWidth")
+    limit = width if width < 720 else width - 200
+    assert {place: at for place, at in wide.items() if at > limit} == {}
+
+
+def test_a_question_is_answered_and_its_run_opens(
+    server: ServerProcess, console: Callable[..., Console]
+) -> None:
+    page = console(server).open("chat?agent=support-agent")
+    page.get_by_label("Message to support-agent").fill(QUESTION)
+    page.keyboard.press("Enter")
+    answers = page.locator(".turn .markdown", has_text="Forgot password?")
+    answers.wait_for()
+    assert page.locator(".turn.user").inner_text() == QUESTION
+    page.reload()
+    answers.wait_for()
+    assert page.locator(".turn").count() == 2
+
+
+def test_the_steps_of_a_run_are_walked_by_keyboard(
+    server: ServerProcess, console: Callable[..., Console]
+) -> None:
+    page = console(server).open(f"runs/{newest_run(server)}")
+    page.locator(".step", has_text="search_knowledge_base").wait_for()
+    names = page.locator(".step .name").all_inner_texts()
+    assert [name for name in names if "Input rules" in name or "Turns stored" in name]
+    page.keyboard.press("j")
+    page.locator(".step.on", has_text=names[1].lstrip("0123456789\n ")).wait_for()
+    page.keyboard.press("k")
+    page.locator(".step.on", has_text="support-agent").wait_for()
+    page.keyboard.press("?")
+    page.get_by_role("dialog", name="Keys").get_by_text("Next step").wait_for()
+
+
+HOSTILE = "<img src=x onerror=alert(1)><script>alert(2)</script>\u202egnirts [x](javascript:alert(3))"
+
+
+def test_text_of_others_is_inert(server: ServerProcess, console: Callable[..., Console]) -> None:
+    run = ask(server, HOSTILE, "<b>hostile</b>")
+    shown = console(server)
+    shown.page.on("dialog", lambda dialog: pytest.fail(f"a script ran: {dialog.message}"))
+    for place in (
+        f"runs/{run}",
+        f"runs/{run}?tab=Events",
+        "runs",
+        "sessions/support-agent/%3Cb%3Ehostile%3C%2Fb%3E",
+    ):
+        page = shown.open(place)
+        page.wait_for_load_state("networkidle")
+        assert page.locator("main img, main script, main a[href^='javascript:']").count() == 0, place
+        assert "\u202e" not in page.locator("main").inner_text()
+
+
+def test_new_runs_wait_behind_a_button(server: ServerProcess, console: Callable[..., Console]) -> None:
+    page = console(server).open("runs")
+    page.locator("tbody tr").first.wait_for()
+    ask(server, QUESTION, "second")
+    page.get_by_role("button", name="1 new").click(timeout=15_000)
+    assert page.locator("tbody tr").count() == 2
+
+
+def test_an_idle_page_asks_once_in_five_seconds(
+    server: ServerProcess, console: Callable[..., Console]
+) -> None:
+    shown = console(server)
+    shown.open("home").wait_for_load_state("networkidle")
+    asked: list[str] = []
+    shown.page.on("request", lambda request: asked.append(request.url))
+    shown.page.wait_for_timeout(10_500)
+    assert 1 <= len(asked) <= 3, asked
+
+
+def test_a_server_with_keys_asks_for_one_and_shows_what_it_may(
+    server_process: ServerFactory, console: Callable[..., Console], tmp_path: Path
+) -> None:
+    server = _guarded(server_process, tmp_path)
+    secret = _key(server, "agents:read")
+    page = console(server).open("agents")
+    dialog = page.get_by_role("dialog", name="This server asks for a key")
+    dialog.get_by_label("API key or token").fill(secret)
+    dialog.get_by_role("button", name="Use this key").click()
+    page.get_by_role("link", name="helper").wait_for()
+    assert secret not in page.url
+    page.goto(page.url.replace("#/agents", "#/system?tab=Audit"))
+    page.get_by_role("alert").get_by_text("forbidden").wait_for()
+
+
+def _guarded(server_process: ServerFactory, folder: Path) -> ServerProcess:
+    write(folder, manifest("helper", model={"primary": {"provider": "embedded"}}))
+    (folder / "runtime.yaml").write_text(
+        "apiVersion: astromesh/v1\nkind: RuntimeConfig\nspec: {auth: {mode: api_key}}\n"
+    )
+    return server_process(folder)
+
+
+def _key(server: ServerProcess, scope: str) -> str:
+    command = [PROGRAM, "keys", "create", "console", "--scope", scope, "--data", str(server.data)]
+    answer = subprocess.run(command, capture_output=True, text=True, check=True)
+    return answer.stdout.strip()
