@@ -355,6 +355,10 @@ class Divergence(Conflict, code="divergence", status=500, public=False):
     """A resumed run differs from its log; the message names the place."""
 
 
+class NondeterministicGraph(Divergence, code="nondeterministic_graph", public=True):
+    """A resumed run of a graph takes another path than the recorded one; the message names the node."""
+
+
 class EventsGone(RequestError, code="events_gone", status=410): ...
 
 

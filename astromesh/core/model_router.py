@@ -576,6 +576,11 @@ class RunModel:
         if result.attempts:
             self.attempts += result.attempts
 
+    @property
+    def keeps_requests(self) -> bool:
+        """Whether `request_for` may be asked."""
+        return self._schema is not None
+
     def record_replay(self, request: CompletionRequest, result: CompletionResult) -> None:
         """Records the result of a call that was made before the run was resumed."""
         self.record_result(self._with_schema(request), result)

@@ -188,12 +188,19 @@ class ApprovalWaits:
     @contextmanager
     def calling(self) -> Iterator[None]:
         """Counts a call as active."""
-        self.active += 1
-        self.begun += 1
+        self.begin()
         try:
             yield
         finally:
-            self.active -= 1
+            self.end()
+
+    def begin(self) -> None:
+        """Counts a call as active until `end`."""
+        self.active += 1
+        self.begun += 1
+
+    def end(self) -> None:
+        self.active -= 1
 
     @contextmanager
     def suspended_call(self) -> Iterator[None]:

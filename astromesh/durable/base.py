@@ -136,7 +136,7 @@ class BudgetStore(Protocol):
 ConcurrencyPolicy = Literal["enqueue", "reject", "interrupt", "merge"]
 RunStatus = Literal["queued", "running", "waiting", "completed", "failed", "cancelled"]
 #: `value`: what the run receives from outside: its memory, its admitted query
-StepKind = Literal["model", "tool", "value", "wait"]
+StepKind = Literal["model", "tool", "node", "value", "wait"]
 #: `intent`: it may have happened. `done`: its output is known. `unknown`: a person must decide.
 StepState = Literal["intent", "done", "unknown"]
 #: no agent has a limit of active runs

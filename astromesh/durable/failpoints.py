@@ -22,6 +22,9 @@ PLACES = (
     ACCEPTED, BEFORE_MODEL, AFTER_MODEL, TOOL_INTENT, TOOL_DONE, BEFORE_STEP_11, AFTER_STEP_11,
     BEFORE_LAST_EVENT,
 )  # fmt: skip
+#: places that only functions in graphs pass
+NODE_INTENT, NODE_DONE = "node_intent", "node_done"
+GRAPH_PLACES = (NODE_INTENT, NODE_DONE)
 VARIABLE = "ASTROMESH_FAILPOINT"
 
 
@@ -29,7 +32,7 @@ def _ignore(place: str) -> None:
     """Does nothing: no failpoint is set."""
 
 
-def parse_failpoint(wanted: str, places: Sequence[str] = PLACES) -> Callable[[str], None]:
+def parse_failpoint(wanted: str, places: Sequence[str] = (*PLACES, *GRAPH_PLACES)) -> Callable[[str], None]:
     """Returns a function that kills the process at the place `wanted`, NAME or NAME:N.
 
     Raises:

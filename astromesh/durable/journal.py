@@ -4,13 +4,16 @@ Steps are keyed by (path, n): the branch of the run's tree that made them, and t
 They are never keyed by time, so concurrent branches keep their own results. A finished step answers only the
 same request. Another request in its place is a `Divergence` that ends the run.
 
-    record of the step           model call                     tool call
+    record of the step           model call                     tool call, visit of a node
     --------------------------   ----------------------------   ---------------------------------------------
     none                         called, then recorded          effect `read`, repeatable: as a model call;
                                                                 else intent first, then called and recorded
     intent                       called again under its         `read`, repeatable: called again; else a
                                  number, `model.restarted`      person decides whether to call it again
     done                         as recorded                    as recorded
+
+The step of a node is `node:PATH`, and its number that of the visit. A finished one lists the calls that were
+made in it, so that a resumed run counts and emits them without the node.
 """
 
 from __future__ import annotations
@@ -18,16 +21,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, NoReturn, Protocol, TypeVar
+
+from msgspec import convert, to_builtins
 
 from astromesh.durable import failpoints
 from astromesh.durable.approvals import ApprovalWaits
 from astromesh.durable.base import JournalStep, RunRow, StepKind, StepState
 from astromesh.durable.event_stream import DurableStream
 from astromesh.durable.writer import SegmentWriter
-from astromesh.errors import Divergence, OutcomeUnknown, StoreError, UpstreamError
+from astromesh.errors import Divergence, NondeterministicGraph, OutcomeUnknown, StoreError, UpstreamError
 from astromesh.graph import call_record
-from astromesh.graph.scope import AskModel, CallTool, ReplayTool
+from astromesh.graph.scope import AskModel, CallTool, NodeEffect, ReplayTool
 from astromesh.telemetry.events import MODEL_DELTA
 from astromesh.telemetry.ids import derived_run_id
 from astromesh.tools.base import HumanQuestion, ToolPort
@@ -46,6 +51,10 @@ T = TypeVar("T")
 
 class ReplayListener(Protocol):
     """Receives the answers of a model that the record gives to a resumed run."""
+
+    @property
+    def keeps_requests(self) -> bool:
+        """Whether it needs the requests of these answers."""
 
     def record_replay(self, request: CompletionRequest, result: CompletionResult) -> None: ...
 
@@ -86,8 +95,19 @@ class StepLog:
         self.suspended = False
         self._steps = {(step.path, step.n): step for step in steps}
         self._passed: dict[str, int] = {}
-        #: done steps of models and tools that this segment has added, and whether they hold hidden reasoning
+        #: done steps of models, tools and nodes that this segment has added, and whether they hold hidden
+        #: reasoning
         self._added_calls: list[tuple[JournalStep, bool]] = []
+        #: the nodes of earlier segments: by graph and position, and those that this segment has not reached
+        self._positions: dict[tuple[str, int], str] = {}
+        self._unreached: set[tuple[str, int]] = set()
+        for step in steps:
+            if step.kind == "node" and step.output is not None:
+                self._unreached.add((step.path, step.n))
+                if step.output["position"]:
+                    self._positions[step.output["graph"], step.output["position"]] = step.path
+        #: active visits of functions that must not be repeated, by path
+        self.functions: dict[str, NodeVisit] = {}
 
     def number(self, path: str) -> int:
         """Returns the number, in its path, of a step that begins now.
@@ -99,6 +119,64 @@ class StepLog:
             raise asyncio.CancelledError
         n = self._passed[path] = self._passed.get(path, 0) + 1
         return n
+
+    def peek(self, path: str, n: int) -> JournalStep | None:
+        """Returns the step of the record, whatever its request was."""
+        return self._steps.get((path, n))
+
+    def reach(self, path: str, graph: str | None) -> tuple[int, int]:
+        """Returns the number of a visit that begins now, and its position in its graph, 0 for none.
+
+        Raises:
+            NondeterministicGraph: the record has another node at this position.
+        """
+        n, position = self.number(path), 0
+        self._unreached.discard((path, n))
+        if graph is not None:
+            position = self.number(f"graph:{graph}")
+            recorded = self._positions.get((graph, position), path)
+            if recorded != path:
+                self.diverge(
+                    f"The run cannot be resumed: its graph was changed. It comes to the node {_name(path)!r} "
+                    f"where the recorded run came to {_name(recorded)!r}. Start the run again."
+                )
+        return n, position
+
+    def check_reached(self, path: str) -> None:
+        """Raises NondeterministicGraph if the record has nodes below a path that did not run this time."""
+        missing = next((p for p, _ in self._unreached if p.startswith(f"{path}/")), None)
+        if missing is not None:
+            self.diverge(
+                f"The run cannot be resumed: its graph was changed. The node {_name(path)!r} has not run "
+                f"{_name(missing)!r}, which is recorded. Start the run again."
+            )
+
+    def diverge(self, message: str) -> NoReturn:
+        self.failure = self.failure or NondeterministicGraph(message)
+        raise self.failure
+
+    async def while_active(self) -> None:
+        """Returns at once, and never if the segment ends."""
+        if self.suspended:
+            await asyncio.get_running_loop().create_future()
+
+    async def decision(
+        self, step: JournalStep, question: HumanQuestion, found: JournalStep | None, place: str
+    ) -> JsonObject:
+        """Returns a person's decision. A function that waits for it begins again when it is there.
+
+        Args:
+            place: the path of the node or call that asks.
+        """
+        if found is not None and found.state == "done":
+            return found.output or {}
+        around = [visit for path, visit in self.functions.items() if place.startswith(f"{path}/")]
+        for visit in around:
+            visit.wait()
+        answer = await self.waiting.decision(step, question, found)
+        for visit in around:
+            await visit.resume()
+        return answer
 
     def has_next(self, path: str) -> bool:
         """Whether the record has the step that begins next on this path."""
@@ -118,13 +196,14 @@ class StepLog:
         return step
 
     def add(self, step: JournalStep) -> None:
+        """Adds a step to the next transaction."""
+        if step.state == "done" and step.kind in _CALL_KINDS:
+            self._added_calls.append((step._replace(output=None), _has_reasoning(step)))
         self.writer.step(step)
 
     async def write(self, step: JournalStep) -> None:
         """Adds a step and returns when it is on disk, with everything before it."""
-        if step.state == "done":
-            self._added_calls.append((step._replace(output=None), _has_reasoning(step)))
-        self.writer.step(step)
+        self.add(step)
         await self.writer.flush()
 
     def drop_outputs(self, *, always: bool) -> None:
@@ -155,6 +234,8 @@ class RunJournal:
 
     def __init__(self, step_log: StepLog, place: str, run_id: str, model: ReplayListener) -> None:
         self.step_log, self.place, self.run_id, self._model = step_log, place, run_id, model
+        #: active visits of nodes, by their path in this run
+        self.visits: dict[str, NodeVisit] = {}
 
     def attach(self, stream: DurableStream) -> None:
         """Sends the events of the run to a stream. Steps are numbered after those in the stream."""
@@ -174,13 +255,69 @@ class RunJournal:
         place = f"{place}#{self.step_log.number(place)}"
         return place, derived_run_id(self.step_log.run_id, place)
 
+    # -- nodes ---------------------------------------------------------------------------------------------
+
+    async def visit(self, path: str, effect: NodeEffect, frame: str | None = None) -> NodeVisit:
+        step_log, key = self.step_log, f"{_NODE}{self.at(path)}"
+        await step_log.while_active()
+        graph = None if frame is None else self.at(frame)
+        self._note(path.rpartition("/")[0], kind="node", at=path, frame=frame)
+        n, position = step_log.reach(key, graph)
+        found = step_log.find(key, n, "")
+        once = effect not in ("read", "idempotent")
+        about = {"graph": graph, "position": position, "once": once}
+        visit = NodeVisit(self, path, JournalStep(key, n, "node", "", "intent", about))
+        if found is not None and found.state == "done":
+            visit.record = found.output
+        else:
+            self.visits[path] = visit
+            await visit.begin(found)
+        return visit
+
+    def repeat(self, scope: Any, call: JsonObject) -> JsonObject | None:
+        kind, path = call["kind"], self.at(call["at"])
+        if kind == "node":
+            key = f"{_NODE}{path}"
+            n, _ = self.step_log.reach(key, None if call["frame"] is None else self.at(call["frame"]))
+            step = self.step_log.find(key, n, "")
+            return step.output if step is not None and step.state == "done" else None
+        if kind == "model":
+            path = path or _MODEL
+            scope.next_step()
+            step = self.step_log.peek(path, self.step_log.number(path))
+            if step is not None and step.state == "done":
+                request = convert(call.get("request", {"messages": ()}), CompletionRequest)
+                self._repeat_model(scope, step.output or {}, request, call["role"])
+        else:
+            self.step_log.number(f"{path}/{kind}:{call['id']}".lstrip("/"))
+        return None
+
+    def check_children(self, path: str) -> None:
+        self.step_log.check_reached(f"{_NODE}{self.at(path)}")
+
+    def diverge(self, message: str) -> NoReturn:
+        self.step_log.diverge(message)
+
+    def _note(self, path: str, **call: Any) -> JsonObject:
+        """Adds a call to the visit that it is part of, if there is one, and returns the call."""
+        while path:
+            visit = self.visits.get(path) or self.visits.get(path.partition("#")[0])
+            if visit is not None:
+                visit.calls.append(call)
+                break
+            path = path.rpartition("/")[0]
+        return call
+
     # -- model calls ---------------------------------------------------------------------------------------
 
     async def model(
         self, scope: Any, step: int, request: CompletionRequest, role: str, ask: AskModel
     ) -> CompletionResult:
-        path, digest = self.at(scope.path) or "model", call_record.model_hash(request, role)
+        path, digest = self.at(scope.path) or _MODEL, call_record.model_hash(request, role)
         n = self.step_log.number(path)
+        call = self._note(scope.path, kind="model", at=scope.path, role=role)
+        if self._model.keeps_requests:
+            call["request"] = to_builtins(request)
         found = self.step_log.find(path, n, digest)
         if found is not None and found.state == "done":
             return self._answer(scope, found.output or {}, request, role)
@@ -214,11 +351,20 @@ class RunJournal:
     def _answer(
         self, scope: Any, output: JsonObject, request: CompletionRequest, role: str
     ) -> CompletionResult:
+        result = self._repeat_model(scope, output, request, role)
+        if result is None:
+            raise call_record.error_of(output["failure"])
+        return result
+
+    def _repeat_model(
+        self, scope: Any, output: JsonObject, request: CompletionRequest, role: str
+    ) -> CompletionResult | None:
+        """Emits and charges a recorded call. Returns its answer, None if it failed."""
         number = output["step"]
         self._last_step = max(self._last_step, number)
         scope.ledger.spend("model_calls")
-        if (failure := output.get("failure")) is not None:
-            raise call_record.error_of(failure)
+        if "failure" in output:
+            return None
         result = call_record.completion_of(output["result"])
         scope.ledger.add_usage(result.usage)
         self._model.record_replay(request, result)
@@ -234,14 +380,19 @@ class RunJournal:
     ) -> ToolResult:
         context = scope.tool_context(call.id, call.name)
         spec = next((s for s in tools.specs() if s.name == call.name), None)
+        noted = self._note(scope.path, kind="tool", at=scope.path, id=call.id)
+        noted |= {"name": call.name, "arguments": call.arguments}
         if spec is not None and not spec.recorded:
-            return await do(context)
+            result = await do(context)
+            noted["done"] = True
+            return result
         path, digest = f"{self.at(scope.path)}/tool:{call.id}", call_record.tool_hash(call)
         n = self.step_log.number(path)
         found = self.step_log.find(path, n, digest)
         if found is not None and found.state == "done":
             result = call_record.result_of(call, found.output or {})
             retell(result)
+            noted["done"] = True
             return result
         handle = ToolCallStep(
             self.step_log, JournalStep(path, n, "tool", digest, "intent"), call, found, scope.agent
@@ -252,14 +403,18 @@ class RunJournal:
             handle.step._replace(state="done", output=call_record.result_to_json(result))
         )
         failpoints.reach(failpoints.TOOL_DONE)
+        noted["done"] = True
         return result
 
     # -- people --------------------------------------------------------------------------------------------
 
     async def person(self, scope: Any, ticket: str, question: HumanQuestion) -> JsonObject:
         path = f"{self.at(scope.path)}/human:{ticket}".lstrip("/")
+        node = ticket.rpartition("#")[0]
+        self._note(node, kind="human", at=scope.path, id=ticket)
         arguments = call_record.to_plain_json(question.arguments)
-        return await self._decision(path, question._replace(arguments=arguments, agent=scope.agent))
+        question = question._replace(arguments=arguments, agent=scope.agent)
+        return await self._decision(path, question, self.at(node))
 
     async def identity(self, question: HumanQuestion) -> bool:
         """Asks for the caller's token once more than it was sent so far. Returns False if it is refused."""
@@ -268,12 +423,12 @@ class RunJournal:
             if (await self._decision(path, question))["decision"] != "approve":
                 return False
 
-    async def _decision(self, path: str, question: HumanQuestion) -> JsonObject:
+    async def _decision(self, path: str, question: HumanQuestion, place: str = "") -> JsonObject:
         n = self.step_log.number(path)
         found = self.step_log.find(path, n, "")
         with self.step_log.waiting.calling():  # the work that the question interrupts
             step = JournalStep(path, n, "wait", "", "intent")
-            return await self.step_log.waiting.decision(step, question, found)
+            return await self.step_log.decision(step, question, found, place or path)
 
     # -- values from outside the run -----------------------------------------------------------------------
 
@@ -348,10 +503,11 @@ class ToolCallStep:
         path = f"{self.step.path}/{request.kind}"
         n = self._step_log.number(path)
         found = self._step_log.find(path, n, self.step.request_hash)
-        return await self._step_log.waiting.decision(
+        return await self._step_log.decision(
             JournalStep(path, n, "wait", self.step.request_hash, "intent"),
             request._replace(agent=self._agent),
             found,
+            path,
         )
 
     def has_request(self, kind: str) -> bool:
@@ -369,16 +525,112 @@ class ToolCallStep:
             )
 
 
+class NodeVisit:
+    """`JournaledNode` of one visit.
+
+    Args:
+        path: of the node in its run.
+        step: its intent.
+    """
+
+    def __init__(self, journal: RunJournal, path: str, step: JournalStep) -> None:
+        self.record: JsonObject | None = None
+        self.refusal: OutcomeUnknown | None = None
+        self.calls: list[JsonObject] = []
+        self._journal, self._log, self._path, self._step = journal, journal.step_log, path, step
+        self._about: JsonObject = step.output or {}
+        self._waits = 0
+
+    async def begin(self, found: JournalStep | None) -> None:
+        """Records that the visit begins: on disk, if it must not be repeated."""
+        if not self._about["once"]:
+            self._log.add(self._step)
+            return
+        before = (found.output or {}) if found is not None else None
+        if before is not None and not before.get("waits"):
+            await self._ask_whether_again(before.get("asked", 0))
+        if self.refusal is None:
+            await self._log.write(self._step)
+            failpoints.reach(failpoints.NODE_INTENT)
+        self._log.functions[self._step.path.removeprefix(_NODE)] = self
+        self._log.waiting.begin()
+
+    async def _ask_whether_again(self, asked: int) -> None:
+        """Asks a person: the process died during this visit, and its outcome is unknown.
+
+        Args:
+            asked: how often a person has allowed to repeat it.
+        """
+        path, name = f"{self._step.path}/unknown_outcome", self._path.rpartition("/")[2]
+        self._log.add(self._step._replace(state="unknown", output={**self._about, "asked": asked}))
+        step = JournalStep(path, asked + 1, "wait", "", "intent")
+        question, found = (
+            HumanQuestion("unknown_outcome", name, agent=self._log.agent),
+            self._log.peek(*step[:2]),
+        )
+        with self._log.waiting.calling():
+            answer = await self._log.decision(step, question, found, self._step.path.removeprefix(_NODE))
+        if answer["decision"] == "approve":
+            self._about["asked"] = asked + 1
+            return
+        self.refusal = OutcomeUnknown(
+            f"The server stopped while the node {name!r} ran. It may have had its effect; it was not "
+            "repeated."
+        )
+
+    def wait(self) -> None:
+        """Notes that the visit waits for a person: it begins again with the decision."""
+        self._waits += 1
+        self._log.add(self._step._replace(output={**self._about, "waits": True}))
+        self._log.waiting.end()
+
+    async def resume(self) -> None:
+        """Goes on after the wait."""
+        self._waits -= 1
+        self._log.waiting.begin()
+        if not self._waits:
+            await self._log.write(self._step)
+
+    async def finish(self, record: JsonObject) -> None:
+        await self._log.while_active()
+        done = self._step._replace(state="done", output={**self._about, **record, "calls": self.calls})
+        if self._about["once"]:
+            await self._log.write(done)
+            failpoints.reach(failpoints.NODE_DONE)
+        else:
+            self._log.add(done)
+        self.leave()
+
+    def leave(self) -> None:
+        if self._journal.visits.get(self._path) is self:
+            del self._journal.visits[self._path]
+        if self._log.functions.pop(self._step.path.removeprefix(_NODE), None) is not None:
+            self._log.waiting.end()
+
+
+def _name(path: str) -> str:
+    """Returns the node of a step as messages show it."""
+    return path.removeprefix(_NODE)
+
+
 _VALUE: StepKind = "value"
-_CALL_KINDS = ("model", "tool")
+_CALL_KINDS = ("model", "tool", "node")
+#: before the path of a node, in the path of its step; the path of calls outside of any node
+_NODE, _MODEL = "node:", "model"
 #: in a path, before the place of a nested run
 _NESTED = "/run:"
 
 
 def _has_reasoning(step: JournalStep) -> bool:
-    """Whether a recorded answer holds what only its provider may read: signed or encrypted thoughts."""
-    result = (step.output or {}).get("result") if step.kind == "model" else None
-    return result is not None and any(call_record.has_kept(call) for call in result["tool_calls"])
+    """Whether a step holds what only its provider may read: signed or encrypted thoughts of a model."""
+    output = step.output or {}
+    if step.kind == "model":
+        calls = output.get("result", {}).get("tool_calls", ())
+    elif step.kind == "node":
+        calls = output["result"].get("tool_calls", ())
+    else:
+        return False
+    return any(call_record.has_kept(call) for call in calls)
 
 
 def _emit_again(scope: Any, step: int, role: str, result: CompletionResult) -> None:

@@ -6,8 +6,9 @@ from msgspec import to_builtins
 
 from astromesh.types import CallerContext, JsonObject, MemoryContext, Message, SemanticResult, ToolCall
 
-#: number of the format of requests and calls; a process does not resume a run with a newer one
-SCHEMA = 2
+#: number of the format of requests and of the journal; a process does not resume a run with a newer one.
+#: 3: finished nodes of graphs. A run of format 2 goes on: its nodes run again, and its calls are answered.
+SCHEMA = 3
 #: the fields of a request that only an active run needs
 _FOR_THE_RUN = frozenset({"images", "history", "preface"})
 

@@ -375,7 +375,11 @@ def is_promise(commit: Commit) -> bool:
     """
     if commit.change is not None and commit.change.status in ENDED_STATUSES:
         return True
-    return any(step.state == "intent" and step.kind != "model" for step in commit.steps)
+    return any(step.state == "intent" and _must_not_repeat(step) for step in commit.steps)
+
+
+def _must_not_repeat(step: JournalStep) -> bool:
+    return step.kind != "model" and (step.kind != "node" or bool(step.output and step.output["once"]))
 
 
 def ends_nested(commit: Commit) -> bool:

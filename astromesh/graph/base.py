@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal, TypedDict, Unpack
 from astromesh.graph.flags import NodeFlag
 from astromesh.graph.node_config import Graph, Node, NodeConfig
 from astromesh.graph.records import NodeResult
+from astromesh.graph.scope import NodeEffect
 from astromesh.graph.state import GraphState
 from astromesh.graph.validation import check_keywords, check_name
 
@@ -97,6 +98,8 @@ class BaseNode:
     protected: ClassVar[bool] = False
     #: Whether the node itself decides which of its text streams, whatever node follows. Guards still apply.
     decides_streaming: ClassVar[bool] = False
+    #: What the node does to the world by itself, beside calls of the run's model and tools. See FunctionNode.
+    effect: NodeEffect = "read"
     #: Those of preprocessor, guards and postprocessor that `execute` applies. The engine applies the others.
     handles: ClassVar[frozenset[str]] = frozenset()
     #: Keywords that this class does not use. Passing one is a problem of the graph.

@@ -81,6 +81,9 @@ class PromptGraph:
         #: Whether `on_error` is `stop`.
         self.stops_on_error = on_error == "stop"
         self.finalizer = ""
+        #: Whether a durable run records its finished nodes. Without that they run again when the run is
+        #: resumed, and their calls are answered from the record: nodes that share objects beside the state.
+        self.is_recorded = True
         #: Counts changes, so that compiled plans know when they are stale.
         self.version = 0
         self._nodes: dict[str, BaseNode] = {}

@@ -302,6 +302,7 @@ class Plan:
         self.unconfirmed = nodes_before_guards(graph) - {graph.finalizer} if graph and static else frozenset()
         self.guarded = any(may_refuse(step.node) for step in steps.values())
         self.is_graph = graph is not None
+        self.is_recorded = graph is None or graph.is_recorded
         self.name = graph.name if graph else entry
         self.version = graph.version if graph else 0
         self.finalizer = graph.finalizer if graph else ""

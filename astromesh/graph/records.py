@@ -88,7 +88,7 @@ OUTPUT_SUFFIX = "_output"
 
 StopReason = Literal[
     "completed", "failed", "max_iterations", "stuck_node", "budget", "cycle", "critical_error", "cancelled",
-    "human_denied", "human_timeout", "unknown_node",
+    "human_denied", "human_timeout", "unknown_node", "nondeterministic_graph",
 ]  # fmt: skip
 
 NO_USAGE = Usage()

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 from time import perf_counter
@@ -25,7 +25,14 @@ from typing import Any, TypeAlias, cast
 
 from msgspec.structs import replace
 
-from astromesh.errors import GraphStopped, LimitReached, NodeFailed, ToolError, is_failure
+from astromesh.errors import (
+    GraphStopped,
+    LimitReached,
+    NodeFailed,
+    NondeterministicGraph,
+    ToolError,
+    is_failure,
+)
 from astromesh.graph import mutations
 from astromesh.graph.audibility import Audibility
 from astromesh.graph.base import BaseNode
@@ -34,6 +41,7 @@ from astromesh.graph.flags import BIT, NodeFlag
 from astromesh.graph.ledger import RunLedger
 from astromesh.graph.merging import Branches
 from astromesh.graph.node_config import NO_CONFIG, STOPPED_MODEL, Child, Graph, Node, NodeConfig, OnError
+from astromesh.graph.node_record import NodeRecorder, RecordedVisit
 from astromesh.graph.plan import CompileOptions, Plan, Step, compile_child, compile_graph
 from astromesh.graph.records import (
     ACTION_KEY,
@@ -52,7 +60,14 @@ from astromesh.graph.records import (
 )
 from astromesh.graph.runner import together
 from astromesh.graph.scope import NO_EVENTS, Scope
-from astromesh.graph.state import NODE_CACHE, GraphState, NodeLimits, SharedState, engine_write
+from astromesh.graph.state import (
+    NODE_CACHE,
+    GraphState,
+    NodeLimits,
+    SharedState,
+    engine_extend,
+    engine_write,
+)
 from astromesh.graph.transitions import next_transition, takes_up_error
 from astromesh.providers.base import ModelPort
 from astromesh.telemetry.clock import Clock
@@ -114,6 +129,7 @@ class Run:
         errors: Every failure of a node, in order.
         skipped: The indexes in `visited` of nodes that did not run. They count for the limit too.
         changed_plans: Plans made by graph actions, by the prefix of their level.
+        recorder: Records the finished nodes of a durable run. None in every other run.
     """
 
     is_unobserved = True
@@ -121,6 +137,7 @@ class Run:
     random: Random | None = None
     result: GraphResult | None = None
     emit: Callable[..., None] | None = None
+    recorder: NodeRecorder | None = None
     # a run that has any of these replaces the empty tuple
     skipped: tuple[int, ...] = ()
     guards: tuple[str, ...] = ()
@@ -175,6 +192,8 @@ class Run:
         try:
             try:
                 ending = await traverse(self, self.plan, self.state)
+            except NondeterministicGraph as error:
+                ending = None, str(error), "nondeterministic_graph"
             except Exception as broken:  # noqa: BLE001 (foreign hooks and nodes may leave anything in the state)
                 ending = self._broken_state(broken)
             if self.plan.finalizer or self.stopped_graphs:
@@ -425,12 +444,16 @@ class Run:
     def clock(self) -> Clock:
         return self.root.clock if self.root else self.settings.clock
 
-    def note_error(self, path: str, result: NodeResult) -> None:
-        """Adds a failure to the report, to the events and to the log. The end of the run is none."""
+    def note_error(self, path: str, result: NodeResult, *, again: bool = False) -> None:
+        """Adds a failure to the report, to the events and to the log. The end of the run is none.
+
+        Args:
+            again: The failure is in the record of the run. It was logged when it happened.
+        """
         error = result.exception
         if isinstance(error, GraphStopped) or (error is None and result.stop_reason in _DENIALS):
             return
-        if error is not None:
+        if error is not None and not again:
             result.error_type = type(error).__name__
         failure = NodeError.of(path, result)
         # a limit needs no traceback, nor an error that callers see; a child's was logged with the child
@@ -439,6 +462,8 @@ class Run:
         self.errors = (*self.errors, failure)
         if self.emit is not None:
             self.emit("node.failed", **failure.to_json())
+        if again:
+            return
         log.warning(
             "node %r%s failed: %s: %s",
             path,
@@ -447,6 +472,17 @@ class Run:
             failure.message,
             exc_info=None if is_known else error,
         )
+
+    def note_repeated(self, path: str, result: NodeResult, mutations: Iterable[Sequence[Any]]) -> None:
+        """Adds guards, graph actions and the failure of a recorded visit to the report."""
+        record_guards(self, path, result)
+        done = tuple(Mutation(result.node_name, *fields) for fields in mutations)
+        self.mutations += done
+        for mutation in done:
+            if self.emit is not None:
+                self.emit("graph.mutated", node=mutation.node, op=mutation.op, rejected=mutation.rejected)
+        if result.error:
+            self.note_error(path, result, again=True)
 
     def jitter(self) -> float:
         if self.random is None:
@@ -530,6 +566,8 @@ async def traverse(  # noqa: C901, PLR0912, PLR0915
     """
     steps, counts, visited, emit, is_graph = plan.steps, run.counts, run.visited, run.emit, plan.is_graph
     shared, limits = run.shared, state.limits or run.limits
+    recorder = run.recorder if plan.is_recorded else None
+    visit: RecordedVisit | None = None
     name, stuck = plan.entry, ""
     result: NodeResult | None = None
     while name != END:
@@ -560,7 +598,11 @@ async def traverse(  # noqa: C901, PLR0912, PLR0915
             emit("node.started", node=path)
         started = perf_counter()
         try:
-            if not step.is_unwrapped:
+            if recorder is not None:
+                frame = prefix if is_graph else None
+                visit = await recorder.begin(state, path, step.node.effect, frame, limits)
+                result = await recorder.execute(run, visit, step, state, config)
+            elif not step.is_unwrapped:
                 result = await step.call(state, config)
             else:
                 try:
@@ -595,7 +637,7 @@ async def traverse(  # noqa: C901, PLR0912, PLR0915
             stuck = ""
             state.node_history.append(result)
             if config.is_verbatim:
-                state.messages.extend(result.messages_added)
+                engine_extend(state.messages, result.messages_added)
             if value is not None or step.output_key:
                 write_output(step, state, result.output, None)
         elif result.skipped:
@@ -609,9 +651,11 @@ async def traverse(  # noqa: C901, PLR0912, PLR0915
                 record_guards(run, path, result)
         if shared.stop_reason is not None or state.current_node == END:
             if result.error:
-                run.note_error(path, result)
+                run.note_error(path, result, again=visit is not None and visit.is_repeated)
             # by a hook that gave no reason
             shared.stop_reason = shared.stop_reason or ("failed" if result.open_error else "completed")
+            if recorder is not None and visit is not None:
+                await recorder.finish(run, visit, result, None, state)
             break
         if not is_plain:
             output = result.output
@@ -623,11 +667,17 @@ async def traverse(  # noqa: C901, PLR0912, PLR0915
                 output is None or type(output) is str
             )
         transition = step.unconditional
-        if transition is None or not is_plain:  # most results decide nothing
+        if visit is not None and visit.is_repeated and recorder is not None:
+            transition = recorder.recorded_transition(visit, plan, state)
+            if result.error:
+                run.note_error(path, result, again=True)
+        elif transition is None or not is_plain:  # most results decide nothing
             transition = next_transition(step, result, state)
             if result.error:
                 result.handled = takes_up_error(step, transition)
                 run.note_error(path, result)
+        if recorder is not None and visit is not None:
+            await recorder.finish(run, visit, result, transition, state)
         name, reason = transition
         result.transition_reason = reason
         if state.loop or reason is TOOL_CALLS_PRESENT:
@@ -681,7 +731,7 @@ def add_messages(state: GraphState, added: Sequence[Message], message_count: int
     if len(messages) > message_count:
         own = {id(message) for message in messages[message_count:]}
         added = [message for message in added if id(message) not in own]
-    messages.extend(added)
+    engine_extend(messages, added)
 
 
 def write_output(step: Step, state: GraphState, output: Any, raw: Any) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, Literal, NamedTuple, NoReturn, Protocol, TypeVar
 
+from astromesh.errors import OutcomeUnknown
 from astromesh.graph.ledger import RunLedger
 from astromesh.telemetry.clock import Clock, SystemClock
 from astromesh.telemetry.events import Emitter, NullEmitter
@@ -29,18 +30,66 @@ CallTool = Callable[[ToolContext], Awaitable[ToolResult]]
 ReplayTool = Callable[[ToolResult], None]
 
 
-class Journal(Protocol):
-    """The journal of a durable run records its calls, and answers them when the run is resumed.
+class JournaledNode(Protocol):
+    """One visit of a node in the journal.
 
-    Agent runs and graphs reach it as `scope.journal`, which is None for a run that ends in one process. All
-    model calls, tool calls and questions to people pass through it, so that a resumed run repeats none of
-    them. The implementation is `astromesh.durable.journal`. A workflow resumes by stage: the journal of its
-    stages (`astromesh.workflow.journal`) only records and replays. Both store calls in the form of
-    `astromesh.graph.call_record`.
+    Attributes:
+        record: What `finish` has stored. None if the visit has not ended yet.
+        refusal: Why the visit may not happen: the process died during it, and a person decided so.
+    """
+
+    record: JsonObject | None
+    refusal: OutcomeUnknown | None
+
+    async def finish(self, record: JsonObject) -> None:
+        """Stores how the visit ended, and the calls that were made in it. It is not repeated after that."""
+
+    def leave(self) -> None:
+        """Ends a visit that was cancelled."""
+
+
+class Journal(Protocol):
+    """The journal of a durable run records its calls and nodes, and answers them when the run is resumed.
+
+    Agent runs, graphs and the agent stages of workflows reach it as `scope.journal`, which is None for a run
+    that ends in one process. All model calls, tool calls and questions to people pass through it, and the
+    finished nodes of a graph whose nodes are anybody's code, so that a resumed run repeats none of them. The
+    implementation is `astromesh.durable.journal`. The forms of the records are `astromesh.graph.call_record`
+    and `astromesh.graph.node_record`.
 
     A call is identified by its place in the run's tree, which is the argument `scope`. Every method raises
     Divergence if the record holds another request at this place.
     """
+
+    async def visit(self, path: str, effect: NodeEffect, frame: str | None = None) -> JournaledNode:
+        """Begins a visit of a node, or returns how it ended.
+
+        Args:
+            path: The place of the node in the run's tree.
+            effect: If the process died during the visit, `read` and `idempotent` let it begin again. For
+                another effect, a person decides.
+            frame: The path of the graph that the node is visited in. None for a child that runs alone.
+
+        Raises:
+            NondeterministicGraph: The record has another node at this position of the graph.
+        """
+
+    def repeat(self, scope: Any, call: JsonObject) -> JsonObject | None:
+        """Takes a call of a finished visit as made: emits and charges it.
+
+        Args:
+            call: `{"kind": "node", "model", "tool" or "human", "at": path, …}`, one of `record["calls"]`. A
+                finished tool call is made again instead, which the journal answers.
+
+        Returns:
+            The record of a node, if its visit has ended.
+        """
+
+    def check_children(self, path: str) -> None:
+        """Raises NondeterministicGraph if the record has nodes below a path that this visit did not run."""
+
+    def diverge(self, message: str) -> NoReturn:
+        """Raises NondeterministicGraph, and ends the run with it whatever becomes of the exception."""
 
     async def model(
         self, scope: Any, step: int, request: CompletionRequest, role: str, ask: AskModel
@@ -83,6 +132,8 @@ class Capture(Protocol):
 
 
 T = TypeVar("T")
+#: What a node does to the world by itself, beside its journaled calls.
+NodeEffect = Literal["read", "idempotent", "write", "external"]
 #: The emitter of a scope without listeners.
 NO_EVENTS = NullEmitter()
 _CLOCK: Clock = SystemClock()

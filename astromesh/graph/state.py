@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -17,7 +17,7 @@ from astromesh.types import Message
 
 
 def _refuse_write(self: object, *arguments: object, **keywords: object) -> NoReturn:
-    raise TypeError("A READONLY node may not write to context, plan or observations.")
+    raise TypeError("A READONLY node may not write to context, plan, observations, messages or reflections.")
 
 
 class FrozenDict(dict[str, Any]):
@@ -34,9 +34,14 @@ class FrozenDict(dict[str, Any]):
 
 
 class FrozenList(list[Any]):
-    """A read-only list."""
+    """A read-only copy of a list. `source` is the original."""
 
-    __slots__ = ()
+    __slots__ = ("source",)
+
+    def __init__(self, source: list[Any]) -> None:
+        super().__init__(source)
+        self.source = source
+
     __setitem__ = __delitem__ = __iadd__ = __imul__ = _refuse_write
     append = clear = extend = insert = pop = remove = reverse = sort = _refuse_write
 
@@ -55,6 +60,20 @@ def engine_write(context: dict[str, Any], key: str, value: Any) -> None:
         return
     dict.__setitem__(context, key, value)
     engine_write(context.source, key, value)
+
+
+def engine_extend(items: list[Any], added: Iterable[Any], keep: int | None = None) -> None:
+    """Appends to a list on behalf of the engine, to a read-only view and its source too.
+
+    Args:
+        keep: The number of items that stay. The default is all.
+    """
+    added = list(added)
+    if isinstance(items, FrozenList):
+        engine_extend(items.source, added, keep)
+    if keep is not None:
+        list.__delitem__(items, slice(keep, None))
+    list.extend(items, added)
 
 
 T = TypeVar("T")
@@ -255,7 +274,7 @@ class GraphState:
 
     def isolated(self, context: dict[str, Any]) -> GraphState:
         """Returns a deep copy without plan, observations and reflections, which shares nothing mutable."""
-        other = self.view(deepcopy(self.messages), deepcopy(context))
+        other = self.view(deepcopy(list(self.messages)), deepcopy(context))
         other.plan, other.observations, other.reflections = [], [], []
         other.visited, other.node_history = list(self.visited), []
         return other
@@ -266,12 +285,12 @@ class GraphState:
         for fork in forks:
             for name, length in seen.items():
                 if added := getattr(fork, name)[length:]:
-                    getattr(self, name).extend(added)
+                    engine_extend(getattr(self, name), added)
 
 
-# -- the state of READONLY nodes: writing to context, plan or observations raises --------------------------
+# -- the state of READONLY nodes: writing to its context and lists raises ----------------------------------
 
-_READ_ONLY_FIELDS = frozenset({"context", "plan", "observations"})
+_READ_ONLY_FIELDS = frozenset({"context", *NODE_LISTS})
 
 
 class ReadOnlyState(GraphState):
@@ -291,7 +310,8 @@ def read_only_view(state: GraphState) -> ReadOnlyState:
     for slot in GraphState.__slots__:
         setattr(other, slot, getattr(state, slot))
     other.context = FrozenDict(state.context)
-    other.plan, other.observations = FrozenList(state.plan), FrozenList(state.observations)
+    for name in NODE_LISTS:
+        setattr(other, name, FrozenList(getattr(state, name)))
     other.locked = True
     return other
 

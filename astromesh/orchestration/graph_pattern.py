@@ -19,6 +19,7 @@ from astromesh.errors import (
 )
 from astromesh.graph.engine import PromptGraphEngine
 from astromesh.graph.graph import PromptGraph
+from astromesh.graph.node_record import NodeRecorder
 from astromesh.graph.nodes.human import HumanRequest
 from astromesh.graph.records import LIMIT_STOPS, ExecutionReport, GraphResult
 from astromesh.graph.run import Run
@@ -69,6 +70,8 @@ class GraphPattern:
             for a number of iterations; its tool loops limit themselves. It is called once for each number.
         notes: Makes the notes of a run, which its nodes read as `config[NOTES]`. With notes, the iterations
             of the outcome are model calls; without, node executions.
+        records_nodes: Whether a durable run records finished nodes: those of a graph whose nodes may be
+            anybody's code. The nodes of other patterns do nothing but make recorded calls.
 
     Raises:
         InvalidGraph: The graph cannot run.
@@ -78,8 +81,10 @@ class GraphPattern:
         self,
         graph: PromptGraph | Callable[[int], PromptGraph],
         notes: Callable[[PatternTask], Notes] | None = None,
+        *,
+        records_nodes: bool = False,
     ) -> None:
-        self._graph, self._notes = graph, notes
+        self._graph, self._notes, self._records_nodes = graph, notes, records_nodes
         self._engines: dict[int, PromptGraphEngine] = {}
         if isinstance(graph, PromptGraph):
             self._engine(1).plan  # noqa: B018 (compiles it: a graph that cannot run is found at load)
@@ -103,6 +108,8 @@ class GraphPattern:
         )
         if scope.journal is not None:
             run.settings = replace(run.settings, human_handler=human_handler(scope))
+            if self._records_nodes:
+                run.recorder = NodeRecorder(scope.journal)
         result = await run.execute()
         report, text = result.report, result.output
         if scope.journal is not None and report.stop_reason in NOT_APPROVED:

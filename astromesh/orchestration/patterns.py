@@ -167,7 +167,8 @@ class OwnGraph:
         if source is None:
             known = ", ".join(sorted(deps.graphs)) or "none"
             raise ConfigError(f"There is no graph {options.graph!r}. Known: {known}.")
-        return GraphPattern(source if isinstance(source, PromptGraph) else PromptGraph.from_config(source))
+        graph = source if isinstance(source, PromptGraph) else PromptGraph.from_config(source)
+        return GraphPattern(graph, records_nodes=True)
 
 
 class Pipeline:
@@ -211,7 +212,7 @@ class Autonomous:
     @classmethod
     async def open(cls, options: Options, deps: Deps) -> GraphPattern:
         """Opens the pattern. Raises InvalidGraph if the pool cannot run."""
-        return GraphPattern(autonomous_graph(options.pool, options.max_steps))
+        return GraphPattern(autonomous_graph(options.pool, options.max_steps), records_nodes=True)
 
 
 def _pool_error(problem: str) -> InitErrorDetails:

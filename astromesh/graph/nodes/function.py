@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Any, ClassVar, Unpack
+from typing import Any, ClassVar, Unpack, get_args
 
 from astromesh.graph.base import MODEL_KEYWORDS, PROMPT_KEYWORDS, BaseNode, NodeKeywords
 from astromesh.graph.node_config import NodeConfig
 from astromesh.graph.private_state import call_in_thread
 from astromesh.graph.records import NodeResult
+from astromesh.graph.scope import NodeEffect
 from astromesh.graph.state import GraphState
 from astromesh.graph.validation import positional_arity
 
@@ -27,19 +28,33 @@ class FunctionNode(BaseNode):
         inline: A plain function runs in the event loop, which costs less than 1 µs instead of a change of
             threads. Use it for pure functions that take less than a millisecond: nothing else runs meanwhile,
             and no timeout interrupts them.
+        effect: What the function does to the world by itself. It decides what happens if the process of a
+            durable run dies while the function runs: one that only reads, or that may be repeated
+            (`idempotent`), runs again. For any other one a person decides. The default is `read` for an
+            inline function, else `write`. A function that has ended is never repeated.
     """
 
-    constructor_keys = ("function", "inline")
+    constructor_keys = ("function", "inline", "effect")
     ignores: ClassVar[frozenset[str]] = PROMPT_KEYWORDS
 
     def __init__(
-        self, name: str, function: Function, *, inline: bool = False, **keywords: Unpack[NodeKeywords]
+        self,
+        name: str,
+        function: Function,
+        *,
+        inline: bool = False,
+        effect: NodeEffect | None = None,
+        **keywords: Unpack[NodeKeywords],
     ) -> None:
         keywords.setdefault("description", (inspect.getdoc(function) or "").partition("\n")[0])
         super().__init__(name, **keywords)
         if not isinstance(inline, bool):
             raise TypeError(f"Node {name!r}: inline must be true or false, not {inline!r}.")
-        self.function, self.inline = function, inline
+        if effect not in (None, *get_args(NodeEffect)):
+            known = ", ".join(get_args(NodeEffect))
+            raise ValueError(f"Node {name!r}: effect must be one of {known}, not {effect!r}.")
+        self.function, self.inline, self._own_effect = function, inline, effect
+        self.effect = effect or ("read" if inline else "write")
         self.arity = positional_arity(function, f"Node {name!r}", most=2)
         self.is_async = inspect.iscoroutinefunction(function)
         #: one object for all calls: by it the threads count those that hang
@@ -55,6 +70,9 @@ class FunctionNode(BaseNode):
         if self.is_async or hasattr(value, "__await__"):
             value = await value
         return as_result(self.name, value)
+
+    def constructor_value(self, key: str) -> Any:
+        return self._own_effect if key == "effect" else super().constructor_value(key)
 
     def problems(self) -> Iterable[str]:
         if self.inline and self.is_async:
@@ -73,12 +91,16 @@ class FunctionNode(BaseNode):
 
 
 def node(
-    name: str, *, inline: bool = False, **keywords: Unpack[NodeKeywords]
+    name: str,
+    *,
+    inline: bool = False,
+    effect: NodeEffect | None = None,
+    **keywords: Unpack[NodeKeywords],
 ) -> Callable[[Function], FunctionNode]:
     """Makes a function a node: `@node("validate", flags={NodeFlag.RETRYABLE})`. See `FunctionNode`."""
 
     def decorate(function: Function) -> FunctionNode:
-        return FunctionNode(name, function, inline=inline, **keywords)
+        return FunctionNode(name, function, inline=inline, effect=effect, **keywords)
 
     return decorate
 

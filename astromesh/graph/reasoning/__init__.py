@@ -67,6 +67,7 @@ def reasoning_controller(
     graph = PromptGraph(name, nodes=_nodes(valid), routing="edges_only")
     for source, target, key, value, priority in EDGES:
         graph.on_output(source, target, key, value, priority=priority)
+    graph.is_recorded = False  # its nodes share ReasoningState and Notes
     return graph.always(FINALIZE, END).set_entry("prepare_task").set_finalizer(FINALIZE)
 
 

@@ -1,0 +1,513 @@
+"""The record of a finished node in the journal of a durable run, and how a resumed run takes it as done.
+
+A record is JSON:
+
+    node     its path
+    result   the fields of its NodeResult that have no default
+    writes   what the node itself wrote to the state: values of the context, and what was added to lists
+    edge     the next node and the rule that chose it, or None if the run was stopped
+    stop     the reason and the error with which the node stopped the run, or None
+    calls    the visits of children, model calls, tool calls and questions in it (by the journal)
+
+What the engine writes after a node (`output_key`, messages) follows from the result, so the loop writes it
+again. A value without JSON form is an error of its node. Dataclasses, pydantic models and dates come back as
+their JSON, but for an output with `output_schema`, which is validated again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, NoReturn, Protocol
+
+import orjson
+from msgspec import Struct, convert, structs, to_builtins
+
+from astromesh.errors import (
+    AstromeshError,
+    GraphError,
+    GraphStopped,
+    NodeFailed,
+    NondeterministicGraph,
+    OutputRefused,
+)
+from astromesh.graph.call_record import error_of, error_to_json
+from astromesh.graph.calls import call_tool, call_tools
+from astromesh.graph.plan import Plan, Step
+from astromesh.graph.records import END, ERROR_NODE, NO_USAGE, TOOL_CALLS_PRESENT, NodeResult, is_json_of
+from astromesh.graph.scope import Journal, JournaledNode, NodeEffect, Scope
+from astromesh.graph.state import (
+    NODE_CACHE,
+    NODE_LISTS,
+    GraphState,
+    NodeLimits,
+    engine_extend,
+    engine_forget,
+    engine_write,
+)
+from astromesh.graph.structured_output import output_schema
+from astromesh.graph.topology import targets
+from astromesh.graph.transitions import END_TRANSITION, Transition
+from astromesh.tools.base import ToolPort
+from astromesh.types import JsonObject, Message, ToolCall, Usage
+
+#: Keys of the context that hold objects of the engine. A resumed run makes them again.
+_ENGINE_KEYS = frozenset({NODE_CACHE, "_rc_notes"})
+_PLAIN_FIELDS = (
+    "next_node", "transition_reason", "error", "stop_reason", "is_answer", "skipped", "error_type", "handled",
+    "duration_ms",
+)  # fmt: skip
+_DEFAULT_RESULT = NodeResult()
+
+
+class NotRecordable(TypeError):
+    """A value that has no JSON form."""
+
+
+def _encoded(value: Any, what: str) -> bytes:
+    """Returns a value as JSON.
+
+    Raises:
+        NotRecordable: It has no JSON form.
+    """
+    try:
+        return orjson.dumps(value, _json_of)
+    except (TypeError, orjson.JSONEncodeError, RecursionError) as error:
+        raise NotRecordable(f"{what} is not JSON, and a durable run must record it: {error}") from error
+
+
+def _json_of(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, Struct):
+        return structs.asdict(value)
+    if hasattr(value, "model_dump"):
+        return value.model_dump(mode="json")
+    raise TypeError(f"Type is not JSON serializable: {type(value).__name__}")
+
+
+# -- writes --------------------------------------------------------------------------------------------------
+
+
+class Snapshot:
+    """The state before a node, in a form in which every change shows, nested ones too."""
+
+    __slots__ = ("context", "lists", "messages")
+
+    def __init__(self, state: GraphState) -> None:
+        self.context = {key: _quietly_encoded(value) for key, value in state.context.items()}
+        self.messages = list(state.messages)
+        self.lists = {
+            name: (len(getattr(state, name)), _quietly_encoded(getattr(state, name))) for name in _DATA
+        }
+
+    def writes(self, state: GraphState) -> JsonObject:
+        """Returns what was written since then.
+
+        Raises:
+            NotRecordable: A value has no JSON form. It is removed from the state.
+        """
+        changed: JsonObject = {}
+        for key, value in list(state.context.items()):
+            if key in _ENGINE_KEYS:
+                continue
+            try:
+                encoded = _encoded(value, f"The value of {key!r} in the context")
+            except NotRecordable:
+                engine_forget(state.context, key)
+                raise
+            if self.context.get(key) != encoded:
+                changed[key] = orjson.Fragment(encoded)
+        removed = [key for key in self.context if key not in state.context and key not in _ENGINE_KEYS]
+        lists = {name: one for name in NODE_LISTS if (one := self._added(state, name)) is not None}
+        writes = {"context": changed, "removed": removed, "lists": lists}
+        return {name: value for name, value in writes.items() if value}
+
+    def _added(self, state: GraphState, name: str) -> tuple[int, Any] | None:
+        """Returns how much of a list is as it was, and what follows; None if nothing has changed."""
+        now = getattr(state, name)
+        if name == "messages":
+            pairs = zip(self.messages, now, strict=False)
+            same = next(
+                (n for n, (old, new) in enumerate(pairs) if old is not new), min(len(self.messages), len(now))
+            )
+            return None if same == len(now) == len(self.messages) else (same, to_builtins(now[same:]))
+        length, before = self.lists[name]
+        if len(now) == length and _quietly_encoded(now) == before:
+            return None
+        same = length if _quietly_encoded(now[:length]) == before else 0
+        return same, orjson.Fragment(_encoded(now[same:], f"`{name}`"))
+
+
+_DATA = tuple(name for name in NODE_LISTS if name != "messages")
+
+
+def _quietly_encoded(value: Any) -> bytes | None:
+    """Returns a value as JSON, or None: what the node did not write is no fault of it."""
+    try:
+        return _encoded(value, "")
+    except NotRecordable:
+        return None
+
+
+def apply_writes(state: GraphState, writes: JsonObject) -> list[Message]:
+    """Repeats what a node wrote. Returns the messages that it added itself."""
+    for key, value in writes.get("context", {}).items():
+        engine_write(state.context, key, value)
+    for key in writes.get("removed", ()):
+        engine_forget(state.context, key)
+    own: list[Message] = []
+    for name, (same, added) in writes.get("lists", {}).items():
+        if name == "messages":
+            own = convert(added, list[Message])
+        engine_extend(getattr(state, name), own if name == "messages" else added, same)
+    return own
+
+
+# -- results -------------------------------------------------------------------------------------------------
+
+
+def result_to_json(result: NodeResult, own: Sequence[Message]) -> JsonObject:
+    """Returns the fields of a result without a default.
+
+    Args:
+        own: The messages that the node itself added. The result may add the same ones.
+
+    Raises:
+        NotRecordable: The output has no JSON form.
+    """
+    data: JsonObject = {
+        name: value
+        for name in _PLAIN_FIELDS
+        if (value := getattr(result, name)) != getattr(_DEFAULT_RESULT, name)
+    }
+    what = f"The output of {result.node_name!r}"
+    if result.output is not None:
+        data["output"] = orjson.Fragment(_encoded(result.output, what))
+    if result.raw_output is not None and result.raw_output is not result.output:
+        data["raw_output"] = orjson.Fragment(_encoded(result.raw_output, what))
+    elif result.raw_output is not None:
+        data["raw_is_output"] = True
+    places = {id(message): place for place, message in enumerate(own)}
+    if result.messages_added:
+        data["messages"] = [
+            places.get(id(m)) if id(m) in places else to_builtins(m) for m in result.messages_added
+        ]
+    if result.tool_calls:
+        data["tool_calls"] = to_builtins(list(result.tool_calls))
+    if result.guards_passed or result.guards_failed:
+        data["guards"] = [list(result.guards_passed), list(result.guards_failed)]
+    if result.usage != NO_USAGE:
+        data["usage"] = to_builtins(result.usage)
+    if result.exception is not None:
+        data["exception"] = exception_to_json(result.exception)
+    return data
+
+
+def result_of(name: str, data: JsonObject, own: Sequence[Message] = (), schema: Any = None) -> NodeResult:
+    """Restores a result.
+
+    Args:
+        own: The messages that the node itself added.
+        schema: The `output_schema` of the node, or None.
+    """
+    result = NodeResult(name, **{key: data[key] for key in _PLAIN_FIELDS if key in data})
+    if result.transition_reason == TOOL_CALLS_PRESENT:
+        result.transition_reason = TOOL_CALLS_PRESENT
+    output = data.get("output")
+    if schema is not None and output is not None and not result.error:
+        output = _as_schema_says(schema, output)
+    result.output = output
+    result.raw_output = output if data.get("raw_is_output") else data.get("raw_output")
+    if "messages" in data:
+        result.messages_added = [
+            own[m] if isinstance(m, int) else convert(m, Message) for m in data["messages"]
+        ]
+    if "tool_calls" in data:
+        result.tool_calls = tuple(convert(data["tool_calls"], list[ToolCall]))
+    result.guards_passed, result.guards_failed = map(tuple, data.get("guards", ((), ())))
+    if "usage" in data:
+        result.usage = convert(data["usage"], Usage)
+    return result
+
+
+def _as_schema_says(schema: Any, output: Any) -> Any:
+    try:
+        return output_schema(schema).validate(output)
+    except ValueError:  # the schema was changed: the output is what it was
+        return output
+
+
+def exception_to_json(error: BaseException) -> JsonObject:
+    """Returns an exception as JSON."""
+    if isinstance(error, NodeFailed):
+        cause = exception_to_json(error.cause) if error.cause is not None else None
+        return {"type": "NodeFailed", "about": [error.path, error.error, error.stop_reason], "cause": cause}
+    if isinstance(error, OutputRefused):
+        return {"type": "OutputRefused", "about": [error.guard, str(error)]}
+    if isinstance(error, AstromeshError):
+        return error_to_json(error)
+    return {"type": "", "message": f"{type(error).__name__}: {error}"}
+
+
+def exception_of(data: JsonObject, known: dict[bytes, BaseException]) -> BaseException:
+    """Restores an exception. One that is not of astromesh becomes a GraphError with its class and text.
+
+    Args:
+        known: Those that were restored before. The failure that a parent passes on is that of its child.
+    """
+    kind = data["type"]
+    if kind == "NodeFailed":
+        (path, error, reason), cause = data["about"], data["cause"]
+        return NodeFailed(path, error, exception_of(cause, known) if cause is not None else None, reason)
+    key = orjson.dumps(data)
+    if key not in known:
+        if kind == "OutputRefused":
+            known[key] = OutputRefused(*data["about"])
+        elif kind in ("", "GraphStopped"):
+            known[key] = (GraphStopped if kind else GraphError)(data["message"])
+        else:
+            known[key] = error_of(data)
+    return known[key]
+
+
+# -- recording and resuming ----------------------------------------------------------------------------------
+
+
+class RepeatedRun(Protocol):
+    """The members of a run that a repeated visit writes to. `run.Run` has them."""
+
+    counts: dict[str, int]
+    visited: list[str]
+    tool_calls: list[str]
+    nested_text: str
+    tools: ToolPort
+    emit: Callable[..., None] | None
+
+    def scope_at(self, path: str) -> Scope: ...
+
+    def note_repeated(self, path: str, result: NodeResult, mutations: Iterable[Sequence[Any]]) -> None:
+        """Adds guards, graph actions and the failure of a repeated visit to the report."""
+
+
+class RecordedVisit:
+    """One visit of a node, from its beginning to its record."""
+
+    __slots__ = ("before", "entry", "has_own_limits", "limits", "path", "record", "stopped")
+
+    def __init__(self, path: str, entry: JournaledNode, state: GraphState, limits: NodeLimits) -> None:
+        self.path, self.entry, self.limits = path, entry, limits
+        self.has_own_limits = False
+        self.before = None if entry.record is not None else Snapshot(state)
+        self.stopped = state.shared.stop_reason is not None
+        self.record: JsonObject = {}
+
+    @property
+    def is_repeated(self) -> bool:
+        """Whether the visit ended in an earlier process, and is taken as done."""
+        return self.entry.record is not None
+
+
+class NodeRecorder:
+    """Records the finished nodes of one run of a graph, and takes recorded ones as done."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._exceptions: dict[bytes, BaseException] = {}
+        #: the limits that active visits count against, by path
+        self._limits: dict[str, NodeLimits] = {}
+
+    async def begin(
+        self, state: GraphState, path: str, effect: NodeEffect, frame: str | None, limits: NodeLimits
+    ) -> RecordedVisit:
+        """Begins a visit.
+
+        Args:
+            limits: The limits that it counts against.
+            frame: The path of the graph that the node is visited in. None for a child that runs alone.
+
+        Raises:
+            NondeterministicGraph: The run takes another path than the recorded one. It is stopped.
+        """
+        try:
+            entry = await self._journal.visit(path, effect, frame)
+        except NondeterministicGraph as error:
+            state.stop("nondeterministic_graph", str(error))
+            raise
+        visit = RecordedVisit(path, entry, state, limits)
+        around = self._limits.get(path.rpartition("/")[0].partition("#")[0])
+        visit.has_own_limits = around is not None and around is not limits
+        self._limits[path.partition("#")[0]] = limits
+        return visit
+
+    async def execute(
+        self, run: RepeatedRun, visit: RecordedVisit, step: Step, state: GraphState, config: Any
+    ) -> NodeResult:
+        """Returns the result of a visit: the recorded one, or that of the node."""
+        entry = visit.entry
+        if entry.record is not None:
+            return await self._repeat(run, visit, entry.record, step, state)
+        if entry.refusal is not None:
+            result = step.fail(entry.refusal, state, config, 0.0)
+        else:
+            has_ended = False
+            try:
+                result = await step.call(state, config)
+                has_ended = True
+            finally:
+                if not has_ended:
+                    entry.leave()
+        try:
+            visit.record = self._described(visit, result, state, config)
+        except NotRecordable as error:
+            result = step.fail(error, state, config, result.duration_ms)
+            result.error = str(error)
+            visit.record = self._described(visit, result, state, config)
+        return result
+
+    def _described(
+        self, visit: RecordedVisit, result: NodeResult, state: GraphState, config: Any
+    ) -> JsonObject:
+        assert visit.before is not None
+        writes = visit.before.writes(state)
+        same, _ = writes.get("lists", {}).get("messages", (len(state.messages), ()))
+        data = result_to_json(result, state.messages[same:])
+        if result.usage is not NO_USAGE and config.usage is NO_USAGE:
+            data["charged"] = True
+        return {"node": visit.path, "result": data, "writes": writes}
+
+    async def finish(
+        self,
+        run: RepeatedRun,
+        visit: RecordedVisit,
+        result: NodeResult,
+        transition: Transition | None,
+        state: GraphState,
+    ) -> None:
+        """Stores the record of a visit whose transition is chosen, unless it is stored."""
+        shared = state.shared
+        self._limits.pop(visit.path.partition("#")[0], None)
+        if visit.entry.record is not None or shared.stop_reason == "nondeterministic_graph":
+            return
+        if not result.error and shared.stop_reason is None:
+            self._journal.check_children(visit.path)
+        record = visit.record
+        data = record["result"]
+        for key in (
+            "error",
+            "handled",
+            "transition_reason",
+            "error_type",
+        ):  # the transition may have set them
+            if (value := getattr(result, key)) != getattr(_DEFAULT_RESULT, key):
+                data[key] = value
+        if result.graph_mutations:
+            data["mutations"] = [[m.op, dict(m.action), m.rejected] for m in result.graph_mutations]
+        if visit.has_own_limits:
+            record["own_limits"] = True
+        if run.nested_text and type(result.output) is not str and is_json_of(run.nested_text, result.output):
+            record["text"] = run.nested_text
+        record["edge"] = None if transition is None else list(transition)
+        if shared.stop_reason is not None and not visit.stopped:
+            record["stop"] = [shared.stop_reason, shared.error]
+        await visit.entry.finish(record)
+
+    # -- a resumed run -------------------------------------------------------------------------------------
+
+    async def _repeat(
+        self, run: RepeatedRun, visit: RecordedVisit, record: JsonObject, step: Step, state: GraphState
+    ) -> NodeResult:
+        """Takes a visit as done: its calls are emitted and charged, its writes are repeated."""
+        await self._repeat_calls(run, record["calls"], state.node_history, visit.limits)
+        own = apply_writes(state, record["writes"])
+        result = self._result(step.name, record["result"], own, step.node.output_schema)
+        if record["result"].get("charged"):
+            state.ledger.add_usage(result.usage)
+        run.nested_text = record.get("text", run.nested_text)
+        if record.get("stop"):
+            state.stop(*record["stop"])
+        return result
+
+    def recorded_transition(self, visit: RecordedVisit, plan: Plan, state: GraphState) -> Transition:
+        """Returns the transition of a visit that is taken as done.
+
+        Raises:
+            NondeterministicGraph: The graph does not lead there any more. The run is stopped.
+        """
+        record = visit.entry.record
+        target, reason = (record and record["edge"]) or END_TRANSITION
+        name = visit.path if plan.graph is None else state.visited[-1]
+        if target not in (END, name) and plan.graph is not None and not _may_lead(plan, name, target, reason):
+            self._diverge(
+                state,
+                "The run cannot be resumed: its graph was changed. The recorded run went from "
+                f"{visit.path!r} to {target!r}, and nothing leads there any more. Start the run again.",
+            )
+        return Transition(target, TOOL_CALLS_PRESENT if reason == TOOL_CALLS_PRESENT else reason)
+
+    def _diverge(self, state: GraphState, message: str) -> NoReturn:
+        state.stop("nondeterministic_graph", message)
+        self._journal.diverge(message)
+
+    def _result(
+        self, name: str, data: JsonObject, own: Sequence[Message] = (), schema: Any = None
+    ) -> NodeResult:
+        result = result_of(name, data, own, schema)
+        if "exception" in data:
+            result.exception = exception_of(data["exception"], self._exceptions)
+        return result
+
+    async def _repeat_calls(
+        self,
+        run: RepeatedRun,
+        calls: Iterable[JsonObject],
+        history: list[NodeResult],
+        limits: NodeLimits | None,
+    ) -> None:
+        for call in calls:
+            if call["kind"] == "node":
+                await self._repeat_child(run, call, history, limits)
+                continue
+            scope = run.scope_at(call["at"])
+            if call["kind"] == "tool" and call.get("done"):
+                made = ToolCall(call["id"], call["name"], call["arguments"])
+                await call_tools(scope, (made,), partial(call_tool, scope, run.tools))
+                run.tool_calls.append(call["name"])
+            else:
+                self._journal.repeat(scope, call)
+
+    async def _repeat_child(
+        self, run: RepeatedRun, call: JsonObject, history: list[NodeResult], limits: NodeLimits | None
+    ) -> None:
+        """Counts and emits the visit of a child, with everything in it.
+
+        Args:
+            history: Receives the results of nodes at this level.
+            limits: The limits that the child counts against, unless it has its own.
+        """
+        path = call["at"]
+        record = self._journal.repeat(run.scope_at(path), call) or {}
+        run.counts[path] = run.counts.get(path, 0) + 1
+        run.visited.append(path)
+        limits = None if record.get("own_limits") else limits
+        if limits is not None:
+            limits.left -= 1
+        if run.emit is not None:
+            run.emit("node.started", node=path)
+        if record:
+            history = history if call["frame"] is None else []
+            await self._repeat_calls(run, record["calls"], history, limits)
+            result = self._result(path.rpartition("/")[2], record["result"])
+            run.note_repeated(path, result, record["result"].get("mutations", ()))
+            if not result.skipped:
+                history.append(result)
+        if run.emit is not None:
+            run.emit("node.finished", node=path, duration_ms=0.0)
+
+
+def _may_lead(plan: Plan, name: str, target: str, reason: str) -> bool:
+    """Whether a graph may lead from a node to another one, by the rule that was recorded."""
+    if target not in plan.steps:
+        return False
+    assert plan.graph is not None
+    return reason == "next_node" or target == ERROR_NODE or target in targets(plan.graph, name)
